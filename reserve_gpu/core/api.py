@@ -168,6 +168,8 @@ def would_get(request: Request, face: Face) -> tuple[Device, ...]:
         if isinstance(failure.reason, notice.WouldGet):
             return failure.reason.devices
         raise explained(failures.error(failure.reason, face)) from None
+    except errors.ReserveGPUError as error:
+        raise explained(error) from None
 
 
 def _undo(this_session: Session, reservation: Reservation | None) -> None:

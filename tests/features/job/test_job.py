@@ -16,6 +16,7 @@ import pytest
 import reserve_gpu
 from reserve_gpu.core.session import session
 from reserve_gpu.features.job.job_end import Job
+from tests.commands import needs_command
 from tests.features import needs_feature
 from tests.here import feature
 from tests.locked import held
@@ -480,6 +481,18 @@ def test_a_job_on_a_node_without_a_driver(here: Here, batch: Batch) -> None:
     environ = {**batch.environ, "LD_LIBRARY_PATH": "/nowhere", "SLURM_JOB_PARTITION": "own"}
     line = reserve_in(here, **environ)
     assert line == "Job 4711 has no GPU. Start one that has: srun -p own --gres=gpu:1 ..."
+
+
+@needs_command("programs")
+@pytest.mark.process
+@pytest.mark.parametrize("lacks", ["CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"])
+def test_why_in_a_job_without_a_gpu(here: Here, batch: Batch, lacks: str) -> None:
+    """Who asks why they would get none reads the same line, with a driver and without one."""
+    nothing = {"CUDA_VISIBLE_DEVICES": "", "LD_LIBRARY_PATH": "/nowhere"}[lacks]
+    environ = {**batch.environ, "SLURM_JOB_PARTITION": "own", lacks: nothing}
+    done = here.command(*US, "why", **environ)
+    line = "Job 4711 has no GPU. Start one that has: srun -p own --gres=gpu:1 ...\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
 POD = (
