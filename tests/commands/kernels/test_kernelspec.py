@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from queue import Empty
@@ -133,16 +133,6 @@ def other_kernel(here: Here, spec: dict[str, Any], *, is_last: bool) -> Iterator
         kernel.close()
 
 
-@contextmanager
-def spec_kernel(machine: Machine) -> Iterator[SpecKernel]:
-    """Return the kernel that was installed; shut down at the end."""
-    kernel = SpecKernel(machine)
-    try:
-        yield kernel
-    finally:
-        kernel.close()
-
-
 @pytest.fixture
 def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     """Run `reserve-gpu` on the machine of this process."""
@@ -197,7 +187,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     machine = Here(tmp_path_factory.mktemp("started"))
     done = machine.command(*US, "kernel", "install", "--prefix", ".", "1")
     assert done.stdout.startswith("Installed the kernel 'Python 3 (GPU: 1)' as python3-gpu, in ")
-    with spec_kernel(machine) as kernel:
+    with closing(SpecKernel(machine)) as kernel:
         yield Started(machine, kernel, kernel.run(VISIBLE))
 
 
@@ -239,7 +229,7 @@ def test_the_name_that_vs_code_tells_the_kernel(started: Started) -> None:
 def test_its_life(here: Here, typed: CommandLine) -> None:
     """Interrupt, restart and kill do what they do to every kernel; a restart keeps its GPU."""
     install(here, typed)
-    with spec_kernel(here) as kernel:
+    with closing(SpecKernel(here)) as kernel:
         assert interrupted_nap(kernel) == "KeyboardInterrupt"
         before = kernel.pid
         with here.child() as child:
@@ -282,7 +272,7 @@ def test_no_gpu_free(here: Here, typed: CommandLine) -> None:
     install(here, typed)
     with here.child() as holder:
         holder.reserve("[0, 1]")
-        with spec_kernel(here) as kernel:
+        with closing(SpecKernel(here)) as kernel:
             # What a front end asks before the first cell does not use up the reason.
             kernel.client.execute("1", silent=True)
             kernel.client.execute("1", store_history=False)

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
@@ -130,16 +130,6 @@ class JobKernel(Kernel):
         return job, visible
 
 
-@contextmanager
-def kernel(slurm: Slurm, *given: str, **more: Any) -> Iterator[JobKernel]:
-    """Make a kernel; shut down at the end."""
-    made = JobKernel(slurm, *given, **more)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def waiting(slurm: Slurm) -> list[str]:
     """Return the numbers of the jobs of kernels that wait."""
     return slurm.jobs("--states=PENDING", "--name=jupyter")
@@ -158,7 +148,7 @@ def block(slurm: Slurm) -> str:
 
 @pytest.fixture(scope="module")
 def running(node: Slurm) -> Iterator[JobKernel]:
-    with kernel(node) as made:
+    with closing(JobKernel(node)) as made:
         yield made
 
 
@@ -247,7 +237,7 @@ def test_a_shutdown(node: Slurm, running: JobKernel) -> None:
 
 def test_scancel_while_a_cell_runs(slurm: Slurm) -> None:
     """Who runs a cell reads that the job has ended; a restart starts another one."""
-    with kernel(slurm) as made:
+    with closing(JobKernel(slurm)) as made:
         job, _ = made.visible()
         message = made.start(NAPS)
         made.until_on(message)
@@ -290,18 +280,9 @@ class PlainKernel(JobKernel):
         self.process.wait(LIMIT_S)
 
 
-@contextmanager
-def plain(slurm: Slurm) -> Iterator[PlainKernel]:
-    made = PlainKernel(slurm)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def test_a_plain_command(slurm: Slurm) -> None:
     """Without our provisioner it runs, is interrupted by a message, and is shut down."""
-    with plain(slurm) as made:
+    with closing(PlainKernel(slurm)) as made:
         assert made.visible()[1] == "0"
         message = made.start(NAPS)
         made.until_on(message)
@@ -316,7 +297,7 @@ def test_a_plain_command(slurm: Slurm) -> None:
 @pytest.mark.parametrize("how", ["kill", "crash"])
 def test_a_plain_command_ends(slurm: Slurm, how: str) -> None:
     """No job is left where that command is killed, or the kernel crashes, which ends it."""
-    with plain(slurm) as made:
+    with closing(PlainKernel(slurm)) as made:
         made.visible()
         if how == "kill":
             made.process.kill()
@@ -329,7 +310,7 @@ def test_a_plain_command_ends(slurm: Slurm, how: str) -> None:
 def test_a_plain_command_is_killed_in_the_queue(slurm: Slurm) -> None:
     """Where that command is killed in the queue its job ends as soon as it would run."""
     job = block(slurm)
-    with plain(slurm) as made:
+    with closing(PlainKernel(slurm)) as made:
         wait_for(lambda: waiting(slurm), 0.05)
         made.process.kill()
         made.process.wait(LIMIT_S)
@@ -344,7 +325,7 @@ def test_a_kernel_that_waits(slurm: Slurm) -> None:
     """The first cell shows why the job waits, and at which place; then all run, in their order."""
     job = block(slurm)
     slurm.run("sbatch", "--output=/dev/null", ALL, "--wrap=true")
-    with kernel(slurm) as made:
+    with closing(JobKernel(slurm)) as made:
         first, *more = (made.start(f"print({number})") for number in range(3))
         text = made.until("stream", first, r"waits: \w+ \(place")
         (own,) = waiting(slurm)
@@ -360,7 +341,7 @@ def test_a_kernel_that_waits(slurm: Slurm) -> None:
 def test_what_people_do_in_the_queue(slurm: Slurm) -> None:
     """In the queue an interrupt ends the cells, a restart keeps the job, scancel says so."""
     block(slurm)
-    with kernel(slurm) as made:
+    with closing(JobKernel(slurm)) as made:
         wait_for(lambda: waiting(slurm), 0.05)
         own = waiting(slurm)
         message = made.start("1")
@@ -379,7 +360,7 @@ def test_what_people_do_in_the_queue(slurm: Slurm) -> None:
 def test_a_shutdown_in_the_queue(slurm: Slurm) -> None:
     """A kernel that is shut down in the queue leaves no job there."""
     job = block(slurm)
-    with kernel(slurm):
+    with closing(JobKernel(slurm)):
         wait_for(lambda: waiting(slurm), 0.05)
     slurm.until(job, "squeue", "--noheader", "--format=%i")
 
@@ -405,7 +386,7 @@ def test_no_job(slurm: Slurm, given: str, reason: str) -> None:
     """Where Slurm starts no job the cell's error says why, in Slurm's words."""
     options = (given,) if given else ()
     changed = {} if given else {"changed": without_srun}
-    with kernel(slurm, *options, **changed) as made:
+    with closing(JobKernel(slurm, *options, **changed)) as made:
         text = made.error(made.start("1"))
         assert text.startswith("Slurm starts no job: ")
         assert reason in text
@@ -430,7 +411,7 @@ def test_no_room_on_the_node(slurm: Slurm, script: str, reason: str) -> None:
     if can.returncode:
         pytest.skip("needs mount namespaces")
     inside = ("unshare", "--mount", "sh", "-ec", f'{script}; exec "$@"', "sh")
-    with kernel(slurm, *inside) as made:
+    with closing(JobKernel(slurm, *inside)) as made:
         text = made.error(made.start("1"))
         assert reason in text
         assert "\n" not in text
@@ -441,7 +422,7 @@ def test_a_gpu_that_somebody_has(slurm: Slurm) -> None:
     """Where somebody outside of Slurm has the GPU that it gives, the kernel starts and says so."""
     with slurm.machine.child() as outside:
         assert not outside.reserve("count=4").error
-        with kernel(slurm) as made:
+        with closing(JobKernel(slurm)) as made:
             shown = made.run("1").all
             assert "This kernel was started without a GPU of its own." in shown
 
