@@ -6,6 +6,7 @@ and Tab completion take it from the table.
 
 from __future__ import annotations
 
+import sys
 from argparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -188,6 +189,11 @@ def words(arguments: Namespace) -> list[str]:
         elif value not in (None, False):
             result.append(f"{option.flag}={value}")
     return result
+
+
+def kernel_start(arguments: Namespace) -> list[str]:
+    """Return what stands before a kernel's own command, so that it has its GPU from its start."""
+    return [sys.executable, "-m", "reserve_gpu", "kernel", "start", *words(arguments), "--"]
 
 
 def request_of(words: Sequence[str]) -> Namespace:

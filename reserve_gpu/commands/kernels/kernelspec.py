@@ -155,8 +155,7 @@ def _stock(wishes: Namespace) -> tuple[dict[str, Any], str]:
     from ipykernel.kernelspec import RESOURCES, get_kernel_dict
 
     spec: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])
-    start = [sys.executable, "-m", "reserve_gpu", "kernel", "start", *options.words(wishes), "--"]
-    spec["argv"] = start + spec["argv"]
+    spec["argv"] = options.kernel_start(wishes) + spec["argv"]
     spec["metadata"] = {**spec.get("metadata", {}), MARK: {"version": 1}}
     return spec, RESOURCES
 

@@ -90,7 +90,7 @@ def _manager(folder: str, words: list[str]) -> AsyncKernelManager:
 
     class Specs(KernelSpecManager):
         def get_kernel_spec(self, kernel_name: str) -> KernelSpec:  # noqa: ARG002
-            return KernelSpec(argv=[*words, "{connection_file}"], language="python")
+            return KernelSpec(argv=words, language="python")
 
     return AsyncKernelManager(
         transport="ipc", ip=f"{folder}/kernel", connection_file=f"{folder}/kernel.json",

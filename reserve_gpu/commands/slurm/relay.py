@@ -11,13 +11,13 @@ import json
 import os
 import re
 import signal
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import zmq
 import zmq.asyncio
 from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.session import DELIM, Session
 
 from reserve_gpu import options
@@ -271,8 +271,8 @@ def serve(arguments: Namespace) -> Output:
     except (OSError, ValueError) as error:
         text = f"The connection file can't be read: {shown(str(error), REASON_LIMIT)}"
         raise RequestError(text) from error
-    words = [sys.executable, "-m", "reserve_gpu", "kernel", "start", *options.words(arguments)]
-    words += ["--", sys.executable, "-m", "ipykernel_launcher", "--ext=reserve_gpu", "-f"]
+    kernel: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])
+    words = options.kernel_start(arguments) + kernel["argv"]
 
     async def served() -> int:
         return await Relay(info, arguments.command).serve(words)
