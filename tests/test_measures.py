@@ -13,7 +13,7 @@ from tests.machine import ROOT
 if TYPE_CHECKING:
     from tests.machine import Machine
 
-MOST_LINES = 14_171  # whoever adds takes away first
+MOST_LINES = 14_168  # whoever adds takes away first
 MOST_CALLS = 12
 # With the three lines of calls.checkpoint, which is entered where the driver is slow.
 MOST_ENTERED = {"reserve": 1_775, "refuse": 2_496, "cell": 200}

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from reserve_gpu.notices import Notice
 
 JOB, JOB_END = "SLURM_JOB_ID", "SLURM_JOB_END_TIME"  # the second since Slurm 23.02
-LIMIT_S = 3.0  # for squeue to answer
 # An end can be moved: it is asked for before the first warning, and then more and more often.
 FIRST_LOOK_S, LEAST_PAUSE_S = 660.0, 15.0
 UNKNOWN_S = 600.0  # until the next look where Slurm tells no end
@@ -103,12 +102,11 @@ class Job(Feature):
             return
         self._next_look = now + UNKNOWN_S
         squeue = ("squeue", "--noheader", "--jobs", self._job, "--format=%e")
-        said = programs.output(squeue, LIMIT_S, SLURM_TIME_FORMAT="standard")
+        said = programs.output(squeue, no_gpu.LIMIT_S, SLURM_TIME_FORMAT="standard")
         with suppress(ValueError, OverflowError):
             self._end = datetime.fromisoformat(said.strip()).timestamp()
         if self._end is not None:
             left_s = self._end - now
-            is_far = left_s > FIRST_LOOK_S
             self._next_look = now + (
-                left_s - FIRST_LOOK_S if is_far else max(LEAST_PAUSE_S, left_s / 3)
+                left_s - FIRST_LOOK_S if left_s > FIRST_LOOK_S else max(LEAST_PAUSE_S, left_s / 3)
             )

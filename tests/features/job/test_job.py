@@ -22,6 +22,7 @@ from tests.here import feature
 from tests.locked import held
 from tests.processes import US, is_running, wait_for
 from tests.test_cli import run
+from tests.test_machines import CONTAINER, behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -437,9 +438,8 @@ def reserve_in(machine: Machine, *words: str, **extra: str) -> str:
         ("gpu", "echo 'cpu (null)'; echo 'gpu gpu:4'", "-p gpu --gres=gpu:1"),
         ("cpu", "echo 'cpu (null)'; echo 'gpu gpu:a100:4(S:0-1)'", "-p gpu --gres=gpu:1"),
         ("old", "echo 'new craynetwork:1,gpu:8'; echo 'old gpu:4'", "-p old --gres=gpu:1"),
-        ("cpu", "echo 'cpu (null)'", "-p cpu --gres=gpu:1"),
         ("cpu", "exit 1", "-p cpu --gres=gpu:1"),
-        ("", "echo rubbish", "--gres=gpu:1"),
+        ("", "exit 1", "--gres=gpu:1"),
         ("", "echo 'gpu gpu:4'", "-p gpu --gres=gpu:1"),
     ],
 )
@@ -473,6 +473,16 @@ def test_a_job_without_a_gpu_and_no_sinfo(here: Here, batch: Batch, does: str | 
         environ["PATH"] = str(batch.folder)
     line = reserve_in(here, **environ)
     assert line == "Job 4711 has no GPU. Start one that has: srun -p own --gres=gpu:1 ..."
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("does", ["echo 'cpu (null)'", "echo rubbish"])
+def test_no_partition_has_gpus(here: Here, batch: Batch, does: str) -> None:
+    """Where Slurm gives no GPUs to anybody, nothing is said of what it can't give."""
+    batch.does("sinfo", does)
+    os.environ.update(CUDA_VISIBLE_DEVICES="", SLURM_JOB_PARTITION="cpu")
+    with pytest.raises(reserve_gpu.NoFreeDeviceError, match="to no GPU at all"):
+        reserve_gpu.reserve()
 
 
 @pytest.mark.process
@@ -529,6 +539,26 @@ def test_a_pod_without_a_driver(machine: Machine) -> None:
     assert "NVIDIA driver" in done.stderr
 
 
+POD_WITH_A_GPU = (
+    "mkdir dev; mount -t tmpfs none dev; cp -a /dev/null /dev/urandom dev; touch dev/nvidia0; "
+    "mount --bind dev /dev"
+)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("hidden", "error"),
+    [("CUDA_VISIBLE_DEVICES", "NoFreeDeviceError"), ("LD_LIBRARY_PATH", "NoDriverError")],
+)
+def test_a_pod_with_a_gpu(machine: Machine, hidden: str, error: str) -> None:
+    """A pod that has a GPU is not told that it has none, where something in it hides the GPU."""
+    environ = {"KUBERNETES_SERVICE_HOST": "x", hidden: ""}
+    with behind(machine, *CONTAINER, script=POD_WITH_A_GPU, **environ) as child:
+        refused = child.reserve()
+        assert refused.error == error
+        assert "This pod" not in refused.text
+
+
 @pytest.mark.process
 def test_the_magic_in_a_job_without_a_gpu(here: Here, batch: Batch) -> None:
     """In a notebook it is the same line, and no variable is changed."""
@@ -555,6 +585,26 @@ def test_other_errors_stay(here: Here, batch: Batch, gpus: str) -> None:
     with pytest.raises(reserve_gpu.DriverError):
         reserve_gpu.reserve()
     assert not batch.calls("sinfo")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("scenario", "error"),
+    [
+        ("count 0\ngpu", "ImpossibleError"),
+        ("gpu\nfail nvmlInitWithFlags * 9", "ImpossibleError"),
+        ("gpu\nfail nvmlInitWithFlags * 18", "DriverError"),
+    ],
+)
+def test_a_driver_that_fails_is_not_a_job_without_a_gpu(
+    here: Here, batch: Batch, scenario: str, error: str
+) -> None:
+    """A job that sees no GPU is told so; one whose driver fails is told what is wrong with that."""
+    here.write(scenario)
+    with pytest.raises(reserve_gpu.ReserveGPUError) as caught:
+        reserve_gpu.reserve()
+    assert type(caught.value).__name__ == error
+    assert ("Job 4711 has no GPU" in str(caught.value)) == (error == "ImpossibleError")
 
 
 @pytest.mark.process
