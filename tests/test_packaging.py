@@ -143,7 +143,7 @@ def test_licence_is_inside(wheel: ZipFile) -> None:
 @pytest.mark.full
 @pytest.mark.xdist_group("wheel")
 def test_command(wheel: ZipFile) -> None:
-    """The package brings the command `reserve-gpu` and a kernel provisioner, and nothing else."""
+    """The package brings the command `reserve-gpu` and kernel provisioners, and nothing else."""
     (name,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
     assert wheel.read(name).decode().splitlines() == [
         "[console_scripts]",
@@ -151,6 +151,7 @@ def test_command(wheel: ZipFile) -> None:
         "",
         "[jupyter_client.kernel_provisioners]",
         "reserve-gpu-hosts = reserve_gpu.commands.hosts.provisioner:HostsProvisioner",
+        "reserve-gpu-slurm = reserve_gpu.commands.slurm.slurm_provisioner:SlurmProvisioner",
     ]
 
 
