@@ -175,7 +175,11 @@ class DriverError(ReserveGPUError):
 
 
 class NoDriverError(DriverError):
-    """There is no NVIDIA driver here, it is not running, or it shows no GPU to this process."""
+    """There is no NVIDIA driver on this machine, or it is not running."""
+
+
+class NoDeviceError(DriverError):
+    """The NVIDIA driver is here, but it shows no GPU to this process."""
 
 
 class LockError(ReserveGPUError):

@@ -568,6 +568,16 @@ def test_no_driver(here: Here, typed: CommandLine) -> None:
     assert done.stderr.splitlines()[-1] == "Going on without a GPU."
 
 
+def test_no_gpu_is_shown(here: Here, typed: CommandLine) -> None:
+    """A driver that shows no GPU may show one later: with --optional none is visible then."""
+    here.write("count 0\ngpu")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "3"
+    done = typed("run", "--", "env")
+    assert (done.code, done.stdout, done.argv) == (69, "", None)
+    done = typed("run", "--optional", "--", "env")
+    assert (done.argv, done.visible) == (["env"], "")
+
+
 def test_optional(here: Here, typed: CommandLine) -> None:
     """With --optional a command runs without a GPU, none visible to it, and the reason is said."""
     with both(here):

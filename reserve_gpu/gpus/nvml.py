@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import proc
-from reserve_gpu.errors import NoDriverError
+from reserve_gpu.errors import NoDeviceError
 from reserve_gpu.gpus.bindings import NOT_OFFERED, Bindings, Code, DeviceError
 from reserve_gpu.gpus.usage import is_desktop
 from reserve_gpu.model import GRAPHICS, MIB, Board, Device, Fault, Gauges, Process, State, Usage
@@ -104,7 +104,7 @@ class Nvml:
         """
         count = self._driver.count()
         if not count:
-            raise NoDriverError("The NVIDIA driver is here, but it shows no GPU to this process.")
+            raise NoDeviceError("The NVIDIA driver is here, but it shows no GPU to this process.")
         return count
 
     def driver_version(self) -> str | None:

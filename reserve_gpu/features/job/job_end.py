@@ -107,6 +107,5 @@ class Job(Feature):
             self._end = datetime.fromisoformat(said.strip()).timestamp()
         if self._end is not None:
             left_s = self._end - now
-            self._next_look = now + (
-                left_s - FIRST_LOOK_S if left_s > FIRST_LOOK_S else max(LEAST_PAUSE_S, left_s / 3)
-            )
+            near_s = max(LEAST_PAUSE_S, left_s / 3)
+            self._next_look = now + (left_s - FIRST_LOOK_S if left_s > FIRST_LOOK_S else near_s)
