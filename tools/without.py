@@ -41,7 +41,7 @@ KEPT = {
 }
 # Of --quick: the rules of the house, both tables, and what is asked for, reserved and refused.
 QUICK = (
-    *("test_rooms.py", "test_words.py", "test_documents.py", "test_features.py"),
+    *("test_rooms.py", "test_documents.py", "test_features.py"),
     *("test_request.py", "test_magic.py", "commands/test_table.py::test_what_a_row_names_is_there"),
 )
 
