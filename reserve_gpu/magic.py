@@ -15,7 +15,7 @@ from reserve_gpu.commands.table import MAGIC_OPTIONS, load
 from reserve_gpu.core import api, between_cells, looking
 from reserve_gpu.core.session import session
 from reserve_gpu.report import messages, words
-from reserve_gpu.report.faces import MAGIC
+from reserve_gpu.report.faces import MAGIC, read_here
 from reserve_gpu.report.progress import Live
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def tell_start() -> None:
     if reason := session().reason:
         told = pictures.of_line(reason)
         with suppress(errors.DriverError):  # that is the reason, and is told
-            told = looking.status()._replace(face=pictures.read_here(MAGIC)).picture()
+            told = looking.status()._replace(face=read_here(MAGIC)).picture()
             told = told.below(reason.splitlines())
         pictures.tell(told)
     elif held := api.current():
@@ -108,9 +108,8 @@ def _do(arguments: Namespace) -> None:
 
 
 def _reserve(arguments: Namespace) -> None:
-    before = api.current()
     outcome = _ask(arguments)
-    _warn(outcome.warnings + (between_cells.device_faults() if before else []))
+    _warn(outcome.warnings)
     if outcome.excused and outcome.excused.picture:
         outcome.excused.picture.show(values=outcome.excused.to_dict())
     elif outcome.excused:

@@ -131,12 +131,16 @@ class Board(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A place where a device should be, and why none there can be used."""
+    """A place where a device should be, and why none there can be used.
+
+    is_lost: the driver has lost the device.
+    """
 
     index: int  # type: ignore[assignment]
     reason: str
     instance: int | None = None
     state: State = State.BROKEN
+    is_lost: bool = False
 
     @property
     def number(self) -> str:

@@ -39,10 +39,42 @@ class Private(NamedTuple):
 
 
 class Unusable(NamedTuple):
-    """The driver can't use a held device now. reason: the driver's."""
+    """The driver can't use a held device now.
+
+    reason: The driver's words. is_late: CUDA has started.
+    """
 
     device: Device
     reason: str
+    is_late: bool
+
+
+class LostDevice(NamedTuple):
+    """The driver does not have a held device any more, and it was released unless CUDA has started.
+
+    reason: The driver's words. is_late: CUDA has started.
+    """
+
+    device: Device
+    reason: str
+    is_late: bool
+
+
+class Renumbered(NamedTuple):
+    """A held device has another number than at its reservation.
+
+    before, now: The device then and now. is_late: CUDA has started on other devices.
+    """
+
+    before: Device
+    now: Device
+    is_late: bool
+
+
+class LeftRunning(NamedTuple):
+    """Processes of this user, started before the restart of the kernel, still use a held device."""
+
+    row: Row
 
 
 class UsedByOthers(NamedTuple):
@@ -117,8 +149,9 @@ class Exceeded(NamedTuple):
 
 
 Notice: TypeAlias = (
-    "str | Caution | Private | Unusable | UsedByOthers | Stays | Changed | LockedAnew"
-    " | LeftAlone | Shortened | CapsStand | ToType | Exceeded | Reason"
+    "str | Caution | Private | Unusable | LostDevice | Renumbered | LeftRunning | UsedByOthers"
+    " | Stays | Changed | LockedAnew | LeftAlone | Shortened | CapsStand | ToType | Exceeded"
+    " | Reason"
 )
 
 # -- in place of one -------------------------------------------------------------------------------

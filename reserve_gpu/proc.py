@@ -261,6 +261,12 @@ def children() -> list[str]:
     return [f"{name} (pid {pid})" for pid, name in names.items() if name]  # None of a zombie
 
 
+def has_descendants() -> bool:
+    """Return whether any other process descends from this one, or belongs to its session."""
+    own = os.getpid()
+    return any(is_below(pid, {own}) for pid in map(int, _pids()) if pid != own)
+
+
 def _pids() -> list[str]:
     with suppress(OSError):  # as on Windows
         return [name for name in os.listdir("/proc") if name.isdecimal()]

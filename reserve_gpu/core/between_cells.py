@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 from reserve_gpu.core.feature import Leaving
 from reserve_gpu.core.session import session
 from reserve_gpu.core.use import DRIVER_LIMIT_S
-from reserve_gpu.errors import DriverError
-from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.errors import DriverError, ReserveGPUError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.notices import Unusable
 from reserve_gpu.report import messages
 
 if TYPE_CHECKING:
@@ -29,24 +27,13 @@ def leave_to_restart() -> None:
     session().run_within(LEAVE_LIMIT_S, session().leave_as, Leaving.RESTART)
 
 
-def device_faults() -> list[str]:
-    """Return a line for each held device that the driver can't use any more.
-
-    A driver that does not start says nothing of a device: CUDA may go on using it.
-    """
-    lines = []
-    with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
-        for device in session().devices:
-            try:
-                gpus.usage(device)
-            except DeviceError as error:  # noqa: PERF203 - each device may have one
-                lines.append(messages.say(Unusable(device, str(error))))
-    return lines
-
-
 def begin_cell() -> list[str]:
     """Return what there is to tell before a cell, mostly nothing."""
-    return [line for feature in session().features for line in feature.cell_begins()]
+    this_session = session()
+    lines = [line for feature in this_session.features for line in feature.cell_begins()]
+    with suppress(ReserveGPUError):  # %reserve_gpu will say so
+        lines += messages.said(this_session.begin_cell())
+    return lines
 
 
 def end_cell() -> list[str]:

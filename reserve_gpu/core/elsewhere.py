@@ -20,7 +20,7 @@ from reserve_gpu import alarm, foreign, proc
 from reserve_gpu.core import kept
 from reserve_gpu.core.process_end import LONGEST_S, STOP_S
 from reserve_gpu.locks import descriptors
-from reserve_gpu.locks.directory import default_path
+from reserve_gpu.locks.directory import default_path, device_of
 from reserve_gpu.model import Answer, Device, Holder, Reserved
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _ended(reserved: Reserved, process: int, by_name: bool) -> Answer:  # noqa: 
 
 def _asked(reserved: Reserved, what: str) -> Answer:
     holder = reserved.holder
-    devices = [row.device.uuid for row in reserved.rows if isinstance(row.device, Device)]
+    devices = sorted(_devices_of(reserved))
     until = time.time() + ANSWER_S  # after which it has been told that there is no answer
     request = {"do": what, "notebook": holder.notebook, "devices": devices, "until": until}
     try:
@@ -108,6 +108,17 @@ def _asked(reserved: Reserved, what: str) -> Answer:
     if answer is None:
         return Answer.PROGRAM
     return Answer.__members__.get(str(answer.get("answer")), Answer.SILENT)
+
+
+def _devices_of(reserved: Reserved) -> set[str]:
+    """Return the UUIDs of what a process holds.
+
+    The lock files tell them too, also of a device that the driver does not show any more.
+    """
+    holders = [holder for row in reserved.rows for holder in row.holders]
+    files = {each.file for each in holders if each.file and each.pid == reserved.holder.pid}
+    shown = {row.device.uuid for row in reserved.rows if isinstance(row.device, Device)}
+    return shown | {device_of(file) for file in files}
 
 
 def _has_open(pid: int, names: Collection[str | None]) -> bool:

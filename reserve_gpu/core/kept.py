@@ -20,22 +20,24 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import alarm, calls, foreign, heir, machine, proc
 from reserve_gpu.core import environment, guests, handover
+from reserve_gpu.core.refresh import refresh
 from reserve_gpu.core.use import DRIVER_LIMIT_S
 from reserve_gpu.errors import DriverError
-from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE, LockDirectory
 from reserve_gpu.locks.holders import is_sharers
 from reserve_gpu.model import Holder, Row, State
-from reserve_gpu.notices import Notice, Unusable, UsedByOthers
+from reserve_gpu.notices import LeftRunning, Notice, UsedByOthers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from reserve_gpu.core.feature import Owner
     from reserve_gpu.core.held import Held
+    from reserve_gpu.gpus.nvml import Place
     from reserve_gpu.locks.lock import Lock
+    from reserve_gpu.model import Process
 
 LIMIT = 200_000  # bytes of what was left
 ENDS_S = 2.0  # for a process that was killed, and for the kernel that has left its locks to it
@@ -100,28 +102,42 @@ def take_over(owner: Owner, connection_file: str | None) -> list[Notice]:
             with directory.mutex():
                 if held := _taken(left, directory):
                     owner.become(held._replace(is_back=True), renew_lease=True)
-                    return _cautions(left)
+        if owner.held:
+            return [*refresh(owner), *_cautions(owner.held, left.kernel)]
     return []
 
 
-def _cautions(left: Left) -> list[Notice]:
-    """Return what others do on the devices that were kept."""
-    notices: list[Notice] = []
+def _cautions(held: Held | None, kernel: int) -> list[Notice]:
+    """Return which processes use the devices that were kept.
+
+    Args:
+        held: What this kernel has got back.
+        kernel: The pid of the kernel before this one. The driver may take seconds to free its
+            memory.
+    """
+    if held is None or held.part_mib is not None:  # those with parts share the device
+        return []
     with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
-        for device in left.held.devices:
-            try:
-                reading, listed = gpus.usage(device), gpus.processes(device)
-            except DeviceError as error:
-                notices.append(Unusable(device, str(error)))
-                continue
-            there = [process for process in listed if process.pid != left.kernel]
-            if left.held.part_mib is not None or not gpus.sees_all:  # whose they are can't be told
-                there = []
-            known = machine.identified(gpus, there, [Holder(listed_pid=os.getpid())])
-            if others := tuple(process for process in known if not process.has_reserved):
-                row = Row(device, State.RESERVED, reading, processes=others, use_state=State.BUSY)
-                notices.append(UsedByOthers(row))
-    return notices
+        if gpus.sees_all:  # else a pid may be another process's in this PID namespace
+            listed = gpus.processes_of(held.devices)
+            return [each for device in listed for each in _users(gpus, device, listed, kernel)]
+    return []
+
+
+def _users(
+    gpus: Nvml, device: Place, listed: Mapping[Place, Sequence[Process]], kernel: int
+) -> Iterator[Notice]:
+    """Yield a notice for this user's processes on a device, and one for those of others."""
+    there = [process for process in listed[device] if process.pid != kernel]
+    known = machine.identified(gpus, there, [Holder(listed_pid=os.getpid())])
+    left = [process for process in known if not process.has_reserved]
+    own = tuple(p for p in left if proc.uid_of(p.pid) == os.geteuid())
+    others = tuple(p for p in left if p not in own)
+    row = Row(device, State.RESERVED, use_state=State.BUSY)
+    if own:
+        yield LeftRunning(row._replace(processes=own))
+    if others:
+        yield UsedByOthers(row._replace(processes=others))
 
 
 def all_left(connection_file: str | None = None, uid: int | None = None) -> Iterator[Left]:

@@ -14,8 +14,7 @@ from reserve_gpu.core.session import session
 from reserve_gpu.errors import DriverError, LockError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model import News, Reserved, Row, State
-from reserve_gpu.report import pictures
-from reserve_gpu.report.faces import PYTHON
+from reserve_gpu.report.faces import PYTHON, read_here
 from reserve_gpu.report.status import Status
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
                 is_above=visible is not None and _is_above(seen.rows),
                 is_late=environment.cuda_started(),
                 user=proc.user_of(os.getpid()),
-                face=pictures.read_here(PYTHON),
+                face=read_here(PYTHON),
             )
 
         yield lambda: calls.apart(look_now, show=show)

@@ -13,6 +13,7 @@ from reserve_gpu.cells import kernels_file
 from reserve_gpu.core import environment, inherited, policy
 from reserve_gpu.core.attempt import Asking, attempt
 from reserve_gpu.core.outcome import Denied, Granted, Locked
+from reserve_gpu.core.refresh import refresh
 from reserve_gpu.core.request import Deadline, idle_mib, require_settings, rules
 from reserve_gpu.errors import Failure, NoFreeDeviceError, RequestError
 from reserve_gpu.gpus import names
@@ -65,7 +66,7 @@ def reserve(
     if session.is_waiting:  # another thread's call, which goes on
         session.go_without()
         raise NoFreeDeviceError(notice.ANOTHER_THREAD_WAITS)
-    notices = _begin(session, request)
+    notices = [*_begin(session, request), *refresh(session)]
     before.append(session.reservation)
     inherited.require_absolute(request.devices, session.variables.inherited())
     if ruled := rules():
@@ -111,6 +112,7 @@ def reserve(
             outcome = attempt(asking, hold or session.hold, mutex_limit_s=limit_s)
             if isinstance(outcome, Denied) and deadline.waits:
                 outcome = _wait(session, asking, outcome, deadline)
+                notices += refresh(session)  # GPUs may have come or gone during the wait
             if isinstance(outcome, Denied):
                 raise _failure(session, asking, outcome, deadline)
             cautions = _cautions(asking, outcome)

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu import notices as notice
-    from reserve_gpu.core import guests, handover
+    from reserve_gpu.core import guests, handover, refresh
     from reserve_gpu.core.feature import Feature, Leaving, UseLook
     from reserve_gpu.core.outcome import Granted
     from reserve_gpu.model import Device, Fact, Reserved, Variables
     from reserve_gpu.notices import Notice
 else:  # what a bare reservation does not need
     handover, guests = Late("core.handover"), Late("core.guests")
+    refresh = Late("core.refresh")
     notice = Late("notices")
 
 SIGN_S = 5.0  # for so long cells need not look at the record, which others may write
@@ -101,6 +102,7 @@ class Session(Executor):
         self._held: Held | None = None
         self._features: dict[str, Feature] = {}  # by name; those that were wanted so far
         self._signed: tuple[str | None, float] = (None, 0.0)  # as which notebook, and until when
+        self._addresses: tuple[str, ...] | None = None  # of the GPUs, when last compared
         self._has_adopted = False
         environment.remember_over_fork()
 
@@ -266,6 +268,19 @@ class Session(Executor):
                 notices.append(what)
         return notices
 
+    def begin_cell(self) -> list[Notice]:
+        """Correct the numbers of what is held, if this cell may be the one that starts CUDA.
+
+        Returns what the user has to know. Raises NoThreadError.
+        """
+        if self._held is None or self.is_busy or environment.cuda_started():
+            return []
+        addresses = refresh.pci_addresses()
+        if addresses is not None and addresses == self._addresses:
+            return []
+        self._addresses = addresses
+        return self.run(refresh.refresh, self)
+
     def end_cell(self) -> list[Notice]:
         """Let others see that a cell has ended; returns what the person has to know."""
         held = self._held
@@ -332,6 +347,7 @@ class Session(Executor):
                 reservation = held.reservation or Reservation(held.devices, {})
                 reservation.environ = self.variables.set_for(held)
                 reservation.memory_mib = held.part_mib
+                reservation.devices = held.devices  # their numbers may be new
                 held = held._replace(reservation=reservation)
             self._held = held
         if held:

@@ -104,8 +104,8 @@ def of_hidden(held: Held) -> tuple[bool, bool]:
 def by_child(held: Held) -> bool:
     """Tell whether a process that this one has started is on one of the devices.
 
-    What can't be read is never taken for idle. Where the driver does not tell whose a process is,
-    any use is taken for that, unless others share the devices.
+    What can't be read is never taken for idle, unless no process is below this one. If the driver
+    does not tell whose a process is, any use is taken for that, unless others share the devices.
     """
     own = os.getpid()
     with suppress(DriverError, DeviceError), Nvml(DRIVER_LIMIT_S) as gpus:
@@ -114,4 +114,4 @@ def by_child(held: Held) -> bool:
             return any(reading.compute or reading.mps for reading in readings)
         pids = {process.pid for device in held.devices for process in gpus.processes(device)}
         return any(proc.is_below(pid, {own}) for pid in pids - {own})
-    return True
+    return proc.has_descendants()

@@ -45,6 +45,7 @@ class Code:
     LIBRARY_NOT_FOUND = 12
     FUNCTION_NOT_FOUND = 13
     CORRUPTED_INFOROM = 14
+    GPU_IS_LOST = 15
     OPERATING_SYSTEM = 17
     LIB_RM_VERSION_MISMATCH = 18
     NO_DATA = 21
@@ -91,13 +92,17 @@ OFFICIAL = ("_nvmlGetFunctionPointer", "nvmlDeviceGetMigMode")
 class DeviceError(Exception):
     """A driver call that failed.
 
-    code: what NVML answered, None where it gave no answer. state: what that makes of the device.
+    Attributes:
+        code: NVML's answer, None if it gave none.
+        state: The state of the device that follows from it.
+        is_lost: The driver has lost the device, so that nothing can use it any more.
     """
 
-    def __init__(self, reason: str, code: int | None = None) -> None:
+    def __init__(self, reason: str, code: int | None = None, *, is_lost: bool = False) -> None:
         super().__init__(reason)
         self.code = code
         self.state = State.DENIED if code == Code.NO_PERMISSION else State.BROKEN
+        self.is_lost = is_lost or code == Code.GPU_IS_LOST
 
 
 class Bindings:

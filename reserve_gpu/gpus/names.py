@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from reserve_gpu.errors import REASON_LIMIT, RequestError, shown
 from reserve_gpu.model import Device, Fault
 
+AnyDevice = TypeVar("AnyDevice", Device, Device | Fault)
 DeviceNames: TypeAlias = str | int | Iterable[str | int]  # as people give them
 
 # Text, which `re` compiles when a pattern is first used: most requests name no device.
@@ -80,7 +81,7 @@ def pick(name: str, devices: Sequence[Device | Fault]) -> Device | Fault:
     raise RequestError(f"No GPU is called {shown(name)} here. There {there}.{faults}")
 
 
-def matching(name: str, devices: Iterable[Device]) -> list[Device]:
+def matching(name: str, devices: Iterable[AnyDevice]) -> list[AnyDevice]:
     """Return the devices that a name means: one at most, but several by a UUID's beginning."""
     return [device for device in devices if _is_meant(name, device)]
 

@@ -139,9 +139,34 @@ class Nvml:
             try:
                 known = self._driver.run(self._read_gpu, index)
             except DeviceError as error:
-                known = [Fault(index, str(error), state=error.state)]
+                known = [Fault(index, str(error), state=error.state, is_lost=error.is_lost)]
             self._devices[index] = known
         return list(known)
+
+    def find(self, device: Device) -> Device:
+        """Return the device as the driver describes it now.
+
+        The driver numbers the GPUs anew when one is added or removed, so only the UUID tells which
+        one it is.
+
+        Args:
+            device: The device, perhaps from an earlier conversation.
+
+        Raises:
+            DeviceError: It can't be used; `is_lost` if the driver does not have it any more.
+            DriverError: The driver does not start.
+        """
+        fault = None
+        for index in sorted(range(self.count()), key=lambda index: index != device.index):
+            for place in self.devices(index):
+                if isinstance(place, Device) and place.uuid == device.uuid:
+                    return place
+                is_its_place = index == device.index and place.instance in (None, device.instance)
+                if isinstance(place, Fault) and is_its_place and place.state is not State.EMPTY:
+                    fault = place
+        if fault:
+            raise DeviceError(fault.reason, is_lost=fault.is_lost)
+        raise DeviceError("the driver does not show it any more", is_lost=True)
 
     def usage(self, device: Device, limit_s: float | None = None) -> Usage:
         """Return what uses the device now.
@@ -172,8 +197,9 @@ class Nvml:
         None of them where the driver does not answer.
         """
         for device in devices:
-            if isinstance(device, Device) and device.uuid not in self._handles:
-                self.devices(device.index)  # an earlier conversation has found it
+            if isinstance(device, Device):
+                with suppress(DeviceError):
+                    self._require(device)
         with suppress(DeviceError):
             return self._driver.run(self._read_computing_of, tuple(devices))
         return {}
@@ -212,13 +238,8 @@ class Nvml:
 
     def _require(self, device: Device) -> None:
         """Make sure that a device can be asked, also one that an earlier conversation has found."""
-        if device.uuid in self._handles:
-            return
-        for place in self.devices(device.index):
-            if isinstance(place, Fault) and place.instance in (None, device.instance):
-                raise DeviceError(place.reason)
         if device.uuid not in self._handles:
-            raise DeviceError("the driver does not show it any more")
+            self.find(device)
 
     # What follows runs on the worker thread of the bindings. Readings are given devices and not
     # handles, as handles may be new: so a reading that hangs is known to be the same one.
@@ -279,7 +300,7 @@ class Nvml:
                 if (handle := ask(function, gpu, slot, absent=NO_INSTANCE)) is not None:
                     yield self._read_device(index, handle, gpu, slot)
             except DeviceError as error:  # noqa: PERF203 - one's fault says nothing of the others
-                yield Fault(index, str(error), slot, error.state)
+                yield Fault(index, str(error), slot, error.state, error.is_lost)
 
     def _read_device(self, index: int, handle: Any, gpu: Any, slot: int | None = None) -> Device:
         """Return the device at that place; asked again, return the same object."""
@@ -335,7 +356,8 @@ class Nvml:
     def _read_usage(self, device: Device, listed: Lists | None = None) -> Usage:
         """Return the usage. listed: the lists of processes, where there are some already."""
         handle, gpu = self._handles[device.uuid]
-        board, listed = self._boards[device.index], listed or self._lists(device)
+        board = self._boards[self._places[device.uuid][0]]
+        listed = listed or self._lists(device)
         _, used_mib, reserve_mib = self._read_memory(handle)
         # An instance has no compute mode of its own.
         mode = self._driver.ask("nvmlDeviceGetComputeMode", gpu, absent=NOT_OFFERED)

@@ -1,9 +1,11 @@
 """How a hint is typed where it is read: in a notebook, in a shell, in Python."""
 
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from reserve_gpu import errors
 from reserve_gpu.forks import no_fork
 from reserve_gpu.model import MIB, UNITS, Request, Size
 
@@ -56,6 +58,29 @@ def shell(command: list[str]) -> Face:
     line = " ".join(map(_quoted, command))
     is_short = 0 < len(line) <= COMMAND_LIMIT and line.isprintable()
     return SHELL._replace(command=line if is_short else COMMAND)
+
+
+def is_watched() -> bool:
+    """Tell whether somebody looks at this IPython, in a terminal or a notebook.
+
+    Clients that run notebooks unattended can't answer a question: nbclient (`jupyter execute`,
+    `nbconvert --execute`, papermill) and ipyparallel. They keep the last state of a display, or all
+    of its states. https://jupyter-client.readthedocs.io/en/stable/messaging.html#execute
+    """
+    from IPython.core.getipython import get_ipython
+
+    shell: Any = get_ipython()
+    if not hasattr(shell, "get_parent"):  # a terminal, or a kernel of another make
+        return True
+    return bool(shell.get_parent().get("content", {}).get("allow_stdin"))
+
+
+def read_here(face: Face) -> Face:
+    """Return the face as it is read in this process: by a person, or by a program."""
+    ipython = sys.modules.get("IPython.core.getipython")
+    is_kernel = hasattr(ipython and ipython.get_ipython(), "kernel")
+    is_person = is_watched() if is_kernel else bool(sys.stdin and sys.stdin.isatty())
+    return face._replace(is_for_program=not (is_person or errors.is_beside_cells))
 
 
 def _words(request: Request) -> Iterator[str]:

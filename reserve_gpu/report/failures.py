@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import errors, notices
 from reserve_gpu.calls import Late
+from reserve_gpu.report.faces import Face, read_here
 
 if TYPE_CHECKING:
     from reserve_gpu.report import asking, messages, pictures, status
-    from reserve_gpu.report.faces import Face
 else:  # what a program that catches the error never needs
     asking, status = Late("report.asking"), Late("report.status")
     messages, pictures = Late("report.messages"), Late("report.pictures")
@@ -26,7 +26,7 @@ SOONEST_S, LATEST_S, UNKNOWN_S = 5, 600, 60
 
 def error(reason: notices.Reason, face: Face) -> errors.ReserveGPUError:
     """Return the error to raise. face: where it is read, which decides how its hints are typed."""
-    face = pictures.read_here(face)
+    face = read_here(face)
     if isinstance(reason, notices.Refused):
         is_first_try = reason.waited_s is None
         kind = errors.NoFreeDeviceError if is_first_try else errors.WaitTimeoutError

@@ -12,11 +12,11 @@ from functools import singledispatch
 from typing import TYPE_CHECKING
 
 from reserve_gpu import notices
-from reserve_gpu.errors import REASON_LIMIT, shown
+from reserve_gpu.errors import REASON_LIMIT, shell_line, shown
 from reserve_gpu.gpus.names import entries, gpu_index
 from reserve_gpu.model import Device, Fault, Promise, Request, Size, State, Unfit
 from reserve_gpu.report import reasons, times, words
-from reserve_gpu.report.faces import MAGIC, Face
+from reserve_gpu.report.faces import MAGIC, Face, read_here
 from reserve_gpu.report.words import labels, listed, named
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 NO_DEVICES = ("-1", "NoDevFiles")  # as CUDA_VISIBLE_DEVICES, what hides all of them
 ANY = Request()  # a GPU, whichever
+TELL_ADMINISTRATOR = "Tell the administrator what nvidia-smi says of it."
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
 
@@ -200,13 +201,33 @@ def caution(notice: notices.Caution) -> str:
 @say.register
 def unusable(notice: notices.Unusable) -> str:
     """Tell the holder of a device that the driver can't use it now."""
-    device, reason = notice
+    device, reason, is_late = notice
+    restart = "restart the kernel, then run " if is_late else ""
     return (
         f"The NVIDIA driver can't use {device.label} now, which this kernel holds: "
-        f"{shown(reason, REASON_LIMIT)}. Restart the kernel to get another GPU; for "
-        f"{device.label} look at what nvidia-smi says, and ask the administrator for a reset or a "
-        "reboot."
+        f"{shown(reason, REASON_LIMIT)}. To get another GPU, {restart}%reserve_gpu --release and "
+        f"then %reserve_gpu. {TELL_ADMINISTRATOR}"
     )
+
+
+@say.register
+def lost_device(notice: notices.LostDevice) -> str:
+    """Tell the holder of a device that the driver does not have it any more."""
+    device, reason, is_late = notice
+    text = f"{device.label} can't be used any more: {shown(reason, REASON_LIMIT)}."
+    if is_late:
+        return f"{text} Restart the kernel: %reserve_gpu then reserves another GPU."
+    return f"{text} It is no longer reserved for this kernel."
+
+
+@say.register
+def renumbered(notice: notices.Renumbered) -> str:
+    """Tell the holder of a device that its number has changed."""
+    before, now, is_late = notice
+    text = f"{before.label} is {now.label} now: the driver has renumbered the GPUs"
+    if is_late:
+        return f"{text}, and CUDA has started on another GPU here. Restart the kernel."
+    return f"{text}. The variables of this kernel are set for {now.label}."
 
 
 @say.register
@@ -252,6 +273,21 @@ def kept(devices: Sequence[Device], until: float) -> str:
         f"{labels(devices)} {words.be(len(devices))} kept for this kernel until {at}. "
         f"%reserve_gpu takes {_them(devices)} again."
     )
+
+
+@say.register
+def left_running(notice: notices.LeftRunning) -> str:
+    """Tell a user which own processes, from before a restart, still use a held device."""
+    row = notice.row
+    pids = " ".join(str(process.pid) for process in row.processes if not process.zombie_of)
+    processes, it = ("process", "it") if len(row.processes) == 1 else ("processes", "them")
+    text = (
+        f"{row.label} is still used by your own {processes} from before the restart: "
+        f"{words.users(row.processes)}."
+    )
+    if not pids or read_here(MAGIC).is_for_program:  # a program might end what a person needs
+        return text
+    return f"{text} To free the memory, end {it}:\n{shell_line(f'kill {pids}')}"
 
 
 @say.register

@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from reserve_gpu import errors
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import Request, Row, State, Waiting
 from reserve_gpu.report import about_rules as ruled
 from reserve_gpu.report import asking, layout, messages, parts, reasons, terminal, times, words
+from reserve_gpu.report.faces import is_watched
 from reserve_gpu.report.html import html
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.words import MARK, STRONG, TYPED, Line
@@ -79,29 +79,6 @@ class Picture(NamedTuple):
             rest = [line[1:] for line in self.layout.head if line[1:]]
             picture = picture._replace(layout=self.layout._replace(head=rest))
         display(picture)  # type: ignore[no-untyped-call]
-
-
-def is_watched() -> bool:
-    """Tell whether somebody looks at this IPython, in a terminal or a notebook.
-
-    Clients that run notebooks unattended can't answer a question: nbclient (`jupyter execute`,
-    `nbconvert --execute`, papermill) and ipyparallel. They keep the last state of a display, or all
-    of its states. https://jupyter-client.readthedocs.io/en/stable/messaging.html#execute
-    """
-    from IPython.core.getipython import get_ipython
-
-    shell: Any = get_ipython()
-    if not hasattr(shell, "get_parent"):  # a terminal, or a kernel of another make
-        return True
-    return bool(shell.get_parent().get("content", {}).get("allow_stdin"))
-
-
-def read_here(face: Face) -> Face:
-    """Return the face as it is read in this process: by a person, or by a program."""
-    ipython = sys.modules.get("IPython.core.getipython")
-    is_kernel = hasattr(ipython and ipython.get_ipython(), "kernel")
-    is_person = is_watched() if is_kernel else bool(sys.stdin and sys.stdin.isatty())
-    return face._replace(is_for_program=not (is_person or errors.is_beside_cells))
 
 
 def of_line(text: str) -> Picture:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from reserve_gpu.model import News, Slow, Waiting
 from reserve_gpu.report import columns, messages, pictures, terminal
+from reserve_gpu.report.faces import is_watched
 
 if TYPE_CHECKING:
     from IPython.display import DisplayHandle
@@ -211,7 +212,7 @@ def _screen(stream: TextIO | None) -> Terminal | Log | Notebook:
         from IPython.core.getipython import get_ipython
 
         shell = get_ipython()
-        if hasattr(shell, "kernel") and pictures.is_watched():
+        if hasattr(shell, "kernel") and is_watched():
             return Notebook()
         stream = sys.stdout
     is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -10,8 +10,8 @@ from reserve_gpu import proc
 from reserve_gpu.commands.table import NAMES
 from reserve_gpu.errors import REASON_LIMIT, shell_line, shown
 from reserve_gpu.report import about_rules as ruled
-from reserve_gpu.report import asking, layout, messages, pictures, status, words
-from reserve_gpu.report.faces import SHELL
+from reserve_gpu.report import asking, layout, messages, status, words
+from reserve_gpu.report.faces import SHELL, read_here
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.pictures import Picture
 from reserve_gpu.report.words import FAINT, MARK, STRONG, TYPED, Line
@@ -120,9 +120,7 @@ def _section(name: str, seen: Status) -> Layout:
     )
     message = ruled.head(seen.rules)
     foot = [*status.missing(seen)]
-    mine = asking.yourself(
-        seen.rows, seen.time, seen.user, pictures.read_here(SHELL), f"ssh {name} "
-    )
+    mine = asking.yourself(seen.rows, seen.time, seen.user, read_here(SHELL), f"ssh {name} ")
     entries = layout.entries(seen.rows, View(seen.time, is_all=seen.is_all))
     return Layout([head, *message], entries, status.queue(seen), [*mine, *foot])
 

@@ -16,11 +16,11 @@ from reserve_gpu.core.looking import of_anybody, of_user, reserved_rows
 from reserve_gpu.core.session import session
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import Device, Reserved
+from reserve_gpu.model import Fault, Reserved
 from reserve_gpu.option import Option
 from reserve_gpu.report import about_reservations as said
-from reserve_gpu.report import messages, pictures, status
-from reserve_gpu.report.faces import SHELL
+from reserve_gpu.report import messages, status
+from reserve_gpu.report.faces import SHELL, read_here
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -76,10 +76,10 @@ def release(arguments: Namespace) -> Output:
     every = of_anybody() if os.geteuid() == ROOT else of_user()
     chosen = every if arguments.all else _chosen(which, every, "reserve-gpu release")
     answers = [
-        (each, elsewhere.release(each, is_end=arguments.end, by_name=each.holder.notebook in which))
+        (each, elsewhere.release(each, is_end=arguments.end, by_name=_is_by_name(each, which)))
         for each in chosen
     ]
-    face = pictures.read_here(SHELL)
+    face = read_here(SHELL)
     lines = [said.released(each, answer, every, face) for each, answer in answers]
     done = [each for each, answer in answers if answer in elsewhere.DONE]
     rest = said.still_there(done, reserved_rows()) if done else []
@@ -91,6 +91,17 @@ def release(arguments: Namespace) -> Output:
         ]
         return _json({"answers": found, "is_done": is_done, "still_in_use": rest}, is_done=is_done)
     return Output("\n".join([*lines, *rest]) or said.NONE, 0 if is_done else NOT_RELEASED)
+
+
+def _is_by_name(reserved: Reserved, which: Sequence[str]) -> bool:
+    """Return whether a lock file's words decided that this reservation is meant.
+
+    They do if its notebook was named, or a GPU that only its record tells, because the driver does
+    not show it.
+    """
+    is_lost = any(isinstance(row.device, Fault) for row in reserved.rows)
+    pids = map(str, elsewhere.pids_of(reserved.holder))
+    return reserved.holder.notebook in which or (is_lost and not {*pids} & {*which})
 
 
 def _about(each: Reserved, now: float) -> dict[str, Any]:
@@ -124,15 +135,14 @@ def _is_meant(word: str, reserved: Reserved) -> bool:
 
     The look that showed its pid may be of before the restart of a kernel.
     """
-    devices = [row.device for row in reserved.rows if isinstance(row.device, Device)]
+    if word in map(str, elsewhere.pids_of(reserved.holder)):
+        return True
     with suppress(RequestError):  # it names no device
-        if any(names.matching(name, devices) for name in names.parse(word)):
-            return True
+        devices = [row.device for row in reserved.rows]
+        return any(names.matching(name, devices) for name in names.parse(word))
     who = reserved.holder.record.who
     notebook, command_ = who.notebook or "", who.command or ""
-    pids = map(str, elsewhere.pids_of(reserved.holder))
-    names_ = {*pids, notebook, notebook.removesuffix(".ipynb")}
-    return word in {*names_, command_, *command_.split()}
+    return word in {notebook, notebook.removesuffix(".ipynb"), command_, *command_.split()}
 
 
 def release_own(_arguments: Namespace) -> None:

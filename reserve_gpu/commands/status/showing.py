@@ -11,7 +11,7 @@ from reserve_gpu.core import api, looking
 from reserve_gpu.errors import DriverError
 from reserve_gpu.option import Option
 from reserve_gpu.report import pictures
-from reserve_gpu.report.faces import MAGIC, SHELL, Face
+from reserve_gpu.report.faces import MAGIC, SHELL, Face, read_here
 from reserve_gpu.report.progress import Live
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _look(machines: Others | None, live: Live, face: Face, *, is_all: bool) -> S
     if machines:
         return machines.look(is_all=is_all)
     with live:
-        return looking.look(live.show)._replace(face=pictures.read_here(face), is_all=is_all)
+        return looking.look(live.show)._replace(face=read_here(face), is_all=is_all)
 
 
 STATUS = Subcommand(show, (*table.format_option(table.FORMS), ALL, *OTHERS))

@@ -13,7 +13,7 @@ from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.core.looking import looking
 from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.report import columns, pictures, terminal
-from reserve_gpu.report.faces import SHELL
+from reserve_gpu.report.faces import SHELL, read_here
 from reserve_gpu.report.progress import Live
 from reserve_gpu.report.words import COMMAND_LIMIT, FAINT, Line, gib
 
@@ -126,7 +126,7 @@ class Top:
         if isinstance(seen, DriverError):
             yield from terminal.rows(pictures.of_line(str(seen)).layout, width - 1)
             return
-        picture = seen._replace(face=pictures.read_here(SHELL), is_all=True).picture().layout
+        picture = seen._replace(face=read_here(SHELL), is_all=True).picture().layout
         lines = list(terminal.rows(picture, width - 1))
         lines = list(terminal.rows(picture, width - 1, spare=max(0, height - 1 - len(lines))))
         yield from lines

@@ -12,6 +12,7 @@ from reserve_gpu.core import environment, process_end, use
 from reserve_gpu.core.feature import Feature, Owner
 from reserve_gpu.errors import shown
 from reserve_gpu.features.asked.listener import Listener
+from reserve_gpu.locks.directory import device_of, lock_name
 from reserve_gpu.model import Answer, Device, End
 from reserve_gpu.report import times
 from reserve_gpu.report.words import labels
@@ -53,7 +54,9 @@ class Asked(Feature):
         held = self.owner.held
         if time.time() > request["until"] or request["do"] not in ("release", "end"):
             return Answer.SILENT  # it was told so by now; or a newer version asks for something
-        if held is None or not {d.uuid for d in held.devices} & {*request["devices"]}:
+        asked = {device_of(lock_name(uuid)) for uuid in request["devices"]}
+        own = {device_of(lock_name(device.uuid)) for device in held.devices} if held else set()
+        if held is None or own.isdisjoint(asked):
             return Answer.GONE
         if request.get("notebook") not in (None, this_process.notebook()):
             return Answer.ANOTHER  # somebody has written another name into the lock file

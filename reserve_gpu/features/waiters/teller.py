@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from reserve_gpu.core.held import Answered, Held
-    from reserve_gpu.report import messages, pictures, times, words
+    from reserve_gpu.report import faces, messages, pictures, times, words
 else:  # what a cell mostly has no need of
+    faces = Late("report.faces")
     messages, pictures = Late("report.messages"), Late("report.pictures")
     times, words = Late("report.times"), Late("report.words")
 
@@ -60,7 +61,7 @@ class Waiters(Feature):
             return []
         self._seen = held.reservation
         rows = [] if held.part_mib is not None else strangers(look(), self._known)
-        if text := self.tell(held, pictures.is_watched):
+        if text := self.tell(held, faces.is_watched):
             pictures.tell(pictures.of_line(text))
         took_s = time.monotonic() - began
         self._look_at = began + took_s + self._pause_s * max(1.0, took_s / QUICK_S)

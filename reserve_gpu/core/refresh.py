@@ -1,0 +1,131 @@
+"""Compare the devices that this process holds with what the driver shows now.
+
+A reservation is of a device, which has a UUID, while CUDA reads the number that the device had when
+it was reserved. The driver numbers all GPUs anew when one is added, removed or bound to another
+driver, and it can lose a GPU (Xid 79: https://docs.nvidia.com/deploy/xid-errors/).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu import proc
+from reserve_gpu.core import environment
+from reserve_gpu.core.use import DRIVER_LIMIT_S
+from reserve_gpu.errors import DriverError
+from reserve_gpu.gpus import names
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.model import Device, End
+from reserve_gpu.notices import LostDevice, Notice, Renumbered, Unusable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from reserve_gpu.core.feature import Owner
+    from reserve_gpu.core.held import Held
+
+# The kernel module lists its GPUs here by PCI address, and NVML numbers them in that order.
+PCI_ADDRESSES = "/proc/driver/nvidia/gpus"
+
+
+def pci_addresses() -> tuple[str, ...] | None:
+    """Return the PCI addresses of the machine's GPUs, None where the system does not list them.
+
+    As long as they stay the same, so do the numbers; to list them costs microseconds.
+    """
+    with suppress(OSError):
+        return tuple(sorted(os.listdir(PCI_ADDRESSES)))
+    return ("WSL2",) if proc.is_wsl() else None  # Windows has the GPUs, and keeps their numbers
+
+
+def refresh(owner: Owner) -> list[Notice]:
+    """Correct the numbers of what is held, and release what the driver has lost.
+
+    Once CUDA has started nothing is released, because the process goes on using what it has. A
+    driver that does not start tells nothing, and changes nothing.
+
+    Returns:
+        What the user has to know.
+    """
+    held = owner.held
+    if held is None:
+        return []
+    found: dict[Device, Device | DeviceError] = {}
+    try:
+        with Nvml(DRIVER_LIMIT_S) as gpus:
+            gpus.count()
+            for device in held.devices:
+                found[device] = _look(gpus, device)
+    except DriverError:
+        return []
+    seen, is_late = environment.cuda_uuids(), environment.cuda_started()
+    change = compare(held.devices, found, seen, is_late=is_late)
+    if change.devices != held.devices:
+        _hold(owner, held, change.devices)
+    return change.notices
+
+
+class Comparison(NamedTuple):
+    """The outcome of a comparison.
+
+    Attributes:
+        devices: The devices to hold from now on, in the order of before.
+        notices: What the user has to know.
+    """
+
+    devices: tuple[Device, ...]
+    notices: list[Notice]
+
+
+def compare(
+    held: Sequence[Device],
+    found: Mapping[Device, Device | DeviceError],
+    seen: Sequence[str],
+    *,
+    is_late: bool,
+) -> Comparison:
+    """Decide what becomes of the held devices.
+
+    Args:
+        held: The devices as they were reserved.
+        found: Each of them as the driver describes it now, or why it can't be used.
+        seen: Bare UUIDs of the devices that CUDA sees in this process.
+        is_late: Whether CUDA has started in this process.
+    """
+    devices: list[Device] = []
+    notices: list[Notice] = []
+    is_elsewhere = is_late and {*seen} != {names.bare_uuid(device.uuid) for device in held}
+    for device in held:
+        now = found[device]
+        if isinstance(now, Device):
+            devices.append(now)
+            if now.number != device.number:
+                notices.append(Renumbered(device, now, is_elsewhere))
+        elif now.is_lost:
+            notices.append(LostDevice(device, str(now), is_late))
+            devices += [device] if is_late else []
+        else:
+            notices.append(Unusable(device, str(now), is_late))
+            devices.append(device)
+    return Comparison(tuple(devices), notices)
+
+
+def _look(gpus: Nvml, device: Device) -> Device | DeviceError:
+    try:
+        now = gpus.find(device)
+        gpus.usage(now)
+    except DeviceError as error:
+        return error
+    # A link may be slower while nothing runs, which is no other device.
+    return now if now.number != device.number else device
+
+
+def _hold(owner: Owner, held: Held, devices: tuple[Device, ...]) -> None:
+    if devices:
+        locks = {device.uuid: held.locks[device.uuid] for device in devices}
+        owner.become(held._replace(devices=devices, locks=locks))
+    else:
+        owner.let_go(End.RELEASED)
