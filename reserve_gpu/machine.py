@@ -9,11 +9,11 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import proc
-from reserve_gpu.errors import LockError, MutexHeldError
+from reserve_gpu.errors import LockError, MutexHeldError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.usage import judge, promisable_mib
-from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.directory import LockDirectory, device_of, lock_name
 from reserve_gpu.locks.holders import with_hosts
 from reserve_gpu.model import GRAPHICS, STUCK, Device, Fault, Row, State
 
@@ -28,6 +28,7 @@ READING_LIMIT_S = 2.0
 # Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
 # context of a program that computes nothing takes some hundred MiB.
 CONTEXT_MIB = 64.0
+NAME_LIMIT = 40  # characters of another process's name within a sentence
 
 
 class LookResult(NamedTuple):
@@ -43,6 +44,7 @@ class Reservations(NamedTuple):
 
     holders: who has each device. faults: why that can't be known of a device. problem: why nothing,
     or not all, is known. others: holders of none of these devices, perhaps of lost ones.
+    numbers: holders by the label that their GPU had at its reservation.
     """
 
     holders: Mapping[str, tuple[Holder, ...]]
@@ -50,6 +52,7 @@ class Reservations(NamedTuple):
     waiting: Sequence[Ticket] = ()
     problem: str | None = None
     others: tuple[Holder, ...] = ()
+    numbers: Mapping[str, Sequence[Holder]] = {}
 
 
 def look(nvml: Nvml, *, idle_mib: float | None = None, ruled: Rules | None = None) -> LookResult:
@@ -161,6 +164,40 @@ def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
     return True
 
 
+def taken_number(nvml: Nvml, device: Device, holders: Sequence[Holder]) -> str | None:
+    """Return why CUDA in another process may start on this device, None if it can't.
+
+    A process that reserved another GPU under the number that this device has now still names that
+    number in CUDA_VISIBLE_DEVICES, until its CUDA has started, or its kernel has looked again.
+
+    Args:
+        nvml: A conversation with the driver.
+        device: The device that somebody wants, locked by nobody else.
+        holders: The processes whose GPU had this device's number at its reservation.
+    """
+    own = device_of(lock_name(device.uuid))
+    for holder in holders:
+        file = device_of(holder.file or "")
+        if file != own and holder.listed_pid != os.getpid() and not _is_on(nvml, file, holder):
+            name = shown(holder.name or "A process", NAME_LIMIT)
+            return (
+                f"{name} (pid {holder.pid}) reserved another GPU when that had this number; CUDA "
+                "there may still start on this one"
+            )
+    return None
+
+
+def _is_on(nvml: Nvml, file: str, holder: Holder) -> bool:
+    """Return whether a process of the holder's is on the device with that lock file."""
+    if not nvml.sees_all:
+        return False
+    for device in nvml.walk():
+        if isinstance(device, Device) and device_of(lock_name(device.uuid)) == file:
+            pids = (process.pid for process in nvml.processes(device))
+            return any(proc.is_below(pid, {holder.listed_pid}) for pid in pids)
+    return False
+
+
 def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
     """Read who has which device, and who waits.
 
@@ -176,7 +213,13 @@ def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
                     holders, faults = _holders(uuids, directory.holders_of)
                     is_some_lost = len(uuids) < len(devices)
                     others = directory.holders_besides(uuids) if is_some_lost else ()
-                    return Reservations(holders, faults, directory.tickets(), others=others)
+                    return Reservations(
+                        holders,
+                        faults,
+                        directory.tickets(),
+                        others=others,
+                        numbers=directory.listed_numbers(),
+                    )
             except MutexHeldError as error:
                 holders, faults = _holders(uuids, directory.listed_holders_of)
                 waiting = directory.listed_tickets()
@@ -221,6 +264,8 @@ def _row(
         row = row._replace(state=row.use_state)
     elif fault:
         row = row._replace(state=State.UNKNOWN, reason=fault)
+    elif reason := taken_number(nvml, device, reservations.numbers.get(f"GPU{device.index}", ())):
+        row = row._replace(state=State.RESERVED, reason=reason)
     if fault:
         return row
     parts = [(holder.part_mib, holder.used_mib) for holder in row.holders if not holder.beside]

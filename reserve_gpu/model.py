@@ -303,6 +303,8 @@ class Who(NamedTuple):
     origin: the machine from which its kernel was started, where that is another one.
     agent: the name of the program that asks in place of its user.
     job: the number of the batch system's job that it is a part of. job_name: of that.
+    mounts: the inode of its mount namespace. In one of these all processes have the same GPUs, by
+        the same numbers, unless a job has some of them alone.
     """
 
     pid: int | None = None
@@ -315,6 +317,7 @@ class Who(NamedTuple):
     agent: str | None = None
     job: str | None = None
     job_name: str | None = None
+    mounts: int | None = None
 
 
 class Asks(NamedTuple):

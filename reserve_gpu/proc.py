@@ -33,6 +33,13 @@ def pid_namespace() -> int | None:
     return None
 
 
+def mount_namespace() -> int | None:
+    """Return the inode of this process's mount namespace, None where there are none."""
+    with suppress(OSError):
+        return os.stat("/proc/self/ns/mnt").st_ino
+    return None
+
+
 def sees_all_locks() -> bool:
     """Tell whether the kernel's list shows the locks of all PID namespaces."""
     return pid_namespace() == INITIAL_PID_NAMESPACE and os.access("/proc/locks", os.R_OK)

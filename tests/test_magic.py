@@ -169,23 +169,27 @@ def test_who_has_it_is_named(here: Here) -> None:
     assert f"rival.ipynb (pid {os.getpid()})" in of_gpu(cell.shown)
 
 
-def test_a_lost_gpu_is_told_to_its_holder(here: Here) -> None:
-    """Who says it again is told that the driver can't use what is held, as long as that is so."""
+def test_a_gpu_that_fails_is_told_to_its_holder(here: Here) -> None:
+    """A holder is told at each %reserve_gpu that its GPU fails, and how to get another one."""
     shell = here.shell()
     shell.run("%reserve_gpu")
     before = here.scenario.read_text()
-    here.add("fail nvmlDeviceGetHandleByIndex_v2 0 15")
-    again = shell.run("%reserve_gpu")
-    assert again.stdout == ONE_DEVICE
-    assert again.stderr == (
-        "Warning: The NVIDIA driver can't use GPU0 now, which this kernel holds: GPU is lost "
-        "(nvmlDeviceGetHandleByIndex). Restart the kernel to get another GPU; for GPU0 look at "
-        "what nvidia-smi says, and ask the administrator for a reset or a reboot.\n"
-    )
+    here.add("fail nvmlDeviceGetHandleByIndex_v2 0 999")
+    for _ in range(2):
+        again = shell.run("%reserve_gpu")
+        assert again.stdout == ONE_DEVICE
+        assert again.stderr == (
+            "Warning: The NVIDIA driver can't use GPU0 now, which this kernel holds: Unknown Error "
+            "(nvmlDeviceGetHandleByIndex). To get another GPU, run %reserve_gpu --release and then "
+            "%reserve_gpu. Tell the administrator what nvidia-smi says of it.\n"
+        )
     here.write(f"{before}\nfail nvmlInitWithFlags * 18")  # which says nothing of that GPU
     assert shell.run("%reserve_gpu").stderr == ""
     here.write(before)
     assert shell.run("%reserve_gpu").stderr == ""
+    here.add("fail nvmlDeviceGetHandleByIndex_v2 0 999")
+    shell.run("%reserve_gpu --release")
+    assert "Reserving GPU1" in shell.run("%reserve_gpu").stdout
 
 
 # -- what a request changes ------------------------------------------------------------------------

@@ -63,7 +63,10 @@ OF_JUPYTER = {f"commands.slurm.{name}" for name in ("relay", "node", "lines", "s
 
 # Who alone may import what is slow to load, or not there on every system.
 OWNERS = {
-    "IPython": {"extension", "magic", "report.pictures", "report.progress", "jupyter.completion"},
+    "IPython": {
+        *("extension", "magic", "jupyter.completion"),
+        *("report.faces", "report.pictures", "report.progress"),
+    },
     "traitlets": {"extension", "commands.hosts.provisioner"},
     "pynvml": {"gpus.bindings"},
     "fcntl": {"locks.lock"},

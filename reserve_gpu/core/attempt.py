@@ -25,11 +25,12 @@ from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Device, Fault, Holder, Record, Request, Row, Rules, State, Ticket
 
 if TYPE_CHECKING:
+    from reserve_gpu import machine
     from reserve_gpu import notices as notice
     from reserve_gpu.core import quota
     from reserve_gpu.model import Usage
 else:
-    notice = Late("notices")
+    machine, notice = Late("machine"), Late("notices")
     quota = Late("core.quota")  # which only rules need
 
 # Others wait for the mutex meanwhile: the readings of a look have so long, all together. A GPU that
@@ -193,6 +194,7 @@ class Look:
         self._everything = everything
         self._has_enough: dict[str, bool] = {}  # of each ticket for several, as first found
         self._by_rules = by_rules
+        self._numbers: Mapping[str, Sequence[Holder]] | None = None  # read when first needed
         self._readings_until = time.monotonic() + READINGS_LIMIT_S
 
     def choose(self, devices: Sequence[Device | Fault], taken: Taken) -> list[Device] | None:
@@ -243,6 +245,8 @@ class Look:
                 row = self._part(device, lock, part_mib)
             else:
                 row = self._whole(device)
+            if held is None and row.state is State.FREE:
+                row = self._numbered(device, row)
             is_kept = row.state is State.FREE
         except DeviceError as error:
             return Row(device, error.state, reason=str(error))
@@ -254,6 +258,15 @@ class Look:
             if isinstance(lock, Lock) and lock is not held and not is_kept:
                 lock.release()
         return Locked(device, lock, row) if is_kept else row
+
+    def _numbered(self, device: Device, row: Row) -> Row:
+        """Return the row of a free device, or of one on which another process may start CUDA."""
+        if self._numbers is None:
+            self._numbers = self._asking.locks.listed_numbers()
+        reason = None
+        if holders := self._numbers.get(f"GPU{device.index}"):
+            reason = machine.taken_number(self._asking.gpus, device, holders)
+        return row._replace(state=State.RESERVED, reason=reason) if reason else row
 
     def _of_others(self, device: Device, whole: Holder | None, held: Lock | None) -> Row:
         """Return a device that others have: one the whole of it, or several parts."""

@@ -13,7 +13,6 @@ from reserve_gpu.cells import kernels_file
 from reserve_gpu.core import environment, inherited, policy
 from reserve_gpu.core.attempt import Asking, attempt
 from reserve_gpu.core.outcome import Denied, Granted, Locked
-from reserve_gpu.core.refresh import refresh
 from reserve_gpu.core.request import Deadline, idle_mib, require_settings, rules
 from reserve_gpu.errors import Failure, NoFreeDeviceError, RequestError
 from reserve_gpu.gpus import names
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
 
     from reserve_gpu import machine
     from reserve_gpu import notices as notice
-    from reserve_gpu.core import feature, guests, quota, wait
+    from reserve_gpu.core import feature, guests, quota, refresh, wait
     from reserve_gpu.core.held import Held
     from reserve_gpu.core.session import Reservation, Session
     from reserve_gpu.locks.queue import Place
     from reserve_gpu.notices import Notice
 else:  # what a grant mostly never needs
     machine, guests = Late("machine"), Late("core.guests")
-    quota, wait = Late("core.quota"), Late("core.wait")
+    quota, refresh, wait = Late("core.quota"), Late("core.refresh"), Late("core.wait")
     feature, notice = Late("core.feature"), Late("notices")
 
 RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
@@ -66,7 +65,7 @@ def reserve(
     if session.is_waiting:  # another thread's call, which goes on
         session.go_without()
         raise NoFreeDeviceError(notice.ANOTHER_THREAD_WAITS)
-    notices = [*_begin(session, request), *refresh(session)]
+    notices = _begin(session, request)
     before.append(session.reservation)
     inherited.require_absolute(request.devices, session.variables.inherited())
     if ruled := rules():
@@ -112,7 +111,7 @@ def reserve(
             outcome = attempt(asking, hold or session.hold, mutex_limit_s=limit_s)
             if isinstance(outcome, Denied) and deadline.waits:
                 outcome = _wait(session, asking, outcome, deadline)
-                notices += refresh(session)  # GPUs may have come or gone during the wait
+                notices += refresh.refresh(session)  # GPUs may have come or gone during the wait
             if isinstance(outcome, Denied):
                 raise _failure(session, asking, outcome, deadline)
             cautions = _cautions(asking, outcome)
@@ -150,7 +149,8 @@ def _begin(session: Session, request: Request) -> list[Notice]:
         proc.require_descriptors()
     notices = session.renew()
     features = session.wanted(request.promise)
-    return notices + [notice for each in features for notice in each.begins()]
+    notices += [notice for each in features for notice in each.begins()]
+    return notices + refresh.refresh(session) if session.held else notices
 
 
 def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Granted | Denied:

@@ -279,7 +279,9 @@ class Session(Executor):
         if addresses is not None and addresses == self._addresses:
             return []
         self._addresses = addresses
-        return self.run(refresh.refresh, self)
+        notices = self.run(refresh.refresh, self)
+        # A GPU that fails for now is the business of %reserve_gpu.
+        return [each for each in notices if not isinstance(each, notice.Unusable)]
 
     def end_cell(self) -> list[Notice]:
         """Let others see that a cell has ended; returns what the person has to know."""

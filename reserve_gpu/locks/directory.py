@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
-from reserve_gpu import calls, proc, settings
+from reserve_gpu import calls, proc, settings, this_process
 from reserve_gpu.errors import LockError, MutexHeldError, shell_line, shown
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.holders import SHARE, Holders, is_own_guest
@@ -226,6 +226,23 @@ class LockDirectory:
         names = [name for name in self.holders.names if name.endswith(".lock")]
         others = sorted(name for name in names if not name.startswith(known))[:MOST_LOST]
         return tuple(map(self.holders.of, filter(self._is_held, others)))
+
+    def listed_numbers(self) -> dict[str, list[Holder]]:
+        """Return the holders of whole GPUs by the label that their GPU had at its reservation.
+
+        Only processes that share this one's numbering of the GPUs count. The labels are from the
+        holders' records and the locks from the kernel's list, which may miss some.
+        """
+        mounts, job = proc.mount_namespace(), this_process.job()
+        names = (n for n in self.holders.names if n.endswith(".lock"))
+        others = sorted(n for n in names if not n.startswith((MUTEX, QUEUE)))[:MOST_LOST]
+        found: dict[str, list[Holder]] = {}
+        for name in filter(self.holders.lists, others):
+            record, _ = self.holders.record(name)
+            is_whole = record.index is not None and record.label == f"GPU{record.index}"
+            if is_whole and (record.who.mounts, record.who.job) == (mounts, job):
+                found.setdefault(record.label or "", []).append(self.holders.of(name))
+        return found
 
     def holders_by(
         self, uid: int, uuids: Collection[str], besides: Collection[str] = ()

@@ -57,7 +57,7 @@ class Holders:
 
     def of(self, name: str) -> Holder:
         """Return the holder of a file that is known to be locked, as far as it can be seen."""
-        record, status = self._record(name)
+        record, status = self.record(name)
         if status is None:
             return Holder(file=name)
         if is_sharers(name):
@@ -69,7 +69,7 @@ class Holders:
 
     def ticket(self, name: str) -> Ticket:
         """Return the ticket in a file that a waiter has locked."""
-        record, status = self._record(name)
+        record, status = self.record(name)
         if status is None:
             return Ticket(0, name, None, Holder())
         asks = record.asks or Asks()
@@ -106,7 +106,8 @@ class Holders:
             pid = self._pid(status)
         return named(record, _keeper(pid, status) if pid else None, status.st_mtime)
 
-    def _record(self, name: str) -> tuple[Record, os.stat_result | None]:
+    def record(self, name: str) -> tuple[Record, os.stat_result | None]:
+        """Return the record in a file and the file's status, None if it can't be opened."""
         descriptor = files.open_to_look(self._directory, name)
         if descriptor is None:
             return Record(), None

@@ -31,6 +31,7 @@ def myself() -> Who:
         agent=os.environ.get(settings.AGENT) or None,
         job=this_process.job(),
         job_name=os.environ.get("SLURM_JOB_NAME"),
+        mounts=proc.mount_namespace(),
     )
 
 

@@ -202,10 +202,10 @@ def caution(notice: notices.Caution) -> str:
 def unusable(notice: notices.Unusable) -> str:
     """Tell the holder of a device that the driver can't use it now."""
     device, reason, is_late = notice
-    restart = "restart the kernel, then run " if is_late else ""
+    run = "restart the kernel, then run" if is_late else "run"
     return (
         f"The NVIDIA driver can't use {device.label} now, which this kernel holds: "
-        f"{shown(reason, REASON_LIMIT)}. To get another GPU, {restart}%reserve_gpu --release and "
+        f"{shown(reason, REASON_LIMIT)}. To get another GPU, {run} %reserve_gpu --release and "
         f"then %reserve_gpu. {TELL_ADMINISTRATOR}"
     )
 

@@ -271,6 +271,6 @@ def _ticket_dict(ticket: Ticket, every_uuid: set[str]) -> dict[str, Any]:
 def _about(holder: Holder) -> dict[str, Any]:
     """Return what a holder and a waiter have in common."""
     who = holder.record.who._replace(pid=holder.pid, user=holder.user)._asdict()
-    del who["namespace"]
+    del who["namespace"], who["mounts"]
     ours = {"note": holder.note, "since": holder.since}
     return {**who, **ours, "confirmed": holder.confirmed, "elsewhere": holder.elsewhere}
