@@ -227,7 +227,7 @@ def renumbered(notice: notices.Renumbered) -> str:
     text = f"{before.label} is {now.label} now: the driver has renumbered the GPUs"
     if is_late:
         return f"{text}, and CUDA has started on another GPU here. Restart the kernel."
-    return f"{text}. The variables of this kernel are set for {now.label}."
+    return f"{text}. The variables are set for {now.label}."
 
 
 @say.register

@@ -1,0 +1,349 @@
+"""A reservation is of a device, whatever number the driver gives it, and ends with the device."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu.core.refresh import compare
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.model import Device
+from reserve_gpu.notices import LostDevice, Renumbered, Unusable
+from tests.locked import held
+from tests.reserving import got, of_gpu, refused, variables
+
+if TYPE_CHECKING:
+    from tests.here import Here
+
+A = "gpu\n  name RTX A6000\n  bus 0000:01:00.0\n  uuid GPU-aaaaaaaa-1\n"
+B = "gpu\n  name RTX A6000\n  bus 0000:02:00.0\n  uuid GPU-bbbbbbbb-1\n"
+C = "gpu\n  name RTX A6000\n  bus 0000:03:00.0\n  uuid GPU-cccccccc-1\n"
+NEW = "gpu\n  name RTX 4090\n  bus 0000:00:10.0\n  uuid GPU-eeeeeeee-1\n"
+LOST = "fail nvmlDeviceGetHandleByIndex_v2 {} 15\n"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Starts CUDA; returns the first digits of the UUID of the only device that it sees.
+CUDA_DEVICE = """
+import ctypes
+cuda = ctypes.CDLL('libcuda.so.1')
+assert cuda.cuInit(0) == 0
+class Uuid(ctypes.Structure):
+    _fields_ = [('bytes', ctypes.c_ubyte * 16)]
+uuid, device = Uuid(), ctypes.c_int()
+cuda.cuDeviceGet(ctypes.byref(device), 0)
+cuda.cuDeviceGetUuid(ctypes.byref(uuid), device)
+bytes(uuid.bytes).hex()[:8]
+"""
+CONTEXT = "context = ctypes.c_void_p(); cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device)"
+
+
+def mig(*uuids: str) -> str:
+    instances = (
+        f"  instance {slot}\n    memory 9856\n    gi {7 + slot}\n    uuid {uuid}\n"
+        for slot, uuid in enumerate(uuids)
+    )
+    return "driver 570.86.15\ngpu\n  name NVIDIA A100\n  memory 81920\n  mig on\n" + "".join(
+        instances
+    )
+
+
+# -- the decision ----------------------------------------------------------------------------------
+
+GPU0, GPU1 = Device(0, "GPU-aaaa"), Device(1, "GPU-bbbb")
+LOSS = DeviceError("GPU is lost", 15)
+FAILURE = DeviceError("Unknown Error", 999)
+
+
+@pytest.mark.parametrize(
+    ("found", "seen", "is_late", "devices", "notices"),
+    [
+        (GPU1, [], False, (GPU1,), []),
+        (GPU1, ["bbbb"], True, (GPU1,), []),
+        (GPU1._replace(index=2), [], False, (GPU1._replace(index=2),), [False]),
+        (GPU1._replace(index=2), ["bbbb"], True, (GPU1._replace(index=2),), [False]),
+        (GPU1._replace(index=2), ["aaaa"], True, (GPU1._replace(index=2),), [True]),
+        (LOSS, [], False, (), [LostDevice(GPU1, "GPU is lost", is_late=False)]),
+        (LOSS, ["bbbb"], True, (GPU1,), [LostDevice(GPU1, "GPU is lost", is_late=True)]),
+        (FAILURE, [], False, (GPU1,), [Unusable(GPU1, "Unknown Error", is_late=False)]),
+    ],
+)
+def test_compare(
+    found: Device | DeviceError,
+    seen: list[str],
+    is_late: bool,  # noqa: FBT001 - a column of the table
+    devices: tuple[Device, ...],
+    notices: list[bool | LostDevice | Unusable],
+) -> None:
+    """A device gets its new number; a lost one is released unless CUDA runs; others are kept."""
+    expected = [
+        Renumbered(GPU1, GPU1._replace(index=2), each) if isinstance(each, bool) else each
+        for each in notices
+    ]
+    change = compare([GPU1], {GPU1: found}, seen, is_late=is_late)
+    assert (change.devices, change.notices) == (devices, expected)
+
+
+# -- the numbers change ----------------------------------------------------------------------------
+
+
+def test_the_next_cell_has_the_new_number(here: Here) -> None:
+    """After a GPU is plugged in, the next cell says so, and runs with the right variables."""
+    here.write(A + B)
+    shell = here.shell()
+    shell.run("%reserve_gpu 1")
+    here.write(NEW + A + B)
+    cell = shell.run("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    assert cell.stdout == "2\n"
+    assert cell.stderr == (
+        "Warning: GPU1 is GPU2 now: the driver has renumbered the GPUs. The variables are set for "
+        "GPU2.\n"
+    )
+    assert shell.run("1").stderr == ""
+    assert [device.index for device in reserve_gpu.current().devices] == [2]  # type: ignore[union-attr]
+    here.write(B)  # the others are gone
+    cell = shell.run("%reserve_gpu")
+    assert "GPU2 is GPU0 now" in cell.stderr
+    assert cell.stdout.endswith("CUDA_VISIBLE_DEVICES = '0'\n")
+
+
+def test_python_has_the_new_number(here: Here) -> None:
+    """reserve() in a script returns the same reservation with the number that the GPU has now."""
+    here.write(A + B + C)
+    reservation = reserve_gpu.reserve("2,0")
+    here.write(NEW + A + B + C)
+    with pytest.warns(reserve_gpu.ReserveGPUWarning) as warnings:
+        assert reserve_gpu.reserve() is reservation
+    told = [str(each.message).partition(":")[0] for each in warnings]
+    assert told == ["GPU2 is GPU3 now", "GPU0 is GPU1 now"]
+    assert variables()[VISIBLE] == reservation.environ[VISIBLE] == "3,1"
+    assert [device.index for device in reservation.devices] == [3, 1]
+
+
+def test_others_read_the_new_number(here: Here) -> None:
+    """The lock file names the number that its holder's variable has now."""
+    here.write(A + B)
+    shell = here.shell()
+    shell.run("%reserve_gpu 1")
+    here.write(NEW + A + B)
+    shell.run("1")
+    fields = json.loads((here.locks / "GPU-bbbbbbbb-1.lock").read_bytes())
+    assert (fields["label"], fields["index"], fields["visible"]) == ("GPU2", 2, "2")
+
+
+@pytest.mark.process
+def test_a_number_that_another_variable_names(here: Here) -> None:
+    """No GPU is given out while CUDA in another process would start on it by an old number."""
+    here.write(A + B)
+    with here.child() as child:
+        child.reserve("1")
+        here.write(NEW + A + B)
+        text = refused("1")
+        assert "No free GPU devices: GPU1 is reserved." in text
+        assert f"(pid {child.pid}) reserved another GPU when that had this number" in text
+        assert of_gpu(str(reserve_gpu.status()), "1").startswith("reserved")
+        assert got(name="4090") == "0"
+        assert child.run(CUDA_DEVICE).value == "aaaaaaaa"  # which nobody else has
+        reserve_gpu.release()
+    assert got("1") == "1"
+
+
+@pytest.mark.process
+def test_a_number_that_its_holder_corrects(here: Here) -> None:
+    """A GPU can be had as soon as the holder of another one has looked its number up again."""
+    here.write(A + B)
+    with here.child() as child:
+        child.reserve("1")
+        here.write(NEW + A + B)
+        refused("1")
+        assert child.reserve().value == "2"
+        assert got("1") == "1"
+        assert child.run(CUDA_DEVICE).value == "bbbbbbbb"
+
+
+@pytest.mark.process
+def test_a_number_that_its_holder_does_not_need(here: Here) -> None:
+    """A holder that computes on its own GPU keeps nobody from the GPU that has its old number."""
+    contexts = here.folder / "contexts"
+    contexts.mkdir()
+    here.write(f"contexts {contexts}\n" + A + B)
+    with here.child() as child:
+        child.reserve("1")
+        assert child.run(CUDA_DEVICE).value == "bbbbbbbb"
+        assert child.run(CONTEXT).error is None
+        here.write(f"contexts {contexts}\n" + NEW + A + B)
+        assert got("1") == "1"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("other", [{"mounts": 1}, {"job": "4711"}, {"label": "GPU1:0"}])
+def test_a_number_of_another_numbering(here: Here, other: dict[str, object]) -> None:
+    """A container or a job with numbers of its own, or an instance, keeps nobody from a GPU."""
+    here.write(A + B)
+    with here.child() as child:
+        child.reserve("1")
+        here.write(NEW + A + B)
+        path = here.locks / "GPU-bbbbbbbb-1.lock"
+        path.write_text(json.dumps({**json.loads(path.read_bytes()), **other}))
+        assert got("1") == "1"
+
+
+# -- the device is gone ----------------------------------------------------------------------------
+
+
+def test_a_lost_gpu_is_replaced(here: Here) -> None:
+    """%reserve_gpu gives a notebook another GPU in place of one that has fallen off the bus."""
+    here.write(A + B)
+    shell = here.shell()
+    shell.run("%reserve_gpu")
+    here.write(LOST.format(0) + A + B)
+    cell = shell.run("%reserve_gpu")
+    assert "Reserving GPU1" in cell.stdout
+    assert cell.stderr == (
+        "Warning: GPU0 can't be used any more: GPU is lost (nvmlDeviceGetHandleByIndex). It is no "
+        "longer reserved for this kernel.\n"
+    )
+    assert held(here) == [1]
+
+
+def test_a_lost_gpu_without_another(here: Here) -> None:
+    """If no other GPU is free, the notebook sees none, and reads why."""
+    here.write(A)
+    shell = here.shell()
+    shell.run("%reserve_gpu")
+    here.write(LOST.format(0) + A)
+    cell = shell.run("%reserve_gpu")
+    assert "GPU is lost" in cell.stderr + cell.stdout
+    assert variables() == {VISIBLE: ""}
+    assert held(here) == []
+
+
+def test_one_of_two_is_lost(here: Here) -> None:
+    """A reservation of several GPUs goes on with those that are left."""
+    here.write(A + B + C)
+    shell = here.shell()
+    shell.run("%reserve_gpu 2,0")
+    here.write(LOST.format(0) + A + B + C)
+    assert "GPU0 can't be used any more" in shell.run("1").stderr
+    assert variables()[VISIBLE] == "2"
+    assert held(here) == [2]
+
+
+def test_a_removed_gpu_leaves_its_number(here: Here) -> None:
+    """A notebook whose GPU was removed does not see the GPU that has the number from then on."""
+    here.write(A + B)
+    shell = here.shell()
+    shell.run("%reserve_gpu 0")
+    here.write(B)
+    cell = shell.run("import os; print([os.environ['CUDA_VISIBLE_DEVICES']])")
+    assert cell.stdout == "['']\n"
+    assert "GPU0 can't be used any more: the driver does not show it any more" in cell.stderr
+
+
+def test_instances_are_made_anew(here: Here) -> None:
+    """The number of an instance means the instance that has it now."""
+    here.write(mig("MIG-1111", "MIG-2222"))
+    shell = here.shell()
+    shell.run("%reserve_gpu 0:1")
+    here.write(mig("MIG-3333", "MIG-4444", "MIG-5555"))
+    cell = shell.run("%reserve_gpu 0:1")
+    assert "CUDA_VISIBLE_DEVICES = 'MIG-4444'" in cell.stdout
+    assert "reset" not in cell.stderr
+    here.write("gpu\n  name NVIDIA A100\n  memory 81920\n  mig on\n")  # and none is left
+    assert "GPU0:1 can't be used any more" in shell.run("1").stderr
+    assert variables() == {VISIBLE: ""}
+
+
+def test_a_driver_that_does_not_answer_takes_nothing_away(here: Here) -> None:
+    """A driver that does not start, or a reading that fails, releases nothing."""
+    here.write(A + B)
+    shell = here.shell()
+    shell.run("%reserve_gpu 1")
+    for trouble in ("fail nvmlInitWithFlags * 18\n", "fail nvmlDeviceGetUUID 1 999\n"):
+        here.write(trouble + A + B)
+        assert shell.run("1").stderr == ""
+        assert (variables()[VISIBLE], held(here)) == ("1", [1])
+
+
+@pytest.mark.process
+@pytest.mark.ipython
+def test_a_restart_drops_a_lost_gpu(here: Here) -> None:
+    """A kernel that runs CUDA on a lost GPU is told to restart, and then gets another one."""
+    here.write(A + B)
+    with here.kernel() as kernel:
+        kernel.run("%reserve_gpu 0")
+        kernel.run("import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)")
+        here.write(LOST.format(0) + A + B)
+        told = kernel.run("%reserve_gpu").all
+        assert "Restart the kernel: %reserve_gpu then reserves another GPU." in told
+        kernel.restart()
+        kernel.load()
+        cell = kernel.run("%reserve_gpu")
+        assert "Reserving GPU1" in cell.stdout
+        assert "GPU0 can't be used any more" in cell.all
+        kernel.restart()
+        kernel.load()
+        assert "Reserving GPU1" in kernel.run("%reserve_gpu").stdout
+
+
+@pytest.mark.process
+@pytest.mark.ipython
+def test_own_processes_from_before_a_restart(here: Here) -> None:
+    """A process that outlives the restart is the user's own, and the line says how to end it."""
+    with here.kernel() as kernel:
+        kernel.run("%reserve_gpu 0")
+        code = "import subprocess as s; print(s.Popen(['sleep', '99'], start_new_session=True).pid)"
+        pid = int(kernel.run(code).stdout)
+        try:
+            here.write(f"gpu\n  compute {pid} 3000 until-dead\ngpu")
+            kernel.restart()
+            kernel.load()
+            told = kernel.run("%reserve_gpu").all
+        finally:
+            os.kill(pid, 9)
+        assert "GPU0 is still used by your own process from before the restart: " in told
+        assert f"To free the memory, end it:\n!kill {pid}\n" in f"{told}\n"
+        assert "others use it" not in told
+
+
+# -- from elsewhere --------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("trouble", "word"),
+    [
+        (LOST.format(1), "train.ipynb"),
+        (LOST.format(1), "1"),
+        ("fail nvmlInitWithFlags * 18\n", "GPU1"),
+        ("fail nvmlInitWithFlags * 18\n", "train"),
+    ],
+)
+def test_release_whatever_the_driver_says(here: Here, trouble: str, word: str) -> None:
+    """A notebook releases a lost GPU, or one of a driver that does not start, on request."""
+    here.write(A + B)
+    with here.kernel(JPY_SESSION_NAME="train.ipynb") as kernel:
+        kernel.run("%reserve_gpu 1")
+        here.write(trouble + A + B)
+        done = here.command(sys.executable, "-m", "reserve_gpu", "release", word)
+        assert done.stdout == f"Released GPU1 of train.ipynb (pid {kernel.pid}).\n"
+        assert done.returncode == 0
+        here.write(A + B)
+        assert held(here) == []
+
+
+@pytest.mark.process
+def test_a_number_means_the_gpu_that_has_it(here: Here) -> None:
+    """`release 0` releases GPU0 as it is now, and nothing that was GPU0, or was typed with a 0."""
+    here.write(A + B)
+    with here.kernel(JPY_SESSION_NAME="x.ipynb") as kernel:
+        kernel.run("%reserve_gpu 0")
+        here.write(NEW + A + B)
+        done = here.command(sys.executable, "-m", "reserve_gpu", "release", "0")
+        assert done.returncode == 2
+        assert "You hold no GPU by the name 0." in done.stderr
+        done = here.command(sys.executable, "-m", "reserve_gpu", "release", "1")
+        assert done.stdout.startswith("Released GPU1 of x.ipynb")
