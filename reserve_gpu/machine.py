@@ -165,14 +165,14 @@ def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
 
 
 def taken_number(nvml: Nvml, device: Device, holders: Sequence[Holder]) -> str | None:
-    """Return why CUDA in another process may start on this device, None if it can't.
+    """Return the reason to refuse a device whose number another reservation still names.
 
-    A process that reserved another GPU under the number that this device has now still names that
-    number in CUDA_VISIBLE_DEVICES, until its CUDA has started, or its kernel has looked again.
+    A process that reserved another GPU under this number keeps it in CUDA_VISIBLE_DEVICES. CUDA in
+    that process would start on this device.
 
     Args:
-        nvml: A conversation with the driver.
-        device: The device that somebody wants, locked by nobody else.
+        nvml: The NVML session.
+        device: The requested device, which no other process has locked.
         holders: The processes whose GPU had this device's number at its reservation.
     """
     own = device_of(lock_name(device.uuid))

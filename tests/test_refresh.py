@@ -16,6 +16,7 @@ from reserve_gpu.model import Device
 from reserve_gpu.notices import LostDevice, Renumbered, Unusable
 from tests.locked import held
 from tests.reserving import got, of_gpu, refused, variables
+from tests.waiters import Waiter
 
 if TYPE_CHECKING:
     from tests.here import Here
@@ -136,7 +137,7 @@ def test_others_read_the_new_number(here: Here) -> None:
 
 @pytest.mark.process
 def test_a_number_that_another_variable_names(here: Here) -> None:
-    """No GPU is given out while CUDA in another process would start on it by an old number."""
+    """A GPU is refused while CUDA in another process would start on it by an old number."""
     here.write(A + B)
     with here.child() as child:
         child.reserve("1")
@@ -153,7 +154,7 @@ def test_a_number_that_another_variable_names(here: Here) -> None:
 
 @pytest.mark.process
 def test_a_number_that_its_holder_corrects(here: Here) -> None:
-    """A GPU can be had as soon as the holder of another one has looked its number up again."""
+    """A GPU is available once the holder of the other GPU has looked up its number again."""
     here.write(A + B)
     with here.child() as child:
         child.reserve("1")
@@ -165,8 +166,21 @@ def test_a_number_that_its_holder_corrects(here: Here) -> None:
 
 
 @pytest.mark.process
+def test_the_numbers_change_during_a_wait(here: Here) -> None:
+    """A waiter gets the GPU for which it waits, by the number that this GPU has in the end."""
+    here.write(A + B)
+    with here.child() as child:
+        got("1")
+        waiter = Waiter(here, child, "'1'")
+        here.write(NEW + A + B)
+        reserve_gpu.release()
+        assert waiter.answer().value == "2"
+        assert child.run(CUDA_DEVICE).value == "bbbbbbbb"
+
+
+@pytest.mark.process
 def test_a_number_that_its_holder_does_not_need(here: Here) -> None:
-    """A holder that computes on its own GPU keeps nobody from the GPU that has its old number."""
+    """A holder that already computes on its own GPU does not block the one with its old number."""
     contexts = here.folder / "contexts"
     contexts.mkdir()
     here.write(f"contexts {contexts}\n" + A + B)
@@ -181,7 +195,7 @@ def test_a_number_that_its_holder_does_not_need(here: Here) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("other", [{"mounts": 1}, {"job": "4711"}, {"label": "GPU1:0"}])
 def test_a_number_of_another_numbering(here: Here, other: dict[str, object]) -> None:
-    """A container or a job with numbers of its own, or an instance, keeps nobody from a GPU."""
+    """A holder whose numbering is independent, as in a container or a job, blocks no GPU."""
     here.write(A + B)
     with here.child() as child:
         child.reserve("1")
@@ -222,7 +236,7 @@ def test_a_lost_gpu_without_another(here: Here) -> None:
 
 
 def test_one_of_two_is_lost(here: Here) -> None:
-    """A reservation of several GPUs goes on with those that are left."""
+    """A reservation of several GPUs keeps those that still work."""
     here.write(A + B + C)
     shell = here.shell()
     shell.run("%reserve_gpu 2,0")
@@ -243,8 +257,8 @@ def test_a_removed_gpu_leaves_its_number(here: Here) -> None:
     assert "GPU0 can't be used any more: the driver does not show it any more" in cell.stderr
 
 
-def test_instances_are_made_anew(here: Here) -> None:
-    """The number of an instance means the instance that has it now."""
+def test_instances_are_recreated(here: Here) -> None:
+    """The number of a MIG instance means the instance that has it now."""
     here.write(mig("MIG-1111", "MIG-2222"))
     shell = here.shell()
     shell.run("%reserve_gpu 0:1")
@@ -271,7 +285,7 @@ def test_a_driver_that_does_not_answer_takes_nothing_away(here: Here) -> None:
 @pytest.mark.process
 @pytest.mark.ipython
 def test_a_restart_drops_a_lost_gpu(here: Here) -> None:
-    """A kernel that runs CUDA on a lost GPU is told to restart, and then gets another one."""
+    """A kernel that runs CUDA on a lost GPU is told to restart, which gets it another GPU."""
     here.write(A + B)
     with here.kernel() as kernel:
         kernel.run("%reserve_gpu 0")
@@ -322,7 +336,7 @@ def test_own_processes_from_before_a_restart(here: Here) -> None:
         ("fail nvmlInitWithFlags * 18\n", "train"),
     ],
 )
-def test_release_whatever_the_driver_says(here: Here, trouble: str, word: str) -> None:
+def test_release_in_spite_of_the_driver(here: Here, trouble: str, word: str) -> None:
     """A notebook releases a lost GPU, or one of a driver that does not start, on request."""
     here.write(A + B)
     with here.kernel(JPY_SESSION_NAME="train.ipynb") as kernel:

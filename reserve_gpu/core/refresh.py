@@ -1,8 +1,8 @@
 """Compare the devices that this process holds with what the driver shows now.
 
 A reservation is of a device, which has a UUID, while CUDA reads the number that the device had when
-it was reserved. The driver numbers all GPUs anew when one is added, removed or bound to another
-driver, and it can lose a GPU (Xid 79: https://docs.nvidia.com/deploy/xid-errors/).
+it was reserved. The driver renumbers all GPUs if one is added, removed or bound to another driver,
+and it can lose a GPU (Xid 79: https://docs.nvidia.com/deploy/xid-errors/).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def pci_addresses() -> tuple[str, ...] | None:
 
 
 def refresh(owner: Owner) -> list[Notice]:
-    """Correct the numbers of what is held, and release what the driver has lost.
+    """Correct the numbers of the held devices, and release those that the driver has lost.
 
-    Once CUDA has started nothing is released, because the process goes on using what it has. A
-    driver that does not start tells nothing, and changes nothing.
+    Once CUDA has started, nothing is released, because the process continues to use its devices. A
+    driver that does not start changes nothing.
 
     Returns:
-        What the user has to know.
+        Notices for the user.
     """
     held = owner.held
     if held is None:
@@ -72,8 +72,8 @@ class Comparison(NamedTuple):
     """The outcome of a comparison.
 
     Attributes:
-        devices: The devices to hold from now on, in the order of before.
-        notices: What the user has to know.
+        devices: The devices to hold from now on, in their previous order.
+        notices: Notices for the user.
     """
 
     devices: tuple[Device, ...]
@@ -87,11 +87,11 @@ def compare(
     *,
     is_late: bool,
 ) -> Comparison:
-    """Decide what becomes of the held devices.
+    """Decide which devices to keep, and how they are numbered now.
 
     Args:
         held: The devices as they were reserved.
-        found: Each of them as the driver describes it now, or why it can't be used.
+        found: Each of them as the driver describes it now, or the error of its reading.
         seen: Bare UUIDs of the devices that CUDA sees in this process.
         is_late: Whether CUDA has started in this process.
     """
