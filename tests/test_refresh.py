@@ -246,6 +246,19 @@ def test_one_of_two_is_lost(here: Here) -> None:
     assert held(here) == [2]
 
 
+@pytest.mark.process
+def test_one_of_two_is_lost_to_a_joined_process(here: Here) -> None:
+    """A process that joined the reservation keeps the GPUs that still work as well."""
+    here.write(A + B)
+    with here.kernel(JPY_SESSION_NAME="train.ipynb") as host, here.kernel() as guest:
+        host.run("%reserve_gpu 0,1")
+        guest.run("%reserve_gpu --join")
+        here.write(LOST.format(0) + A + B)
+        assert "GPU0 can't be used any more" in guest.run("1").all
+        assert "CUDA_VISIBLE_DEVICES = '1'" in guest.run("%reserve_gpu").stdout
+        assert "CUDA_VISIBLE_DEVICES = '1'" in host.run("%reserve_gpu").stdout
+
+
 def test_a_removed_gpu_leaves_its_number(here: Here) -> None:
     """A notebook whose GPU was removed does not see the GPU that has the number from then on."""
     here.write(A + B)

@@ -117,6 +117,19 @@ class Held(NamedTuple):
         """Tell whether both are parts of the same devices."""
         return None not in (self.part_mib, other.part_mib) and self.devices == other.devices
 
+    def on(self, devices: Sequence[Device]) -> "Held":
+        """Return what is held, without the devices that are missing here.
+
+        Args:
+            devices: Some of the held ones, by their UUIDs, as the driver describes them now.
+        """
+        guest = self.guest
+        if guest:
+            since = dict(zip((device.uuid for device in self.devices), guest.of, strict=True))
+            guest = guest._replace(of=tuple(since[device.uuid] for device in devices))
+        locks = {device.uuid: self.locks[device.uuid] for device in devices}
+        return self._replace(devices=tuple(devices), locks=locks, guest=guest)
+
     def has_same_shape(self, other: "Held") -> bool:
         """Tell whether both set the same variables, and belong to the same reservation."""
         mine, others = ((h.devices, h.part_mib, h.reservation) for h in (self, other))

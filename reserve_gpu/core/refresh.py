@@ -125,7 +125,6 @@ def _look(gpus: Nvml, device: Device) -> Device | DeviceError:
 
 def _hold(owner: Owner, held: Held, devices: tuple[Device, ...]) -> None:
     if devices:
-        locks = {device.uuid: held.locks[device.uuid] for device in devices}
-        owner.become(held._replace(devices=devices, locks=locks))
+        owner.become(held.on(devices))
     else:
         owner.let_go(End.RELEASED)

@@ -256,7 +256,7 @@ def test_another_wish_counts_what_is_kept(here: Here, kept: str, wish: str, visi
 
 
 def test_the_old_kernels_memory_is_no_use(here: Here) -> None:
-    """What the driver still counts of the old kernel is not told; what somebody else uses is."""
+    """A warning names the user's other processes on the GPU, but not the old kernel itself."""
     with file_of(here) as file, here.child() as first, here.child() as second:
         first.reserve("'1'")
         leave(first, file)
@@ -265,9 +265,28 @@ def test_the_old_kernels_memory_is_no_use(here: Here) -> None:
             here.add(f"compute {first.pid} 900\ncompute {other.pid} 100")
             visible, (line,) = take_over(second, file)
             assert visible == "1"
-            assert line.startswith("GPU1 is reserved for this kernel, but others use it: busy, ")
+            assert line.startswith("GPU1 is still used by your own process from before the restart")
             assert f"pid {other.pid}" in line
             assert f"pid {first.pid}" not in line
+
+
+@pytest.mark.xdist_group("users")
+def test_another_users_process_on_a_kept_gpu(users: Machine) -> None:
+    """A warning after a restart tells a process of another user from the user's own."""
+    with (
+        file_of(users) as file,
+        child_of(users, NOBODY) as first,
+        child_of(users, DAEMON) as other,
+        child_of(users, NOBODY) as second,
+    ):
+        last = users.scenario.read_text().count("gpu\n") - 1
+        first.reserve(f"'{last}'")
+        leave(first, file)
+        first.kill()
+        users.add(f"compute {other.pid} 100")
+        _, (line,) = take_over(second, file)
+        assert f"GPU{last} is reserved for this kernel, but others use it: busy, " in line
+        assert f"pid {other.pid}" in line
 
 
 # -- who may not have it, and what may go wrong ----------------------------------------------------
