@@ -46,6 +46,7 @@ class Code:
     FUNCTION_NOT_FOUND = 13
     CORRUPTED_INFOROM = 14
     GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
     OPERATING_SYSTEM = 17
     LIB_RM_VERSION_MISMATCH = 18
     NO_DATA = 21
@@ -102,7 +103,7 @@ class DeviceError(Exception):
         super().__init__(reason)
         self.code = code
         self.state = State.DENIED if code == Code.NO_PERMISSION else State.BROKEN
-        self.is_lost = is_lost or code == Code.GPU_IS_LOST
+        self.is_lost = is_lost or code in (Code.GPU_IS_LOST, Code.RESET_REQUIRED)
 
 
 class Bindings:
