@@ -44,7 +44,7 @@ class Reservations(NamedTuple):
 
     holders: who has each device. faults: why that can't be known of a device. problem: why nothing,
     or not all, is known. others: holders of none of these devices, perhaps of lost ones.
-    numbers: holders by the label that their GPU had at its reservation.
+    old_numbers: by UUID, the holders of other GPUs that had the number of this one.
     """
 
     holders: Mapping[str, tuple[Holder, ...]]
@@ -52,7 +52,7 @@ class Reservations(NamedTuple):
     waiting: Sequence[Ticket] = ()
     problem: str | None = None
     others: tuple[Holder, ...] = ()
-    numbers: Mapping[str, Sequence[Holder]] = {}
+    old_numbers: Mapping[str, Sequence[Holder]] = {}
 
 
 def look(nvml: Nvml, *, idle_mib: float | None = None, ruled: Rules | None = None) -> LookResult:
@@ -164,7 +164,7 @@ def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
     return True
 
 
-def taken_number(nvml: Nvml, device: Device, holders: Sequence[Holder]) -> str | None:
+def taken_number(nvml: Nvml, holders: Sequence[Holder]) -> str | None:
     """Return the reason to refuse a device whose number another reservation still names.
 
     A process that reserved another GPU under this number keeps it in CUDA_VISIBLE_DEVICES. CUDA in
@@ -172,13 +172,10 @@ def taken_number(nvml: Nvml, device: Device, holders: Sequence[Holder]) -> str |
 
     Args:
         nvml: The NVML session.
-        device: The requested device, which no other process has locked.
-        holders: The processes whose GPU had this device's number at its reservation.
+        holders: The holders of other GPUs that had this device's number at their reservation.
     """
-    own = device_of(lock_name(device.uuid))
     for holder in holders:
-        file = device_of(holder.file or "")
-        if file != own and holder.listed_pid != os.getpid() and not _is_on(nvml, file, holder):
+        if not _is_on(nvml, device_of(holder.file or ""), holder):
             name = shown(holder.name or "A process", NAME_LIMIT)
             return (
                 f"{name} (pid {holder.pid}) reserved another GPU when that had this number; CUDA "
@@ -218,7 +215,7 @@ def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
                         faults,
                         directory.tickets(),
                         others=others,
-                        numbers=directory.listed_numbers(),
+                        old_numbers=_old_numbers(directory, devices),
                     )
             except MutexHeldError as error:
                 holders, faults = _holders(uuids, directory.listed_holders_of)
@@ -226,6 +223,15 @@ def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
                 return Reservations(holders, {**unseen, **faults}, waiting, str(error))
     except LockError as error:
         return Reservations({}, unseen, problem=str(error))
+
+
+def _old_numbers(
+    directory: LockDirectory, devices: Sequence[Device | Fault]
+) -> dict[str, list[Holder]]:
+    """Return for each device the holders of other GPUs that had its number; under the mutex."""
+    numbers = directory.listed_numbers()
+    known = [device for device in devices if isinstance(device, Device)]
+    return {d.uuid: directory.others_with_number(d.index, d.uuid, numbers) for d in known}
 
 
 def _holders(
@@ -264,7 +270,7 @@ def _row(
         row = row._replace(state=row.use_state)
     elif fault:
         row = row._replace(state=State.UNKNOWN, reason=fault)
-    elif reason := taken_number(nvml, device, reservations.numbers.get(f"GPU{device.index}", ())):
+    elif reason := taken_number(nvml, reservations.old_numbers.get(device.uuid, ())):
         row = row._replace(state=State.RESERVED, reason=reason)
     if fault:
         return row

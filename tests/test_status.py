@@ -270,12 +270,12 @@ LOST = "fail nvmlDeviceGetHandleByIndex_v2 1 15"
 @pytest.mark.process
 @pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
 def test_a_lost_gpu_keeps_its_holder(here: Here, *, memory: str | None) -> None:
-    """Who holds a GPU that is lost is named until they let go, by the number in their record."""
+    """The holder of a lost GPU is named until it releases it, by the number in its record."""
     with here.child() as holder:
-        assert holder.reserve(f"'1', memory={memory!r}").value == "1"
+        wish = f"'1', note='until Friday', memory={memory!r}"
+        assert holder.reserve(wish).value == "1"
         here.add(LOST)
         assert devices()[1]["holders"][0]["pid"] == holder.pid
-        holder.reserve(f"note='until Friday', memory={memory!r}")
         first, lost = devices()
         text = str(reserve_gpu.status())
         is_its_own = devices_of(holder)[1]["is_this_process"]

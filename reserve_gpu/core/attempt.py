@@ -194,7 +194,7 @@ class Look:
         self._everything = everything
         self._has_enough: dict[str, bool] = {}  # of each ticket for several, as first found
         self._by_rules = by_rules
-        self._numbers: Mapping[str, Sequence[Holder]] | None = None  # read when first needed
+        self._numbers: Mapping[str, Sequence[str]] | None = None  # read when first needed
         self._readings_until = time.monotonic() + READINGS_LIMIT_S
 
     def choose(self, devices: Sequence[Device | Fault], taken: Taken) -> list[Device] | None:
@@ -261,11 +261,11 @@ class Look:
 
     def _numbered(self, device: Device, row: Row) -> Row:
         """Return the row of a free device, or of one on which another process may start CUDA."""
+        locks, reason = self._asking.locks, None
         if self._numbers is None:
-            self._numbers = self._asking.locks.listed_numbers()
-        reason = None
-        if holders := self._numbers.get(f"GPU{device.index}"):
-            reason = machine.taken_number(self._asking.gpus, device, holders)
+            self._numbers = locks.listed_numbers()
+        if holders := locks.others_with_number(device.index, device.uuid, self._numbers):
+            reason = machine.taken_number(self._asking.gpus, holders)
         return row._replace(state=State.RESERVED, reason=reason) if reason else row
 
     def _of_others(self, device: Device, whole: Holder | None, held: Lock | None) -> Row:

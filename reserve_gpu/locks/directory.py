@@ -19,14 +19,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
-from reserve_gpu import calls, proc, settings, this_process
+from reserve_gpu import calls, foreign, proc, settings, this_process
 from reserve_gpu.errors import LockError, MutexHeldError, shell_line, shown
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.holders import SHARE, Holders, is_own_guest
 from reserve_gpu.locks.lock import Lock, flock, kernel_device
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -227,8 +227,8 @@ class LockDirectory:
         others = sorted(name for name in names if not name.startswith(known))[:MOST_LOST]
         return tuple(map(self.holders.of, filter(self._is_held, others)))
 
-    def listed_numbers(self) -> dict[str, list[Holder]]:
-        """Return the holders of whole GPUs by the label that their GPU had at its reservation.
+    def listed_numbers(self) -> dict[str, list[str]]:
+        """Return the lock files of whole GPUs by the label that the GPU had at its reservation.
 
         Only processes that share this one's numbering of the GPUs count. The labels are from the
         holders' records and the locks from the kernel's list, which may miss some.
@@ -236,13 +236,29 @@ class LockDirectory:
         mounts, job = proc.mount_namespace(), this_process.job()
         names = (n for n in self.holders.names if n.endswith(".lock"))
         others = sorted(n for n in names if not n.startswith((MUTEX, QUEUE)))[:MOST_LOST]
-        found: dict[str, list[Holder]] = {}
+        found: dict[str, list[str]] = {}
         for name in filter(self.holders.lists, others):
-            record, _ = self.holders.record(name)
-            is_whole = record.index is not None and record.label == f"GPU{record.index}"
-            if is_whole and (record.who.mounts, record.who.job) == (mounts, job):
-                found.setdefault(record.label or "", []).append(self.holders.of(name))
+            said = foreign.Fields(self.holders.fields(name))
+            label, index = said.text("label"), said.integer("index")
+            is_whole = index is not None and label == f"GPU{index}"
+            if label and is_whole and (said.integer("mounts"), said.text("job")) == (mounts, job):
+                found.setdefault(label, []).append(name)
         return found
+
+    def others_with_number(
+        self, index: int, uuid: str, numbers: Mapping[str, Sequence[str]]
+    ) -> list[Holder]:
+        """Return the holders of other GPUs that had this number at their reservation.
+
+        Args:
+            index: The number of a GPU.
+            uuid: The UUID of the device that has the number now.
+            numbers: The result of `listed_numbers`.
+        """
+        own = device_of(lock_name(uuid))
+        names = (name for name in numbers.get(f"GPU{index}", ()) if device_of(name) != own)
+        holders = map(self.holders.of, names)
+        return [holder for holder in holders if holder.listed_pid != os.getpid()]
 
     def holders_by(
         self, uid: int, uuids: Collection[str], besides: Collection[str] = ()

@@ -10,7 +10,7 @@ import errno
 import math
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import proc
 from reserve_gpu.errors import TOO_MANY_FILES, LockError
@@ -57,7 +57,7 @@ class Holders:
 
     def of(self, name: str) -> Holder:
         """Return the holder of a file that is known to be locked, as far as it can be seen."""
-        record, status = self.record(name)
+        record, status = self._record(name)
         if status is None:
             return Holder(file=name)
         if is_sharers(name):
@@ -69,7 +69,7 @@ class Holders:
 
     def ticket(self, name: str) -> Ticket:
         """Return the ticket in a file that a waiter has locked."""
-        record, status = self.record(name)
+        record, status = self._record(name)
         if status is None:
             return Ticket(0, name, None, Holder())
         asks = record.asks or Asks()
@@ -106,8 +106,15 @@ class Holders:
             pid = self._pid(status)
         return named(record, _keeper(pid, status) if pid else None, status.st_mtime)
 
-    def record(self, name: str) -> tuple[Record, os.stat_result | None]:
-        """Return the record in a file and the file's status, None if it can't be opened."""
+    def fields(self, name: str) -> dict[str, Any]:
+        """Return the fields of a record, unchecked; none if the file can't be opened."""
+        descriptor = files.open_to_look(self._directory, name)
+        if descriptor is None:
+            return {}
+        with descriptors.closing(descriptor):
+            return records.fields(descriptor)
+
+    def _record(self, name: str) -> tuple[Record, os.stat_result | None]:
         descriptor = files.open_to_look(self._directory, name)
         if descriptor is None:
             return Record(), None

@@ -37,7 +37,7 @@ def myself() -> Who:
 
 def read(descriptor: int) -> Record:
     """Return the record in an open lock file, an empty one where it is none of ours."""
-    return Record.from_dict(_fields(descriptor))
+    return Record.from_dict(fields(descriptor))
 
 
 def write(descriptor: int, record: Record) -> None:
@@ -45,10 +45,10 @@ def write(descriptor: int, record: Record) -> None:
 
     On a full disk the record is lost.
     """
-    fields = record.to_dict()
-    if _without_times(fields) == _without_times(_fields(descriptor)):
+    new = record.to_dict()
+    if _without_times(new) == _without_times(fields(descriptor)):
         return
-    data = json.dumps(fields).encode()
+    data = json.dumps(new).encode()
     with suppress(OSError):
         try:
             # Cover a longer record first: a reader must not find the rest of it behind this one.
@@ -59,13 +59,14 @@ def write(descriptor: int, record: Record) -> None:
             os.ftruncate(descriptor, 0)
 
 
-def _fields(descriptor: int) -> dict[str, Any]:
+def fields(descriptor: int) -> dict[str, Any]:
+    """Return the fields in an open lock file, none if it is no record."""
     with suppress(OSError, ValueError):
-        fields = foreign.parsed(os.pread(descriptor, BYTES_LIMIT + 1, 0), BYTES_LIMIT)
-        if isinstance(fields, dict):
-            return fields
+        parsed = foreign.parsed(os.pread(descriptor, BYTES_LIMIT + 1, 0), BYTES_LIMIT)
+        if isinstance(parsed, dict):
+            return parsed
     return {}
 
 
-def _without_times(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name not in ("since", "written")}
+def _without_times(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in said.items() if name not in ("since", "written")}
