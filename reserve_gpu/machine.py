@@ -85,7 +85,7 @@ def reserved_without_driver() -> tuple[Row, ...]:
 
     Raises LockError.
     """
-    with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
+    with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S, reads_only=True):
         holders = directory.holders_besides(())
     known: dict[int, list[Holder]] = {}
     for holder in holders:
@@ -206,7 +206,7 @@ def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
     try:
         with LockDirectory() as directory:
             try:
-                with directory.mutex(MUTEX_LIMIT_S):
+                with directory.mutex(MUTEX_LIMIT_S, reads_only=True):
                     holders, faults = _holders(uuids, directory.holders_of)
                     is_some_lost = len(uuids) < len(devices)
                     others = directory.holders_besides(uuids) if is_some_lost else ()

@@ -33,9 +33,22 @@ class Caution(NamedTuple):
 
 
 class Private(NamedTuple):
-    """A container has a lock directory of its own."""
+    """A container has a lock directory of its own. bind: How it can get the host's."""
 
     path: str
+    bind: str
+
+
+class Unsigned(NamedTuple):
+    """A lock is held, but its record could not be written.
+
+    reason: The system's. is_part: Others count the part as the whole GPU.
+    """
+
+    devices: Sequence[Device]
+    directory: str
+    reason: str
+    is_part: bool
 
 
 class Unusable(NamedTuple):
@@ -149,9 +162,9 @@ class Exceeded(NamedTuple):
 
 
 Notice: TypeAlias = (
-    "str | Caution | Private | Unusable | LostDevice | Renumbered | LeftRunning | UsedByOthers"
-    " | Stays | Changed | LockedAnew | LeftAlone | Shortened | CapsStand | ToType | Exceeded"
-    " | Reason"
+    "str | Caution | Private | Unsigned | Unusable | LostDevice | Renumbered | LeftRunning"
+    " | UsedByOthers | Stays | Changed | LockedAnew | LeftAlone | Shortened | CapsStand | ToType"
+    " | Exceeded | Reason"
 )
 
 # -- in place of one -------------------------------------------------------------------------------

@@ -70,26 +70,6 @@ def control_group() -> bytes:
     return b"/sys/fs/cgroup"
 
 
-def is_private(path: str) -> bool:
-    """Tell whether this is a container, and the directory is its own and not a mounted one.
-
-    A container's own mounts are its root, and temporary file systems such as /dev/shm.
-    """
-    if pid_namespace() in (None, INITIAL_PID_NAMESPACE):
-        return False
-    path = os.path.realpath(path)
-    mount_point, file_system = "", ""
-    with suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo") as mounts:
-        for line in mounts:  # Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo"
-            fields, rest = (part.split() for part in line.split(" - ", 1))
-            is_above = f"{path}/".startswith(f"{fields[4].rstrip('/')}/")
-            if is_above and len(fields[4]) >= len(mount_point):
-                mount_point, file_system = fields[4], rest[0]
-    if mount_point == path:
-        return False
-    return mount_point in ("", "/") or file_system in ("tmpfs", "overlay")
-
-
 def unmapped_uid() -> int | None:
     """Return the UID that stands for all unknown users of a user namespace, else None.
 

@@ -44,6 +44,7 @@ from reserve_gpu.notices import (
     ReservedAbove,
     Stays,
     TooLate,
+    Unsigned,
 )
 from reserve_gpu.report import faces, messages, pictures, times, words
 from reserve_gpu.report.faces import MAGIC, SHELL
@@ -1162,11 +1163,19 @@ CHANGED = f"{VISIBLE} was"
             ),
         ),
         (
-            messages.say(Private("/run/lock/reserve_gpu")),
+            messages.say(Private("/run/lock/reserve_gpu", "start it with --bind /run/lock")),
             (
                 "this container sees only the reservations made inside of it (in "
-                "/run/lock/reserve_gpu). To share them with the whole machine, mount one directory "
-                "into all containers and set RESERVE_GPU_LOCK_DIR to it."
+                "/run/lock/reserve_gpu). To share them with the whole machine, start it with "
+                "--bind /run/lock."
+            ),
+        ),
+        (
+            messages.say(Unsigned([GPU0], "/run/lock/reserve_gpu", "No space left", is_part=True)),
+            (
+                "GPU0 is reserved, but others can't read until when, why, or by which notebook: "
+                "/run/lock/reserve_gpu can't be written (No space left). Your part counts as the "
+                "whole GPU for them. Free some space there, or tell the administrator."
             ),
         ),
     ],

@@ -45,7 +45,7 @@ ROOMS = [
     {"log"},
     {"rules"},
     {"gpus", "locks"},
-    {"cells"},
+    {"cells", "containers"},
     {"proc", "this_kernel"},
     {"this_process", "settings", "quantities"},
     {"alarm", "heir", "programs"},

@@ -7,7 +7,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu import proc
+from reserve_gpu import containers, proc
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import kernels_file
 from reserve_gpu.core import environment, inherited, policy
@@ -120,6 +120,10 @@ def reserve(
 
 def _answer(session: Session, notices: list[Notice]) -> tuple[Reservation, list[Notice]]:
     """Return the reservation of what is held, and what to tell of it. Raises RequestError."""
+    if session.unsigned:
+        devices, (directory, *_), (reason, *_) = zip(*session.unsigned, strict=True)
+        is_part = session.now.part_mib is not None
+        notices = [*notices, notice.Unsigned(devices, directory, reason, is_part)]
     if reservation := session.reservation:
         return reservation, notices
     raise RequestError(notice.HAS_ENDED)  # other code of this process has closed its locks
@@ -278,7 +282,9 @@ def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
         if row.use_state is not State.IDLE or (row.usage and row.usage.awaits_reset)
     ]
     path = asking.locks.path
-    return [*cautions, notice.Private(path)] if proc.is_private(path) else cautions
+    if containers.is_private(path):
+        cautions.append(notice.Private(path, containers.how_to_bind()))
+    return cautions
 
 
 def _caution(asking: Asking, locked: Locked) -> Row:

@@ -91,6 +91,7 @@ class Session(Executor):
     reason: why the program before this one, in the same process, has left it no device.
     is_waiting: a call waits in the queue for a device.
     last_look: the last one of a feature whether what is held is used.
+    unsigned: Devices whose lock files could not be written, with their directory and the reason.
     """
 
     def __init__(self) -> None:
@@ -102,6 +103,7 @@ class Session(Executor):
         self._held: Held | None = None
         self._features: dict[str, Feature] = {}  # by name; those that were wanted so far
         self._signed: tuple[str | None, float] = (None, 0.0)  # as which notebook, and until when
+        self.unsigned: list[tuple[Device, str, str]] = []
         self._addresses: tuple[str, ...] | None = None  # of the GPUs, when last compared
         self._has_adopted = False
         environment.remember_over_fork()
@@ -375,10 +377,12 @@ class Session(Executor):
             kept_until=held.kept_until,
         )
         joined = held.guest.of if held.guest else [None] * len(held.devices)
+        self.unsigned = []
         for device, since in zip(held.devices, joined, strict=True):
             lock = held.locks[device.uuid]
             own = record._replace(label=device.label, index=device.index, guest_of=since)
-            lock.write(own)
+            if reason := lock.write(own):
+                self.unsigned.append((device, os.path.dirname(lock.path), reason))
 
     # -- the same again ----------------------------------------------------------------------------
 

@@ -83,10 +83,15 @@ class LockDirectory:
             descriptors.close(before)
 
     @contextmanager
-    def mutex(self, limit_s: float = MUTEX_LIMIT_S) -> Iterator[None]:
-        """Hold the machine's mutex; MutexHeldError where others have it for limit_s seconds."""
+    def mutex(self, limit_s: float = MUTEX_LIMIT_S, *, reads_only: bool = False) -> Iterator[None]:
+        """Hold the machine's mutex.
+
+        Args:
+            limit_s: Seconds after which MutexHeldError is raised.
+            reads_only: Whether a directory that is read-only for this process will do.
+        """
         start = time.monotonic()
-        while (mutex := self.acquire(MUTEX)) is None:
+        while (mutex := self._lock_mutex(reads_only=reads_only)) is None:
             waited_s = time.monotonic() - start
             if waited_s >= limit_s:
                 raise MutexHeldError(_mutex_message(self.holders.of(MUTEX).pid, waited_s))
@@ -98,6 +103,25 @@ class LockDirectory:
         finally:
             self._holders = None
             mutex.release()
+
+    def _lock_mutex(self, *, reads_only: bool) -> Lock | None:
+        """Lock the mutex, None while another process has it. Raises LockError.
+
+        flock(2) needs no permission to write.
+        """
+        try:
+            return self.acquire(MUTEX)
+        except LockError:
+            path = f"{self.path}/{MUTEX}"
+            descriptor = files.open_to_look(self.descriptor, MUTEX) if reads_only else None
+            if descriptor is None:
+                raise
+            with ExitStack() as stack:
+                stack.callback(descriptors.close, descriptor)
+                if not flock(descriptor, path):
+                    return None
+                stack.pop_all()
+            return Lock(descriptor, path)
 
     def acquire(
         self, name: str, mode: int = OTHERS_MODE, since: float | None = None

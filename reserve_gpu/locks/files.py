@@ -13,6 +13,7 @@ import stat
 import time
 from contextlib import suppress
 
+from reserve_gpu import containers
 from reserve_gpu.errors import TOO_MANY_FILES, LockError, shell_line
 from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
@@ -22,6 +23,8 @@ YOUNG_S = 1.0  # a file that was made so lately may still be in the making
 IN_THE_MAKING = {errno.EACCES, errno.EEXIST}
 # What opening answers where a link, a directory, or a file that its owner keeps for himself stands.
 NO_LOCK_FILE = {errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.EACCES, errno.EPERM}
+# What opening answers where a file can't be made in a directory.
+NOT_MADE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 MAKING_LIMIT = 200  # attempts at a file that somebody is making just now
 MAKING_POLL_S = 0.01
 SET_ANOTHER = "Set RESERVE_GPU_LOCK_DIR to a directory that all users of this machine may write to."
@@ -179,12 +182,43 @@ def _is_young(directory: int, name: str) -> bool:
     return abs(time.time() - status.st_ctime) < YOUNG_S
 
 
+def remedy(number: int | None, directory: str) -> str:
+    """Return what to do about an error of the lock directory, or of a file in it.
+
+    Args:
+        number: The errno.
+        directory: The path of the directory.
+    """
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return to_allow(directory)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "Free some space there, or ask the administrator to."
+    if number == errno.ESTALE:
+        return "The network file system has lost it. Put the lock directory on a local one."
+    if number == errno.EIO:
+        return "The disk or its file system fails. Tell the administrator."
+    if number in (errno.ENFILE, errno.ENOMEM):
+        return "Tell the administrator: the whole machine is short of it."
+    return SET_ANOTHER
+
+
+def to_allow(directory: str) -> str:
+    """Return what lets this process write to a directory to which others can write."""
+    if containers.container():
+        how = containers.how_to_bind()
+        return f"To see the reservations of the whole machine, {how}, and let users write to it."
+    return (
+        f"Let this process write there: a sandbox needs {directory} among its writable paths, a "
+        f"systemd service ReadWritePaths={directory}."
+    )
+
+
 def _directory_message(path: str, error: OSError) -> str:
     if error.errno == errno.EMFILE:
         return TOO_MANY_FILES
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
         return f"The lock directory {path} is a link or no directory. {SET_ANOTHER}"
-    return f"The lock directory {path} can't be used: {error.strerror}. {SET_ANOTHER}"
+    return f"The lock directory {path} can't be used: {error.strerror}. {remedy(error.errno, path)}"
 
 
 def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
@@ -194,12 +228,13 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
         return f"{path} is a link, which is never followed. Remove it, or ask its owner to."
     if error.errno == errno.EISDIR:
         return f"{path} is a directory, not a lock file. Remove it, or ask its owner to."
-    if error.errno == errno.EACCES:
-        status = status_of(directory, name)
-        if status is None or not stat.S_ISREG(status.st_mode):
-            return _directory_message(os.path.dirname(path), error)
+    folder, status = os.path.dirname(path), status_of(directory, name)
+    mode = status.st_mode if status else 0
+    if not stat.S_ISREG(mode) and error.errno in NOT_MADE:
+        return _directory_message(folder, error)
+    if status and error.errno == errno.EACCES and not mode & stat.S_IWOTH:
         return (
             f"This user may not open {path}. It belongs to uid {status.st_uid}; its mode must be "
             "0666."
         )
-    return f"{path} can't be opened: {error.strerror or error}. {SET_ANOTHER}"
+    return f"{path} can't be opened: {error.strerror or error}. {remedy(error.errno, folder)}"

@@ -6,6 +6,7 @@ nothing; the lock alone does.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from contextlib import suppress
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 with suppress(ImportError):  # Windows, where nothing can be reserved
     import fcntl
 
+NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 HIGH = 100  # scripts use the descriptors below it, as in `exec 5>log`
 
 
@@ -44,11 +46,16 @@ class Lock:
         """Return the name of the file in its directory."""
         return os.path.basename(self.path)
 
-    def write(self, record: Record) -> None:
-        """Write the record of who has the lock. On a full disk the record is lost, not the lock."""
-        if self.held():
-            now = time.time()
-            records.write(self.descriptor, record._replace(since=self.since, written=now))
+    def write(self, record: Record) -> str | None:
+        """Write the record of the holder.
+
+        Returns:
+            The system's reason if the record is lost, as on a full disk. The lock is not.
+        """
+        if not self.held():
+            return None
+        now = time.time()
+        return records.write(self.descriptor, record._replace(since=self.since, written=now))
 
     def stamp(self, nanoseconds: int | None = None) -> None:
         """Set the time of the file's last change: to now, or to that time since the epoch."""
@@ -104,11 +111,26 @@ def flock(descriptor: int, path: str) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        raise LockError(
-            f"{path} can't be locked: {error.strerror}. The file system has no flock; put the lock "
-            "directory on a local one."
-        ) from error
+        why = cause(error.errno, os.path.dirname(path))
+        raise LockError(f"{path} can't be locked: {error.strerror}. {why}") from error
     return True
+
+
+def cause(number: int | None, directory: str) -> str:
+    """Return why flock(2) fails, and what to do.
+
+    Args:
+        number: The errno.
+        directory: The path of the lock directory.
+    """
+    if number in NO_FLOCK:
+        return "The file system has no flock; put the lock directory on a local one."
+    if number in (errno.EACCES, errno.EPERM):
+        return (
+            "A security policy denies it, as AppArmor or SELinux do. Ask the administrator to "
+            f"allow locks on the files in {directory} (in AppArmor the permission k)."
+        )
+    return files.remedy(number, directory)
 
 
 def kernel_device(descriptor: int) -> str | None:

@@ -1,5 +1,6 @@
 """The record that a process writes into its lock file, for others to read."""
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -40,23 +41,28 @@ def read(descriptor: int) -> Record:
     return Record.from_dict(fields(descriptor))
 
 
-def write(descriptor: int, record: Record) -> None:
+def write(descriptor: int, record: Record) -> str | None:
     """Write the record into an open lock file that does not say the same already.
 
-    On a full disk the record is lost.
+    Returns:
+        The system's reason if the record is lost, as on a full disk.
     """
     new = record.to_dict()
     if _without_times(new) == _without_times(fields(descriptor)):
-        return
+        return None
     data = json.dumps(new).encode()
-    with suppress(OSError):
-        try:
-            # Cover a longer record first: a reader must not find the rest of it behind this one.
-            data = data.ljust(min(os.fstat(descriptor).st_size, BYTES_LIMIT))
-            os.pwrite(descriptor, data, 0)
+    try:
+        # Cover a longer record first: a reader must not find the rest of it behind this one.
+        data = data.ljust(min(os.fstat(descriptor).st_size, BYTES_LIMIT))
+        if os.pwrite(descriptor, data, 0) == len(data):
             os.ftruncate(descriptor, len(data))
-        except OSError:
-            os.ftruncate(descriptor, 0)
+            return None
+        reason = os.strerror(errno.ENOSPC)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+    return reason
 
 
 def fields(descriptor: int) -> dict[str, Any]:

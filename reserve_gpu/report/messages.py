@@ -199,6 +199,18 @@ def caution(notice: notices.Caution) -> str:
 
 
 @say.register
+def unsigned(notice: notices.Unsigned) -> str:
+    """Warn that others can't read the details of a reservation."""
+    devices, directory, reason, is_part = notice
+    text = (
+        f"{labels(devices)} {words.be(len(devices))} reserved, but others can't read until when, "
+        f"why, or by which notebook: {directory} can't be written ({shown(reason, REASON_LIMIT)})."
+    )
+    counts = " Your part counts as the whole GPU for them." if is_part else ""
+    return f"{text}{counts} Free some space there, or tell the administrator."
+
+
+@say.register
 def unusable(notice: notices.Unusable) -> str:
     """Tell the holder of a device that the driver can't use it now."""
     device, reason, is_late = notice
@@ -352,8 +364,7 @@ def private(notice: notices.Private) -> str:
     """Warn that this container has a lock directory of its own."""
     return (
         f"this container sees only the reservations made inside of it (in {notice.path}). To share "
-        "them with the whole machine, mount one directory into all containers and set "
-        "RESERVE_GPU_LOCK_DIR to it."
+        f"them with the whole machine, {notice.bind}."
     )
 
 

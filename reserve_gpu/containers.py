@@ -1,0 +1,164 @@
+"""Recognize containers, and whether a directory belongs to one alone."""
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from reserve_gpu import proc
+
+UNKNOWN = "container"  # one that does not say how it was made
+# Variables that a container sets for its processes, by the program that makes it.
+VARIABLES = {
+    "APPTAINER_CONTAINER": "apptainer",
+    "APPTAINER_NAME": "apptainer",
+    "SINGULARITY_CONTAINER": "apptainer",  # Apptainer's former name
+    "SINGULARITY_NAME": "apptainer",
+    "DISTROBOX_ENTER_PATH": "distrobox",
+    "TOOLBOX_PATH": "toolbox",
+    "FLATPAK_ID": "flatpak",
+}
+# Files that are there as long as a container runs.
+FILES = {
+    "/run/.toolboxenv": "toolbox",
+    "/run/.containerenv": "podman",
+    "/run/host/container-manager": UNKNOWN,  # https://systemd.io/CONTAINER_INTERFACE/
+}
+# Files that also stay in a virtual machine, or a WSL distribution, made of a container's files. So
+# they count only if the root is of a kind that such a machine does not have.
+FILES_OF_IMAGES = {
+    "/.singularity.d": "apptainer",
+    "/.dockerenv": "docker",
+    "/.flatpak-info": "flatpak",
+}
+ROOTS_OF_IMAGES = (
+    *("overlay", "squashfs", "tmpfs", "fuse.fuse-overlayfs", "fuse.overlayfs"),
+    *("fuse.squashfuse", "fuse.squashfuse_ll"),
+)
+# Its value names the program that made the container. https://systemd.io/CONTAINER_INTERFACE/
+CONTAINER = "container"
+KINDS = ("docker", "podman", "distrobox", "toolbox", "apptainer", "flatpak")
+# File systems that are a container's own, unless something else is mounted in them.
+OWN_FILE_SYSTEMS = ("tmpfs", "ramfs", "overlay")
+
+# How each of them gets the host's lock directory.
+VOLUME = "-v /run/lock/reserve_gpu:/run/lock/reserve_gpu"
+BIND = {
+    "apptainer": "start it with --bind /run/lock/reserve_gpu",
+    "docker": f"start it with {VOLUME}",
+    "podman": f"start it with {VOLUME}",
+    "distrobox": "create it with --volume /run/lock/reserve_gpu:/run/lock/reserve_gpu",
+    "toolbox": "set RESERVE_GPU_LOCK_DIR=/run/host/run/lock/reserve_gpu",
+}
+BIND_ANY = (
+    "mount the host's /run/lock/reserve_gpu into all containers, and set RESERVE_GPU_LOCK_DIR to it"
+)
+
+
+class Mount(NamedTuple):
+    """One line of /proc/self/mountinfo.
+
+    Attributes:
+        point: The path of the mount point.
+        root: The folder of its file system that is mounted there, `/` for all of it.
+        file_system: The type of the file system.
+    """
+
+    point: str
+    root: str
+    file_system: str
+
+
+def container() -> str | None:
+    """Return the program that made this container, `container` if it is unknown, None outside.
+
+    A PID namespace alone is a container too, but not under WSL2, where each distribution has one
+    (https://github.com/intel/gprofiler/issues/143). Apptainer, distrobox, toolbox and `docker run
+    --pid=host` share the host's processes.
+    """
+    has_own_pids = proc.pid_namespace() not in (None, proc.INITIAL_PID_NAMESPACE)
+    files = [path for path in (*FILES, *FILES_OF_IMAGES) if os.path.lexists(path)]
+    found = kind(os.environ, files, nearest_mount("/", _mounts()).file_system)
+    return found or (UNKNOWN if has_own_pids and not proc.is_wsl() else None)
+
+
+def how_to_bind() -> str:
+    """Return what gives this container the host's lock directory."""
+    return BIND.get(container() or "", BIND_ANY)
+
+
+def kind(environ: Mapping[str, str], files: Collection[str], root: str) -> str | None:
+    """Return the program that made a container, None without a sign of one.
+
+    Args:
+        environ: The environment of a process in it.
+        files: Those of the files above that exist there.
+        root: The type of the file system at `/`.
+    """
+    signs = [name for variable, name in VARIABLES.items() if environ.get(variable)]
+    signs += [name for path, name in FILES.items() if path in files]
+    if root in ROOTS_OF_IMAGES:
+        signs += [name for path, name in FILES_OF_IMAGES.items() if path in files]
+    if said := environ.get(CONTAINER):
+        signs.append(said if said in KINDS else UNKNOWN)
+    return signs[0] if signs else None
+
+
+def is_private(path: str) -> bool:
+    """Return whether this is a container, and the directory is not shared with its host.
+
+    Args:
+        path: An absolute path.
+    """
+    path = os.path.realpath(path)
+    if container() is None or not is_own(path, _mounts()):
+        return False
+    if proc.pid_namespace() == proc.INITIAL_PID_NAMESPACE:
+        with suppress(OSError):  # which only root may read
+            return not os.path.samefile(path, f"/proc/1/root{path}")
+    return True
+
+
+def is_own(path: str, mounts: Iterable[Mount]) -> bool:
+    """Return whether a directory lies in a file system of the container's own.
+
+    The root of a container and temporary file systems in it are its own. A directory that was
+    bound into it is a mount point itself, or lies in a mounted folder of another file system.
+
+    Args:
+        path: An absolute path without links.
+        mounts: All mounts of the container, in the order in which they were made.
+    """
+    nearest = nearest_mount(path, mounts)
+    if nearest.point in ("", "/"):
+        return True
+    is_folder = nearest.root != "/"
+    return nearest.point != path and not is_folder and nearest.file_system in OWN_FILE_SYSTEMS
+
+
+def nearest_mount(path: str, mounts: Iterable[Mount]) -> Mount:
+    """Return the mount in which a path lies, the last one of several at the same place."""
+    nearest = Mount("", "/", "")
+    for mount in mounts:
+        is_above = f"{path.rstrip('/')}/".startswith(f"{mount.point.rstrip('/')}/")
+        if is_above and len(mount.point) >= len(nearest.point):
+            nearest = mount
+    return nearest
+
+
+def _mounts() -> list[Mount]:
+    """Return the mounts. Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo"."""
+    found: list[Mount] = []
+    with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as lines:
+        for line in lines:
+            with suppress(ValueError, IndexError):
+                fields, rest = (part.split() for part in line.split(" - ", 1))
+                found.append(Mount(_unescaped(fields[4]), _unescaped(fields[3]), rest[0]))
+    return found
+
+
+def _unescaped(path: str) -> str:
+    """Return a path without the kernel's octal escapes of white space and backslashes."""
+    for letter in " \t\n\\":
+        path = path.replace(f"\\{ord(letter):03o}", letter)
+    return path
