@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reserve_gpu import proc
 
-UNKNOWN = "container"  # one that does not say how it was made
+UNKNOWN = "container"  # made by an unknown program
 # Variables that a container sets for its processes, by the program that makes it.
 VARIABLES = {
     "APPTAINER_CONTAINER": "apptainer",
@@ -38,7 +38,7 @@ ROOTS_OF_IMAGES = (
 # Its value names the program that made the container. https://systemd.io/CONTAINER_INTERFACE/
 CONTAINER = "container"
 KINDS = ("docker", "podman", "distrobox", "toolbox", "apptainer", "flatpak")
-# File systems that are a container's own, unless something else is mounted in them.
+# Types of file systems that belong to one container alone.
 OWN_FILE_SYSTEMS = ("tmpfs", "ramfs", "overlay")
 
 # How each of them gets the host's lock directory.
@@ -83,7 +83,7 @@ def container() -> str | None:
 
 
 def how_to_bind() -> str:
-    """Return what gives this container the host's lock directory."""
+    """Return the instruction that gives this container the host's lock directory."""
     return BIND.get(container() or "", BIND_ANY)
 
 
@@ -114,16 +114,16 @@ def is_private(path: str) -> bool:
     if container() is None or not is_own(path, _mounts()):
         return False
     if proc.pid_namespace() == proc.INITIAL_PID_NAMESPACE:
-        with suppress(OSError):  # which only root may read
+        with suppress(OSError):  # only root may read it
             return not os.path.samefile(path, f"/proc/1/root{path}")
     return True
 
 
 def is_own(path: str, mounts: Iterable[Mount]) -> bool:
-    """Return whether a directory lies in a file system of the container's own.
+    """Return whether a directory belongs to a file system of this container alone.
 
-    The root of a container and temporary file systems in it are its own. A directory that was
-    bound into it is a mount point itself, or lies in a mounted folder of another file system.
+    Its root and its temporary file systems belong to a container alone. A directory that was bound
+    into it is a mount point, or part of a mounted folder of another file system.
 
     Args:
         path: An absolute path without links.

@@ -44,7 +44,7 @@ class Reservations(NamedTuple):
 
     holders: who has each device. faults: why that can't be known of a device. problem: why nothing,
     or not all, is known. others: holders of none of these devices, perhaps of lost ones.
-    old_numbers: by UUID, the holders of other GPUs that had the number of this one.
+    old_numbers: Holders of other GPUs that had the same number, by the UUID of each device.
     """
 
     holders: Mapping[str, tuple[Holder, ...]]

@@ -63,7 +63,7 @@ class Unusable(NamedTuple):
 
 
 class LostDevice(NamedTuple):
-    """The driver does not have a held device any more, and it was released unless CUDA has started.
+    """The driver has lost a held device, which was released unless CUDA has started.
 
     reason: The driver's words. is_late: CUDA has started.
     """

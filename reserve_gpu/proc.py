@@ -34,7 +34,7 @@ def pid_namespace() -> int | None:
 
 
 def mount_namespace() -> int | None:
-    """Return the inode of this process's mount namespace, None where there are none."""
+    """Return the inode of this process's mount namespace, None if it can't be read."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/mnt").st_ino
     return None

@@ -1,4 +1,4 @@
-"""What a container is, and what its users are told of reservations outside."""
+"""Containers are recognized, and their users are told about reservations outside."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_a_directory_that_is_full(machine: Machine, wish: tuple[str, ...]) -> No
     command = (sys.executable, "-m", "reserve_gpu", "run", *wish, "--", "true")
     code, _, told = with_mounts(machine, full, *command)
     assert code == 0
-    assert "Warning: GPU0 is reserved, but others can't read until when, why, " in told
+    assert "Warning: GPU0 is reserved, but others can't read the end, the note or " in told
     assert "No space left on device" in told
     assert ("Your part counts as the whole GPU" in told) is (wish[0] == "--memory")
 

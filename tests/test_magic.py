@@ -170,7 +170,7 @@ def test_who_has_it_is_named(here: Here) -> None:
 
 
 def test_a_gpu_that_fails_is_told_to_its_holder(here: Here) -> None:
-    """A holder is told at each %reserve_gpu that its GPU fails, and how to get another one."""
+    """Each %reserve_gpu tells the holder that its GPU fails, and how to get a different GPU."""
     shell = here.shell()
     shell.run("%reserve_gpu")
     before = here.scenario.read_text()
@@ -181,7 +181,7 @@ def test_a_gpu_that_fails_is_told_to_its_holder(here: Here) -> None:
         assert again.stderr == (
             "Warning: The NVIDIA driver can't use GPU0 now, which this kernel holds: Unknown Error "
             "(nvmlDeviceGetHandleByIndex). To get another GPU, run %reserve_gpu --release and then "
-            "%reserve_gpu. Tell the administrator what nvidia-smi says of it.\n"
+            "%reserve_gpu. Send the administrator the output of nvidia-smi.\n"
         )
     here.write(f"{before}\nfail nvmlInitWithFlags * 18")  # which says nothing of that GPU
     assert shell.run("%reserve_gpu").stderr == ""

@@ -1173,7 +1173,7 @@ CHANGED = f"{VISIBLE} was"
         (
             messages.say(Unsigned([GPU0], "/run/lock/reserve_gpu", "No space left", is_part=True)),
             (
-                "GPU0 is reserved, but others can't read until when, why, or by which notebook: "
+                "GPU0 is reserved, but others can't read the end, the note or the notebook: "
                 "/run/lock/reserve_gpu can't be written (No space left). Your part counts as the "
                 "whole GPU for them. Free some space there, or tell the administrator."
             ),

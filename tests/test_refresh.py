@@ -217,7 +217,7 @@ def test_a_lost_gpu_is_replaced(here: Here) -> None:
     cell = shell.run("%reserve_gpu")
     assert "Reserving GPU1" in cell.stdout
     assert cell.stderr == (
-        "Warning: GPU0 can't be used any more: GPU is lost (nvmlDeviceGetHandleByIndex). It is no "
+        "Warning: GPU0 is lost: GPU is lost (nvmlDeviceGetHandleByIndex). It is no "
         "longer reserved for this kernel.\n"
     )
     assert held(here) == [1]
@@ -236,12 +236,12 @@ def test_a_lost_gpu_without_another(here: Here) -> None:
 
 
 def test_one_of_two_is_lost(here: Here) -> None:
-    """A reservation of several GPUs keeps those that still work."""
+    """A reservation of several GPUs keeps the working ones."""
     here.write(A + B + C)
     shell = here.shell()
     shell.run("%reserve_gpu 2,0")
     here.write(LOST.format(0) + A + B + C)
-    assert "GPU0 can't be used any more" in shell.run("1").stderr
+    assert "GPU0 is lost" in shell.run("1").stderr
     assert variables()[VISIBLE] == "2"
     assert held(here) == [2]
 
@@ -254,7 +254,7 @@ def test_one_of_two_is_lost_to_a_joined_process(here: Here) -> None:
         host.run("%reserve_gpu 0,1")
         guest.run("%reserve_gpu --join")
         here.write(LOST.format(0) + A + B)
-        assert "GPU0 can't be used any more" in guest.run("1").all
+        assert "GPU0 is lost" in guest.run("1").all
         assert "CUDA_VISIBLE_DEVICES = '1'" in guest.run("%reserve_gpu").stdout
         assert "CUDA_VISIBLE_DEVICES = '1'" in host.run("%reserve_gpu").stdout
 
@@ -267,7 +267,7 @@ def test_a_removed_gpu_leaves_its_number(here: Here) -> None:
     here.write(B)
     cell = shell.run("import os; print([os.environ['CUDA_VISIBLE_DEVICES']])")
     assert cell.stdout == "['']\n"
-    assert "GPU0 can't be used any more: the driver does not show it any more" in cell.stderr
+    assert "GPU0 is lost: the driver does not show it any more" in cell.stderr
 
 
 def test_instances_are_recreated(here: Here) -> None:
@@ -280,7 +280,7 @@ def test_instances_are_recreated(here: Here) -> None:
     assert "CUDA_VISIBLE_DEVICES = 'MIG-4444'" in cell.stdout
     assert "reset" not in cell.stderr
     here.write("gpu\n  name NVIDIA A100\n  memory 81920\n  mig on\n")  # and none is left
-    assert "GPU0:1 can't be used any more" in shell.run("1").stderr
+    assert "GPU0:1 is lost" in shell.run("1").stderr
     assert variables() == {VISIBLE: ""}
 
 
@@ -310,7 +310,7 @@ def test_a_restart_drops_a_lost_gpu(here: Here) -> None:
         kernel.load()
         cell = kernel.run("%reserve_gpu")
         assert "Reserving GPU1" in cell.stdout
-        assert "GPU0 can't be used any more" in cell.all
+        assert "GPU0 is lost" in cell.all
         kernel.restart()
         kernel.load()
         assert "Reserving GPU1" in kernel.run("%reserve_gpu").stdout

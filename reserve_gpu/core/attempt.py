@@ -194,7 +194,7 @@ class Look:
         self._everything = everything
         self._has_enough: dict[str, bool] = {}  # of each ticket for several, as first found
         self._by_rules = by_rules
-        self._numbers: Mapping[str, Sequence[str]] | None = None  # read when first needed
+        self._numbers: Mapping[str, Sequence[str]] | None = None  # by label, read on first use
         self._readings_until = time.monotonic() + READINGS_LIMIT_S
 
     def choose(self, devices: Sequence[Device | Fault], taken: Taken) -> list[Device] | None:

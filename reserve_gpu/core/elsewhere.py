@@ -111,9 +111,9 @@ def _asked(reserved: Reserved, what: str) -> Answer:
 
 
 def _devices_of(reserved: Reserved) -> set[str]:
-    """Return the UUIDs of what a process holds.
+    """Return the UUIDs of the devices that a process holds.
 
-    The lock files tell them too, also of a device that the driver does not show any more.
+    The names of the lock files contain them, even if the driver does not show a device.
     """
     holders = [holder for row in reserved.rows for holder in row.holders]
     files = {each.file for each in holders if each.file and each.pid == reserved.holder.pid}

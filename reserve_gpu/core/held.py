@@ -118,7 +118,7 @@ class Held(NamedTuple):
         return None not in (self.part_mib, other.part_mib) and self.devices == other.devices
 
     def on(self, devices: Sequence[Device]) -> "Held":
-        """Return what is held, without the devices that are missing here.
+        """Return a copy that holds only these devices.
 
         Args:
             devices: Some of the held ones, by their UUIDs, as the driver describes them now.

@@ -108,7 +108,7 @@ def take_over(owner: Owner, connection_file: str | None) -> list[Notice]:
 
 
 def _cautions(held: Held | None, kernel: int) -> list[Notice]:
-    """Return which processes use the devices that were kept.
+    """Return warnings about processes on the kept devices.
 
     Args:
         held: What this kernel has got back.

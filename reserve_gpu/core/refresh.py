@@ -42,7 +42,7 @@ def pci_addresses() -> tuple[str, ...] | None:
 
 
 def refresh(owner: Owner) -> list[Notice]:
-    """Correct the numbers of the held devices, and release those that the driver has lost.
+    """Correct the numbers of the held devices, and release lost devices.
 
     Once CUDA has started, nothing is released, because the process continues to use its devices. A
     driver that does not start changes nothing.

@@ -104,7 +104,7 @@ class Session(Executor):
         self._features: dict[str, Feature] = {}  # by name; those that were wanted so far
         self._signed: tuple[str | None, float] = (None, 0.0)  # as which notebook, and until when
         self.unsigned: list[tuple[Device, str, str]] = []
-        self._addresses: tuple[str, ...] | None = None  # of the GPUs, when last compared
+        self._addresses: tuple[str, ...] | None = None  # PCI addresses at the last comparison
         self._has_adopted = False
         environment.remember_over_fork()
 
@@ -273,7 +273,7 @@ class Session(Executor):
     def begin_cell(self) -> list[Notice]:
         """Correct the numbers of what is held, if this cell may be the one that starts CUDA.
 
-        Returns what the user has to know. Raises NoThreadError.
+        Returns notices for the user. Raises NoThreadError.
         """
         if self._held is None or self.is_busy or environment.cuda_started():
             return []

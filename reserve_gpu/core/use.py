@@ -104,8 +104,8 @@ def of_hidden(held: Held) -> tuple[bool, bool]:
 def by_child(held: Held) -> bool:
     """Tell whether a process that this one has started is on one of the devices.
 
-    What can't be read is never taken for idle, unless no process is below this one. If the driver
-    does not tell whose a process is, any use is taken for that, unless others share the devices.
+    A device that can't be read counts as used if this process has any descendant. If the driver
+    does not identify processes, any use counts, unless others share the devices.
     """
     own = os.getpid()
     with suppress(DriverError, DeviceError), Nvml(DRIVER_LIMIT_S) as gpus:

@@ -96,7 +96,7 @@ class DeviceError(Exception):
     Attributes:
         code: NVML's answer, None if it gave none.
         state: The state of the device that follows from it.
-        is_lost: The driver has lost the device, so that nothing can use it any more.
+        is_lost: Whether the driver has lost the device, so that nothing can use it.
     """
 
     def __init__(self, reason: str, code: int | None = None, *, is_lost: bool = False) -> None:

@@ -146,14 +146,14 @@ class Nvml:
     def find(self, device: Device) -> Device:
         """Return the device as the driver describes it now.
 
-        The driver numbers the GPUs anew when one is added or removed, so only the UUID tells which
-        one it is.
+        The driver renumbers the GPUs if one is added or removed, so only the UUID identifies a
+        device.
 
         Args:
             device: The device, perhaps from an earlier conversation.
 
         Raises:
-            DeviceError: It can't be used; `is_lost` if the driver does not have it any more.
+            DeviceError: It can't be used. `is_lost` is set if the driver has lost it.
             DriverError: The driver does not start.
         """
         fault = None

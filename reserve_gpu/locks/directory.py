@@ -254,7 +254,7 @@ class LockDirectory:
     def listed_numbers(self) -> dict[str, list[str]]:
         """Return the lock files of whole GPUs by the label that the GPU had at its reservation.
 
-        Only processes that share this one's numbering of the GPUs count. The labels are from the
+        Only processes with the same numbering of the GPUs as this process count. The labels are from the
         holders' records and the locks from the kernel's list, which may miss some.
         """
         mounts, job = proc.mount_namespace(), this_process.job()

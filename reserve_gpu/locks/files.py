@@ -23,7 +23,7 @@ YOUNG_S = 1.0  # a file that was made so lately may still be in the making
 IN_THE_MAKING = {errno.EACCES, errno.EEXIST}
 # What opening answers where a link, a directory, or a file that its owner keeps for himself stands.
 NO_LOCK_FILE = {errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.EACCES, errno.EPERM}
-# What opening answers where a file can't be made in a directory.
+# Errors of a directory in which no file can be created.
 NOT_MADE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 MAKING_LIMIT = 200  # attempts at a file that somebody is making just now
 MAKING_POLL_S = 0.01
@@ -183,7 +183,7 @@ def _is_young(directory: int, name: str) -> bool:
 
 
 def remedy(number: int | None, directory: str) -> str:
-    """Return what to do about an error of the lock directory, or of a file in it.
+    """Return the remedy for an error of the lock directory, or of a file in it.
 
     Args:
         number: The errno.
@@ -203,7 +203,7 @@ def remedy(number: int | None, directory: str) -> str:
 
 
 def to_allow(directory: str) -> str:
-    """Return what lets this process write to a directory to which others can write."""
+    """Return how to let this process write to a directory that is open to other processes."""
     if containers.container():
         how = containers.how_to_bind()
         return f"To see the reservations of the whole machine, {how}, and let users write to it."

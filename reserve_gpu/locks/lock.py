@@ -117,7 +117,7 @@ def flock(descriptor: int, path: str) -> bool:
 
 
 def cause(number: int | None, directory: str) -> str:
-    """Return why flock(2) fails, and what to do.
+    """Return the cause of an error of flock(2), and the remedy.
 
     Args:
         number: The errno.

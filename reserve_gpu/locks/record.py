@@ -66,7 +66,7 @@ def write(descriptor: int, record: Record) -> str | None:
 
 
 def fields(descriptor: int) -> dict[str, Any]:
-    """Return the fields in an open lock file, none if it is no record."""
+    """Return the fields in an open lock file; an empty dict if it contains none."""
     with suppress(OSError, ValueError):
         parsed = foreign.parsed(os.pread(descriptor, BYTES_LIMIT + 1, 0), BYTES_LIMIT)
         if isinstance(parsed, dict):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NO_DEVICES = ("-1", "NoDevFiles")  # as CUDA_VISIBLE_DEVICES, what hides all of them
 ANY = Request()  # a GPU, whichever
-TELL_ADMINISTRATOR = "Tell the administrator what nvidia-smi says of it."
+TELL_ADMINISTRATOR = "Send the administrator the output of nvidia-smi."
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
 
@@ -203,8 +203,8 @@ def unsigned(notice: notices.Unsigned) -> str:
     """Warn that others can't read the details of a reservation."""
     devices, directory, reason, is_part = notice
     text = (
-        f"{labels(devices)} {words.be(len(devices))} reserved, but others can't read until when, "
-        f"why, or by which notebook: {directory} can't be written ({shown(reason, REASON_LIMIT)})."
+        f"{labels(devices)} {words.be(len(devices))} reserved, but others can't read the end, the "
+        f"note or the notebook: {directory} can't be written ({shown(reason, REASON_LIMIT)})."
     )
     counts = " Your part counts as the whole GPU for them." if is_part else ""
     return f"{text}{counts} Free some space there, or tell the administrator."
@@ -224,9 +224,9 @@ def unusable(notice: notices.Unusable) -> str:
 
 @say.register
 def lost_device(notice: notices.LostDevice) -> str:
-    """Tell the holder of a device that the driver does not have it any more."""
+    """Tell the holder of a device that the driver has lost it."""
     device, reason, is_late = notice
-    text = f"{device.label} can't be used any more: {shown(reason, REASON_LIMIT)}."
+    text = f"{device.label} is lost: {shown(reason, REASON_LIMIT)}."
     if is_late:
         return f"{text} Restart the kernel: %reserve_gpu then reserves another GPU."
     return f"{text} It is no longer reserved for this kernel."
