@@ -254,8 +254,8 @@ class LockDirectory:
     def listed_numbers(self) -> dict[str, list[str]]:
         """Return the lock files of whole GPUs by the label that the GPU had at its reservation.
 
-        Only processes with the same numbering of the GPUs as this process count. The labels are from the
-        holders' records and the locks from the kernel's list, which may miss some.
+        Only processes with the same numbering of the GPUs as this process count. The labels are
+        from the holders' records and the locks from the kernel's list, which may miss some.
         """
         mounts, job = proc.mount_namespace(), this_process.job()
         names = (n for n in self.holders.names if n.endswith(".lock"))
