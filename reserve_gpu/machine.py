@@ -12,10 +12,10 @@ from reserve_gpu import proc
 from reserve_gpu.errors import LockError, MutexHeldError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
-from reserve_gpu.gpus.usage import judge, promisable_mib
+from reserve_gpu.gpus.usage import judge, promisable_mib, split_graphics
 from reserve_gpu.locks.directory import LockDirectory, device_of, lock_name
 from reserve_gpu.locks.holders import with_hosts
-from reserve_gpu.model import GRAPHICS, STUCK, Device, Fault, Row, State
+from reserve_gpu.model import STUCK, Device, Fault, Row, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -111,7 +111,9 @@ def explained(nvml: Nvml, rows: Sequence[Row], idle_mib: float | None = None) ->
     read = [_with_users(nvml, row, idle_mib) for row in rows]
     in_use = [row.device for row in read if row.usage and row.use_state is not State.IDLE]
     listed = nvml.processes_of(in_use)
-    return [_used(nvml, row, listed.get(row.device, ())) if row.usage else row for row in read]
+    return [
+        _used(nvml, row, listed.get(row.device, ()), idle_mib) if row.usage else row for row in read
+    ]
 
 
 def _with_users(nvml: Nvml, row: Row, idle_mib: float | None) -> Row:
@@ -263,7 +265,7 @@ def _row(
         state = State.RESERVED if row.holders else error.state
         return row._replace(state=state, reason=str(error), is_unreserved_use=None)
     row = row._replace(usage=usage, use_state=judge(usage, idle_mib), **gauges._asdict())
-    row = _used(nvml, row, processes, is_complete=not fault)
+    row = _used(nvml, row, processes, idle_mib, is_complete=not fault)
     if row.holders:
         row = row._replace(state=State.RESERVED)
     elif row.use_state and row.use_state is not State.IDLE:
@@ -296,20 +298,26 @@ def _is_another(holder: Holder) -> bool:
     return holder.listed_pid != os.getpid()
 
 
-def _used(nvml: Nvml, row: Row, listed: Sequence[Process], *, is_complete: bool = True) -> Row:
+def _used(
+    nvml: Nvml,
+    row: Row,
+    listed: Sequence[Process],
+    idle_mib: float | None,
+    *,
+    is_complete: bool = True,
+) -> Row:
     """Return the row, of a device that was read, with the processes on it and whose they are.
 
+    idle_mib: memory in use up to which a device is idle, None for the default.
     is_complete: there are no other holders.
     """
     holders = row.holders
     if nvml.sees_all:
         holders = with_hosts(proc.with_uses(row.holders, listed))
     processes = identified(nvml, listed, holders, is_complete=is_complete) if listed else ()
-    row = row._replace(
-        holders=holders,
-        processes=tuple(process for process in processes if process.kind != GRAPHICS),
-        graphics=tuple(process for process in processes if process.kind == GRAPHICS),
-    )
+    total_mib = row.usage.total_mib if row.usage else None
+    uses, drawing = split_graphics(processes, total_mib, idle_mib)
+    row = row._replace(holders=holders, processes=tuple(uses), graphics=tuple(drawing))
     return row._replace(
         is_unused=is_unused(row.usage, row.processes) if row.holders and row.usage else False,
         is_unreserved_use=_is_unreserved_use(row, is_known=is_complete),

@@ -153,7 +153,7 @@ class Fault(NamedTuple):
         return f"GPU{self.number}"
 
 
-GRAPHICS = "graphics"  # the kind of a process that makes nothing busy
+GRAPHICS = "graphics"  # the kind of a process that draws, as a desktop or a simulator does
 
 
 class Process(NamedTuple):
@@ -584,7 +584,7 @@ class Row(NamedTuple):
     is_unused: bool | None = False
     is_unreserved_use: bool | None = False
     awaited_by: Holder | None = None
-    graphics: tuple[Process, ...] = ()  # graphics processes, which decide nothing
+    graphics: tuple[Process, ...] = ()  # graphics processes that hold no more than a desktop
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None

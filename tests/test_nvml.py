@@ -62,6 +62,9 @@ IDLE = {
     "the reserve, in a reading without it": f"{NO_MEMORY_V2}gpu\n memory 4096\n reserved 600",
     "Xorg on a small card": "gpu\n memory 2048\n graphics 1100 4",
     "a desktop's 2 GB": "gpu\n memory 10240\n graphics 1100 350\n graphics 1300 1650",
+    "a desktop's 2 GB on a small card": "gpu\n memory 4096\n graphics 1100 2000",
+    "a large desktop on a large card": "gpu\n memory 24576\n graphics 1100 1500\n graphics 1 2500",
+    "graphics processes of unknown memory": "gpu\n graphics 1100 -\n graphics 1101 -",
     "a desktop, in a reading without the reserve": (
         f"{NO_MEMORY_V2}gpu\n memory 10240\n reserved 250\n graphics 1100 2000"
     ),
@@ -94,6 +97,23 @@ BUSY = {
         f"{NO_V3}{NO_V2}gpu\n compute 4321000 10", State.BUSY, "1 compute process",
     ),
     "an MPS client": ("gpu\n mps 777 100", State.BUSY, "777"),
+    "a renderer": (
+        "gpu\n memory 24576\n graphics 4321000 22000\n graphics 1 300", State.BUSY,
+        "no reservation: pid 4321000, graphics",
+    ),
+    "a renderer on a small card": (
+        "gpu\n memory 6144\n graphics 4321000 3200", State.BUSY, "pid 4321000, graphics",
+    ),
+    "many workers that render": (
+        "gpu\n memory 24576\n" + "".join(f" graphics {pid} 900\n" for pid in range(7000, 7020)),
+        State.BUSY, ", graphics, 0.9 GiB; ",
+    ),
+    "many workers that render and compute a little": (
+        "gpu\n memory 24576\n" + "".join(
+            f" graphics {pid} 900\n compute {pid} 900\n" for pid in range(7000, 7020)
+        ),
+        State.BUSY, ", graphics, 0.9 GiB; ",
+    ),
     "memory of nobody": (
         "gpu\n memory 81920\n used 1100", State.BUSY, "1.1 GiB in use by no visible process",
     ),
@@ -220,6 +240,15 @@ def test_usage(here: Here) -> None:
     assert usage.unexplained_mib == 115
     assert usage.reserve_known
     assert usage.sees_all is proc.sees_all_processes()
+
+
+def test_processes_that_render(here: Here) -> None:
+    """Graphics processes are listed as use, the largest first, until a desktop's memory is left."""
+    here.write("gpu\n memory 24576\n graphics 1 300\n graphics 2 9000\n graphics 3 3900\n")
+    with Nvml() as nvml:
+        (device,) = nvml.walk()
+        assert isinstance(device, Device)
+        assert [process.pid for process in nvml.processes(device)] == [2, 3]
 
 
 def test_processes(here: Here) -> None:

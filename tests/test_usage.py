@@ -24,6 +24,9 @@ PROHIBITED, EXCLUSIVE = ComputeMode.PROHIBITED, ComputeMode.EXCLUSIVE_PROCESS
         SEEN._replace(used_mib=640, total_mib=4096, reserve_known=False),
         SEEN._replace(used_mib=3048, graphics_mib=2024),
         SEEN._replace(used_mib=500, graphics_mib=2000),
+        SEEN._replace(used_mib=4096, graphics_mib=4096),
+        SEEN._replace(used_mib=2048, graphics_mib=2048, total_mib=2048),
+        SEEN._replace(used_mib=6144, graphics_mib=3072, total_mib=6144, has_host_memory=True),
         SEEN._replace(mode=EXCLUSIVE),
         SEEN._replace(mode=ComputeMode.EXCLUSIVE_THREAD),
         SEEN._replace(mode=None),  # one that NVML has no name for either
@@ -47,6 +50,11 @@ def test_idle(reading: Usage) -> None:
         SEEN._replace(used_mib=205, total_mib=4096),
         SEEN._replace(used_mib=641, total_mib=4096, reserve_known=False),
         SEEN._replace(used_mib=3049, graphics_mib=2024),
+        SEEN._replace(used_mib=4097, graphics_mib=4097),
+        SEEN._replace(used_mib=3073, graphics_mib=3073, total_mib=6144),
+        SEEN._replace(used_mib=2049, graphics_mib=2049, total_mib=2048),
+        SEEN._replace(graphics_mib=9000, has_host_memory=True),
+        Usage(graphics_mib=9000),
         Usage(used_mib=5000, total_mib=40960),
     ],
 )
@@ -109,6 +117,13 @@ def test_idle_limit(reading: Usage, configured: float | None, limit: float) -> N
 def test_configured_limit_decides(used_mib: float, configured: float, state: State) -> None:
     """Memory up to the configured limit is idle, memory above it busy."""
     assert usage.judge(SEEN._replace(used_mib=used_mib), configured) is state
+
+
+@pytest.mark.parametrize(("configured", "state"), [(6000.0, State.IDLE), (0.0, State.BUSY)])
+def test_configured_limit_excuses_graphics(configured: float, state: State) -> None:
+    """A configured limit above the default also holds for graphics processes."""
+    reading = SEEN._replace(used_mib=5000, graphics_mib=5000)
+    assert usage.judge(reading, configured) is state
 
 
 def test_configured_limit_excuses_no_process() -> None:

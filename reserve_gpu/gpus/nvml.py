@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import proc
 from reserve_gpu.errors import NoDeviceError
 from reserve_gpu.gpus.bindings import NOT_OFFERED, Bindings, Code, DeviceError
-from reserve_gpu.gpus.usage import is_desktop
+from reserve_gpu.gpus.usage import is_desktop, split_graphics
 from reserve_gpu.model import GRAPHICS, MIB, Board, Device, Fault, Gauges, Process, State, Usage
 
 if TYPE_CHECKING:
@@ -188,20 +188,21 @@ class Nvml:
         return self._driver.run(self._read_all, device)
 
     def processes(self, device: Device) -> list[Process]:
-        """Return the compute processes and MPS clients on the device that the driver shows."""
+        """Return the processes that use the device, as far as the driver shows them."""
         return self.processes_of([device]).get(device, [])
 
     def processes_of(self, devices: Sequence[Place]) -> dict[Place, list[Process]]:
-        """Return the compute processes and MPS clients on each device, in one reading.
+        """Return the processes that use each device, in one reading.
 
-        None of them where the driver does not answer.
+        These are compute processes, MPS clients, and graphics processes with more memory than a
+        desktop has. There are none if the driver does not answer.
         """
         for device in devices:
             if isinstance(device, Device):
                 with suppress(DeviceError):
                     self._require(device)
         with suppress(DeviceError):
-            return self._driver.run(self._read_computing_of, tuple(devices))
+            return self._driver.run(self._read_uses_of, tuple(devices))
         return {}
 
     def workers(self, device: Device, since: float) -> dict[int, int] | None:
@@ -346,8 +347,7 @@ class Nvml:
     def _read_all(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
         listed = self._lists(device)
         usage = self._read_usage(device, listed)
-        processes = _distinct([*_jobs(listed), *listed("MPS"), *listed(GRAPHICS)])
-        return usage, processes, self._read_gauges(device)
+        return usage, _all_listed(listed), self._read_gauges(device)
 
     def _lists(self, device: Device) -> Lists:
         """Return what reads each list of processes once, when it is asked for."""
@@ -416,10 +416,9 @@ class Nvml:
                 return self._driver.ask(name, *arguments)
         return None
 
-    def _read_computing_of(self, devices: Sequence[Place]) -> dict[Place, list[Process]]:
+    def _read_uses_of(self, devices: Sequence[Place]) -> dict[Place, list[Process]]:
         known = [d for d in devices if isinstance(d, Device) and d.uuid in self._handles]
-        lists = {device: self._lists(device) for device in known}
-        return {d: _distinct([*lists[d]("compute"), *lists[d]("MPS")]) for d in lists}
+        return {d: split_graphics(_all_listed(self._lists(d)), d.memory_mib)[0] for d in known}
 
     def _read_list(self, handle: Any, kind: str) -> list[Process]:
         """Return the processes of one kind; none where the driver keeps them to itself.
@@ -465,6 +464,11 @@ def _jobs(listed: Lists) -> list[Process]:
     """Return the compute processes without those that are a desktop's."""
     drawing = {process.pid for process in listed(GRAPHICS)}
     return [process for process in listed("compute") if not is_desktop(process, drawing)]
+
+
+def _all_listed(listed: Lists) -> list[Process]:
+    """Return the processes of all kinds, each as the strongest kind that it is."""
+    return _distinct([*_jobs(listed), *listed("MPS"), *listed(GRAPHICS)])
 
 
 def _distinct(listed: Iterable[Process]) -> list[Process]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model import ComputeMode, Device, Process, State, Usage
+from reserve_gpu.model import GRAPHICS, ComputeMode, Device, Process, State, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 DEFAULT_IDLE_MIB = 1024.0
 DESKTOP_MIB = 1024.0  # of one process
 DEFAULT_IDLE_FRACTION = 0.05
+# Graphics processes of a desktop hold up to 2 GiB together. Renderers and simulators hold more, and
+# are in no list of compute processes (https://github.com/google-deepmind/mujoco/issues/461).
+DESKTOP_TOTAL_MIB = 2048.0
+GRAPHICS_LIMIT_MIB = 4096.0
+GRAPHICS_FRACTION = 0.5
 # The first version of NVML's memory reading, all that drivers before 510 have, counts the driver's
 # own reserve as used: 100 to 600 MB on an idle card
 # (https://github.com/wookayin/gpustat/issues/141).
@@ -30,6 +35,46 @@ def is_desktop(process: Process, drawing: Collection[int]) -> bool:
     return is_small and process.pid in drawing
 
 
+def graphics_limit_mib(total_mib: float | None, idle_mib: float | None = None) -> float:
+    """Return the memory that graphics processes may hold together on an idle device, in MiB.
+
+    It is 4 GiB or half of the device's memory, whichever is less, but at least 2 GiB.
+
+    Args:
+        total_mib: The device's memory in MiB, None if unknown.
+        idle_mib: The user's own limit for memory in use, None for the default. It can only raise
+            the limit for graphics.
+    """
+    limit = GRAPHICS_LIMIT_MIB
+    if total_mib:
+        limit = max(DESKTOP_TOTAL_MIB, min(limit, total_mib * GRAPHICS_FRACTION))
+    return max(limit, idle_mib or 0.0)
+
+
+def split_graphics(
+    processes: Sequence[Process], total_mib: float | None, idle_mib: float | None = None
+) -> tuple[list[Process], list[Process]]:
+    """Split the processes on a device into those that use it and those that only draw a desktop.
+
+    Graphics processes use the device if they hold more together than `graphics_limit_mib`: then
+    the largest ones do, until the rest is within the limit.
+
+    Args:
+        processes: The processes of all kinds on the device.
+        total_mib: The device's memory in MiB, None if unknown.
+        idle_mib: The user's own limit for memory in use, None for the default.
+    """
+    left_mib = graphics_limit_mib(total_mib, idle_mib)
+    drawing = set()
+    graphics = (process for process in processes if process.kind == GRAPHICS)
+    for process in sorted(graphics, key=lambda process: process.memory_mib or 0):
+        left_mib -= process.memory_mib or 0
+        if left_mib >= 0:
+            drawing.add(process)
+    uses = [process for process in processes if process not in drawing]
+    return uses, [process for process in processes if process in drawing]
+
+
 def judge(usage: Usage, idle_mib: float | None = None) -> State:
     """Tell whether the device is IDLE, BUSY, PROHIBITED or UNKNOWN.
 
@@ -40,12 +85,19 @@ def judge(usage: Usage, idle_mib: float | None = None) -> State:
         return State.PROHIBITED
     if usage.compute or usage.mps:
         return State.BUSY
+    if is_rendered_on(usage, idle_mib):
+        return State.BUSY
     if usage.unexplained_mib is not None:
         is_idle = usage.unexplained_mib <= idle_limit_mib(usage, idle_mib)
         return State.IDLE if is_idle else State.BUSY
     if usage.compute is None or not usage.sees_all:
         return State.UNKNOWN
     return State.IDLE
+
+
+def is_rendered_on(usage: Usage, idle_mib: float | None = None) -> bool:
+    """Return whether graphics processes hold more memory than those of a desktop."""
+    return usage.graphics_mib > graphics_limit_mib(usage.total_mib, idle_mib)
 
 
 def idle_limit_mib(usage: Usage, idle_mib: float | None = None) -> float:

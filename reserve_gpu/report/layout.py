@@ -246,7 +246,8 @@ def _lines(row: Row, view: View) -> list[Line]:
     lines += [(text,) for text in (reasons.reason(row), mode) if text]
     graphics_mib = sum(process.memory_mib or 0 for process in row.graphics)
     if row.usage and graphics_mib > idle_limit_mib(row.usage):  # else nobody wonders about it
-        lines.append((("graphics: ", FAINT), words.users(_by_memory(row.graphics))))
+        drawing = words.users(_by_memory(row.graphics), has_kind=False)
+        lines.append((("graphics: ", FAINT), drawing))
     return lines
 
 

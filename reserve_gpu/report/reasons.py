@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import settings
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.gpus.usage import is_usable
+from reserve_gpu.gpus.usage import is_rendered_on, is_usable
 from reserve_gpu.model import STUCK, ComputeMode, Device, Fault, Row, State, Unfit
 from reserve_gpu.report.words import TYPED, Line, gib, named, room, rounded_down, users
 
@@ -59,6 +59,8 @@ def cause(row: Row) -> str:
         return f"{usage.compute} compute process{'' if usage.compute == 1 else 'es'}"
     if usage.mps:
         return f"{usage.mps} MPS client{'' if usage.mps == 1 else 's'}"
+    if is_rendered_on(usage):
+        return f"{gib(usage.graphics_mib)} in use by graphics processes"
     if usage.unexplained_mib is not None:
         hidden = " (Windows, perhaps)" if usage.is_wsl else " (perhaps outside of this container)"
         whose = "" if usage.sees_all else hidden
@@ -111,7 +113,9 @@ def is_dark(row: Row) -> bool:
 def is_nobodys(row: Row) -> bool:
     """Tell whether a device is busy by memory that no visible process has."""
     usage = row.usage if row.state is State.BUSY and not row.processes else None
-    return bool(usage and usage.unexplained_mib and not (usage.compute or usage.mps))
+    if usage is None or usage.compute or usage.mps or is_rendered_on(usage):
+        return False
+    return bool(usage.unexplained_mib)
 
 
 def is_trouble(states: Sequence[State], needed: int = 1) -> bool:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.model import Device, Fault, Holder, Process, Row, Rule, Size, State, Who
+from reserve_gpu.model import GRAPHICS, Device, Fault, Holder, Process, Row, Rule, Size, State, Who
 from reserve_gpu.quantities import LONGEST_S
 from reserve_gpu.report import times
 
@@ -210,10 +210,14 @@ def note(holder: Holder) -> Line:
     return (": ", (f'"{shown(holder.note)}"', STRONG)) if holder.note else ()
 
 
-def users(processes: Sequence[Process]) -> str:
-    """Return `bob, python (pid 9876)`, for the first few processes."""
+def users(processes: Sequence[Process], *, has_kind: bool = True) -> str:
+    """Return `bob, python (pid 9876)`, for the first few processes.
+
+    has_kind: say which of them are graphics processes.
+    """
     words = [
-        _process(process, has_memory=len(processes) > 1) for process in processes[:LISTED_PROCESSES]
+        _process(process, has_memory=len(processes) > 1, has_kind=has_kind)
+        for process in processes[:LISTED_PROCESSES]
     ]
     if more := len(processes) - len(words):
         words.append(f"{more} more")
@@ -254,11 +258,13 @@ def _part(holder: Holder) -> Line:
     return (*line, ": ", ("over", MARK)) if holder.is_over else line
 
 
-def _process(process: Process, *, has_memory: bool) -> str:
+def _process(process: Process, *, has_memory: bool, has_kind: bool) -> str:
     """Return `bob, python (pid 9876) 1.2 GiB`. has_memory: with its memory."""
     user = f"{shown(process.user)}, " if process.user else ""
     memory = "" if process.memory_mib is None or not has_memory else gib(process.memory_mib)
     pid = f"pid {process.pid}{', a zombie' if process.zombie_of else ''}"
+    if has_kind and process.kind == GRAPHICS:
+        pid += ", graphics"
     if not process.command:
         return f"{user}{pid}{', ' if memory else ''}{memory}"
     return f"{user}{shown(process.command, COMMAND_LIMIT)} ({pid}) {memory}".rstrip()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import model
 from reserve_gpu.foreign import Fields, fields_of, known, table
+from reserve_gpu.gpus.usage import split_graphics
 from reserve_gpu.model import Device, State
 from reserve_gpu.report import reasons
 from reserve_gpu.report.status import COMPUTE_MODES, VERSION, Status
@@ -40,20 +41,20 @@ def status(fields: object) -> Status:
 def _row(said: Fields, waiting: Sequence[model.Ticket]) -> model.Row:
     fields = (fields_of(model.Process, each.fields) for each in said.tables("processes"))
     every = [model.Process(**{"pid": 0, **each}) for each in fields]
-    processes = tuple(process for process in every if process.kind != model.GRAPHICS)
+    uses, drawing = split_graphics(every, said.number("memory_total_mib"))
     state, reason = _state(said), said.text("reason")
     place = said.integer("next_in_line") or 0
     percent = said.integer("utilisation_percent")
     row = model.Row(
         _device(said, reason),
         State.RESERVED if state is State.KEPT else state,  # as a row has it; its holder tells
-        usage=_usage(said, processes),
-        processes=processes,
+        usage=_usage(said, every),
+        processes=tuple(uses),
         holders=tuple(map(_holder, said.tables("holders"))),
         is_unused=said.boolean("is_reserved_but_idle"),
         is_unreserved_use=said.boolean("is_used_without_reservation"),
         awaited_by=waiting[place - 1].holder if 0 < place <= len(waiting) else None,
-        graphics=tuple(process for process in every if process.kind == model.GRAPHICS),
+        graphics=tuple(drawing),
         promisable_mib=said.number("memory_promisable_mib"),
         **fields_of(model.Gauges, {**said.fields, "utilisation": percent}),
     )
@@ -75,7 +76,7 @@ def _device(said: Fields, reason: str | None) -> Device | model.Fault:
     return device._replace(gpu_uuid=None) if device.gpu_uuid == device.uuid else device
 
 
-def _usage(said: Fields, processes: tuple[model.Process, ...]) -> model.Usage | None:
+def _usage(said: Fields, processes: Sequence[model.Process]) -> model.Usage | None:
     used_mib, mode = said.number("memory_used_mib"), MODES.get(said.text("compute_mode") or "")
     if used_mib is None and mode is None:
         return None
@@ -85,6 +86,7 @@ def _usage(said: Fields, processes: tuple[model.Process, ...]) -> model.Usage | 
         mps=kinds.count("MPS"),
         total_mib=said.number("memory_total_mib"),
         used_mib=used_mib,
+        graphics_mib=float(sum(p.memory_mib or 0 for p in processes if p.kind == model.GRAPHICS)),
         mode=mode,
     )
 

@@ -112,15 +112,15 @@ def _tickets(directory: LockDirectory) -> list[Ticket]:
 def strangers(listed: Mapping[Device, Sequence[Process]], told: set[tuple[str, int]]) -> list[Row]:
     """Return a row for each device on which another user has begun to use gigabytes.
 
-    listed: what is on each device that is held. told: which of them are known; grows by the others.
+    listed: what uses each device that is held; graphics processes are listed only if they hold
+    more than a desktop. told: which of them are known; grows by the others.
     """
     rows: list[Row] = []
     for device, processes in listed.items():
         new = [
             process
             for process in processes
-            if process.kind != GRAPHICS
-            and (process.memory_mib or 0) > DESKTOP_MIB
+            if (process.kind == GRAPHICS or (process.memory_mib or 0) > DESKTOP_MIB)
             and (device.uuid, process.pid) not in told
             and proc.uid_of(process.pid) != os.geteuid()
             and not proc.is_below(process.pid, {os.getpid()})

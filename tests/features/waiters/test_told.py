@@ -181,6 +181,21 @@ def test_a_stranger_on_the_gpu(here: Here) -> None:
         assert told not in shell.run("1").all
 
 
+def test_a_stranger_that_renders_on_the_gpu(here: Here) -> None:
+    """A stranger's graphics process is told if it holds more than a desktop."""
+    shell = here.shell()
+    shell.run("%reserve_gpu 1")
+    with a_process_of_somebody_else() as pid:
+        here.use("two")
+        here.add(f"memory 24576\ngraphics {pid} 2000")
+        told = "GPU1 is reserved for this kernel, but others use it: busy, "
+        assert told not in shell.run("1").all
+        here.use("two")
+        here.add(f"memory 24576\ngraphics {pid} 9000")
+        assert f"(pid {pid}, graphics)" in run_until(shell, told)
+        assert told not in shell.run("1").all
+
+
 def run_until(shell: Shell, text: str) -> str:
     """Run cells until one shows the text, as a slow look at the driver is not made after each."""
     shown = [""]
