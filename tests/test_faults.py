@@ -34,8 +34,8 @@ NO_FAULT: Fault = ((), "*", 0)
 UNHEARD_OF = 555
 CODES = sorted({v for k, v in vars(pynvml).items() if k.startswith("NVML_ERROR_")} | {UNHEARD_OF})
 NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE, FUNCTION_NOT_FOUND = 3, 6, 7, 13
-# INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, RESET_REQUIRED: whatever else answers, it is down.
-IN_TROUBLE = {8, 11, 15, 16}
+# INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND: the GPU is down.
+IN_TROUBLE = {8, 11, 15, 16, 28}
 NO_DRIVER = {9, 12}  # DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 
 # Without an answer of these there is no device, or none that could be told from another.
@@ -49,6 +49,15 @@ IDENTIFYING = {
 ASIDE = ("P2PStatus", "TopologyCommonAncestor", "RunningProcesses_v2")
 # A driver that does not know MIG has no instances: where there are some, it would be a lie.
 UNTRUE = {("nvmlDeviceGetMigMode", NOT_SUPPORTED), ("nvmlDeviceGetMigMode", FUNCTION_NOT_FOUND)}
+# Without these a reservation can still be made: any code is accepted that does not say "down".
+DECORATING = {
+    "nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues", "nvmlDeviceGetDisplayActive",
+    "nvmlDeviceGetNumaNodeId", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetVbiosVersion",
+    "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetName", "nvmlDeviceGetMemoryLimits_v1",
+    "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetP2PStatus",
+    "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetGraphicsRunningProcesses_v2",
+}  # fmt: skip
 # These codes are answers: what is said instead of the error.
 ANSWERS = [
     ("nvmlDeviceGetComputeRunningProcesses", INSUFFICIENT_SIZE, "process"),
@@ -137,7 +146,7 @@ KINDS = {
 # Kinds that between them call every function, and codes that mean different things: tried with each
 # other at every run, and each with all of the others in the layer `full`.
 SAMPLE = ("any", "two instances")
-SAMPLE_CODES = [NOT_SUPPORTED, 15, 999]
+SAMPLE_CODES = [NOT_SUPPORTED, 15, 17, 999]
 
 
 @dataclass(frozen=True)
@@ -350,6 +359,21 @@ def test_what_is_not_offered_costs_nothing(matrix: Matrix) -> None:
         for function in case.functions
         if case.code == NOT_SUPPORTED and matrix.asked[function]
         if function not in IDENTIFYING and function not in matrix.kind.needs
+    ]
+    given = matrix.kind.labels(matrix.kind.serves)
+    check(cases, lambda case: case.devices == given)
+
+
+def test_decoration_that_fails_costs_nothing(matrix: Matrix) -> None:
+    """A reading without which the GPU can be used may fail with any code but "the GPU is down"."""
+    cases = [
+        case
+        for case in matrix.cases
+        for function in case.functions
+        if function in DECORATING - {*matrix.kind.needs} and case.code not in IN_TROUBLE
+        if not (
+            case.code == INSUFFICIENT_SIZE and "RunningProcesses" in function
+        )  # "there are some"
     ]
     given = matrix.kind.labels(matrix.kind.serves)
     check(cases, lambda case: case.devices == given)

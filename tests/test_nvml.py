@@ -598,6 +598,35 @@ def test_gpu_in_trouble_is_skipped(here: Here, fault: str, cause: str) -> None:
     assert got() == "1"
 
 
+def test_a_sandbox_that_blocks_the_mig_mode(here: Here) -> None:
+    """A GPU that can have no instances is used though its MIG mode can't be read."""
+    here.write("gpu\nfail nvmlDeviceGetMigMode * 17")
+    assert got("0") == "0"
+    reserve_gpu.release()
+    here.write("gpu\n slots 7\nfail nvmlDeviceGetMigMode * 17")
+    assert "operating system" in of_gpu(refused())
+
+
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [(15, "broken"), (28, "broken"), (999, "broken"), (17, "unknown"), (555, "unknown"),
+     (4, "no permission")],
+)  # fmt: skip
+def test_what_a_code_makes_of_a_gpu(here: Here, code: int, state: str) -> None:
+    """Only a code that says so makes a GPU broken; any other leaves its state unknown."""
+    here.write(f"gpu\nfail nvmlDeviceGetUUID 0 {code}")
+    assert reserve_gpu.status().to_dict()["devices"][0]["state"] == state
+    assert of_gpu(refused()).startswith(f"{state}: ")
+
+
+@pytest.mark.parametrize("code", [2, 10, 14, 17, 19, 27, 555])
+def test_a_blocked_memory_reading(here: Here, code: int) -> None:
+    """Without a memory reading a GPU is not reserved by itself in a sandbox, whatever the code."""
+    here.write(f"gpu\n compute 4321000 10\nfail nvmlDeviceGetMemoryInfo * {code}")
+    here.add(f"fail nvmlDeviceGetMemoryInfo_v2 * {code}\n{processes_fail(17)}")
+    assert of_gpu(refused()).startswith("unknown: ")
+
+
 def test_gpus_beyond_those_described(here: Here) -> None:
     """GPUs that are counted but refuse their handle are skipped."""
     here.write("count 3\ngpu\n compute 4321000 10")

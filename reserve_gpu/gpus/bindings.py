@@ -41,32 +41,39 @@ class Code:
     NO_PERMISSION = 4
     NOT_FOUND = 6
     INSUFFICIENT_SIZE = 7
+    INSUFFICIENT_POWER = 8
     DRIVER_NOT_LOADED = 9
+    IRQ_ISSUE = 11
     LIBRARY_NOT_FOUND = 12
     FUNCTION_NOT_FOUND = 13
-    CORRUPTED_INFOROM = 14
     GPU_IS_LOST = 15
     RESET_REQUIRED = 16
     OPERATING_SYSTEM = 17
     LIB_RM_VERSION_MISMATCH = 18
-    NO_DATA = 21
     ARGUMENT_VERSION_MISMATCH = 25
     DEPRECATED = 26
+    GPU_NOT_FOUND = 28
     UNKNOWN = 999
 
 
-# The reading is not to be had here; the device itself is not in trouble.
+# The driver does not offer the reading, or a sandbox blocks it: gVisor answers OPERATING_SYSTEM for
+# readings of a healthy GPU (https://github.com/google/gvisor/issues/10627).
 NOT_OFFERED = frozenset({
-    Code.NOT_SUPPORTED, Code.NO_PERMISSION, Code.FUNCTION_NOT_FOUND,
+    Code.NOT_SUPPORTED, Code.NO_PERMISSION, Code.FUNCTION_NOT_FOUND, Code.OPERATING_SYSTEM,
     Code.ARGUMENT_VERSION_MISMATCH, Code.DEPRECATED,
 })  # fmt: skip
-# The same for what only decorates a message, as a GPU's name does: it may be missing for more
-# reasons without the device being refused for that.
-NO_DECORATION = NOT_OFFERED | {Code.UNKNOWN, Code.NOT_FOUND, Code.CORRUPTED_INFOROM, Code.NO_DATA}
-# There is none, or the group can't be asked for. Any other answer says that the GPU is in trouble.
-NO_LIMIT = NO_DECORATION | {Code.INVALID_ARGUMENT, Code.OPERATING_SYSTEM}
-# Old drivers under WSL2 answer UNKNOWN for process lists.
-NO_PROCESS_LIST = NOT_OFFERED | {Code.UNKNOWN}
+# The GPU itself is down, whichever reading says so.
+DOWN = frozenset({
+    Code.INSUFFICIENT_POWER, Code.IRQ_ISSUE, Code.GPU_IS_LOST, Code.RESET_REQUIRED,
+    Code.GPU_NOT_FOUND,
+})  # fmt: skip
+# It needs a reset, or is gone: nothing that a process has on it can be used again.
+LOST = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
+# A GPU whose firmware hangs answers UNKNOWN (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446).
+# So do drivers for a name or a list of processes, though the GPU is well.
+DOWN_OR_HUNG = DOWN | {Code.UNKNOWN}
+# The driver knows no memory limits of control groups, or has none for this one.
+NO_LIMIT = NOT_OFFERED | {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.UNKNOWN}
 
 # What to do about an error of nvmlInit.
 REMEDIES: dict[int, str] = {
@@ -102,8 +109,12 @@ class DeviceError(Exception):
     def __init__(self, reason: str, code: int | None = None, *, is_lost: bool = False) -> None:
         super().__init__(reason)
         self.code = code
-        self.state = State.DENIED if code == Code.NO_PERMISSION else State.BROKEN
-        self.is_lost = is_lost or code in (Code.GPU_IS_LOST, Code.RESET_REQUIRED)
+        self.is_lost = is_lost or code in LOST
+        self.state = State.UNKNOWN
+        if code == Code.NO_PERMISSION:
+            self.state = State.DENIED
+        elif code is None or code in DOWN_OR_HUNG:
+            self.state = State.BROKEN
 
 
 class Bindings:
@@ -182,9 +193,23 @@ class Bindings:
         function: Callable[..., Any] = getattr(self._pynvml, name, self._missing)
         return self._call(name, function, *arguments, absent=absent)
 
-    def decoration(self, name: str, *arguments: Any) -> Any:
-        """Return what only decorates a message, None where it can't be read."""
-        return self.ask(name, *arguments, absent=NO_DECORATION)
+    def read(self, name: str, *arguments: Any, faults: frozenset[int] = DOWN) -> Any:
+        """Call an NVML function without which the device can still be used.
+
+        Args:
+            name: The function's name.
+            arguments: The function's arguments.
+            faults: Codes that mean a fault of the GPU itself.
+
+        Returns:
+            The answer, or None if the function fails.
+
+        Raises:
+            DeviceError: The function answers one of `faults`.
+        """
+        with _Only(faults):
+            return self.ask(name, *arguments)
+        return None
 
     def bus_id(self, handle: Any) -> str | None:
         """Return the PCI bus id with four digits of domain, as in 0000:03:00.0."""
@@ -193,9 +218,11 @@ class Bindings:
             pci = self._pynvml.nvmlDeviceGetPciInfo(handle)
             return pci.busIdLegacy or pci.busId[4:]
 
-        return self._call("nvmlDeviceGetPciInfo", read, absent=NO_DECORATION)
+        with _Only(DOWN):
+            return self._call("nvmlDeviceGetPciInfo", read)
+        return None
 
-    def memory_v2(self, handle: Any, *, absent: frozenset[int]) -> Any:
+    def memory_v2(self, handle: Any) -> Any:
         """Return the memory reading without the driver's own reserve, None where there is none."""
 
         def read() -> Any:
@@ -205,10 +232,12 @@ class Bindings:
             except (TypeError, AttributeError):  # old bindings, or the function as gpustat leaves
                 return None  # it behind for everybody in the process: without that argument
 
-        return self._call("nvmlDeviceGetMemoryInfo_v2", read, absent=absent)
+        with _Only(DOWN_OR_HUNG):
+            return self._call("nvmlDeviceGetMemoryInfo_v2", read)
+        return None
 
-    def has_memory_limit(self, handle: Any) -> bool:
-        """Tell whether root has limited the memory of this process's control group on the GPU.
+    def may_have_memory_limit(self, handle: Any) -> bool:
+        """Tell whether root may have limited the memory of this control group on the GPU.
 
         `memory_v2` then answers for the group. Drivers before R615 know no such limits.
         https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html
@@ -218,8 +247,10 @@ class Bindings:
             return False
         unlimited = self._pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
         limits = kind(nameSpace=self._group, hardLimit=unlimited)
-        self.ask("nvmlDeviceGetMemoryLimits_v1", handle, limits, absent=NO_LIMIT)
-        return bool(limits.softLimit or limits.hardLimit != unlimited)
+        with _Only(DOWN):
+            self.ask("nvmlDeviceGetMemoryLimits_v1", handle, limits, absent=NO_LIMIT)
+            return bool(limits.softLimit or limits.hardLimit != unlimited)
+        return True
 
     def process_count(self, handle: Any, kind: str) -> int | None:
         """Count the processes of a kind, None where the driver has no such list.
@@ -229,7 +260,9 @@ class Bindings:
         (https://github.com/wookayin/gpustat/issues/161).
         """
         name = f"nvmlDeviceGet{kind}RunningProcesses"
-        return self._call(name, self._count_processes, handle, name, absent=NO_PROCESS_LIST)
+        with _Only(DOWN):
+            return self._call(name, self._count_processes, handle, name)
+        return None
 
     def _initialise(self) -> int | DriverError:
         try:
@@ -255,7 +288,7 @@ class Bindings:
         name: str,
         function: Callable[[Unpack[Ts]], T],
         *arguments: Unpack[Ts],
-        absent: frozenset[int],
+        absent: frozenset[int] = frozenset(),
     ) -> T | None:
         self._worker.doing[get_ident()] = name
         try:
@@ -265,9 +298,7 @@ class Bindings:
                 return None
             raise DeviceError(f"{_text_of(error)} ({name})", code) from error
         except UnicodeDecodeError as error:
-            if Code.NO_DATA in absent:
-                return None
-            raise DeviceError(f"unreadable text ({name})", Code.NO_DATA) from error
+            raise DeviceError(f"unreadable text ({name})") from error
         except Exception as error:  # the bindings also raise what is no NVMLError
             reason = f"{type(error).__name__}: {_text_of(error)}"
             raise DeviceError(f"{reason} ({name})") from error
@@ -287,6 +318,19 @@ class Bindings:
                 return count.value  # 0 of a real driver; a simulated one may count here
             raise self._pynvml.NVMLError(code)
         raise missing
+
+
+class _Only:
+    """A context manager that suppresses each DeviceError whose code is not one of `faults`."""
+
+    def __init__(self, faults: frozenset[int]) -> None:
+        self._faults = faults
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        return isinstance(error, DeviceError) and error.code not in self._faults
 
 
 def import_pynvml() -> ModuleType:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import proc
 from reserve_gpu.errors import NoDeviceError
-from reserve_gpu.gpus.bindings import NOT_OFFERED, Bindings, Code, DeviceError
+from reserve_gpu.gpus.bindings import DOWN_OR_HUNG, NOT_OFFERED, Bindings, Code, DeviceError
 from reserve_gpu.gpus.usage import is_desktop, split_graphics
 from reserve_gpu.model import GRAPHICS, MIB, Board, Device, Fault, Gauges, Process, State, Usage
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 CALL_LIMIT_S = 20.0  # initialising one GPU takes 1 to 3 s without persistence mode
 
-NO_MEMORY_V2 = NOT_OFFERED | {Code.INVALID_ARGUMENT}
 # Only these answers mean that a GPU can't be split. After any other it may be, with somebody on a
 # part of it whom a look at the whole GPU need not show; so then it is not used.
 NO_MIG = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
+MIG_COUNT = "nvmlDeviceGetMaxMigDeviceCount"
 NO_INSTANCE = frozenset({Code.NOT_FOUND})  # gaps in the numbering of the instances are normal
 
 # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and what it may be that takes a GPU away:
@@ -247,8 +247,7 @@ class Nvml:
 
     def _read_gpu(self, index: int) -> list[Device | Fault]:
         gpu = self._driver.ask("nvmlDeviceGetHandleByIndex", index)
-        mode = self._driver.ask("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
-        is_split = bool(mode and mode[0])
+        is_split = self._is_split(gpu)
         self._boards[index] = self._read_board(gpu)
         if not is_split:
             return [self._read_device(index, gpu, gpu)]
@@ -256,22 +255,33 @@ class Nvml:
             Fault(index, "MIG is on, but it has no MIG instances", state=State.EMPTY)
         ]
 
+    def _is_split(self, gpu: Any) -> bool:
+        """Return whether MIG is on. Raises DeviceError if that is unknown."""
+        try:
+            mode = self._driver.ask("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
+        except DeviceError as error:
+            # A GPU that can have no instances has no MIG mode that could be on.
+            if error.code in DOWN_OR_HUNG or self._driver.read(MIG_COUNT, gpu) != 0:
+                raise
+            return False
+        return bool(mode and mode[0])
+
     def _read_board(self, gpu: Any) -> Board:
         """Return what a GPU is like. Raises DeviceError if it has a fault.
 
         https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
         """
-        decoration = self._driver.decoration
-        rows = decoration("nvmlDeviceGetRemappedRows", gpu)
+        read = self._driver.read
+        rows = read("nvmlDeviceGetRemappedRows", gpu)
         *_, is_pending, has_failed = rows or (False, False)
-        fields = decoration("nvmlDeviceGetFieldValues", gpu, [RECOVERY])
+        fields = read("nvmlDeviceGetFieldValues", gpu, [RECOVERY])
         action = fields[0].value.uiVal if fields and not fields[0].nvmlReturn else 0
         if has_failed:
             raise DeviceError(FAILED)
         if action in RECOVERIES:
             raise DeviceError(f"it has a fault: the driver asks for {RECOVERIES[action]}")
-        has_screen = bool(decoration("nvmlDeviceGetDisplayActive", gpu))
-        is_numa_node = decoration("nvmlDeviceGetNumaNodeId", gpu) is not None
+        has_screen = bool(read("nvmlDeviceGetDisplayActive", gpu))
+        is_numa_node = read("nvmlDeviceGetNumaNodeId", gpu) is not None
         return Board(has_screen, bool(is_pending) or action == DRAIN_AND_RESET, is_numa_node)
 
     def _has_host_memory(self, gpu: Any, total_mib: float | None) -> bool:
@@ -295,7 +305,7 @@ class Nvml:
     def _read_instances(self, index: int, gpu: Any) -> Iterator[Device | Fault]:
         """Yield the MIG instances of a GPU. Raises DeviceError if there is no telling."""
         ask = self._driver.ask
-        for slot in range(self._driver.ask("nvmlDeviceGetMaxMigDeviceCount", gpu)):
+        for slot in range(ask(MIG_COUNT, gpu)):
             try:
                 function = "nvmlDeviceGetMigDeviceHandleByIndex"
                 if (handle := ask(function, gpu, slot, absent=NO_INSTANCE)) is not None:
@@ -314,7 +324,7 @@ class Nvml:
         for known in self._devices.get(index, ()):
             if isinstance(known, Device) and (known.uuid, known.instance) == (uuid, slot):
                 return known
-        decoration = self._driver.decoration
+        read = self._driver.read
         total_mib, _, reserve_mib = self._read_memory(handle)
         if slot is None and self._has_host_memory(gpu, total_mib):
             self._boards[index] = self._boards[index]._replace(has_host_memory=True)
@@ -323,11 +333,11 @@ class Nvml:
         return Device(
             index=index,
             uuid=uuid,
-            name=decoration("nvmlDeviceGetName", handle),
+            name=read("nvmlDeviceGetName", handle),
             bus_id=self._driver.bus_id(gpu),
             memory_mib=None if total_mib is None else int(total_mib),
-            vbios=decoration("nvmlDeviceGetVbiosVersion", gpu),
-            link_width=decoration("nvmlDeviceGetCurrPcieLinkWidth", gpu),
+            vbios=read("nvmlDeviceGetVbiosVersion", gpu),
+            link_width=read("nvmlDeviceGetCurrPcieLinkWidth", gpu),
             instance=slot,
             gpu_uuid=gpu_uuid,
             old_name=old_name,
@@ -340,8 +350,8 @@ class Nvml:
         https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html
         """
         gpu_uuid = self._driver.ask("nvmlDeviceGetUUID", gpu)
-        gpu_instance = self._driver.decoration("nvmlDeviceGetGpuInstanceId", handle)
-        part = self._driver.decoration("nvmlDeviceGetComputeInstanceId", handle)
+        gpu_instance = self._driver.read("nvmlDeviceGetGpuInstanceId", handle)
+        part = self._driver.read("nvmlDeviceGetComputeInstanceId", handle)
         return gpu_uuid, f"MIG-{gpu_uuid}/{gpu_instance}/{part}"
 
     def _read_all(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
@@ -360,7 +370,7 @@ class Nvml:
         listed = listed or self._lists(device)
         _, used_mib, reserve_mib = self._read_memory(handle)
         # An instance has no compute mode of its own.
-        mode = self._driver.ask("nvmlDeviceGetComputeMode", gpu, absent=NOT_OFFERED)
+        mode = self._driver.read("nvmlDeviceGetComputeMode", gpu, faults=DOWN_OR_HUNG)
         graphics = listed(GRAPHICS)
         compute = self._driver.process_count(handle, "Compute")
         mps = self._driver.process_count(handle, "MPSCompute")
@@ -387,8 +397,8 @@ class Nvml:
     def _read_memory(self, handle: Any) -> tuple[float | None, float | None, float | None]:
         """Return total and used memory in MiB, and the driver's reserve where it is not in use."""
         memory = None
-        if not self._driver.has_memory_limit(handle):
-            memory = self._driver.memory_v2(handle, absent=NO_MEMORY_V2)
+        if not self._driver.may_have_memory_limit(handle):
+            memory = self._driver.memory_v2(handle)
         if not memory:
             memory = self._driver.ask("nvmlDeviceGetMemoryInfo", handle, absent=NOT_OFFERED)
         if memory is None:
