@@ -175,7 +175,7 @@ class DriverError(ReserveGPUError):
 
 
 class NoDriverError(DriverError):
-    """There is no NVIDIA driver on this machine, or it is not running."""
+    """There is no NVIDIA driver on this machine, it is not running, or it is hidden."""
 
 
 class NoDeviceError(DriverError):

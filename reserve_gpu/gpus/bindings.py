@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import warnings
 from _thread import get_ident
 from contextlib import suppress
@@ -17,7 +16,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import calls, errors, proc
-from reserve_gpu.errors import DriverError, NoDriverError, NoThreadError, shown
+from reserve_gpu.errors import DriverError, NoThreadError, shown
+from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, LOST, NO_LIMIT, Code
 from reserve_gpu.gpus.worker import HangError, Worker
 from reserve_gpu.model import State
 
@@ -28,70 +28,15 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from reserve_gpu.calls import T, Ts
+    from reserve_gpu.gpus import start_errors
+else:  # needed only if the driver does not start
+    start_errors = calls.Late("gpus.start_errors")
 
-WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
+LIBRARY = "libnvidia-ml.so.1"
+WSL_LIBRARY = f"/usr/lib/wsl/lib/{LIBRARY}"
 TEXT_LIMIT = 300  # characters of an error's text that are shown
 
 
-class Code:
-    """What NVML answers where it can't do what was asked (nvmlReturn_t in nvml.h)."""
-
-    INVALID_ARGUMENT = 2
-    NOT_SUPPORTED = 3
-    NO_PERMISSION = 4
-    NOT_FOUND = 6
-    INSUFFICIENT_SIZE = 7
-    INSUFFICIENT_POWER = 8
-    DRIVER_NOT_LOADED = 9
-    IRQ_ISSUE = 11
-    LIBRARY_NOT_FOUND = 12
-    FUNCTION_NOT_FOUND = 13
-    GPU_IS_LOST = 15
-    RESET_REQUIRED = 16
-    OPERATING_SYSTEM = 17
-    LIB_RM_VERSION_MISMATCH = 18
-    ARGUMENT_VERSION_MISMATCH = 25
-    DEPRECATED = 26
-    GPU_NOT_FOUND = 28
-    UNKNOWN = 999
-
-
-# The driver does not offer the reading, or a sandbox blocks it: gVisor answers OPERATING_SYSTEM for
-# readings of a healthy GPU (https://github.com/google/gvisor/issues/10627).
-NOT_OFFERED = frozenset({
-    Code.NOT_SUPPORTED, Code.NO_PERMISSION, Code.FUNCTION_NOT_FOUND, Code.OPERATING_SYSTEM,
-    Code.ARGUMENT_VERSION_MISMATCH, Code.DEPRECATED,
-})  # fmt: skip
-# The GPU itself is down, whichever reading says so.
-DOWN = frozenset({
-    Code.INSUFFICIENT_POWER, Code.IRQ_ISSUE, Code.GPU_IS_LOST, Code.RESET_REQUIRED,
-    Code.GPU_NOT_FOUND,
-})  # fmt: skip
-# It needs a reset, or is gone: nothing that a process has on it can be used again.
-LOST = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
-# A GPU whose firmware hangs answers UNKNOWN (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446).
-# So do drivers for a name or a list of processes, though the GPU is well.
-DOWN_OR_HUNG = DOWN | {Code.UNKNOWN}
-# The driver knows no memory limits of control groups, or has none for this one.
-NO_LIMIT = NOT_OFFERED | {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.UNKNOWN}
-
-# What to do about an error of nvmlInit.
-REMEDIES: dict[int, str] = {
-    Code.LIBRARY_NOT_FOUND: "No NVIDIA driver here: libnvidia-ml.so.1 was not found. Install the "
-    "driver, or start the container with GPU access (docker run --gpus all).",
-    Code.DRIVER_NOT_LOADED: "The NVIDIA driver's kernel module is not loaded. Look at what "
-    "nvidia-smi says; reboot, or ask the administrator to.",
-    Code.LIB_RM_VERSION_MISMATCH: "The NVIDIA driver was updated while the old kernel module kept "
-    "running. Reboot this machine.",
-    Code.OPERATING_SYSTEM: "The operating system blocks access to the NVIDIA driver. In a "
-    "container, start it with GPU access (docker run --gpus all).",
-    Code.NO_PERMISSION: "This user may not use the NVIDIA driver. Ask the administrator for access "
-    "to /dev/nvidia*.",
-    Code.FUNCTION_NOT_FOUND: "Update the driver: it is too old for the installed nvidia-ml-py.",
-    # https://github.com/NVIDIA/nvidia-container-toolkit/issues/48
-    Code.UNKNOWN: "The NVIDIA driver does not start: look at what nvidia-smi says. A container "
-    "that lost its GPUs, as after systemctl daemon-reload on its host, must be started again.",
-}
 # The official bindings have these, old packages of the same module name don't
 # (https://github.com/wookayin/gpustat/issues/105).
 OFFICIAL = ("_nvmlGetFunctionPointer", "nvmlDeviceGetMigMode")
@@ -128,6 +73,7 @@ class Bindings:
     """
 
     def __init__(self, limit_s: float) -> None:
+        self._unloadable = load_library()
         self._pynvml = import_pynvml()
         self._limit_s = limit_s
         try:
@@ -146,9 +92,12 @@ class Bindings:
         """
         if self._start is None:
             try:
-                self._start = self._worker.wait(self._initialisation, self._limit_s)
+                start = self._worker.wait(self._initialisation, self._limit_s)
             except HangError as error:
-                self._start = _driver_error(_hanging(error))
+                start = _hanging(error)
+            if isinstance(start, DeviceError):
+                start = start_errors.explain(start.code, str(start), self._unloadable)
+            self._start = start
         if isinstance(self._start, DriverError):
             raise self._start
         return self._start
@@ -186,7 +135,7 @@ class Bindings:
             raise _hanging(error) from error
 
     def ask(self, name: str, *arguments: Any, absent: frozenset[int] = frozenset()) -> Any:
-        """Call the NVML function of that name; None where it answers one of the codes in `absent`.
+        """Call the NVML function of that name; return None for an error code in `absent`.
 
         Raises DeviceError for any other failure.
         """
@@ -237,7 +186,7 @@ class Bindings:
         return None
 
     def may_have_memory_limit(self, handle: Any) -> bool:
-        """Tell whether root may have limited the memory of this control group on the GPU.
+        """Return whether root may have limited the memory of this control group on the GPU.
 
         `memory_v2` then answers for the group. Drivers before R615 know no such limits.
         https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html
@@ -264,11 +213,11 @@ class Bindings:
             return self._call(name, self._count_processes, handle, name)
         return None
 
-    def _initialise(self) -> int | DriverError:
+    def _initialise(self) -> int | DriverError | DeviceError:
         try:
             self.ask("nvmlInit")
         except DeviceError as error:
-            return _driver_error(error)
+            return error
         self._is_initialised = True
         try:
             return int(self.ask("nvmlDeviceGetCount"))
@@ -335,8 +284,6 @@ class _Only:
 
 def import_pynvml() -> ModuleType:
     """Import the bindings. Raises DriverError if there are none, or others of the same name."""
-    with suppress(OSError):  # where it is under WSL2; the bindings then find it by its name
-        ctypes.CDLL(WSL_LIBRARY)
     try:
         with warnings.catch_warnings():
             # PyPI's package pynvml only wraps the official bindings, and warns that it does.
@@ -355,6 +302,32 @@ def import_pynvml() -> ModuleType:
         _free_in_children(pynvml.libLoadLock)
     module: ModuleType = pynvml
     return module
+
+
+def load_library() -> list[str] | None:
+    """Load NVML's library if it is in a folder that this Python's loader does not search.
+
+    The bindings then find it by its name. On NixOS, and for Homebrew's Python, the loader does not
+    search the folder of the driver.
+
+    Returns:
+        None if the library is loaded, else why copies of it can't be, in the loader's words.
+    """
+    unloadable = []
+    for path in [WSL_LIBRARY, LIBRARY]:
+        with suppress(OSError):
+            ctypes.CDLL(path)
+            return None
+    for folder in start_errors.library_folders(LIBRARY):
+        path = os.path.join(folder, LIBRARY)
+        if os.path.exists(path):
+            try:
+                ctypes.CDLL(path)
+            except OSError as error:  # built for another architecture or C library
+                unloadable.append(str(error))
+            else:
+                return None
+    return unloadable
 
 
 def _wrong_bindings() -> DriverError:
@@ -379,12 +352,3 @@ def _text_of(error: Exception) -> str:
 
 def _hanging(error: HangError) -> DeviceError:
     return DeviceError(f"the driver hangs: {error}")
-
-
-def _driver_error(error: DeviceError) -> DriverError:
-    is_missing = error.code in (Code.LIBRARY_NOT_FOUND, Code.DRIVER_NOT_LOADED)
-    kind = NoDriverError if is_missing else DriverError
-    remedy = REMEDIES.get(error.code or 0, "The NVIDIA driver does not start.")
-    if sys.platform != "linux" and kind is NoDriverError:
-        remedy = "No NVIDIA driver here. Reservations need one, on Linux or WSL2."
-    return kind(f"{remedy} [{error}]")

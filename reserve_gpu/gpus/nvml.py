@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import proc
 from reserve_gpu.errors import NoDeviceError
-from reserve_gpu.gpus.bindings import DOWN_OR_HUNG, NOT_OFFERED, Bindings, Code, DeviceError
+from reserve_gpu.gpus.bindings import Bindings, DeviceError
+from reserve_gpu.gpus.codes import DOWN_OR_HUNG, NOT_OFFERED, Code
 from reserve_gpu.gpus.usage import is_desktop, split_graphics
 from reserve_gpu.model import GRAPHICS, MIB, Board, Device, Fault, Gauges, Process, State, Usage
 

@@ -43,13 +43,16 @@ REMEDIES: dict[int, str] = {
     "driver. Ask the administrator to look:\nsystemctl status nvidia-fabricmanager",
     # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
     803: "libcuda.so.1 and the kernel module are of different versions of the driver. After an "
-    "update of the driver, reboot. A container must not bring a driver of its own.",
+    "update of the driver, the administrator can reload the module or reboot, once the programs "
+    "that use a GPU have ended. A container must not bring a driver of its own.",
     # CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
-    804: "libcuda.so.1 is newer than the kernel module, which not every GPU supports. After an "
-    "update of the driver, reboot. Else take cuda-compat out of LD_LIBRARY_PATH.",
+    804: "libcuda.so.1 is newer than the kernel module, which not every GPU supports. Take "
+    "cuda-compat out of LD_LIBRARY_PATH. After an update of the driver, the administrator can "
+    "reload the module or reboot, once the programs that use a GPU have ended.",
     # CUDA_ERROR_UNKNOWN
-    999: "A container needs /dev/nvidia-uvm. After a suspend, end what uses a GPU, and have root "
-    "load that module anew:\nsudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm",
+    999: "A container needs /dev/nvidia-uvm. After a suspend, the administrator can reload that "
+    "module, once the programs that use a GPU have ended:\n"
+    "sudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm",
 }
 
 

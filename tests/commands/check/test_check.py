@@ -376,7 +376,7 @@ def test_nvml_fails_since(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.add("fail nvmlInitWithFlags * 18")
     assert states(check()) == all_are("fits", "PyTorch")
     reserve_gpu.release()
-    with pytest.raises(reserve_gpu.DriverError, match="Reboot this machine"):
+    with pytest.raises(reserve_gpu.DriverError, match="driver was updated"):
         reserve_gpu.check()
 
 

@@ -1,0 +1,44 @@
+"""NVML's error codes, grouped by their meaning for a GPU."""
+
+
+class Code:
+    """NVML's error codes (nvmlReturn_t in nvml.h)."""
+
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    NOT_FOUND = 6
+    INSUFFICIENT_SIZE = 7
+    INSUFFICIENT_POWER = 8
+    DRIVER_NOT_LOADED = 9
+    IRQ_ISSUE = 11
+    LIBRARY_NOT_FOUND = 12
+    FUNCTION_NOT_FOUND = 13
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    OPERATING_SYSTEM = 17
+    LIB_RM_VERSION_MISMATCH = 18
+    ARGUMENT_VERSION_MISMATCH = 25
+    DEPRECATED = 26
+    GPU_NOT_FOUND = 28
+    UNKNOWN = 999
+
+
+# The driver does not offer the reading, or a sandbox blocks it: gVisor answers OPERATING_SYSTEM for
+# readings of a healthy GPU (https://github.com/google/gvisor/issues/10627).
+NOT_OFFERED = frozenset({
+    Code.NOT_SUPPORTED, Code.NO_PERMISSION, Code.FUNCTION_NOT_FOUND, Code.OPERATING_SYSTEM,
+    Code.ARGUMENT_VERSION_MISMATCH, Code.DEPRECATED,
+})  # fmt: skip
+# The GPU itself is down, whichever reading says so.
+DOWN = frozenset({
+    Code.INSUFFICIENT_POWER, Code.IRQ_ISSUE, Code.GPU_IS_LOST, Code.RESET_REQUIRED,
+    Code.GPU_NOT_FOUND,
+})  # fmt: skip
+# It needs a reset, or is gone: nothing that a process has on it can be used again.
+LOST = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
+# A GPU whose firmware hangs answers UNKNOWN (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446).
+# So do drivers for a name or a list of processes, though the GPU is well.
+DOWN_OR_HUNG = DOWN | {Code.UNKNOWN}
+# The driver knows no memory limits of control groups, or has none for this one.
+NO_LIMIT = NOT_OFFERED | {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.UNKNOWN}
