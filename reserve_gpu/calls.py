@@ -26,6 +26,7 @@ from reserve_gpu.forks import no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from typing_extensions import TypeVarTuple, Unpack
 
@@ -44,6 +45,7 @@ NESTED = (
     "interrupted that. Try again when it is done."
 )
 DONE = object()
+HAS_MORE_ARGUMENTS = 0x04  # CO_VARARGS of inspect
 
 
 class _Local(threading.local):
@@ -68,11 +70,17 @@ class Errand:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Import the module; no fork begins meanwhile."""
+        """Import the module; no fork begins meanwhile.
+
+        An exception of the import is kept for the thread that needs the module. An exception of a
+        signal handler that interrupts the import is raised here, as at any other moment.
+        """
         try:
             with no_fork:
                 self.module = __import__(self._name, fromlist=["*"])
-        except BaseException as error:  # noqa: BLE001 - raised again where the module is needed
+        except BaseException as error:
+            if is_of_handler(error):
+                raise
             self.error = error
         with suppress(RuntimeError):  # both sides have run it
             self.is_done.release()
@@ -270,9 +278,11 @@ class Executor:
         """
         call = Call(function, *arguments)
         self.post(call)
-        if call.wait(limit_s=limit_s):
-            call.result()
-        call.is_awaited = False
+        try:
+            if call.wait(limit_s=limit_s):
+                call.result()
+        finally:
+            call.is_awaited = False
 
     def post(self, call: Call[Any]) -> None:
         """Begin a call. Raises NoThreadError where no thread can be had for it."""
@@ -411,18 +421,56 @@ def imported(name: str) -> Any:
     A signal handler that raises in the midst of an import leaves Python's locks for imports with
     its thread. That thread can import all the same; any other one would wait for it for ever.
     """
-    module = sys.modules.get(name)
-    if module and not getattr(module.__spec__, "_initializing", False):
-        return module
+    errand = _run_errand(name)
+    if errand.error:
+        raise errand.error
+    return errand.module
+
+
+def import_error(name: str) -> BaseException | None:
+    """Import a module as `imported` does, and return the exception of its own code, if any."""
+    return _run_errand(name).error
+
+
+def _run_errand(name: str) -> Errand:
+    """Return the import of a module, made."""
     call, errand = _local.call, Errand(name)
+    module = sys.modules.get(name)
+    if module and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        errand.module = module
+        return errand
     is_others = call and call.is_awaited and call.caller != threading.get_ident()
     if call and is_others and not is_mine(no_fork):  # else that thread could not fork meanwhile
         call.send(errand)
     else:
         errand.run()
-    if errand.error:
-        raise errand.error
-    return errand.module
+    return errand
+
+
+def is_of_handler(error: BaseException) -> bool:
+    """Return whether a signal handler raised the error, and not the code that it interrupted.
+
+    Python calls a handler with the frame that it interrupts, which comes before the handler's own
+    frame in the traceback. The built-in handler of SIGINT has no frame.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    interrupted, trace = None, error.__traceback__
+    while trace:
+        if interrupted and any(each is interrupted for each in _arguments(trace.tb_frame)):
+            return True
+        interrupted, trace = trace.tb_frame, trace.tb_next
+    return False
+
+
+def _arguments(frame: FrameType) -> list[object]:
+    """Return the arguments that a function was called with, as far as it still has them."""
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    arguments = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+    if code.co_flags & HAS_MORE_ARGUMENTS:
+        arguments += frame.f_locals.get(code.co_varnames[count], ())
+    return arguments
 
 
 def survive_reload(name: str, make: Callable[[], T]) -> T:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import _thread
 import ctypes.util
+import importlib
 import os
+import signal
+import site
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pynvml
@@ -21,7 +25,7 @@ from reserve_gpu.model import ComputeMode, Device, Fault, Gauges, State
 from tests.reserving import got, of_gpu, refused, variables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.here import Here
@@ -711,19 +715,130 @@ MODULES = {
     "none": "raise ImportError('not here')",
     "one of Python 2": "print 'hello'",
     "a broken one": "1 / 0",
+    "one that ends the process": "raise SystemExit(3)",
+    "one that imports itself": "import pynvml; pynvml.nvmlInit()",
 }
 
 
+@pytest.fixture
+def _without_bindings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the next reservation import the bindings again."""
+    importlib.invalidate_caches()
+    monkeypatch.delitem(sys.modules, "pynvml")
+    yield
+    sys.modules.pop("pynvml", None)
+
+
+@pytest.mark.usefixtures("here", "_without_bindings")
 @pytest.mark.parametrize("source", MODULES.values(), ids=MODULES.keys())
-def test_wrong_module(
-    here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
+@pytest.mark.parametrize("name", ["pynvml.py", "pynvml/__init__.py"])
+def test_a_file_that_takes_the_place_of_the_bindings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, name: str
 ) -> None:
-    """A module pynvml that is not nvidia-ml-py's is answered by the command that mends it."""
+    """A file that Python finds before the installed bindings is named."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DriverError) as caught:
+        reserve_gpu.reserve()
+    assert str(tmp_path / "pynvml") in str(caught.value)
+    assert "leave its folder" in str(caught.value)
+    assert "install" not in str(caught.value)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(DriverError, match="off PYTHONPATH"):
+        reserve_gpu.reserve()
+    sys.path.remove(str(tmp_path))  # as if the file had another name
+    assert got() == "0"
+
+
+@pytest.mark.usefixtures("here", "_without_bindings")
+def test_a_file_that_keeps_the_bindings_from_being_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file in the place of a module that the bindings import is named."""
+    (tmp_path / "string.py").write_text("raise ValueError('mine')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "string")
+    with pytest.raises(DriverError, match=f"because of {tmp_path}/string.py .mine.*Rename it"):
+        reserve_gpu.reserve()
+
+
+@pytest.mark.usefixtures("here", "_without_bindings")
+@pytest.mark.parametrize("source", MODULES.values(), ids=MODULES.keys())
+def test_wrong_bindings_that_are_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
+) -> None:
+    """If the wrong module is an installed package, the command that replaces it is named."""
     (tmp_path / "pynvml.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "pynvml")
-    check_no_driver("pip install nvidia-ml-py")
-    sys.modules.pop("pynvml", None)
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
+    with pytest.raises(DriverError, match=r"Run: .* install.* nvidia-ml-py$"):
+        reserve_gpu.reserve()
+
+
+@pytest.mark.usefixtures("here", "_without_bindings")
+def test_a_module_that_the_user_has_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A module in place of the bindings that other code has imported stays imported."""
+    (tmp_path / "pynvml.py").write_text("mine = True")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("pynvml")
+    with pytest.raises(DriverError, match="Then restart this process"):
+        reserve_gpu.reserve()
+    assert sys.modules["pynvml"] is mine
+
+
+# -- an import that is interrupted -----------------------------------------------------------------
+
+
+def raise_timeout(*_: object) -> None:
+    raise TimeoutError("mine")
+
+
+def exit_after_reset(signum: int, frame: object) -> None:
+    signal.signal(signum, signal.SIG_DFL)
+    raise SystemExit(frame is None)
+
+
+class Handler:
+    def __call__(self, *_: object) -> None:
+        raise ImportError("mine")
+
+
+HANDLERS: list[tuple[Any, type[BaseException]]] = [
+    (signal.default_int_handler, KeyboardInterrupt),
+    (raise_timeout, TimeoutError),
+    (exit_after_reset, SystemExit),
+    (partial(raise_timeout, 1), TimeoutError),
+    (Handler(), ImportError),
+]
+
+
+@pytest.mark.usefixtures("here", "_without_bindings")
+@pytest.mark.parametrize(("handler", "kind"), HANDLERS)
+@pytest.mark.parametrize("way", ["reserve", "status"])
+def test_a_signal_during_the_import_of_the_bindings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, handler: Any, kind: type[BaseException],
+    way: str,
+) -> None:  # fmt: skip
+    """The exception of a signal handler reaches the caller, and the next call works."""
+    (tmp_path / "pynvml.py").write_text(
+        "import signal\nsignal.raise_signal(signal.SIGUSR1)\n1 / 0  # not reached"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before, usual = variables(), signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(kind) as caught:
+            getattr(reserve_gpu, way)()
+        assert type(caught.value) is kind
+    finally:
+        signal.signal(signal.SIGUSR1, usual)
+    assert variables() == before
+    assert reserve_gpu.current() is None
+    sys.path.remove(str(tmp_path))
+    assert got() == "0"
 
 
 def test_bytes_that_are_no_text(here: Here) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import warnings
 from _thread import get_ident
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import calls, errors, proc
+from reserve_gpu import calls, proc
 from reserve_gpu.errors import DriverError, NoThreadError, shown
 from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, LOST, NO_LIMIT, Code
 from reserve_gpu.gpus.worker import HangError, Worker
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from reserve_gpu.calls import T, Ts
-    from reserve_gpu.gpus import start_errors
-else:  # needed only if the driver does not start
+    from reserve_gpu.gpus import import_errors, start_errors
+else:  # needed only if something fails
+    import_errors = calls.Late("gpus.import_errors")
     start_errors = calls.Late("gpus.start_errors")
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -284,24 +286,19 @@ class _Only:
 
 def import_pynvml() -> ModuleType:
     """Import the bindings. Raises DriverError if there are none, or others of the same name."""
-    try:
-        with warnings.catch_warnings():
-            # PyPI's package pynvml only wraps the official bindings, and warns that it does.
-            warnings.simplefilter("ignore")
-            pynvml = calls.imported("pynvml")
-    except SyntaxError:  # written for Python 2
-        raise _wrong_bindings() from None
-    except Exception as error:  # a broken module may raise anything
-        raise DriverError(
-            f"The module pynvml can't be imported ({shown(str(error), TEXT_LIMIT)}). "
-            f"Run: {errors.install_command('nvidia-ml-py')}"
-        ) from error
+    is_new = "pynvml" not in sys.modules
+    with warnings.catch_warnings():
+        # PyPI's package pynvml only wraps the official bindings, and warns that it does.
+        warnings.simplefilter("ignore")
+        error = calls.import_error("pynvml")
+    if error:
+        raise import_errors.not_imported(error) from error
+    pynvml = sys.modules["pynvml"]
     if not all(hasattr(pynvml, name) for name in OFFICIAL):
-        raise _wrong_bindings()
+        raise import_errors.not_official(pynvml, is_new=is_new)
     with suppress(AttributeError):  # Windows has no fork; other bindings may have no lock
         _free_in_children(pynvml.libLoadLock)
-    module: ModuleType = pynvml
-    return module
+    return pynvml
 
 
 def load_library() -> list[str] | None:
@@ -328,12 +325,6 @@ def load_library() -> list[str] | None:
             else:
                 return None
     return unloadable
-
-
-def _wrong_bindings() -> DriverError:
-    packages = "pynvml nvidia-ml-py3 nvidia-ml-py"  # each has a module of this name
-    command = errors.install_command("nvidia-ml-py", instead_of=packages)
-    return DriverError(f"The module pynvml here is not the one of nvidia-ml-py. Run: {command}")
 
 
 @cache
