@@ -75,7 +75,8 @@ class Bindings:
     """
 
     def __init__(self, limit_s: float) -> None:
-        self._unloadable = load_library()
+        with suppress(OSError):  # the bindings then find it by its name
+            ctypes.CDLL(WSL_LIBRARY)
         self._pynvml = import_pynvml()
         self._limit_s = limit_s
         try:
@@ -93,12 +94,14 @@ class Bindings:
         Raises DriverError where the driver does not start, or does not count.
         """
         if self._start is None:
-            try:
-                start = self._worker.wait(self._initialisation, self._limit_s)
-            except HangError as error:
-                start = _hanging(error)
+            start, unloadable = self._wait_for_start(), None
+            if isinstance(start, DeviceError) and start.code == Code.LIBRARY_NOT_FOUND:
+                unloadable = load_library()
+                if unloadable is None:
+                    self._initialisation = self._worker.post(self._initialise)
+                    start = self._wait_for_start()
             if isinstance(start, DeviceError):
-                start = start_errors.explain(start.code, str(start), self._unloadable)
+                start = start_errors.explain(start.code, str(start), unloadable)
             self._start = start
         if isinstance(self._start, DriverError):
             raise self._start
@@ -215,6 +218,12 @@ class Bindings:
             return self._call(name, self._count_processes, handle, name)
         return None
 
+    def _wait_for_start(self) -> int | DriverError | DeviceError:
+        try:
+            return self._worker.wait(self._initialisation, self._limit_s)
+        except HangError as error:
+            return _hanging(error)
+
     def _initialise(self) -> int | DriverError | DeviceError:
         try:
             self.ask("nvmlInit")
@@ -302,7 +311,7 @@ def import_pynvml() -> ModuleType:
 
 
 def load_library() -> list[str] | None:
-    """Load NVML's library if it is in a folder that this Python's loader does not search.
+    """Load NVML's library from a folder that the loader of this Python does not search.
 
     The bindings then find it by its name. On NixOS, and for Homebrew's Python, the loader does not
     search the folder of the driver.
@@ -311,10 +320,9 @@ def load_library() -> list[str] | None:
         None if the library is loaded, else why copies of it can't be, in the loader's words.
     """
     unloadable = []
-    for path in [WSL_LIBRARY, LIBRARY]:
-        with suppress(OSError):
-            ctypes.CDLL(path)
-            return None
+    with suppress(OSError):
+        ctypes.CDLL(LIBRARY)
+        return None
     for folder in start_errors.library_folders(LIBRARY):
         path = os.path.join(folder, LIBRARY)
         if os.path.exists(path):
