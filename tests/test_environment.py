@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -133,6 +134,101 @@ def test_a_cap_that_was_changed_since_is_the_users(now: str, before: dict[str, N
     """A cap that an ancestor has set is given back; one that somebody has changed since is kept."""
     caps = environment.own_caps({XLA_FRACTION: "0.5"}, {})
     assert environment.inherited_caps({environment.OWN_CAPS: caps, XLA_FRACTION: now}) == before
+
+
+@pytest.mark.parametrize(
+    ("mark", "visible", "before"),
+    [
+        (None, "", ""),
+        ({VISIBLE: ["", None]}, "", None),
+        ({VISIBLE: ["", "0,1"]}, "", "0,1"),
+        ({VISIBLE: ["", ""]}, "", ""),
+        ({VISIBLE: ["", None]}, "1", "1"),  # somebody has set it since
+        ({VISIBLE: ["", None]}, "-1", "-1"),
+        ({VISIBLE: ["", "0"]}, None, None),
+        ({VISIBLE: ["1", None]}, "", ""),
+        ({VISIBLE: ["", 7]}, "", ""),
+        ({VISIBLE: ["", ["0"]]}, "", ""),
+        ({VISIBLE: []}, "", ""),
+        ({ORDER: ["", "x"], "PATH": ["", None]}, "", ""),
+        (["CUDA_VISIBLE_DEVICES"], "", ""),
+    ],
+)
+def test_a_refusal_above_is_no_limit(mark: object, visible: str | None, before: str | None) -> None:
+    """An empty value counts as our refusal only with a valid mark, and gives way to the old one."""
+    written = json.dumps(mark) if mark else None
+    inherited = {VISIBLE: visible, ORDER: "", environment.HIDDEN: written}
+    expected = {VISIBLE: before, ORDER: "", environment.HIDDEN: None}
+    assert environment.before_hiding(inherited) == expected
+
+
+@pytest.mark.parametrize("mark", ["{", "[" * 100_000, "\x00", '{"CUDA_VISIBLE_DEVICES": 1}', "7"])
+def test_a_broken_mark_changes_nothing(mark: str) -> None:
+    """A mark that can't be read is ignored."""
+    assert environment.before_hiding({VISIBLE: "", environment.HIDDEN: mark})[VISIBLE] == ""
+
+
+def test_hiding_twice_keeps_the_first_value() -> None:
+    """A refusal below a refusal remembers what the user had set."""
+    first = environment.hiding({VISIBLE: "0,1"})
+    assert (first[VISIBLE], first[MEMORY]) == ("", None)
+    assert environment.hiding(first) == first
+
+
+REFUSED = """
+import reserve_gpu
+try:
+    reserve_gpu.reserve()
+except reserve_gpu.NoFreeDeviceError:
+    pass
+"""
+BELOW = """
+import subprocess, sys
+def below(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+"""
+GET = "import os, reserve_gpu as r; print(r.reserve().environ['CUDA_VISIBLE_DEVICES'])"
+GIVE_BACK = f"{GET}; r.release(); print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
+
+
+@pytest.mark.process
+def test_below_a_refused_process(machine: Machine) -> None:
+    """A child of a refused process sees no GPU, but may reserve within the user's own limit."""
+    machine.write("gpu\n used 6000\ngpu\n used 6000\ngpu")
+    with machine.child(CUDA_VISIBLE_DEVICES="0,1", CUDA_DEVICE_ORDER="PCI_BUS_ID") as child:
+        child.run(f"{REFUSED}{BELOW}")
+        assert child.visible() == ""
+        machine.write("gpu\n used 6000\ngpu\ngpu")
+        assert child.run(f"below({GET!r})").value == "1"
+        assert child.run(f"below({GIVE_BACK!r})").value == "1\n''"
+        nested = f"{REFUSED.replace('reserve()', 'reserve(count=2)')}{BELOW}print(below({GET!r}))"
+        assert child.run(f"below({nested!r})").value == "1"
+        hidden = "os.environ['CUDA_VISIBLE_DEVICES'] = '-1'"
+        assert "hides every GPU" in child.run(f"{hidden}; below({GET!r})").value
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_pool_below_a_refused_process(machine: Machine, method: str) -> None:
+    """Workers of multiprocessing below a refused process can reserve, however they start."""
+    machine.write("gpu\n used 6000")
+    (machine.folder / "work.py").write_text(
+        "import reserve_gpu\n"
+        "def got(_):\n"
+        "    return reserve_gpu.reserve().environ['CUDA_VISIBLE_DEVICES']\n"
+    )
+    script = machine.folder / "pool.py"
+    script.write_text(
+        f"import multiprocessing, os, sys, work\n{REFUSED}"
+        "if __name__ == '__main__':\n"
+        "    open('draft.txt', 'w').write('gpu')\n"
+        "    os.rename('draft.txt', 'scenario.txt')\n"
+        f"    with multiprocessing.get_context({method!r}).Pool(1) as pool:\n"
+        "        print(pool.map(work.got, [0]))\n"
+    )
+    done = machine.command(sys.executable, str(script))
+    assert done.stdout == "['0']\n", done.stderr
 
 
 def test_order() -> None:

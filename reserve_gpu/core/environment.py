@@ -27,9 +27,11 @@ CAPS = (
 )
 # Which caps were set here, and what they were before: a process below takes them for nobody's own.
 OWN_CAPS = "RESERVE_GPU_CAPS"
-WITH_PARTS = (*CAPS, OWN_CAPS)
-VARIABLES = (*CUDA, *WITH_PARTS)
-NO_DEVICES: Mapping[str, str | None] = {VISIBLE: "", MEMORY: None}
+# Which empty CUDA_VISIBLE_DEVICES this package set, and the value that it replaced. Child processes
+# inherit both variables, and our own refusal must not limit their requests.
+HIDDEN = "RESERVE_GPU_HIDDEN"
+OWN = (OWN_CAPS, HIDDEN)  # only processes below read these
+VARIABLES = (*CUDA, *CAPS, *OWN)
 
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED (cuda.h)
 
@@ -79,6 +81,28 @@ def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[
     }
 
 
+def hiding(inherited: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the variables that hide every device from this process and its children.
+
+    Args:
+        inherited: The variables without the changes of this process.
+    """
+    visible = before_hiding(inherited)[VISIBLE]
+    return {VISIBLE: "", MEMORY: None, HIDDEN: json.dumps({VISIBLE: ("", visible)})}
+
+
+def before_hiding(inherited: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the variables as they were before a process above this one hid all devices.
+
+    The mark only counts while CUDA_VISIBLE_DEVICES still has the empty value that came with it. If
+    the mark is wrong, the user could as well have unset CUDA_VISIBLE_DEVICES.
+
+    Args:
+        inherited: The variables without the changes of this process.
+    """
+    return {**inherited, **_replaced(inherited, HIDDEN, (VISIBLE,)), HIDDEN: None}
+
+
 def own_caps(values: Mapping[str, str | None], inherited: Mapping[str, str | None]) -> str:
     """Return what tells child processes which caps we set, and what stood there before."""
     return json.dumps({n: (v, inherited.get(n)) for n, v in values.items() if n in CAPS})
@@ -90,12 +114,25 @@ def inherited_caps(inherited: Mapping[str, str | None]) -> dict[str, str | None]
     inherited: the variables without this process's changes. A value that was changed
     since is the user's.
     """
-    with suppress(ValueError, TypeError, AttributeError):  # as where nothing is set
-        caps = foreign.parsed(inherited.get(OWN_CAPS) or "").items()
+    return _replaced(inherited, OWN_CAPS, CAPS)
+
+
+def _replaced(
+    inherited: Mapping[str, str | None], mark: str, names: Sequence[str]
+) -> dict[str, str | None]:
+    """Return the values that a process above replaced, of variables that still have its values.
+
+    Args:
+        inherited: The variables without the changes of this process.
+        mark: The variable in which that process noted its values and the ones before.
+        names: The variables that this mark may be about.
+    """
+    with suppress(ValueError, TypeError, AttributeError):  # no mark, or a broken one
+        noted = foreign.parsed(inherited.get(mark) or "").items()
         return {
             name: before
-            for name, (value, before) in caps
-            if name in CAPS and value == inherited.get(name) and isinstance(before, str | None)
+            for name, (value, before) in noted
+            if name in names and value == inherited.get(name) and isinstance(before, str | None)
         }
     return {}
 

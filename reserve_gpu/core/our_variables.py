@@ -38,15 +38,19 @@ class OurVariables:
     @property
     def are_hidden(self) -> bool:
         """Tell whether no device is visible, by our own doing."""
-        return self.changes.written == environment.NO_DEVICES
+        return self.changes.written.get(environment.VISIBLE) == ""
 
     def inherited(self) -> dict[str, str | None]:
-        """Return the variables without our changes."""
-        return self.changes.inherited()
+        """Return the variables without our changes, nor the refusal of a process above this one."""
+        return environment.before_hiding(self.changes.inherited())
 
     def set(self, values: Variables) -> None:
         """Set these, and give all others that were set the values from before."""
         self.changes = self.changes.to(values)
+
+    def hide(self) -> None:
+        """Let whatever starts from now on see no device, and know that we set it so."""
+        self.set(environment.hiding(self.changes.inherited()))
 
     def set_for(self, held: Held) -> dict[str, str]:
         """Set those of what is held; returns them."""
@@ -54,7 +58,7 @@ class OurVariables:
         before = environment.inherited_caps(inherited)
         limits, self.notices = _caps(held, inherited | before)
         values = environment.variables(held.devices, held.part_mib) | limits
-        self.set(before | values)
+        self.set({environment.HIDDEN: None} | before | values)
         return set_only(values)
 
     def mend(self, held: Held, reservation: Answered) -> list[Notice]:
@@ -76,7 +80,7 @@ class OurVariables:
         if set_only(limits) == said and environment.read(limits) == limits:
             return []
         values = {name: reservation.environ.get(name) for name in environment.CUDA} | limits
-        self.set(values)
+        self.set({environment.HIDDEN: None} | values)
         reservation.environ = set_only(values)
         return notices
 
@@ -98,7 +102,7 @@ class OurVariables:
 
 def set_only(values: Variables) -> dict[str, str]:
     """Return those that are set, for people; not what only processes below read."""
-    return {n: v for n, v in values.items() if v is not None and n != environment.OWN_CAPS}
+    return {n: v for n, v in values.items() if v is not None and n not in environment.OWN}
 
 
 def _changed(reservation: Answered, variables: Sequence[str]) -> notice.Changed | None:

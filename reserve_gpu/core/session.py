@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from reserve_gpu.core import guests, handover, refresh
     from reserve_gpu.core.feature import Feature, Leaving, UseLook
     from reserve_gpu.core.outcome import Granted
-    from reserve_gpu.model import Device, Fact, Reserved, Variables
+    from reserve_gpu.model import Device, Fact, Reserved
     from reserve_gpu.notices import Notice
 else:  # what a bare reservation does not need
     handover, guests = Late("core.handover"), Late("core.guests")
@@ -231,11 +231,11 @@ class Session(Executor):
 
     def let_go(self, how: End = End.OVER) -> None:
         """Release what is held, so that this process sees no device any more."""
-        self.become(None, environment.NO_DEVICES, how=how)
+        self.become(None, is_hidden=True, how=how)
 
     def hide(self) -> None:
         """Let what starts from now on see no device; what is held stays held."""
-        self.variables.set(environment.NO_DEVICES)
+        self.variables.hide()
 
     def enter(self, reservation: Reservation) -> None:
         """Begin a `with` block. Raises RequestError if the reservation has ended."""
@@ -321,15 +321,15 @@ class Session(Executor):
     def become(
         self,
         held: Held | None,
-        values: Variables | None = None,
         *,
+        is_hidden: bool = False,
         renew_lease: bool = False,
         is_adopted: bool = False,
         how: End = End.RELEASED,
     ) -> None:
         """Hold that, and nothing else: the only place where what this process holds changes.
 
-        values: of the variables where nothing is held, by default those from before.
+        is_hidden: if nothing is held, show no device, in place of those from before.
         renew_lease: begin it anew. is_adopted: the variables are set already.
         how: in which way what was held has ended.
         First the variables change, then the locks that are not kept
@@ -345,8 +345,10 @@ class Session(Executor):
             features = self.wanted(held.promise)
         with no_fork:
             is_same = before and held and held.has_same_shape(before)
-            if held is None:
-                self.variables.set(values or {})
+            if held is None and is_hidden:
+                self.variables.hide()
+            elif held is None:
+                self.variables.set({})
             elif not (is_adopted or (is_same and not self.variables.are_hidden)):
                 reservation = held.reservation or Reservation(held.devices, {})
                 reservation.environ = self.variables.set_for(held)
