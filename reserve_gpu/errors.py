@@ -90,6 +90,10 @@ class ImpossibleError(RequestError):
     """The request asks for more than this machine has, whoever uses it."""
 
 
+class NoVisibleDeviceError(ImpossibleError):
+    """CUDA_VISIBLE_DEVICES was set outside of this package, and hides every GPU of the machine."""
+
+
 class TooLateError(ReserveGPUError):
     """CUDA has started in this process and will not read the variables again."""
 

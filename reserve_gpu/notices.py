@@ -234,6 +234,21 @@ class Impossible(NamedTuple):
     limit: str | None
 
 
+class HidesAll(NamedTuple):
+    """The inherited CUDA_VISIBLE_DEVICES leaves this process no device.
+
+    Attributes:
+        limit: Its value.
+        total: The number of GPUs that the driver shows here.
+        kept: The devices that this process keeps.
+    """
+
+    request: Request
+    limit: str
+    total: int
+    kept: Sequence[Device] = ()
+
+
 class IsGuest(NamedTuple):
     """A guest can't have something else. name: what the holder is, in a word."""
 
@@ -275,6 +290,6 @@ class CannotProlong(NamedTuple):
 
 
 Reason: TypeAlias = (
-    "Lost | TooLate | ReservedAbove | Refused | WouldGet | Impossible | IsGuest | HoldsAlready"
-    " | TooMany | TooLong | EndsAnyway | CannotProlong"
+    "Lost | TooLate | ReservedAbove | Refused | WouldGet | Impossible | HidesAll | IsGuest"
+    " | HoldsAlready | TooMany | TooLong | EndsAnyway | CannotProlong"
 )

@@ -36,6 +36,7 @@ from reserve_gpu.notices import (
     Caution,
     Changed,
     Exceeded,
+    HidesAll,
     Impossible,
     LockedAnew,
     Lost,
@@ -46,7 +47,7 @@ from reserve_gpu.notices import (
     TooLate,
     Unsigned,
 )
-from reserve_gpu.report import faces, messages, pictures, times, words
+from reserve_gpu.report import faces, failures, messages, pictures, times, words
 from reserve_gpu.report.faces import MAGIC, SHELL
 from reserve_gpu.report.status import Status
 from tests.holders import a_holder, changed
@@ -643,28 +644,87 @@ def test_a_command_that_does_not_run_sees_nothing() -> None:
     assert left(refused(RESERVED, face=SHELL)) == ""
 
 
-NO_VALUE = "no GPU at all. CUDA knows no such value: unset it."
-
-
 @pytest.mark.parametrize(
     ("limit", "count", "inside"),
-    [
-        ("", 0, "no GPU at all."),
-        ("-1", 0, "no GPU at all."),
-        ("7", 0, "no GPU at all."),
-        ("0", 1, "that one."),
-        ("0,1", 2, "those."),
-        *((value, 0, NO_VALUE) for value in ("all", "None", "cuda:1", "[0]", "\x1b[1m")),
-    ],
+    [("0", 1, "that one."), ("0,1", 2, "those."), ("0\x1b", 1, "that one.")],
 )
 def test_limit(limit: str, count: int, inside: str) -> None:
-    """An inherited limit is named with what it leaves, and with what is wrong with it."""
+    """A refusal names the inherited limit and how many GPUs it leaves."""
     rows = [RESERVED] * count
     shown = limit.replace("\x1b", "\ufffd")
     expected = (
         f"CUDA_VISIBLE_DEVICES={shown!r} was set elsewhere: it limits this process to {inside}"
     )
     assert ways_out(refused(*rows, limit=limit))[-1] == expected
+
+
+UNKNOWN_VALUE = "hides every GPU, because CUDA knows no such value."
+TWICE = "hides every GPU, because it names a GPU twice"
+NOT_HERE = "hides every GPU, because it begins with a GPU that is not here. This machine has"
+
+
+@pytest.mark.parametrize(
+    ("limit", "count", "why"),
+    [
+        ("", 2, "hides every GPU."),
+        (" ", 2, "hides every GPU."),
+        ("-1", 2, "hides every GPU."),
+        ("NoDevFiles", 2, "hides every GPU."),
+        *((value, 2, f"{TWICE}.") for value in ("0,0", "1,0,1", "GPU-a,GPU-a")),
+        ("7,0,0", 2, f"{NOT_HERE} GPU0 to GPU1."),
+        ("1", 1, f"{NOT_HERE} only GPU0."),
+        ("GPU-cccc", 4, f"{NOT_HERE} GPU0 to GPU3."),
+        *((value, 2, UNKNOWN_VALUE) for value in ("all", "None", "cuda:1", "[0]", "\x1b[1m")),
+    ],
+)
+def test_a_variable_that_hides_every_gpu(limit: str, count: int, why: str) -> None:
+    """If the variable hides every GPU, the message says why that value does."""
+    said = str(failures.error(HidesAll(Request(), limit, count), SHELL))
+    value = limit.replace("\x1b", "\ufffd")
+    assert said.startswith(
+        f"CUDA_VISIBLE_DEVICES={value!r} {why} It was set outside of reserve_gpu."
+    )
+
+
+@pytest.mark.parametrize(
+    ("face", "end"),
+    [
+        (
+            MAGIC,
+            (
+                "To use a GPU, unset it, and run %reserve_gpu 1 again:\n"
+                'import os; os.environ.pop("CUDA_VISIBLE_DEVICES", None)'
+            ),
+        ),
+        (
+            faces.PYTHON,
+            (
+                "To use a GPU, unset it before CUDA starts, and run reserve_gpu.reserve('1') "
+                "again:\n"
+                'import os; os.environ.pop("CUDA_VISIBLE_DEVICES", None)'
+            ),
+        ),
+        (
+            faces.shell(["true"]),
+            (
+                "To use a GPU, unset it, or leave it out for this command:\n"
+                "env -u CUDA_VISIBLE_DEVICES reserve-gpu run 1 -- true"
+            ),
+        ),
+    ],
+)
+def test_how_to_lift_a_limit(face: Face, end: str) -> None:
+    """People read the line that lifts the limit; a program is not told to lift it."""
+    reason = HidesAll(Request(devices=("1",)), "-1", 2)
+    assert messages.hides_all(reason, face).endswith(end)
+    for_program = messages.hides_all(reason, face._replace(is_for_program=True))
+    assert for_program.endswith("To try again does not help. Whoever set it can unset it.")
+
+
+def test_a_limit_beside_a_reservation() -> None:
+    """A process that holds a GPU reads that it keeps it."""
+    reason = HidesAll(Request(count=2), "-1", 2, kept=(GPU0,))
+    assert "This kernel keeps GPU0; nothing was changed." in messages.hides_all(reason, MAGIC)
 
 
 # -- whom to ask -----------------------------------------------------------------------------------

@@ -645,13 +645,19 @@ def test_readings_that_hang_do_not_keep_others_out(here: Here) -> None:
 def test_inherited_limit(
     here: Here, value: str, visible: str | None, order: dict[str, str]
 ) -> None:
-    """What is reserved is inside an inherited CUDA_VISIBLE_DEVICES, as CUDA reads it."""
+    """What is reserved is inside an inherited CUDA_VISIBLE_DEVICES, as CUDA reads it.
+
+    If that leaves no GPU, nothing changes, and waiting is no use.
+    """
     here.write(TWO_GPUS.replace("memory 8192", "memory 4038"))
     before = {VISIBLE: value, **order}
     os.environ.update(before)
     if visible is None:
-        assert f"CUDA_VISIBLE_DEVICES={value!r} was set elsewhere" in refused()
-        assert variables()[VISIBLE] == ""
+        with pytest.raises(reserve_gpu.ImpossibleError) as caught:
+            reserve_gpu.reserve(wait=True)
+        assert str(caught.value).startswith(f"CUDA_VISIBLE_DEVICES={value!r} hides every GPU")
+        assert (caught.value.exit_code, caught.value.retry_after_s) == (2, None)
+        assert variables() == before
     else:
         assert got() == visible
     reserve_gpu.release()
@@ -667,6 +673,25 @@ def test_named_outside_the_limit(here: Here) -> None:
     assert "to GPU1" in str(caught.value)
     assert (variables(), held(here)) == ({VISIBLE: "1"}, [])
     assert got("1") == "1"
+
+
+@pytest.mark.parametrize("value", ["", "-1", "7"])
+def test_a_named_device_if_all_are_hidden(here: Here, value: str) -> None:
+    """If the variable hides every GPU, a named device is refused for that reason."""
+    os.environ[VISIBLE] = value
+    with pytest.raises(reserve_gpu.ImpossibleError, match="hides every GPU"):
+        reserve_gpu.reserve("0")
+    assert (variables(), held(here)) == ({VISIBLE: value}, [])
+
+
+def test_a_hidden_gpu_can_be_reserved_once_the_variable_is_unset(here: Here) -> None:
+    """After the variable that hides every GPU is unset, the same request gets a GPU."""
+    os.environ[VISIBLE] = "-1"
+    with pytest.raises(reserve_gpu.ImpossibleError):
+        reserve_gpu.reserve()
+    del os.environ[VISIBLE]
+    assert got() == "0"
+    assert held(here) == [0]
 
 
 @pytest.mark.parametrize("name", ["cuda:0", "CUDA:0"])

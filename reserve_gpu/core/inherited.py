@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.calls import Late
 from reserve_gpu.core import environment
-from reserve_gpu.errors import ImpossibleError, RequestError, shown
+from reserve_gpu.errors import Failure, ImpossibleError, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Device, Fault, Request, Variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from reserve_gpu import notices as notice
     from reserve_gpu.core import caps
     from reserve_gpu.gpus.nvml import Nvml
     from reserve_gpu.locks.directory import LockDirectory
 else:
-    caps = Late("core.caps")
+    caps, notice = Late("core.caps"), Late("notices")
 
 
 def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[Device | Fault]:
@@ -29,7 +30,7 @@ def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[D
 
     Each GPU is touched only when it is reached: that can take seconds.
     inherited: the CUDA variables as they were before this process reserved anything.
-    Raises RequestError for a name that means no device here.
+    Raises RequestError for a name that means no device here, and Failure if the limit leaves none.
     """
     if request.devices:
         return iter(_named(gpus, request, inherited))
@@ -62,7 +63,8 @@ def adopt_parents_gpus(parent: int, gpus: Nvml, locks: LockDirectory) -> None:
     A fork server, the default from Python 3.14 on, hands on the environment that it was started
     with: by then nothing may have been reserved. parent: that process.
     """
-    if environment.read()[environment.VISIBLE] is not None:
+    before = environment.before_hiding(environment.read())
+    if before[environment.VISIBLE] is not None:
         return
     devices: list[Device] = []
     visible, part_mib = "", None
@@ -75,9 +77,9 @@ def adopt_parents_gpus(parent: int, gpus: Nvml, locks: LockDirectory) -> None:
     if not devices:
         return
     ordered = environment.in_order(devices, visible)
-    values = environment.variables(ordered, part_mib)
+    values = environment.variables(ordered, part_mib) | {environment.HIDDEN: None}
     if part_mib is not None:
-        values |= caps.marked(ordered, part_mib, environment.read())
+        values |= caps.marked(ordered, part_mib, before)
     environment.write(values)
 
 
@@ -102,15 +104,17 @@ def inside(gpus: Nvml, inherited: Variables) -> Iterator[Device | Fault]:
 
 
 def _named(gpus: Nvml, request: Request, inherited: Variables) -> list[Device | Fault]:
-    """Return the device that each name means, in their order. Raises RequestError."""
+    """Return the device that each name means, in their order. Raises RequestError, Failure."""
     devices = [_meant(gpus, name) for name in request.devices]
     names.require_distinct(devices)
     names.require_one_kind(devices)
     value = inherited[environment.VISIBLE]
     allowed = devices if value is None else list(inside(gpus, inherited))
+    if value is not None and not allowed:
+        raise Failure(notice.HidesAll(request, value, gpus.count()))
     for device in devices:
         if device not in allowed:
-            left = ", ".join(other.label for other in allowed) or "no GPU"
+            left = ", ".join(other.label for other in allowed)
             raise RequestError(
                 f"{device.label} is outside of CUDA_VISIBLE_DEVICES={shown(value or '')!r}, "
                 f"which was set elsewhere and limits this process to {left}."

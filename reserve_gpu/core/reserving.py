@@ -186,6 +186,8 @@ def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) 
 def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Failure:
     """Return why nothing was taken. Unless the request is wrong, no GPU is visible from now on."""
     request, visible = asking.request, asking.inherited[environment.VISIBLE]
+    if visible is not None and not denied.rows:
+        return Failure(notice.HidesAll(request, visible, asking.gpus.count(), session.devices))
     if policy.is_impossible(denied.rows, request):
         return Failure(notice.Impossible(request, denied.rows, visible))
     is_above = _is_above(session, asking, denied)

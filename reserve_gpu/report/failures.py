@@ -39,6 +39,8 @@ def error(reason: notices.Reason, face: Face) -> errors.ReserveGPUError:
         return errors.TooLateError(messages.too_late(reason, face))
     if isinstance(reason, notices.Lost):
         return errors.LockError(messages.say(reason))
+    if isinstance(reason, notices.HidesAll):
+        return errors.NoVisibleDeviceError(messages.hides_all(reason, face))
     if isinstance(reason, (notices.Impossible, notices.TooMany)):
         return errors.ImpossibleError(messages.say(reason))
     return errors.RequestError(messages.say(reason))

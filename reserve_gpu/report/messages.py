@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model import Row, Slow, Variables
 
+VARIABLE = "CUDA_VISIBLE_DEVICES"
 NO_DEVICES = ("-1", "NoDevFiles")  # as CUDA_VISIBLE_DEVICES, what hides all of them
 ANY = Request()  # a GPU, whichever
 TELL_ADMINISTRATOR = "Send the administrator the output of nvidia-smi."
@@ -158,6 +159,45 @@ def above(reason: notices.ReservedAbove, face: Face) -> str:
     lines = [f"  {row.label}: {text}" for row, text in zip(rows, about, strict=True)]
     way_out = f"The variables are set already: leave out {face.program or 'reserve()'} here."
     return "\n".join([head, *lines, way_out, *variables(environ)])
+
+
+def hides_all(reason: notices.HidesAll, face: Face) -> str:
+    """Say that CUDA_VISIBLE_DEVICES hides every GPU, why, and how to take that limit away.
+
+    A program is not told to lift a limit that somebody may have set for it on purpose.
+    """
+    limit = f"{VARIABLE}={shown(reason.limit)!r}"
+    why = _why_it_hides(reason.limit, reason.total)
+    text = f"{limit} hides every GPU{why}. It was set outside of reserve_gpu. "
+    text += left_with(reason.kept, face) if reason.kept else "Nothing was reserved or changed."
+    if face.is_for_program:
+        return f"{text} To try again does not help. Whoever set it can unset it."
+    again = face.typed(reason.request)
+    if face.place:
+        line = f'import os; os.environ.pop("{VARIABLE}", None)'
+        before = "" if face.program else " before CUDA starts"
+        return f"{text} To use a GPU, unset it{before}, and run {again} again:\n{line}"
+    line = f"env -u {VARIABLE} {again}"
+    return f"{text} To use a GPU, unset it, or leave it out for this command:\n{line}"
+
+
+def _why_it_hides(limit: str, total: int) -> str:
+    """Return why a CUDA_VISIBLE_DEVICES hides every GPU, to follow these words.
+
+    Args:
+        limit: The value. CUDA ignores what follows the first entry that means no GPU.
+        total: The number of GPUs that are here.
+    """
+    if hides_on_purpose(limit):
+        return ""
+    named_in_it = entries(limit)
+    if not named_in_it:
+        return ", because CUDA knows no such value"
+    first, *more = named_in_it
+    if first < total if isinstance(first, int) else first in more:
+        return ", because it names a GPU twice"
+    there = "only GPU0" if total == 1 else f"GPU0 to GPU{total - 1}"
+    return f", because it begins with a GPU that is not here. This machine has {there}"
 
 
 def too_late(reason: notices.TooLate, face: Face) -> str:
@@ -482,11 +522,13 @@ def interrupted(held: Sequence[Device], face: Face) -> str:
 
 def limit_line(limit: str, count: int) -> str:
     """Say how an inherited CUDA_VISIBLE_DEVICES limits this process. count: of its devices."""
-    inside = {0: "no GPU at all", 1: "that one"}.get(count, "those")
-    variable = f"CUDA_VISIBLE_DEVICES={shown(limit)!r}"
-    is_known = not limit.strip() or limit.strip() in NO_DEVICES or entries(limit)
-    more = "" if is_known else " CUDA knows no such value: unset it."
-    return f"{variable} was set elsewhere: it limits this process to {inside}.{more}"
+    inside = "that one" if count == 1 else "those"
+    return f"{VARIABLE}={shown(limit)!r} was set elsewhere: it limits this process to {inside}."
+
+
+def hides_on_purpose(limit: str) -> bool:
+    """Return whether this CUDA_VISIBLE_DEVICES is one of the usual values that hide every GPU."""
+    return not limit.strip() or limit.strip() in NO_DEVICES
 
 
 def fit(rows: Sequence[Row]) -> list[Row]:

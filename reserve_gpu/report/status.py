@@ -146,6 +146,10 @@ def _foot(status: Status) -> list[Line]:
     foot = _advice(status)
     if status.limit is not None:
         text = " was set elsewhere: this process can reserve only GPUs in it."
+        if messages.hides_on_purpose(status.limit):
+            text = (
+                " was set elsewhere, and hides every GPU from this process. To use one, unset it."
+            )
         if status.is_above:
             text = " was set by your own reservation, above this process: use it as it is."
         foot.append(((f"CUDA_VISIBLE_DEVICES={shown(status.limit)!r}", STRONG), text))

@@ -18,8 +18,8 @@ LIMIT_S = 3.0  # for one of Slurm's programs to answer
 def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
     """Return an error that says what to type, where the job has no GPU; else the same."""
     is_none = os.environ.get(environment.VISIBLE) in NONE
-    is_refused = isinstance(error, errors.NoFreeDeviceError) and not error.rows and is_none
-    is_absent = is_refused or isinstance(error, (errors.NoDriverError, errors.NoDeviceError))
+    is_hidden = isinstance(error, errors.NoVisibleDeviceError) and is_none
+    is_absent = is_hidden or isinstance(error, (errors.NoDriverError, errors.NoDeviceError))
     if not is_absent or not HAS_GPUS.isdisjoint(os.environ):
         return error
     job = os.environ.get("SLURM_JOB_ID")
