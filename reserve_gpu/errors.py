@@ -226,6 +226,8 @@ class ReserveGPUWarning(UserWarning):
     """A device was reserved although something speaks against it."""
 
 
+PROGRAM = "reserve-gpu"
+SCRIPT_HEAD, EXEC = 4096, "'''exec' "  # bytes to read of a script; the start of its second line
 COMMAND_LIMIT = 10_000  # characters: two paths of the greatest length, and some words
 is_beside_cells = False  # in JupyterLab's server, and until a kernel has started
 
@@ -235,6 +237,63 @@ def shell_line(line: str) -> str:
     ipython = sys.modules.get("IPython.core.getipython")
     is_in_cell = is_beside_cells or (ipython and ipython.get_ipython() is not None)
     return f"!{line}" if is_in_cell else line
+
+
+def own_line(words: str, at: str = "") -> str:
+    """Return a line of `reserve-gpu` as it is typed where it is read.
+
+    Args:
+        words: What follows `reserve-gpu`.
+        at: What stands before it to run it on another machine, such as `ssh lab1 `. There `ssh`
+            finds it on that machine's PATH.
+    """
+    return shell_line(f"{at}{PROGRAM if at else own_command()} {words}")
+
+
+def own_command() -> str:
+    """Return how a shell in this environment starts the `reserve-gpu` of this Python.
+
+    The name alone works only if PATH leads to the script of this Python. Jupyter often starts
+    kernels of environments whose scripts are not on PATH, or come after those of another one.
+    """
+    import sysconfig
+    from shlex import quote
+    from shutil import which
+
+    on_path = which(PROGRAM)
+    if on_path and _runs_this_python(on_path):
+        return PROGRAM
+    folders = [os.path.dirname(sys.executable), sysconfig.get_path("scripts")]
+    folders += [sysconfig.get_path("scripts", "posix_user")] if os.name == "posix" else []
+    for path in (os.path.join(folder, PROGRAM) for folder in folders):
+        if os.access(path, os.X_OK) and _runs_this_python(path):
+            return shown(quote(path), COMMAND_LIMIT)
+    command = f"{quote(sys.executable or 'python3')} -m reserve_gpu"
+    # A Python that starts anew does not know what a notebook has added to its sys.path.
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    known = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), os.getcwd()}
+    known |= {sysconfig.get_path("purelib", "posix_user")} if os.name == "posix" else set()
+    known.update(os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if os.path.realpath(home) not in map(os.path.realpath, filter(None, known)):
+        command = f"env PYTHONPATH={quote(home)} {command}"
+    return shown(command, COMMAND_LIMIT)
+
+
+def _runs_this_python(script: str) -> bool:
+    """Return whether a script that pip or uv has written starts this very Python.
+
+    Other environments have a script of the same name. Installers write a long path, or one with
+    a space, into the second line, for `sh`.
+    """
+    with suppress(OSError, ValueError), open(script, "rb") as file:
+        first, second, *_ = [*os.fsdecode(file.read(SCRIPT_HEAD)).splitlines(), "", ""]
+        python = first.removeprefix("#!").strip().partition(" ")[0]
+        if python == "/bin/sh" and second.startswith(EXEC):
+            python = second.removeprefix(EXEC).rpartition(' "$0"')[0].strip("'\" ")
+        folders = os.path.dirname(python), os.path.dirname(sys.executable)
+        # The Pythons of several environments are links to one file.
+        return os.path.samefile(python, sys.executable) and os.path.samefile(*folders)
+    return False
 
 
 def install_command(package: str, instead_of: str = "") -> str:
