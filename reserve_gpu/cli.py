@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import errors, foreign, option, settings
-from reserve_gpu.commands.run import command
+from reserve_gpu.commands.run import command, lookup
 from reserve_gpu.commands.table import WORDS, Output, Subcommand, Words, load
 from reserve_gpu.options import Parser
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LAST_STANDARD = 2  # the descriptor of stderr
 MEANT = {  # by words that others have for it
-    "reserve": "Type reserve-gpu run, or in a notebook %reserve_gpu.",
+    "reserve": "Did you mean run, or %reserve_gpu in a notebook?",
     "free": "Did you mean release, or status?",
     "ps": "Did you mean status, or list?",
     "kill": "Did you mean release?",
@@ -106,7 +106,8 @@ def _require_command(words: list[str]) -> None:
         return
     wrong = " ".join(words[: 1 + is_group])
     near = MEANT.get(wrong) or option.likely(wrong, known)
-    text = f"There is no command {errors.shown(wrong)}. {near} See reserve-gpu --help"
+    see = errors.own_line("--help")
+    text = f"There is no command {errors.shown(wrong)}. {near} See {see}"
     raise errors.RequestError(text)
 
 
@@ -165,7 +166,7 @@ def _print(output: Output) -> None:
         print(output.text.removesuffix("\n"), flush=True)
     except OSError as error:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - else Python tries again at its end
-        raise command.CommandError(f"stdout can't be written: {error.strerror}.", 74) from error
+        raise lookup.CommandError(f"stdout can't be written: {error.strerror}.", 74) from error
 
 
 def _open_standard_descriptors() -> None:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from reserve_gpu.commands.table import MAGIC_OPTIONS
 from reserve_gpu.core import api, features
 from reserve_gpu.core.request import Deadline, parse
-from reserve_gpu.errors import EXCUSED, RequestError, ReserveGPUError, shown
+from reserve_gpu.errors import (
+    EXCUSED,
+    PROGRAM,
+    RequestError,
+    ReserveGPUError,
+    own_command,
+    shown,
+)
 from reserve_gpu.gpus import names
 from reserve_gpu.model import News, Waiting
 from reserve_gpu.option import Option, add, likely
@@ -94,6 +101,12 @@ examples:
 """
 
 
+def _typed(program: str) -> str:
+    """Return how a parser's program is typed here: `reserve-gpu run` may need a path."""
+    first, *rest = program.split()
+    return " ".join([own_command() if first == PROGRAM else first, *rest])
+
+
 class Parser(ArgumentParser):
     """A parser that raises RequestError where argparse would end the process."""
 
@@ -132,7 +145,7 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise RequestError with argparse's message, and where to read more, if there is help."""
-        more = f" See {self.prog} --help" if self.add_help else ""
+        more = f" See {_typed(self.prog)} --help" if self.add_help else ""
         if self.prog.startswith("%"):
             more = f" See {self.prog}?"
         raise RequestError(f"{shown(message, MESSAGE_LIMIT)}.{more}")
@@ -181,7 +194,7 @@ def words(arguments: Namespace) -> list[str]:
     """Return the words on a command line that mean these options of a request."""
     result: list[str] = []
     for option in REQUEST_THAT_GOES_ON:
-        value = getattr(arguments, option.attribute)
+        value: Any = getattr(arguments, option.attribute, None)  # commands lack some
         if option is DEVICES:
             result += value
         elif value is True:

@@ -95,6 +95,9 @@ def move_into_a_home() -> Path:
     home = Path(tempfile.mkdtemp(prefix="reserve_gpu-home-"))
     home.chmod(0o755)  # some tests run as other users
     os.environ.update({name: str(home / folder) for name, folder in FOLDERS.items()})
+    # As in an activated environment: hints name `reserve-gpu` without its path.
+    os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    os.environ["SHELL"] = "/bin/sh"
     os.environ.pop("XDG_RUNTIME_DIR", None)
     return home
 

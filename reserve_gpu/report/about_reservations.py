@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from reserve_gpu import errors
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Answer, Reserved, Row
 from reserve_gpu.report import layout, times, words
@@ -17,8 +18,13 @@ if TYPE_CHECKING:
 
 
 NONE = "You hold no GPU on this machine."
-WITHOUT_SIGN = "Put -- before the command, as in: reserve-gpu join [WHICH] -- COMMAND ..."
 SIMPLE = r"[A-Za-z_][\w.-]*"  # a name that a shell takes as it is
+
+
+def without_sign() -> str:
+    """Say where the command of `join` begins."""
+    line = errors.own_line("join [WHICH] -- COMMAND ...")
+    return f"Put -- before the command, as in: {line}"
 
 
 def name(reserved: Reserved, every: Sequence[Reserved]) -> str:
@@ -54,7 +60,9 @@ def no_such(word: str, every: Sequence[Reserved], command: str, now: float) -> s
     """Say that no reservation goes by that name, and which there are. command: what was typed."""
     host, colon, there_named = word.partition(":")
     if colon and not names.is_name(word) and not command.startswith("%"):
-        return f"{word} is none of this machine. Type: ssh -t {host} {command} {there_named}"
+        _, _, verb = command.rpartition(" ")
+        typed = errors.own_line(f"{verb} {there_named}", f"ssh -t {host} ")
+        return f"{word} is none of this machine. Type: {typed}"
     there = [line(each, now) for each in every]
     return "\n".join(
         [f"You hold no GPU by the name {word}. There are:", *there] if there else [NONE]
@@ -76,7 +84,7 @@ def still_there(done: Sequence[Reserved], rows: Sequence[Row]) -> list[str]:
 def released(reserved: Reserved, answer: Answer, every: Sequence[Reserved], face: Face) -> str:
     """Say what came of asking a process to release what it holds, or to end."""
     who, what = words.name_of(reserved.holder), labels(reserved.rows)
-    end = f"To end {who}:\nreserve-gpu release {name(reserved, every)} --end"
+    end = f"To end {who}:\n{errors.own_command()} release {name(reserved, every)} --end"
     if face.is_for_program:
         end = "Leave it to whoever has started it."
     return {

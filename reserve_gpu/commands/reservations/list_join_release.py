@@ -14,7 +14,7 @@ from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.core import api, elsewhere, environment
 from reserve_gpu.core.looking import of_anybody, of_user, reserved_rows
 from reserve_gpu.core.session import session
-from reserve_gpu.errors import RequestError, shown
+from reserve_gpu.errors import RequestError, own_command, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Fault, Reserved
 from reserve_gpu.option import Option
@@ -45,23 +45,23 @@ def join(arguments: Namespace) -> NoReturn:
     Raises RequestError where it is not clear which is meant; CommandError.
     """
     if len(arguments.which) > 1:
-        raise RequestError(said.WITHOUT_SIGN)
+        raise RequestError(said.without_sign())
     words = arguments.command or [os.environ.get("SHELL") or "/bin/sh"]
-    program = command.find(words)
+    program = command.find_own(words, ["join", *arguments.which])
     this_process.call_it(this_process.command(words) or "")
     command.say(api.join(chosen(arguments.which)))
     command.set_alarm(is_timed=False, is_quiet=False)
     command.become(program, words)
 
 
-def chosen(words: Sequence[str], typed: str = "reserve-gpu join") -> Reserved:
+def chosen(words: Sequence[str], typed: str = "") -> Reserved:
     """Return the one reservation of this user's, in another process, that is meant.
 
-    typed: what stands before its name. Raises RequestError.
+    typed: what stands before its name, by default `reserve-gpu join`. Raises RequestError.
     """
     own = {os.getpid(), *(left.heir for left in api.all_left())}
     every = [each for each in of_user() if each.holder.pid not in own and not each.holder.beside]
-    (reserved,) = _chosen(words[:1], every, typed)
+    (reserved,) = _chosen(words[:1], every, typed or f"{own_command()} join")
     return reserved
 
 
@@ -74,7 +74,7 @@ def release(arguments: Namespace) -> Output:
     if arguments.all and which:
         raise RequestError("Give names, or --all.")
     every = of_anybody() if os.geteuid() == ROOT else of_user()
-    chosen = every if arguments.all else _chosen(which, every, "reserve-gpu release")
+    chosen = every if arguments.all else _chosen(which, every, f"{own_command()} release")
     answers = [
         (each, elsewhere.release(each, is_end=arguments.end, by_name=_is_by_name(each, which)))
         for each in chosen

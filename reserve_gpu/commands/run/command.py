@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
 import sys
 import time
+from shlex import join
 from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu import alarm, errors, options, this_kernel, this_process
 from reserve_gpu.commands import table
+from reserve_gpu.commands.run import handoff, lookup
+from reserve_gpu.commands.run.lookup import CommandError
 from reserve_gpu.commands.table import Subcommand
 from reserve_gpu.core import api
-from reserve_gpu.errors import shown
+from reserve_gpu.errors import PROGRAM, own_command, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import NO_LEASE, News
 from reserve_gpu.option import Option
@@ -26,22 +28,15 @@ from reserve_gpu.report.progress import Live
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
 
 SYNOPSIS = "reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
-CANNOT_RUN, NOT_FOUND, INTERRUPTED = 126, 127, 130  # as shells have it
-
-
-class CommandError(errors.ReserveGPUError):
-    """The command can't be run."""
-
-    def __init__(self, text: str, exit_code: int = CANNOT_RUN) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
+INTERRUPTED = 130  # as shells have it
 
 
 def run(arguments: Namespace) -> NoReturn:
     """Reserve what was asked for and become the command, which ends when its time is over."""
-    program = find(arguments.command)
+    program = find_own(arguments.command, ["run", *options.words(arguments)])
     is_timed = any(getattr(arguments, name, None) is not None for name in ("for_", "until"))
     if is_timed:
         _require_alarm()
@@ -96,7 +91,7 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
     if "--" in words or not words or {"-h", "--help"} & set(words):
         return split_at_sign(words)
     if words[0].startswith("-") or names.is_name(words[0]):
-        raise errors.RequestError(f"Put -- before the command, as in: {SYNOPSIS}")
+        raise errors.RequestError(f"Put -- before the command, as in: {_synopsis()}")
     return [], words
 
 
@@ -106,18 +101,39 @@ def split_at_sign(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def find(command: list[str]) -> str:
-    """Return the path of the program. Raises CommandError, before anything is reserved."""
+def _synopsis() -> str:
+    return own_command() + SYNOPSIS.removeprefix(PROGRAM)
+
+
+def find(command: Sequence[str], typed: Sequence[str] = ("run",)) -> str:
+    """Return the path of the program, before anything is reserved.
+
+    Args:
+        command: The words to run.
+        typed: The words of ours that stand before them.
+
+    Raises:
+        CommandError: There is no such program, or nothing here can run it.
+        RequestError: There is no command, or it sets CUDA_VISIBLE_DEVICES.
+    """
     if not command:
-        raise errors.RequestError(f"There is no command to run: {SYNOPSIS}")
-    name = command[0]
-    if path := shutil.which(name):
-        return path
-    if os.path.dirname(name) and os.path.isdir(name):
-        raise CommandError(f"{shown(name)} is a directory.")
-    if shutil.which(name, os.F_OK):
-        raise CommandError(f"{shown(name)} may not be executed by this user.")
-    raise CommandError(f"There is no command {shown(name)}.", NOT_FOUND)
+        raise errors.RequestError(f"There is no command to run: {_synopsis()}")
+    return lookup.find(command, lambda: _before(typed))
+
+
+def find_own(command: Sequence[str], typed: Sequence[str]) -> str:
+    """Return the path of the program of a command that keeps what is reserved for it.
+
+    Raises as `find` does, and RequestError for a command that another process would run.
+    """
+    program = find(command, typed)
+    handoff.require_own(command, lambda: _before(typed))
+    return program
+
+
+def _before(typed: Sequence[str]) -> str:
+    """Return what stands before a command, as it is typed here."""
+    return f"{own_command()} {join(typed)} --"
 
 
 def become(program: str, command: list[str], reason: str | None = None) -> NoReturn:
@@ -136,6 +152,8 @@ def become(program: str, command: list[str], reason: str | None = None) -> NoRet
         text = f"{shown(command[0])} can't be run: {error.strerror}"
         if error.errno == errno.ENOEXEC:
             text += ". A script needs a first line such as #!/bin/sh"
+        elif error.errno == errno.ENOENT:
+            text += ". The file is here, so it is built for another system: its loader is missing"
         raise CommandError(f"{text}.") from error
 
 

@@ -1,0 +1,346 @@
+"""Commands that another process would run, so that they would not keep the reservation."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from reserve_gpu.commands.run import handoff, lookup
+from reserve_gpu.errors import RequestError
+from tests.commandline import CommandLine
+from tests.locked import held
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.here import Here
+
+OURS = "reserve-gpu run --"
+
+
+@pytest.fixture
+def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    here.use("two")
+    return CommandLine(capsys)
+
+
+def refused(line: str) -> str:
+    """Return the error for a line behind `reserve-gpu run --`."""
+    with pytest.raises(RequestError) as caught:
+        handoff.require_own(shlex.split(line), lambda: OURS)
+    return str(caught.value)
+
+
+def hint(line: str) -> str:
+    """Return the line that the error suggests, without the path of `reserve-gpu`."""
+    *_, typed = refused(line).splitlines()
+    path = shutil.which("reserve-gpu")
+    return typed.replace(f"{path} ", "reserve-gpu ")
+
+
+@pytest.mark.parametrize(
+    ("line", "typed"),
+    [
+        ("sudo python train.py", f"sudo {OURS} python train.py"),
+        (
+            "/usr/bin/sudo -u bob -E A=1 python t.py",
+            f"/usr/bin/sudo -u bob -E A=1 {OURS} python t.py",
+        ),
+        ("sudo -ubob -- sh -c 'a b'", f"sudo -ubob -- {OURS} sh -c 'a b'"),
+        ("sudo --user bob python t.py", f"sudo --user bob {OURS} python t.py"),
+        ("sudo -i", f"sudo -i {OURS} COMMAND ..."),
+        ("doas -u bob python t.py", f"doas -u bob {OURS} python t.py"),
+        ("pkexec --user bob python t.py", f"pkexec --user bob {OURS} python t.py"),
+        ("run0 python t.py", f"run0 {OURS} python t.py"),
+        ("screen -d -m python t.py", f"screen -d -m {OURS} python t.py"),
+        ("screen -dmS work python t.py", f"screen -dmS work {OURS} python t.py"),
+        ("systemd-run --user -p A=b python t.py", f"systemd-run --user -p A=b {OURS} python t.py"),
+        ("systemd-run --unit x python t.py", f"systemd-run --unit x {OURS} python t.py"),
+        ("nohup sudo python t.py", f"nohup sudo {OURS} python t.py"),
+        (
+            "env -u A B=1 nice -n 5 sudo python t.py",
+            f"env -u A B=1 nice -n 5 sudo {OURS} python t.py",
+        ),
+        ("timeout -k 5 1h sudo python t.py", f"timeout -k 5 1h sudo {OURS} python t.py"),
+        ("xvfb-run -a -s '-screen 0' sudo x", f"xvfb-run -a -s '-screen 0' sudo {OURS} x"),
+        (
+            "setsid -w stdbuf -oL taskset -c 0-3 sudo x",
+            f"setsid -w stdbuf -oL taskset -c 0-3 sudo {OURS} x",
+        ),
+        ("su - bob -c 'python t.py'", f"su - bob -c '{OURS} python t.py'"),
+        ("su -l", f"su -l -c '{OURS} COMMAND ...'"),
+        ("ssh lab1 python t.py", f"ssh lab1 {OURS} python t.py"),
+        ("ssh -t -p 22 bob@lab1", f"ssh -t -p 22 bob@lab1 {OURS} COMMAND ..."),
+    ],
+)
+def test_starters(line: str, typed: str) -> None:
+    """A program that drops the variables or the lock is refused, with the line that keeps both."""
+    assert hint(line) == typed
+
+
+def test_text_for_a_shell() -> None:
+    """A line for a shell on another machine stays one word there, however it is quoted."""
+    words = shlex.split(hint("""ssh lab1 'cd x && python "t 1.py"'"""))
+    assert words[:2] == ["ssh", "lab1"]
+    assert shlex.split(words[2]) == [*OURS.split(), "sh", "-c", 'cd x && python "t 1.py"']
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("at now", "at starts the command later"),
+        ("sbatch job.sh", "sbatch queues a job, which another machine may start"),
+        ("docker exec box python t.py", "docker has another process start the container"),
+        ("docker compose up", "docker has another process start the container"),
+        ("docker-compose up", "docker-compose starts containers, which get neither"),
+        ("podman start box", "podman has another process start the container"),
+    ],
+)
+def test_queues_and_containers(line: str, why: str) -> None:
+    """A program that leaves the command to a daemon or to later is refused with the reason."""
+    assert refused(line).startswith(f"{why}. The command would run without the variables")
+
+
+@pytest.mark.parametrize(
+    ("line", "inner"),
+    [
+        (
+            "docker run --rm --gpus all IMAGE python t.py",
+            'exec docker run --gpus "\\"device=$CUDA_VISIBLE_DEVICES\\"" --rm IMAGE python t.py',
+        ),
+        (
+            "docker -H unix:///x run -d --gpus=0 IMAGE",
+            'exec docker -H unix:///x run --gpus "\\"device=$CUDA_VISIBLE_DEVICES\\"" IMAGE',
+        ),
+        (
+            "podman container run IMAGE",
+            "exec podman container run --device nvidia.com/gpu=$CUDA_VISIBLE_DEVICES IMAGE",
+        ),
+    ],
+)
+def test_docker(line: str, inner: str) -> None:
+    """A container is started with the number of the reserved GPU, in the foreground."""
+    assert shlex.split(hint(line)) == [*OURS.split(), "sh", "-c", inner]
+
+
+def test_a_detached_container() -> None:
+    """A container in the background outlives the reservation, even if it has the right GPU."""
+    line = "docker run -it -d --gpus device=0 IMAGE python t.py"
+    assert refused(line).startswith("docker leaves the container running")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python train.py -d sudo",
+        "nohup nice -n 5 python sudo",
+        "env A=1 python t.py",
+        "env -S 'sudo x'",
+        "timeout 5",
+        "sh -c 'sudo python t.py'",
+        "systemd-run --user --scope python t.py",
+        "su bob -c 'python t.py'",
+        "runuser -u bob -- python t.py",
+        "docker ps",
+        "docker build -t x .",
+        "docker run -e CUDA_VISIBLE_DEVICES --gpus all IMAGE prog -d",
+        "docker run --gpus device=0 IMAGE",
+        "srun python t.py",
+        "mpirun -n 4 python t.py",
+        "setsid -f python t.py",
+    ],
+)
+def test_programs_that_keep_the_reservation(line: str) -> None:
+    """Programs that become the command, or wait for it, are let through; so is `sh -c`."""
+    handoff.require_own(shlex.split(line), lambda: OURS)
+
+
+@pytest.mark.parametrize(
+    ("line", "typed"),
+    [
+        ("env CUDA_VISIBLE_DEVICES=1 python t.py", "reserve-gpu run 1 -- python t.py"),
+        ("env A=b CUDA_VISIBLE_DEVICES=0,1 python", "reserve-gpu run 0,1 -- env A=b python"),
+        ("nice env CUDA_VISIBLE_DEVICES= python t.py", "reserve-gpu run -- nice python t.py"),
+        (
+            "env -u CUDA_VISIBLE_DEVICES python",
+            "env -u CUDA_VISIBLE_DEVICES reserve-gpu run -- python",
+        ),
+        ("nohup env -i A=b python", "env -i A=b reserve-gpu run -- nohup python"),
+    ],
+)
+def test_an_env_that_replaces_the_variables(line: str, typed: str) -> None:
+    """A command that sets or drops CUDA_VISIBLE_DEVICES itself is refused."""
+    assert hint(line) == typed
+
+
+def test_a_refused_command_reserves_nothing(here: Here, typed: CommandLine, tmp_path: Path) -> None:
+    """`run -- sudo ...` ends with 2 before anything is reserved, and repeats what was asked for."""
+    sudo = tmp_path / "sudo"
+    sudo.write_text("#!/bin/sh\n")
+    sudo.chmod(0o755)
+    done = typed("run", "-n", "2", "--wait", "1h", "--", str(sudo), "id")
+    assert (done.code, done.stdout, done.argv) == (2, "", None)
+    assert done.stderr.endswith("/reserve-gpu run --count=2 --wait=1h -- id\n")
+    assert not here.locks.exists()
+
+
+# -- tmux ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tmux(tmp_path: Path) -> str:
+    """Return the path of a `tmux` whose server runs."""
+    path = tmp_path / "tmux"
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "typed"),
+    [
+        ("new -d -s work ./train.sh", f"new -d -s work '{OURS} ./train.sh'"),
+        ("-S /x -2 new-session -d 'python t.py'", f"-S /x -2 new-session -d '{OURS} python t.py'"),
+        ("neww -n x python t.py", f"neww -n x '{OURS} python t.py'"),
+        ("new -s work", f"new -s work '{OURS} COMMAND ...'"),
+        ("attach", f"new-session '{OURS} COMMAND ...'"),
+        ("", f"new-session '{OURS} COMMAND ...'"),
+    ],
+)
+def test_a_running_tmux(tmux: str, line: str, typed: str) -> None:
+    """If a tmux server runs, the line has tmux start reserve-gpu."""
+    assert hint(f"{tmux} {line}") == f"{tmux} {typed}"
+
+
+def test_a_line_for_tmux(tmux: str) -> None:
+    """A whole line for the shell of tmux is run by a shell behind reserve-gpu."""
+    words = shlex.split(hint(f"{tmux} new -d 'cd x && python t.py'"))
+    assert shlex.split(words[-1]) == [*OURS.split(), "sh", "-c", "cd x && python t.py"]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not shutil.which("tmux"), reason="needs tmux")
+def test_a_real_tmux(here: Here, tmp_path: Path) -> None:
+    """Without a server tmux is let through; with one it is refused, and the hint reserves."""
+    seen = tmp_path / "seen"
+    script = tmp_path / "train.sh"
+    script.write_text(
+        f"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES >{seen}.draft\nmv {seen}.draft {seen}\nread line"
+    )
+    script.chmod(0o755)
+    server = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null"]
+    command = [*server, "new-session", "-d", str(script)]
+    try:
+        handoff.require_own(command, lambda: OURS)
+        here.command(*server, "new-session", "-d", "-s", "first", "cat")
+        ours = [sys.executable, "-m", "reserve_gpu", "run", "--"]
+        done = here.command(*ours, *command)
+        assert done.returncode == 2, done.stderr
+        assert not seen.exists()
+        *_, typed = done.stderr.splitlines()
+        assert here.command("sh", "-c", typed).returncode == 0
+        wait = f"until test -e {seen}; do sleep 0.01; done"
+        subprocess.run(["sh", "-c", wait], check=True, timeout=30)
+        assert (seen.read_text(), held(here)) == ("0\n", [0])
+    finally:
+        here.command(*server, "kill-server")
+
+
+# -- not a program ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        (["A=1", "B=x y", "python", "t.py"], f"{OURS} env A=1 'B=x y' python t.py"),
+        (["CUDA_VISIBLE_DEVICES=1", "python", "t.py"], "reserve-gpu run 1 -- python t.py"),
+        (["A=1", "CUDA_VISIBLE_DEVICES=0,2", "python"], "reserve-gpu run 0,2 -- env A=1 python"),
+        (["CUDA_VISIBLE_DEVICES=GPU-8f2a", "python"], f"{OURS} python"),
+        (["nohup", "A=1", "python", "t.py"], f"{OURS} nohup env A=1 python t.py"),
+        (["nohup", "CUDA_VISIBLE_DEVICES=1", "python"], "reserve-gpu run 1 -- nohup python"),
+        (["python t.py --lr 1"], f"{OURS} python t.py --lr 1"),
+        (["CUDA_VISIBLE_DEVICES=1 python t.py"], "reserve-gpu run 1 -- python t.py"),
+        (["A=1 python t.py"], f"{OURS} env A=1 python t.py"),
+        (["cd x && python t.py"], f"{OURS} sh -c 'cd x && python t.py'"),
+        (["cd", "a", "&&", "python", "t.py"], f"{OURS} bash -c 'cd a && python t.py'"),
+        (["cd", "x"], f"{OURS} bash -c 'cd x && COMMAND ...'"),
+        (["source", "a/b"], f"{OURS} bash -c 'source a/b && COMMAND ...'"),
+        (["exec", "python", "t.py"], f"{OURS} python t.py"),
+        (["nosuch", "x", "|", "tee", "log"], f"{OURS} bash -c 'nosuch x | tee log'"),
+        (["train.py", "-n", "1"], f"{OURS} python train.py -n 1"),
+        (["./train.py"], f"{OURS} python ./train.py"),
+        (["run.sh"], f"{OURS} ./run.sh"),
+        (["~/tool", "x"], f"{OURS} HOME/tool x"),
+        (["$HOME/tool"], f"{OURS} HOME/tool"),
+        (["./crlf.sh"], "sed -i 's/\\r$//' ./crlf.sh"),
+        (["nice", "./crlf.sh"], "sed -i 's/\\r$//' ./crlf.sh"),
+        (["./envcrlf.py"], "sed -i 's/\\r$//' ./envcrlf.py"),
+        (["./stale.py", "x"], f"{OURS} python ./stale.py x"),
+        (["./envstale.py"], f"{OURS} python ./envstale.py"),
+        (["myalias", "a b"], f"""{OURS} bash -ic 'myalias '"'"'a b'"'"''"""),
+    ],
+)  # fmt: skip
+def test_not_a_program(
+    here: Here, monkeypatch: pytest.MonkeyPatch, words: list[str], typed: str
+) -> None:
+    """A command that does not begin with a program is explained, with the line that works."""
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    files = {
+        "home/tool": b"#!/bin/sh\n",
+        "crlf.sh": b"#!/bin/bash\r\necho\r\n",
+        "envcrlf.py": b"#!/usr/bin/env python\r\n",
+        "stale.py": b"#!/opt/gone/bin/python\n",
+        "envstale.py": b"#!/usr/bin/env python2.4\n",
+        "run.sh": b"#!/bin/sh\n",
+    }
+    for name, content in files.items():
+        path = here.folder / name
+        path.write_bytes(content)
+        path.chmod(0o755)
+    (here.folder / "train.py").write_text("")
+    with pytest.raises((RequestError, lookup.CommandError)) as caught:
+        lookup.find(words, lambda: OURS)
+    lines = str(caught.value).splitlines()
+    assert lines[-1] == typed.replace("HOME", str(here.home))
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--wait", "python"], "Options and GPUs go before the --."),
+        (["1", "python"], "Options and GPUs go before the --."),
+        (["./binary"], "./binary names /etc/passwd, which may not be executed."),
+        ([""], "There is no command ."),
+        (["a\x1b[1m=1"], "There is no command a\ufffd[1m=1."),
+        (["'python"], "There is no command 'python."),
+        (["'python x"], "There is no command 'python x."),
+        (["./loop"], "There is no command ./loop."),
+    ],
+)
+def test_errors_without_a_remedy(here: Here, words: list[str], text: str) -> None:
+    """An error without a remedy is one line, and nothing unprintable reaches the screen."""
+    path = here.folder / "binary"
+    path.write_text("#!/etc/passwd\n")
+    path.chmod(0o755)
+    (here.folder / "loop").symlink_to("loop")
+    with pytest.raises(lookup.CommandError) as caught:
+        lookup.find(words, lambda: OURS)
+    assert str(caught.value).endswith(text)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [b"#!/bin/sh -e\n", b"#! /usr/bin/env  sh\n", b"#!/usr/bin/env -S sh -e\n", b"\x7fELF", b""],
+)
+def test_programs_that_may_run(here: Here, first: bytes) -> None:
+    """A script with an interpreter that exists is found, and so is a binary or an empty file."""
+    path = here.folder / "program"
+    path.write_bytes(first)
+    path.chmod(0o755)
+    assert lookup.find(["./program"], lambda: OURS) == "./program"
