@@ -16,7 +16,7 @@ from reserve_gpu.calls import Late
 from reserve_gpu.core import environment
 from reserve_gpu.core.held import Guest, Held
 from reserve_gpu.core.request import rules
-from reserve_gpu.errors import LockError, RequestError, shell_line
+from reserve_gpu.errors import LockError, RequestError, own_line
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, LockDirectory
 from reserve_gpu.locks.holders import is_own_guest, place_of_host
 from reserve_gpu.model import NO_LEASE, Device, Holder, Lease, Promise, Reserved
@@ -41,7 +41,7 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
     for device, host in host_of.items():
         there = directory.holders_of(device.uuid)
         if not any((each.since, each.pid) == (host.since, host.pid) for each in there):
-            raise RequestError(f"{HAS_GONE} {shell_line('reserve-gpu list')}")
+            raise RequestError(f"{HAS_GONE} {own_line('list')}")
     # A guest's guest has joined the same as that one.
     since = {device: host.record.guest_of or host.since or 0.0 for device, host in host_of.items()}
     host, now = reserved.holder, time.time()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu.errors import shell_line
+from reserve_gpu.errors import own_line
 from reserve_gpu.model import Holder, Reserved, Row, State
 from reserve_gpu.report import about_reservations, layout, times, words
 from reserve_gpu.report.words import MARK, STRONG, TYPED, Line, listed
@@ -42,7 +42,7 @@ def yourself(
             (words.name_of(each.holder), STRONG),
             *about_reservations.idle(each, now),
             ": ",
-            (shell_line(f"{at}reserve-gpu release {about_reservations.name(each, own)}"), TYPED),
+            (own_line(f"release {about_reservations.name(each, own)}", at), TYPED),
         )
         for each in own[: words.NAMED_IDLE]
     ]

@@ -44,7 +44,10 @@ class Face(NamedTuple):
             return f"reserve_gpu.reserve({', '.join(wishes)})"
         # Callers of programs end them after some minutes; who comes back keeps the place.
         wait = "--wait 5m" if self.is_for_program else "--wait"
-        words = [self.program, *_words(request), *([wait] if waits else [])]
+        program, *rest = self.program.split()
+        if program == errors.PROGRAM:
+            program = errors.own_command()
+        words = [program, *rest, *_words(request), *([wait] if waits else [])]
         return " ".join([*words, *(["--", self.command] if self.command else [])])
 
 

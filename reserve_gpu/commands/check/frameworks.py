@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,14 @@ from reserve_gpu.commands.check.verdict import Finding, Verdict
 from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.core import api, caps, environment, looking
 from reserve_gpu.core.session import session
-from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, WaitInterrupted, shown
+from reserve_gpu.errors import (
+    DriverError,
+    ImpossibleError,
+    ReserveGPUError,
+    WaitInterrupted,
+    own_command,
+    shown,
+)
 from reserve_gpu.model import Device, News, Promise, Row, Size
 from reserve_gpu.notices import ToType
 from reserve_gpu.option import Option
@@ -277,7 +285,7 @@ def _row_dict(row: Finding) -> dict[str, Any]:
 def check_in_shell(arguments: Namespace) -> Output:
     """Return what a check comes to."""
     with Live(sys.stderr) as live:
-        face = shell(["reserve-gpu", "check"])
+        face = shell([*shlex.split(own_command()), "check"])
         found = check(progress=live.show_check, slow=live.show, face=face)
     text = json.dumps(found.to_dict(), indent=2) if arguments.json else str(found)
     return Output(text, 0 if found.is_well else DOES_NOT_FIT)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import proc
 from reserve_gpu.commands.table import NAMES
-from reserve_gpu.errors import REASON_LIMIT, shell_line, shown
+from reserve_gpu.errors import REASON_LIMIT, own_line, shell_line, shown
 from reserve_gpu.report import about_rules as ruled
-from reserve_gpu.report import asking, layout, messages, status, words
-from reserve_gpu.report.faces import SHELL, read_here
+from reserve_gpu.report import asking, layout, status, words
+from reserve_gpu.report.faces import COMMAND, SHELL, read_here
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.pictures import Picture
 from reserve_gpu.report.words import FAINT, MARK, STRONG, TYPED, Line
@@ -92,12 +92,12 @@ def _head(hosts: Hosts) -> Iterator[Line]:
         yield (text, STRONG), when
         return
     what = f"{total} GPU{'' if total == 1 else 's'}"
-    kernel = shell_line(" ".join(["reserve-gpu kernel install --hosts", *map(quote, hosts.typed)]))
+    kernel = own_line(" ".join(["kernel install --hosts", *map(quote, hosts.typed)]))
     if count:
         yield (f"{count} of {what} {words.be(count)} free: {', '.join(places)}.", STRONG), when
         first = next(name for name, those in available.items() if those)
         there = "" if proc.is_here(first) else f"ssh -t {first} "
-        yield "Get one: ", (shell_line(f"{there}{SHELL.typed(messages.ANY)}"), TYPED)
+        yield "Get one: ", (own_line(f"run -- {COMMAND}", there), TYPED)
     else:
         yield (f"None of {what} is free.", STRONG), when
     if "kernels" in NAMES:

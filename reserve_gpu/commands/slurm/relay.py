@@ -24,7 +24,7 @@ from reserve_gpu import options
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.slurm import lines, srun
 from reserve_gpu.commands.table import Output
-from reserve_gpu.errors import REASON_LIMIT, RequestError, shown
+from reserve_gpu.errors import REASON_LIMIT, RequestError, own_line, shown
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -264,7 +264,8 @@ class Relay:
 def serve(arguments: Namespace) -> Output:
     """Be the kernel that a client has started. Raises RequestError for what no client gives."""
     if not arguments.command:
-        raise RequestError("There is no srun behind --: reserve-gpu kernel install --slurm.")
+        line = own_line("kernel install --slurm")
+        raise RequestError(f"There is no srun behind --. Install the kernel again: {line}")
     try:
         with open(arguments.file, encoding="utf-8") as file:
             info = json.load(file)

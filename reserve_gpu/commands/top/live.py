@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.core.looking import looking
-from reserve_gpu.errors import DriverError, RequestError, shown
+from reserve_gpu.errors import DriverError, RequestError, own_line, shown
 from reserve_gpu.report import columns, pictures, terminal
 from reserve_gpu.report.faces import SHELL, read_here
 from reserve_gpu.report.progress import Live
@@ -26,21 +26,24 @@ if TYPE_CHECKING:
 
 
 EVERY_S = 1.0
-ELSEWHERE = "reserve-gpu status shows the same once."
 ESCAPE = "\x1b"
 ENDS = ("q", ESCAPE)
 LEAST_ROOM = 4  # lines: a blank one, the title, a process, and how many more there are
 
 
+def _elsewhere() -> str:
+    return f"{own_line('status')} shows the same once."
+
+
 def run(_arguments: Namespace) -> Output:
     """Show the status until q. Raises RequestError where there is no terminal that could."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise RequestError(f"A live picture needs a terminal; {ELSEWHERE}")
+        raise RequestError(f"A live picture needs a terminal; {_elsewhere()}")
     try:
         import curses
     except ImportError:  # Windows
         raise RequestError(
-            f"This Python has no curses, which a live picture needs; {ELSEWHERE}"
+            f"This Python has no curses, which a live picture needs; {_elsewhere()}"
         ) from None
     is_coloured = terminal.is_coloured(os.environ, is_terminal=True)
     # So that the terminal is left as it was.
@@ -52,7 +55,7 @@ def run(_arguments: Namespace) -> Output:
             curses.wrapper(lambda screen: Top(screen, look, is_coloured=is_coloured).run(first))
     except curses.error as error:
         name = shown(os.environ.get("TERM", ""))
-        text = f"This terminal can't show a live picture (TERM={name}: {error}); {ELSEWHERE}"
+        text = f"This terminal can't show a live picture (TERM={name}: {error}); {_elsewhere()}"
         raise RequestError(text) from None
     finally:
         signal.signal(signal.SIGTERM, before)
