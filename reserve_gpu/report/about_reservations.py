@@ -84,7 +84,9 @@ def still_there(done: Sequence[Reserved], rows: Sequence[Row]) -> list[str]:
 def released(reserved: Reserved, answer: Answer, every: Sequence[Reserved], face: Face) -> str:
     """Say what came of asking a process to release what it holds, or to end."""
     who, what = words.name_of(reserved.holder), labels(reserved.rows)
-    end = f"To end {who}:\n{errors.own_command()} release {name(reserved, every)} --end"
+    # A process that can't be asked is only ended by its number: another user may write its name.
+    typed = reserved.holder.pid if answer is Answer.PROGRAM else name(reserved, every)
+    end = f"To end {who}:\n{errors.own_command()} release {typed} --end"
     if face.is_for_program:
         end = "Leave it to whoever has started it."
     return {
