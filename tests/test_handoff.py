@@ -130,8 +130,9 @@ def test_docker(line: str, inner: str) -> None:
 
 def test_a_detached_container() -> None:
     """A container in the background outlives the reservation, even if it has the right GPU."""
-    line = "docker run -it -d --gpus device=0 IMAGE python t.py"
+    line = "docker run -itd --detach --gpus device=0 -d IMAGE prog -d"
     assert refused(line).startswith("docker leaves the container running")
+    assert shlex.split(hint(line))[-1].endswith('CUDA_VISIBLE_DEVICES\\"" -it IMAGE prog -d')
 
 
 @pytest.mark.parametrize(

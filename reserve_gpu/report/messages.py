@@ -171,7 +171,7 @@ def hides_all(reason: notices.HidesAll, face: Face) -> str:
     text = f"{limit} hides every GPU{why}. It was set outside of reserve_gpu. "
     text += left_with(reason.kept, face) if reason.kept else "Nothing was reserved or changed."
     if face.is_for_program:
-        return f"{text} To try again does not help. Whoever set it can unset it."
+        return f"{text} Trying again does not help. Whoever set it can unset it."
     again = face.typed(reason.request)
     if face.place:
         line = f'import os; os.environ.pop("{VARIABLE}", None)'

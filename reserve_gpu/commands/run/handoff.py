@@ -69,6 +69,8 @@ CONTAINERS = {
     "podman": "--device nvidia.com/gpu=$CUDA_VISIBLE_DEVICES",
     "nerdctl": '--gpus "\\"device=$CUDA_VISIBLE_DEVICES\\""',
 }
+DETACHED = "leaves the container running, while the reservation ends with this command"
+SHORT_DETACH = r"-[itPq]*d[itPq]*"  # also among other short options
 CONTAINER_STARTS = {"run", "create", "exec", "start", "restart", "compose"}
 # Programs that leave the command to a process which runs already, or starts later.
 QUEUES = {
@@ -94,7 +96,8 @@ def require_own(command: Sequence[str], ours: Callable[[], str]) -> None:
             _require_variables(before, words, ours)
         if why := _why(words, name):
             wrapped = f"{join(before)} " if before else ""
-            raise _error(f"{name} {why}. {LOST}", *_way_out(words, name, wrapped, ours))
+            text = f"{name} {why}." if why == DETACHED else f"{name} {why}. {LOST}"
+            raise _error(text, *_way_out(words, name, wrapped, ours))
 
 
 def _error(why: str, way_out: str, line: str = "") -> RequestError:
@@ -259,8 +262,8 @@ def _why_container(words: Sequence[str]) -> str:
     starts = _started(words)
     if not starts:
         return ""
-    if _is_detached(words[starts:]):
-        return "leaves the container running, while the reservation ends with this command"
+    if any(map(_is_detach, _options(words[starts + 1 :]))):
+        return DETACHED
     if any(VISIBLE in word or "device=" in word for word in words):
         return ""
     return "has another process start the container"
@@ -273,14 +276,19 @@ def _started(words: Sequence[str]) -> int:
     return at if at < len(words) and words[at] in CONTAINER_STARTS else 0
 
 
-def _is_detached(words: Sequence[str]) -> bool:
-    """Return whether `run`, the first of these words, leaves the container in the background."""
-    for before, word in pairwise(words):
-        if word == "--detach" or re.fullmatch(r"-[itPq]*d[itPq]*", word):
-            return True
-        if not (word.startswith("-") or before.startswith("-")):
-            break  # the image
-    return False
+def _options(words: Sequence[str]) -> Sequence[str]:
+    """Return the options of `docker run`, with their values, that stand before the image.
+
+    Which options take a value is not known, so the word after an option counts as one.
+    """
+    pairs = pairwise(["-", *words])
+    end = (at for at, pair in enumerate(pairs) if not any(each.startswith("-") for each in pair))
+    return words[: next(end, len(words))]
+
+
+def _is_detach(option: str) -> bool:
+    """Return whether an option of `docker run` leaves the container in the background."""
+    return option == "--detach" or re.fullmatch(SHORT_DETACH, option) is not None
 
 
 def _in_container(words: Sequence[str], name: str, ours: str) -> tuple[str, str]:
@@ -288,7 +296,9 @@ def _in_container(words: Sequence[str], name: str, ours: str) -> tuple[str, str]
     at = _started(words)
     if words[at] != "run":
         return f"Have the container started by {PROGRAM}, with {name} run in the foreground", ""
-    rest = [word for word in words[at + 1 :] if word not in ("-d", "--detach")]
+    options = _options(words[at + 1 :])
+    kept = [re.sub(r"^--detach$|d", "", word) if _is_detach(word) else word for word in options]
+    rest = [word for word in kept if word not in ("", "-")] + [*words[at + 1 + len(options) :]]
     for place, word in enumerate(rest):
         if word == "--gpus":
             del rest[place : place + 2]

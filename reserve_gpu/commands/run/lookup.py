@@ -99,6 +99,8 @@ def _error(text: str, way_out: str, line: str, code: int = NOT_FOUND) -> Command
 
 def _first_line(path: str) -> str:
     """Return the first line of a file, without the line break; empty for what can't be read."""
+    if not os.path.isfile(path):  # a pipe would be waited for
+        return ""
     with suppress(OSError), open(path, "rb") as file:
         return os.fsdecode(file.read(HEAD).partition(b"\n")[0])
     return ""
@@ -130,7 +132,8 @@ def _require_interpreter(path: str, command: Sequence[str], ours: Callable[[], s
     if not interpreter or shutil.which(interpreter):
         return
     if interpreter.endswith("\r"):
-        text = f"{name} has the line ends of Windows, so its first line names {interpreter!r}."
+        named = shown(repr(interpreter))
+        text = f"{name} has the line ends of Windows, so its first line names {named}."
         raise _error(text, "To convert it", f"sed -i 's/\\r$//' {quote(path)}")
     if os.path.isfile(interpreter):
         text = f"The first line of {name} names {shown(interpreter)}, which may not be executed."

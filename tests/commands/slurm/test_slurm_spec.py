@@ -197,4 +197,5 @@ def test_no_command_for_a_job(typed: CommandLine) -> None:
     """Without the command that starts a job one line says how to get one."""
     done = typed("kernel", "slurm", "-f", "file.json")
     assert (done.code, done.stdout) == (2, "")
-    assert done.stderr == "There is no srun behind --: reserve-gpu kernel install --slurm.\n"
+    line = "reserve-gpu kernel install --slurm"
+    assert done.stderr == f"There is no srun behind --. Install the kernel again: {line}\n"
