@@ -324,14 +324,14 @@ LIMITS: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("slurm", "0,1", BUS, {"devices": 2}, "RequestError"),
     ("slurm", D, "", {}, "GPU3"),  # Ray or Kubernetes, by UUID
     ("slurm", f"{D},{C}", BUS, {"count": 2}, "GPU2 GPU3"),
-    ("slurm", D[:-3], "", {}, "NoFreeDeviceError"),  # the start of all four
+    ("slurm", D[:-3], "", {}, "NoVisibleDeviceError"),  # the start of all four
     ("slurm", f"{C},junk,{D}", "", {"count": 2}, "ImpossibleError"),
     ("slurm", f"{C},junk,{D}", "", {}, "GPU2"),
-    ("slurm", f"{C},{C}", "", {}, "NoFreeDeviceError"),
-    ("slurm", f"2,{C}", BUS, {}, "NoFreeDeviceError"),  # one GPU by two names
-    ("slurm", "", "", {}, "NoFreeDeviceError"),
-    ("slurm", "-1", "", {}, "NoFreeDeviceError"),
-    ("slurmjob", "2,3", BUS, {}, "NoFreeDeviceError"),  # the node's numbers in a cgroup
+    ("slurm", f"{C},{C}", "", {}, "NoVisibleDeviceError"),
+    ("slurm", f"2,{C}", BUS, {}, "NoVisibleDeviceError"),  # one GPU by two names
+    ("slurm", "", "", {}, "NoVisibleDeviceError"),
+    ("slurm", "-1", "", {}, "NoVisibleDeviceError"),
+    ("slurmjob", "2,3", BUS, {}, "NoVisibleDeviceError"),  # the node's numbers in a cgroup
     ("mig", "{uuid[1:2]}", "", {}, "GPU1:2"),  # Slurm or Kubernetes with MIG
     ("mig", "{uuid[1:5]},{uuid[1:2]}", "", {}, "GPU1:2"),
     ("mig", "{uuid[1:2]}", "", {"devices": "1:0"}, "RequestError"),
@@ -380,11 +380,11 @@ def test_a_fence(
 def test_no_gpu_is_said_to_be_the_limits_doing(
     here: Here, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    """Where an inherited value shows no GPU at all, the error says so and quotes it."""
+    """If an inherited value hides every GPU, the error says so and quotes it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    text = refused()
-    assert f"CUDA_VISIBLE_DEVICES={value!r}" in text
-    assert "no GPU at all" in text
+    with pytest.raises(reserve_gpu.ImpossibleError) as caught:
+        reserve_gpu.reserve()
+    assert str(caught.value).startswith(f"CUDA_VISIBLE_DEVICES={value!r} hides every GPU")
 
 
 def test_numbers_on_a_machine_where_one_model_is_split(

@@ -660,7 +660,8 @@ def test_limit(limit: str, count: int, inside: str) -> None:
 
 UNKNOWN_VALUE = "hides every GPU, because CUDA knows no such value."
 TWICE = "hides every GPU, because it names a GPU twice"
-NOT_HERE = "hides every GPU, because it begins with a GPU that is not here. This machine has"
+NOT_HERE = "hides every GPU, because its first entry means no GPU here. This machine has"
+NO_UUID = NOT_HERE.replace("no GPU", "no single GPU")
 
 
 @pytest.mark.parametrize(
@@ -673,7 +674,7 @@ NOT_HERE = "hides every GPU, because it begins with a GPU that is not here. This
         *((value, 2, f"{TWICE}.") for value in ("0,0", "1,0,1", "GPU-a,GPU-a")),
         ("7,0,0", 2, f"{NOT_HERE} GPU0 to GPU1."),
         ("1", 1, f"{NOT_HERE} only GPU0."),
-        ("GPU-cccc", 4, f"{NOT_HERE} GPU0 to GPU3."),
+        ("GPU-cccc", 4, f"{NO_UUID} GPU0 to GPU3."),
         *((value, 2, UNKNOWN_VALUE) for value in ("all", "None", "cuda:1", "[0]", "\x1b[1m")),
     ],
 )

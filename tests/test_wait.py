@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import NoFreeDeviceError, WaitTimeoutError, machine
+from reserve_gpu import WaitTimeoutError, machine
 from reserve_gpu.core import environment, policy
 from reserve_gpu.core.attempt import Asking, attempt
 from reserve_gpu.core.outcome import Denied, Granted
 from reserve_gpu.core.request import parse
 from reserve_gpu.core.wait import Explainer, News
+from reserve_gpu.errors import NoVisibleDeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
 from reserve_gpu.locks.queue import Place, wait_for_news
@@ -519,7 +520,7 @@ def test_a_thread_beside_one_that_waits(here: Here) -> None:
         ({"min_memory": "1TB"}, None, reserve_gpu.ImpossibleError),
         ({"devices": "7"}, None, reserve_gpu.ImpossibleError),
         ({"count": 2}, "1", reserve_gpu.ImpossibleError),
-        ({}, "", NoFreeDeviceError),
+        ({}, "", NoVisibleDeviceError),
     ],
 )
 def test_impossible_is_not_waited_for(

@@ -197,7 +197,8 @@ def _why_it_hides(limit: str, total: int) -> str:
     if first < total if isinstance(first, int) else first in more:
         return ", because it names a GPU twice"
     there = "only GPU0" if total == 1 else f"GPU0 to GPU{total - 1}"
-    return f", because it begins with a GPU that is not here. This machine has {there}"
+    what = "no GPU" if isinstance(first, int) else "no single GPU"  # it may be the start of several
+    return f", because its first entry means {what} here. This machine has {there}"
 
 
 def too_late(reason: notices.TooLate, face: Face) -> str:
