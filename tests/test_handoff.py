@@ -167,15 +167,10 @@ def test_programs_that_keep_the_reservation(line: str) -> None:
         ("env CUDA_VISIBLE_DEVICES=1 python t.py", "reserve-gpu run 1 -- python t.py"),
         ("env A=b CUDA_VISIBLE_DEVICES=0,1 python", "reserve-gpu run 0,1 -- env A=b python"),
         ("nice env CUDA_VISIBLE_DEVICES= python t.py", "reserve-gpu run -- nice python t.py"),
-        (
-            "env -u CUDA_VISIBLE_DEVICES python",
-            "env -u CUDA_VISIBLE_DEVICES reserve-gpu run -- python",
-        ),
-        ("nohup env -i A=b python", "env -i A=b reserve-gpu run -- nohup python"),
     ],
 )
 def test_an_env_that_replaces_the_variables(line: str, typed: str) -> None:
-    """A command that sets or drops CUDA_VISIBLE_DEVICES itself is refused."""
+    """A command that sets CUDA_VISIBLE_DEVICES itself is refused."""
     assert hint(line) == typed
 
 

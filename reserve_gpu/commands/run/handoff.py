@@ -156,7 +156,10 @@ def _way_out(
 def _require_variables(
     before: Sequence[str], words: Sequence[str], ours: Callable[[], str]
 ) -> None:
-    """Raise RequestError for an `env` that hides or replaces the variables of the reservation."""
+    """Raise RequestError for an `env` that replaces the variable of the reservation.
+
+    `env -u CUDA_VISIBLE_DEVICES` is let through, because it can't be typed by mistake.
+    """
     start = ENV.start(words)
     own, rest = [*words[1:start]], words[start:]
     given = [word for word in own if word.startswith(f"{VISIBLE}=")]
@@ -164,14 +167,6 @@ def _require_variables(
         kept = [word for word in own if word not in given]
         env = ["env", *kept] if kept else []
         raise named_by_variable(given[-1], [*before, *env, *rest], ours)
-    options = " ".join(own)
-    is_dropped = re.search(rf"(^| )(-u|--unset)[ =]?{VISIBLE}( |$)", options)
-    if is_dropped or {"-", "-i", "--ignore-environment"}.intersection(own):
-        raise _error(
-            f"This env drops {VISIBLE}, which {PROGRAM} sets.",
-            "Use env in front of it",
-            f"{join(words[:start])} {_absolute(ours())} {join([*before, *rest]) or COMMAND}",
-        )
 
 
 def named_by_variable(
