@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
-from reserve_gpu import settings
+from reserve_gpu import accounts, settings
 from reserve_gpu.errors import COMMAND_LIMIT, TOO_MANY_FILES, ReserveGPUError
 from reserve_gpu.forks import no_fork
 from reserve_gpu.this_process import command
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from reserve_gpu.model import Holder, Process
-
-with suppress(ImportError):  # Windows, where there is no /proc to learn of users from
-    import pwd
 
 DESCRIPTORS = 12  # so many a look at the GPUs, or a reservation, opens at once
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
@@ -121,11 +118,9 @@ def user_of(pid: int) -> str | None:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, `uid 1234` where the system has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, NameError):  # Windows has no such names
-        return f"uid {uid}"
+    """Return a user's name, `uid 1234` if the system has none."""
+    entry = accounts.find_user(uid)
+    return entry.pw_name if entry else f"uid {uid}"
 
 
 def with_user(holder: Holder) -> Holder:

@@ -26,7 +26,7 @@ from codecs import BOM_UTF8
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import proc, settings
+from reserve_gpu import accounts, proc, settings
 from reserve_gpu.errors import REASON_LIMIT, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Rule, Rules
@@ -36,9 +36,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-with suppress(ImportError):  # Windows
-    import grp
-    import pwd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -321,19 +318,17 @@ def _groups(listed: Iterable[str]) -> set[str]:
     """
     if not listed:
         return set()
-    numbers = {os.getegid(), *os.getgroups()}
-    with suppress(KeyError, OSError):
-        entry = pwd.getpwuid(os.geteuid())
-        numbers |= set(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    numbers = {os.getegid(), *os.getgroups(), *accounts.find_groups(os.geteuid())}
     return {name for name in listed if _group_number(name) in numbers}
 
 
 def _group_number(name: str) -> int | None:
-    """Return the number of a group, by its name or as it stands there; None if there is none."""
-    try:
-        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
-    except (KeyError, ValueError, OSError):
-        return None
+    """Return the number of a group that is given by its name or its number."""
+    if not name.isdecimal():
+        return accounts.find_gid(name)
+    with suppress(ValueError):  # it has more digits than Python reads
+        return int(name)
+    return None
 
 
 def _table(place: str) -> str:

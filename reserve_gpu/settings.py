@@ -3,6 +3,8 @@
 import os
 import stat
 
+from reserve_gpu import accounts
+
 # What this process held before exec made it another program: its pid, then a description
 # (core/handover.py). A process with another pid has only inherited the variable.
 HELD = "RESERVE_GPU_HELD"
@@ -25,13 +27,13 @@ HISTORY_DIRECTORY = "/var/lib/reserve_gpu/history"
 
 def user_file() -> str:
     """Return the path of the user's own configuration file."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(accounts.home(), ".config")
     return os.path.join(folder, "reserve_gpu.toml")
 
 
 def state_directory() -> str:
     """Return where what is to last is kept for this user, in the home."""
-    folder = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    folder = os.environ.get("XDG_STATE_HOME") or os.path.join(accounts.home(), ".local/state")
     return os.path.join(folder, "reserve_gpu")
 
 

@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from reserve_gpu import accounts
 from reserve_gpu.errors import shown
 
 if TYPE_CHECKING:
@@ -105,5 +106,5 @@ def working_directory() -> str | None:
 
 def _below_home(path: str) -> str:
     """Shorten a path in this user's home to `~/thesis`."""
-    home = os.path.expanduser("~")
+    home = accounts.home()
     return f"~{path[len(home) :]}" if f"{path}/".startswith(f"{home}/") else path

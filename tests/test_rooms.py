@@ -49,7 +49,7 @@ ROOMS = [
     {"proc", "this_kernel"},
     {"this_process", "settings", "quantities"},
     {"alarm", "heir", "programs"},
-    {"calls", "option"},
+    {"accounts", "calls", "option"},
     {"errors"},
     {"notices"},
     {"model"},
