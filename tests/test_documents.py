@@ -7,6 +7,7 @@ import asyncio
 import os
 import re
 import shlex
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from reserve_gpu.commands.table import MAGIC_OPTIONS, NAMES, WORDS, load
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.options import DEVICES, REQUEST, magic_parser
+from tests import driver
 from tests.commands import is_understood
 from tests.processes import own_name
 
@@ -107,6 +109,40 @@ def test_configuration_loads(block: Block, tmp_path: Path) -> None:
     """A block of configuration is one that Jupyter's own loader reads."""
     (tmp_path / "config.py").write_text(block.code)
     assert PyFileConfigLoader("config.py", path=str(tmp_path)).load_config()
+
+
+# An EGL of a machine with two GPUs, whose order is not CUDA's, and a software renderer. It numbers
+# as CUDA does only in a process without CUDA_VISIBLE_DEVICES.
+EGL = r"""
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+static unsigned list_devices(int most, void **devices, int *count) {
+    for (*count = 0; *count < 3 && *count < most; ++*count) devices[*count] = (void *)(*count + 1L);
+    return 1;
+}
+static unsigned read_attribute(void *device, int attribute, intptr_t *value) {
+    if (attribute != 0x323A || (intptr_t)device > 2) return 0;
+    *value = getenv("CUDA_VISIBLE_DEVICES") ? 0 : 2 - (intptr_t)device;
+    return 1;
+}
+void *eglGetProcAddress(const char *name) {
+    return !strcmp(name, "eglQueryDevicesEXT") ? (void *)list_devices : (void *)read_attribute;
+}
+"""
+
+
+@pytest.mark.process
+def test_the_numbers_of_egl_are_printed(here: Here) -> None:
+    """The script for programs that render prints the GPU of each EGL device."""
+    (script,) = (block.code for block in blocks() if "EGL_CUDA_DEVICE_NV" in block.code)
+    (here.folder / "egl.c").write_text(EGL)
+    command = [*driver.compiler(), "-shared", "-fPIC", "-o", "libEGL.so.1", "egl.c"]
+    subprocess.run(command, cwd=here.folder, check=True)
+    libraries = f"{here.folder}:{os.environ['LD_LIBRARY_PATH']}"
+    reserve_gpu.reserve("1")
+    done = here.command("sh", "-c", script, LD_LIBRARY_PATH=libraries)
+    assert done.stdout == "EGL 0: GPU1\nEGL 1: GPU0\nEGL 2: no CUDA device\n", done.stderr
 
 
 def test_a_hub_tells_who_has_the_gpus(here: Here) -> None:
