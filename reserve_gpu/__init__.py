@@ -10,6 +10,8 @@ It is an agreement among those who ask, not a wall.
 
 from __future__ import annotations
 
+from os.path import exists as _exists
+
 from reserve_gpu.forks import no_fork
 
 TYPE_CHECKING = False  # as in `typing`, which takes longer to load than all of this
@@ -110,7 +112,13 @@ if not TYPE_CHECKING:  # to which every name would be one of ours
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(_late(_HOMES.get(name, "errors")), name)
+        try:
+            return getattr(_late(_HOMES.get(name, "errors")), name)
+        except ImportError as error:
+            if _exists(__file__):
+                raise
+            text = "The package reserve_gpu was removed under this process. Install it again, and "
+            raise ImportError(f"{text}restart the process.") from error
 
 
 def __dir__() -> list[str]:

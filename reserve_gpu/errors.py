@@ -205,6 +205,10 @@ class HistoryError(ReserveGPUError):
     exit_code = 78  # EX_CONFIG
 
 
+class PackageError(ReserveGPUError):
+    """The installed package was updated or removed under this process."""
+
+
 class NoThreadError(ReserveGPUError):
     """This process may start no thread, without which nothing can be changed safely."""
 

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import suppress
+import sys
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import CUnicode, Unicode, observe
 
+import reserve_gpu
 from reserve_gpu import calls, heir, proc, settings, this_kernel
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import cells
-from reserve_gpu.errors import WaitInterrupted
+from reserve_gpu.errors import PackageError, ReserveGPUError, WaitInterrupted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
     from reserve_gpu import magic, options
@@ -54,13 +59,22 @@ class ReserveGPU(Magics):
         f"Kept in ${settings.IDLE_MEMORY}."
     ).tag(config=True)
 
+    package: tuple[int, int] | None = None  # the installed one, as it was loaded
+    is_to_tell_change = True  # that it has changed since
     is_to_tell_start = False  # in its first cell: earlier nobody reads
     is_to_tell_kept = False  # after that, if it has not asked for what is kept for it
 
     @line_magic
     def reserve_gpu(self, line: str) -> None:
         """Reserve a GPU for this kernel, and set the CUDA variables for what it runs next."""
-        magic.run(line)
+        try:
+            magic.run(line)
+        except (ReserveGPUError, UsageError):
+            raise
+        except Exception as error:
+            if change := self._change():
+                raise PackageError(change) from error
+            raise
 
     # Where IPython looks before the docstring; %reserve_gpu? shows what the parser says of itself.
     reserve_gpu.getdoc = lambda: options.magic_parser().format_help()  # type: ignore[union-attr]
@@ -70,23 +84,49 @@ class ReserveGPU(Magics):
         cells().begin(info)
         if not info.store_history:  # code of a front end, which runs unseen
             return
-        if _has_session():
-            magic.tell_notices()
-        if self.is_to_tell_start:
-            self.is_to_tell_start = False
-            magic.tell_start()
+        with self._told_of_change():
+            if _has_session():
+                magic.tell_notices()
+            if self.is_to_tell_start:
+                self.is_to_tell_start = False
+                magic.tell_start()
 
     def end_cell(self, result: ExecutionResult | None) -> None:
         """Let others see after a cell that this kernel is in use, and say what there is to say."""
         cells().end(result)
-        if _has_session():
-            magic.after_cell()
-        info = result and result.info
-        if self.is_to_tell_kept and info and info.store_history:
-            self.is_to_tell_kept = False
-            file = this_kernel.connection_file()
-            if any(file in about for _, about in proc.own_processes(heir.WORDS)):
-                magic.tell_kept()  # which most kernels need not load
+        with self._told_of_change():
+            if _has_session():
+                magic.after_cell()
+            info = result and result.info
+            if self.is_to_tell_kept and info and info.store_history:
+                self.is_to_tell_kept = False
+                file = this_kernel.connection_file()
+                if any(file in about for _, about in proc.own_processes(heir.WORDS)):
+                    magic.tell_kept()  # which most kernels need not load
+
+    def _change(self) -> str | None:
+        """Return a message if the package was updated or removed since it was loaded."""
+        now = _package()
+        if now == self.package:
+            return None
+        what, then = ("updated", "Restart") if now else ("removed", "Install it again and restart")
+        return (
+            f"The package reserve_gpu was {what} while this kernel was running. {then} the kernel. "
+            "The GPUs that it holds stay reserved until then."
+        )
+
+    @contextmanager
+    def _told_of_change(self) -> Iterator[None]:
+        """Replace an error of a package that has changed by one line, once."""
+        try:
+            yield
+        except Exception:
+            change = self._change()
+            if change is None:
+                raise
+            if self.is_to_tell_change:
+                self.is_to_tell_change = False
+                print(change, file=sys.stderr)
 
     def leave_to_restart(self, change: dict[str, Any]) -> None:
         """Leave what this kernel holds to the next one, where it ends by a restart.
@@ -124,6 +164,7 @@ def load(shell: InteractiveShell) -> None:
         trait: os.environ[name] for trait, name in SETTINGS.items() if os.environ.get(name)
     }
     magics = ReserveGPU(shell=shell, parent=shell, **given)
+    magics.package = _package()
     shell.register_magics(magics)
     cells().watch(shell)
     shell.events.register("pre_run_cell", magics.begin_cell)
@@ -150,6 +191,17 @@ def unload(shell: InteractiveShell) -> None:
         shell.events.unregister("post_run_cell", magics.end_cell)
         with suppress(ValueError):  # it is no kernel
             shell.unobserve(magics.leave_to_restart, "exit_now")
+
+
+def _package() -> tuple[int, int] | None:
+    """Return what identifies the installed package, None if it is gone.
+
+    An installation replaces all files. A new one of the same path has another inode or time.
+    """
+    with suppress(OSError):
+        status = os.stat(reserve_gpu.__file__)
+        return status.st_ino, status.st_mtime_ns
+    return None
 
 
 def _was_given_something() -> bool:
