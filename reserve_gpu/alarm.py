@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # os.pidfd_open is missing where it was built for old systems, as conda's and uv's are:
 # https://github.com/astral-sh/python-build-standalone/issues/193
 SEND_SIGNAL, OPEN = 424, 434
-SLICE_S = 60.0  # for so long a machine that was suspended may not notice that the moment has come
+SLICE_S = 60.0  # within it a suspension, or a wall clock that was set, is noticed
 KILL_AFTER_S = 60.0
 FIRST_PROCESS = 1  # no process below it, in its container, can end it
 
@@ -42,13 +42,16 @@ def require() -> None:
     os.close(open_process(os.getpid()))
 
 
-def start(until: float, kill_after_s: float = KILL_AFTER_S) -> None:
+def start(
+    until: float, kill_after_s: float = KILL_AFTER_S, *, clock: int = time.CLOCK_REALTIME
+) -> None:
     """Have this process ended at that moment, whatever program it is by then. Raises OSError.
 
-    until: in seconds since the epoch. kill_after_s: so long after SIGTERM it gets SIGKILL.
+    until: in seconds, by the clock. kill_after_s: so long after SIGTERM it gets SIGKILL.
+    clock: the one of clock_gettime(2) that counts: CLOCK_BOOTTIME for the end of a duration.
     """
     arguments = ["-I", "-S", os.path.abspath(__file__), str(os.getpid()), repr(until)]
-    leave([*arguments, repr(kill_after_s)])
+    leave([*arguments, repr(kill_after_s), str(int(clock))])
 
 
 def leave(
@@ -84,9 +87,9 @@ def leave_to(module: str, about: Mapping[str, Any], descriptors: Sequence[int]) 
     leave(["-c", f"import os, sys; os.fork() or {call}", json.dumps(about)], descriptors)
 
 
-def watch(command: int, until: float, kill_after_s: float) -> None:
+def watch(command: int, until: float, kill_after_s: float, clock: int) -> None:
     """Wait for the end of the command, and end it at that moment. command: its pidfd."""
-    if _ends(command, lambda: until - time.time()):
+    if _ends(command, lambda: until - time.clock_gettime(clock)):
         return
     # One that is stopped goes on: it may have something to save. It may also have ended meanwhile,
     # or have become another user's (sudo).
@@ -136,10 +139,11 @@ def _call(number: int, *arguments: int) -> int:
 def _main() -> None:
     """Leave a process that watches the one that has started this one."""
     pid, until, kill_after_s = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+    clock = int(sys.argv[4])
     command = open_process(pid)
     if os.getppid() != pid or os.fork():  # it has ended already, and the number is another's
         return
-    watch(command, until, kill_after_s)
+    watch(command, until, kill_after_s, clock)
 
 
 if __name__ == "__main__":

@@ -224,6 +224,38 @@ class Size(NamedTuple):
         return Size(max(1.0, (device.usable_mib or 0) * self.percent // 100))
 
 
+class Instant(NamedTuple):
+    """One instant by two clocks.
+
+    A board without a battery boots with its clock at 1970 until NTP sets it. So durations count by
+    the boot clock, and only moments that people have typed by the wall clock.
+
+    Attributes:
+        wall: Seconds since the epoch. People and NTP set this clock.
+        boot: Seconds since the boot (CLOCK_BOOTTIME). Nobody sets it, and it counts suspension.
+    """
+
+    wall: float
+    boot: float
+
+    def clock_set_s(self, wall: float, boot: float | None) -> float:
+        """Return the whole seconds by which the wall clock was set since another instant.
+
+        Args:
+            wall: The other instant by the wall clock.
+            boot: The same by the boot clock; None if it is not known.
+        """
+        return 0.0 if boot is None else float(round(self.wall - self.boot - wall + boot))
+
+    def later(self, seconds: float) -> "Instant":
+        """Return the instant so many seconds later."""
+        return Instant(self.wall + seconds, self.boot + seconds)
+
+    def at(self, now: "Instant") -> "Instant":
+        """Return the same instant, by the wall clock as that is set now."""
+        return self._replace(wall=self.wall + now.clock_set_s(self.wall, self.boot))
+
+
 class Lease(NamedTuple):
     """Until when somebody holds what they have reserved: by their own word, or by a rule.
 
@@ -234,6 +266,7 @@ class Lease(NamedTuple):
     end_kernel: end the process if nothing else frees the memory.
     is_strict: end it in the midst of a cell too; only an administrator's rule says so.
     is_jobs: the moment is the end of the job that it is in, and others see to that.
+    until_boot: `until` by the boot clock, if it comes from a duration; then this one decides.
     """
 
     lasts_s: float | None = None
@@ -243,6 +276,7 @@ class Lease(NamedTuple):
     end_kernel: bool = False
     is_strict: bool = False
     is_jobs: bool = False
+    until_boot: float | None = None
 
     @property
     def has_end(self) -> bool:
@@ -253,21 +287,37 @@ class Lease(NamedTuple):
         """Tell whether it is idleness that ends it at that moment, and not the clock."""
         return self.idle_s is not None and (self.until is None or at < self.until)
 
-    def begun(self, now: float) -> "Lease":
+    def begun(self, now: Instant) -> "Lease":
         """Return the lease of a reservation that starts now."""
         if self.lasts_s is None:
             return self
-        return self._replace(lasts_s=None, until=now + self.lasts_s)
+        return self._replace(lasts_s=None).ending(now.later(self.lasts_s))
+
+    def at(self, now: Instant) -> "Lease":
+        """Return the lease with its end by the wall clock as that is set now.
+
+        Whatever compares or shows the end of a lease that has begun asks this first.
+        """
+        if self.until is None:
+            return self
+        set_s = now.clock_set_s(self.until, self.until_boot)
+        return self._replace(until=max(0.0, self.until + set_s)) if set_s else self
+
+    def ending(self, end: Instant) -> "Lease":
+        """Return the lease with another end, which the boot clock decides."""
+        return self._replace(until=end.wall, until_boot=end.boot)
 
     def changed_by(self, new: "Lease") -> "Lease":
         """Return this lease, which has begun, with all that a new one says."""
+        ends = self if new.until is None else new
         return Lease(
-            until=self.until if new.until is None else new.until,
+            until=ends.until,
+            until_boot=ends.until_boot,
             idle_s=self.idle_s if new.idle_s is None else new.idle_s,
             if_wanted=new.if_wanted or self.if_wanted,
             end_kernel=new.end_kernel or self.end_kernel,
             is_strict=new.is_strict or self.is_strict,
-            is_jobs=self.is_jobs if new.until is None else new.is_jobs,
+            is_jobs=ends.is_jobs,
         )
 
 
@@ -341,6 +391,7 @@ class Record(NamedTuple):
     overdue: since when its reservation should have ended, where it has not.
     kept_until: for how long it is kept for the restart of its kernel.
     guest_of: of a guest, since when the holder that it has joined has the device.
+    since_boot, written_boot: since and written by the boot clock; older versions write neither.
     """
 
     who: Who = Who()
@@ -354,6 +405,29 @@ class Record(NamedTuple):
     overdue: float | None = None
     kept_until: float | None = None
     guest_of: float | None = None
+    since_boot: float | None = None
+    written_boot: float | None = None
+
+    def taken(self, now: Instant) -> Instant | None:
+        """Return when its writer took the lock, as the record says; None if it does not."""
+        if self.since is None:
+            return None
+        boot = self.since_boot
+        if boot is None:  # nothing was locked before the boot
+            boot = max(0.0, now.boot - max(0.0, now.wall - self.since))
+        return Instant(self.since, min(boot, now.boot))
+
+    def at(self, now: Instant) -> "Record":
+        """Return the record with its moments by the wall clock as that is set now.
+
+        `since` and `written` stay as they are: guests know their holder by `since`.
+        """
+        promise = self.promise._replace(lease=self.promise.lease.at(now))
+        set_s = 0.0 if self.written is None else now.clock_set_s(self.written, self.written_boot)
+        overdue, kept_until = (
+            at if at is None else max(0.0, at + set_s) for at in (self.overdue, self.kept_until)
+        )
+        return self._replace(promise=promise, overdue=overdue, kept_until=kept_until)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON takes it, without what is not known."""
@@ -435,6 +509,7 @@ class Holder(NamedTuple):
     file: the name of its lock file.
     used_mib: of one who shares, with its children, None if that can't be seen.
     beside: the holder that it has joined, in a word, None where that has gone.
+    clock_set_s: by how much the wall clock was set since it took the lock.
     """
 
     record: Record = Record()
@@ -446,6 +521,7 @@ class Holder(NamedTuple):
     file: str | None = None
     used_mib: float | None = None
     beside: str | None = None
+    clock_set_s: float = 0.0
 
     @property
     def seen(self) -> bool:
@@ -479,8 +555,9 @@ class Holder(NamedTuple):
 
     @property
     def since(self) -> float | None:
-        """Return when it took the lock."""
-        return self.record.since
+        """Return when it took the lock, by the wall clock as that is set now."""
+        since = self.record.since
+        return None if since is None else max(0.0, since + self.clock_set_s)
 
     @property
     def lease(self) -> Lease:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import accounts, settings
 from reserve_gpu.errors import COMMAND_LIMIT, TOO_MANY_FILES, ReserveGPUError
 from reserve_gpu.forks import no_fork
+from reserve_gpu.model import Instant
 from reserve_gpu.this_process import command
 
 if TYPE_CHECKING:
@@ -102,6 +103,11 @@ def memory_mib() -> float | None:
 def boot_clock_ns() -> int:
     """Return the nanoseconds since the boot: one clock for all users and containers."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def now() -> Instant:
+    """Return this instant by both clocks."""
+    return Instant(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def uid_of(pid: int) -> int | None:
@@ -227,10 +233,14 @@ def lineage(pid: int) -> list[int]:
 
 def began(pid: int) -> float | None:
     """Return when a process began, in seconds since the epoch; None if it is not there."""
-    if (stat := _stat(pid)) is None:
-        return None
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return boot + stat[2] / os.sysconf("SC_CLK_TCK")
+    at, (wall, boot) = began_boot(pid), now()
+    return None if at is None else wall - boot + at
+
+
+def began_boot(pid: int) -> float | None:
+    """Return when a process began, by the boot clock; None if it is not there."""
+    stat = _stat(pid)
+    return None if stat is None else stat[2] / os.sysconf("SC_CLK_TCK")
 
 
 def children() -> list[str]:

@@ -165,12 +165,12 @@ def _with_lease(asking: Asking, granted: Granted) -> Granted:
     Raises Failure where it has had that for as long as a rule allows.
     """
     lease = asking.request.promise.lease
+    now = proc.now()
     if asking.rules is None:
-        return granted._replace(lease=lease.begun(time.time()))
-    lease = quota.lease(lease, asking.rules).begun(time.time())
-    since = min(locked.lock.since for locked in granted.locked)
-    lease = quota.counted(lease, asking.rules, since)
-    if asking.rules.time and lease.until is not None and lease.until <= time.time():
+        return granted._replace(lease=lease.begun(now))
+    since = min((each.lock.taken for each in granted.locked), key=lambda taken: taken.boot)
+    lease = quota.counted(quota.lease(lease, asking.rules).begun(now), asking.rules, since, now)
+    if asking.rules.time and lease.until is not None and lease.until <= now.wall:
         raise Failure(notice.CannotProlong(asking.rules.time, lease.until))
     return granted._replace(lease=lease)
 
@@ -233,9 +233,9 @@ class Look:
         is_kept = False
         try:
             if held is None or is_sharers(held.name) != is_part:
-                since = held.since if held else None
+                taken = held.taken if held else None
                 locks = self._asking.locks
-                lock = locks.lock_device(device.uuid, share=is_part, held=held, since=since)
+                lock = locks.lock_device(device.uuid, share=is_part, held=held, taken=taken)
             if not isinstance(lock, Lock):
                 return self._of_others(device, lock, held)
             if held and (part_mib is None or policy.is_enough(held_mib, part_mib)):

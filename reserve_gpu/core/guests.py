@@ -8,10 +8,10 @@ ends when its holder's lease does: joining gives nobody more time.
 from __future__ import annotations
 
 import os
-import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
+from reserve_gpu import proc
 from reserve_gpu.calls import Late
 from reserve_gpu.core import environment
 from reserve_gpu.core.held import Guest, Held
@@ -19,11 +19,14 @@ from reserve_gpu.core.request import rules
 from reserve_gpu.errors import LockError, RequestError, own_line
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, LockDirectory
 from reserve_gpu.locks.holders import is_own_guest, place_of_host
-from reserve_gpu.model import NO_LEASE, Device, Holder, Lease, Promise, Reserved
+from reserve_gpu.model import NO_LEASE, Device, Holder, Instant, Lease, Promise, Reserved
 from reserve_gpu.notices import HAS_GONE, TIME_IS_OVER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from reserve_gpu.core import quota
+    from reserve_gpu.model import Record
 else:
     quota = Late("core.quota")  # which only rules need
 
@@ -40,39 +43,53 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
     }
     for device, host in host_of.items():
         there = directory.holders_of(device.uuid)
-        if not any((each.since, each.pid) == (host.since, host.pid) for each in there):
+        since = host.record.since
+        if not any((each.record.since, each.pid) == (since, host.pid) for each in there):
             raise RequestError(f"{HAS_GONE} {own_line('list')}")
-    # A guest's guest has joined the same as that one.
-    since = {device: host.record.guest_of or host.since or 0.0 for device, host in host_of.items()}
-    host, now = reserved.holder, time.time()
-    lease = _lease(host.record.promise.lease, min(since.values()), now)
-    if lease.until is not None and lease.until <= now and not lease.if_wanted:
+    host, now = reserved.holder, proc.now()
+    taken = {device: _taken(host.record, now) for device, host in host_of.items()}
+    lease = _lease(host.record.promise.lease, _first(taken.values()), now)
+    if lease.until is not None and lease.until <= now.wall and not lease.if_wanted:
         raise RequestError(TIME_IS_OVER)
     with ExitStack() as stack:  # all of them or none
         locks = {}
         for device in host_of:
-            lock = directory.acquire_guests(device.uuid, since[device])
+            lock = directory.acquire_guests(device.uuid, taken[device])
             locks[device.uuid] = lock
             stack.callback(lock.release)
         stack.pop_all()
     devices = environment.in_order(host_of, host.record.visible or "")
-    of = tuple(since[device] for device in devices)
+    of = tuple(taken[device].wall for device in devices)
     promise = Promise(host.record.promise.size, lease)
     return Held(devices, locks, promise, guest=Guest(of, host.name))
 
 
-def _lease(host: Lease, since: float, at: float) -> Lease:
+def _taken(host: Record, now: Instant) -> Instant:
+    """Return when the holder that a guest joins has taken a device, by its record.
+
+    A guest's guest has joined the same holder as that guest.
+    """
+    since = host.guest_of or host.since or 0.0
+    return host._replace(since=since).taken(now) or now
+
+
+def _first(taken: Iterable[Instant]) -> Instant:
+    return min(taken, key=lambda instant: instant.boot)
+
+
+def _lease(host: Lease, since: Instant, now: Instant) -> Lease:
     """Return until when a guest holds what it has joined: as long as its holder does.
 
     A rule counts from when the first holder took it, and is the guest's too. The rest is the
     holder's word, which others may have written, so that it ends no process. Idleness is the
     holder's affair: what its guests use is no idleness there.
     """
-    own = Lease(until=host.until, if_wanted=host.if_wanted)
+    host = host.at(now)
+    own = Lease(until=host.until, if_wanted=host.if_wanted, until_boot=host.until_boot)
     if (ruled := rules()) is None:
         return own
-    own = quota.lease(NO_LEASE if host.is_strict else own, ruled).begun(at)
-    return quota.counted(own, ruled, since)._replace(idle_s=None)
+    own = quota.lease(NO_LEASE if host.is_strict else own, ruled).begun(now)
+    return quota.counted(own, ruled, since, now)._replace(idle_s=None)
 
 
 def own_pids(held: Held) -> set[int]:
@@ -92,10 +109,11 @@ def prolonged(held: Held) -> Held | None:
     """Return what a guest holds where its holder has prolonged its lease. Raises LockError."""
     with LockDirectory() as directory, directory.mutex(BRIEF_LIMIT_S):
         hosts = [host for host in _hosts(held, directory) if host]
-    since = min(lock.since for lock in held.locks.values())
+    since, now = _first(lock.taken for lock in held.locks.values()), proc.now()
+    until = held.lease.at(now).until
     for host in hosts:
-        lease = _lease(host.record.promise.lease, since, time.time())
-        if lease.until and lease.until > (held.lease.until or lease.until):
+        lease = _lease(host.record.promise.lease, since, now)
+        if lease.until and lease.until > (until or lease.until):
             return held._replace(promise=held.promise._replace(lease=lease), overdue=None)
     return None
 

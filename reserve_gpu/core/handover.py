@@ -150,7 +150,7 @@ def _adopted(descriptor: int, name: str) -> Lock | None:
         is_that_file = files.is_current(descriptors.NONE, path, descriptor)
         if not is_that_file or kernel_device(descriptor) is None:
             return None
-        since = records.read(descriptor).since
+        taken = records.read(descriptor).taken(proc.now())
         descriptors.adopt(descriptor)
-        return Lock(descriptor, path, since=since)
+        return Lock(descriptor, path, taken)
     return None

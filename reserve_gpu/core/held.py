@@ -11,7 +11,7 @@ from reserve_gpu.errors import Failure
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import without_guests
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.model import Device, End, Fact, Holder, Lease, Promise, Request
+from reserve_gpu.model import Device, End, Fact, Holder, Instant, Lease, Promise, Request
 
 if TYPE_CHECKING:
     from reserve_gpu import notices as notice
@@ -85,12 +85,12 @@ class Held(NamedTuple):
         locks = self.locks.items()
         return {uuid: lock for uuid, lock in locks if os.path.dirname(lock.path) == directory}
 
-    def since_of(self, request: Request) -> float | None:
+    def since_of(self, request: Request) -> Instant | None:
         """Return when what is asked for was reserved, if it is held, or a part of it."""
         is_other = (self.part_mib is None) is not (request.part_mib is None)
         if is_other or not policy.kept(self.devices, request):
             return None
-        return min(lock.since for lock in self.locks.values())
+        return min((lock.taken for lock in self.locks.values()), key=lambda taken: taken.boot)
 
     def as_held(self, request: Request) -> Request:
         """Return a request that wishes for nothing particular as one for what is held.
@@ -164,10 +164,10 @@ class Held(NamedTuple):
         old = self.locks[device.uuid]
         new: Lock | Holder
         if self.guest:
-            new = directory.acquire_guests(device.uuid, old.since)
+            new = directory.acquire_guests(device.uuid, old.taken)
         else:
             new = directory.lock_device(
-                device.uuid, share=self.part_mib is not None, since=old.since
+                device.uuid, share=self.part_mib is not None, taken=old.taken
             )
         path = old.path if old.held() else None
         if not isinstance(new, Lock):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,7 +26,7 @@ from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE, LockDirectory
 from reserve_gpu.locks.holders import is_sharers
-from reserve_gpu.model import Holder, Row, State
+from reserve_gpu.model import Holder, Instant, Record, Row, State
 from reserve_gpu.notices import LeftRunning, Notice, UsedByOthers
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Left(NamedTuple):
 
     heir: the process that keeps it. kernel: the one that has ended; its memory may take the driver
     some seconds to free. connection_file: of the next one.
-    until: for how long it is kept, in seconds since the epoch.
+    until: for how long it is kept, in seconds since the epoch as the clock is set now.
     directory: of the locks. names: of the lock files, and since when each is locked.
     held: the rest.
     """
@@ -59,7 +58,7 @@ class Left(NamedTuple):
     connection_file: str
     until: float
     directory: str
-    names: tuple[tuple[str, float], ...]
+    names: tuple[tuple[str, Instant], ...]
     held: Held
 
 
@@ -73,19 +72,23 @@ def leave(owner: Owner, connection_file: str, seconds: float) -> None:
     held = owner.held
     if held is None or held.overdue is not None or (held.guest and guests.is_left(held)):
         return
-    until = min(time.time() + seconds, held.lease.until or inf)
+    now = proc.now()
+    until = min(now.wall + seconds, held.lease.at(now).until or inf)
+    end = now.later(until - now.wall)
     locks = [held.locks[device.uuid] for device in held.devices]
     left = {
         "kernel": os.getpid(),
-        "until": until,
+        "until": end.wall,
+        "until_boot": end.boot,
         "directory": os.path.dirname(locks[0].path),
-        "since": [lock.since for lock in locks],
+        "since": [lock.taken.wall for lock in locks],
+        "since_boot": [lock.taken.boot for lock in locks],
         **handover.described(held),
     }
     numbers = [lock.descriptor for lock in locks]
-    words = [*heir.WORDS, connection_file, repr(until - time.time())]
+    words = [*heir.WORDS, connection_file, repr(end.wall - now.wall)]
     alarm.leave(words, numbers, {heir.LEFT: json.dumps(left)})
-    owner.become(held._replace(kept_until=until))
+    owner.become(held._replace(kept_until=end.wall))
 
 
 def take_over(owner: Owner, connection_file: str | None) -> list[Notice]:
@@ -162,7 +165,7 @@ def _taken(left: Left, directory: LockDirectory) -> Held | None:
     is_kept = all(file and proc.has_locked(left.heir, file) for file in there)
     if not end(left) or not is_kept:
         return None
-    return left.held.with_locks(_acquired(directory, name, since) for name, since in left.names)
+    return left.held.with_locks(_acquired(directory, name, taken) for name, taken in left.names)
 
 
 def end(left: Left, uid: int | None = None) -> bool:
@@ -178,10 +181,10 @@ def end(left: Left, uid: int | None = None) -> bool:
     return False
 
 
-def _acquired(directory: LockDirectory, name: str, since: float) -> Lock | None:
+def _acquired(directory: LockDirectory, name: str, taken: Instant) -> Lock | None:
     """Lock the file; the kernel that has left it may be ending just now."""
     mode = OWN_MODE if is_sharers(name) else OTHERS_MODE
-    return calls.wait_for(lambda: directory.acquire(name, mode, since), ENDS_S, POLL_S)
+    return calls.wait_for(lambda: directory.acquire(name, mode, taken), ENDS_S, POLL_S)
 
 
 def _read(pid: int, connection_file: str) -> Left:
@@ -192,13 +195,20 @@ def _read(pid: int, connection_file: str) -> Left:
     (left,) = (variable for variable in variables if variable.startswith(mark))
     fields = foreign.parsed(left[len(mark) :])
     names = [os.path.basename(name) for _, name, *_ in fields["locks"]]
-    since = map(foreign.number, fields["since"])
+    now = proc.now()
+    boots = fields.get("since_boot") or [None] * len(names)  # older versions leave none
+    taken = (
+        Record(since=foreign.number(wall), since_boot=boot and foreign.number(boot)).taken(now)
+        or now
+        for wall, boot in zip(fields["since"], boots, strict=True)
+    )
+    until, until_boot = foreign.number(fields["until"]), fields.get("until_boot")
     return Left(
         heir=pid,
         kernel=foreign.pid(fields["kernel"]),
         connection_file=connection_file,
-        until=foreign.number(fields["until"]),
+        until=until + now.clock_set_s(until, until_boot and foreign.number(until_boot)),
         directory=foreign.text(fields["directory"], LIMIT),
-        names=tuple(zip(names, since, strict=True)),
+        names=tuple(zip(names, taken, strict=True)),
         held=handover.held_of(fields),
     )

@@ -11,7 +11,7 @@ from reserve_gpu.core import features
 from reserve_gpu.errors import Failure
 from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import device_of, lock_name
-from reserve_gpu.model import Device, Fault, Holder, Lease, Request, Row, Rules, State
+from reserve_gpu.model import Device, Fault, Holder, Instant, Lease, Request, Row, Rules, State
 from reserve_gpu.notices import CannotProlong, EndsAnyway, Shortened, TooLong, TooMany
 
 if TYPE_CHECKING:
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 
 
 def allowed(
-    request: Request, ruled: Rules, held: Lease, since: float | None, at: float
+    request: Request, ruled: Rules, held: Lease, since: Instant | None, now: Instant
 ) -> tuple[Request, list[Shortened]]:
     """Return the request as the rules allow it, and what to say about that.
 
     held, since: the lease of what is asked for and when it was reserved, None for what is not held
-    yet. at: this moment.
+    yet. now: this instant.
     Raises Failure for what they never let anybody of this user have, RequestError for an end that
     no feature would see to.
     """
-    _require_lease(request.promise.lease, ruled, at)
+    _require_lease(request.promise.lease, ruled, now.wall)
     features.require_end(lease(request.promise.lease, ruled))
     if since is None or not request.promise.lease.has_end:
         return request, []
     is_asked = request.promise.lease.lasts_s is not None or request.promise.lease.until is not None
-    ends = lease(held.changed_by(request.promise.lease.begun(at)), ruled).begun(at)
+    ends = lease(held.at(now).changed_by(request.promise.lease.begun(now)), ruled).begun(now)
     stays = held.until is not None and not is_asked
-    last = counted(ends, ruled, since)
+    last = counted(ends, ruled, since, now)
     if not ruled.time or stays or last == ends:
         return _with_lease(request, ends), []
-    if last.until is None or last.until <= at:
-        raise Failure(CannotProlong(ruled.time, since + ruled.time.value))
+    if last.until is None or last.until <= now.wall:
+        raise Failure(CannotProlong(ruled.time, since.at(now).later(ruled.time.value).wall))
     return _with_lease(request, last), [Shortened(ruled.time, last.until)] if is_asked else []
 
 
-def counted(ends: Lease, ruled: Rules, since: float) -> Lease:
+def counted(ends: Lease, ruled: Rules, since: Instant, now: Instant) -> Lease:
     """Return a lease that has begun, counted from when the devices were reserved.
 
     The rule's time counts from the start: else who prolongs it each day, or takes one more to it,
@@ -51,7 +51,8 @@ def counted(ends: Lease, ruled: Rules, since: float) -> Lease:
     """
     if ends.until is None or not ruled.time:
         return ends
-    return ends._replace(until=min(ends.until, since + ruled.time.value))
+    latest = since.at(now).later(ruled.time.value)
+    return ends if ends.until <= latest.wall else ends.ending(latest)
 
 
 def lease(asked: Lease, ruled: Rules) -> Lease:

@@ -70,7 +70,7 @@ def reserve(
     inherited.require_absolute(request.devices, session.variables.inherited())
     if ruled := rules():
         request, more = quota.allowed(
-            request, ruled, session.now.lease, session.now.since_of(request), time.time()
+            request, ruled, session.now.lease, session.now.since_of(request), proc.now()
         )
         notices += [*ruled.problems, *more]
     require_settings(request)

@@ -60,7 +60,7 @@ class Reservation(Answered):
     @property
     def lease(self) -> Lease:
         """Return until when it lasts, as long as it does."""
-        return session().promise_of(self).lease
+        return session().promise_of(self).lease.at(proc.now())
 
     def release(self) -> None:
         """Release the devices and give the variables the values that they had before."""
@@ -391,7 +391,7 @@ class Session(Executor):
     def _prolong(self, held: Held, lease: Lease) -> Held:
         """Hold what is held by this lease too, if it says anything."""
         if lease.has_end:
-            lease = held.lease.changed_by(lease.begun(time.time()))
+            lease = held.lease.changed_by(lease.begun(proc.now()))
             promise = held.promise._replace(lease=lease)
             held = held._replace(promise=promise, overdue=None)
             self.become(held, renew_lease=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from reserve_gpu.model import Holder, Ticket
+    from reserve_gpu.model import Holder, Instant, Ticket
 
 NAME = "reserve_gpu"
 # Machine-wide places, best first. /tmp is last: a service with PrivateTmp has one of its own.
@@ -124,11 +124,11 @@ class LockDirectory:
             return Lock(descriptor, path)
 
     def acquire(
-        self, name: str, mode: int = OTHERS_MODE, since: float | None = None
+        self, name: str, mode: int = OTHERS_MODE, taken: Instant | None = None
     ) -> Lock | None:
         """Lock the file of that name, made if it is not there; None if somebody has it locked.
 
-        since: of the lock in whose place this one comes. Raises LockError.
+        taken: of the lock in whose place this one comes. Raises LockError.
         """
         path = f"{self.path}/{name}"
         if "/" in name or name.startswith("."):  # UUIDs come from the driver
@@ -143,7 +143,7 @@ class LockDirectory:
                     return None
                 # Somebody may have replaced the file before it was locked.
                 if files.is_current(self.descriptor, name, descriptor):
-                    lock = Lock(descriptor, path, since)
+                    lock = Lock(descriptor, path, taken)
                     return lock
             finally:
                 if lock is None:
@@ -151,42 +151,42 @@ class LockDirectory:
         raise LockError(f"Other processes replace {path} again and again.")
 
     def lock_device(
-        self, uuid: str, *, share: bool, held: Lock | None = None, since: float | None = None
+        self, uuid: str, *, share: bool, held: Lock | None = None, taken: Instant | None = None
     ) -> Lock | Holder:
         """Lock a device, whole or as a sharer, or return who has it; under the mutex.
 
         held: the lock that this process has on the device already, which does not count against it.
-        since: of the lock in whose place the new one comes. Raises LockError.
+        taken: of the lock in whose place the new one comes. Raises LockError.
         """
         name, prefix = lock_name(uuid), _share_prefix(uuid)
         held_names = {held.name} if held else set()
         if name in held_names:  # it is held whole, and others are to be let in
-            return self.acquire_own(prefix, since)
-        whole = self.acquire(name, since=since)
+            return self.acquire_own(prefix, taken)
+        whole = self.acquire(name, taken=taken)
         if whole is None:
             return self.holders.of(name)
         with ExitStack() as stack:
             stack.callback(whole.release)
             if share:
-                return self.acquire_own(prefix, since)
+                return self.acquire_own(prefix, taken)
             sharers = map(self.holders.of, self._living(prefix, held_names))
             # Guests of the reservation in whose place this one comes are no others.
-            own = () if since is None else (since,)
+            own = () if taken is None else (taken.wall,)
             others = (each for each in sharers if not is_own_guest(each, own))
             if (other := next(others, None)) is not None:
                 return other
             stack.pop_all()
             return whole
 
-    def acquire_guests(self, uuid: str, since: float) -> Lock:
+    def acquire_guests(self, uuid: str, taken: Instant) -> Lock:
         """Lock a sharer's file of the device for a guest; under the mutex. Raises LockError.
 
-        since: of the lock of the holder that it joins.
+        taken: of the lock of the holder that it joins.
         """
-        return self.acquire_own(_share_prefix(uuid), since)
+        return self.acquire_own(_share_prefix(uuid), taken)
 
     def acquire_own(
-        self, prefix: str, since: float | None = None, besides: Sequence[str] = ()
+        self, prefix: str, taken: Instant | None = None, besides: Sequence[str] = ()
     ) -> Lock:
         """Lock a file of this user's own, `PREFIX-UID-N.lock`; under the mutex. Raises LockError.
 
@@ -201,7 +201,7 @@ class LockDirectory:
                 continue
             if living + len(besides) >= MOST_OF_ONE_USER:
                 break
-            if lock := self.acquire(name, OWN_MODE, since):
+            if lock := self.acquire(name, OWN_MODE, taken):
                 names.add(name)
                 return lock
             living += 1
@@ -218,7 +218,8 @@ class LockDirectory:
     def left_tickets(self, for_s: float) -> list[Ticket]:
         """Return the tickets that processes of this user have left for so long; under the mutex.
 
-        Those that have got what they waited for leave nothing in their files.
+        Those that have got what they waited for leave nothing in their files. Only the file's ctime
+        tells when that was, so if the wall clock is set meanwhile, the place may be lost.
         """
         names = (_own_name(QUEUE, os.geteuid(), number) for number in range(MOST_OF_ONE_USER))
         there = (name for name in names if name in self.holders.names)
@@ -228,7 +229,7 @@ class LockDirectory:
         status = files.status_of(self.descriptor, name)
         if status is None or not status.st_size or files.is_others(self.descriptor, name):
             return False
-        return 0 <= time.time() - status.st_ctime < for_s and not self._is_held(name)
+        return abs(time.time() - status.st_ctime) < for_s and not self._is_held(name)
 
     def holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Return the holders of a device, several if they share it; under the mutex."""

@@ -7,7 +7,6 @@ namespaces. Another process has written the record, so it is read with suspicion
 from __future__ import annotations
 
 import errno
-import math
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,8 @@ from reserve_gpu.model import Asks, Holder, Record, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    from reserve_gpu.model import Instant
 
 SHARE = ".share"  # in the name of a sharer's file: UUID.share-UID-N.lock
 # A file that was changed no later than this after its record was only written: no cell has ended.
@@ -104,7 +105,8 @@ class Holders:
         if pid is None and proc.sees_all_locks():  # the list was no snapshot, and has missed it
             self._pids = None
             pid = self._pid(status)
-        return named(record, _keeper(pid, status) if pid else None, status.st_mtime)
+        keeper = _keeper(pid, status, record.written_boot) if pid else None
+        return named(record, keeper, status.st_mtime)
 
     def fields(self, name: str) -> dict[str, Any]:
         """Return the fields of a record, unchecked; none if the file can't be opened."""
@@ -176,7 +178,7 @@ def place_of_host(since: float | None, uid: int | None, holders: Sequence[Holder
     """
     if since is None or uid is None:
         return None
-    hosts = ((each.record.guest_of, each.since, each.uid) for each in holders)
+    hosts = ((each.record.guest_of, each.record.since, each.uid) for each in holders)
     return next((at for at, host in enumerate(hosts) if host == (None, since, uid)), None)
 
 
@@ -185,10 +187,30 @@ def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
 
     changed: the time stamp of the record's file, which the extension renews after each cell.
     """
-    is_renewed = record.written is not None and record.written < changed - WRITING_S
+    now = proc.now()
     is_elsewhere = pid is None and record.who.namespace not in (None, proc.pid_namespace())
-    last_cell = changed if is_renewed else None
-    return Holder(record, pid, elsewhere=is_elsewhere, last_cell=last_cell)
+    return Holder(
+        record.at(now),
+        pid,
+        elsewhere=is_elsewhere,
+        last_cell=_last_cell(record, changed, now),
+        clock_set_s=0.0
+        if record.since is None
+        else now.clock_set_s(record.since, record.since_boot),
+    )
+
+
+def _last_cell(record: Record, changed: float, now: Instant) -> float | None:
+    """Return when the holder last ended a cell, by the wall clock as that is set now.
+
+    If that clock was set after the record was written, the stamp may be from before or from after:
+    the later one counts, as nothing is to look idle for longer than it is.
+    """
+    if record.written is None or abs(changed - record.written) <= WRITING_S:
+        return None
+    set_s = now.clock_set_s(record.written, record.written_boot)
+    possible = [at for at in (changed, changed + set_s) if at <= now.wall + WRITING_S]
+    return max(possible, default=changed)
 
 
 def _of_nothing_shared(record: Record) -> Record:
@@ -208,21 +230,30 @@ def _locking_pids() -> dict[str, int]:
     return pids
 
 
-def _keeper(pid: int, file: os.stat_result) -> int | None:
+def _keeper(pid: int, file: os.stat_result, written_boot: float | None = None) -> int | None:
     """Return the process that keeps a lock: the one that took it, or one that it left running.
+
+    written_boot: when the record was written, by the boot clock, as its writer says; None if not.
 
     What a command of `reserve-gpu run` leaves in the background has its descriptors. By then the
     number of the one that took it may be another process's. What a process has open tells, where
     that can be seen; else one that has begun after the lock is another: the file was changed last
-    by its holder, and its ctime can't be set back.
+    by its holder, and its ctime can't be set back. After the wall clock was set forward the record
+    has to do: whoever could write another time into it could also renew the ctime.
     """
     if proc.shows_files(pid):
         is_keeper = proc.has_locked(pid, file)
     else:
-        is_keeper = (proc.began(pid) or math.inf) <= file.st_ctime + CLOCK_S
+        began, began_boot = proc.began(pid), proc.began_boot(pid)
+        is_keeper = _is_before(began, file.st_ctime) or _is_before(began_boot, written_boot)
     if is_keeper:
         return pid
     for other in filter(str.isdecimal, os.listdir("/proc")):
         if proc.has_locked(other, file):
             return int(other)
     return None if proc.began(pid) else pid
+
+
+def _is_before(began: float | None, at: float | None) -> bool:
+    """Return whether a process began before a moment of the same clock; False if not known."""
+    return began is not None and at is not None and began <= at + CLOCK_S

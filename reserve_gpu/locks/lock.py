@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from reserve_gpu import proc
 from reserve_gpu.errors import LockError
 from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 
 if TYPE_CHECKING:
-    from reserve_gpu.model import Record
+    from reserve_gpu.model import Instant, Record
 
 with suppress(ImportError):  # Windows, where nothing can be reserved
     import fcntl
@@ -30,16 +30,20 @@ HIGH = 100  # scripts use the descriptors below it, as in `exec 5>log`
 class Lock:
     """A lock that this process has, until it is released or the process ends.
 
-    descriptor: of the locked file. path: of that file. since: when it was taken, in seconds since
-    the epoch.
+    descriptor: of the locked file. path: of that file. taken: when it was taken.
     """
 
-    def __init__(self, descriptor: int, path: str, since: float | None = None) -> None:
+    def __init__(self, descriptor: int, path: str, taken: Instant | None = None) -> None:
         self.path = path
         self.descriptor = descriptor
-        self.since = since or time.time()
+        self.taken = taken or proc.now()
         self._opening = descriptors.opening(descriptor)
         self._pid = os.getpid()
+
+    @property
+    def since(self) -> float:
+        """Return when it was taken, by the wall clock of that time: guests know it by this."""
+        return self.taken.wall
 
     @property
     def name(self) -> str:
@@ -54,8 +58,10 @@ class Lock:
         """
         if not self.held():
             return None
-        now = time.time()
-        return records.write(self.descriptor, record._replace(since=self.since, written=now))
+        now = proc.now()
+        record = record._replace(since=self.taken.wall, since_boot=self.taken.boot)
+        record = record._replace(written=now.wall, written_boot=now.boot)
+        return records.write(self.descriptor, record)
 
     def stamp(self, nanoseconds: int | None = None) -> None:
         """Set the time of the file's last change: to now, or to that time since the epoch."""

@@ -75,4 +75,5 @@ def fields(descriptor: int) -> dict[str, Any]:
 
 
 def _without_times(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in said.items() if name not in ("since", "written")}
+    times = ("since", "written", "since_boot", "written_boot")
+    return {name: value for name, value in said.items() if name not in times}

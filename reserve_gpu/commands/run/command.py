@@ -72,7 +72,10 @@ def set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
     if lease.until is None or not (is_timed or lease.end_kernel):
         return
     try:
-        alarm.start(lease.until)
+        if lease.until_boot is None:
+            alarm.start(lease.until)
+        else:
+            alarm.start(lease.until_boot, clock=time.CLOCK_BOOTTIME)
     except OSError as error:
         reason = shown(str(error))
         raise CommandError(f"The command can't be ended at its time: {reason}.") from error

@@ -8,14 +8,15 @@ import re
 import time
 from contextlib import suppress
 from datetime import datetime
+from math import inf
 from typing import TYPE_CHECKING
 
-from reserve_gpu import programs, settings, this_process
+from reserve_gpu import proc, programs, settings, this_process
 from reserve_gpu.core import process_end
 from reserve_gpu.core.feature import Feature, Owner
 from reserve_gpu.errors import shell_line
 from reserve_gpu.features.job import no_gpu
-from reserve_gpu.model import End
+from reserve_gpu.model import NO_LEASE, End
 
 if TYPE_CHECKING:
     from reserve_gpu.core.held import Change
@@ -27,6 +28,7 @@ JOB, JOB_END = "SLURM_JOB_ID", "SLURM_JOB_END_TIME"  # the second since Slurm 23
 # An end can be moved: it is asked for before the first warning, and then more and more often.
 FIRST_LOOK_S, LEAST_PAUSE_S = 660.0, 15.0
 UNKNOWN_S = 600.0  # until the next look where Slurm tells no end
+LONGEST_PAUSE_S = 60.0  # within it a wall clock that was set is noticed
 SPARE_S = 5.0  # between what is called before the end, and the end
 
 
@@ -37,8 +39,8 @@ class Job(Feature):
         super().__init__(owner)
         self._job, told = os.environ.get(JOB, ""), os.environ.get(JOB_END, "")
         self._end = float(told) if re.fullmatch(r"\d{1,11}", told) else None
-        self._own: float | None = None  # until when it is to be held by a person's word
-        self._began, self._next_look = time.time(), 0.0
+        self._own = NO_LEASE  # with the end of a person's word
+        self._began, self._looked_at = proc.now(), -inf  # by time.monotonic()
         self._say = logging.getLogger("reserve_gpu").warning
         self._saved = 0.0  # the end before which functions have been called
 
@@ -51,12 +53,14 @@ class Job(Feature):
     def limited(self, lease: Lease) -> Lease:
         """Return the lease with the job's end, if that comes first."""
         if not lease.is_jobs:
-            self._own = lease.until
+            self._own = lease
         if self._end is None:
             return lease
-        if self._own is not None and self._own <= self._end:
-            return lease._replace(until=self._own, is_jobs=False)
-        return lease._replace(until=self._end, is_jobs=True)
+        own = self._own.at(proc.now()).until
+        if own is not None and own <= self._end:
+            until, until_boot = self._own.until, self._own.until_boot
+            return lease._replace(until=until, until_boot=until_boot, is_jobs=False)
+        return lease._replace(until=self._end, until_boot=None, is_jobs=True)
 
     def changed(self, change: Change) -> None:
         """End the process where its job was started for it alone, and would hold the GPU on."""
@@ -66,13 +70,13 @@ class Job(Feature):
 
     def step(self) -> float | None:
         """Ask again for the end now and then, and call what is to be called before it."""
-        held, known = self.owner.held, self._end
+        held = self.owner.held
         if not (self._job and held):
             return None
         self._look()
-        if self._end != known:
+        if self.limited(held.lease) != held.lease:  # the end was moved, or the wall clock was set
             self.owner.become(held)
-        return max(0.0, min(self._next_look, self._save()) - time.time())
+        return max(0.0, min(self._look_in_s(), self._save_in_s(), LONGEST_PAUSE_S))
 
     def released(self) -> str:
         """Say that Slurm knows nothing of it."""
@@ -84,28 +88,43 @@ class Job(Feature):
         """Return what helps where the job has no GPU."""
         return no_gpu.explained(error)
 
-    def _save(self) -> float:
-        """Call what is to be called before the end, if that is due; returns when it will be."""
-        ends, end = process_end.of_this_process(), self._end
+    def _save_in_s(self) -> float:
+        """Call what is to be called before the end, if that is due.
+
+        Returns the seconds until it is.
+        """
+        ends, end, now = process_end.of_this_process(), self._end, proc.now()
         if end is None or not ends.longest_s or end <= self._saved:
-            return self._next_look
-        due = end - min(ends.longest_s + SPARE_S, (end - self._began) / 2)
-        if time.time() >= due:
+            return inf
+        left_s = end - now.wall
+        whole_s = left_s + now.boot - self._began.boot
+        due_s = left_s - min(ends.longest_s + SPARE_S, whole_s / 2)
+        if due_s <= 0:
             self._saved = end
             ends.save(self._say)
-        return due
+        return due_s
+
+    def _look_in_s(self) -> float:
+        """Return the seconds until Slurm is to be asked again; 0 or less if that is due.
+
+        The end is a moment of Slurm's controller, so it goes by the wall clock. The time since the
+        last look does not: the wall clock may have been set meanwhile.
+        """
+        passed_s = time.monotonic() - self._looked_at
+        if self._end is None or passed_s == inf:
+            return UNKNOWN_S - passed_s
+        left_s = self._end - time.time()
+        if left_s > FIRST_LOOK_S:
+            return left_s - FIRST_LOOK_S
+        is_first = left_s + passed_s > FIRST_LOOK_S
+        return 0.0 if is_first else max(LEAST_PAUSE_S, left_s / 3) - passed_s
 
     def _look(self) -> None:
         """Ask Slurm for the end, if that is due; where it does not answer, the last one counts."""
-        now = time.time()
-        if now < self._next_look:
+        if self._look_in_s() > 0:
             return
-        self._next_look = now + UNKNOWN_S
+        self._looked_at = time.monotonic()
         squeue = ("squeue", "--noheader", "--jobs", self._job, "--format=%e")
         said = programs.output(squeue, no_gpu.LIMIT_S, SLURM_TIME_FORMAT="standard")
         with suppress(ValueError, OverflowError):
             self._end = datetime.fromisoformat(said.strip()).timestamp()
-        if self._end is not None:
-            left_s = self._end - now
-            near_s = max(LEAST_PAUSE_S, left_s / 3)
-            self._next_look = now + (left_s - FIRST_LOOK_S if left_s > FIRST_LOOK_S else near_s)

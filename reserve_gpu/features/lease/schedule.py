@@ -4,12 +4,12 @@ from math import inf
 from typing import NamedTuple
 
 from reserve_gpu.features.lease.lease_notices import Action
-from reserve_gpu.model import Lease
+from reserve_gpu.model import Instant, Lease
 
 # So long before the end people are warned; what lasts for less than SHORT_S has times of its own.
 FIRST_S, LAST_S, LAST_OF_SHORT_S = 600.0, 60.0, 15.0
 SHORT_S = 240.0
-LONGEST_PAUSE_S = 60.0  # at most so long after a machine has slept its clock is looked at
+LONGEST_PAUSE_S = 60.0  # within it a suspension, or a wall clock that was set, is noticed
 WANTED_S = 2.0  # between two looks at whether somebody waits
 CHILD_S = 2.0  # between two looks at whether a child still uses a device
 
@@ -23,6 +23,7 @@ class Circumstances(NamedTuple):
     now: in seconds since the epoch. idle_s: for how long nothing has used the devices.
     is_running: a cell runs. is_wanted: somebody waits for a device. has_cuda: CUDA has started.
     has_child: a process that was started from here uses a device.
+    boot: now by the boot clock.
     """
 
     now: float
@@ -31,6 +32,12 @@ class Circumstances(NamedTuple):
     is_wanted: bool = False
     has_cuda: bool = False
     has_child: bool = False
+    boot: float = 0.0
+
+    @property
+    def instant(self) -> Instant:
+        """Return this instant by both clocks."""
+        return Instant(self.now, self.boot)
 
 
 class Step(NamedTuple):
@@ -46,7 +53,8 @@ class Step(NamedTuple):
 
 def end(lease: Lease, seen: Circumstances) -> float:
     """Return the moment at which the lease ends if nothing happens, in seconds since the epoch."""
-    moments = [lease.until] if lease.until is not None else []
+    until = lease.at(seen.instant).until
+    moments = [] if until is None else [until]
     if lease.idle_s is not None:
         moments.append(seen.now + lease.idle_s - seen.idle_s)
     return min(moments, default=inf)
@@ -60,9 +68,9 @@ def is_over(lease: Lease, seen: Circumstances) -> bool:
 def step(lease: Lease, began: float, seen: Circumstances) -> Step:
     """Return what is due now.
 
-    began: when the lease began, in seconds since the epoch.
+    began: when the lease began, by the wall clock as that is set now.
     """
-    at = end(lease, seen)
+    lease, at = lease.at(seen.instant), end(lease, seen)
     if not is_over(lease, seen):
         return _ahead(lease, at, began, seen.now)
     if lease.is_jobs and not lease.is_by_idleness(at):  # the batch system ends it, at its time

@@ -1,8 +1,9 @@
 """Follows the lease of what this process holds: warns of its end, and ends it.
 
-Two clocks count. A moment (`--for`, `--until`) is one of the clock on the wall, which others read,
-so a machine that has slept past it finds the lease over. Idleness is counted by the clock that
-stands still while the machine sleeps: that night nobody has let a GPU lie idle.
+Three clocks count. A moment (`--until 18:00`) is one of the wall clock. A duration (`--for 4h`)
+counts by the boot clock, which nobody sets, and which goes on while the machine is suspended: see
+`Lease.at`. Idleness counts by the monotonic clock, which stands still during a suspension: nobody
+left a GPU idle then.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class LeaseTimer(Feature):
         super().__init__(owner)
         self.display = lease_line.LeaseLine()
         self._held: Held | None = None  # whose lease is followed
-        self._done: tuple[Action, bool] | None = None  # the last act, and whether by idleness
-        self._began = self._looked_at = time.time()
+        # The last act, whether by idleness, and the end by the wall clock as that was set then.
+        self._done: tuple[Action, bool, float | None] | None = None
+        self._began, self._looked_at = proc.now(), time.time()
         self._used = self._next_look = time.monotonic()
         self._heartbeats: dict[str, int] = {}  # the first one seen of each who waits
 
@@ -72,9 +74,9 @@ class LeaseTimer(Feature):
         if self._held:
             _watch_cells()
             cells().listeners.append(self.owner.wake)
-            self._began = self._looked_at = time.time()
+            self._began, self._looked_at = proc.now(), time.time()
             self._used = self._next_look = time.monotonic()
-            self._show(self._held, Action.LAST, self._began)
+            self._show(self._held, Action.LAST, self._began.wall)
 
     def step(self) -> float | None:
         """Do what is due; returns the seconds until the next look, None where nothing follows."""
@@ -109,7 +111,7 @@ class LeaseTimer(Feature):
             if is_over:
                 has_cuda = environment.cuda_started()
                 seen = seen._replace(is_wanted=is_wanted, has_cuda=has_cuda, has_child=has_child)
-            due = self._do_once(held, schedule.step(held.lease, self._began, seen))
+            due = self._do_once(held, self._due(held, seen))
         if due.action is Action.RELEASE:
             due = self._release_hidden(held, due, seen)
         if due.pause_s is None or held.lease.idle_s is None:
@@ -125,14 +127,15 @@ class LeaseTimer(Feature):
         seen = seen._replace(has_cuda=has_cuda, has_child=has_child)
         if seen.has_cuda or seen.has_child:
             seen = seen._replace(is_running=False, is_wanted=True)
-            return self._do_once(held, schedule.step(held.lease, self._began, seen))
+            return self._do_once(held, self._due(held, seen))
         self.owner.let_go()
         return due
 
     def _do_once(self, held: Held, due: Step) -> Step:
         """Do what has become due, if that was not done before; returns it."""
         action, at, _ = due
-        act = action, held.lease.is_by_idleness(at)
+        lease = held.lease.at(proc.now())
+        act = action, lease.is_by_idleness(at), lease.until
         if act == self._done:
             return due
         self._done = act
@@ -149,8 +152,8 @@ class LeaseTimer(Feature):
 
     def _show(self, held: Held, action: Action, at: float) -> None:
         children = proc.children() if action is Action.RELEASE else ()
-        is_guest = held.guest is not None
-        self.display.show(LeaseNotice(action, held.devices, held.lease, at, children, is_guest))
+        lease, is_guest = held.lease.at(proc.now()), held.guest is not None
+        self.display.show(LeaseNotice(action, held.devices, lease, at, children, is_guest))
 
     def show(self) -> None:
         """Show until when it is held, if that ends."""
@@ -161,7 +164,11 @@ class LeaseTimer(Feature):
         """Return what the next cell has to tell; what is overdue, again and again."""
         held = self.owner.held
         if held and held.overdue is not None:
-            self._show(held, Action.MARK_OVERDUE, held.overdue)
+            # The wall clock may have been set since.
+            end = (
+                None if held.lease.is_by_idleness(held.overdue) else held.lease.at(proc.now()).until
+            )
+            self._show(held, Action.MARK_OVERDUE, held.overdue if end is None else end)
         return self.display.take_notices()
 
     def _go_on(self, lease: Lease) -> None:
@@ -172,7 +179,11 @@ class LeaseTimer(Feature):
     # -- what is seen ------------------------------------------------------------------------------
 
     def _see(self) -> Circumstances:
-        return Circumstances(time.time(), self._idle_s(), cells().is_running)
+        wall, boot = proc.now()
+        return Circumstances(wall, self._idle_s(), cells().is_running, boot=boot)
+
+    def _due(self, held: Held, seen: Circumstances) -> Step:
+        return schedule.step(held.lease, self._began.at(seen.instant).wall, seen)
 
     def _idle_s(self) -> float:
         """Return for how long no cell has run, and no process of this one has used a device."""

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import time
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -156,7 +157,7 @@ def test_the_end_is_moved_below_a_person_s(batch: Batch) -> None:
     assert own
     for moved, expected in ((own - 3600, own - 3600), (end, own)):
         batch.ends(moved := float(int(moved)))
-        feature(Job)._next_look = 0.0
+        feature(Job)._looked_at = -inf
         step()
         assert until() == pytest.approx(expected, abs=1)
         assert reserve_gpu.current().lease.is_jobs == (moved != end)  # type: ignore[union-attr]
@@ -170,7 +171,7 @@ def test_it_is_asked_again(batch: Batch, left_s: float, pause_s: float) -> None:
     reserve_gpu.reserve()
     step()
     assert len(batch.calls("squeue")) == 1
-    assert feature(Job)._next_look - time.time() == pytest.approx(pause_s, abs=10)
+    assert feature(Job)._look_in_s() == pytest.approx(pause_s, abs=10)
 
 
 @LEASE

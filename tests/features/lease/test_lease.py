@@ -284,9 +284,10 @@ def test_it_is_prolonged(here: Here) -> None:
 def test_terms_are_added_to(here: Here) -> None:
     """What is said later counts, and what is not said stays."""
     first = reserve_gpu.reserve(for_="1h", if_wanted=True)
-    until = first.lease.until
+    lease = first.lease
     reserve_gpu.reserve(idle="2h")
-    assert first.lease == Lease(until=until, idle_s=7200, if_wanted=True)
+    assert first.lease == lease._replace(idle_s=7200)
+    assert lease == Lease(until=lease.until, until_boot=lease.until_boot, if_wanted=True)
 
 
 def test_a_larger_part_ends_as_before(here: Here) -> None:

@@ -13,7 +13,7 @@ from reserve_gpu import RequestError, rules
 from reserve_gpu.core import quota
 from reserve_gpu.core.request import parse
 from reserve_gpu.errors import Failure
-from reserve_gpu.model import NO_LEASE
+from reserve_gpu.model import NO_LEASE, Instant, Lease
 from reserve_gpu.report.messages import say
 from tests.reserving import got
 from tests.test_rules import ENDS
@@ -98,24 +98,26 @@ def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> Non
     """Who asks again later gets no more than the rule's time from when it was reserved."""
     here.rules.write_text(ENDS)
     found = rules.read(str(here.rules))
-    now = 1_800_000_000.0
+    now = Instant(1_800_000_000.0, 500_000.0)
     request = parse(None, for_="20h")
-    for since, last in ((now, now + 72000), (now - 36000, now + 50400)):
+    for since, last in ((now, 72000), (now.later(-36000), 50400)):
         allowed, texts = quota.allowed(request, found, NO_LEASE, since, now)
-        assert allowed.promise.lease.until == last
-        assert allowed.promise.lease.idle_s == 7200
+        assert allowed.promise.lease == Lease(
+            until=now.wall + last, until_boot=now.boot + last, idle_s=7200
+        )
         assert bool(texts) is (since < now)
     with pytest.raises(Failure) as caught:
-        quota.allowed(request, found, NO_LEASE, now - 90000, now)
+        quota.allowed(request, found, NO_LEASE, now.later(-90000), now)
     assert "can't be prolonged" in say(caught.value.reason)
-    allowed, texts = quota.allowed(parse(None, idle="1h"), found, NO_LEASE, now - 36000, now)
+    since = now.later(-36000)
+    allowed, texts = quota.allowed(parse(None, idle="1h"), found, NO_LEASE, since, now)
     assert (allowed.promise.lease.until, allowed.promise.lease.idle_s, texts) == (
-        now + 50400,
+        now.wall + 50400,
         3600,
         [],
     )
     bare = parse(None)
-    assert quota.allowed(bare, found, NO_LEASE, now - 90000, now) == (bare, [])
+    assert quota.allowed(bare, found, NO_LEASE, now.later(-90000), now) == (bare, [])
 
 
 def test_prolonging_where_no_rule_ends_it(here: Here) -> None:
