@@ -196,7 +196,7 @@ class Nvml:
         """Return the processes that use each device, in one reading.
 
         These are compute processes, MPS clients, and graphics processes with more memory than a
-        desktop has. There are none if the driver does not answer.
+        desktop has. If the driver does not answer, the result is empty.
         """
         for device in devices:
             if isinstance(device, Device):

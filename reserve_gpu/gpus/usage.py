@@ -54,10 +54,10 @@ def graphics_limit_mib(total_mib: float | None, idle_mib: float | None = None) -
 def split_graphics(
     processes: Sequence[Process], total_mib: float | None, idle_mib: float | None = None
 ) -> tuple[list[Process], list[Process]]:
-    """Split the processes on a device into those that use it and those that only draw a desktop.
+    """Return the processes that use a device, and apart from them the processes of a desktop.
 
-    Graphics processes use the device if they hold more together than `graphics_limit_mib`: then
-    the largest ones do, until the rest is within the limit.
+    If graphics processes together hold more than `graphics_limit_mib`, the largest of them use the
+    device, until the rest is within the limit.
 
     Args:
         processes: The processes of all kinds on the device.

@@ -213,7 +213,7 @@ def note(holder: Holder) -> Line:
 def users(processes: Sequence[Process], *, has_kind: bool = True) -> str:
     """Return `bob, python (pid 9876)`, for the first few processes.
 
-    has_kind: say which of them are graphics processes.
+    has_kind: Mark graphics processes.
     """
     words = [
         _process(process, has_memory=len(processes) > 1, has_kind=has_kind)

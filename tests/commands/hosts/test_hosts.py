@@ -142,7 +142,9 @@ def test_plain_words_stay_as_they_are() -> None:
 # -- what they say -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scenario", ["busy", "mig", "trouble", "container", "desktop", "eight"])
+@pytest.mark.parametrize(
+    "scenario", ["busy", "mig", "trouble", "container", "desktop", "renderer", "eight"]
+)
 def test_a_status_survives_its_json(here: Here, scenario: str) -> None:
     """What is read from the JSON of a status has the same JSON, and the same picture's rows."""
     here.use(scenario)

@@ -181,8 +181,8 @@ def test_a_stranger_on_the_gpu(here: Here) -> None:
         assert told not in shell.run("1").all
 
 
-def test_a_stranger_that_renders_on_the_gpu(here: Here) -> None:
-    """A stranger's graphics process is told if it holds more than a desktop."""
+def test_another_users_renderer_on_the_gpu(here: Here) -> None:
+    """The holder hears of another user's graphics process that holds more than a desktop."""
     shell = here.shell()
     shell.run("%reserve_gpu 1")
     with a_process_of_somebody_else() as pid:
