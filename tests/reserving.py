@@ -14,6 +14,9 @@ import reserve_gpu
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+# A moment within six days as people read it: `18:00`, or `Fri 00:26` if that is not today.
+MOMENT = r"(?:[A-Z][a-z]{2} )?\d\d:\d\d"
+
 
 def got(*devices: Any, **wishes: Any) -> str:
     """Reserve; the CUDA_VISIBLE_DEVICES that came of it."""

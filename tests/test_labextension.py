@@ -37,6 +37,7 @@ from tests.lab import (
 from tests.locked import locked
 from tests.machine import LIMIT_S, Machine, program
 from tests.processes import wait_for
+from tests.reserving import MOMENT
 from tests.test_users import DAEMON, NOBODY, for_users
 
 if TYPE_CHECKING:
@@ -646,10 +647,10 @@ def test_before_an_end(on_lab: Machine, page: Page, open_notebook: Callable[...,
     notebook = open_notebook("train.ipynb", "%reserve_gpu 1 --for 8m --memory 10GB")
     notebook.run(0)
     notebook.finish(0)
-    says(item(page), r"^GPU1 · a part, 0.0 of 9.3 GiB · until \d\d:\d\d, in 8 min$")
+    says(item(page), rf"^GPU1 · a part, 0.0 of 9.3 GiB · until {MOMENT}, in 8 min$")
     assert is_urgent(page, "near")
     make_long_ago(on_lab)
-    message = told(page, r"GPU1 of train\.ipynb ends at \d\d:\d\d, within 10 minutes\.")
+    message = told(page, rf"GPU1 of train\.ipynb ends at {MOMENT}, within 10 minutes\.")
     assert level(message) == "warning"
     message.get_by_role("button", name="2 h more").click()
     says(item(page), r"^GPU1 · a part, 0.0 of 9.3 GiB · until [^,]+$")
@@ -696,7 +697,7 @@ def test_overdue(on_lab: Machine, page: Page, open_notebook: Callable[..., Noteb
     cuda = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
     notebook = open_notebook("train.ipynb", f"%reserve_gpu --for 5s\n{cuda}")
     notebook.run(0)
-    says(item(page), r"^GPU0 · .* · overdue since \d\d:\d\d$")
+    says(item(page), rf"^GPU0 · .* · overdue since {MOMENT}$")
     assert is_urgent(page, "over")
     told(page, r"has ended\. Its kernel still uses it\.")
 

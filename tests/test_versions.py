@@ -20,7 +20,7 @@ from tests.features import needs_feature
 from tests.locked import held, locked
 from tests.machine import CHILD, ROOT
 from tests.processes import US, wait_for
-from tests.reserving import of_gpu
+from tests.reserving import MOMENT, of_gpu
 from tests.versions import ITS_FILE, Version, unpack_earlier
 from tests.waiters import Waiter, queued, stopped
 
@@ -157,7 +157,7 @@ def test_the_status_names_the_other(here: Here, first: Version, second: Version)
         part.reserve("'1', memory='10GiB', note='a part'")
         text = second.run("status").stdout
         who = re.escape(f"{CHILD} (pid {whole.pid})")
-        said = rf'reserved: .*{who} for \d+ s, until \d\d:\d\d, idle: "thesis"'
+        said = rf'reserved: .*{who} for \d+ s, until {MOMENT}, idle: "thesis"'
         assert re.fullmatch(said, of_gpu(text, "0"))
         who = re.escape(f"{CHILD} (pid {part.pid})")
         said = rf'reserved: .*{who} 0\.0 of 10\.0 GiB for \d+ s, idle: "a part", .*promised'
@@ -408,7 +408,7 @@ def test_listed_and_joined_by_the_other(here: Here, first: Version, second: Vers
     with first.kernel(**TRAIN) as kernel:
         kernel.run("%reserve_gpu 1 --note thesis --for 1h")
         who = rf"train\.ipynb \(pid {kernel.pid}\)"
-        said = rf'GPU1  .*{who} for [0-9]+ s, until [0-9:]+, idle: "thesis"'
+        said = rf'GPU1  .*{who} for [0-9]+ s, until {MOMENT}, idle: "thesis"'
         assert re.fullmatch(said, second.run("list").stdout.strip())
         done = second.run("join", "train.ipynb", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
         assert done.stdout == "1\n"

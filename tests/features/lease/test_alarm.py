@@ -151,7 +151,9 @@ def test_without_a_time_nothing_watches(machine: Machine) -> None:
     """Without --for and --until there is the command's process and no other."""
     with running(machine, "--", "sh", "-c", "echo; exec sleep 60") as process:
         assert alarms(process.pid) == []
-    with running(machine, "--until", "23:59", "--", "sh", "-c", "echo; exec sleep 60") as process:
+    with running(
+        machine, "--until", "tomorrow", "--", "sh", "-c", "echo; exec sleep 60"
+    ) as process:
         assert len(alarms(process.pid)) == 1
 
 
