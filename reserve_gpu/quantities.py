@@ -1,11 +1,18 @@
 """What people type for sizes of memory, for durations and for moments."""
 
+from __future__ import annotations
+
 import math
 import re
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.model import MIB, UNITS
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 _NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
 _DURATION = rf"({_NUMBER})\s*(s|m|min|h|d)\s*"
@@ -148,13 +155,29 @@ def _moment(text: str, now: float, *, is_past: bool = False) -> float | None:
             step = 7
         elif not date:
             step = 1
-        if is_past and moment > here:
-            moment -= timedelta(days=step)
-        elif not is_past and moment <= here:
-            moment += timedelta(days=step)
-        return moment.timestamp()
+        for days in (0, -step if is_past else step):
+            found = _stamps(moment + timedelta(days=days))
+            if not match["clock"]:  # the first or the last minute of the day
+                found = found[:1] if is_past else found[-1:]
+            fitting = [at for at in found if (at <= now if is_past else at > now)]
+            if fitting:
+                return fitting[-1] if is_past else fitting[0]
+        return found[-1]
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def _stamps(moment: datetime) -> tuple[float, ...]:
+    """Return the moments of a local time, in epoch seconds.
+
+    There are two if the clock is set back over that time. If it is set forward over it, the one
+    moment is as long after midnight as the time says.
+    """
+    first = moment.replace(fold=0).timestamp()
+    with suppress(ValueError, OverflowError):  # the last days that datetime knows
+        second = moment.replace(fold=1).timestamp()
+        return (first, second) if first < second else (first,)
+    return (first,)
 
 
 def _clock(text: str) -> tuple[int, int]:

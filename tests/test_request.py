@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import calendar
 import math
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from reserve_gpu.core import request
 from reserve_gpu.core.request import Deadline
 from reserve_gpu.errors import RequestError
 from reserve_gpu.model import Promise, Request, Size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.mark.parametrize(
@@ -268,6 +272,69 @@ def test_moment(text: str, expected: str) -> None:
     """A time of day is the next one, and a day without a time lasts until its last minute."""
     moment = quantities.parse_moment(text, NOW)
     assert time.strftime("%a %d %H:%M", time.localtime(moment)) == expected
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Live where clocks go back on 2026-10-25 and forward on 2027-03-28, both at 01:00 UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def utc(text: str) -> float:
+    """Return a moment of 2026-10-25 or later, as `25 00:30` or `2027-03-28 01:30`, in seconds."""
+    date, _, clock = text.rpartition(" ")
+    full = f"2026-10-{date}" if len(date) == 2 else date
+    return calendar.timegm(time.strptime(f"{full} {clock}", "%Y-%m-%d %H:%M"))
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize(
+    ("now", "text", "expected"),
+    [
+        ("25 00:10", "02:30", "25 00:30"),
+        ("25 00:45", "02:30", "25 01:30"),
+        ("25 01:10", "02:30", "25 01:30"),
+        ("25 01:10", "2026-10-25 02:30", "25 01:30"),
+        ("25 01:45", "02:30", "26 01:30"),
+        ("25 00:45", "18:00", "25 17:00"),
+        ("24 20:00", "tomorrow", "25 22:59"),
+        ("24 20:00", "Sun 02:30", "25 00:30"),
+        ("2027-03-28 00:55", "03:00", "2027-03-28 01:00"),
+        ("2027-03-28 00:55", "02:30", "2027-03-28 01:30"),
+        ("2027-03-28 00:55", "tomorrow 9am", "2027-03-29 07:00"),
+    ],
+)
+def test_a_moment_in_the_night_of_a_clock_change(now: str, text: str, expected: str) -> None:
+    """A time that comes twice is the next of the two; one that is skipped comes an hour later."""
+    assert quantities.parse_moment(text, utc(now)) == utc(expected)
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize(
+    ("now", "text", "expected"),
+    [
+        ("25 00:45", "02:30", "25 00:00"),
+        ("25 01:10", "02:30", "25 00:00"),
+        ("25 01:45", "02:30", "25 01:00"),
+        ("25 12:00", "today", "24 22:00"),
+        ("25 12:00", "2026-10-25 02:30", "25 01:00"),
+        ("2027-03-28 12:00", "02:30", "2027-03-28 01:00"),
+    ],
+)
+def test_since_the_night_of_a_clock_change(now: str, text: str, expected: str) -> None:
+    """A past time that came twice is the last of the two, from the beginning of its hour."""
+    assert quantities.parse_since(text, utc(now)) == (utc(expected), None)
+
+
+@pytest.mark.parametrize("text", ["9999-12-31", "9999-12-31 23:59", "2127-01-01"])
+def test_a_moment_too_far_away(text: str) -> None:
+    """A moment in the far future is refused as such."""
+    with pytest.raises(RequestError, match="is more than a century away"):
+        quantities.parse_moment(text, NOW)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "T", "s", "13pm", "0am", "24:00", "9", "2026-13-01"])
