@@ -55,7 +55,6 @@ def counting(clock: Clock, took_s: float = 0.0) -> tuple[list[str], Callable[[st
     def look_up(key: str) -> None:
         asked.append(key)
         clock.now += took_s
-        return None
 
     return asked, accounts.remember(look_up, clock)
 
