@@ -14,6 +14,7 @@ from reserve_gpu.core.refresh import compare
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.model import Device
 from reserve_gpu.notices import LostDevice, Renumbered, Unusable
+from tests.features import needs_feature
 from tests.locked import held
 from tests.reserving import got, of_gpu, refused, variables
 from tests.waiters import Waiter
@@ -122,6 +123,20 @@ def test_python_has_the_new_number(here: Here) -> None:
     assert told == ["GPU2 is GPU3 now", "GPU0 is GPU1 now"]
     assert variables()[VISIBLE] == reservation.environ[VISIBLE] == "3,1"
     assert [device.index for device in reservation.devices] == [3, 1]
+
+
+@needs_feature("lease")
+def test_a_lease_survives_a_new_number(here: Here) -> None:
+    """A reservation that ends keeps its end when its GPU gets another number, and says nothing."""
+    here.write(A + B)
+    shell = here.shell()
+    shell.run("%reserve_gpu 1 --for 4h")
+    lease = reserve_gpu.current().lease  # type: ignore[union-attr]
+    here.write(NEW + A + B)
+    told = shell.run("1")
+    assert "GPU1 is GPU2 now" in told.stderr
+    assert "taken the place" not in told.stderr + told.stdout
+    assert reserve_gpu.current().lease == lease  # type: ignore[union-attr]
 
 
 def test_others_read_the_new_number(here: Here) -> None:

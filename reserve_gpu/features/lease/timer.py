@@ -244,13 +244,15 @@ def _watch_cells() -> None:
 
 
 def _is_same(before: Held | None, held: Held | None) -> bool:
-    """Tell whether the same devices are held by the same lease."""
-    return bool(before and held and (before.devices, before.lease) == (held.devices, held.lease))
+    """Return whether the devices and the lease are the same. The devices may have new numbers."""
+    return bool(
+        before and held and (*before.locks,) == (*held.locks,) and before.lease == held.lease
+    )
 
 
 def _goes_on(before: Held | None, held: Held | None) -> bool:
-    """Tell whether the same devices, or some of them, are held by another lease."""
-    return bool(before and held and {*before.devices} & {*held.devices})
+    """Return whether some devices stay held, by whichever lease."""
+    return bool(before and held and {*before.locks} & {*held.locks})
 
 
 def waiters_for(devices: Sequence[Device]) -> dict[str, int]:
