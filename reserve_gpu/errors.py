@@ -248,17 +248,17 @@ def own_line(words: str, at: str = "") -> str:
 
     Args:
         words: What follows `reserve-gpu`.
-        at: What stands before it to run it on another machine, such as `ssh lab1 `. There `ssh`
-            finds it on that machine's PATH.
+        at: The text before it that runs it on another machine, such as `ssh lab1 `. That
+            machine finds it on its own PATH.
     """
     return shell_line(f"{at}{PROGRAM if at else own_command()} {words}")
 
 
 def own_command() -> str:
-    """Return how a shell in this environment starts the `reserve-gpu` of this Python.
+    """Return the command that starts the `reserve-gpu` of this Python in a shell.
 
-    The name alone works only if PATH leads to the script of this Python. Jupyter often starts
-    kernels of environments whose scripts are not on PATH, or come after those of another one.
+    The name alone works only if PATH leads to the script of this Python. Jupyter also starts
+    kernels of environments whose scripts are not on PATH, or are hidden by another environment.
     """
     import sysconfig
     from shlex import quote
@@ -273,7 +273,7 @@ def own_command() -> str:
         if os.access(path, os.X_OK) and _runs_this_python(path):
             return shown(quote(path), COMMAND_LIMIT)
     command = f"{quote(sys.executable or 'python3')} -m reserve_gpu"
-    # A Python that starts anew does not know what a notebook has added to its sys.path.
+    # A new Python does not know the folders that a notebook has added to its sys.path.
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     known = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), os.getcwd()}
     known |= {sysconfig.get_path("purelib", "posix_user")} if os.name == "posix" else set()

@@ -102,7 +102,7 @@ examples:
 
 
 def _typed(program: str) -> str:
-    """Return how a parser's program is typed here: `reserve-gpu run` may need a path."""
+    """Return the words that start a parser's program here: `reserve-gpu` may need a path."""
     first, *rest = program.split()
     return " ".join([own_command() if first == PROGRAM else first, *rest])
 

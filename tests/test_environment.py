@@ -154,7 +154,9 @@ def test_a_cap_that_was_changed_since_is_the_users(now: str, before: dict[str, N
         (["CUDA_VISIBLE_DEVICES"], "", ""),
     ],
 )
-def test_a_refusal_above_is_no_limit(mark: object, visible: str | None, before: str | None) -> None:
+def test_a_refusal_of_a_parent_does_not_limit(
+    mark: object, visible: str | None, before: str | None
+) -> None:
     """An empty value counts as our refusal only with a valid mark, and gives way to the old one."""
     written = json.dumps(mark) if mark else None
     inherited = {VISIBLE: visible, ORDER: "", environment.HIDDEN: written}

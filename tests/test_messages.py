@@ -719,7 +719,9 @@ def test_how_to_lift_a_limit(face: Face, end: str) -> None:
     reason = HidesAll(Request(devices=("1",)), "-1", 2)
     assert messages.hides_all(reason, face).endswith(end)
     for_program = messages.hides_all(reason, face._replace(is_for_program=True))
-    assert for_program.endswith("Trying again does not help. Whoever set it can unset it.")
+    assert for_program.endswith(
+        "Trying again does not help. Ask the person who set it to unset it."
+    )
 
 
 def test_a_limit_beside_a_reservation() -> None:

@@ -164,14 +164,14 @@ def above(reason: notices.ReservedAbove, face: Face) -> str:
 def hides_all(reason: notices.HidesAll, face: Face) -> str:
     """Say that CUDA_VISIBLE_DEVICES hides every GPU, why, and how to take that limit away.
 
-    A program is not told to lift a limit that somebody may have set for it on purpose.
+    A program is not told to lift the limit: a person may have set it for that program on purpose.
     """
     limit = f"{VARIABLE}={shown(reason.limit)!r}"
     why = _why_it_hides(reason.limit, reason.total)
     text = f"{limit} hides every GPU{why}. It was set outside of reserve_gpu. "
     text += left_with(reason.kept, face) if reason.kept else "Nothing was reserved or changed."
     if face.is_for_program:
-        return f"{text} Trying again does not help. Whoever set it can unset it."
+        return f"{text} Trying again does not help. Ask the person who set it to unset it."
     again = face.typed(reason.request)
     if face.place:
         line = f'import os; os.environ.pop("{VARIABLE}", None)'
@@ -182,7 +182,7 @@ def hides_all(reason: notices.HidesAll, face: Face) -> str:
 
 
 def _why_it_hides(limit: str, total: int) -> str:
-    """Return why a CUDA_VISIBLE_DEVICES hides every GPU, to follow these words.
+    """Return the reason for which a CUDA_VISIBLE_DEVICES hides every GPU, as part of a sentence.
 
     Args:
         limit: The value. CUDA ignores what follows the first entry that means no GPU.

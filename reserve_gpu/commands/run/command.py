@@ -113,11 +113,11 @@ def find(command: Sequence[str], typed: Sequence[str] = ("run",)) -> str:
 
     Args:
         command: The words to run.
-        typed: The words of ours that stand before them.
+        typed: Our own words in front of them.
 
     Raises:
         CommandError: There is no such program, or nothing here can run it.
-        RequestError: There is no command, or it sets CUDA_VISIBLE_DEVICES.
+        RequestError: The command is missing, or it sets CUDA_VISIBLE_DEVICES.
     """
     if not command:
         raise errors.RequestError(f"There is no command to run: {_synopsis()}")
@@ -135,7 +135,7 @@ def find_own(command: Sequence[str], typed: Sequence[str]) -> str:
 
 
 def _before(typed: Sequence[str]) -> str:
-    """Return what stands before a command, as it is typed here."""
+    """Return our part of the line, as it is typed here."""
     return f"{own_command()} {join(typed)} --"
 
 

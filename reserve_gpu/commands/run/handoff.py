@@ -272,7 +272,7 @@ def _started(words: Sequence[str]) -> int:
 
 
 def _options(words: Sequence[str]) -> Sequence[str]:
-    """Return the options of `docker run`, with their values, that stand before the image.
+    """Return the options of `docker run`, and their values, up to the image.
 
     Which options take a value is not known, so the word after an option counts as one.
     """

@@ -153,7 +153,11 @@ def _not_found(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUErr
     for explained in (_quoted, _assigned, _for_a_shell, _misplaced, _unexpanded, _elsewhere):
         if error := explained(command, ours):
             return error
-    return CommandError(f"There is no command {shown(command[0])}.", NOT_FOUND)
+    return CommandError(f"{_unknown(command)}.", NOT_FOUND)
+
+
+def _unknown(command: Sequence[str]) -> str:
+    return f"There is no command {shown(command[0])}"
 
 
 def _quoted(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUError | None:
@@ -161,7 +165,7 @@ def _quoted(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUError 
     line = command[0]
     if len(command) > 1 or not re.search(r"\s", line.strip()):
         return None
-    text = f"There is no command {shown(line)}: in quotation marks it is one word."
+    text = f"{_unknown(command)}: in quotation marks it is one word."
     if re.search(IN_A_LINE, line):
         return _error(text, "Have a shell run it", f"{ours()} sh -c {quote(line)}")
     with suppress(ValueError):  # a quotation mark that is not closed
@@ -182,7 +186,7 @@ def _assigned(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUErro
     words = [*(["env", *others] if others else []), *command[count:]]
     if given:
         return named_by_variable(given[-1], words, ours)
-    text = f"There is no command {shown(command[0])}: only a shell sets a variable in this way."
+    text = f"{_unknown(command)}: only a shell sets a variable in this way."
     line = f"{ours()} {join(words)}" + ("" if command[count:] else f" {COMMAND}")
     return _error(text, "Put env before it", line)
 
@@ -198,7 +202,7 @@ def _for_a_shell(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUE
     line = " ".join(word if word in OPERATORS else quote(word) for word in command)
     if not has_operators and name != "time":
         line += f" && {COMMAND}"
-    text = f"There is no command {shown(name)}."
+    text = f"{_unknown(command)}."
     if name in OF_A_SHELL:
         text = f"{name} is a word of the shell, and only changes the shell that runs it."
     shell = "bash" if shutil.which("bash") else "sh"
@@ -210,7 +214,7 @@ def _misplaced(command: Sequence[str], _: Callable[[], str]) -> ReserveGPUError 
     name = command[0]
     if not (len(name) > 1 and name.startswith("-")) and not names.is_name(name):
         return None
-    text = f"There is no command {shown(name)}. Options and GPUs go before the --."
+    text = f"{_unknown(command)}. Options and GPUs go before the --."
     return CommandError(text, NOT_FOUND)
 
 
@@ -220,7 +224,7 @@ def _unexpanded(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUEr
     path = os.path.expanduser(os.path.expandvars(name))
     if path == name or not os.path.exists(path):
         return None
-    text = f"There is no command {shown(name)}: in quotation marks no shell replaces {name[0]}."
+    text = f"{_unknown(command)}: in quotation marks no shell replaces {name[0]}."
     return _error(text, "Leave them out", f"{ours()} {join([path, *command[1:]])}")
 
 
@@ -229,7 +233,7 @@ def _elsewhere(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUErr
     name, rest = command[0], command[1:]
     if os.path.dirname(name) or not name:
         return None
-    text = f"There is no command {shown(name)}"
+    text = _unknown(command)
     if os.path.isfile(name):
         line = f"{ours()} {join([f'./{name}', *rest])}"
         if not os.access(name, os.X_OK):
