@@ -1198,8 +1198,8 @@ CHANGED = f"{VISIBLE} was"
         (
             messages.say(Changed({VISIBLE: "7"}, [GPU0], is_late=False, is_mended=False)),
             (
-                f"{CHANGED} set to '7' after the reservation of GPU0. Undo that, or type "
-                "%reserve_gpu again, before CUDA starts"
+                f"{CHANGED} set to '7' after the reservation of GPU0. Undo that, or run "
+                "the cell with %reserve_gpu again, before CUDA starts"
             ),
         ),
         (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -166,3 +167,54 @@ def test_growing_where_one_process_may_use_the_gpu(one: Here) -> None:
     reserve_gpu.release()
     with promised(one, gpu0=[3000]):
         assert room(1000) == 0
+
+
+END_OR_NOTE: list[dict[str, Any]] = [
+    *({"for_": "2h"}, {"until": "23:59"}, {"idle": "1h"}, {"note": "thesis"}),
+    *({"for_": "2h", "if_wanted": True, "end_kernel": True}, {"idle": "1h", "note": "thesis"}),
+]
+
+
+@pytest.mark.parametrize("wishes", END_OR_NOTE)
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_an_end_or_a_note_alone_keeps_the_part(
+    here: Here, wishes: dict[str, Any], *, is_shared: bool
+) -> None:
+    """`--for 2h` alone prolongs the parts that are held, with their caps, shared GPUs or not."""
+    here.write(ONE * 2)
+    first = reserve_gpu.reserve(memory="4000MiB", count=2)
+    before = variables(), first.environ
+    with promised(here, gpu0=[3000]) if is_shared else nullcontext():
+        again = reserve_gpu.reserve(**wishes)
+        assert again is first
+        assert records(here).count(4000) == 2
+    assert (variables(), again.environ, again.memory_mib) == (*before, 4000)
+    assert (again.note, again.lease.has_end) == (wishes.get("note"), wishes != {"note": "thesis"})
+
+
+@pytest.mark.parametrize("wishes", [{}, {"count": 1}, {"name": "", "min_memory": "1GB"}])
+def test_a_request_without_an_end_or_a_note_is_for_a_whole_gpu(
+    one: Here, wishes: dict[str, Any]
+) -> None:
+    """Who holds a part and asks for a GPU, with neither an end nor a note, gets the whole of it."""
+    assert part(4000) == "0"
+    reserve_gpu.reserve(**wishes)
+    assert variables()["CUDA_DEVICE_MEMORY"] == str(TOTAL)
+
+
+def test_an_end_beside_another_wish_is_for_a_whole_gpu(one: Here) -> None:
+    """A number, a count or a model beside the end asks for whole GPUs, as without the end."""
+    others: list[dict[str, Any]] = [{"devices": "0"}, {"count": 1}, {"min_memory": "1GB"}]
+    for wishes in others:
+        assert part(4000) == "0"
+        reserve_gpu.reserve(for_="2h", **wishes)
+        assert variables()["CUDA_DEVICE_MEMORY"] == str(TOTAL)
+
+
+def test_a_rule_binds_who_prolongs_a_part(one: Here) -> None:
+    """An end alone for a part counts by the rule from when the part was reserved."""
+    one.rules.write_text('[limits]\ntime = "2h"\n')
+    until = reserve_gpu.reserve(memory="4000MiB").lease.until
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="counts from its start"):
+        assert reserve_gpu.reserve(for_="2h").lease.until == until
+    assert records(one) == [4000]

@@ -23,8 +23,6 @@ from reserve_gpu.model import NO_LEASE, Device, Holder, Instant, Lease, Promise,
 from reserve_gpu.notices import HAS_GONE, TIME_IS_OVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from reserve_gpu.core import quota
     from reserve_gpu.model import Record
 else:
@@ -43,12 +41,13 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
     }
     for device, host in host_of.items():
         there = directory.holders_of(device.uuid)
-        since = host.record.since
-        if not any((each.record.since, each.pid) == (since, host.pid) for each in there):
+        key = host.record.since, host.pid
+        if not any((each.record.since, each.pid) == key for each in there):
             raise RequestError(f"{HAS_GONE} {own_line('list')}")
     host, now = reserved.holder, proc.now()
     taken = {device: _taken(host.record, now) for device, host in host_of.items()}
-    lease = _lease(host.record.promise.lease, _first(taken.values()), now)
+    since = min(taken.values(), key=lambda instant: instant.boot)
+    lease = _lease(host.record.promise.lease, since, now)
     if lease.until is not None and lease.until <= now.wall and not lease.if_wanted:
         raise RequestError(TIME_IS_OVER)
     with ExitStack() as stack:  # all of them or none
@@ -71,10 +70,6 @@ def _taken(host: Record, now: Instant) -> Instant:
     """
     since = host.guest_of or host.since or 0.0
     return host._replace(since=since).taken(now) or now
-
-
-def _first(taken: Iterable[Instant]) -> Instant:
-    return min(taken, key=lambda instant: instant.boot)
 
 
 def _lease(host: Lease, since: Instant, now: Instant) -> Lease:
@@ -109,10 +104,10 @@ def prolonged(held: Held) -> Held | None:
     """Return what a guest holds where its holder has prolonged its lease. Raises LockError."""
     with LockDirectory() as directory, directory.mutex(BRIEF_LIMIT_S):
         hosts = [host for host in _hosts(held, directory) if host]
-    since, now = _first(lock.taken for lock in held.locks.values()), proc.now()
+    now = proc.now()
     until = held.lease.at(now).until
     for host in hosts:
-        lease = _lease(host.record.promise.lease, since, now)
+        lease = _lease(host.record.promise.lease, held.since, now)
         if lease.until and lease.until > (until or lease.until):
             return held._replace(promise=held.promise._replace(lease=lease), overdue=None)
     return None

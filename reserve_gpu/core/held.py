@@ -85,21 +85,28 @@ class Held(NamedTuple):
         locks = self.locks.items()
         return {uuid: lock for uuid, lock in locks if os.path.dirname(lock.path) == directory}
 
+    @property
+    def since(self) -> Instant:
+        """Return when the first of the devices was reserved."""
+        return min((lock.taken for lock in self.locks.values()), key=lambda taken: taken.boot)
+
     def since_of(self, request: Request) -> Instant | None:
         """Return when what is asked for was reserved, if it is held, or a part of it."""
         is_other = (self.part_mib is None) is not (request.part_mib is None)
         if is_other or not policy.kept(self.devices, request):
             return None
-        return min((lock.taken for lock in self.locks.values()), key=lambda taken: taken.boot)
+        return self.since
 
     def as_held(self, request: Request) -> Request:
-        """Return a request that wishes for nothing particular as one for what is held.
+        """Return a request that names no device and no size as one for what is held.
 
-        That is for a kernel that has got back a part after its restart, and for a guest: both ask
-        for what they have.
+        An end or a note alone is for what the process has. So is a bare request of a kernel that
+        got back a part after its restart, and of a guest. Any other bare request is for a whole
+        device.
         """
-        is_bare = request == Request(promise=request.promise._replace(size=None))
-        if not (is_bare and (self.is_back or self.guest)):
+        wishes = request.promise._replace(size=None)
+        is_unspecific = request == Request(promise=wishes)
+        if not (is_unspecific and (self.is_back or self.guest or wishes != Promise())):
             return request
         return request._replace(promise=request.promise._replace(size=self.promise.size))
 

@@ -5,6 +5,7 @@ What a user holds is counted by the caller, under the mutex, by what the kernel 
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from reserve_gpu.core import features
@@ -53,6 +54,11 @@ def counted(ends: Lease, ruled: Rules, since: Instant, now: Instant) -> Lease:
         return ends
     latest = since.at(now).later(ruled.time.value)
     return ends if ends.until <= latest.wall else ends.ending(latest)
+
+
+def left_s(ruled: Rules, since: Instant, now: Instant) -> float:
+    """Return for how long from now a reservation may last at most, by the rule of its time."""
+    return since.boot + ruled.time.value - now.boot if ruled.time else inf
 
 
 def lease(asked: Lease, ruled: Rules) -> Lease:

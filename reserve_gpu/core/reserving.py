@@ -68,14 +68,14 @@ def reserve(
     notices = _begin(session, request)
     before.append(session.reservation)
     inherited.require_absolute(request.devices, session.variables.inherited())
+    held = session.held
+    request = held.as_held(request) if held else request
     if ruled := rules():
         request, more = quota.allowed(
             request, ruled, session.now.lease, session.now.since_of(request), proc.now()
         )
         notices += [*ruled.problems, *more]
     require_settings(request)
-    held = session.held
-    request = held.as_held(request) if held else request
     # Held already: say so again, and change nothing.
     if held and (met := session.met_by(request)) is not None:
         return _answer(session, notices + met)

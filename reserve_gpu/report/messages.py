@@ -374,7 +374,9 @@ def changed(notice: notices.Changed) -> str:
         return f"{what}, and CUDA has not started on {gpus} alone: restart, and reserve again"
     if is_mended:
         return f"{what}; the variables are set for {gpus} again"
-    return f"{what} of {gpus}. Undo that, or type %reserve_gpu again, before CUDA starts"
+    return (
+        f"{what} of {gpus}. Undo that, or run the cell with %reserve_gpu again, before CUDA starts"
+    )
 
 
 @say.register

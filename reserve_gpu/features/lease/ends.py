@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import inf
 from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import shown
@@ -30,7 +31,10 @@ def say(notice: LeaseNotice, face: Face) -> str:
         return _lasts(notice)
     if notice.action is Action.RELEASE:
         text = f"{_has_ended(notice)}. No GPU is visible to this {face.sight} now."
-        return f"{text}{_still_visible(notice)} To get one:\n{face.typed(Request())}"
+        count = len(notice.devices)
+        again = Request(count=count if count > 1 else None, promise=Promise(notice.size))
+        what = f"{count} again" if count > 1 else "one"
+        return f"{text}{_still_visible(notice)} To get {what}:\n{face.typed(again)}"
     if notice.action is Action.END_PROCESS:
         what = f"the reservation of {labels(notice.devices)} is over"
         return f"This {face.place} ends: {what}{_why(notice)}."
@@ -99,11 +103,19 @@ def _clock(at: float) -> str:
 
 
 def _to_keep(notice: LeaseNotice, face: Face) -> str:
-    """Return what to type to hold it for longer, as it was asked for."""
+    """Return what to type to hold it for longer, as it was asked for.
+
+    An end alone is for what is held: see `Held.as_held`.
+    """
     if notice.is_guest or _is_jobs(notice):
         return ""
-    is_idle = _is_by_idleness(notice)
-    lease = Lease(idle_s=notice.lease.idle_s) if is_idle else Lease(lasts_s=2.0 * HOUR_S)
+    lease = Lease(idle_s=notice.lease.idle_s)
+    if not _is_by_idleness(notice):
+        longest_s = notice.longer_s // MINUTE_S * MINUTE_S if notice.rule else inf
+        lease = Lease(lasts_s=min(2.0 * HOUR_S, longest_s))
+        left_s = max(0.0, notice.at - time.time())
+        if notice.rule and longest_s < left_s + MINUTE_S:
+            return f" It can't last longer: {words.named(notice.rule)}."
     typed = face.typed(Request(promise=Promise(lease=lease)))
     return f" To keep {labels(notice.devices)}:\n{typed}"
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from enum import Enum
+from math import inf
 from typing import NamedTuple
 
-from reserve_gpu.model import Device, Lease
+from reserve_gpu.model import Device, Lease, Rule, Size
 
 
 class Action(Enum):
@@ -27,6 +28,8 @@ class LeaseNotice(NamedTuple):
     at: when it ends, or has ended, in seconds since the epoch.
     children: what this process has started, where that has the variables of the reservation still.
     is_guest: only the holder that was joined can keep them for longer.
+    size: of the part of each that is held; None for all of it.
+    longer_s: for how long from now the rules let them be held; rule: the rule that says so.
     """
 
     action: Action
@@ -35,3 +38,6 @@ class LeaseNotice(NamedTuple):
     at: float
     children: Sequence[str] = ()
     is_guest: bool = False
+    size: Size | None = None
+    longer_s: float = inf
+    rule: Rule | None = None

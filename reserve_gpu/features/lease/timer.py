@@ -12,12 +12,15 @@ import sys
 import time
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from reserve_gpu import proc
+from reserve_gpu.calls import Late
 from reserve_gpu.cells import cells
 from reserve_gpu.core import environment, guests, process_end, use
 from reserve_gpu.core.feature import Feature, Owner
+from reserve_gpu.core.request import rules
 from reserve_gpu.errors import LockError
 from reserve_gpu.features.lease import ends, lease_line, schedule
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
@@ -28,8 +31,11 @@ from reserve_gpu.locks.directory import LockDirectory
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from reserve_gpu.core import quota
     from reserve_gpu.core.held import Change, Held
     from reserve_gpu.model import Device, Lease
+else:
+    quota = Late("core.quota")  # which only rules need
 
 LOOKS = 12  # readings of GPU use per idle period
 LONGEST_LOOK_S = 300.0
@@ -151,9 +157,23 @@ class LeaseTimer(Feature):
         return due
 
     def _show(self, held: Held, action: Action, at: float) -> None:
-        children = proc.children() if action is Action.RELEASE else ()
-        lease, is_guest = held.lease.at(proc.now()), held.guest is not None
-        self.display.show(LeaseNotice(action, held.devices, lease, at, children, is_guest))
+        self.display.show(self.notice(held, action, at))
+
+    @staticmethod
+    def notice(held: Held, action: Action, at: float) -> LeaseNotice:
+        """Return how the lease of what is held stands, by the rules as they are now."""
+        now, ruled = proc.now(), rules()
+        return LeaseNotice(
+            action,
+            held.devices,
+            held.lease.at(now),
+            at,
+            proc.children() if action is Action.RELEASE else (),
+            held.guest is not None,
+            held.promise.size,
+            quota.left_s(ruled, held.since, now) if ruled else inf,
+            ruled.time if ruled else None,
+        )
 
     def show(self) -> None:
         """Show until when it is held, if that ends."""

@@ -1,0 +1,110 @@
+"""What the holder of a lease that ends is told to type does what the sentence says."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu.core.session import session
+from reserve_gpu.features.lease import ends
+from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
+from reserve_gpu.features.lease.timer import LeaseTimer
+from reserve_gpu.model import Lease, Rule, Size
+from reserve_gpu.report.faces import MAGIC, PYTHON
+from tests.reserving import variables
+from tests.test_faces import GPU0, GPU1
+from tests.test_parts import ONE, promised, records
+
+if TYPE_CHECKING:
+    from reserve_gpu.report.faces import Face
+    from tests.here import Here
+
+RULE = Rule('time = "24h"', "[limits]", "/etc/reserve_gpu.toml", 86400.0)
+
+
+def notice(action: Action, left_s: float = 300.0, **more: Any) -> LeaseNotice:
+    at = time.time() + left_s
+    lease = Lease(until=at)
+    return LeaseNotice(action, [GPU0], lease, at)._replace(**more)
+
+
+def typed(text: str) -> str:
+    """Return the command to type: the last line."""
+    return text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("size", "devices", "face", "expected"),
+    [
+        (None, [GPU0], MAGIC, "%reserve_gpu"),
+        (Size(4000.0, "MiB"), [GPU0], MAGIC, "%reserve_gpu --memory 4000MiB"),
+        (None, [GPU0, GPU1], MAGIC, "%reserve_gpu -n 2"),
+        (
+            Size(4000.0, "MiB"),
+            [GPU0, GPU1],
+            PYTHON,
+            "reserve_gpu.reserve(count=2, memory='4000MiB')",
+        ),
+    ],
+)
+def test_the_same_again_after_the_end(
+    size: Size | None, devices: list[reserve_gpu.Device], face: Face, expected: str
+) -> None:
+    """After the end the hint asks for as many GPUs, and as large a part, as were held."""
+    text = ends.say(notice(Action.RELEASE, -1.0, size=size, devices=devices), face)
+    assert typed(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("longer_s", "hint"),
+    [
+        (86400.0, "%reserve_gpu --for 2h"),
+        (5430.0, "%reserve_gpu --for 90m"),
+        (301.0, None),  # the end is the rule's
+    ],
+)
+def test_a_hint_stays_within_the_rule(longer_s: float, hint: str | None) -> None:
+    """No more time is offered than the administrator's rule allows; if none is left, it says so."""
+    text = ends.say(notice(Action.WARN, longer_s=longer_s, rule=RULE), MAGIC)
+    if hint:
+        assert typed(text) == hint
+    else:
+        assert text.endswith(
+            'It can\'t last longer: time = "24h" ([limits] in /etc/reserve_gpu.toml).'
+        )
+        assert "--for" not in text
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_the_hint_keeps_a_part(here: Here, *, is_shared: bool) -> None:
+    """To type what the warning says keeps the part and its caps, on a shared GPU and alone."""
+    here.write(ONE)
+    shell = here.shell()
+    shell.run("%reserve_gpu --memory 4000MiB --for 4m")
+    before = variables()
+    line = typed(ends.say(shown(Action.WARN), MAGIC))
+    if is_shared:
+        with promised(here, gpu0=[3000]):
+            assert shell.run(line).error is None
+    else:
+        assert shell.run(line).error is None
+    assert variables() == before
+    assert records(here) == [4000]
+    assert (session().now.lease.until or 0.0) - time.time() == pytest.approx(7200, abs=60)
+
+
+def shown(action: Action) -> LeaseNotice:
+    """Return a notice of what is held, as the timer shows it."""
+    now = session().now
+    return LeaseTimer.notice(now, action, now.lease.until or 0.0)
+
+
+def test_the_hint_of_a_rule_that_is_over_is_none(here: Here) -> None:
+    """What a rule ends is not said to be kept by a command that the rule refuses."""
+    here.rules.write_text('[limits]\ntime = "2h"\n')
+    reserve_gpu.reserve()
+    text = ends.say(shown(Action.WARN), PYTHON)
+    assert 'can\'t last longer: time = "2h"' in text
