@@ -13,7 +13,6 @@ import pytest
 from tests.features import needs_feature
 from tests.lab import CHROMIUM, THEMES, Lab, Notebook, browser, notebook, opening, show_theme
 from tests.machine import Machine
-from tests.processes import own_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -287,7 +286,7 @@ def test_a_wait_that_runs_out(on_lab: Machine, open_notebook: Callable[..., Note
     own = f"You hold GPU0 yourself, in train.ipynb (pid {child.pid}), idle"
     assert asked == f"{own}: !reserve-gpu release train.ipynb"
     assert left == "No GPU is visible to this notebook."
-    assert error == f"Waited for 1.5 s. No free GPU devices: GPU0 is reserved by {own_name()}."
+    assert error == "Waited for 1.5 s. No free GPU devices: GPU0 is reserved by your train.ipynb."
 
 
 def test_an_error_stops_run_all(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:

@@ -51,6 +51,7 @@ from reserve_gpu.report import asking, faces, failures, messages, pictures, time
 from reserve_gpu.report.faces import MAGIC, SHELL
 from reserve_gpu.report.status import Status
 from tests.holders import a_holder, changed
+from tests.processes import own_name
 
 if TYPE_CHECKING:
     from reserve_gpu.report.faces import Face
@@ -1471,6 +1472,38 @@ def test_who_is_first_in_the_queue() -> None:
     line = f"Number 1 in the queue is bob (/home/bob), who waits for {asks}."
     assert ways_out(pictures.wait(waiting)) == [line]
     assert ways_out(pictures.wait(waiting._replace(first=None))) == []
+
+
+def test_your_own_waiter_is_first_in_the_queue() -> None:
+    """A waiter of the user who reads it is called by its notebook, and not as somebody else."""
+    own = ALICE._replace(owner=own_name())
+    waiting = Waiting(Request(), 2, 61.0, (RESERVED,), first=Ticket(1, "q", None, own))
+    line = "Number 1 in the queue is your train.ipynb, which waits for a GPU."
+    assert ways_out(pictures.wait(waiting)) == [line]
+
+
+@pytest.mark.parametrize(
+    ("user", "expected"), [("alice", "your train.ipynb"), ("bob", "alice"), (None, "alice")]
+)
+def test_your_own_holder_in_a_headline(user: str | None, expected: str) -> None:
+    """The headline of a refusal calls a holder of the user who reads it by its notebook."""
+    picture = refused(RESERVED, user=user)
+    assert headline(picture) == f"No free GPU devices: GPU0 is reserved by {expected}."
+    kept = RESERVED._replace(holders=(changed(ALICE, kept_until=time.time() + 30),))
+    whose = "alice (train.ipynb)" if user != "alice" else expected
+    assert headline(refused(kept, user=user)) == (
+        f"No free GPU devices: GPU0 is kept for the restart of {whose}."
+    )
+
+
+def test_nobody_is_told_to_ask_themselves() -> None:
+    """Of an idle GPU that the user shares with another one, only the other one is to be asked."""
+    now = time.time()
+    row = idle(GPU0, BOB, since=now - 7200)
+    shared = row._replace(holders=(*row.holders, ALICE))
+    asked, *_ = (line for line in ways_out(refused(shared, user="alice")) if "Ask" in line)
+    assert asked == "Ask bob (/home/bob) for GPU0, idle for 2 h."
+    assert not any("Ask" in line for line in ways_out(refused(RESERVED, user="alice")))
 
 
 def test_what_is_likeliest_to_come_free() -> None:

@@ -34,7 +34,7 @@ def yourself(
     own = [
         each
         for each in Reserved.among(_others(rows))
-        if _is_of(each.holder, user) and not (each.holder.is_kept(now) or each.holder.beside)
+        if words.is_of(each.holder, user) and not (each.holder.is_kept(now) or each.holder.beside)
     ]
     return [
         (
@@ -52,10 +52,14 @@ def whom(rows: Sequence[Row], now: float, user: str | None = None) -> Line:
     """Return whom to ask: holders of idle devices, the longest idle first, then overdue ones.
 
     Each is named once, with all that they could release. user: who reads it, and is not told to ask
-    themselves.
+    themselves: of a device that they share only the others are asked.
     """
     if user:
-        rows = [row for row in rows if not all(_is_of(holder, user) for holder in row.holders)]
+        rows = [
+            row._replace(holders=tuple(each for each in row.holders if not words.is_of(each, user)))
+            for row in rows
+            if not all(words.is_of(holder, user) for holder in row.holders)
+        ]
     idle = _longest_idle(rows, now)
     late = [row for row in _others(rows) if row not in idle and _overdue(row, now)]
     groups: dict[tuple[str, ...], list[Row]] = {}
@@ -143,10 +147,6 @@ def _end(holder: Holder, row: Row, now: float) -> float | None:
     if idle_s is not None and limit_s is not None:
         moments.append(now - idle_s + limit_s)
     return min((at for at in moments if at is not None), default=None)
-
-
-def _is_of(holder: Holder, user: str) -> bool:
-    return holder.seen and holder.user == user
 
 
 def _others(rows: Sequence[Row]) -> list[Row]:

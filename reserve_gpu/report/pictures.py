@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from reserve_gpu import proc
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import Request, Row, State, Waiting
@@ -118,7 +120,7 @@ def refusal(reason: Refused, face: Face) -> Picture:
     """
     request, rows, now = reason.request, reason.rows, time.time()
     waited = f"Waited for {times.time_limit(reason.waited_s)}. " if reason.waited_s else ""
-    headline = waited + _none_free(request, rows, now)
+    headline = waited + _none_free(request, rows, now, reason.user)
     foot = _ways_out(reason, face, now)
     if len(reason.free) >= request.needed:
         are = f"{words.ranges(reason.free)} {words.be(len(reason.free))} free: "
@@ -133,7 +135,7 @@ def refusal(reason: Refused, face: Face) -> Picture:
     return Picture(Layout([head], entries, (), foot), headline)
 
 
-def _none_free(request: Request, rows: Sequence[Row], now: float) -> str:
+def _none_free(request: Request, rows: Sequence[Row], now: float, user: str | None) -> str:
     """Return in the words of the rows why none is free.
 
     What this process keeps in any case does not count.
@@ -155,20 +157,26 @@ def _none_free(request: Request, rows: Sequence[Row], now: float) -> str:
         available = f"{free} of {total} {words.be(free)} free"
         return f"Not enough {what}: {available}, {needed} {words.be(needed)} needed."
     if total == 1:
-        return f"No {what}: {others[0].label} {_stands(others[0], now)}."
+        return f"No {what}: {others[0].label} {_stands(others[0], now, user)}."
     (first, most), *rest = Counter(state.value for state in states).most_common()
     counts = [f"{most} of {total} {first}", *(f"{count} {state}" for state, count in rest)]
     return f"No {what}: {', '.join(counts)}."
 
 
-def _stands(row: Row, now: float) -> str:
-    """Return `is busy`, or `is reserved by alice`: the state of a device, and who has it."""
+def _stands(row: Row, now: float, user: str | None) -> str:
+    """Return `is busy`, or `is reserved by alice`: the state of a device, and who has it.
+
+    user: who reads it, and is told which of their own processes has it: `your train.ipynb`.
+    """
     state = layout.state(row, now).value
     if row.state is State.RESERVED:
-        people = [shown(holder.user) for holder in row.holders if holder.user]
+        people = [words.one_of(holder, user) for holder in row.holders if holder.user]
         named = words.listed([*dict.fromkeys(people)][: words.NAMED_SHARERS])
         if state == State.KEPT.value:
-            return f"is kept for the restart of {words.person(row.holders[0])}"
+            (holder, *_) = row.holders
+            is_own = words.is_of(holder, user)
+            whose = words.one_of(holder, user) if is_own else words.person(holder)
+            return f"is kept for the restart of {whose}"
         return f"is {state} by {named}" if named else f"is {state}"
     return f"has {state}" if state.startswith("no ") else f"is {state}"
 
@@ -270,9 +278,11 @@ def wait(waiting: Waiting) -> Picture:
     first = asking.likeliest(rows, now)
     foot = reasons.unseen(rows)
     if (ticket := waiting.first) is not None:
-        asks = shown(ticket.asks or "a GPU")
-        people = words.person(ticket.holder)
-        foot.append(("Number 1 in the queue is ", (people, STRONG), f", who waits for {asks}."))
+        asks, user = shown(ticket.asks or "a GPU"), proc.user_of(os.getpid())
+        is_own = words.is_of(ticket.holder, user)
+        people = words.one_of(ticket.holder, user) if is_own else words.person(ticket.holder)
+        waits = f", {'which' if is_own else 'who'} waits for {asks}."
+        foot.append(("Number 1 in the queue is ", (people, STRONG), waits))
     foot += [("Likeliest to come free: ", *first)] if first else []
     holders = ", ".join(f"{row.label} {_who(row, now)}" for row in rows)
     first_line: Line = ((head, STRONG), *layout.common_model(rows))

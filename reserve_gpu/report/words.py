@@ -199,6 +199,18 @@ def person(*holders: Holder) -> str:
     return f"{user} ({listed([*names][:NAMED_SHARERS])})" if names else user
 
 
+def is_of(holder: Holder, user: str | None) -> bool:
+    """Return whether a holder, or a waiter, is a process of this user, by the system's word."""
+    return user is not None and holder.seen and holder.user == user
+
+
+def one_of(holder: Holder, user: str | None) -> str:
+    """Return `your train.ipynb` for a process of the user who reads it, else `alice`."""
+    if not is_of(holder, user):
+        return shown(holder.user or "somebody")
+    return f"your {shown(holder.name or f'process {holder.pid}', NOTEBOOK_LIMIT)}"
+
+
 def name_of(holder: Holder) -> str:
     """Return which process it is: `train.ipynb (pid 4321)`, as far as known."""
     name = shown(holder.name or "a process", NOTEBOOK_LIMIT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING
 
 from reserve_gpu import proc
@@ -31,7 +32,8 @@ else:  # what a cell mostly has no need of
 
 
 SWITCH = "RESERVE_GPU_TELL_WAITERS"  # "0": no
-EVERY_S = 600.0  # at most so often somebody is told
+EVERY_S = 600.0  # at most so often the holder is told
+IDLE_S = 600.0  # nothing is called idle that was reserved, or used, within so long
 MUTEX_LIMIT_S = 0.2
 PAUSE_S = 5.0  # a cell is no reason to ask the driver again at once
 QUICK_S = 0.05  # a look that takes longer is made again so much later
@@ -40,12 +42,13 @@ QUICK_S = 0.05  # a look that takes longer is made again so much later
 class Waiters(Feature):
     """Tells of each of those who wait once, and of each stranger on a device.
 
-    pause_s: between two looks; longer after a slow one.
+    pause_s: between two looks; longer after a slow one. idle_s: see IDLE_S.
     """
 
-    def __init__(self, owner: Owner, pause_s: float = PAUSE_S) -> None:
+    def __init__(self, owner: Owner, pause_s: float = PAUSE_S, idle_s: float = IDLE_S) -> None:
         super().__init__(owner)
-        self._pause_s = pause_s
+        self._pause_s, self._idle_s = pause_s, idle_s
+        self._used_at = -inf  # as far as is known; by time.monotonic()
         self._known: set[tuple[str, int]] = set()  # who waits, or uses a device, and was told of
         self._tell_at = 0.0  # who waits, at the earliest; by time.monotonic()
         self._seen: Answered | None = None  # the reservation whose devices were looked at
@@ -73,16 +76,27 @@ class Waiters(Feature):
         is_watched: tells whether a person reads it.
         """
         now = time.monotonic()
-        if os.environ.get(SWITCH) == "0" or now < self._tell_at:
+        if os.environ.get(SWITCH) == "0" or now < self._tell_at or self._may_be_used(held, now):
             return None
         first = first_of(held.devices, self._known)
-        if first is None or not is_watched() or use.is_used(held, cells().began):
+        if first is None or not is_watched():
+            return None
+        if use.is_used(held, min(cells().began, time.time() - self._idle_s)):
+            self._used_at = now
             return None
         if self.owner.held is not held:  # it has ended meanwhile
             return None
         self._tell_at = now + EVERY_S
         self._known.add(key(first))
         return somebody_waits(first, held.devices, is_late=environment.cuda_started())
+
+    def _may_be_used(self, held: Held, now: float) -> bool:
+        """Return whether the devices were reserved, or seen in use, a short time ago."""
+        look = self.owner.last_look
+        if look and look.is_used:
+            self._used_at = max(self._used_at, look.at)
+        held_s = proc.now().boot - held.since.boot
+        return min(held_s, now - self._used_at) < self._idle_s
 
 
 def first_of(devices: Sequence[Device], known: Collection[tuple[str, int]]) -> Ticket | None:
@@ -134,12 +148,15 @@ def strangers(listed: Mapping[Device, Sequence[Process]], told: set[tuple[str, i
 
 def somebody_waits(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) -> str:
     """Tell the holder of idle devices who waits for one. is_late: CUDA has started here."""
-    who = shown(ticket.holder.user or "Somebody")
+    who, them = shown(ticket.holder.user or "Another user"), "them"
+    if words.is_of(ticket.holder, proc.user_of(os.getpid())):
+        them = words.one_of(ticket.holder, ticket.holder.user)
+        who = them[:1].upper() + them[1:]
     note = f' ("{shown(ticket.holder.note)}")' if ticket.holder.note else ""
     what = shown(ticket.asks or "a GPU")
-    how = "%reserve_gpu --release gives it to them."
+    how = f"%reserve_gpu --release gives it to {them}."
     if is_late:
-        how = "%reserve_gpu --release and a restart of this kernel give it to them."
+        how = f"%reserve_gpu --release and a restart of this kernel give it to {them}."
     waited = times.duration(max(0.0, (proc.boot_clock_ns() - ticket.number) / 1e9))
     idle = f"{words.labels(devices)} {words.be(len(devices))} idle here"
     return f"{who} has waited {waited} for {what}{note}. {idle}: {how}"

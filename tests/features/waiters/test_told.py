@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
+from reserve_gpu import proc
 from reserve_gpu.core.session import session
-from reserve_gpu.features.waiters.teller import Waiters
+from reserve_gpu.features.waiters.teller import Waiters, somebody_waits
+from reserve_gpu.model import Device, Ticket
 from tests.here import feature
+from tests.holders import a_holder
 from tests.locked import watched
+from tests.machine import CHILD
 from tests.processes import own_name, wait_for
 from tests.waiters import Waiter
 
@@ -30,14 +34,14 @@ pytestmark = [pytest.mark.process]
 NO_PAUSE = """
 from reserve_gpu.core.session import session
 from reserve_gpu.features.waiters.teller import Waiters
-session()._features["Waiters"] = Waiters(session(), pause_s=0.0)
+session()._features["Waiters"] = Waiters(session(), pause_s=0.0, idle_s=0.0)
 """
 IDLE = "gpu\n  memory 8192\n"
 
 
 @pytest.fixture(autouse=True)
 def _nobody_was_told(here: Here) -> None:
-    session()._features["Waiters"] = Waiters(session(), pause_s=0.0)
+    session()._features["Waiters"] = Waiters(session(), pause_s=0.0, idle_s=0.0)
 
 
 @pytest.mark.promise
@@ -54,12 +58,44 @@ def test_who_waits_is_told_once(here: Here) -> None:
         here.write(IDLE)
         feature(Waiters)._tell_at = 0.0  # a moment later
         told = shell.run("pass").shown.strip()
-        assert told.startswith(f"{own_name()} has waited ")
-        how = "GPU0 is idle here: %reserve_gpu --release gives it to them."
+        assert told.startswith(f"Your {CHILD} has waited ")
+        how = f"GPU0 is idle here: %reserve_gpu --release gives it to your {CHILD}."
         assert told.endswith(f' for GPU0 ("thesis"). {how}')
         assert "has waited" not in shell.run("pass").all
         shell.run("%reserve_gpu --release")
         assert waiter.answer().value == "0"
+
+
+def test_nothing_is_called_idle_in_its_first_ten_minutes(here: Here) -> None:
+    """A GPU that was reserved or used in the last ten minutes is not offered to who waits."""
+    here.write(IDLE)
+    session()._features["Waiters"] = waiters = Waiters(session(), pause_s=0.0)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    with here.child() as child:
+        Waiter(here, child)
+        assert "has waited" not in shell.run("pass").all
+        for lock in session().now.locks.values():
+            lock.taken = lock.taken.later(-600.0)  # ten minutes later
+        here.write(f"{IDLE}  compute {os.getpid()} 900\n  utilisation 90\n")
+        assert "has waited" not in shell.run("pass").all
+        here.write(IDLE)
+        assert "has waited" not in shell.run("pass").all  # it was in use just now
+        waiters._used_at -= 600.0
+        assert "has waited" in shell.run("pass").all
+
+
+def test_another_user_who_waits_is_named() -> None:
+    """A waiter of another user is called by that user's name, and a user's own by its notebook."""
+    own = a_holder(os.getpid(), own_name(), "b.ipynb", seen=True)
+    for holder, who, them in (
+        (own._replace(owner="bob"), "bob", "them"),
+        (own, "Your b.ipynb", "your b.ipynb"),
+    ):
+        ticket = Ticket(proc.boot_clock_ns(), "queue-1-0.lock", None, holder)
+        told = somebody_waits(ticket, [Device(0, "GPU-a")], is_late=True)
+        assert told.startswith(f"{who} has waited 0 s for a GPU. GPU0 is idle here: ")
+        assert told.endswith(f"and a restart of this kernel give it to {them}.")
 
 
 def test_at_most_every_ten_minutes(here: Here) -> None:
