@@ -16,7 +16,6 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import CUnicode, Unicode, observe
 
-import reserve_gpu
 from reserve_gpu import calls, heir, proc, settings, this_kernel
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import cells
@@ -199,7 +198,7 @@ def _package() -> tuple[int, int] | None:
     An installation replaces all files. A new one of the same path has another inode or time.
     """
     with suppress(OSError):
-        status = os.stat(reserve_gpu.__file__)
+        status = os.stat(os.path.join(os.path.dirname(__file__), "__init__.py"))
         return status.st_ino, status.st_mtime_ns
     return None
 

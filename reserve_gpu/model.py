@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from reserve_gpu import foreign
+from reserve_gpu.clocks import Instant
 
 Variables: TypeAlias = Mapping[str, str | None]  # of the environment; None: it is not set
 Fact: TypeAlias = str | float | bool  # what a feature leaves to itself
@@ -222,38 +223,6 @@ class Size(NamedTuple):
         if self.percent is None:
             return self
         return Size(max(1.0, (device.usable_mib or 0) * self.percent // 100))
-
-
-class Instant(NamedTuple):
-    """One instant by two clocks.
-
-    A board without a battery boots with its clock at 1970 until NTP sets it. So durations count by
-    the boot clock, and only moments that people have typed by the wall clock.
-
-    Attributes:
-        wall: Seconds since the epoch. People and NTP set this clock.
-        boot: Seconds since the boot (CLOCK_BOOTTIME). Nobody sets it, and it counts suspension.
-    """
-
-    wall: float
-    boot: float
-
-    def clock_set_s(self, wall: float, boot: float | None) -> float:
-        """Return the whole seconds by which the wall clock was set since another instant.
-
-        Args:
-            wall: The other instant by the wall clock.
-            boot: The same by the boot clock; None if it is not known.
-        """
-        return 0.0 if boot is None else float(round(self.wall - self.boot - wall + boot))
-
-    def later(self, seconds: float) -> "Instant":
-        """Return the instant so many seconds later."""
-        return Instant(self.wall + seconds, self.boot + seconds)
-
-    def at(self, now: "Instant") -> "Instant":
-        """Return the same instant, by the wall clock as that is set now."""
-        return self._replace(wall=self.wall + now.clock_set_s(self.wall, self.boot))
 
 
 class Lease(NamedTuple):

@@ -10,9 +10,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from reserve_gpu import accounts, settings
+from reserve_gpu.clocks import Instant
 from reserve_gpu.errors import COMMAND_LIMIT, TOO_MANY_FILES, ReserveGPUError
 from reserve_gpu.forks import no_fork
-from reserve_gpu.model import Instant
 from reserve_gpu.this_process import command
 
 if TYPE_CHECKING:

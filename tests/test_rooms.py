@@ -53,7 +53,7 @@ ROOMS = [
     {"errors"},
     {"notices"},
     {"model"},
-    {"foreign"},
+    {"foreign", "clocks"},
     {"forks"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}

@@ -414,8 +414,9 @@ def lock_of(machine: Machine) -> Path:
 def age(lock: Path, seconds: float) -> None:
     """Let a reservation have been made so long ago, and nothing been done since."""
     record = json.loads(lock.read_text())
-    record["since"] -= seconds
-    record["written"] -= seconds
+    for name in ("since", "written"):
+        record[name] -= seconds
+        record[f"{name}_boot"] -= seconds
     lock.write_text(json.dumps(record))
     os.utime(lock, (record["written"], record["written"]))
 

@@ -19,10 +19,11 @@ from reserve_gpu.core.request import rules
 from reserve_gpu.errors import LockError, RequestError, own_line
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, LockDirectory
 from reserve_gpu.locks.holders import is_own_guest, place_of_host
-from reserve_gpu.model import NO_LEASE, Device, Holder, Instant, Lease, Promise, Reserved
+from reserve_gpu.model import NO_LEASE, Device, Holder, Lease, Promise, Reserved
 from reserve_gpu.notices import HAS_GONE, TIME_IS_OVER
 
 if TYPE_CHECKING:
+    from reserve_gpu.clocks import Instant
     from reserve_gpu.core import quota
     from reserve_gpu.model import Record
 else:

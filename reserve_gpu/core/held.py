@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import proc
 from reserve_gpu.calls import Late
+from reserve_gpu.clocks import Instant
 from reserve_gpu.core import policy
 from reserve_gpu.errors import Failure
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import without_guests
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.model import Device, End, Fact, Holder, Instant, Lease, Promise, Request
+from reserve_gpu.model import Device, End, Fact, Holder, Lease, Promise, Request
 
 if TYPE_CHECKING:
     from reserve_gpu import notices as notice

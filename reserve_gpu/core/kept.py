@@ -26,12 +26,13 @@ from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE, LockDirectory
 from reserve_gpu.locks.holders import is_sharers
-from reserve_gpu.model import Holder, Instant, Record, Row, State
+from reserve_gpu.model import Holder, Record, Row, State
 from reserve_gpu.notices import LeftRunning, Notice, UsedByOthers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from reserve_gpu.clocks import Instant
     from reserve_gpu.core.feature import Owner
     from reserve_gpu.core.held import Held
     from reserve_gpu.gpus.nvml import Place

@@ -12,11 +12,13 @@ from reserve_gpu.core import features
 from reserve_gpu.errors import Failure
 from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import device_of, lock_name
-from reserve_gpu.model import Device, Fault, Holder, Instant, Lease, Request, Row, Rules, State
+from reserve_gpu.model import Device, Fault, Holder, Lease, Request, Row, Rules, State
 from reserve_gpu.notices import CannotProlong, EndsAnyway, Shortened, TooLong, TooMany
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+
+    from reserve_gpu.clocks import Instant
 
 
 def allowed(

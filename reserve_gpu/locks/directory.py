@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from reserve_gpu.model import Holder, Instant, Ticket
+    from reserve_gpu.clocks import Instant
+    from reserve_gpu.model import Holder, Ticket
 
 NAME = "reserve_gpu"
 # Machine-wide places, best first. /tmp is last: a service with PrivateTmp has one of its own.

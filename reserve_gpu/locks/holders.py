@@ -20,7 +20,7 @@ from reserve_gpu.model import Asks, Holder, Record, Ticket
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from reserve_gpu.model import Instant
+    from reserve_gpu.clocks import Instant
 
 SHARE = ".share"  # in the name of a sharer's file: UUID.share-UID-N.lock
 # A file that was changed no later than this after its record was only written: no cell has ended.

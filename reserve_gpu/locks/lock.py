@@ -18,7 +18,8 @@ from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 
 if TYPE_CHECKING:
-    from reserve_gpu.model import Instant, Record
+    from reserve_gpu.clocks import Instant
+    from reserve_gpu.model import Record
 
 with suppress(ImportError):  # Windows, where nothing can be reserved
     import fcntl

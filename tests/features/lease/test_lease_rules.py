@@ -10,10 +10,11 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import RequestError, rules
+from reserve_gpu.clocks import Instant
 from reserve_gpu.core import quota
 from reserve_gpu.core.request import parse
 from reserve_gpu.errors import Failure
-from reserve_gpu.model import NO_LEASE, Instant, Lease
+from reserve_gpu.model import NO_LEASE, Lease
 from reserve_gpu.report.messages import say
 from tests.reserving import got
 from tests.test_rules import ENDS

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reserve_gpu import proc
+from reserve_gpu.clocks import Instant
 from reserve_gpu.features.lease import schedule
 from reserve_gpu.features.lease.lease_notices import Action
 from reserve_gpu.features.lease.schedule import Circumstances
 from reserve_gpu.locks.holders import _keeper, named
-from reserve_gpu.model import Instant, Lease, Promise, Record
+from reserve_gpu.model import Lease, Promise, Record
 from reserve_gpu.report import times, words
 from tests.processes import US, wait_for
 from tests.test_rules import ENDS
