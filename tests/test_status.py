@@ -490,7 +490,9 @@ def test_absurd_times_are_not_shown(here: Here) -> None:
             ("x", "y", 1),
             (1e99, 9, 0),
         ]:
-            lock.write_text(json.dumps({**record, "since": since, "written": written}))
+            times = {"since": since, "written": written}
+            by_boot = {f"{name}_boot": value for name, value in times.items()}
+            lock.write_text(json.dumps({**record, **times, **by_boot}))
             os.utime(lock, (mtime, mtime))
             text = str(reserve_gpu.status())
             assert f"(pid {holder.pid}), idle\n" in text
