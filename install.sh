@@ -37,8 +37,9 @@ find_python() {
 
 # Sets facts to lines NAME=VALUE about this Python; "fact NAME" prints one. It runs in /, as Python imports from the
 # current folder. The name is the same for python and python3 of one environment, and ASCII, to fit into any file.
+# The folder is IPython's, by the rules of IPython.paths.get_ipython_dir.
 ask_python() {
-    facts=$(cd / && "$PYTHON" -c '
+    facts=$(from=$PWD && cd / && "$PYTHON" -c '
 import sys
 if sys.version_info < (3, 10):
     sys.exit(3)
@@ -52,7 +53,15 @@ if sys.prefix == sys.base_prefix and os.path.exists(notice) and not is_forced:
     print("managed=" + notice)
 for package in list(importlib.metadata.distributions(name="reserve_gpu"))[:1]:
     print("installed=%s in %s" % (package.version, package.locate_file("")))
-' 2>/dev/null </dev/null) || case $? in
+home = os.path.realpath(os.path.expanduser("~"))
+folder = os.path.join(home, ".ipython")
+xdg = os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config"), "ipython")
+if not os.path.exists(folder) and os.access(xdg, os.W_OK) and os.path.isdir(xdg) and not os.path.islink(xdg):
+    folder = xdg
+folder = os.path.expanduser(os.environ.get("IPYTHONDIR", folder))
+if not folder.startswith("/~/"):
+    print("folder=" + os.path.normpath(os.path.join(sys.argv[1], folder)))
+' "$from" 2>/dev/null </dev/null) || case $? in
         3) fail "$PYTHON is older than 3.10; name a newer one: PYTHON=/path/to/python sh install.sh" ;;
         *) fail "$PYTHON does not run as a Python; name another: PYTHON=/path/to/python sh install.sh" ;;
     esac
@@ -106,17 +115,10 @@ uninstall_package() {
 
 # --- ipython_config.py: a block between two marks, which names the Pythons that it was added for ---
 
-# Sets config to the file that IPython reads, by the rules of IPython.paths.get_ipython_dir.
+# Sets config to the file that IPython reads.
 find_config() {
-    folder=${HOME:?is not set}/.ipython
-    xdg=${XDG_CONFIG_HOME:-$HOME/.config}/ipython
-    if [ ! -e "$folder" ] && [ -d "$xdg" ] && [ -w "$xdg" ] && [ ! -L "$xdg" ]; then folder=$xdg; fi
-    folder=${IPYTHONDIR-$folder}
-    case $folder in
-        /*) ;;
-        \~ | \~/*) folder=$HOME${folder#\~} ;;
-        *) folder=$PWD/$folder ;;
-    esac
+    folder=$(fact folder)
+    [ -n "$folder" ] || fail "this user has no home directory; set HOME or IPYTHONDIR"
     if [ -n "${IPYTHONDIR+set}" ]; then IPYTHONDIR=$folder; fi # is_loaded starts IPython in another folder
     config=$folder/profile_default/ipython_config.py
     copy=$config.before-reserve_gpu
@@ -140,7 +142,7 @@ read_config() {
 }
 
 has_own_line() {
-    LC_ALL=C grep -q '^[^#]*reserve_gpu' "$config"
+    LC_ALL=C grep -qs '^[^#]*reserve_gpu' "$1"
 }
 
 check_change() {
@@ -153,7 +155,7 @@ check_add() {
     place=$config
     while [ ! -e "$place" ] && [ ! -L "$place" ]; do place=${place%/*} && place=${place:-/}; done
     if [ -f "$config" ]; then
-        [ -n "$named" ] || { [ -z "$first" ] && has_own_line; } || check_change
+        [ -n "$named" ] || { [ -z "$first" ] && has_own_line "$config"; } || check_change
     elif [ "$place" = "$config" ] || [ ! -d "$place" ] || [ ! -w "$place" ]; then
         fail "$config cannot be made: $place is no folder to write in; IPYTHONDIR names another place"
     fi
@@ -167,7 +169,7 @@ write_config() {
 }
 
 # put_block PYTHONS: writes the block with these names, in its place or at the end of the file. Its guard is for the
-# environments without the package, which share the file.
+# environments without the package, which share the file. A folder of that name without an __init__.py has no origin.
 put_block() {
     end=$(($(wc -l <"$scratch/before") + 2))
     {
@@ -177,7 +179,7 @@ put_block() {
 # >>> reserve_gpu (added by install.sh, which takes it away with --uninstall) >>>
 $(printf '%s\n' "$1" | sed 's/^/# for /')
 import importlib.util
-if importlib.util.find_spec("reserve_gpu"):
+if getattr(importlib.util.find_spec("reserve_gpu"), "origin", None):
     get_config().InteractiveShellApp.extensions.append("reserve_gpu")
 # <<< reserve_gpu <<<
 EOF
@@ -232,19 +234,39 @@ take_out_name() {
 # Starts IPython as it starts for the user, and looks whether the magic is there. TERM: no window title in its output.
 is_loaded() {
     look='if get_ipython().find_line_magic("reserve_gpu"): print("\n%reserve_gpu is there")'
-    (cd / && TERM=dumb "$PYTHON" -m IPython --no-banner --colors=NoColor -c "$look") >"$scratch/start" 2>&1 </dev/null || :
-    grep -qx '%reserve_gpu is there' "$scratch/start"
+    (cd / && TERM=dumb "$PYTHON" -m IPython --no-banner --colors=NoColor -c "$look") >"$scratch/terminal" 2>&1 </dev/null || :
+    grep -qx '%reserve_gpu is there' "$scratch/terminal"
 }
 
-# Prints what keeps IPython from loading the extension, as far as files and its own words tell.
-obstacle() {
-    json=${config%.py}.json
-    if grep -qs '"extensions"' "$json" && ! grep -q '"reserve_gpu"' "$json"; then
-        echo "the extensions in $json replace those of ipython_config.py; add \"reserve_gpu\" to them"
+# ask terminal|kernel OUTPUT: prints what tools/find_extension.py answers; if it finds no reason, the last error in the
+# file OUTPUT, where a kernel's output goes.
+ask() {
+    : >"$scratch/answer"
+    if [ "$1" = terminal ]; then output=/dev/null; else output=$2; fi
+    (cd / && "$PYTHON" "$here/tools/find_extension.py" "$1" "$scratch/answer") >"$output" 2>&1 </dev/null || :
+    if [ -s "$scratch/answer" ]; then
+        cat "$scratch/answer"
     else
-        words=$(grep -E '^[A-Za-z0-9_.]*(Error|Exception|Exit|Interrupt)(:|$)' "$scratch/start" || cat "$scratch/start")
+        words=$(grep -E '^[A-Za-z0-9_.]*(Error|Exception|Exit|Interrupt)(:|$)' "$2" || cat "$2")
         printf '%s\n' "${words:-it does not say why}" | tail -n 1
     fi
+}
+
+# Sets programs to those that were started, and missing to the reason if one of them does not load the extension.
+# A kernel reads more files than a terminal's IPython.
+look() {
+    programs=IPython
+    missing=''
+    if ! is_loaded; then
+        missing="IPython does not load reserve_gpu in spite of the lines in $config: $(ask terminal "$scratch/terminal")"
+        return
+    fi
+    found=$(ask kernel "$scratch/kernel")
+    case $found in
+        loaded) programs='IPython and of kernels' ;;
+        'no kernels') ;;
+        *) missing="kernels do not load reserve_gpu in spite of the lines in $config: $found" ;;
+    esac
 }
 
 install() {
@@ -253,12 +275,13 @@ install() {
     check_add
     install_package
     read_config # again, as it may have changed meanwhile
-    if [ -z "$first" ] && is_loaded; then
-        echo "Loaded at every start of IPython already, by your configuration or the system's; nothing was added to it"
+    if [ -z "$first" ] && look && [ -z "$missing" ]; then
+        echo "Loaded at every start of $programs already, by your configuration or the system's; nothing was added to it"
     else
         [ -n "$named" ] || add_name
-        is_loaded || fail "IPython does not load reserve_gpu in spite of the lines in $config: $(obstacle)"
-        echo "Loaded at every start of IPython by $config"
+        look
+        [ -z "$missing" ] || fail "$missing"
+        echo "Loaded at every start of $programs by $config"
     fi
     ipython="\"$PYTHON\" -m IPython"
     if [ "$(command -v ipython)" = "${PYTHON%/*}/ipython" ]; then ipython=ipython; fi
@@ -271,9 +294,10 @@ uninstall() {
     uninstall_package
     read_config
     take_out_name
-    if [ -f "$config" ] && [ -z "$others" ] && has_own_line; then
-        echo "Left as it is: a line of your own in $config names reserve_gpu"
-    fi
+    [ -z "$others" ] || return 0
+    for file in "$config" "${config%/*}/ipython_kernel_config.py"; do
+        if [ -f "$file" ] && has_own_line "$file"; then echo "Left as it is: a line of your own in $file names reserve_gpu"; fi
+    done
 }
 
 action=install

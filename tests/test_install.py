@@ -9,6 +9,8 @@ IPython, which it finds where these tests find theirs. Nothing is written outsid
 from __future__ import annotations
 
 import os
+import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from traitlets.config.loader import LazyConfigValue, PyFileConfigLoader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+USER = pwd.getpwuid(os.geteuid()).pw_name
 CHECKOUT = Path(__file__).resolve().parent.parent
 SHELL = shutil.which("dash") or "/bin/sh"
 OWN_LINE = b"get_config().InteractiveShellApp.extensions.append('reserve_gpu')\n"
@@ -416,15 +419,80 @@ def test_example_configuration(home: Home, env: dict[str, str]) -> None:
     assert home.files() == before
 
 
-@pytest.mark.process
-def test_json_in_the_way(home: Home, env: dict[str, str]) -> None:
-    """A list of extensions in ipython_config.json, which replaces ours, is found and named."""
-    home.write(b"")
-    json = home.config.with_suffix(".json")
-    json.write_text('{"InteractiveShellApp": {"extensions": ["json"]}}')
-    assert f"the extensions in {json} replace those" in complained(install_sh(env=env))
-    json.write_text('{"InteractiveShellApp": {"extensions": ["reserve_gpu"]}}')
-    assert f"Loaded at every start of IPython by {home.config}\n" in done(install_sh(env=env))
+FOUND_BY = """\
+c = get_config()
+c.InteractiveShellApp.extensions.append("reserve_gpu")
+"""
+REPLACED = 'the extensions are replaced by {} in {}; add "reserve_gpu" to that list'
+
+
+KERNEL_FILE = "ipython_kernel_config.py"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text", "setting"),
+    [
+        pytest.param(kind, *rest, marks=mark)
+        for mark, kind, *rest in [
+            (pytest.mark.process, "kernel", KERNEL_FILE, "", None),
+            (
+                pytest.mark.process,
+                "kernel",
+                KERNEL_FILE,
+                "c.IPKernelApp.extensions = ['autoreload']",
+                "c.IPKernelApp.extensions",
+            ),
+            (
+                pytest.mark.full,
+                "kernel",
+                KERNEL_FILE,
+                "c.InteractiveShellApp.extensions = []",
+                "c.InteractiveShellApp.extensions",
+            ),
+            (
+                pytest.mark.full,
+                "kernel",
+                "ipython_kernel_config.json",
+                '{"IPKernelApp": {"extensions": ["autoreload"]}}',
+                "IPKernelApp.extensions",
+            ),
+            (
+                pytest.mark.full,
+                "kernel",
+                "ipython_config.json",
+                '{"InteractiveShellApp": {"extensions": ["autoreload"]}}',
+                "InteractiveShellApp.extensions",
+            ),
+            (
+                pytest.mark.process,
+                "terminal",
+                "ipython_config.json",
+                '{"TerminalIPythonApp": {"extensions": ["autoreload"]}}',
+                "TerminalIPythonApp.extensions",
+            ),
+            *[
+                (pytest.mark.full, "kernel", KERNEL_FILE, line, None)
+                for line in (
+                    "c.IPKernelApp.extensions.append('json')",
+                    "c.IPKernelApp.extensions = ['reserve_gpu']",
+                    "raise ValueError('of mine')",
+                )
+            ],
+        ]
+    ],
+)
+def test_a_setting_that_replaces_the_extensions_is_named(
+    kind: str, name: str, text: str, setting: str | None, home: Home
+) -> None:
+    """A kernel is started; if it lacks the magic, the file and the setting at fault are named."""
+    home.write(FOUND_BY.encode())
+    file = home.config.with_name(name)
+    file.write_text(text if name.endswith(".json") else f"c = get_config()\n{text}\n")
+    answer = home.path / "answer"
+    command = [sys.executable, str(CHECKOUT / "tools" / "find_extension.py"), kind, str(answer)]
+    done = subprocess.run(command, env=home.environ(), cwd="/", capture_output=True, check=False)
+    expected = REPLACED.format(setting, file) if setting else "loaded"
+    assert answer.read_text() == expected, done.stderr.decode()
 
 
 @pytest.mark.full
@@ -494,18 +562,90 @@ def test_disk_full(before: bytes | None, home: Home, env: dict[str, str], tmp_pa
     assert home.config.read_bytes() == (before or b"")
 
 
+# --- a clone next to the notebook ----------------------------------------------------------------
+
+
+@pytest.fixture
+def above(tmp_path: Path) -> Path:
+    """Return the folder above a clone called reserve_gpu."""
+    (tmp_path / "work" / "reserve_gpu" / "reserve_gpu").mkdir(parents=True)
+    (tmp_path / "work" / "reserve_gpu" / "reserve_gpu" / "__init__.py").touch()
+    return tmp_path / "work"
+
+
+@pytest.mark.process
+def test_the_errors_of_a_clone_next_to_the_notebook_are_explained(
+    above: Path, home: Home, tmp_path: Path
+) -> None:
+    """docs/install.md names what Python and IPython say if they take a clone for the package."""
+    python = make_environment(tmp_path / "environment")
+    page = (CHECKOUT / "docs" / "install.md").read_text()
+    for line, said in [
+        (["-m", "IPython", "-c", "%load_ext reserve_gpu"], "not an IPython extension"),
+        (["-c", "import reserve_gpu; reserve_gpu.reserve()"], "has no attribute 'reserve'"),
+        (["-m", "reserve_gpu"], "No module named reserve_gpu.__main__"),
+        (["-c", "import reserve_gpu.forks"], "No module named 'reserve_gpu.forks'"),
+    ]:
+        command = [str(python), *line]
+        result = subprocess.run(
+            command, env=home.environ(), cwd=above, capture_output=True, text=True, check=False
+        )
+        assert said in result.stdout + result.stderr
+        assert said in page
+
+
+@pytest.mark.process
+def test_the_lines_do_not_take_a_folder_for_the_package(
+    above: Path, home: Home, env: dict[str, str], other: dict[str, str]
+) -> None:
+    """An environment without the package loads nothing, also in the folder above a clone."""
+    done(install_sh(env=env))
+    command = [other["PYTHON"], "-m", "IPython", "print('loaded', __import__('sys').modules)"]
+    loaded = subprocess.check_output(command, env=home.environ(), cwd=above, text=True)
+    assert "'traitlets'" in loaded
+    assert "'reserve_gpu'" not in loaded
+
+
+def test_readme_clones_into_a_folder_that_python_cannot_import() -> None:
+    """The clone that README.md makes is never taken for the package."""
+    readme = (CHECKOUT / "README.md").read_text()
+    (folder,) = re.findall(r"git clone \S+ (\S+) && cd \1", readme)
+    assert not folder.isidentifier()
+
+
 # --- where the file is ---------------------------------------------------------------------------
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "case", ["home", "IPYTHONDIR", "relative", "tilde", "XDG", "XDG and home", "XDG link"]
+    "case",
+    [
+        "home",
+        "no HOME",
+        "IPYTHONDIR",
+        "relative",
+        "tilde",
+        "user",
+        "dots",
+        "XDG",
+        "XDG and home",
+        "XDG link",
+    ],
 )
 def test_same_place_as_ipython(case: str, home: Home, env: dict[str, str]) -> None:
     """The file is where IPython.paths.get_ipython_dir says, with and without IPYTHONDIR."""
-    if case in ("IPYTHONDIR", "relative", "tilde"):
-        start = {"IPYTHONDIR": str(home.path), "relative": "..", "tilde": "~"}[case]
-        env["IPYTHONDIR"] = f"{start}/ipython dir"
+    starts = {
+        "IPYTHONDIR": str(home.path),
+        "relative": "..",
+        "no HOME": str(home.path),
+        "tilde": "~",
+        "user": f"~{USER}/{os.path.relpath(home.path, pwd.getpwnam(USER).pw_dir)}",
+        "dots": f"{home.path}/./x/..//",
+    }
+    if case in starts:
+        env["IPYTHONDIR"] = f"{starts[case]}/ipython dir" + "/" * (case == "dots")
+    if case == "no HOME":
+        del env["HOME"]
     if case.startswith("XDG"):
         env["XDG_CONFIG_HOME"] = str(home.path / "xdg")
         (home.path / "elsewhere").mkdir()
@@ -779,7 +919,17 @@ def test_real_installation(installed: Installed) -> None:
         (
             "ipython_config.json",
             b'{"InteractiveShellApp": {"extensions": ["autoreload"]}}',
-            "ipython_config.json replace those of",
+            "the extensions are replaced by InteractiveShellApp.extensions in",
+        ),
+        (
+            "ipython_kernel_config.py",
+            b"get_config().IPKernelApp.extensions = ['autoreload']\n",
+            "kernels do not load reserve_gpu",
+        ),
+        (
+            "ipython_config.py",
+            b"get_config().TerminalIPythonApp.extensions = ['reserve_gpu']\n",
+            "Loaded at every start of IPython and of kernels by",
         ),
         ("startup/1.py", b"1 / 0\n", "Loaded at every start"),
         ("startup/1.py", b"__import__('os')._exit(0)\n", "does not say why"),
@@ -788,7 +938,7 @@ def test_real_installation(installed: Installed) -> None:
 def test_what_the_real_ipython_does(
     name: str, data: bytes, said: str, installed: Installed, home: Home, tmp_path: Path
 ) -> None:
-    """What it says about the user's own configuration is true of the real IPython."""
+    """What it says about the user's own configuration is true of the real IPython and kernel."""
     path = home.config.parent / name
     path.parent.mkdir(parents=True)
     path.write_bytes(data)
@@ -796,7 +946,12 @@ def test_what_the_real_ipython_does(
     program = make_program(tmp_path / "python", no_pip, f'exec "{installed.python}" "$@"')
     result = install_sh(env=home.environ(PYTHON=program))
     assert said in result.stdout + result.stderr
-    is_loaded = "loaded: True" in run_ipython(installed.python, home.environ())
+    env = home.environ()
+    answer = tmp_path / "answer"
+    ask = [str(installed.python), str(CHECKOUT / "tools" / "find_extension.py"), "kernel"]
+    subprocess.run([*ask, str(answer)], env=env, cwd="/", capture_output=True, check=False)
+    is_in_kernel = answer.exists() and answer.read_text() == "loaded"
+    is_loaded = "loaded: True" in run_ipython(installed.python, env) and is_in_kernel
     assert result.returncode == (0 if is_loaded else 1)
 
 
