@@ -34,7 +34,7 @@ from tests.lab import (
     opening,
     show_theme,
 )
-from tests.locked import locked
+from tests.locked import locked, make_older
 from tests.machine import LIMIT_S, Machine, program
 from tests.processes import wait_for
 from tests.reserving import MOMENT
@@ -545,6 +545,9 @@ def test_a_hand_over(on_lab: Machine, page: Page, open_notebook: Callable[..., N
     says(item(page), "^waits, number 1$")
     says(own(page, "right.ipynb").last, "waits, number 1, for a GPU")
     left.bring_to_front()
+    says(item(page), r"^GPU0 · 0.0 of 80.0 GiB$")  # it has just been reserved
+    expect(messages(page)).to_have_count(0)
+    make_long_ago(on_lab)
     says(item(page), r"^GPU0 · 0.0 of 80.0 GiB · idle; your right\.ipynb waits for a GPU$")
     assert is_urgent(page, "near")
     wanted = told(page, r"GPU0 lies idle in left\.ipynb, and your right\.ipynb waits for a GPU\.")
@@ -566,6 +569,7 @@ def test_a_button_looks_before_it_releases(
     notebook = open_notebook("train.ipynb", "%reserve_gpu -n 3")
     notebook.run(0)
     notebook.finish(0)
+    make_long_ago(on_lab)
     with on_lab.child(JPY_SESSION_NAME="small.ipynb") as child:
         child.send("reserve_gpu.reserve(wait=True)")
         message = told(page, "GPU0, GPU1 and GPU2 lie idle.*small.ipynb waits for a GPU")
@@ -609,10 +613,9 @@ def stale(page: Page) -> Iterator[None]:
 
 
 def make_long_ago(machine: Machine) -> None:
-    """Let the only reservation have begun an hour earlier; of a short one no end is told."""
-    (path,) = (machine.locks / name for name in held(machine))
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps(record | {"since": record["since"] - 3600}))
+    """Let all reservations have begun an hour ago; of a short one no end is told."""
+    for name in held(machine):
+        make_older(machine.locks / name, 3600)
 
 
 def level(message: Locator) -> str:

@@ -32,6 +32,7 @@ export interface IDevice {
   holders: IHolder[];
   processes: { user: string | null }[];
   is_reserved_but_idle: boolean | null;
+  idle_for_s: number | null;
   next_in_line: number | null;
 }
 
@@ -108,13 +109,15 @@ export function isSame(one: IProcess, other: IProcess): boolean {
   return one.pid === other.pid && one.since === other.since;
 }
 
+const IDLE_S = 600; // before that nothing of the user's own is called idle
+
 /** A wait of somebody, and the devices for it that lie idle. */
 export interface IWish {
   ticket: ITicket;
   devices: IDevice[];
 }
 
-/** Return who comes first of those who wait for what lies idle in a reservation. */
+/** Return who comes first of those who wait for what has been idle in a reservation for long. */
 export function wish(
   status: IStatus,
   { holder, pid, devices }: IReservation
@@ -122,7 +125,11 @@ export function wish(
   if (holder.kept_until !== null) {
     return null;
   }
-  const idle = devices.filter(device => device.is_reserved_but_idle);
+  const age = status.time - (holder.since ?? status.time);
+  const idle = devices.filter(
+    device =>
+      device.is_reserved_but_idle && (device.idle_for_s ?? age) >= IDLE_S
+  );
   for (const ticket of status.waiting.filter(other => other.pid !== pid)) {
     const wanted = idle.filter(({ uuid }) => ticket.wants.includes(uuid ?? ''));
     if (wanted.length) {

@@ -2,6 +2,7 @@
 
 import {
   type IDevice,
+  type IProcess,
   type IReservation,
   type IStatus,
   type IWish,
@@ -124,10 +125,12 @@ export function has(reservation: IReservation, now: number): string {
 
 /** Return `bob waits for 2 GPUs`, of one's own `your fold.ipynb waits for a GPU`. */
 export function waits({ ticket }: IWish): string {
-  const who = ticket.is_own
-    ? `your ${name(ticket)}`
-    : short(ticket.user ?? 'somebody');
-  return `${who} waits for ${short(ticket.asks ?? 'a GPU')}`;
+  return `${who(ticket)} waits for ${short(ticket.asks ?? 'a GPU')}`;
+}
+
+/** Return `bob`, or `your fold.ipynb` of a process of the user who reads it. */
+function who(one: IProcess): string {
+  return one.is_own ? `your ${name(one)}` : short(one.user ?? 'somebody');
 }
 
 /** Return `No GPU is free: alice has GPU0 and GPU2, GPU1 is broken.`; null if one is free. */
@@ -141,11 +144,14 @@ export function refusal(status: IStatus): string | null {
     groups.set(key, [...(groups.get(key) ?? []), device]);
   }
   let text = '';
+  let left = status.devices.length;
   for (const [key, devices] of groups) {
     const next = key.replace('\n', labels({ devices }));
-    if (text.length + next.length > LIST_LIMIT) {
-      return `No GPU is free: ${text}, and others.`;
+    if (text && text.length + next.length > LIST_LIMIT) {
+      const are = left > 1 ? 'are' : 'is';
+      return `No GPU is free: ${text}, and ${left} more ${are} not free.`;
     }
+    left -= devices.length;
     text += text ? `, ${next}` : next;
   }
   return `No GPU is free: ${text}.`;
@@ -155,10 +161,7 @@ export function refusal(status: IStatus): string | null {
 function whose(status: IStatus, device: IDevice): [string, string] {
   const { holders, processes, next_in_line: next, state } = device;
   if (holders.length) {
-    const people = holders.map(each =>
-      each.is_own ? `your ${name(each)}` : short(each.user ?? 'somebody')
-    );
-    const every = [...new Set(people)];
+    const every = [...new Set(holders.map(who))];
     return [`${listed(every)} ${every.length > 1 ? 'have' : 'has'} `, ''];
   }
   if (processes.length) {
@@ -166,8 +169,7 @@ function whose(status: IStatus, device: IDevice): [string, string] {
     return [`${short(user ?? 'somebody')} uses `, ' without a reservation'];
   }
   if (next) {
-    const { user } = status.waiting[next - 1];
-    return [`${short(user ?? 'somebody')} is next for `, ''];
+    return [`${who(status.waiting[next - 1])} is next for `, ''];
   }
   return ['', ` is ${state}`];
 }
