@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import RequestError, shown
@@ -173,11 +172,8 @@ def _stamps(moment: datetime) -> tuple[float, ...]:
     There are two if the clock is set back over that time. If it is set forward over it, the one
     moment is as long after midnight as the time says.
     """
-    first = moment.replace(fold=0).timestamp()
-    with suppress(ValueError, OverflowError):  # the last days that datetime knows
-        second = moment.replace(fold=1).timestamp()
-        return (first, second) if first < second else (first,)
-    return (first,)
+    first, second = (moment.replace(fold=fold).timestamp() for fold in (0, 1))
+    return (first, second) if first < second else (first,)
 
 
 def _clock(text: str) -> tuple[int, int]:

@@ -330,7 +330,7 @@ def test_since_the_night_of_a_clock_change(now: str, text: str, expected: str) -
     assert quantities.parse_since(text, utc(now)) == (utc(expected), None)
 
 
-@pytest.mark.parametrize("text", ["9999-12-31", "9999-12-31 23:59", "2127-01-01"])
+@pytest.mark.parametrize("text", ["9998-12-31", "2127-01-01 18:00"])
 def test_a_moment_too_far_away(text: str) -> None:
     """A moment in the far future is refused as such."""
     with pytest.raises(RequestError, match="is more than a century away"):
