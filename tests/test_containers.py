@@ -126,6 +126,8 @@ def with_mounts(
 
 RUN_TRUE = (sys.executable, "-m", "reserve_gpu", "run", "--", "true")
 OWN_RUN = "mount -t tmpfs none /run && mkdir -m 1777 /run/lock"
+# As in images of Red Hat; /dev/shm is the host's.
+CLOSED = "chmod 755 /run/lock && mkdir -m 1777 /run/shm && mount --bind /run/shm /dev/shm"
 
 
 @needs_mounts
@@ -136,10 +138,11 @@ OWN_RUN = "mount -t tmpfs none /run && mkdir -m 1777 /run/lock"
     [
         (f"{OWN_RUN} && touch /run/.containerenv", {}, "-v /run/lock/reserve_gpu:"),
         (OWN_RUN, {"APPTAINER_NAME": "x.sif"}, "--bind /run/lock/reserve_gpu"),
+        (f"{OWN_RUN} && {CLOSED}", {"APPTAINER_NAME": "x.sif"}, "--bind /run/lock/reserve_gpu"),
         (OWN_RUN, {"TOOLBOX_PATH": "/usr/bin/toolbox"}, "RESERVE_GPU_LOCK_DIR=/run/host/run/lock"),
         (f"{OWN_RUN} && mount -o remount,ro /run", {"APPTAINER_NAME": "x.sif"}, "--bind /run/lock"),
     ],
-    ids=["podman", "apptainer", "toolbox", "read-only"],
+    ids=["podman", "apptainer", "closed", "toolbox", "read-only"],
 )
 def test_a_container_with_the_hosts_processes(
     machine: Machine, script: str, environ: dict[str, str], expected: str

@@ -18,7 +18,7 @@ from reserve_gpu.errors import Failure, NoFreeDeviceError, RequestError
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks import record
-from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
+from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, preferred_paths
 from reserve_gpu.model import Device, End, Holder, Request, Row, State, Who
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
         if row.use_state is not State.IDLE or (row.usage and row.usage.awaits_reset)
     ]
     path = asking.locks.path
-    if containers.is_private(path):
+    if any(map(containers.is_private, preferred_paths(path))):
         cautions.append(notice.Private(path, containers.how_to_bind()))
     return cautions
 

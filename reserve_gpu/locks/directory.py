@@ -448,6 +448,17 @@ def default_path() -> str:
     )
 
 
+def preferred_paths(path: str) -> tuple[str, ...]:
+    """Return this lock directory, after those that a container's host prefers to it.
+
+    In an image in which `/run/lock` is closed the default is `/dev/shm`, unlike on its host.
+    """
+    if os.environ.get(settings.LOCK_DIRECTORY):
+        return (path,)
+    paths = tuple(f"{place}/{NAME}" for place in PLACES)
+    return paths[: paths.index(path) + 1] if path in paths else (path,)
+
+
 def _second_name(path: str) -> str:
     return f"its lock file is a second name of {MUTEX}. Run: {shell_line(f'rm {path}')}"
 
