@@ -238,14 +238,17 @@ is_loaded() {
     grep -qx '%reserve_gpu is there' "$scratch/terminal"
 }
 
-# ask terminal|kernel OUTPUT: prints what tools/find_extension.py answers; if it finds no reason, the last error in the
-# file OUTPUT, where a kernel's output goes.
-ask() {
+# find_extension terminal|kernel|appends [OUTPUT]: prints what tools/find_extension.py answers.
+find_extension() {
     : >"$scratch/answer"
-    if [ "$1" = terminal ]; then output=/dev/null; else output=$2; fi
-    (cd / && "$PYTHON" "$here/tools/find_extension.py" "$1" "$scratch/answer") >"$output" 2>&1 </dev/null || :
-    if [ -s "$scratch/answer" ]; then
-        cat "$scratch/answer"
+    (cd / && "$PYTHON" "$here/tools/find_extension.py" "$1" "$scratch/answer") >"${2:-/dev/null}" 2>&1 </dev/null || :
+    cat "$scratch/answer"
+}
+
+# why ANSWER OUTPUT: prints the answer, or the last error in the file OUTPUT if the answer is empty.
+why() {
+    if [ -n "$1" ]; then
+        printf '%s\n' "$1"
     else
         words=$(grep -E '^[A-Za-z0-9_.]*(Error|Exception|Exit|Interrupt)(:|$)' "$2" || cat "$2")
         printf '%s\n' "${words:-it does not say why}" | tail -n 1
@@ -258,14 +261,14 @@ look() {
     programs=IPython
     missing=''
     if ! is_loaded; then
-        missing="IPython does not load reserve_gpu in spite of the lines in $config: $(ask terminal "$scratch/terminal")"
+        missing="IPython does not load reserve_gpu in spite of the lines in $config: $(why "$(find_extension terminal)" "$scratch/terminal")"
         return
     fi
-    found=$(ask kernel "$scratch/kernel")
+    found=$(find_extension kernel "$scratch/kernel")
     case $found in
         loaded) programs='IPython and of kernels' ;;
         'no kernels') ;;
-        *) missing="kernels do not load reserve_gpu in spite of the lines in $config: $found" ;;
+        *) missing="kernels do not load reserve_gpu in spite of the lines in $config: $(why "$found" "$scratch/kernel")" ;;
     esac
 }
 
@@ -278,6 +281,8 @@ install() {
     if [ -z "$first" ] && look && [ -z "$missing" ]; then
         echo "Loaded at every start of $programs already, by your configuration or the system's; nothing was added to it"
     else
+        found=$(find_extension appends)
+        [ -z "$found" ] || fail "the lines for $config would keep IPython or kernels from starting: $found"
         [ -n "$named" ] || add_name
         look
         [ -z "$missing" ] || fail "$missing"

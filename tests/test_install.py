@@ -424,9 +424,16 @@ c = get_config()
 c.InteractiveShellApp.extensions.append("reserve_gpu")
 """
 REPLACED = 'the extensions are replaced by {} in {}; add "reserve_gpu" to that list'
-
-
+INSTEAD = "appends too; write c.InteractiveShellApp.extensions there instead"
 KERNEL_FILE = "ipython_kernel_config.py"
+
+
+def ask(kind: str, home: Home, python: str = sys.executable) -> str:
+    """Return what tools/find_extension.py answers, or what it ends with if there is no answer."""
+    answer = home.path / "answer"
+    command = [python, str(CHECKOUT / "tools" / "find_extension.py"), kind, str(answer)]
+    ended = subprocess.run(command, env=home.environ(), cwd="/", capture_output=True, check=False)
+    return answer.read_text() if answer.exists() else ended.stderr.decode()
 
 
 @pytest.mark.parametrize(
@@ -473,7 +480,7 @@ KERNEL_FILE = "ipython_kernel_config.py"
             *[
                 (pytest.mark.full, "kernel", KERNEL_FILE, line, None)
                 for line in (
-                    "c.IPKernelApp.extensions.append('json')",
+                    "c.InteractiveShellApp.extensions.append('json')",
                     "c.IPKernelApp.extensions = ['reserve_gpu']",
                     "raise ValueError('of mine')",
                 )
@@ -488,11 +495,30 @@ def test_a_setting_that_replaces_the_extensions_is_named(
     home.write(FOUND_BY.encode())
     file = home.config.with_name(name)
     file.write_text(text if name.endswith(".json") else f"c = get_config()\n{text}\n")
-    answer = home.path / "answer"
-    command = [sys.executable, str(CHECKOUT / "tools" / "find_extension.py"), kind, str(answer)]
-    done = subprocess.run(command, env=home.environ(), cwd="/", capture_output=True, check=False)
     expected = REPLACED.format(setting, file) if setting else "loaded"
-    assert answer.read_text() == expected, done.stderr.decode()
+    assert ask(kind, home) == expected
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [(KERNEL_FILE, "IPKernelApp"), ("ipython_config.py", "TerminalIPythonApp")],
+)
+def test_an_append_to_another_section_is_named(name: str, section: str, home: Home) -> None:
+    """With ours such an append makes traitlets double a list, and the program hang."""
+    home.write(FOUND_BY.encode())
+    file = home.config.with_name(name)
+    file.write_text(f"get_config().{section}.extensions.append('autoreload')\n")
+    answer = ask("appends", home)
+    assert answer == f"c.{section}.extensions in {file} {INSTEAD}"
+
+
+@pytest.mark.process
+def test_appends_to_the_common_section_go_together(home: Home) -> None:
+    """Appends to InteractiveShellApp in several files are no problem, and nothing is said."""
+    home.write(FOUND_BY.encode())
+    home.config.with_name(KERNEL_FILE).write_bytes(FOUND_BY.encode())
+    assert ask("appends", home) == ""
 
 
 @pytest.mark.full
@@ -927,6 +953,11 @@ def test_real_installation(installed: Installed) -> None:
             "kernels do not load reserve_gpu",
         ),
         (
+            "ipython_kernel_config.py",
+            b"get_config().IPKernelApp.extensions.append('autoreload')\n",
+            "would keep IPython or kernels from starting",
+        ),
+        (
             "ipython_config.py",
             b"get_config().TerminalIPythonApp.extensions = ['reserve_gpu']\n",
             "Loaded at every start of IPython and of kernels by",
@@ -946,12 +977,8 @@ def test_what_the_real_ipython_does(
     program = make_program(tmp_path / "python", no_pip, f'exec "{installed.python}" "$@"')
     result = install_sh(env=home.environ(PYTHON=program))
     assert said in result.stdout + result.stderr
-    env = home.environ()
-    answer = tmp_path / "answer"
-    ask = [str(installed.python), str(CHECKOUT / "tools" / "find_extension.py"), "kernel"]
-    subprocess.run([*ask, str(answer)], env=env, cwd="/", capture_output=True, check=False)
-    is_in_kernel = answer.exists() and answer.read_text() == "loaded"
-    is_loaded = "loaded: True" in run_ipython(installed.python, env) and is_in_kernel
+    is_in_kernel = ask("kernel", home, str(installed.python)) == "loaded"
+    is_loaded = "loaded: True" in run_ipython(installed.python, home.environ()) and is_in_kernel
     assert result.returncode == (0 if is_loaded else 1)
 
 

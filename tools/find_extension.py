@@ -7,39 +7,58 @@ standard library, IPython and ipykernel.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NO_KERNELS = "no kernels"
 LOADED = "loaded"
+LIMIT_S = 120
 
 
 def answer(kind: str, connection_file: str) -> str:
-    """Return LOADED, NO_KERNELS, or the setting that replaces the extensions; empty if none does.
+    """Return LOADED, NO_KERNELS, or the setting at fault; empty if there is none.
 
     Args:
-        kind: `kernel` or `terminal`. Only a kernel is started; of a terminal's IPython the
-            configuration is read.
+        kind: `kernel` starts one. `terminal` reads the configuration of a terminal's IPython.
+            `appends` reads both for an append that does not go together with that of install.sh.
         connection_file: Path of the kernel's connection file, which it writes.
     """
-    app: Any
-    if kind == "terminal":
-        from IPython.terminal.ipapp import TerminalIPythonApp
+    if kind != "terminal" and find_spec("ipykernel"):
+        from ipykernel.kernelapp import IPKernelApp
 
-        app = TerminalIPythonApp.instance()
-        app.init_profile_dir()
-        app.init_config_files()
-        app.load_config_file()
-        return replacing_setting(app)
-    if not find_spec("ipykernel"):
+        app: Any = IPKernelApp.instance()
+        if kind == "kernel":
+            app.initialize(["-f", connection_file])
+            is_loaded = app.shell.find_line_magic("reserve_gpu")
+            return LOADED if is_loaded else replacing_setting(app)
+        if found := appending_setting(app):
+            return found
+    elif kind == "kernel":
         return NO_KERNELS
-    from ipykernel.kernelapp import IPKernelApp
+    from IPython.terminal.ipapp import TerminalIPythonApp
 
-    app = IPKernelApp.instance()
-    app.initialize(["-f", connection_file])
-    return LOADED if app.shell.find_line_magic("reserve_gpu") else replacing_setting(app)
+    terminal: Any = TerminalIPythonApp()
+    return replacing_setting(terminal) if kind == "terminal" else appending_setting(terminal)
+
+
+def appending_setting(app: Any) -> str:
+    """Return the append outside of InteractiveShellApp, and its remedy; empty without one.
+
+    If there is one in each, traitlets makes both share one list and doubles it with each file that
+    it merges (LazyConfigValue.merge_into): the program takes minutes and gigabytes to start.
+    """
+    from traitlets.config.loader import LazyConfigValue
+
+    for section, setting, extensions in settings(app):
+        if section != "InteractiveShellApp" and isinstance(extensions, LazyConfigValue):
+            return f"{setting} appends too; write c.InteractiveShellApp.extensions there instead"
+    return ""
 
 
 def replacing_setting(app: Any) -> str:
@@ -47,15 +66,34 @@ def replacing_setting(app: Any) -> str:
     from traitlets.config.loader import LazyConfigValue
 
     found = ""
-    for section in app.section_names():  # a later section overrides an earlier one, whatever file
-        for name in app.loaded_config_files:  # and a later file an earlier one
-            values = read(app, Path(name)).get(section, {})
-            if isinstance(values.get("extensions", LazyConfigValue()), LazyConfigValue):
-                continue  # it appends, or says nothing
-            setting = f"c.{section}.extensions" if name.endswith(".py") else f"{section}.extensions"
-            has_it = "reserve_gpu" in values["extensions"]
-            found = "" if has_it else f'{setting} in {name}; add "reserve_gpu" to that list'
-    return found and f"the extensions are replaced by {found}"
+    for _, setting, extensions in settings(app):
+        if not isinstance(extensions, LazyConfigValue):
+            found = "" if "reserve_gpu" in extensions else setting
+    return found and f'the extensions are replaced by {found}; add "reserve_gpu" to that list'
+
+
+def settings(app: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield the section, the name with its file, and the value of each list of extensions.
+
+    A later section overrides an earlier one, in whatever file; a later file an earlier one.
+    """
+    app.init_profile_dir()
+    app.init_config_files()
+    names = dict.fromkeys(["ipython_config", *(Path(name).stem for name in app.config_files)])
+    folders = [*map(Path, reversed(app.config_file_paths))]
+    files = [
+        folder / f"{name}{suffix}"
+        for name in names
+        for folder in folders
+        for suffix in (".py", ".json")
+    ]
+    loaded = [(file, read(app, file)) for file in files if file.exists()]
+    for section in app.section_names():
+        for file, values in loaded:
+            if "extensions" in values.get(section, {}):
+                start = "c." if file.suffix == ".py" else ""
+                name = f"{start}{section}.extensions in {file}"
+                yield section, name, values[section]["extensions"]
 
 
 def read(app: Any, file: Path) -> dict[str, Any]:
@@ -72,6 +110,7 @@ def read(app: Any, file: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Write the answer to the file that the command line names."""
+    signal.alarm(LIMIT_S)
     kind, output = sys.argv[1:]
     del sys.path[0]  # this folder is not a kernel's
     text = answer(kind, f"{output}.json")
