@@ -35,6 +35,11 @@ pytestmark = [pytest.mark.process]
 
 ROUNDS = int(os.environ.get("ROUNDS", "25"))  # of each of eight processes in a race
 TRAIN = {"JPY_SESSION_NAME": "/home/alice/train.ipynb"}
+IDLE_AT_ONCE = """
+from reserve_gpu.core.session import session
+from reserve_gpu.features.waiters.teller import Waiters
+session()._features["Waiters"] = Waiters(session(), idle_s=0.0)
+"""
 START_CUDA = "import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)"
 ITS_REAL_FILE = "import os, reserve_gpu; print(os.path.realpath(reserve_gpu.__file__))"
 
@@ -463,6 +468,8 @@ def test_a_notebook_is_told_who_waits(here: Here, first: Version, second: Versio
     """A cell of one version ends with a line that says who waits in the other one."""
     with first.kernel(**TRAIN) as kernel, second.child() as child:
         kernel.run("%reserve_gpu 0")
+        if first.folder == ROOT:
+            kernel.run(IDLE_AT_ONCE)
         waiter = Waiter(here, child, "'0', note='thesis'")
         line = r' has waited .* for GPU0 \("thesis"\)\. GPU0 is idle here: '
         wait_for(lambda: re.search(line, kernel.run("pass").all))  # not each cell looks

@@ -189,8 +189,12 @@ def remedy(number: int | None, directory: str) -> str:
         number: The errno.
         directory: The path of the directory.
     """
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return to_allow(directory)
+    place = directory if os.path.exists(directory) else os.path.dirname(directory)
+    is_denied = number in (errno.EACCES, errno.EPERM)
+    if is_denied and not containers.container() and not os.access(place, os.W_OK | os.X_OK):
+        return SET_ANOTHER  # its permissions deny it, and no sandbox
+    if is_denied or number == errno.EROFS:
+        return _to_allow(directory)
     if number in (errno.ENOSPC, errno.EDQUOT):
         return "Free some space there, or ask the administrator to."
     if number == errno.ESTALE:
@@ -202,7 +206,7 @@ def remedy(number: int | None, directory: str) -> str:
     return SET_ANOTHER
 
 
-def to_allow(directory: str) -> str:
+def _to_allow(directory: str) -> str:
     """Return how to let this process write to a directory that is open to other processes."""
     if containers.container():
         how = containers.how_to_bind()

@@ -482,7 +482,7 @@ def test_no_partition_has_gpus(here: Here, batch: Batch, does: str) -> None:
     """Where Slurm gives no GPUs to anybody, nothing is said of what it can't give."""
     batch.does("sinfo", does)
     os.environ.update(CUDA_VISIBLE_DEVICES="", SLURM_JOB_PARTITION="cpu")
-    with pytest.raises(reserve_gpu.NoFreeDeviceError, match="to no GPU at all"):
+    with pytest.raises(reserve_gpu.ImpossibleError, match="hides every GPU"):
         reserve_gpu.reserve()
 
 
@@ -549,7 +549,7 @@ POD_WITH_A_GPU = (
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("hidden", "error"),
-    [("CUDA_VISIBLE_DEVICES", "NoFreeDeviceError"), ("LD_LIBRARY_PATH", "NoDriverError")],
+    [("CUDA_VISIBLE_DEVICES", "NoVisibleDeviceError"), ("LD_LIBRARY_PATH", "NoDriverError")],
 )
 def test_a_pod_with_a_gpu(machine: Machine, hidden: str, error: str) -> None:
     """A pod that has a GPU is not told that it has none, where something in it hides the GPU."""
@@ -577,7 +577,7 @@ def test_other_errors_stay(here: Here, batch: Batch, gpus: str) -> None:
     """In a job that has GPUs a refusal says what it says everywhere."""
     environ = {**batch.environ, gpus: "1", "CUDA_VISIBLE_DEVICES": ""}  # as a person sets it
     with here.child(**environ) as child:
-        assert child.reserve().error == "NoFreeDeviceError"
+        assert child.reserve().error == "NoVisibleDeviceError"
     os.environ[gpus] = "1"
     with here.rival("0"), here.rival("1"), pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
         reserve_gpu.reserve()
