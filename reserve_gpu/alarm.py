@@ -47,8 +47,10 @@ def start(
 ) -> None:
     """Have this process ended at that moment, whatever program it is by then. Raises OSError.
 
-    until: in seconds, by the clock. kill_after_s: so long after SIGTERM it gets SIGKILL.
-    clock: the one of clock_gettime(2) that counts: CLOCK_BOOTTIME for the end of a duration.
+    Args:
+        until: The moment, in seconds by the clock.
+        kill_after_s: Seconds between SIGTERM and SIGKILL.
+        clock: A clock of clock_gettime(2): CLOCK_BOOTTIME for the end of a duration.
     """
     arguments = ["-I", "-S", os.path.abspath(__file__), str(os.getpid()), repr(until)]
     leave([*arguments, repr(kill_after_s), str(int(clock))])

@@ -98,7 +98,7 @@ def _start(words: list[str]) -> int:
 
 
 def _require_command(words: list[str]) -> None:
-    """Raise RequestError for words that begin no subcommand, and are no options of their own."""
+    """Raise RequestError unless the words are a subcommand or options of their own."""
     first = words[0]
     known = [each.typed for each in WORDS if each.text]
     is_group = any(each.startswith(f"{first} ") for each in known)
@@ -112,7 +112,7 @@ def _require_command(words: list[str]) -> None:
 
 
 def _parser(subcommands: Mapping[Words, Subcommand | None]) -> Parser:
-    """Return the parser of these words. What is None is only listed in the help."""
+    """Return the parser of these words. An entry of None is only listed in the help."""
     parser = Parser("reserve-gpu", description=TEXT, formatter_class=RawDescriptionHelpFormatter)
     parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="store_true", help="show the version")

@@ -179,7 +179,7 @@ class DriverError(ReserveGPUError):
 
 
 class NoDriverError(DriverError):
-    """There is no NVIDIA driver on this machine, it is not running, or it is hidden."""
+    """This machine has no NVIDIA driver, it is not running, or it is hidden."""
 
 
 class NoDeviceError(DriverError):

@@ -193,7 +193,7 @@ def unload(shell: InteractiveShell) -> None:
 
 
 def _package() -> tuple[int, int] | None:
-    """Return what identifies the installed package, None if it is gone.
+    """Return the device and inode of the installed package, None if it is gone.
 
     An installation replaces all files. A new one of the same path has another inode or time.
     """

@@ -265,7 +265,7 @@ class Lease(NamedTuple):
     def at(self, now: Instant) -> "Lease":
         """Return the lease with its end by the wall clock as that is set now.
 
-        Whatever compares or shows the end of a lease that has begun asks this first.
+        Call this before you compare or show the end of a lease that has started.
         """
         if self.until is None:
             return self
@@ -378,7 +378,7 @@ class Record(NamedTuple):
     written_boot: float | None = None
 
     def taken(self, now: Instant) -> Instant | None:
-        """Return when its writer took the lock, as the record says; None if it does not."""
+        """Return the time of the lock, as the record says; None if it does not."""
         if self.since is None:
             return None
         boot = self.since_boot
@@ -524,7 +524,7 @@ class Holder(NamedTuple):
 
     @property
     def since(self) -> float | None:
-        """Return when it took the lock, by the wall clock as that is set now."""
+        """Return the time of the lock, by the wall clock as it is set now."""
         since = self.record.since
         return None if since is None else max(0.0, since + self.clock_set_s)
 

@@ -238,7 +238,7 @@ def began(pid: int) -> float | None:
 
 
 def began_boot(pid: int) -> float | None:
-    """Return when a process began, by the boot clock; None if it is not there."""
+    """Return the start time of a process, by the boot clock; None if it has ended."""
     stat = _stat(pid)
     return None if stat is None else stat[2] / os.sysconf("SC_CLK_TCK")
 

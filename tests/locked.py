@@ -98,7 +98,7 @@ def held(here: Here) -> list[int]:
 
 
 def make_older(path: Path, since_s: float, idle_s: float | None = None) -> None:
-    """Let a reservation have begun so long ago, by the record in its lock file.
+    """Make a reservation older, in the record of its lock file.
 
     Args:
         path: The lock file.

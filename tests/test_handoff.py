@@ -319,8 +319,8 @@ def test_not_a_program(
         (["./loop"], "There is no command ./loop."),
     ],
 )
-def test_errors_without_a_remedy(here: Here, words: list[str], text: str) -> None:
-    """An error without a remedy is one line, and nothing unprintable reaches the screen."""
+def test_unexplained_errors(here: Here, words: list[str], text: str) -> None:
+    """An error that has no better explanation is one printable line."""
     path = here.folder / "binary"
     path.write_text("#!/etc/passwd\n")
     path.chmod(0o755)

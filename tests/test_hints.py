@@ -228,7 +228,7 @@ def environment(folder: Path, script: str | None = SCRIPT) -> Path:
 
 
 def own_command(machine: Machine, python: Path, path: str, **environ: str) -> str:
-    """Return the command that hints of that Python name; it is started, too."""
+    """Start the command that this Python's hints name, and return it."""
     extra = {"PATH": path, **environ}
     done = machine.command(str(python), "-c", ASK, **extra)
     assert done.returncode == 0, done.stderr
@@ -253,7 +253,7 @@ def test_the_script_of_this_environment(machine: Machine) -> None:
 
 @pytest.mark.process
 def test_no_script(machine: Machine) -> None:
-    """Without a script of this Python the module is named, also if another one has a script."""
+    """If only another Python has a script, hints name the module."""
     mine, other = environment(machine.folder / "mine", None), environment(machine.folder / "other")
     (mine.parent / "reserve-gpu").symlink_to(other.parent / "reserve-gpu")
     module = f"{mine} -m reserve_gpu"

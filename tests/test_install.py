@@ -429,7 +429,7 @@ KERNEL_FILE = "ipython_kernel_config.py"
 
 
 def ask(kind: str, home: Home, python: str = sys.executable) -> str:
-    """Return what tools/find_extension.py answers, or what it ends with if there is no answer."""
+    """Run tools/find_extension.py; return its answer, or else its error output."""
     answer = home.path / "answer"
     command = [python, str(CHECKOUT / "tools" / "find_extension.py"), kind, str(answer)]
     ended = subprocess.run(command, env=home.environ(), cwd="/", capture_output=True, check=False)
@@ -969,7 +969,7 @@ def test_real_installation(installed: Installed) -> None:
 def test_what_the_real_ipython_does(
     name: str, data: bytes, said: str, installed: Installed, home: Home, tmp_path: Path
 ) -> None:
-    """What it says about the user's own configuration is true of the real IPython and kernel."""
+    """The report about the user's own configuration is true of the real IPython and kernel."""
     path = home.config.parent / name
     path.parent.mkdir(parents=True)
     path.write_bytes(data)

@@ -613,7 +613,7 @@ def stale(page: Page) -> Iterator[None]:
 
 
 def make_long_ago(machine: Machine) -> None:
-    """Let all reservations have begun an hour ago; of a short one no end is told."""
+    """Make all reservations an hour old; for a short one no end is shown."""
     for name in held(machine):
         make_older(machine.locks / name, 3600)
 

@@ -725,7 +725,7 @@ def test_how_to_lift_a_limit(face: Face, end: str) -> None:
     )
 
 
-def test_a_limit_beside_a_reservation() -> None:
+def test_a_limit_of_a_process_with_a_reservation() -> None:
     """A process that holds a GPU reads that it keeps it."""
     reason = HidesAll(Request(count=2), "-1", 2, kept=(GPU0,))
     assert "This kernel keeps GPU0; nothing was changed." in messages.hides_all(reason, MAGIC)
@@ -1475,7 +1475,7 @@ def test_who_is_first_in_the_queue() -> None:
 
 
 def test_your_own_waiter_is_first_in_the_queue() -> None:
-    """A waiter of the user who reads it is called by its notebook, and not as somebody else."""
+    """A waiter of the reading user is called by its notebook."""
     own = ALICE._replace(owner=own_name())
     waiting = Waiting(Request(), 2, 61.0, (RESERVED,), first=Ticket(1, "q", None, own))
     line = "Number 1 in the queue is your train.ipynb, which waits for a GPU."
@@ -1496,8 +1496,8 @@ def test_your_own_holder_in_a_headline(user: str | None, expected: str) -> None:
     )
 
 
-def test_nobody_is_told_to_ask_themselves() -> None:
-    """Of an idle GPU that the user shares with another one, only the other one is to be asked."""
+def test_users_are_not_referred_to_themselves() -> None:
+    """Each of two users of an idle GPU is referred to the other user."""
     now = time.time()
     row = idle(GPU0, BOB, since=now - 7200)
     shared = row._replace(holders=(*row.holders, ALICE))

@@ -616,7 +616,7 @@ def test_a_sandbox_that_blocks_the_mig_mode(here: Here) -> None:
     [(15, "broken"), (28, "broken"), (999, "broken"), (17, "unknown"), (555, "unknown"),
      (4, "no permission")],
 )  # fmt: skip
-def test_what_a_code_makes_of_a_gpu(here: Here, code: int, state: str) -> None:
+def test_the_state_of_a_gpu_that_gives_an_error(here: Here, code: int, state: str) -> None:
     """Only a code that says so makes a GPU broken; any other leaves its state unknown."""
     here.write(f"gpu\nfail nvmlDeviceGetUUID 0 {code}")
     assert reserve_gpu.status().to_dict()["devices"][0]["state"] == state

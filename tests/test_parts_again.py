@@ -196,14 +196,14 @@ def test_an_end_or_a_note_alone_keeps_the_part(
 def test_a_request_without_an_end_or_a_note_is_for_a_whole_gpu(
     one: Here, wishes: dict[str, Any]
 ) -> None:
-    """Who holds a part and asks for a GPU, with neither an end nor a note, gets the whole of it."""
+    """A request without an end or a note turns the own part into the whole GPU."""
     assert part(4000) == "0"
     reserve_gpu.reserve(**wishes)
     assert variables()["CUDA_DEVICE_MEMORY"] == str(TOTAL)
 
 
-def test_an_end_beside_another_wish_is_for_a_whole_gpu(one: Here) -> None:
-    """A number, a count or a model beside the end asks for whole GPUs, as without the end."""
+def test_an_end_with_another_wish_is_for_a_whole_gpu(one: Here) -> None:
+    """A request with a number, a count or a model, and an end, is for whole GPUs."""
     others: list[dict[str, Any]] = [{"devices": "0"}, {"count": 1}, {"min_memory": "1GB"}]
     for wishes in others:
         assert part(4000) == "0"
@@ -212,7 +212,7 @@ def test_an_end_beside_another_wish_is_for_a_whole_gpu(one: Here) -> None:
 
 
 def test_a_rule_binds_who_prolongs_a_part(one: Here) -> None:
-    """An end alone for a part counts by the rule from when the part was reserved."""
+    """The rule for a part that gets a new end counts from its first reservation."""
     one.rules.write_text('[limits]\ntime = "2h"\n')
     until = reserve_gpu.reserve(memory="4000MiB").lease.until
     with pytest.warns(reserve_gpu.ReserveGPUWarning, match="counts from its start"):

@@ -647,7 +647,7 @@ def test_inherited_limit(
 ) -> None:
     """What is reserved is inside an inherited CUDA_VISIBLE_DEVICES, as CUDA reads it.
 
-    If that leaves no GPU, nothing changes, and waiting is no use.
+    If that leaves no GPU, nothing changes, and waiting does not help.
     """
     here.write(TWO_GPUS.replace("memory 8192", "memory 4038"))
     before = {VISIBLE: value, **order}

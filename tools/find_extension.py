@@ -11,7 +11,7 @@ import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ LIMIT_S = 120
 
 
 def answer(kind: str, connection_file: str) -> str:
-    """Return LOADED, NO_KERNELS, or the setting at fault; empty if there is none.
+    """Return LOADED, NO_KERNELS, or the setting at fault; empty if it finds none.
 
     Args:
         kind: `kernel` starts one. `terminal` reads the configuration of a terminal's IPython.
@@ -43,12 +43,12 @@ def answer(kind: str, connection_file: str) -> str:
         return NO_KERNELS
     from IPython.terminal.ipapp import TerminalIPythonApp
 
-    terminal: Any = TerminalIPythonApp()
+    terminal = cast("Any", TerminalIPythonApp)()
     return replacing_setting(terminal) if kind == "terminal" else appending_setting(terminal)
 
 
 def appending_setting(app: Any) -> str:
-    """Return the append outside of InteractiveShellApp, and its remedy; empty without one.
+    """Return an append outside of InteractiveShellApp and its replacement; empty if it finds none.
 
     If there is one in each, traitlets makes both share one list and doubles it with each file that
     it merges (LazyConfigValue.merge_into): the program takes minutes and gigabytes to start.
@@ -62,7 +62,7 @@ def appending_setting(app: Any) -> str:
 
 
 def replacing_setting(app: Any) -> str:
-    """Return the assignment that replaces the extensions, and its remedy; empty without one."""
+    """Return an assignment that replaces the extensions, and the fix; empty if it finds none."""
     from traitlets.config.loader import LazyConfigValue
 
     found = ""

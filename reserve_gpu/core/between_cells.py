@@ -28,7 +28,7 @@ def leave_to_restart() -> None:
 
 
 def begin_cell() -> list[str]:
-    """Return what there is to tell before a cell, mostly nothing."""
+    """Return the lines to print before a cell, mostly none."""
     this_session = session()
     lines = [line for feature in this_session.features for line in feature.cell_begins()]
     with suppress(ReserveGPUError):  # %reserve_gpu will say so

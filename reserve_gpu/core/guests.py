@@ -65,7 +65,7 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
 
 
 def _taken(host: Record, now: Instant) -> Instant:
-    """Return when the holder that a guest joins has taken a device, by its record.
+    """Return the time at which the holder that a guest joins took a device, by its record.
 
     A guest's guest has joined the same holder as that guest.
     """

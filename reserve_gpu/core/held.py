@@ -88,7 +88,7 @@ class Held(NamedTuple):
 
     @property
     def since(self) -> Instant:
-        """Return when the first of the devices was reserved."""
+        """Return the time at which the first of the devices was reserved."""
         return min((lock.taken for lock in self.locks.values()), key=lambda taken: taken.boot)
 
     def since_of(self, request: Request) -> Instant | None:

@@ -49,7 +49,7 @@ class Left(NamedTuple):
 
     heir: the process that keeps it. kernel: the one that has ended; its memory may take the driver
     some seconds to free. connection_file: of the next one.
-    until: for how long it is kept, in seconds since the epoch as the clock is set now.
+    until: The end of that time, in seconds since the epoch, by the clock as it is set now.
     directory: of the locks. names: of the lock files, and since when each is locked.
     held: the rest.
     """

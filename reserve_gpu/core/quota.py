@@ -59,7 +59,7 @@ def counted(ends: Lease, ruled: Rules, since: Instant, now: Instant) -> Lease:
 
 
 def left_s(ruled: Rules, since: Instant, now: Instant) -> float:
-    """Return for how long from now a reservation may last at most, by the rule of its time."""
+    """Return the seconds for which the rule of time still allows a reservation."""
     return since.boot + ruled.time.value - now.boot if ruled.time else inf
 
 

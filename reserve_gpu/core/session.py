@@ -329,7 +329,7 @@ class Session(Executor):
     ) -> None:
         """Hold that, and nothing else: the only place where what this process holds changes.
 
-        is_hidden: if nothing is held, show no device, in place of those from before.
+        is_hidden: whether no device is shown if none is held; else those from before are.
         renew_lease: begin it anew. is_adopted: the variables are set already.
         how: in which way what was held has ended.
         First the variables change, then the locks that are not kept

@@ -110,7 +110,7 @@ class Surroundings(NamedTuple):
         has_cuda: Whether CUDA's library of the driver is found.
         is_jetson: Whether this is a Jetson.
         is_inside: Whether this process has a PID namespace of its own.
-        unloadable: Loader errors, one per copy of NVML's library; None if a copy is loaded.
+        unloadable: One loader error for each copy of NVML's library; None if a copy is loaded.
     """
 
     is_linux: bool = True

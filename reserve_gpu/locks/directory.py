@@ -129,7 +129,13 @@ class LockDirectory:
     ) -> Lock | None:
         """Lock the file of that name, made if it is not there; None if somebody has it locked.
 
-        taken: of the lock in whose place this one comes. Raises LockError.
+        Args:
+            name: The name of the file.
+            mode: The mode of a new file.
+            taken: The time of the lock that this one replaces.
+
+        Raises:
+            LockError: If the file can't be used.
         """
         path = f"{self.path}/{name}"
         if "/" in name or name.startswith("."):  # UUIDs come from the driver
@@ -157,7 +163,7 @@ class LockDirectory:
         """Lock a device, whole or as a sharer, or return who has it; under the mutex.
 
         held: the lock that this process has on the device already, which does not count against it.
-        taken: of the lock in whose place the new one comes. Raises LockError.
+        taken: The time of the lock that the new one replaces. Raises LockError.
         """
         name, prefix = lock_name(uuid), _share_prefix(uuid)
         held_names = {held.name} if held else set()
@@ -182,7 +188,7 @@ class LockDirectory:
     def acquire_guests(self, uuid: str, taken: Instant) -> Lock:
         """Lock a sharer's file of the device for a guest; under the mutex. Raises LockError.
 
-        taken: of the lock of the holder that it joins.
+        taken: The time at which the holder that it joins took the device.
         """
         return self.acquire_own(_share_prefix(uuid), taken)
 
@@ -449,7 +455,7 @@ def default_path() -> str:
 
 
 def preferred_paths(path: str) -> tuple[str, ...]:
-    """Return this lock directory, after those that a container's host prefers to it.
+    """Return the default directories that the host may prefer, and this lock directory.
 
     In an image in which `/run/lock` is closed the default is `/dev/shm`, unlike on its host.
     """

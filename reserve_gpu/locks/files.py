@@ -183,7 +183,7 @@ def _is_young(directory: int, name: str) -> bool:
 
 
 def remedy(number: int | None, directory: str) -> str:
-    """Return the remedy for an error of the lock directory, or of a file in it.
+    """Return the advice for an error of the lock directory, or of a file in it.
 
     Args:
         number: The errno.

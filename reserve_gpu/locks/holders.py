@@ -201,7 +201,7 @@ def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
 
 
 def _last_cell(record: Record, changed: float, now: Instant) -> float | None:
-    """Return when the holder last ended a cell, by the wall clock as that is set now.
+    """Return the end of the holder's last cell, by the wall clock as it is set now.
 
     If that clock was set after the record was written, the stamp may be from before or from after:
     the later one counts, as nothing is to look idle for longer than it is.
@@ -238,8 +238,8 @@ def _keeper(pid: int, file: os.stat_result, written_boot: float | None = None) -
     What a command of `reserve-gpu run` leaves in the background has its descriptors. By then the
     number of the one that took it may be another process's. What a process has open tells, where
     that can be seen; else one that has begun after the lock is another: the file was changed last
-    by its holder, and its ctime can't be set back. After the wall clock was set forward the record
-    has to do: whoever could write another time into it could also renew the ctime.
+    by its holder, and its ctime can't be set back. After the wall clock was set forward only the
+    record is left: a user who can write another time into it can also renew the ctime.
     """
     if proc.shows_files(pid):
         is_keeper = proc.has_locked(pid, file)

@@ -43,7 +43,7 @@ class Lock:
 
     @property
     def since(self) -> float:
-        """Return when it was taken, by the wall clock of that time: guests know it by this."""
+        """Return the time of the lock, by the wall clock of that time; guests refer to it."""
         return self.taken.wall
 
     @property
@@ -124,7 +124,7 @@ def flock(descriptor: int, path: str) -> bool:
 
 
 def cause(number: int | None, directory: str) -> str:
-    """Return the cause of an error of flock(2), and the remedy.
+    """Return the cause of an error of flock(2), with advice.
 
     Args:
         number: The errno.

@@ -51,8 +51,7 @@ def yourself(
 def whom(rows: Sequence[Row], now: float, user: str | None = None) -> Line:
     """Return whom to ask: holders of idle devices, the longest idle first, then overdue ones.
 
-    Each is named once, with all that they could release. user: who reads it, and is not told to ask
-    themselves: of a device that they share only the others are asked.
+    Each is named once, with all that they could release. The reader, `user`, is left out.
     """
     if user:
         rows = [

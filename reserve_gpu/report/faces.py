@@ -64,7 +64,7 @@ def shell(command: list[str]) -> Face:
 
 
 def is_watched() -> bool:
-    """Tell whether somebody looks at this IPython, in a terminal or a notebook.
+    """Return whether a person reads this IPython, in a terminal or a notebook.
 
     Clients that run notebooks unattended can't answer a question: nbclient (`jupyter execute`,
     `nbconvert --execute`, papermill) and ipyparallel. They keep the last state of a display, or all

@@ -166,7 +166,7 @@ def _none_free(request: Request, rows: Sequence[Row], now: float, user: str | No
 def _stands(row: Row, now: float, user: str | None) -> str:
     """Return `is busy`, or `is reserved by alice`: the state of a device, and who has it.
 
-    user: who reads it, and is told which of their own processes has it: `your train.ipynb`.
+    The reader's own processes, those of `user`, are called `your train.ipynb`.
     """
     state = layout.state(row, now).value
     if row.state is State.RESERVED:

@@ -200,7 +200,7 @@ def person(*holders: Holder) -> str:
 
 
 def is_of(holder: Holder, user: str | None) -> bool:
-    """Return whether a holder, or a waiter, is a process of this user, by the system's word."""
+    """Return whether a holder, or a waiter, is a process of this user, as the kernel reports it."""
     return user is not None and holder.seen and holder.user == user
 
 

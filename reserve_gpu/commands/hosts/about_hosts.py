@@ -27,7 +27,7 @@ NOT_FOUND = (126, 127)  # of a shell
 
 
 class Hosts(NamedTuple):
-    """How several machines stood at one moment.
+    """The state of several machines at one moment.
 
     answers: how each host stands; where it has not said, why not, in a line.
     time: in seconds since the epoch. typed: the words behind --hosts.
@@ -67,7 +67,7 @@ class Hosts(NamedTuple):
 
     @property
     def host(self) -> str:
-        """Return what they are called together."""
+        """Return their common name."""
         return ", ".join(self.answers)
 
     @property

@@ -52,7 +52,7 @@ def main(text: str) -> None:
 
 
 def _end(lease: Lease) -> tuple[float, float]:
-    """Return when a lease ends, in seconds since the epoch, and the seconds until then."""
+    """Return the end of a lease, in seconds since the epoch, and the seconds until then."""
     now = proc.now()
     until = lease.at(now).until
     return (inf, inf) if until is None else (until, until - now.wall)

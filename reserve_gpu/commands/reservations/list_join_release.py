@@ -57,7 +57,12 @@ def join(arguments: Namespace) -> NoReturn:
 def chosen(words: Sequence[str], typed: str = "") -> Reserved:
     """Return the one reservation of this user's, in another process, that is meant.
 
-    typed: what stands before its name, by default `reserve-gpu join`. Raises RequestError.
+    Args:
+        words: The words of the command line; the first one names the reservation.
+        typed: The command before its name; by default `reserve-gpu join`.
+
+    Raises:
+        RequestError: If it names none, or several.
     """
     own = {os.getpid(), *(left.heir for left in api.all_left())}
     every = [each for each in of_user() if each.holder.pid not in own and not each.holder.beside]

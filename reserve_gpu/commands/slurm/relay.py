@@ -265,7 +265,7 @@ def serve(arguments: Namespace) -> Output:
     """Be the kernel that a client has started. Raises RequestError for what no client gives."""
     if not arguments.command:
         line = own_line("kernel install --slurm")
-        raise RequestError(f"There is no srun behind --. Install the kernel again: {line}")
+        raise RequestError(f"The srun after -- is missing. Install the kernel again: {line}")
     try:
         with open(arguments.file, encoding="utf-8") as file:
             info = json.load(file)

@@ -89,7 +89,7 @@ class Job(Feature):
         return no_gpu.explained(error)
 
     def _save_in_s(self) -> float:
-        """Call what is to be called before the end, if that is due.
+        """Call the functions that save work before the end, if that is due.
 
         Returns the seconds until it is.
         """
@@ -105,9 +105,9 @@ class Job(Feature):
         return due_s
 
     def _look_in_s(self) -> float:
-        """Return the seconds until Slurm is to be asked again; 0 or less if that is due.
+        """Return the seconds until the next question to Slurm; 0 or less if it is due.
 
-        The end is a moment of Slurm's controller, so it goes by the wall clock. The time since the
+        Slurm's controller gives the end by its wall clock, so that clock counts. The time since the
         last look does not: the wall clock may have been set meanwhile.
         """
         passed_s = time.monotonic() - self._looked_at

@@ -28,8 +28,9 @@ class LeaseNotice(NamedTuple):
     at: when it ends, or has ended, in seconds since the epoch.
     children: what this process has started, where that has the variables of the reservation still.
     is_guest: only the holder that was joined can keep them for longer.
-    size: of the part of each that is held; None for all of it.
-    longer_s: for how long from now the rules let them be held; rule: the rule that says so.
+    size: The size of the part of each GPU that is held; None for whole GPUs.
+    longer_s: The seconds from now for which the rules still allow it.
+    rule: The rule that limits it.
     """
 
     action: Action

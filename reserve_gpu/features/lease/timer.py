@@ -1,9 +1,8 @@
 """Follows the lease of what this process holds: warns of its end, and ends it.
 
 Three clocks count. A moment (`--until 18:00`) is one of the wall clock. A duration (`--for 4h`)
-counts by the boot clock, which nobody sets, and which goes on while the machine is suspended: see
-`Lease.at`. Idleness counts by the monotonic clock, which stands still during a suspension: nobody
-left a GPU idle then.
+counts by the boot clock, which can't be set and includes the time of a suspension: see `Lease.at`.
+Idleness counts by the monotonic clock, which excludes it: no GPU was left idle then.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from reserve_gpu.core.held import Change, Held
     from reserve_gpu.model import Device, Lease
 else:
-    quota = Late("core.quota")  # which only rules need
+    quota = Late("core.quota")  # only rules need it
 
 LOOKS = 12  # readings of GPU use per idle period
 LONGEST_LOOK_S = 300.0
@@ -161,7 +160,7 @@ class LeaseTimer(Feature):
 
     @staticmethod
     def notice(held: Held, action: Action, at: float) -> LeaseNotice:
-        """Return how the lease of what is held stands, by the rules as they are now."""
+        """Return the state of the lease, by the rules as they are now."""
         now, ruled = proc.now(), rules()
         return LeaseNotice(
             action,

@@ -32,8 +32,8 @@ else:  # what a cell mostly has no need of
 
 
 SWITCH = "RESERVE_GPU_TELL_WAITERS"  # "0": no
-EVERY_S = 600.0  # at most so often the holder is told
-IDLE_S = 600.0  # nothing is called idle that was reserved, or used, within so long
+EVERY_S = 600.0  # between two messages to the holder
+IDLE_S = 600.0  # since the reservation and the last use; before that no GPU is called idle
 MUTEX_LIMIT_S = 0.2
 PAUSE_S = 5.0  # a cell is no reason to ask the driver again at once
 QUICK_S = 0.05  # a look that takes longer is made again so much later

@@ -1,4 +1,4 @@
-"""What the holder of a lease that ends is told to type does what the sentence says."""
+"""The commands that are named before a lease ends do as described."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def shown(action: Action) -> LeaseNotice:
     return LeaseTimer.notice(now, action, now.lease.until or 0.0)
 
 
-def test_the_hint_of_a_rule_that_is_over_is_none(here: Here) -> None:
-    """What a rule ends is not said to be kept by a command that the rule refuses."""
+def test_an_end_by_a_rule_has_no_hint(here: Here) -> None:
+    """A message about an end by a rule names no command that the rule refuses."""
     here.rules.write_text('[limits]\ntime = "2h"\n')
     reserve_gpu.reserve()
     text = ends.say(shown(Action.WARN), PYTHON)

@@ -1,4 +1,4 @@
-"""Somebody, or NTP, sets the wall clock while something is reserved: durations go by the other one.
+"""Durations do not change if the wall clock is set while a GPU is reserved.
 
 A board without a battery boots with its clock at 1970: anduril/jetpack-nixos#500.
 """
@@ -137,9 +137,9 @@ def test_a_last_cell_from_before_the_clock_was_set(
 
 
 def test_a_holder_is_known_after_the_clock_was_set_forward(tmp_path: Path) -> None:
-    """A process that had begun when the record was written is its holder, whatever the ctime says.
+    """A process that started before its record was written is the holder, despite the ctime.
 
-    The test process stands for one of another user, whose open files can't be seen: process 1.
+    Process 1 plays the holder: the test can't see which files it has open.
     """
     if proc.shows_files(1):
         pytest.skip("root sees the files of all processes")
@@ -190,7 +190,7 @@ def test_a_duration_is_over_although_the_clock_was_set_back(child: Child, clock:
 
 @pytest.mark.process
 def test_a_rule_counts_by_the_boot_clock(machine: Machine, child: Child, clock: WallClock) -> None:
-    """A rule of 24 hours leaves the rest of them after the clock was set, and no more."""
+    """A rule of 24 hours leaves the remaining time if the clock is set."""
     machine.rules.write_text(ENDS)
     child.reserve()
     clock.set(0)
@@ -240,7 +240,7 @@ def test_a_command_ends_after_its_duration(machine: Machine, clock: WallClock) -
 def test_a_command_goes_on_after_exec_with_the_same_times(
     machine: Machine, clock: WallClock
 ) -> None:
-    """The program after exec knows since when the lock is held, though the clock was set."""
+    """The program after exec knows the age of the lock, although the clock was set."""
     shown = (
         "import reserve_gpu, time; h = reserve_gpu.current().lease; print(h.until - time.time())"
     )

@@ -67,7 +67,7 @@ def test_who_waits_is_told_once(here: Here) -> None:
 
 
 def test_nothing_is_called_idle_in_its_first_ten_minutes(here: Here) -> None:
-    """A GPU that was reserved or used in the last ten minutes is not offered to who waits."""
+    """A GPU that was reserved or used in the last ten minutes is not offered to waiters."""
     here.write(IDLE)
     session()._features["Waiters"] = waiters = Waiters(session(), pause_s=0.0)
     shell = here.shell(is_notebook=True)
