@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import warnings
 from contextlib import suppress
 from importlib import import_module
@@ -280,3 +281,13 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with os.fdopen(master), os.fdopen(slave) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         yield
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Live where clocks go back on 2026-10-25 and forward on 2027-03-28, both at 01:00 UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        yield
+    time.tzset()

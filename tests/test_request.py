@@ -6,7 +6,7 @@ import calendar
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,9 +15,6 @@ from reserve_gpu.core import request
 from reserve_gpu.core.request import Deadline
 from reserve_gpu.errors import RequestError
 from reserve_gpu.model import Promise, Request, Size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.mark.parametrize(
@@ -272,16 +269,6 @@ def test_moment(text: str, expected: str) -> None:
     """A time of day is the next one, and a day without a time lasts until its last minute."""
     moment = quantities.parse_moment(text, NOW)
     assert time.strftime("%a %d %H:%M", time.localtime(moment)) == expected
-
-
-@pytest.fixture
-def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Live where clocks go back on 2026-10-25 and forward on 2027-03-28, both at 01:00 UTC."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
-        time.tzset()
-        yield
-    time.tzset()
 
 
 def utc(text: str) -> float:

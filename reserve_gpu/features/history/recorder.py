@@ -129,7 +129,13 @@ def added(
 
 def is_next_hour(entry: LogLine) -> bool:
     """Tell whether another hour has begun since the line did."""
-    return time.localtime(entry.end)[:4] != time.localtime(entry.start)[:4]
+    return _hour(entry.end) != _hour(entry.start)
+
+
+def _hour(at: float) -> tuple[int, ...]:
+    """Return the local hour, with the offset to UTC: when clocks go back, an hour comes twice."""
+    local = time.localtime(at)
+    return (*local[:4], local.tm_gmtoff)
 
 
 def _next(entry: LogLine) -> LogLine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import json
 import os
 import random
@@ -497,6 +498,16 @@ def test_each_hour_has_a_line(here: Here) -> None:
     assert logged.entries[0].since == pytest.approx(line["since"], abs=0.001)
     assert len(lines(here, "*.open")) == before + 1
     logged.page.remove()
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize(("begin", "end", "is_next"), [(10, 50, False), (50, 70, True)])
+def test_an_hour_that_comes_twice_is_two_hours(begin: int, end: int, *, is_next: bool) -> None:
+    """When clocks go back, the second 02:00 begins a line of its own."""
+    midnight = calendar.timegm((2026, 10, 25, 0, 0, 0))  # in UTC; there it is 02:00
+    start = midnight + 60 * begin
+    line = LogLine(Kind.RESERVED, "a", start, start, midnight + 60 * end)
+    assert recorder.is_next_hour(line) == is_next
 
 
 def test_a_process_that_was_stopped_for_hours(here: Here) -> None:
