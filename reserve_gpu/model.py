@@ -235,7 +235,7 @@ class Lease(NamedTuple):
     end_kernel: end the process if nothing else frees the memory.
     is_strict: end it in the midst of a cell too; only an administrator's rule says so.
     is_jobs: the moment is the end of the job that it is in, and others see to that.
-    until_boot: `until` by the boot clock, if it comes from a duration; then this one decides.
+    until_boot: The same by the boot clock, if `until` comes from a duration. Then it decides.
     """
 
     lasts_s: float | None = None
@@ -360,7 +360,7 @@ class Record(NamedTuple):
     overdue: since when its reservation should have ended, where it has not.
     kept_until: for how long it is kept for the restart of its kernel.
     guest_of: of a guest, since when the holder that it has joined has the device.
-    since_boot, written_boot: since and written by the boot clock; older versions write neither.
+    since_boot, written_boot: The same two by the boot clock. Older versions write neither.
     """
 
     who: Who = Who()
@@ -478,7 +478,7 @@ class Holder(NamedTuple):
     file: the name of its lock file.
     used_mib: of one who shares, with its children, None if that can't be seen.
     beside: the holder that it has joined, in a word, None where that has gone.
-    clock_set_s: by how much the wall clock was set since it took the lock.
+    clock_set_s: The seconds by which the wall clock was set since it took the lock.
     """
 
     record: Record = Record()
