@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from reserve_gpu import proc
+from reserve_gpu import proc, settings
 
 UNKNOWN = "container"  # made by an unknown program
 # Variables that a container sets for its processes, by the program that makes it.
@@ -41,18 +41,17 @@ KINDS = ("docker", "podman", "distrobox", "toolbox", "apptainer", "flatpak")
 # Types of file systems that belong to one container alone.
 OWN_FILE_SYSTEMS = ("tmpfs", "ramfs", "overlay")
 
+HOSTS_DIRECTORY = "/run/lock/reserve_gpu"  # the host's lock directory if it sets no other one
 # How each of them gets the host's lock directory.
-VOLUME = "-v /run/lock/reserve_gpu:/run/lock/reserve_gpu"
+VOLUME = "-v {0}:{0}"
 BIND = {
-    "apptainer": "start it with --bind /run/lock/reserve_gpu",
+    "apptainer": "start it with --bind {0}",
     "docker": f"start it with {VOLUME}",
     "podman": f"start it with {VOLUME}",
-    "distrobox": "create it with --volume /run/lock/reserve_gpu:/run/lock/reserve_gpu",
-    "toolbox": "set RESERVE_GPU_LOCK_DIR=/run/host/run/lock/reserve_gpu",
+    "distrobox": "create it with --volume {0}:{0}",
+    "toolbox": "set RESERVE_GPU_LOCK_DIR=/run/host{0}",
 }
-BIND_ANY = (
-    "mount the host's /run/lock/reserve_gpu into all containers, and set RESERVE_GPU_LOCK_DIR to it"
-)
+BIND_ANY = "mount the host's {0} into all containers, and set RESERVE_GPU_LOCK_DIR to it"
 
 
 class Mount(NamedTuple):
@@ -82,9 +81,16 @@ def container() -> str | None:
     return found or (UNKNOWN if has_own_pids and not proc.is_wsl() else None)
 
 
-def how_to_bind() -> str:
-    """Return the instruction that gives this container the host's lock directory."""
-    return BIND.get(container() or "", BIND_ANY)
+def how_to_bind(path: str) -> str:
+    """Return the instruction that gives this container the host's lock directory.
+
+    Args:
+        path: The lock directory in this container. If it was set, the host has set it, too.
+    """
+    hosts = path if os.environ.get(settings.LOCK_DIRECTORY) else HOSTS_DIRECTORY
+    how = BIND.get(container() or "", BIND_ANY).format(hosts)
+    is_chosen = path == hosts or settings.LOCK_DIRECTORY in how
+    return how if is_chosen else f"{how}, and set {settings.LOCK_DIRECTORY}={hosts} in it"
 
 
 def kind(environ: Mapping[str, str], files: Collection[str], root: str) -> str | None:

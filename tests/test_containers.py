@@ -140,7 +140,11 @@ CLOSED = "chmod 755 /run/lock && mkdir -m 1777 /run/shm && mount --bind /run/shm
     [
         (f"{OWN_RUN} && touch /run/.containerenv", {}, "-v /run/lock/reserve_gpu:"),
         (OWN_RUN, {"APPTAINER_NAME": "x.sif"}, "--bind /run/lock/reserve_gpu"),
-        (f"{OWN_RUN} && {CLOSED}", {"APPTAINER_NAME": "x.sif"}, "--bind /run/lock/reserve_gpu"),
+        (
+            f"{OWN_RUN} && {CLOSED}",
+            {"APPTAINER_NAME": "x.sif"},
+            f"--bind {LOCKS}, and set RESERVE_GPU_LOCK_DIR={LOCKS} in it.",
+        ),
         (OWN_RUN, {"TOOLBOX_PATH": "/usr/bin/toolbox"}, "RESERVE_GPU_LOCK_DIR=/run/host/run/lock"),
         (f"{OWN_RUN} && mount -o remount,ro /run", {"APPTAINER_NAME": "x.sif"}, "--bind /run/lock"),
     ],

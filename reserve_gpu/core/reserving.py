@@ -285,7 +285,7 @@ def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
     ]
     path = asking.locks.path
     if any(map(containers.is_private, preferred_paths(path))):
-        cautions.append(notice.Private(path, containers.how_to_bind()))
+        cautions.append(notice.Private(path, containers.how_to_bind(path)))
     return cautions
 
 

@@ -209,7 +209,7 @@ def remedy(number: int | None, directory: str) -> str:
 def _to_allow(directory: str) -> str:
     """Return how to let this process write to a directory that is open to other processes."""
     if containers.container():
-        how = containers.how_to_bind()
+        how = containers.how_to_bind(directory)
         return f"To see the reservations of the whole machine, {how}, and let users write to it."
     return (
         f"Let this process write there: a sandbox needs {directory} among its writable paths, a "
