@@ -198,4 +198,4 @@ def test_no_command_for_a_job(typed: CommandLine) -> None:
     done = typed("kernel", "slurm", "-f", "file.json")
     assert (done.code, done.stdout) == (2, "")
     line = "reserve-gpu kernel install --slurm"
-    assert done.stderr == f"There is no srun behind --. Install the kernel again: {line}\n"
+    assert done.stderr == f"The srun after -- is missing. Install the kernel again: {line}\n"
