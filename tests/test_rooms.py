@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tests.machine import Machine
 
+pytestmark = pytest.mark.xdist_group("rooms")  # they share what they have parsed
+
 PACKAGE = ROOT / "reserve_gpu"
 PUBLIC = PACKAGE / "public" / "__init__.py"
 EXTENSION = ROOT / "labextension" / "jupyterlab_reserve_gpu"
@@ -161,23 +163,30 @@ def imports(tree: ast.AST, *, types: bool = True, inner: bool = True) -> Iterato
             yield from imports(node, types=types, inner=inner)
 
 
-def ours(path: Path, *, types: bool = True, inner: bool = True) -> set[str]:
+@cache
+def imports_of(path: Path, *, types: bool = True, inner: bool = True) -> tuple[str, ...]:
+    """Return what a file imports, see `imports`."""
+    return (*imports(tree_of(path), types=types, inner=inner),)
+
+
+@cache
+def ours(path: Path, *, types: bool = True, inner: bool = True) -> frozenset[str]:
     """Return the names of our modules that a file imports."""
     modules = {name_of(source) for source in sources()}
     found = set()
-    for name in imports(tree_of(path), types=types, inner=inner):
+    for name in imports_of(path, types=types, inner=inner):
         first, _, rest = name.partition(".")
         if first != "reserve_gpu":
             continue
         while rest and rest not in modules:
             rest = rest.rpartition(".")[0]
         found.add(rest or "__init__")
-    return found
+    return frozenset(found)
 
 
 def tops(path: Path, *, types: bool = True, inner: bool = True) -> set[str]:
     """Return the packages that a file imports."""
-    return {name.split(".")[0] for name in imports(tree_of(path), types=types, inner=inner)}
+    return {name.split(".")[0] for name in imports_of(path, types=types, inner=inner)}
 
 
 def test_imports_go_downward() -> None:
@@ -310,8 +319,7 @@ def test_names_are_unique() -> None:
     modules = [path.stem for path in sources() if path.stem != "__init__"]
     rooms = {path.parent for path in sources() if path.stem == "__init__"}
     modules += [path.name for path in rooms if path.parent.name != "commands"]
-    trees = [ast.parse(path.read_text()) for path in sources()]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
+    nodes = [node for path in sources() for node in ast.walk(tree_of(path))]
     classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
     for names in (modules, classes):
         assert {name for name in names if names.count(name) > 1} <= NAMESAKES

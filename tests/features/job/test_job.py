@@ -407,7 +407,6 @@ def test_a_script_saves_before_the_end(here: Here, batch: Batch) -> None:
         assert is_running(child.pid)
 
 
-@pytest.mark.promise
 @pytest.mark.process
 def test_a_notebook_saves_before_the_end(here: Here, batch: Batch) -> None:
     """It is called while a cell runs; that cell, the kernel and the reservation go on."""
