@@ -353,8 +353,8 @@ for slow in ('asyncio', 'subprocess'):
 sys.addaudithook(watch)
 import reserve_gpu, MODULES
 places = tuple(path for path in sys.path if path)
-print([o for o in opened if not o.startswith(places) or not o.endswith(('.py', '.pyc', '.so'))
-       and '__pycache__' not in o])
+is_module = lambda o: o.startswith(places) and o.endswith(('.py', '.pyc', '.so'))
+print([o for o in opened if not is_module(o) and '__pycache__' not in o])
 print(threading.active_count(), os.environ == environ)
 print(*{name.split('.')[0] for name in set(sys.modules) - before})
 """
