@@ -223,7 +223,6 @@ def test_the_name_that_vs_code_tells_the_kernel(started: Started) -> None:
 
 
 @pytest.mark.ipython
-@pytest.mark.promise
 @pytest.mark.process
 @needs_feature("restart")
 def test_its_life(here: Here, typed: CommandLine) -> None:

@@ -150,7 +150,6 @@ def test_one_that_waits(two: Two) -> None:
     assert "CUDA_VISIBLE_DEVICES = '0,1'" in two.first.finish(message).stdout
 
 
-@pytest.mark.promise
 def test_cuda_and_the_end(here: Here) -> None:
     """Once CUDA has started only the end of the process helps: before_end() first, then the end."""
     with here.kernel() as kernel:

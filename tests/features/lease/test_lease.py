@@ -1011,7 +1011,6 @@ def test_a_release_is_shown(machine: Machine) -> None:
         assert "was released" in kernel.run("%reserve_gpu --release").all
 
 
-@pytest.mark.promise
 @pytest.mark.process
 def test_overdue(busy: Machine) -> None:
     """With CUDA it stays reserved; all see that it is overdue, until it is prolonged."""
