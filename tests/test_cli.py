@@ -1121,7 +1121,8 @@ def test_check_below_run(here: Here) -> None:
     standins = {"PYTHONPATH": STANDINS}  # whatever is installed here
     fits = here.command(*US, "run", "1", "--", *US, "check", **standins)
     assert (fits.returncode, "Reserved: GPU1." in fits.stdout) == (0, True), fits
-    changed = ("env", "CUDA_VISIBLE_DEVICES=0", *US, "check", "--json")
+    change = 'CUDA_VISIBLE_DEVICES=0 exec "$@"'  # `env CUDA_VISIBLE_DEVICES=0` would be refused
+    changed = ("sh", "-c", change, "sh", *US, "check", "--json")
     does_not = here.command(*US, "run", "1", "--", *changed, **standins)
     assert json.loads(does_not.stdout)
     assert does_not.returncode == 1, does_not
