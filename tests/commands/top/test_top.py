@@ -63,7 +63,6 @@ def end(child: Any) -> tuple[str, int | None]:
     return child.before, child.exitstatus
 
 
-@pytest.mark.promise
 @pytest.mark.process
 @pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "Ctrl-C"])
 def test_it_is_live_until_a_key(machine: Machine, screen: Any, key: str) -> None:
