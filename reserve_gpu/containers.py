@@ -75,9 +75,13 @@ def container() -> str | None:
     (https://github.com/intel/gprofiler/issues/143). Apptainer, distrobox, toolbox and `docker run
     --pid=host` share the host's processes.
     """
+    return _container(_mounts())
+
+
+def _container(mounts: Iterable[Mount]) -> str | None:
     has_own_pids = proc.pid_namespace() not in (None, proc.INITIAL_PID_NAMESPACE)
     files = [path for path in (*FILES, *FILES_OF_IMAGES) if os.path.lexists(path)]
-    found = kind(os.environ, files, nearest_mount("/", _mounts()).file_system)
+    found = kind(os.environ, files, nearest_mount("/", mounts).file_system)
     return found or (UNKNOWN if has_own_pids and not proc.is_wsl() else None)
 
 
@@ -110,14 +114,20 @@ def kind(environ: Mapping[str, str], files: Collection[str], root: str) -> str |
     return signs[0] if signs else None
 
 
-def is_private(path: str) -> bool:
-    """Return whether this is a container, and the directory is not shared with its host.
+def is_any_private(paths: Iterable[str]) -> bool:
+    """Return whether this is a container, and one of the directories is not its host's.
 
     Args:
-        path: An absolute path.
+        paths: Absolute paths.
     """
-    path = os.path.realpath(path)
-    if container() is None or not is_own(path, _mounts()):
+    mounts = _mounts()
+    if _container(mounts) is None:
+        return False
+    return any(_is_private(os.path.realpath(path), mounts) for path in paths)
+
+
+def _is_private(path: str, mounts: Iterable[Mount]) -> bool:
+    if not is_own(path, mounts):
         return False
     if proc.pid_namespace() == proc.INITIAL_PID_NAMESPACE:
         with suppress(OSError):  # only root may read it

@@ -284,7 +284,7 @@ def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
         if row.use_state is not State.IDLE or (row.usage and row.usage.awaits_reset)
     ]
     path = asking.locks.path
-    if any(map(containers.is_private, preferred_paths(path))):
+    if containers.is_any_private(preferred_paths(path)):
         cautions.append(notice.Private(path, containers.how_to_bind(path)))
     return cautions
 
