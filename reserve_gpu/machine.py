@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from reserve_gpu.gpus.nvml import Nvml
+    from reserve_gpu.locks.directory import Claim
     from reserve_gpu.model import Holder, Process, Rules, Ticket, Usage
 
 MUTEX_LIMIT_S = 0.5
@@ -52,7 +53,7 @@ class Reservations(NamedTuple):
     waiting: Sequence[Ticket] = ()
     problem: str | None = None
     others: tuple[Holder, ...] = ()
-    old_numbers: Mapping[str, Sequence[Holder]] = {}
+    old_numbers: Mapping[str, Sequence[Claim]] = {}
 
 
 def look(nvml: Nvml, *, idle_mib: float | None = None, ruled: Rules | None = None) -> LookResult:
@@ -166,18 +167,25 @@ def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
     return True
 
 
-def taken_number(nvml: Nvml, holders: Sequence[Holder]) -> str | None:
+def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
     """Return the reason to refuse a device whose number another reservation still names.
 
     A process that reserved another GPU under this number keeps it in CUDA_VISIBLE_DEVICES. CUDA in
-    that process would start on this device.
+    that process would start on this device. Anybody can lock a file with the name of a device that
+    is not here, so one such claim of a user counts.
 
     Args:
         nvml: The NVML session.
-        holders: The holders of other GPUs that had this device's number at their reservation.
+        claims: Other GPUs that had this device's number when they were reserved.
     """
-    for holder in holders:
-        if not _is_on(nvml, device_of(holder.file or ""), holder):
+    known = (each for each in nvml.walk() if isinstance(each, Device)) if claims else ()
+    devices = {device_of(lock_name(device.uuid)): device for device in known}
+    for holder, claimed in claims:
+        file = device_of(holder.file or "")
+        missing = [device for device in claimed if device not in devices]
+        if file not in devices and file != min(missing):
+            continue
+        if not (file in devices and _is_on(nvml, devices[file], holder)):
             name = shown(holder.name or "A process", NAME_LIMIT)
             return (
                 f"{name} (pid {holder.pid}) reserved another GPU when that had this number; CUDA "
@@ -186,15 +194,10 @@ def taken_number(nvml: Nvml, holders: Sequence[Holder]) -> str | None:
     return None
 
 
-def _is_on(nvml: Nvml, file: str, holder: Holder) -> bool:
-    """Return whether a process of the holder's is on the device with that lock file."""
-    if not nvml.sees_all:
-        return False
-    for device in nvml.walk():
-        if isinstance(device, Device) and device_of(lock_name(device.uuid)) == file:
-            pids = (process.pid for process in nvml.processes(device))
-            return any(proc.is_below(pid, {holder.listed_pid}) for pid in pids)
-    return False
+def _is_on(nvml: Nvml, device: Device, holder: Holder) -> bool:
+    """Return whether a process of the holder's is on the device."""
+    pids = (process.pid for process in nvml.processes(device)) if nvml.sees_all else ()
+    return any(proc.is_below(pid, {holder.listed_pid}) for pid in pids)
 
 
 def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
@@ -229,7 +232,7 @@ def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
 
 def _old_numbers(
     directory: LockDirectory, devices: Sequence[Device | Fault]
-) -> dict[str, list[Holder]]:
+) -> dict[str, list[Claim]]:
     """Return for each device the holders of other GPUs that had its number; under the mutex."""
     numbers = directory.listed_numbers()
     known = [device for device in devices if isinstance(device, Device)]

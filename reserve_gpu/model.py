@@ -344,11 +344,13 @@ class Asks(NamedTuple):
 
     text: in words. needs: how many devices at once.
     wants: UUIDs of the devices that would do, None for any.
+    behind: Names of the queue files ahead of this one. Older versions do not write them.
     """
 
     text: str | None = None
     needs: int = 1
     wants: frozenset[str] | None = None
+    behind: frozenset[str] | None = None
 
 
 class Record(NamedTuple):
@@ -361,6 +363,8 @@ class Record(NamedTuple):
     kept_until: for how long it is kept for the restart of its kernel.
     guest_of: of a guest, since when the holder that it has joined has the device.
     since_boot, written_boot: The same two by the boot clock. Older versions write neither.
+    write_locked: Whether the writer has the file locked with `lock.write_lock`. If the file says so
+        and is not, its holder has ended.
     """
 
     who: Who = Who()
@@ -376,6 +380,7 @@ class Record(NamedTuple):
     guest_of: float | None = None
     since_boot: float | None = None
     written_boot: float | None = None
+    write_locked: bool = False
 
     def taken(self, now: Instant) -> Instant | None:
         """Return the time of the lock, as the record says; None if it does not."""
@@ -408,6 +413,7 @@ class Record(NamedTuple):
             **(lease._asdict() if lease.has_end else {}),
             **({"asks": asks.text, "needs": asks.needs} if asks else {}),
             **({"wants": sorted(asks.wants)} if asks and asks.wants is not None else {}),
+            **({"behind": sorted(asks.behind)} if asks and asks.behind is not None else {}),
             **dict(zip(self._fields[3:], self[3:], strict=True)),
         }
         limit = foreign.TEXT_LIMIT
@@ -418,14 +424,16 @@ class Record(NamedTuple):
     def from_dict(cls, fields: Mapping[str, Any]) -> "Record":
         """Return what somebody wrote, as far as it makes sense."""
         said = foreign.Fields(fields)
-        part_mib, unit, wants = said.number("part_mib"), said.text("part_unit"), None
+        part_mib, unit = said.number("part_mib"), said.text("part_unit")
         size = Size(part_mib, unit if unit in UNITS else "GiB") if part_mib else None
-        if isinstance(fields.get("wants"), list):
-            wants = frozenset(said.texts("wants", MOST_WANTED))
+        wants, behind = (
+            frozenset(said.texts(name, MOST_WANTED)) if isinstance(fields.get(name), list) else None
+            for name in ("wants", "behind")
+        )
         return cls(
             Who(**foreign.fields_of(Who, fields)),
             Promise(size, Lease(**foreign.fields_of(Lease, fields)), said.text("note")),
-            Asks(said.text("asks"), said.integer("needs") or 1, wants),
+            Asks(said.text("asks"), said.integer("needs") or 1, wants, behind),
             **foreign.fields_of(cls, fields),
         )
 
@@ -479,6 +487,7 @@ class Holder(NamedTuple):
     used_mib: of one who shares, with its children, None if that can't be seen.
     beside: the holder that it has joined, in a word, None where that has gone.
     clock_set_s: The seconds by which the wall clock was set since it took the lock.
+    record_owner: UID of the only user who can write the record; None if other users can, too.
     """
 
     record: Record = Record()
@@ -491,6 +500,7 @@ class Holder(NamedTuple):
     used_mib: float | None = None
     beside: str | None = None
     clock_set_s: float = 0.0
+    record_owner: int | None = None
 
     @property
     def seen(self) -> bool:
@@ -567,6 +577,7 @@ class Ticket(NamedTuple):
     heartbeat: int = 0  # its holder's last sign of life; only whether it changes means anything
     needs: int = 1  # devices at once
     part_mib: float | None = None  # of each; None for all of it
+    behind: frozenset[str] | None = None  # names of the tickets ahead of it, by its own word
 
     def could_use(self, uuid: str) -> bool:
         """Tell whether its holder waits for that device too."""

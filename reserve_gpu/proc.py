@@ -180,6 +180,29 @@ def has_locked(pid: int | str, file: os.stat_result) -> bool:
     return False
 
 
+def lock_holders(inodes: Collection[int]) -> dict[tuple[int, int], int]:
+    """Return a process that has each file locked with flock(2), by device and inode of the file.
+
+    Only the processes count whose open files this user can see.
+
+    Args:
+        inodes: The inodes of the files that matter.
+    """
+    holders: dict[tuple[int, int], int] = {}
+    for pid in _pids():
+        with suppress(OSError):
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    file = os.stat(f"/proc/{pid}/fd/{number}")
+                    key = file.st_dev, file.st_ino
+                    if file.st_ino not in inodes or key in holders:
+                        continue
+                    with open(f"/proc/{pid}/fdinfo/{number}", encoding="utf-8") as info:
+                        if "FLOCK" in info.read():
+                            holders[key] = int(pid)
+    return holders
+
+
 def require_descriptors() -> None:
     """Raise ReserveGPUError where this process can't open some more files.
 

@@ -119,7 +119,9 @@ class Here(Machine):
                     "written": time.time(),
                 }
                 says = {**own, "user": "rival", "notebook": "rival.ipynb", "note": note, **record}
-                os.pwrite(lock.descriptor, json.dumps(says).encode(), 0)
+                for each in (lock, lock.owned):
+                    if each:
+                        os.pwrite(each.descriptor, json.dumps(says).encode(), 0)
                 yield
             finally:
                 lock.release()

@@ -204,7 +204,8 @@ def disagreements() -> list[str]:
     """Return what says one thing, where something else says another."""
     held = reserve_gpu.current()
     devices = held.devices if held else ()
-    whole = {f"{device.uuid}.lock" for device in devices}
+    ends = ("lock", f"record-{os.geteuid()}-0")
+    whole = {f"{device.uuid}.{end}" for device in devices for end in ends}
     shared = {f"{device.uuid}.share-{os.geteuid()}-0.lock" for device in devices}
     environ = {name: os.environ.get(name) for name in VARIABLES}
     wrong = []
@@ -264,7 +265,7 @@ def open_files() -> dict[str, bool]:
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             path = os.readlink(f"/proc/self/fd/{number}")
-            files[path] = "FLOCK" in Path(f"/proc/self/fdinfo/{number}").read_text("ascii")
+            files[path] = "lock:" in Path(f"/proc/self/fdinfo/{number}").read_text("ascii")
     return {p: is_locked for p, is_locked in files.items() if p.startswith(folder())}
 
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import stat
+import struct
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -116,13 +117,17 @@ def make_older(path: Path, since_s: float, idle_s: float | None = None) -> None:
     os.utime(path, (time.time(), then if idle_s is None else time.time() - idle_s))
 
 
+WRITE_LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
 @contextmanager
 def have(path: Path, content: bytes = b"") -> Iterator[int]:
-    """Have a file locked, as some other program might: made if need be, and with that content."""
+    """Have a file locked as its owner has it: made if need be, and with that content."""
     path.parent.mkdir(mode=0o1777, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, WRITE_LOCK)
         os.truncate(descriptor, 0)
         os.write(descriptor, content)
         yield descriptor

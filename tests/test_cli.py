@@ -242,7 +242,10 @@ def test_nothing_of_ours_is_open_in_the_command(here: Here) -> None:
     code += " except OSError: pass"
     before = set(here.python(code).stdout.splitlines())
     with_us = set(run(here, "-n", "2", "--", sys.executable, "-c", code).stdout.splitlines())
-    locks = {str(here.locks / f"{here.uuid(number)}.lock") for number in "01"}
+    own = f"record-{os.geteuid()}-0"
+    locks = {
+        str(here.locks / f"{here.uuid(number)}.{end}") for number in "01" for end in ("lock", own)
+    }
     assert with_us - before == locks
 
 

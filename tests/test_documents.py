@@ -272,8 +272,8 @@ def test_files_made_by_root(here: Here, capsys: pytest.CaptureFixture[str]) -> N
         with directory.mutex():
             place.join()
         files = set(os.listdir(here.locks))
-    own = {name for name in files if re.search(rf"(\.share|^queue)-{os.geteuid()}-0\.lock$", name)}
-    assert len(own) == 2
+    own = {name for name in files if re.search(rf"(\.share|\.record|^queue)-{os.geteuid()}-", name)}
+    assert len(own) == 5
     assert files - own == names
 
 

@@ -22,7 +22,7 @@ from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.directory import MUTEX, LockDirectory, _mutex_message
-from reserve_gpu.locks.holders import _keeper
+from reserve_gpu.locks.holders import Holders
 from reserve_gpu.locks.lock import kernel_device
 from reserve_gpu.model import Promise, Record, State
 from reserve_gpu.notices import LockedAnew
@@ -116,7 +116,7 @@ def test_the_magic_shows_no_traceback(two: Here, name: str, error: str) -> None:
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o777], ids=oct)
 def test_files_are_for_all_whatever_the_umask(two: Here, umask: int) -> None:
-    """Lock files have mode 0666 and the directory 1777, sharers' 0644, whatever the umask."""
+    """Lock files have mode 0666, the directory 1777, files of one user 0644, whatever the umask."""
     two.locks.rmdir()
     two.log.touch()  # the driver's, which is not to be missing permissions either
     before = os.umask(umask)
@@ -126,9 +126,10 @@ def test_files_are_for_all_whatever_the_umask(two: Here, umask: int) -> None:
     finally:
         os.umask(before)
     assert stat.S_IMODE(two.locks.stat().st_mode) == 0o1777
-    own = f"{UUIDS[0]}.share-{os.geteuid()}-0.lock"
+    own = [f"{uuid}.record-{os.geteuid()}-0" for uuid in UUIDS]
+    own.append(f"{UUIDS[0]}.share-{os.geteuid()}-0.lock")
     all_ = dict.fromkeys((MUTEX, *(f"{uuid}.lock" for uuid in UUIDS)), 0o666)
-    assert modes(two.locks) == {**all_, own: 0o644}
+    assert modes(two.locks) == {**all_, **dict.fromkeys(own, 0o644)}
 
 
 def test_files_are_never_deleted(two: Here) -> None:
@@ -855,7 +856,8 @@ def test_a_record_is_readable_while_the_lock_is_held(two: Here) -> None:
 
 def test_a_process_that_is_younger_than_a_lock_is_not_its_holder() -> None:
     """The number of a holder that has ended may be another process's, which is not named for it."""
-    assert _keeper(os.getpid(), os.stat("/usr/bin/env")) is None
+    holders = Holders("/", descriptors.NONE)
+    assert holders.keeper(os.getpid(), os.stat("/usr/bin/env")) is None
 
 
 def test_a_process_that_has_not_the_file_is_not_its_holder(tmp_path: Path) -> None:
@@ -867,8 +869,10 @@ def test_a_process_that_has_not_the_file_is_not_its_holder(tmp_path: Path) -> No
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         with have(path):
             path.touch()
-            assert _keeper(other.pid, path.stat()) == os.getpid()
-        assert _keeper(other.pid, path.stat()) is None
+            holders = Holders(str(tmp_path), descriptors.NONE)
+            assert holders.keeper(other.pid, path.stat()) == os.getpid()
+        holders = Holders(str(tmp_path), descriptors.NONE)
+        assert holders.keeper(other.pid, path.stat()) is None
 
 
 # -- the mutex ------------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ def test_a_number_of_another_numbering(here: Here, other: dict[str, object]) -> 
     with here.child() as child:
         child.reserve("1")
         here.write(NEW + A + B)
-        path = here.locks / "GPU-bbbbbbbb-1.lock"
+        path = here.locks / f"GPU-bbbbbbbb-1.record-{os.geteuid()}-0"
         path.write_text(json.dumps({**json.loads(path.read_bytes()), **other}))
         assert got("1") == "1"
 

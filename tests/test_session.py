@@ -267,7 +267,7 @@ def close_lock(here: Here) -> None:
     (name,) = (
         name
         for name in os.listdir("/proc/self/fd")
-        if os.path.realpath(f"/proc/self/fd/{name}").startswith(f"{here.locks}/{here.uuid('0')}")
+        if os.path.realpath(f"/proc/self/fd/{name}") == f"{here.locks}/{here.uuid('0')}.lock"
     )
     os.close(int(name))
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
-from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.holders import MOST_OF_ONE_USER
 from reserve_gpu.locks.lock import Lock
 from tests.locked import have, held, locked, needs_root, obstacles, obstructed
 from tests.reserving import got, of_gpu, refused

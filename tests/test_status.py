@@ -407,7 +407,7 @@ def test_graphics_processes_decide_nothing(here: Here) -> None:
 
 
 def lock_of(machine: Machine) -> Path:
-    (lock,) = (path for path in machine.locks.glob("GPU-*.lock") if path.read_text())
+    (lock,) = (path for path in machine.locks.glob("GPU-*.record-*") if path.read_text())
     return lock
 
 

@@ -167,8 +167,8 @@ def test_locks_made_under_any_umask_serve_all_users(users: Users, umask: int) ->
         if user == NOBODY:
             users[user].run("reserve_gpu.release()")
     assert users[NOBODY].reserve().error == "NoFreeDeviceError"
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in users.locks.iterdir()}
-    assert modes == {0o666}
+    modes = {path.suffix[:7]: stat.S_IMODE(path.stat().st_mode) for path in users.locks.iterdir()}
+    assert modes == {".lock": 0o666, ".record": 0o644}
     assert stat.S_IMODE(users.locks.stat().st_mode) == 0o1777
 
 

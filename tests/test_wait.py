@@ -26,7 +26,8 @@ from reserve_gpu.core.request import parse
 from reserve_gpu.core.wait import Explainer, News
 from reserve_gpu.errors import NoVisibleDeviceError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.holders import MOST_OF_ONE_USER
 from reserve_gpu.locks.queue import Place, wait_for_news
 from reserve_gpu.model import Device, Fault, Record, Request, Row, State, Waiting
 from reserve_gpu.report.progress import CLEAR, Live

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import proc
 from reserve_gpu.calls import Late
+from reserve_gpu.clocks import Instant
 from reserve_gpu.core import environment
 from reserve_gpu.core.held import Guest, Held
 from reserve_gpu.core.request import rules
@@ -23,9 +24,7 @@ from reserve_gpu.model import NO_LEASE, Device, Holder, Lease, Promise, Reserved
 from reserve_gpu.notices import HAS_GONE, TIME_IS_OVER
 
 if TYPE_CHECKING:
-    from reserve_gpu.clocks import Instant
     from reserve_gpu.core import quota
-    from reserve_gpu.model import Record
 else:
     quota = Late("core.quota")  # which only rules need
 
@@ -46,9 +45,9 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
         if not any((each.record.since, each.pid) == key for each in there):
             raise RequestError(f"{HAS_GONE} {own_line('list')}")
     host, now = reserved.holder, proc.now()
-    taken = {device: _taken(host.record, now) for device, host in host_of.items()}
+    taken = {device: _taken(host, now) for device, host in host_of.items()}
     since = min(taken.values(), key=lambda instant: instant.boot)
-    lease = _lease(host.record.promise.lease, since, now)
+    lease = _lease(host, since, now)
     if lease.until is not None and lease.until <= now.wall and not lease.if_wanted:
         raise RequestError(TIME_IS_OVER)
     with ExitStack() as stack:  # all of them or none
@@ -58,29 +57,38 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
             locks[device.uuid] = lock
             stack.callback(lock.release)
         stack.pop_all()
-    devices = environment.in_order(host_of, host.record.visible or "")
+    visible = host.record.visible if is_own_word(reserved.holder) else None
+    devices = environment.in_order(host_of, visible or "")
     of = tuple(taken[device].wall for device in devices)
     promise = Promise(host.record.promise.size, lease)
     return Held(devices, locks, promise, guest=Guest(of, host.name))
 
 
-def _taken(host: Record, now: Instant) -> Instant:
+def _taken(host: Holder, now: Instant) -> Instant:
     """Return the time at which the holder that a guest joins took a device, by its record.
 
-    A guest's guest has joined the same holder as that guest.
+    A guest's guest has joined the same holder as that guest. Older versions leave their record
+    where anybody can write another time into it. Then the guest's time counts from now on.
     """
-    since = host.guest_of or host.since or 0.0
-    return host._replace(since=since).taken(now) or now
+    record = host.record
+    since = record.guest_of or record.since or 0.0
+    if not is_own_word(host):
+        return Instant(since, now.boot)
+    return record._replace(since=since).taken(now) or now
 
 
-def _lease(host: Lease, since: Instant, now: Instant) -> Lease:
+def is_own_word(holder: Holder) -> bool:
+    """Return whether only the user of this process can have written a holder's record."""
+    return holder.record_owner == os.geteuid()
+
+
+def _lease(holder: Holder, since: Instant, now: Instant) -> Lease:
     """Return until when a guest holds what it has joined: as long as its holder does.
 
     A rule counts from when the first holder took it, and is the guest's too. The rest is the
-    holder's word, which others may have written, so that it ends no process. Idleness is the
-    holder's affair: what its guests use is no idleness there.
+    holder's word. Idleness is the holder's affair: what its guests use is no idleness there.
     """
-    host = host.at(now)
+    host = holder.lease.at(now) if is_own_word(holder) else NO_LEASE
     own = Lease(until=host.until, if_wanted=host.if_wanted, until_boot=host.until_boot)
     if (ruled := rules()) is None:
         return own
@@ -108,7 +116,7 @@ def prolonged(held: Held) -> Held | None:
     now = proc.now()
     until = held.lease.at(now).until
     for host in hosts:
-        lease = _lease(host.record.promise.lease, held.since, now)
+        lease = _lease(host, held.since, now)
         if lease.until and lease.until > (until or lease.until):
             return held._replace(promise=held.promise._replace(lease=lease), overdue=None)
     return None

@@ -12,14 +12,14 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from reserve_gpu import alarm, foreign, proc, settings
+from reserve_gpu.clocks import Instant
 from reserve_gpu.core import environment
 from reserve_gpu.core.held import Guest, Held
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors, files
-from reserve_gpu.locks import record as records
 from reserve_gpu.locks.directory import LockDirectory, default_path, device_of, lock_name
-from reserve_gpu.locks.holders import is_sharers
-from reserve_gpu.locks.lock import Lock, kernel_device
+from reserve_gpu.locks.holders import has_owner, is_sharers
+from reserve_gpu.locks.lock import Lock, kernel_device, write_lock
 from reserve_gpu.model import Device, Fact, Record
 
 ERRORS = (ValueError, TypeError, KeyError, AttributeError)
@@ -61,6 +61,9 @@ def described(held: Held) -> dict[str, Any]:
     return {
         "devices": [device._asdict() for device in held.devices],
         "locks": [(lock.descriptor, lock.name, is_sharers(lock.name)) for lock in locks],
+        # Older versions do not know of these two.
+        "owned": [(own.descriptor, own.name) if (own := lock.owned) else None for lock in locks],
+        "taken": [lock.taken for lock in locks],
         "record": Record(promise=held.promise).to_dict(),
         "guest": held.guest,
     }
@@ -114,7 +117,10 @@ def received() -> Handover | None:
 
 
 def _checked(fields: dict[str, Any]) -> Handover | None:
-    locks = (_adopted(descriptor, str(name)) for descriptor, name, *_ in fields["locks"])
+    nothing = [None] * len(fields["locks"])
+    owned, taken = fields.get("owned", nothing), fields.get("taken", nothing)
+    known = zip(fields["locks"], owned, taken, strict=True)
+    locks = (_adopted_both(lock, own, since) for lock, own, since in known)
     held = held_of(fields).with_locks(locks)
     if held is None:
         return None
@@ -139,7 +145,29 @@ def _text(value: object) -> str | None:
     return None if value is None else foreign.text(value, LIMIT)
 
 
-def _adopted(descriptor: int, name: str) -> Lock | None:
+def _adopted_both(
+    lock: Sequence[Any], owned: Sequence[Any] | None, taken: Sequence[Any] | None
+) -> Lock | None:
+    """Return a lock that this process had before exec, with the lock on its record.
+
+    Args:
+        lock: The descriptor and the name of the locked file.
+        owned: The same of the file with the record.
+        taken: The time of the lock, by both clocks.
+    """
+    now = proc.now()
+    wall, boot = map(foreign.number, taken) if taken else now
+    since = Instant(wall, min(boot, now.boot))
+    descriptor, name, *_ = lock
+    adopted = _adopted(descriptor, str(name), since)
+    if adopted and owned:
+        descriptor, name = owned
+        if device_of(str(name)) == device_of(adopted.name):
+            adopted.owned = _adopted(descriptor, str(name), since)
+    return adopted
+
+
+def _adopted(descriptor: int, name: str, taken: Instant) -> Lock | None:
     """Return the lock that this process had before exec; None if it is not that.
 
     Only the kernel is believed: the descriptor is open, its file is the one of that name, and this
@@ -150,7 +178,8 @@ def _adopted(descriptor: int, name: str) -> Lock | None:
         is_that_file = files.is_current(descriptors.NONE, path, descriptor)
         if not is_that_file or kernel_device(descriptor) is None:
             return None
-        taken = records.read(descriptor).taken(proc.now())
         descriptors.adopt(descriptor)
-        return Lock(descriptor, path, taken)
+        lock = Lock(descriptor, path, taken)
+        lock.is_write_locked = has_owner(lock.name) and write_lock(descriptor)
+        return lock
     return None

@@ -6,6 +6,7 @@ inside of it is reserved. So is a control group, but the driver itself shows onl
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from reserve_gpu.calls import Late
@@ -67,16 +68,18 @@ def adopt_parents_gpus(parent: int, gpus: Nvml, locks: LockDirectory) -> None:
     if before[environment.VISIBLE] is not None:
         return
     devices: list[Device] = []
-    visible, part_mib = "", None
+    visible: str | None = None
+    part_mib: float | None = None
     for device in gpus.walk():
         if isinstance(device, Device):
             holders = locks.listed_holders_of(device.uuid)
             if own := next((h for h in holders if h.listed_pid == parent), None):
                 devices.append(device)
-                visible, part_mib = own.record.visible or "", own.part_mib
+                visible = own.record.visible if own.record_owner == os.geteuid() else None
+                part_mib = own.part_mib
     if not devices:
         return
-    ordered = environment.in_order(devices, visible)
+    ordered = environment.in_order(devices, visible or "")
     values = environment.variables(ordered, part_mib) | {environment.HIDDEN: None}
     if part_mib is not None:
         values |= caps.marked(ordered, part_mib, before)

@@ -24,8 +24,7 @@ from reserve_gpu.core.use import DRIVER_LIMIT_S
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks import descriptors, files
-from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE, LockDirectory
-from reserve_gpu.locks.holders import is_sharers
+from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import Holder, Record, Row, State
 from reserve_gpu.notices import LeftRunning, Notice, UsedByOthers
 
@@ -86,7 +85,7 @@ def leave(owner: Owner, connection_file: str, seconds: float) -> None:
         "since_boot": [lock.taken.boot for lock in locks],
         **handover.described(held),
     }
-    numbers = [lock.descriptor for lock in locks]
+    numbers = [each.descriptor for lock in locks for each in (lock, lock.owned) if each]
     words = [*heir.WORDS, connection_file, repr(end.wall - now.wall)]
     alarm.leave(words, numbers, {heir.LEFT: json.dumps(left)})
     owner.become(held._replace(kept_until=end.wall))
@@ -184,8 +183,7 @@ def end(left: Left, uid: int | None = None) -> bool:
 
 def _acquired(directory: LockDirectory, name: str, taken: Instant) -> Lock | None:
     """Lock the file; the kernel that has left it may be ending just now."""
-    mode = OWN_MODE if is_sharers(name) else OTHERS_MODE
-    return calls.wait_for(lambda: directory.acquire(name, mode, taken), ENDS_S, POLL_S)
+    return calls.wait_for(lambda: directory.acquire_again(name, taken), ENDS_S, POLL_S)
 
 
 def _read(pid: int, connection_file: str) -> Left:

@@ -1,29 +1,51 @@
 """The directory that all users of a machine have their locks in, and what is asked of it.
 
-    UUID.lock                    who has reserved a whole device has this file locked
-    UUID.share-UID-N.lock        one for each of those who share it
-    queue-UID-N.lock             one for each of those who wait
-    mutex.lock                   whoever looks, or takes something, has this meanwhile
+    UUID.lock                    locked by the process that has reserved a whole device
+    UUID.record-UID-N            the record of that process
+    UUID.share-UID-N.lock        one for each process that shares the device
+    queue-UID-N.lock             one for each process that waits
+    mutex.lock                   locked by a process while it looks, or takes something
 
-Files are never deleted, as nobody sees a lock on a deleted file.
+Every user can write to UUID.lock and mutex.lock. Only its owner can write to a file with a UID in
+its name, and such a file counts as locked only if its owner has it locked (`lock.write_lock`).
+
+Locked files are never deleted, because nobody sees a lock on a deleted file.
 """
 
 from __future__ import annotations
 
 import os
-import re
+import secrets
 import stat
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import count, takewhile
-from typing import TYPE_CHECKING
+from itertools import chain, islice, takewhile
+from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import calls, foreign, proc, settings, this_process
+from reserve_gpu import calls, proc, settings, this_process
 from reserve_gpu.errors import LockError, MutexHeldError, shell_line, shown
 from reserve_gpu.locks import descriptors, files
-from reserve_gpu.locks.holders import SHARE, Holders, is_own_guest
-from reserve_gpu.locks.lock import Lock, flock, kernel_device
+from reserve_gpu.locks import record as records
+from reserve_gpu.locks.holders import (
+    MOST_OF_ONE_USER,
+    QUEUE,
+    RECORD,
+    SHARE,
+    Holders,
+    has_owner,
+    is_own_guest,
+    is_sharers,
+)
+from reserve_gpu.locks.lock import (
+    Lock,
+    flock,
+    has_write_locks,
+    is_write_locked,
+    kernel_device,
+    write_lock,
+)
+from reserve_gpu.model import Holder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,24 +53,39 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.clocks import Instant
-    from reserve_gpu.model import Holder, Ticket
+    from reserve_gpu.model import Ticket
 
 NAME = "reserve_gpu"
 # Machine-wide places, best first. /tmp is last: a service with PrivateTmp has one of its own.
 PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108 - nothing in them is ever trusted
 
-MUTEX, QUEUE = "mutex.lock", "queue"
+MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
 BRIEF_LIMIT_S = 1.0  # at the end of a cell, or between two calls
 MUTEX_POLL_S = 0.01
 LONG_S = 10.0  # no look takes so long, unless the driver hangs
 REPLACED_LIMIT = 10  # attempts to lock a file that others go on replacing
 MOST_LOST = 256  # locks that are looked at to find those of lost devices; anybody may make some
-MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; nobody needs more, and each costs a look
+MOST_NUMBERS = 10**10
+MOST_NAMES = 10_000  # names of queue files that a waiter remembers
 OTHERS_MODE, OWN_MODE = 0o666, 0o644
 
-# Behind the prefix. Text, which `re` compiles at its first use: mostly there is no such file.
-NUMBERED = r"-[0-9]{1,10}-([0-9]{1,10})\.lock"
+
+class Claim(NamedTuple):
+    """The claim of a holder that its device had a certain number when it was reserved.
+
+    Attributes:
+        holder: The holder of the device.
+        devices: All devices of which its user has such a claim, as in the names of lock files.
+    """
+
+    holder: Holder
+    devices: tuple[str, ...]
+
+    @property
+    def device(self) -> str:
+        """Return the device, as in the names of lock files."""
+        return device_of(self.holder.file or "")
 
 
 class LockDirectory:
@@ -146,11 +183,15 @@ class LockDirectory:
             try:
                 if name != MUTEX and files.is_current(self.descriptor, MUTEX, descriptor):
                     raise LockError(_second_name(path))
-                if not flock(descriptor, path):
+                if RECORD not in name and not flock(descriptor, path):
+                    return None
+                is_owners = mode == OWN_MODE and write_lock(descriptor)
+                if RECORD in name and not is_owners:
                     return None
                 # Somebody may have replaced the file before it was locked.
                 if files.is_current(self.descriptor, name, descriptor):
                     lock = Lock(descriptor, path, taken)
+                    lock.is_write_locked = is_owners
                     return lock
             finally:
                 if lock is None:
@@ -182,8 +223,36 @@ class LockDirectory:
             others = (each for each in sharers if not is_own_guest(each, own))
             if (other := next(others, None)) is not None:
                 return other
+            whole.owned = self._acquire_record(uuid, whole)
             stack.pop_all()
             return whole
+
+    def acquire_again(self, name: str, taken: Instant) -> Lock | None:
+        """Lock the file of a device that another process of this user has just released.
+
+        Args:
+            name: The name of the file.
+            taken: The time of the lock of that process.
+
+        Returns:
+            The lock, or None if another process has the file locked. Under the mutex.
+
+        Raises:
+            LockError: If the file can't be used.
+        """
+        if SHARE in name:
+            return self.acquire(name, OWN_MODE, taken)
+        lock = self.acquire(name, OTHERS_MODE, taken)
+        if lock:
+            lock.owned = self._acquire_record(device_of(name), lock)
+        return lock
+
+    def _acquire_record(self, uuid: str, whole: Lock) -> Lock | None:
+        """Lock a file for the record of a whole device's holder, None if that is not possible."""
+        with suppress(LockError):
+            if has_write_locks(whole.descriptor):
+                return self.acquire_own(_record_prefix(uuid), whole.taken)
+        return None
 
     def acquire_guests(self, uuid: str, taken: Instant) -> Lock:
         """Lock a sharer's file of the device for a guest; under the mutex. Raises LockError.
@@ -197,19 +266,17 @@ class LockDirectory:
     ) -> Lock:
         """Lock a file of this user's own, `PREFIX-UID-N.lock`; under the mutex. Raises LockError.
 
-        Only their owner can write to these files, so nobody can take a user's places away or write
-        into them under another name. Files of other users that bear this user's UID are passed by.
+        Files of other users that contain this user's UID are passed by. A process of another user
+        may have locked a file of this user: it gets replaced.
         besides: files that are left alone as long as there may be others.
         """
-        names, living = self.holders.names, 0
-        for number in count():
-            name = _own_name(prefix, os.geteuid(), number)
-            if name in besides or files.is_others(self.descriptor, name):
-                continue
+        living = 0
+        for name in self._own_names(prefix):
             if living + len(besides) >= MOST_OF_ONE_USER:
                 break
-            if lock := self.acquire(name, OWN_MODE, taken):
-                names.add(name)
+            if name in besides or files.is_others(self.descriptor, name):
+                continue
+            if lock := self.acquire_mine(name, taken):
                 return lock
             living += 1
         if lock := self.acquire_first(besides):
@@ -218,9 +285,40 @@ class LockDirectory:
             f"This user has {living} locks {self.path}/{prefix}-..., and may have no more."
         )
 
+    def _own_names(self, prefix: str) -> Iterator[str]:
+        """Yield the names of files that this user may have.
+
+        If another user has made files under the first names, random ones follow.
+        """
+        uid = os.geteuid()
+        first = [_own_name(prefix, uid, number) for number in range(2 * MOST_OF_ONE_USER)]
+        yield from first
+        others = (name for name in self.user_files(prefix, uid) if name not in first)
+        random = (_own_name(prefix, uid, secrets.randbelow(MOST_NUMBERS)) for _ in first)
+        yield from chain(others, random)
+
+    def acquire_mine(self, name: str, taken: Instant | None = None) -> Lock | None:
+        """Lock a file of this user; under the mutex.
+
+        Returns:
+            The lock, or None if another process of this user has it.
+
+        Raises:
+            LockError: If the file can't be used.
+        """
+        lock = self.acquire(name, OWN_MODE, taken)
+        if lock is None and not self._is_living(name):
+            # Another user has it locked, which takes no more than permission to read.
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self.descriptor)
+            lock = self.acquire(name, OWN_MODE, taken)
+        if lock:
+            self.holders.names.add(name)
+        return lock
+
     def acquire_first(self, names: Iterable[str]) -> Lock | None:
-        """Lock the first of these files that can be had, None if none can. Raises LockError."""
-        return next(filter(None, (self.acquire(name, OWN_MODE) for name in names)), None)
+        """Lock the first of this user's files that is free, None if none is. Raises LockError."""
+        return next(filter(None, map(self.acquire_mine, names)), None)
 
     def left_tickets(self, for_s: float) -> list[Ticket]:
         """Return the tickets that processes of this user have left for so long; under the mutex.
@@ -228,15 +326,14 @@ class LockDirectory:
         Those that have got what they waited for leave nothing in their files. Only the file's ctime
         tells when that was, so if the wall clock is set meanwhile, the place may be lost.
         """
-        names = (_own_name(QUEUE, os.geteuid(), number) for number in range(MOST_OF_ONE_USER))
-        there = (name for name in names if name in self.holders.names)
-        return sorted(map(self.holders.ticket, (n for n in there if self._is_left(n, for_s))))
+        names = (_own_name(QUEUE, os.geteuid(), n) for n in range(2 * MOST_OF_ONE_USER))
+        return sorted(map(self.holders.ticket, (n for n in names if self._is_left(n, for_s))))
 
     def _is_left(self, name: str, for_s: float) -> bool:
         status = files.status_of(self.descriptor, name)
         if status is None or not status.st_size or files.is_others(self.descriptor, name):
             return False
-        return abs(time.time() - status.st_ctime) < for_s and not self._is_held(name)
+        return abs(time.time() - status.st_ctime) < for_s and not self._is_living(name)
 
     def holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Return the holders of a device, several if they share it; under the mutex."""
@@ -255,31 +352,43 @@ class LockDirectory:
         """
         devices = [lock_name(uuid).removesuffix("lock") for uuid in uuids]
         known = (*devices, MUTEX, QUEUE)
-        names = [name for name in self.holders.names if name.endswith(".lock")]
+        names = [name for name in self.holders.possibly_locked if name.endswith(".lock")]
         others = sorted(name for name in names if not name.startswith(known))[:MOST_LOST]
-        return tuple(map(self.holders.of, filter(self._is_held, others)))
+        held = filter(lambda n: self._is_living(n) if has_owner(n) else self._is_held(n), others)
+        return tuple(map(self.holders.of, held))
 
-    def listed_numbers(self) -> dict[str, list[str]]:
-        """Return the lock files of whole GPUs by the label that the GPU had at its reservation.
+    def listed_numbers(self) -> dict[str, list[Claim]]:
+        """Return the holders of whole GPUs by the label that the GPU had at its reservation.
 
         Only processes with the same numbering of the GPUs as this process count. The labels are
-        from the holders' records and the locks from the kernel's list, which may miss some.
+        from records that only their owners can write, of devices that they have locked. The
+        kernel's list may miss some locks.
         """
         mounts, job = proc.mount_namespace(), this_process.job()
-        names = (n for n in self.holders.names if n.endswith(".lock"))
-        others = sorted(n for n in names if not n.startswith((MUTEX, QUEUE)))[:MOST_LOST]
-        found: dict[str, list[str]] = {}
-        for name in filter(self.holders.lists, others):
-            said = foreign.Fields(self.holders.fields(name))
-            label, index = said.text("label"), said.integer("index")
-            is_whole = index is not None and label == f"GPU{index}"
-            if label and is_whole and (said.integer("mounts"), said.text("job")) == (mounts, job):
-                found.setdefault(label, []).append(name)
+        claims: dict[int, list[Holder]] = {}
+        for name in sorted(filter(has_owner, self.holders.possibly_locked)):
+            owner = files.sole_owner(self.descriptor, name)
+            if owner is None or not self._is_living(name):
+                continue
+            file = name if is_sharers(name) else f"{device_of(name)}.lock"
+            holder = self.holders.of(file) if file == name or self._is_held(file) else Holder()
+            record, own = holder.record, claims.setdefault(owner, [])
+            is_whole = record.index is not None and record.label == f"GPU{record.index}"
+            is_here = (record.who.mounts, record.who.job) == (mounts, job)
+            if holder.record_owner == owner and is_whole and is_here:
+                own.append(holder)
+        found: dict[str, list[Claim]] = {}
+        for own in claims.values():
+            # One user says one number of a device, so that it makes no others unusable.
+            by_device = {device_of(holder.file or ""): holder for holder in own}
+            for holder in by_device.values():
+                claim = Claim(holder, tuple(by_device))
+                found.setdefault(holder.record.label or "", []).append(claim)
         return found
 
     def others_with_number(
-        self, index: int, uuid: str, numbers: Mapping[str, Sequence[str]]
-    ) -> list[Holder]:
+        self, index: int, uuid: str, numbers: Mapping[str, Sequence[Claim]]
+    ) -> list[Claim]:
         """Return the holders of other GPUs that had this number at their reservation.
 
         Args:
@@ -287,10 +396,12 @@ class LockDirectory:
             uuid: The UUID of the device that has the number now.
             numbers: The result of `listed_numbers`.
         """
-        own = device_of(lock_name(uuid))
-        names = (name for name in numbers.get(f"GPU{index}", ()) if device_of(name) != own)
-        holders = map(self.holders.of, names)
-        return [holder for holder in holders if holder.listed_pid != os.getpid()]
+        own, this_process = device_of(lock_name(uuid)), os.getpid()
+        return [
+            claim
+            for claim in numbers.get(f"GPU{index}", ())
+            if claim.device != own and claim.holder.listed_pid != this_process
+        ]
 
     def holders_by(
         self, uid: int, uuids: Collection[str], besides: Collection[str] = ()
@@ -298,9 +409,9 @@ class LockDirectory:
         """Return the holders of these devices that are a user's processes; under the mutex.
 
         For a whole device the kernel's list of locks says whose process it is. For a shared one
-        the owner of the file does, as nobody else can write to that. A whole device that a process
-        of another PID namespace has counts for no user. What else lies in the directory counts for
-        nobody: anybody may have put it there.
+        the owner of the file does, because nobody else can have it locked. A whole device that a
+        process of another PID namespace has counts for no user. What else lies in the directory
+        counts for nobody: anybody may have put it there.
         besides: files that do not count.
         """
         names = [name for uuid in uuids for name in self._device_files(uuid)]
@@ -319,6 +430,9 @@ class LockDirectory:
 
     def _holder_by(self, uid: int, name: str) -> Holder | None:
         holders = self.holders
+        if is_sharers(name):
+            is_owner = files.sole_owner(self.descriptor, name) == uid
+            return holders.of(name) if is_owner and self._is_living(name) else None
         if not holders.lists(name):
             if not self._is_held(name):
                 return None
@@ -337,8 +451,10 @@ class LockDirectory:
 
     def listed_holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Return the holders by the kernel's list, which may miss some; it decides nothing."""
-        holders = self.holders
-        return tuple(map(holders.of, filter(holders.lists, self._device_files(uuid))))
+        names = filter(self.holders.lists, self._device_files(uuid))
+        return tuple(
+            self.holders.of(name) for name in names if not is_sharers(name) or self._is_living(name)
+        )
 
     def listed_own_sharers_of(self, uuid: str) -> list[Holder]:
         """Return this user's sharers of a device that the kernel's list shows."""
@@ -351,8 +467,8 @@ class LockDirectory:
 
     def listed_tickets(self) -> list[Ticket]:
         """Return the tickets that the kernel's list shows; it decides nothing."""
-        holders = self.holders
-        return sorted(map(holders.ticket, filter(holders.lists, self.user_files(QUEUE))))
+        names = filter(self.holders.lists, self.user_files(QUEUE))
+        return sorted(map(self.holders.ticket, filter(self._is_living, names)))
 
     def listed_users_tickets(self) -> list[Ticket]:
         """Return the tickets of users whom the kernel's list shows; it decides nothing."""
@@ -360,37 +476,32 @@ class LockDirectory:
         names = [name for uid in uids for name in self._listed_by_name(QUEUE, uid)]
         return sorted(map(self.holders.ticket, names))
 
+    def queue_names(self) -> frozenset[str]:
+        """Return the names of queue files that are there, locked or not. Raises LockError."""
+        names = self.holders.listing()
+        return frozenset(islice((name for name in names if name.startswith(QUEUE)), MOST_NAMES))
+
     def _listed_by_name(self, prefix: str, uid: int) -> list[str]:
         """Return a user's files that the kernel's list shows; it may miss some.
 
         Their names are tried one by one, from the first: anybody may have made so many files that
         to list the directory takes long.
         """
-        names = (_own_name(prefix, uid, number) for number in range(MOST_OF_ONE_USER))
-        there = takewhile(lambda name: files.status_of(self.descriptor, name), names)
-        holders = self.holders
-        return [name for name in there if holders.lists(name)]
+        names = [_own_name(prefix, uid, number) for number in range(2 * MOST_OF_ONE_USER)]
+        there = list(takewhile(lambda name: files.status_of(self.descriptor, name), names))
+        if there == names:  # another user may have made them, and this user has others
+            there = self.user_files(prefix, uid)
+        owned = (name for name in there if files.sole_owner(self.descriptor, name) == uid)
+        return [name for name in owned if self.holders.lists(name) and self._is_living(name)]
 
-    def user_files(self, prefix: str) -> list[str]:
+    def user_files(self, prefix: str, uid: int | None = None) -> list[str]:
         """Return the names `PREFIX-UID-N.lock`, the first ones of each owner.
 
-        The files are counted by their owner, not by the UID in their names: a container with a
-        user namespace has other UIDs, and anybody can give a file any name.
+        Args:
+            prefix: The start of the names.
+            uid: The owner, if only the files of one user are asked for.
         """
-        candidates = [name for name in self.holders.names if name.startswith(prefix)]
-        matches = [(re.fullmatch(NUMBERED, name[len(prefix) :]), name) for name in candidates]
-        numbered = [(int(match[1]), name) for match, name in matches if match]
-        # The files of all users that this user namespace does not know have this one owner.
-        strangers = proc.unmapped_uid() if numbered else None
-        by_owner: dict[int, list[str]] = {}
-        for _, name in sorted(numbered):
-            owner = files.sole_owner(self.descriptor, name)
-            if owner is None:
-                continue
-            names = by_owner.setdefault(owner, [])
-            if owner == strangers or len(names) < MOST_OF_ONE_USER:
-                names.append(name)
-        return [name for names in by_owner.values() for name in names]
+        return self.holders.user_files(prefix, uid)
 
     @property
     def holders(self) -> Holders:
@@ -399,8 +510,29 @@ class LockDirectory:
 
     def _living(self, prefix: str, besides: Collection[str] = ()) -> Iterator[str]:
         for name in self.user_files(prefix):
-            if name not in besides and self._is_held(name):
+            if name not in besides and self._is_living(name):
                 yield name
+
+    def _is_living(self, name: str) -> bool:
+        """Return whether the owner of a file has it locked.
+
+        Another user can flock(2) it, too, which means nothing. Older versions lock it with flock(2)
+        alone. Such a lock counts if it is a process of the owner that has it. If the kernel's list
+        does not say which process it is, it counts if an older version has written the record.
+        """
+        descriptor = files.open_to_look(self.descriptor, name)
+        if descriptor is None:
+            return False
+        with descriptors.closing(descriptor):
+            if is_write_locked(descriptor):
+                return True
+            if flock(descriptor, f"{self.path}/{name}"):
+                return False
+            record, owner = records.read(descriptor), os.fstat(descriptor).st_uid
+        if record.write_locked:
+            return False
+        uid = self.holders.listed_uid(name)
+        return uid == owner or (uid is None and record.since is not None)
 
     def _is_held(self, name: str, path: str | None = None) -> bool:
         """Tell whether somebody has the file locked: the lock decides, not the kernel's list.
@@ -419,12 +551,13 @@ class LockDirectory:
 
 
 def _own_name(prefix: str, uid: int, number: int) -> str:
-    return f"{prefix}-{uid}-{number}.lock"
+    # Older versions look for the devices of all files that end in ".lock".
+    return f"{prefix}-{uid}-{number}{'' if prefix.endswith(RECORD) else '.lock'}"
 
 
 def device_of(name: str) -> str:
     """Return the device that a lock file belongs to, by what its name begins with."""
-    return name.partition(SHARE)[0].removesuffix(".lock")
+    return name.partition(SHARE)[0].partition(RECORD)[0].removesuffix(".lock")
 
 
 def lock_name(uuid: str) -> str:
@@ -471,6 +604,10 @@ def _second_name(path: str) -> str:
 
 def _share_prefix(uuid: str) -> str:
     return f"{lock_name(uuid).removesuffix('.lock')}{SHARE}"
+
+
+def _record_prefix(uuid: str) -> str:
+    return f"{lock_name(uuid).removesuffix('.lock')}{RECORD}"
 
 
 def _mutex_message(pid: int | None, waited_s: float) -> str:

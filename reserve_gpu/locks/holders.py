@@ -1,28 +1,37 @@
-"""Name the holder of a lock: by the kernel's list of locks, and by the record in the file.
+"""Name the holder of a lock: by the kernel's list of locks, and by the record in a file.
 
-Neither decides anything. The list is no snapshot and may miss a lock; it shows nothing of other PID
-namespaces. Another process has written the record, so it is read with suspicion.
+The list is no snapshot and may miss a lock. It shows nothing of other PID namespaces. A record is
+read with suspicion. What it says of its writer counts only if the file belongs to the user whose
+process has the lock, and if no other user can write to it (`Holder.record_owner`).
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reserve_gpu import proc
 from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
+from reserve_gpu.locks.lock import KINDS, is_write_locked
 from reserve_gpu.model import Asks, Holder, Record, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from reserve_gpu.clocks import Instant
 
+QUEUE = "queue"  # the start of a waiter's file: queue-UID-N.lock
 SHARE = ".share"  # in the name of a sharer's file: UUID.share-UID-N.lock
+RECORD = ".record"  # in the name of the file with a whole device's record: UUID.record-UID-N
+# After those. Text, which `re` compiles at its first use: mostly there is no such file.
+NUMBERED = r"-([0-9]{1,10})-([0-9]{1,10})(?:\.lock)?"
+MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; nobody needs more, and each costs a look
+BACK_S = 120.0  # within which a process that left the queue without a device finds its old place
 # A file that was changed no later than this after its record was only written: no cell has ended.
 WRITING_S = 1.0
 CLOCK_S = 2.0  # by which the moment at which a process began may be wrong
@@ -42,31 +51,129 @@ class Holders:
         # Not functools.cached_property: before Python 3.12 it has a lock, which a child that is
         # forked meanwhile finds taken for ever.
         self._names: set[str] | None = None
-        self._pids: dict[str, int] | None = None
+        self._locked_names: set[str] = set()
+        self._locks: tuple[dict[str, int], set[int]] | None = None
+        self._open: dict[tuple[int, int], int] | None = None
+
+    def listing(self) -> list[str]:
+        """Return the names of all files there. Raises LockError."""
+        return [entry.name for entry in self._entries()]
 
     @property
     def names(self) -> set[str]:
-        """Return the names of all files there. Raises LockError."""
+        """Return the names of the files there; of waiters' files those that are locked, if known.
+
+        Every user can make as many files as they like, so no file is looked at that the kernel's
+        list does not show. That list may miss a waiter, but not a sharer. Raises LockError.
+        """
         if self._names is None:
-            try:
-                self._names = set(os.listdir(f"/proc/self/fd/{self._directory}"))
-            except OSError as error:
-                text = f"{self._path} can't be listed: {error.strerror}."
-                is_full = error.errno == errno.EMFILE
-                raise LockError(TOO_MANY_FILES if is_full else text) from error
+            self._names, self._locked_names = set(), set()
+            locked, is_complete = self._locked_inodes, proc.sees_all_locks()
+            for entry in self._entries():
+                name = entry.name
+                if entry.inode() in locked:
+                    self._locked_names.add(name)
+                elif is_complete and name.startswith(QUEUE):
+                    continue
+                self._names.add(name)
         return self._names
+
+    @property
+    def locked_names(self) -> set[str]:
+        """Return the names of the files that the kernel's list shows. Raises LockError."""
+        return self._locked_names if self.names else set()
+
+    @property
+    def possibly_locked(self) -> set[str]:
+        """Return the names of the files that may be locked, as far as is known."""
+        return self.locked_names if proc.sees_all_locks() else self.names
+
+    def _entries(self) -> Iterator[os.DirEntry[str]]:
+        try:
+            with os.scandir(f"/proc/self/fd/{self._directory}") as entries:
+                yield from entries
+        except OSError as error:
+            text = f"{self._path} can't be listed: {error.strerror}."
+            is_full = error.errno == errno.EMFILE
+            raise LockError(TOO_MANY_FILES if is_full else text) from error
+
+    def user_files(self, prefix: str, uid: int | None = None) -> list[str]:
+        """Return the names `PREFIX-UID-N.lock`, the first ones of each owner.
+
+        The files are counted by their owner, not by the UID in their names: a container with a
+        user namespace has other UIDs, and anybody can give a file any name. But if a file belongs
+        to the user in its name, only so many files of that name are looked at.
+
+        Args:
+            prefix: The start of the names.
+            uid: The owner, if only the files of one user are asked for.
+        """
+        groups: dict[int, list[tuple[int, str]]] = {}
+        start = prefix if uid is None else f"{prefix}-{uid}-"
+        for name in [name for name in self.names if name.startswith(start)]:
+            if match := re.fullmatch(NUMBERED, name[len(prefix) :]):
+                groups.setdefault(int(match[1]), []).append((int(match[2]), name))
+        # The files of all users that this user namespace does not know have this one owner.
+        strangers = proc.unmapped_uid() if groups else None
+        by_owner: dict[int, list[tuple[int, str]]] = {}
+        for named, numbered in groups.items():
+            count = 0
+            for number, name in sorted(numbered):
+                owner = files.sole_owner(self._directory, name)
+                if owner is None or uid not in (None, owner):
+                    continue
+                by_owner.setdefault(owner, []).append((number, name))
+                count += owner == named
+                if count == MOST_OF_ONE_USER:
+                    break
+        return [
+            name
+            for owner, owned in by_owner.items()
+            for _, name in (owned if owner == strangers else sorted(owned)[:MOST_OF_ONE_USER])
+        ]
 
     def of(self, name: str) -> Holder:
         """Return the holder of a file that is known to be locked, as far as it can be seen."""
         record, status = self._record(name)
         if status is None:
             return Holder(file=name)
-        if is_sharers(name):
-            return self._holder(record, status)._replace(uid=status.st_uid, file=name)
-        # Anybody may write into the file of a whole device.
-        holder = self._holder(_of_nothing_shared(record), status)
-        uid = proc.uid_of(holder.listed_pid) if holder.listed_pid else None
-        return holder._replace(uid=uid, file=name)
+        if has_owner(name):
+            uid = status.st_uid
+            return self._holder(record, status)._replace(uid=uid, file=name, record_owner=uid)
+        taker = self._listed_pid(status)
+        pid = self.keeper(taker, status) if taker else None
+        found = self._owned_record(name, proc.uid_of(pid) if pid else None, pid)
+        # Else an older version has it locked, or a program of another kind.
+        record, own = found or (record, status)
+        if taker and not pid:
+            pid = self.keeper(taker, status, record.written_boot)
+        user = proc.uid_of(pid) if pid else None
+        holder = named(_of_nothing_shared(record), pid, own.st_mtime)
+        is_owners = found is not None and user in (None, own.st_uid)
+        owner = own.st_uid if is_owners else None
+        return holder._replace(uid=user, file=name, record_owner=owner)
+
+    def _owned_record(
+        self, name: str, uid: int | None, pid: int | None
+    ) -> tuple[Record, os.stat_result] | None:
+        """Return the record of a whole device's holder, and the status of the file it is in.
+
+        Args:
+            name: The lock file of the device.
+            uid: The user whose process has the device. If that is not known, a record counts only
+                if there is no other one.
+            pid: The process that has the device, None if that is not known.
+        """
+        found: list[tuple[Record, os.stat_result]] = []
+        for own in self.user_files(f"{name.removesuffix('.lock')}{RECORD}", uid):
+            descriptor = files.open_to_look(self._directory, own)
+            if descriptor is None:
+                continue
+            with descriptors.closing(descriptor):
+                if is_write_locked(descriptor):
+                    found.append((records.read(descriptor), os.fstat(descriptor)))
+        found.sort(key=lambda read: (read[0].who.pid != pid, -(read[0].since or 0.0)))
+        return found[0] if len(found) == 1 or (found and uid is not None) else None
 
     def ticket(self, name: str) -> Ticket:
         """Return the ticket in a file that a waiter has locked."""
@@ -75,15 +182,19 @@ class Holders:
             return Ticket(0, name, None, Holder())
         asks = record.asks or Asks()
         holder = self._holder(_of_nothing_shared(record), status)  # who waits holds nothing
+        owner = status.st_uid
+        began = proc.began_boot(holder.listed_pid) if holder.listed_pid else None
         return Ticket(
-            number=status.st_mtime_ns,  # see queue.Place
+            # See queue.Place. No process has waited since long before it began.
+            number=max(status.st_mtime_ns, int(((began or 0.0) - BACK_S) * 1e9)),
             name=name,
             wants=asks.wants,
-            holder=holder._replace(last_cell=None),  # and runs no cell
+            holder=holder._replace(last_cell=None, uid=owner, record_owner=owner, file=name),
             asks=asks.text,
             heartbeat=status.st_ctime_ns,
             needs=max(1, asks.needs),
             part_mib=record.promise.part_mib,
+            behind=asks.behind,
         )
 
     def lists(self, name: str, by: int | None = None) -> bool:
@@ -95,26 +206,64 @@ class Holders:
         pid = status and self._pid(status)
         return pid is not None and by in (None, pid)
 
+    def listed_uid(self, name: str) -> int | None:
+        """Return the user whose process the kernel's list names for a file; None if unknown."""
+        status = files.status_of(self._directory, name)
+        pid = status and self._listed_pid(status)
+        return proc.uid_of(pid) if pid else None
+
     def listed_uids(self) -> set[int]:
         """Return the users of the processes that the kernel's list names, whatever they have."""
         uids = map(proc.uid_of, {*self._listed.values()})
         return {uid for uid in uids if uid is not None}
 
     def _holder(self, record: Record, status: os.stat_result) -> Holder:
-        pid = self._pid(status)
-        if pid is None and proc.sees_all_locks():  # the list was no snapshot, and has missed it
-            self._pids = None
-            pid = self._pid(status)
-        keeper = _keeper(pid, status, record.written_boot) if pid else None
+        """Return the holder of a locked file, which has that record and that status."""
+        pid = self._listed_pid(status)
+        keeper = self.keeper(pid, status, record.written_boot) if pid else None
         return named(record, keeper, status.st_mtime)
 
-    def fields(self, name: str) -> dict[str, Any]:
-        """Return the fields of a record, unchecked; none if the file can't be opened."""
-        descriptor = files.open_to_look(self._directory, name)
-        if descriptor is None:
-            return {}
-        with descriptors.closing(descriptor):
-            return records.fields(descriptor)
+    def _listed_pid(self, status: os.stat_result) -> int | None:
+        pid = self._pid(status)
+        if pid is None and proc.sees_all_locks():  # the list was no snapshot, and has missed it
+            self._locks = None
+            pid = self._pid(status)
+        return pid
+
+    def keeper(
+        self, pid: int, file: os.stat_result, written_boot: float | None = None
+    ) -> int | None:
+        """Return the process that keeps a lock: the one that took it, or one that it left running.
+
+        Args:
+            pid: The process that took it.
+            file: The status of the file.
+            written_boot: When the record was written, by the boot clock, as its writer says.
+
+        What a command of `reserve-gpu run` leaves in the background has its descriptors. By then
+        the number of the one that took it may be another process's. What a process has open tells,
+        where that can be seen; else one that has begun after the lock is another: the file was
+        changed last by its holder, and its ctime can't be set back. After the wall clock was set
+        forward only the record is left: a user who can write another time into it can also renew
+        the ctime.
+        """
+        if proc.shows_files(pid):
+            is_keeper = proc.has_locked(pid, file)
+        else:
+            began, began_boot = proc.began(pid), proc.began_boot(pid)
+            is_keeper = _is_before(began, file.st_ctime) or _is_before(began_boot, written_boot)
+        if is_keeper:
+            return pid
+        if self._open is None:  # once: another user may have left any number of such locks
+            self._open = proc.lock_holders(self._locked_inodes)
+        if other := self._open.get((file.st_dev, file.st_ino)):
+            return other
+        return None if proc.began(pid) else pid
+
+    @property
+    def _locked_inodes(self) -> set[int]:
+        """Return the inodes of the files that the kernel's list shows, of all file systems."""
+        return self._kernels_list[1]
 
     def _record(self, name: str) -> tuple[Record, os.stat_result | None]:
         descriptor = files.open_to_look(self._directory, name)
@@ -129,9 +278,18 @@ class Holders:
 
     @property
     def _listed(self) -> dict[str, int]:
-        if self._pids is None:
-            self._pids = _locking_pids()
-        return self._pids
+        return self._kernels_list[0]
+
+    @property
+    def _kernels_list(self) -> tuple[dict[str, int], set[int]]:
+        if self._locks is None:
+            self._locks = _locks()
+        return self._locks
+
+
+def has_owner(name: str) -> bool:
+    """Return whether only one user can write to the file of a holder: it has a UID in its name."""
+    return SHARE in name or RECORD in name
 
 
 def is_sharers(name: str) -> bool:
@@ -219,39 +377,22 @@ def _of_nothing_shared(record: Record) -> Record:
     return record._replace(promise=promise, guest_of=None)
 
 
-def _locking_pids() -> dict[str, int]:
-    """Return the first process that has a file locked, by what the kernel calls the file."""
+def _locks() -> tuple[dict[str, int], set[int]]:
+    """Return the first process that has each file locked with flock(2), and all locked inodes.
+
+    The files go by what the kernel calls them.
+    """
     pids: dict[str, int] = {}
+    inodes: set[int] = set()
     with suppress(OSError, ValueError), open("/proc/locks", encoding="utf-8") as locks:
         for line in locks:  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
             fields = line.split()
-            if fields[1] == "FLOCK" and int(fields[4]) > 0:  # one who waits for it has "->" there
+            if fields[1] not in KINDS:  # a process that waits for a lock has "->" there
+                continue
+            inodes.add(int(fields[5].rpartition(":")[2]))
+            if fields[1] == "FLOCK" and int(fields[4]) > 0:
                 pids.setdefault(fields[5], int(fields[4]))
-    return pids
-
-
-def _keeper(pid: int, file: os.stat_result, written_boot: float | None = None) -> int | None:
-    """Return the process that keeps a lock: the one that took it, or one that it left running.
-
-    written_boot: when the record was written, by the boot clock, as its writer says; None if not.
-
-    What a command of `reserve-gpu run` leaves in the background has its descriptors. By then the
-    number of the one that took it may be another process's. What a process has open tells, where
-    that can be seen; else one that has begun after the lock is another: the file was changed last
-    by its holder, and its ctime can't be set back. After the wall clock was set forward only the
-    record is left: a user who can write another time into it can also renew the ctime.
-    """
-    if proc.shows_files(pid):
-        is_keeper = proc.has_locked(pid, file)
-    else:
-        began, began_boot = proc.began(pid), proc.began_boot(pid)
-        is_keeper = _is_before(began, file.st_ctime) or _is_before(began_boot, written_boot)
-    if is_keeper:
-        return pid
-    for other in filter(str.isdecimal, os.listdir("/proc")):
-        if proc.has_locked(other, file):
-            return int(other)
-    return None if proc.began(pid) else pid
+    return pids, inodes
 
 
 def _is_before(began: float | None, at: float | None) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -25,14 +26,25 @@ with suppress(ImportError):  # Windows, where nothing can be reserved
     import fcntl
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+KINDS = ("FLOCK", "OFDLCK")  # what the kernel's list calls the locks of `flock` and `write_lock`
 HIGH = 100  # scripts use the descriptors below it, as in `exec 5>log`
+# struct flock of fcntl(2): type, whence, start, length (0: to the end of the file), pid.
+RANGE = struct.Struct("hhqqi4x")
 
 
 class Lock:
     """A lock that this process has, until it is released or the process ends.
 
     descriptor: of the locked file. path: of that file. taken: when it was taken.
+
+    Attributes:
+        owned: The lock on a file next to it that only this user can write. The record in there
+            is the one that others trust. None if the locked file itself is such a file.
+        is_write_locked: Whether it is locked with `write_lock`, too.
     """
+
+    owned: Lock | None = None
+    is_write_locked = False
 
     def __init__(self, descriptor: int, path: str, taken: Instant | None = None) -> None:
         self.path = path
@@ -62,10 +74,15 @@ class Lock:
         now = proc.now()
         record = record._replace(since=self.taken.wall, since_boot=self.taken.boot)
         record = record._replace(written=now.wall, written_boot=now.boot)
-        return records.write(self.descriptor, record)
+        reason = self.owned.write(record) if self.owned else None
+        # Older versions read the file of the device, which anybody can write.
+        record = record._replace(write_locked=self.is_write_locked)
+        return records.write(self.descriptor, record) or reason
 
     def stamp(self, nanoseconds: int | None = None) -> None:
         """Set the time of the file's last change: to now, or to that time since the epoch."""
+        if self.owned:
+            self.owned.stamp(nanoseconds)
         if self.held():
             with suppress(OSError):
                 if nanoseconds is None:
@@ -78,6 +95,8 @@ class Lock:
 
         keeps_record: what is written in the file stays, for who comes back.
         """
+        if self.owned:
+            self.owned.release(keeps_record=keeps_record)
         if not self.held():
             return
         if not keeps_record:
@@ -86,6 +105,7 @@ class Lock:
         # A child that was forked in C runs no hook of Python's: it still has the file open.
         with suppress(OSError):
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            _set(self.descriptor, fcntl.F_UNLCK)
         descriptors.close(self.descriptor)
         self.descriptor = descriptors.NONE  # the number may soon be another file's
 
@@ -100,6 +120,8 @@ class Lock:
 
     def keep_over_exec(self) -> None:
         """Pass the lock on to the program that this process becomes, and to its children."""
+        if self.owned:
+            self.owned.keep_over_exec()
         with no_fork, suppress(OSError):  # the limit of open files may be lower than HIGH
             number = fcntl.fcntl(self.descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
             descriptors.remember(number)
@@ -121,6 +143,47 @@ def flock(descriptor: int, path: str) -> bool:
         why = cause(error.errno, os.path.dirname(path))
         raise LockError(f"{path} can't be locked: {error.strerror}. {why}") from error
     return True
+
+
+def write_lock(descriptor: int) -> bool:
+    """Lock the open file as only a process can that may write to it; return whether it worked.
+
+    A process can flock(2) every file that it may read. This lock (fcntl(2), "Open file description
+    locks") shows that its holder may write to the file. Like that of flock(2) it ends when the last
+    copy of the descriptor is closed. The two do not exclude each other.
+    """
+    try:
+        _set(descriptor, fcntl.F_WRLCK)
+    except OSError:
+        return False
+    return True
+
+
+def is_write_locked(descriptor: int) -> bool:
+    """Return whether another opening of the file has it locked with `write_lock`."""
+    with suppress(OSError):
+        return _query(descriptor) == fcntl.F_WRLCK
+    return False
+
+
+def has_write_locks(descriptor: int) -> bool:
+    """Return whether the system has the locks of `write_lock`, which some sandboxes lack."""
+    try:
+        _query(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _query(descriptor: int) -> int:
+    """Return the kind of the lock that keeps this opening of a file from reading."""
+    query = RANGE.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, query)
+    return int(RANGE.unpack(answer)[0])
+
+
+def _set(descriptor: int, kind: int) -> None:
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, RANGE.pack(kind, os.SEEK_SET, 0, 0, 0))
 
 
 def cause(number: int | None, directory: str) -> str:
@@ -149,6 +212,6 @@ def kernel_device(descriptor: int) -> str | None:
     with suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}", encoding="utf-8") as info:
         for line in info:  # `lock: 1: FLOCK ADVISORY WRITE 4321 00:19:47 0 EOF`
             fields = line.split()
-            if fields[0] == "lock:" and fields[2:5] == ["FLOCK", "ADVISORY", "WRITE"]:
+            if fields[0] == "lock:" and fields[2] in KINDS and fields[4] == "WRITE":
                 return fields[6].rpartition(":")[0]
     return None

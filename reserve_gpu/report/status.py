@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 VERSION = 1  # of the JSON; names are only ever added to it
 # Of a record: what is shown in another way, or not at all.
 NOT_SHOWN = {"who", "promise", "asks", "written", "label", "index", "visible", "guest_of"}
-NOT_SHOWN |= {"since_boot", "written_boot"}
+NOT_SHOWN |= {"since_boot", "written_boot", "write_locked"}
 COMPUTE_MODES: dict[int | None, str] = {
     ComputeMode.DEFAULT: "default",
     ComputeMode.EXCLUSIVE_THREAD: "exclusive_thread",

@@ -16,7 +16,8 @@ from reserve_gpu.clocks import Instant
 from reserve_gpu.features.lease import schedule
 from reserve_gpu.features.lease.lease_notices import Action
 from reserve_gpu.features.lease.schedule import Circumstances
-from reserve_gpu.locks.holders import _keeper, named
+from reserve_gpu.locks import descriptors
+from reserve_gpu.locks.holders import Holders, named
 from reserve_gpu.model import Lease, Promise, Record
 from reserve_gpu.report import times, words
 from tests.processes import US, wait_for
@@ -147,8 +148,9 @@ def test_a_holder_is_known_after_the_clock_was_set_forward(tmp_path: Path) -> No
     path.touch()
     old = path.stat()
     long_ago = type(old)([*old[:9], 1000])  # its ctime
-    assert _keeper(1, long_ago) is None
-    assert _keeper(1, long_ago, proc.now().boot) == 1
+    holders = Holders(str(tmp_path), descriptors.NONE)
+    assert holders.keeper(1, long_ago) is None
+    assert holders.keeper(1, long_ago, proc.now().boot) == 1
 
 
 # -- real processes --------------------------------------------------------------------------------
