@@ -15,7 +15,8 @@ import pytest
 from reserve_gpu.calls import POLL_S
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import files
-from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.holders import MOST_OF_ONE_USER
 from reserve_gpu.locks.queue import STOPPED_S, Place, wait_for_news
 from reserve_gpu.model import Record
 from reserve_gpu.proc import sees_all_locks
@@ -171,7 +172,7 @@ def test_places_that_are_left_are_used_at_last(queue: Queue) -> None:
 
 @pytest.mark.parametrize("number", [0, 2**33 - 1, 2**53, 2**62], ids=hex)
 def test_forged_number(queue: Queue, number: int) -> None:
-    """A ticket with a number that no clock shows changes nothing between the others."""
+    """A ticket with a forged number passes nobody who was there before it."""
     first = queue.join()
     forged = queue.file(1)
     with have(forged):
@@ -179,7 +180,7 @@ def test_forged_number(queue: Queue, number: int) -> None:
         second, third = queue.join(), queue.join()
         before = [forged.name] if number < 2**34 else []  # 8 s after the machine has started
         names = [queue.file(number).name for number in (0, 2)]
-        assert queue.ahead(first) == before
+        assert queue.ahead(first) == []
         assert queue.ahead(second) == [*before, names[0]]
         assert queue.ahead(third) == [*before, *names]
 
@@ -286,12 +287,11 @@ def test_thousands_of_files(queue: Queue, uid: int, count: int) -> None:
                 path.touch()
             os.chown(path, OTHER_UID, -1)
         first, second = queue.join(), queue.join()
-        own = queue.file(count if uid == 0 else 0)
-        theirs = [queue.file(number, uid).name for number in range(MOST_OF_ONE_USER)]
-        assert queue.ahead(first) == theirs
+        assert len([path for path in queue.path.glob("queue-*") if not path.stat().st_uid]) == 2
+        theirs = {queue.file(number, uid).name for number in range(MOST_OF_ONE_USER)}
+        assert {*queue.ahead(first)} == theirs
         with counting(files.open_to_look) as looks:
-            assert queue.ahead(second) == [*theirs, own.name]
-        assert own.stat().st_uid == 0
+            assert theirs < {*queue.ahead(second)}
         assert len(looks) <= 2 * (MOST_OF_ONE_USER + 2)  # one for the lock, one for the record
 
 

@@ -6,6 +6,7 @@ A look before the lock proves nothing, as somebody else may take the device in b
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,19 +16,31 @@ from reserve_gpu.calls import Late
 from reserve_gpu.core import inherited, policy
 from reserve_gpu.core.outcome import Denied, Granted, Locked, Taken
 from reserve_gpu.errors import TOO_MANY_FILES, Failure, LockError
-from reserve_gpu.gpus import usage
+from reserve_gpu.gpus import names, usage
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, device_of
 from reserve_gpu.locks.holders import is_sharers, without_guests
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.model import Device, Fault, Holder, Record, Request, Row, Rules, State, Ticket
+from reserve_gpu.model import (
+    ComputeMode,
+    Device,
+    Fault,
+    Holder,
+    Record,
+    Request,
+    Row,
+    Rules,
+    State,
+    Ticket,
+)
 
 if TYPE_CHECKING:
     from reserve_gpu import machine
     from reserve_gpu import notices as notice
     from reserve_gpu.core import quota
+    from reserve_gpu.locks.directory import Claim
     from reserve_gpu.model import Usage
 else:
     machine, notice = Late("machine"), Late("notices")
@@ -193,8 +206,10 @@ class Look:
         self._queue = queue
         self._everything = everything
         self._has_enough: dict[str, bool] = {}  # of each ticket for several, as first found
+        self._is_possible: dict[str, bool] = {}  # likewise
+        self._seen: dict[str, tuple[tuple[Holder, ...], Usage | None]] = {}  # by UUID
         self._by_rules = by_rules
-        self._numbers: Mapping[str, Sequence[str]] | None = None  # by label, read on first use
+        self._numbers: Mapping[str, Sequence[Claim]] | None = None  # by label, read on first use
         self._readings_until = time.monotonic() + READINGS_LIMIT_S
 
     def choose(self, devices: Sequence[Device | Fault], taken: Taken) -> list[Device] | None:
@@ -264,8 +279,8 @@ class Look:
         locks, reason = self._asking.locks, None
         if self._numbers is None:
             self._numbers = locks.listed_numbers()
-        if holders := locks.others_with_number(device.index, device.uuid, self._numbers):
-            reason = machine.taken_number(self._asking.gpus, holders)
+        if claims := locks.others_with_number(device.index, device.uuid, self._numbers):
+            reason = machine.taken_number(self._asking.gpus, claims)
         return row._replace(state=State.RESERVED, reason=reason) if reason else row
 
     def _of_others(self, device: Device, whole: Holder | None, held: Lock | None) -> Row:
@@ -283,8 +298,7 @@ class Look:
     def _whole(self, device: Device) -> Row:
         """Look at a device that is to be had alone. Raises DeviceError."""
         row = self._row(device, self._asking.gpus.usage(device, self._limit_s))
-        is_open = row.state is State.FREE
-        return row if self._asking.is_taking_back else self._behind(device, row, lambda _: is_open)
+        return row if self._asking.is_taking_back else self._behind(device, row, lambda _: True)
 
     def _part(self, device: Device, lock: Lock, part_mib: float) -> Row:
         """Look at a device of which a part is to be had. Raises DeviceError."""
@@ -327,12 +341,44 @@ class Look:
         is_free: tells whether that one could have it now.
         """
         first = self._queue.first_for(
-            device.uuid, is_free=lambda ahead: is_free(ahead) and self._lie_together(device, ahead)
+            device.uuid,
+            is_open=row.state is State.FREE,
+            is_free=lambda ahead: is_free(ahead) and self._lie_together(device, ahead),
+            is_possible=partial(self._can_be_served, device),
         )
         if first is None:
             return row
         state = State.AWAITED if row.state is State.FREE else row.state
         return row._replace(state=state, awaited_by=first.holder)
+
+    def _can_be_served(self, device: Device, ahead: Ticket) -> bool:
+        """Return whether a waiter that could use a device could ever have all that it needs."""
+        if not _fits(device, ahead):
+            return False
+        is_known = not self._everything or ahead.name in self._is_possible
+        if ahead.needs > 1 and not is_known:
+            there = (each for each in self._everything if isinstance(each, Device))
+            wanted = [each for each in there if ahead.could_use(each.uuid) and _fits(each, ahead)]
+            within_reach = list(filter(self._is_within_reach, wanted))
+            instances = sum(each.instance is not None for each in within_reach)
+            most = max(instances, len(within_reach) - instances)
+            self._is_possible[ahead.name] = most >= ahead.needs
+        return self._is_possible.get(ahead.name, True)
+
+    def _is_within_reach(self, device: Device) -> bool:
+        rules, (_, reading) = self._asking.rules, self._look_at(device)
+        is_drained = rules is not None and names.is_one_of(device, rules.drained)
+        return not is_drained and reading is not None and reading.mode != ComputeMode.PROHIBITED
+
+    def _look_at(self, device: Device) -> "tuple[tuple[Holder, ...], Usage | None]":
+        """Return the holders and the use of a device that this look has not locked."""
+        if device.uuid not in self._seen:
+            holders = self._asking.locks.holders_of(device.uuid)
+            reading = None
+            with suppress(DeviceError):
+                reading = self._asking.gpus.usage(device, self._limit_s)
+            self._seen[device.uuid] = holders, reading
+        return self._seen[device.uuid]
 
     def _lie_together(self, device: Device, ahead: Ticket) -> bool:
         """Tell whether one who waits could have, beside this device, all that it needs."""
@@ -346,10 +392,8 @@ class Look:
 
     def _lies_free(self, ahead: Ticket, device: Device) -> bool:
         """Tell whether one who waits could have a device that this look has not locked."""
-        holders = self._asking.locks.holders_of(device.uuid)
-        try:
-            reading = self._asking.gpus.usage(device, self._limit_s)
-        except DeviceError:
+        holders, reading = self._look_at(device)
+        if reading is None:
             return False
         if ahead.part_mib is None or not all(is_sharers(each.file or "") for each in holders):
             return not holders and usage.judge(reading, self._asking.idle_mib) is State.IDLE
@@ -377,3 +421,9 @@ class Look:
         everybody = proc.with_uses((own, *sharers), asking.gpus.processes(device))
         this_process, *known = without_guests(everybody)
         return known, (promised_mib, this_process.used_mib)
+
+
+def _fits(device: Device, ahead: Ticket) -> bool:
+    """Return whether the part that a waiter asks for fits into a device at all."""
+    is_known = ahead.part_mib is not None and device.usable_mib is not None
+    return not is_known or (ahead.part_mib or 0.0) <= (device.usable_mib or 0)

@@ -1,7 +1,8 @@
 """The queue of those who wait for a device: first come, first served.
 
 A waiter holds a ticket, a lock file of its own, which others see as long as it is locked: the
-ticket of a process that dies is gone with it. Its place goes by the time at which it joined.
+ticket of a process that dies is gone with it. Its place goes by the time at which it joined. Its
+owner can forge that time, so each waiter also remembers which tickets were there when it joined.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, proc
-from reserve_gpu.locks.directory import QUEUE, LockDirectory
+from reserve_gpu.locks.holders import BACK_S, QUEUE
 from reserve_gpu.model import Asks, Device, Record, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+    from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.locks.lock import Lock
 
-BACK_S = 120.0
 STOPPED_S = 5.0  # without a sign of life; a waiter gives one each second
+# For so long the waiters of one user keep others from a free device that is too little for them.
+KEEP_FREE_S = 1800.0
 NOBODY = Record()
 
 
@@ -39,7 +42,8 @@ class Place(AbstractContextManager["Place"]):
     The ticket's number is the machine's clock since boot when it joined. The file's mtime keeps
     it, as that can be set on a full disk too, where the record is lost. To set it again, to the
     same value, is the heartbeat: it changes the file's ctime, which nobody can set.
-    `Holders.ticket` reads both.
+    `Holders.ticket` reads both. The owner of a file can set its mtime, so the number alone puts no
+    ticket ahead: it must have been there when this process joined, or come back soon after.
     """
 
     def __init__(
@@ -59,11 +63,16 @@ class Place(AbstractContextManager["Place"]):
         self._number: float = math.inf
         # When each heartbeat of those ahead was first seen; it is a file's name and its ctime.
         self._heartbeats: dict[tuple[str, int], float] = {}
-        # Since when a waiter ahead could have had a device, by the ticket's name and the UUID: as
-        # found by this look, and by the one before.
-        self._offers: dict[tuple[str, str], float] = {}
-        self._last_offers: dict[tuple[str, str], float] = {}
+        # Since when the waiters of a user keep this process from a free device, by this look and
+        # by the one before; and since when they could have had it.
+        self._offers: dict[tuple[int | None, str], tuple[float, float]] = {}
+        self._last_offers: dict[tuple[int | None, str], tuple[float, float]] = {}
         self._ahead: list[Ticket] = []
+        # Names of the tickets that come before; None until this process has joined.
+        self._before: set[str] | None = None
+        # Names of all queue files when it joined. Who left one of them may come back to it.
+        self._known: frozenset[str] = frozenset()
+        self._back_until = 0.0  # by time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         if self._lock:
@@ -85,16 +94,22 @@ class Place(AbstractContextManager["Place"]):
         ask the same again. Under the mutex. Raises LockError.
         """
         left = self._directory.left_tickets(self._back_s)
-        own = [ticket.name for ticket in left if self._is_own(ticket.holder.record)]
+        own = {ticket.name: ticket for ticket in left if self._is_own(ticket.holder.record)}
         lock = None if self._lock else self._directory.acquire_first(own)
         if lock:
-            self._number = os.fstat(lock.descriptor).st_mtime_ns
+            self._number, before = own[lock.name].number, own[lock.name].behind
         else:
             lock = self._directory.acquire_own(QUEUE, besides=[each.name for each in left])
-            self._number = self._number if self._lock else proc.boot_clock_ns()
+            self._number, before = self._number if self._lock else proc.boot_clock_ns(), None
+        if self._before is None:
+            there = {ticket.name for ticket in self._directory.tickets(besides=[lock.name])}
+            self._before = there if before is None else there & before
+            self._known = self._directory.queue_names()
+            self._back_until = time.monotonic() + self._back_s
         if self._lock:
             self._lock.release()
         self._lock = lock
+        self._record = _behind(self._record, self._before)
         lock.write(self._record)
         self.heartbeat()
         # As others will read it: some file systems keep less of the time than is set.
@@ -129,7 +144,9 @@ class Place(AbstractContextManager["Place"]):
         """
         own = self._lock.name if self._lock else ""
         tickets = self._directory.tickets(besides=[own])
-        before = [t for t in tickets if (t.number, t.name) < (self._number, own)]
+        before = [ticket for ticket in tickets if self._comes_before(ticket)]
+        if self._before is not None:
+            self._before.update(ticket.name for ticket in before)
         now = time.monotonic()
         signs = [(ticket.name, ticket.heartbeat) for ticket in before]
         self._heartbeats = {heartbeat: self._heartbeats.get(heartbeat, now) for heartbeat in signs}
@@ -139,27 +156,57 @@ class Place(AbstractContextManager["Place"]):
         ]
         return self._ahead
 
+    def _comes_before(self, ticket: Ticket) -> bool:
+        """Return whether a ticket was there when this process joined, or has come back since.
+
+        A process that left the queue before this one joined may come back to its old place, but
+        not later than it could have by the rules.
+        """
+        if self._lock is None or self._before is None:
+            return True
+        if (ticket.number, ticket.name) >= (self._number, self._lock.name):
+            return False
+        is_back = ticket.name in self._known and time.monotonic() < self._back_until
+        return is_back or ticket.name in self._before
+
     @property
     def is_behind_several(self) -> bool:
         """Tell whether one of the tickets of `ahead` is for several devices at once."""
         return any(ticket.needs > 1 for ticket in self._ahead)
 
-    def first_for(self, uuid: str, *, is_free: Callable[[Ticket], bool]) -> Ticket | None:
+    def first_for(
+        self,
+        uuid: str,
+        *,
+        is_open: bool,
+        is_free: Callable[[Ticket], bool],
+        is_possible: Callable[[Ticket], bool],
+    ) -> Ticket | None:
         """Return the first of the tickets of `ahead` that keeps this process from the device.
 
-        A waiter who leaves a free device alone for `stopped_s` can't use it, whatever the ticket
-        says, and is passed over. is_free: tells whether a waiter could have the device now, with as
-        many others as that one needs.
+        The waiters of a user who leave a free device alone for `stopped_s` can't use it, whatever
+        their tickets say, and are passed over. If the device alone is too little for them, they are
+        passed over after `KEEP_FREE_S`. The time counts for a user, not for a ticket.
+
+        Args:
+            uuid: The device.
+            is_open: Whether this process could have it now.
+            is_free: Returns whether a waiter could have it now, with as many others as it needs.
+            is_possible: Returns whether a waiter could ever have that.
         """
         now = time.monotonic()
         for ticket in self._ahead:
-            if not ticket.could_use(uuid):
+            if not ticket.could_use(uuid) or not is_possible(ticket):
                 continue
-            if not is_free(ticket):
+            if not is_open:
                 return ticket
-            key = ticket.name, uuid
-            self._offers[key] = since = self._last_offers.get(key, now)
-            if now - since < self._stopped_s:
+            key = ticket.holder.uid, uuid
+            since, offered = self._offers.get(key) or self._last_offers.get(key, (now, math.inf))
+            is_offered = is_free(ticket)
+            offered = min(offered, now) if is_offered else offered
+            self._offers[key] = since, offered
+            has_passed = is_offered and now - offered >= self._stopped_s
+            if not has_passed and now - since < KEEP_FREE_S:
                 return ticket
         return None
 
@@ -188,6 +235,11 @@ def wait_for_news(
 def _wanting(record: Record, wants: Collection[str]) -> Record:
     asks = record.asks or Asks()
     return record._replace(asks=asks._replace(wants=frozenset(wants)))
+
+
+def _behind(record: Record, names: Collection[str]) -> Record:
+    asks = record.asks or Asks()
+    return record._replace(asks=asks._replace(behind=frozenset(names)))
 
 
 def others(tickets: Iterable[Ticket], devices: Sequence[Device]) -> Iterator[Ticket]:
