@@ -1,0 +1,277 @@
+"""What another user forges in the lock directory changes no decision."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reserve_gpu.core.outcome import Granted
+from reserve_gpu.model import Lease, Record, Who
+from tests.locked import have
+from tests.test_offers import Waiters, attempts
+from tests.test_users import DAEMON, NOBODY, UUIDS, Users, for_users
+from tests.test_users import child as child_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.here import Here
+    from tests.machine import Answer, Child
+
+# Every field that a record has in its file.
+OF_PROMISE = ("note", "part_mib", "part_unit")
+OF_WAITERS = ("asks", "needs", "wants", "behind")
+FIELDS = (*Who._fields, *Lease._fields, *Record._fields[3:], *OF_PROMISE, *OF_WAITERS)
+VALUES = (0, 1e-9, 4e9, "GPU1", [UUIDS[1]])
+
+# What an owner and another user decide by what they read. It runs as the owner of the files.
+DECISIONS = """
+import json, os
+import reserve_gpu
+from reserve_gpu import machine, proc
+from reserve_gpu.core import guests
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.model import Device, Reserved
+
+def decisions(uid):
+    with LockDirectory() as locks, Nvml() as gpus:
+        devices = [device for device in gpus.walk() if isinstance(device, Device)]
+        uuids = [device.uuid for device in devices]
+        with locks.mutex():
+            holders = {uuid: locks.holders_of(uuid) for uuid in uuids}
+            numbers = sorted(locks.listed_numbers())
+            counted = [holder.file for holder in locks.holders_by(uid, uuids)]
+            tickets = [ticket.name for ticket in locks.tickets()]
+        rows = machine.look(gpus).rows
+        joined = []
+        for reserved in Reserved.among(rows):
+            if reserved.holder.uid == os.geteuid():
+                with locks.mutex():
+                    held = guests.joined(reserved, locks)
+                for lock in held.locks.values():
+                    lock.release()
+                joined.append((held.guest, held.lease.until, [d.uuid for d in held.devices]))
+    facts = [
+        (each.file, each.uid, each.listed_pid, each.part_mib, each.record, each.record_owner)
+        for every in holders.values() for each in every
+    ]
+    seen = [(row.label, row.state.name, row.promisable_mib, len(row.holders)) for row in rows]
+    return repr((facts, numbers, counted, tickets, seen, joined))
+"""
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Users]:
+    """Make a process of each user that stays, on a machine with two GPUs."""
+    with (
+        for_users() as machine,
+        child_of(machine, NOBODY) as nobody,
+        child_of(machine, NOBODY) as second,
+        child_of(machine, DAEMON) as daemon,
+    ):
+        yield Users(machine, {NOBODY: nobody, "second": second, DAEMON: daemon})
+
+
+@pytest.fixture
+def users(three: Users) -> Iterator[Users]:
+    three.forget()
+    yield three
+    three.machine.rules.unlink(missing_ok=True)
+
+
+def as_another(child: Child, code: str) -> Answer:
+    """Run code of an attack; what the kernel refuses is no failure of the test."""
+    return child.run(
+        "import fcntl, json, os, stat\n"
+        "from contextlib import suppress\n"
+        f"with suppress(OSError):\n {code}"
+    )
+
+
+def decisions(users: Users) -> str:
+    users["second"].run(DECISIONS)
+    answer = users["second"].run("decisions(os.geteuid())")
+    assert answer.error is None, answer
+    return str(answer.value)
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_forged_field_decides_nothing(users: Users, field: str) -> None:
+    """Another user who writes any field of a file that others can write changes no decision."""
+    users.machine.rules.write_text('[limits]\ntime = "2h"\nafter_cuda = "end"\ngpus = 1\n')
+    users.machine.rules.chmod(0o644)
+    assert users[NOBODY].reserve("'0', note='mine'").value == "0"
+    path = users.locks / f"{UUIDS[0]}.lock"
+    record = json.loads(path.read_text())
+    before = decisions(users)
+    for value in VALUES:
+        forged = json.dumps({**record, field: value})
+        forge = (
+            f"with open({str(path)!r}, 'r+') as file:\n file.truncate()\n file.write({forged!r})"
+        )
+        assert users[DAEMON].run(forge).error is None
+        assert json.loads(path.read_text())[field] == value
+        assert decisions(users) == before, value
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+@pytest.mark.parametrize("wishes", ["'0'", "'0', memory='1GB'"], ids=["whole", "part"])
+def test_nobody_else_writes_to_a_users_files(users: Users, wishes: str) -> None:
+    """The kernel lets no other user write to a file with a UID in its name."""
+    assert users[NOBODY].reserve(wishes).value == "0"
+    assert users["second"].reserve("'0', wait=0.1").error == "WaitTimeoutError"
+    own = [path for path in users.locks.iterdir() if "-65534-" in path.name]
+    assert {path.name.partition("-65534-")[0].rpartition(".")[2] for path in own} == {
+        "queue",
+        "share" if "memory" in wishes else "record",
+    }
+    for path in own:
+        for flags in ("os.O_WRONLY", "os.O_RDWR", "os.O_RDWR | os.O_TRUNC"):
+            assert users[DAEMON].run(f"os.open({str(path)!r}, {flags})").error == "PermissionError"
+        assert users[DAEMON].run(f"os.unlink({str(path)!r})").error == "PermissionError"
+
+
+TIMES = [(0, 0), (1, 1), (2**33, 2**33), (2**62, 2**62)]
+LOCKS = {
+    "shared flock": "fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+    "flock": "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+    "read lock": "fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+    "flock of a dead process": (
+        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB); "
+        "child = os.fork() or os._exit(os.fork() and 0 or __import__('time').sleep(60) or 0); "
+        "os.waitpid(child, 0); os.close(file)"
+    ),
+}
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+@pytest.mark.parametrize("wishes", ["'0'", "'0', memory='1GB'"], ids=["whole", "part"])
+def test_forged_times_and_modes_decide_nothing(users: Users, wishes: str) -> None:
+    """Another user who touches, or gives a second name to, any file changes nothing."""
+    assert users[NOBODY].reserve(wishes).value == "0"
+    before = decisions(users)
+    for path in list(users.locks.iterdir()):
+        attacks = [f"os.utime({str(path)!r}, ns={ns!r})" for ns in TIMES]
+        attacks += [f"os.utime({str(path)!r})", f"os.chmod({str(path)!r}, 0o600)"]
+        names = (
+            "queue-65534-9.lock",
+            f"{UUIDS[1]}.share-65534-9.lock",
+            f"{UUIDS[1]}.record-65534-9",
+        )
+        attacks += [f"os.link({str(path)!r}, {str(users.locks / name)!r})" for name in names]
+        for attack in attacks:
+            as_another(users[DAEMON], attack)
+            assert decisions(users) == before, attack
+
+
+@contextmanager
+def locked_by(users: Users, path: Path, kind: str) -> Iterator[None]:
+    """Have another user lock a file as far as the kernel allows it."""
+    attacker = users[DAEMON]
+    assert as_another(attacker, f"file = os.open({str(path)!r}, os.O_RDONLY)").error is None
+    as_another(attacker, LOCKS[kind])
+    try:
+        yield
+    finally:
+        as_another(attacker, "os.close(file)")
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+@pytest.mark.parametrize("kind", LOCKS)
+@pytest.mark.parametrize("wishes", ["'0'", "'0', memory='1GB'"], ids=["whole", "part"])
+def test_a_file_that_another_user_locks_is_not_its_owners(
+    users: Users, wishes: str, kind: str
+) -> None:
+    """Another user's locks on the files that a user has left use up none of that user's quota."""
+    users.machine.rules.write_text("[limits]\ngpus = 1\n")
+    users.machine.rules.chmod(0o644)
+    owner = users[NOBODY]
+    assert owner.reserve(wishes).value == "0"
+    owner.run("reserve_gpu.release()")
+    own = [path for path in users.locks.iterdir() if "-65534-" in path.name]
+    assert own
+    with ExitStack() as stack:
+        for path in own:
+            stack.enter_context(locked_by(users, path, kind))
+        assert owner.reserve("'1'").value == "1"
+        owner.run("reserve_gpu.release()")
+        assert owner.reserve(wishes).value == "0"
+        assert users[DAEMON].reserve("'0'").error == "NoFreeDeviceError"
+        owner.run("reserve_gpu.release()")
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+@pytest.mark.parametrize("kind", LOCKS)
+def test_a_left_place_that_another_user_locks_is_kept(users: Users, kind: str) -> None:
+    """Another user's lock on a left ticket takes the place from nobody, and keeps nobody out."""
+    owner, second, attacker = users[NOBODY], users["second"], users[DAEMON]
+    assert attacker.reserve("'0'").value == "0"
+    assert attacker.reserve("'0,1'").value == "0,1"
+    assert owner.reserve("'0', wait=0.3").error == "WaitTimeoutError"
+    (path,) = users.locks.glob("queue-65534-*.lock")
+    with locked_by(users, path, kind):
+        attacker.run("reserve_gpu.release()")
+        assert second.reserve("'0'").value == "0"
+        second.run("reserve_gpu.release()")
+        assert owner.reserve("'0', wait=30").value == "0"
+
+
+# -- tickets that their own owner forges -----------------------------------------------------------
+
+WISHES: dict[str, dict[str, Any]] = {
+    "more than there are": {"needs": 1000},
+    "more memory than there is": {"part_mib": 1e9},
+    "more parts than there are devices": {"needs": 3, "part_mib": 1},
+    "devices that are not here": {"needs": 2, "wants": ["GPU-none"]},
+}
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_an_impossible_wish_blocks_nobody(here: Here, wish: str) -> None:
+    """A waiter whose wish no state of this machine can satisfy keeps nobody from a free GPU."""
+    about = {"wants": [here.uuid("1")], **WISHES[wish]}
+    with ExitStack() as stack:
+        waiters = Waiters(here.locks, stack)
+        waiters.join(here.uuid("0"), *about.pop("wants"), **about)
+        outcomes = attempts(here, waiters)
+        next(outcomes)  # which finds out that the first one needs several
+        assert isinstance(next(outcomes, None), Granted | None)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_forged_ticket_passes_nobody_who_was_there(tmp_path: Path, field: str) -> None:
+    """Whatever a waiter writes into its own ticket, it comes after those who waited before it."""
+    with ExitStack() as stack:
+        waiters = Waiters(tmp_path / "locks", stack)
+        first = waiters.join()
+        path = tmp_path / "locks" / f"queue-{os.geteuid()}-1.lock"
+        for value in VALUES:
+            with have(path, json.dumps({field: value}).encode()):
+                os.utime(path, ns=(1, 1))
+                with waiters.directory.mutex():
+                    assert first.ahead() == []
+
+
+def test_renamed_tickets_keep_a_device_free_for_a_limited_time(here: Here) -> None:
+    """A user who renames a ticket again and again holds a free GPU back no longer than with one."""
+    with ExitStack() as stack:
+        waiters = Waiters(here.locks, stack)
+        waiters.join(here.uuid("0"))
+        path = here.locks / f"queue-{os.geteuid()}-0.lock"
+        for number, outcome in enumerate(attempts(here, waiters)):
+            if isinstance(outcome, Granted):
+                break
+            path = path.rename(path.with_name(f"queue-{os.geteuid()}-{100 + number}.lock"))
+        assert isinstance(outcome, Granted)
