@@ -1,8 +1,8 @@
 """Asks, from elsewhere, a process that holds devices to release them, or to end.
 
 A process that listens has a socket (https://man7.org/linux/man-pages/man7/unix.7.html) whose name
-has its pid. It stands in a folder that only this user and root can enter, so that nobody else can
-keep it busy. The kernel tells who answers (SO_PEERCRED): nobody else's answer is believed.
+has its pid. It is in a folder that only this user and root can enter (folders.py), so that nobody
+else can keep it busy. The kernel tells who answers (SO_PEERCRED): nobody else's answer is believed.
 """
 
 from __future__ import annotations
@@ -11,27 +11,23 @@ import json
 import os
 import signal
 import socket
-import struct
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import alarm, foreign, proc
-from reserve_gpu.core import kept
+from reserve_gpu.core import folders, kept
 from reserve_gpu.core.process_end import LONGEST_S, STOP_S
 from reserve_gpu.locks import descriptors
-from reserve_gpu.locks.directory import default_path, device_of
+from reserve_gpu.locks.directory import device_of
 from reserve_gpu.model import Answer, Device, Holder, Reserved
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
-FOLDER = "asked-{uid}"  # beside the locks, or with more behind it where another user was first
 ANSWER_S = 5.0  # in which a process that is not stopped answers
-OTHERS = 0o077  # who may not enter the folder
 LIMIT = 1 << 16  # bytes of a message
 DONE = (Answer.RELEASED, Answer.ENDED, Answer.GONE)
-CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 def release(reserved: Reserved, *, is_end: bool = False, by_name: bool = False) -> Answer:
@@ -132,20 +128,20 @@ def _has_open(pid: int, names: Collection[str | None]) -> bool:
 
 
 def ask(pid: int, uid: int, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Ask a process of a user; returns its answer, None where it does not listen.
+    """Ask a process of a user; returns its answer, None if it does not listen.
 
-    Raises TimeoutError where it does not answer.
+    Raises TimeoutError if it does not answer.
     """
-    for folder in _folders_of(uid):
+    for folder in folders.of_process(pid, uid):
         inside = f"/proc/self/fd/{folder}"
-        for name in os.listdir(inside):
-            if not name.startswith(names_of(pid)):
+        for name in folders.names_in(folder):
+            if not name.startswith(folders.sockets_of(pid)):
                 continue
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
                 connection.settimeout(ANSWER_S)
                 try:
                     connection.connect(f"{inside}/{name}")
-                    if peer(connection) != (pid, uid):
+                    if folders.peer(connection) != (pid, uid):
                         continue
                     connection.sendall(json.dumps(request).encode())
                     answer = foreign.parsed(connection.recv(LIMIT))
@@ -156,39 +152,3 @@ def ask(pid: int, uid: int, request: dict[str, Any]) -> dict[str, Any] | None:
                 if isinstance(answer, dict):
                     return answer
     return None
-
-
-def names_of(pid: int) -> str:
-    """Return what the names of a process's sockets begin with: it is one of this PID namespace."""
-    return f"{proc.pid_namespace()}-{pid}-"
-
-
-def _folders_of(uid: int) -> Iterator[int]:
-    """Yield the descriptors of the folders in which sockets of a user's processes stand."""
-    directory, first = default_path(), FOLDER.format(uid=uid)
-    names = os.listdir(directory) if os.path.isdir(directory) else ()
-    for name in names:
-        if name.startswith(first):
-            with suppress(OSError):
-                folder = opened(f"{directory}/{name}", uid)
-                try:
-                    yield folder
-                finally:
-                    os.close(folder)
-
-
-def opened(path: str, uid: int) -> int:
-    """Open a folder that nobody but this user and root can enter. Raises OSError."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    status = os.fstat(folder)
-    if status.st_uid == uid and not status.st_mode & OTHERS:
-        return folder
-    os.close(folder)
-    raise PermissionError(path)
-
-
-def peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the pid and the uid of the process at the other end, by the kernel's word."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    pid, uid, _ = CREDENTIALS.unpack(data)
-    return pid, uid

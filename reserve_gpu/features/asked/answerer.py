@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import proc, this_process
 from reserve_gpu.cells import cells
-from reserve_gpu.core import environment, process_end, use
+from reserve_gpu.core import environment, folders, process_end, use
 from reserve_gpu.core.feature import Feature, Owner
-from reserve_gpu.errors import shown
+from reserve_gpu.errors import ReserveGPUError, own_command, shown
 from reserve_gpu.features.asked.listener import Listener
-from reserve_gpu.locks.directory import device_of, lock_name
+from reserve_gpu.locks import files
+from reserve_gpu.locks.directory import default_path, device_of, lock_name
 from reserve_gpu.model import Answer, Device, End
 from reserve_gpu.report import times
 from reserve_gpu.report.words import labels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from reserve_gpu.core.held import Change
+    from reserve_gpu.model import Process
 
 
 class Asked(Feature):
@@ -29,17 +32,46 @@ class Asked(Feature):
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         self._listener: Listener | None = None
+        self._is_due = False  # to listen
+        self._has_warned = False  # that it can't
+        self._unreachable: list[str] = []  # for the end of the cell
         self._warnings: list[str] = []  # for the next cell
 
     def changed(self, change: Change) -> None:
         """Listen as long as anything is held."""
         is_wanted = bool(change.held and cells().shell)
-        if self._listener and not is_wanted:
+        self._is_due = is_wanted and not self._listener
+        if self._is_due:
+            with suppress(OSError, ReserveGPUError):  # then the next step tries another folder
+                self._listen(folders.open_first)
+        elif self._listener and not is_wanted:
             self._listener.stop()
             self._listener = None
-        elif is_wanted and not self._listener:
-            self._listener = Listener(self._answer)
-            self._listener.start()
+        self._has_warned &= is_wanted
+
+    def step(self) -> float | None:
+        """Listen in another folder if the first one can't be used, outside of the mutex."""
+        if self._is_due and (held := self.owner.held):
+            try:
+                self._listen(folders.open_any)
+            except (OSError, ReserveGPUError) as error:
+                if not self._has_warned:
+                    self._unreachable.append(unreachable(held.devices, error))
+                self._is_due, self._has_warned = False, True  # due again at the next change
+        return None
+
+    def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:  # noqa: ARG002
+        """Return a warning after the cell that reserves, if this process can't listen."""
+        if self._is_due:
+            with suppress(ReserveGPUError):
+                self.owner.run(self.step)
+        warnings, self._unreachable = self._unreachable, []
+        return warnings
+
+    def _listen(self, open_folder: Callable[[], int]) -> None:
+        listener = Listener(self._answer)
+        listener.start(open_folder)
+        self._listener, self._is_due = listener, False
 
     def cell_begins(self) -> list[str]:
         """Return what was done as somebody has asked for it."""
@@ -59,7 +91,10 @@ class Asked(Feature):
         if held is None or own.isdisjoint(asked):
             return Answer.GONE
         if request.get("notebook") not in (None, this_process.notebook()):
-            return Answer.ANOTHER  # somebody has written another name into the lock file
+            return Answer.ANOTHER
+        labels_ = {label for each in held.devices for label in (each.label, f"GPU{each.index}")}
+        if labels_.isdisjoint(request.get("labels") or labels_):
+            return Answer.ANOTHER  # another user has written another number into the lock file
         if request["do"] == "end":
             process_end.of_this_process().begin(lambda: True, self._warnings.append, lambda: None)
             return Answer.ENDED
@@ -81,3 +116,16 @@ def released_by(devices: Sequence[Device], user: str, at: float) -> str:
     who = "You" if user == proc.user_name(os.geteuid()) else shown(user)
     what = f"{who} released {labels(devices)} at {times.moment(at, at)} with reserve-gpu release"
     return f"{what}. %reserve_gpu gets another one."
+
+
+def unreachable(devices: Sequence[Device], error: Exception) -> str:
+    """Say that other processes can't ask this one to release devices, and what that means."""
+    what, directory = labels(devices), default_path()
+    reason, advice = shown(str(error)), ""
+    if isinstance(error, OSError):
+        reason, advice = shown(error.strerror or ""), f" {files.remedy(error.errno, directory)}"
+    return (
+        f"{own_command()} release can't ask this kernel to release {what}: it can't create a "
+        f"socket in {directory} ({reason}). With --end it ends the kernel without before_end()."
+        f"{advice}"
+    )

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import calls, foreign, proc
-from reserve_gpu.core.elsewhere import FOLDER, LIMIT, names_of, opened, peer
-from reserve_gpu.errors import LockError, NoThreadError
+from reserve_gpu.core import folders
+from reserve_gpu.core.elsewhere import LIMIT
 from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
-from reserve_gpu.locks.directory import default_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +24,8 @@ if TYPE_CHECKING:
 
 HEARD_S = 1.0  # in which one that has connected says what it wants
 BACKLOG = 128  # who have connected and are not heard yet
-OWN_FOLDER = 0o700
+SOCKET_MODE = 0o600
+ATTEMPTS = 10  # at a folder: other processes of this user remove it while it is empty
 
 
 class Listener:
@@ -39,22 +38,38 @@ class Listener:
         self._answer = answer
         self._descriptor = descriptors.NONE
 
-    def start(self) -> None:
-        """Listen from now on; where that can't be had, nobody is heard."""
-        with suppress(OSError, LockError), no_fork:  # a fork closes it in the child
-            folder = _own_folder()
-            # The kernel takes no long names.
-            path = f"/proc/self/fd/{folder}/{names_of(os.getpid())}{os.urandom(8).hex()}"
+    def start(self, open_folder: Callable[[], int]) -> None:
+        """Listen from now on.
+
+        Args:
+            open_folder: Returns the descriptor of the folder for the socket.
+
+        Raises:
+            OSError, LockError: The folder or the socket can't be created.
+            NoThreadError: The process can't start a thread.
+        """
+        for _ in range(ATTEMPTS):
+            with suppress(FileNotFoundError):
+                self._start(open_folder)
+                return
+        self._start(open_folder)
+
+    def _start(self, open_folder: Callable[[], int]) -> None:
+        name = f"{folders.sockets_of(os.getpid())}{os.urandom(8).hex()}"
+        with no_fork, ExitStack() as failed:  # a fork closes the descriptors in the child
+            folder = descriptors.remember(open_folder())
+            failed.callback(descriptors.close, folder)
+            folders.sweep(folder)
             own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._descriptor = descriptors.remember(own.fileno())
-            try:
-                own.bind(path)
-                own.listen(BACKLOG)
-                calls.start(self._serve, own, os.path.realpath(path))
-            except (OSError, NoThreadError):
-                descriptors.close(own.detach())
-            finally:
-                os.close(folder)
+            failed.callback(lambda: descriptors.close(own.detach()))
+            path = f"/proc/self/fd/{folder}/{name}"  # the kernel takes no long paths
+            own.bind(path)
+            failed.callback(os.unlink, name, dir_fd=folder)
+            os.chmod(path, SOCKET_MODE)  # the umask may have taken permissions away
+            own.listen(BACKLOG)
+            calls.start(self._serve, own, folder, name)
+            failed.pop_all()
 
     def stop(self) -> None:
         """Listen no more; the thread ends."""
@@ -63,7 +78,7 @@ class Listener:
                 with socket.socket(fileno=os.dup(self._descriptor)) as own:
                     own.shutdown(socket.SHUT_RDWR)
 
-    def _serve(self, own: socket.socket, path: str) -> None:
+    def _serve(self, own: socket.socket, folder: int, name: str) -> None:
         while True:
             try:
                 connection, _ = own.accept()
@@ -72,29 +87,12 @@ class Listener:
             with connection, suppress(Exception):  # of a client, or of what it asked for
                 connection.settimeout(HEARD_S)
                 request = foreign.parsed(connection.recv(LIMIT))
-                answer = self._answer({**request, "by": proc.user_name(peer(connection)[1])})
+                by = proc.user_name(folders.peer(connection)[1])
+                answer = self._answer({**request, "by": by})
                 connection.sendall(json.dumps(answer).encode())
         descriptors.close(own.detach())
-        with suppress(OSError):
-            os.unlink(path)
-
-
-def _own_folder() -> int:
-    """Open the folder for sockets of this user's, without those of processes that have ended.
-
-    Raises OSError, LockError.
-    """
-    first, uid = f"{default_path()}/{FOLDER.format(uid=os.geteuid())}", os.geteuid()
-    try:
-        with suppress(FileExistsError):
-            os.mkdir(first, OWN_FOLDER)
-        folder = opened(first, uid)
-    except PermissionError:
-        another = f"{first}-{os.urandom(8).hex()}"
-        os.mkdir(another, OWN_FOLDER)
-        folder = opened(another, uid)
-    for name in os.listdir(folder):
-        pid = re.fullmatch(rf"{proc.pid_namespace()}-([0-9]{{1,10}})-[0-9a-f]+", name)
-        if pid and proc.uid_of(int(pid[1])) is None:
-            os.unlink(name, dir_fd=folder)
-    return folder
+        if descriptors.opening(folder):
+            with suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+            folders.remove_if_empty(folder)
+            descriptors.close(folder)

@@ -249,6 +249,7 @@ def test_a_stopped_kernel(here: Here) -> None:
 LISTEN = (
     "from reserve_gpu.locks.directory import LockDirectory\n"
     "with LockDirectory(): pass\n"
+    "from reserve_gpu.core import folders\n"
     "from reserve_gpu.core.elsewhere import ask\n"
     "from reserve_gpu.features.asked.listener import Listener\n"
     "asked = []\n"
@@ -269,7 +270,7 @@ def users() -> Iterator[Machine]:
 def test_a_stranger_is_not_heard(users: Machine) -> None:
     """Another user can't reach a process's socket; the same user and root are answered."""
     with child_of(users, NOBODY) as first, child_of(users, NOBODY) as same, users.child() as root:
-        first.run(LISTEN + "Listener(answer).start()")
+        first.run(LISTEN + "Listener(answer).start(folders.open_any)")
         ask = f"ask({first.pid}, {uid_of(NOBODY)}, {{'do': 'release'}})"
         (path,) = sockets_of(users, first.pid)
         with child_of(users, DAEMON) as other:
@@ -302,7 +303,7 @@ def test_folders_of_strangers(users: Machine) -> None:
         for number, make in enumerate(("os.mkdir({}, 0o777)", "os.symlink('/', {})")):
             name = f"asked-{uid}" + "-x" * number
             assert other.run(make.format(repr(str(users.locks / name)))).error is None
-        assert first.run(LISTEN + "Listener(answer).start()").error is None
+        assert first.run(LISTEN + "Listener(answer).start(folders.open_any)").error is None
         with child_of(users, NOBODY) as same:
             ask = f"ask({first.pid}, {uid}, {{}})"
             assert same.run(LISTEN + ask).value == {"answer": "RELEASED"}
@@ -313,7 +314,7 @@ def test_folders_of_strangers(users: Machine) -> None:
 def test_a_strangers_answer_is_not_believed(users: Machine) -> None:
     """A process of another user that has the number now is not asked, whatever it would say."""
     with child_of(users, DAEMON) as other, users.child() as root:
-        other.run(LISTEN + "Listener(answer).start()")
+        other.run(LISTEN + "Listener(answer).start(folders.open_any)")
         assert root.run(LISTEN + f"ask({other.pid}, {uid_of(NOBODY)}, {{}})").value is None
         (path,) = sockets_of(users, other.pid)
         folder = users.locks / f"asked-{uid_of(NOBODY)}"
@@ -326,12 +327,12 @@ def test_a_strangers_answer_is_not_believed(users: Machine) -> None:
 def test_sockets_of_processes_that_have_ended(here: Here) -> None:
     """What a killed process leaves in the folder is removed by the next one that listens."""
     with here.child() as first, here.child() as second:
-        first.run(LISTEN + "Listener(answer).start()")
+        first.run(LISTEN + "Listener(answer).start(folders.open_any)")
         first.kill()
         assert sockets_of(here, first.pid)
         (path,) = sockets_of(here, first.pid)
         path.with_name("somebody's own").touch()
-        second.run(LISTEN + "Listener(answer).start()")
+        second.run(LISTEN + "Listener(answer).start(folders.open_any)")
         assert not sockets_of(here, first.pid)
         before = os.listdir("/proc/self/fd")
         assert elsewhere.ask(second.pid, os.geteuid(), {}) == {"answer": "RELEASED"}
@@ -341,7 +342,7 @@ def test_sockets_of_processes_that_have_ended(here: Here) -> None:
 def test_nonsense_is_no_request(here: Here) -> None:
     """Whatever is sent, the next request is answered; a listener that is stopped is gone."""
     with here.child() as child:
-        child.run(LISTEN + "listener = Listener(answer); listener.start()")
+        child.run(LISTEN + "listener = Listener(answer); listener.start(folders.open_any)")
         (path,) = sockets_of(here, child.pid)
         for sent in (b"", b"x", b"[]", b"{", b"1", b"[" * 50_000):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
@@ -369,7 +370,7 @@ def sockets_of(machine: Machine, pid: int) -> list[Path]:
 def test_a_fork_does_not_listen(here: Here) -> None:
     """A child that was forked keeps no socket of its parent's open."""
     with here.child() as child:
-        child.run(LISTEN + "Listener(answer).start()")
+        child.run(LISTEN + "Listener(answer).start(folders.open_any)")
         code = (
             "import time\nr, w = os.pipe()\npid = os.fork()\n"
             "if not pid:\n os.write(w, str([os.readlink(f'/proc/self/fd/{n}') for n in "
