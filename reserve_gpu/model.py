@@ -659,10 +659,14 @@ class Row(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """A reservation as it is seen from outside: a process, and the devices that it has."""
+    """A reservation as it is seen from outside: a process, and the devices that it has.
+
+    began_boot: The start time of the process, by the boot clock; None if it was not read.
+    """
 
     holder: Holder
     rows: tuple[Row, ...]
+    began_boot: float | None = None
 
     @classmethod
     def among(cls, rows: Sequence[Row]) -> "list[Reserved]":
@@ -670,7 +674,7 @@ class Reserved(NamedTuple):
         found: dict[object, Reserved] = {}
         for row in rows:
             for holder in row.holders:
-                process = (holder.pid, holder.elsewhere) if holder.pid else holder.file
+                process = holder.listed_pid or holder.file  # a record may name any pid
                 before = found.get(process, cls(holder, ()))
                 found[process] = before._replace(rows=(*before.rows, row))
         return [*found.values()]
@@ -684,7 +688,7 @@ class Answer(Enum):
     CHILD = "a process that it has started uses the devices"
     PROGRAM = "it is a program that can't be asked"
     SILENT = "it does not answer"
-    ANOTHER = "its notebook is another one"
+    ANOTHER = "it did not confirm that it is the chosen one"
     GONE = "it holds nothing any more"
     ENDED = "it has ended"
     STAYS = "it can't be ended"

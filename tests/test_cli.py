@@ -542,7 +542,7 @@ def test_nothing_free(here: Here, typed: CommandLine) -> None:
         assert of_gpu(done.stderr, number).startswith("reserved: ")
         assert f"rival.ipynb (pid {os.getpid()})" in of_gpu(done.stderr, number)
     name = f"rival.ipynb (pid {os.getpid()})"
-    held = f"You hold GPU0 and GPU1 yourself, in {name}, idle: reserve-gpu release rival.ipynb"
+    held = f"You hold GPU0 and GPU1 yourself, in {name}, idle: reserve-gpu release {os.getpid()}"
     assert ask == held
     assert wait == "Or wait in the queue: reserve-gpu run --wait -- echo ran"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import shlex
 import sys
 from types import SimpleNamespace
@@ -145,7 +146,7 @@ OWN_ELSEWHERE = Row(
 )
 # What to type in a shell, by what shows it.
 SHELL_LINES: dict[str, Callable[[], object]] = {
-    "reserve-gpu release old.ipynb": lambda: Status((OWN_ELSEWHERE,), user="alice"),
+    "reserve-gpu release 4321": lambda: Status((OWN_ELSEWHERE,), user="alice"),
     f"{sys.executable} -m pip install": lambda: errors.install_command("distributed"),
 }
 
@@ -167,7 +168,8 @@ def test_a_refusal_is_typed_in_a_cell(here: Here) -> None:
         for line in ("%reserve_gpu", "import reserve_gpu; reserve_gpu.reserve()"):
             for form in ("text/plain", "text/html"):
                 shown = shell.run(line).values[0][form]
-                assert shown.count("reserve-gpu ") == shown.count("!reserve-gpu release old.ipynb")
+                typed = f"!reserve-gpu release {os.getpid()}"
+                assert shown.count("reserve-gpu ") == shown.count(typed)
                 assert "!reserve-gpu" in shown
 
 

@@ -512,7 +512,7 @@ def test_what_would_be_taken_is_no_advice() -> None:
     assert headline(picture) == "No free GPU devices: 2 of 3 reserved, 1 busy."
     held = "You hold GPU0 yourself, in train.ipynb (pid 4321000)"
     assert ways_out(picture) == [
-        f"{held}: reserve-gpu release train.ipynb",
+        f"{held}: reserve-gpu release 4321000",
         "Or wait in the queue: %reserve_gpu 0 1 2 --wait",
     ]
 

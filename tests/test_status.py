@@ -512,7 +512,7 @@ def test_a_kernel_that_was_left_alone(here: Here) -> None:
         text = str(reserve_gpu.status())
     assert " for 9 h, idle for 3 h 1 min\n" in text
     held = f"You hold GPU0 yourself, in eval.ipynb (pid {holder.pid}), idle for 3 h 1 min"
-    assert f"{held}: reserve-gpu release eval.ipynb\nOr wait in the queue: " in text
+    assert f"{held}: reserve-gpu release {holder.pid}\nOr wait in the queue: " in text
     assert text.startswith("GPU0 is not free.")
 
 

@@ -13,7 +13,7 @@ from reserve_gpu.core.request import idle_mib, rules
 from reserve_gpu.core.session import session
 from reserve_gpu.errors import DriverError, LockError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.model import News, Reserved, Row, State
+from reserve_gpu.model import News, Row, State
 from reserve_gpu.report.faces import PYTHON, read_here
 from reserve_gpu.report.status import Status
 
@@ -34,16 +34,6 @@ def look(show: Callable[[News], object] = lambda _: None) -> Status:
     """Look at the machine, for any face. show: is told of a driver that takes long."""
     with looking(show) as look_now:
         return look_now()
-
-
-def of_user() -> list[Reserved]:
-    """Return what this user has on this machine. Raises LockError."""
-    return [each for each in of_anybody() if machine.is_own(each.holder)]
-
-
-def of_anybody() -> list[Reserved]:
-    """Return what the system's list of locks shows to be reserved. Raises LockError."""
-    return [each for each in Reserved.among(reserved_rows()) if each.holder.seen]
 
 
 def reserved_rows() -> tuple[Row, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import errors, machine, proc
 from reserve_gpu.commands.table import Seen, others_of
-from reserve_gpu.core import elsewhere, looking
+from reserve_gpu.core import elsewhere
 from reserve_gpu.report import about_reservations, layout
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.status import Status
@@ -89,10 +89,11 @@ def release(
     such reservation. Waits 5 s for an answer; for an end as long as what comes before it may take.
     Raises LockError.
     """
-    for reserved in (every := looking.of_user()):
+    for reserved in (every := elsewhere.of_user()):
         holder = reserved.holder
         if pid in elsewhere.pids_of(holder) and since in (None, holder.since):
-            answer = elsewhere.release(reserved, is_end=is_end)
+            choice = elsewhere.Choice(reserved, reserved.rows)
+            answer = elsewhere.release(choice, is_end=is_end)
             text = about_reservations.released(reserved, answer, every, MAGIC)
             return answer in elsewhere.DONE, text
     return None

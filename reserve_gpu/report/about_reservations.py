@@ -28,11 +28,18 @@ def without_sign() -> str:
 
 
 def name(reserved: Reserved, every: Sequence[Reserved]) -> str:
-    """Return what to type for a reservation: its notebook's name, or its pid."""
-    notebook = reserved.holder.notebook or ""
+    """Return the word that names a reservation: its notebook, its pid, or a GPU.
+
+    every: All reservations, with the names that elsewhere.identified() gives them.
+    """
+    holder = reserved.holder
+    notebook, pid = holder.notebook or "", str(holder.pid)
     alike = [each for each in every if each.holder.notebook == notebook]
-    is_simple = re.fullmatch(SIMPLE, notebook, re.ASCII) and len(alike) == 1
-    return notebook if is_simple else str(reserved.holder.pid)
+    if re.fullmatch(SIMPLE, notebook, re.ASCII) and len(alike) == 1:
+        return notebook
+    # In a container a pid can equal the number of a GPU.
+    is_gpu = any(names.matching(pid, [row.device]) for each in every for row in each.rows)
+    return reserved.rows[0].label if is_gpu else pid
 
 
 def idle(reserved: Reserved, now: float) -> Line:
@@ -84,19 +91,28 @@ def still_there(done: Sequence[Reserved], rows: Sequence[Row]) -> list[str]:
 def released(reserved: Reserved, answer: Answer, every: Sequence[Reserved], face: Face) -> str:
     """Say what came of asking a process to release what it holds, or to end."""
     who, what = words.name_of(reserved.holder), labels(reserved.rows)
-    # A process that can't be asked is only ended by its number: another user may write its name.
-    typed = reserved.holder.pid if answer is Answer.PROGRAM else name(reserved, every)
-    end = f"To end {who}:\n{errors.own_command()} release {typed} --end"
+    typed = f"{errors.own_command()} release"
+    end = f"To end {who}:\n{typed} {name(reserved, every)} --end"
+    anyway = f"To release it by its pid:\n{typed} {reserved.holder.pid}"
     if face.is_for_program:
-        end = "Leave it to whoever has started it."
+        anyway = end = "Leave it to whoever has started it."
     return {
         Answer.RELEASED: f"Released {what} of {who}.",
         Answer.CUDA: f"CUDA runs in {who}: only its end frees {what}. {end}",
         Answer.CHILD: f"A process that {who} has started uses {what}. {end}",
         Answer.PROGRAM: f"{who} can't be asked: only its end frees {what}. {end}",
         Answer.SILENT: f"{who} does not answer: it is stopped, or hangs. {end}",
-        Answer.ANOTHER: f"{who} says that it is another notebook. Nothing was released.",
+        Answer.ANOTHER: f"{who} did not confirm your choice. Nothing was released. {anyway}",
         Answer.GONE: f"{who} holds {what} no more.",
         Answer.ENDED: f"Ended {who}; it had {what}.",
-        Answer.STAYS: f"{who} can't be ended by this user; it has {what}.",
+        Answer.STAYS: f"{who} can't be ended from here; it has {what}.",
     }[answer]
+
+
+def unasked(reserved: Reserved, why: Answer, kill_after_s: float) -> str:
+    """Say before a process gets a signal that it was not asked to end. why: its answer."""
+    how = "does not answer" if why is Answer.SILENT else "can't be asked to end"
+    return (
+        f"{words.name_of(reserved.holder)} {how}: it gets SIGTERM now and SIGKILL {kill_after_s:g} "
+        "s later, and its before_end() functions are not called."
+    )

@@ -26,7 +26,8 @@ def yourself(
 
     A program is not told: it would type that, and so end what another one has begun.
 
-    `You hold GPU0 and GPU1 yourself, in mine.ipynb, idle for 3 h: reserve-gpu release mine.ipynb`
+    `You hold GPU0 and GPU1 yourself, in mine.ipynb, idle for 3 h: reserve-gpu release 4321`
+    Another user may have written the name, but not the pid.
     at: `ssh lab1 ` of another machine.
     """
     if user is None or face.is_for_program:
@@ -42,7 +43,7 @@ def yourself(
             (words.name_of(each.holder), STRONG),
             *about_reservations.idle(each, now),
             ": ",
-            (own_line(f"release {about_reservations.name(each, own)}", at), TYPED),
+            (own_line(f"release {each.holder.pid}", at), TYPED),
         )
         for each in own[: words.NAMED_IDLE]
     ]

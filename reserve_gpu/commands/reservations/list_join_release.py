@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from reserve_gpu import proc, this_process
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.core import api, elsewhere, environment
-from reserve_gpu.core.looking import of_anybody, of_user, reserved_rows
+from reserve_gpu.core.elsewhere import Choice, of_anybody, of_user
+from reserve_gpu.core.looking import reserved_rows
+from reserve_gpu.core.process_end import STOP_S
 from reserve_gpu.core.session import session
 from reserve_gpu.errors import RequestError, own_command, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import Fault, Reserved
+from reserve_gpu.model import Answer, Device, Reserved
 from reserve_gpu.option import Option
 from reserve_gpu.report import about_reservations as said
 from reserve_gpu.report import messages, status
@@ -66,8 +67,9 @@ def chosen(words: Sequence[str], typed: str = "") -> Reserved:
     """
     own = {os.getpid(), *(left.heir for left in api.all_left())}
     every = [each for each in of_user() if each.holder.pid not in own and not each.holder.beside]
-    (reserved,) = _chosen(words[:1], every, typed or f"{own_command()} join")
-    return reserved
+    every = [each for each in every if any(isinstance(row.device, Device) for row in each.rows)]
+    (choice,) = _chosen(words[:1], every, typed or f"{own_command()} join")
+    return choice.reserved
 
 
 def release(arguments: Namespace) -> Output:
@@ -79,11 +81,12 @@ def release(arguments: Namespace) -> Output:
     if arguments.all and which:
         raise RequestError("Give names, or --all.")
     every = of_anybody() if os.geteuid() == ROOT else of_user()
-    chosen = every if arguments.all else _chosen(which, every, f"{own_command()} release")
-    answers = [
-        (each, elsewhere.release(each, is_end=arguments.end, by_name=_is_by_name(each, which)))
-        for each in chosen
-    ]
+    choices = (
+        [Choice(each, each.rows) for each in every]
+        if arguments.all
+        else _chosen(which, every, f"{own_command()} release")
+    )
+    answers = [(each.reserved, _released(each, is_end=arguments.end)) for each in choices]
     face = read_here(SHELL)
     lines = [said.released(each, answer, every, face) for each, answer in answers]
     done = [each for each, answer in answers if answer in elsewhere.DONE]
@@ -98,15 +101,13 @@ def release(arguments: Namespace) -> Output:
     return Output("\n".join([*lines, *rest]) or said.NONE, 0 if is_done else NOT_RELEASED)
 
 
-def _is_by_name(reserved: Reserved, which: Sequence[str]) -> bool:
-    """Return whether a lock file's words decided that this reservation is meant.
+def _released(choice: Choice, *, is_end: bool) -> Answer:
+    """Have a process release its devices, with a line on stderr before a first signal."""
 
-    They do if its notebook was named, or a GPU that only its record tells, because the driver does
-    not show it.
-    """
-    is_lost = any(isinstance(row.device, Fault) for row in reserved.rows)
-    pids = map(str, elsewhere.pids_of(reserved.holder))
-    return reserved.holder.notebook in which or (is_lost and not {*pids} & {*which})
+    def warn(why: Answer) -> None:
+        command.say(said.unasked(choice.reserved, why, STOP_S))
+
+    return elsewhere.release(choice, is_end=is_end, warn=warn)
 
 
 def _about(each: Reserved, now: float) -> dict[str, Any]:
@@ -119,35 +120,48 @@ def _json(values: dict[str, Any], *, is_done: bool = True) -> Output:
     return Output(json.dumps({**about, **values}, indent=2), code, "json")
 
 
-def _chosen(words: Sequence[str], every: Sequence[Reserved], command: str) -> list[Reserved]:
+def _chosen(words: Sequence[str], every: Sequence[Reserved], command: str) -> list[Choice]:
     """Return the reservations that are meant; without a word the only one. Raises RequestError."""
-    now, chosen = time.time(), []
+    now = time.time()
+    chosen: dict[int | None, Choice] = {}
+    pids = {each.holder.listed_pid for each in every}
     if not (every or words):
         raise RequestError(said.NONE)
     for word in words or [""]:
-        meant = [each for each in every if not word or _is_meant(word, each)]
-        meant = [each for each in meant if not each.holder.beside] or meant  # not their guests
+        meant = [choice for each in every if (choice := _meant(word, each, pids))]
+        # A guest is meant only if its host is not.
+        meant = [each for each in meant if not each.reserved.holder.beside] or meant
         if not meant:
             raise RequestError(said.no_such(shown(word), every, command, now))
         if len(meant) > 1:
-            raise RequestError(said.which(meant, command, now))
-        chosen += [each for each in meant if each not in chosen]
-    return chosen
+            raise RequestError(said.which([each.reserved for each in meant], command, now))
+        chosen.setdefault(meant[0].reserved.holder.listed_pid, meant[0])
+    return [*chosen.values()]
 
 
-def _is_meant(word: str, reserved: Reserved) -> bool:
-    """Tell whether a word is a device's name, the notebook's name, or the pid of a reservation.
+def _meant(word: str, reserved: Reserved, pids: set[int | None]) -> Choice | None:
+    """Return the choice if a word names a reservation: by a device, its pid, or its names.
 
-    The look that showed its pid may be of before the restart of a kernel.
+    The user may have read the pid before the kernel restarted. pids: Those of all
+    reservations. They go before the pid that a kernel had.
     """
-    if word in map(str, elsewhere.pids_of(reserved.holder)):
-        return True
-    with suppress(RequestError):  # it names no device
-        devices = [row.device for row in reserved.rows]
-        return any(names.matching(name, devices) for name in names.parse(word))
-    who = reserved.holder.record.who
-    notebook, command_ = who.notebook or "", who.command or ""
-    return word in {notebook, notebook.removesuffix(".ipynb"), command_, *command_.split()}
+    rows, holder = reserved.rows, reserved.holder
+    known_pids = elsewhere.pids_of(holder) - (pids - {holder.listed_pid})
+    if not word or word in map(str, known_pids):
+        return Choice(reserved, rows)
+    if names.is_name(word):
+        rows = tuple(
+            row
+            for row in rows
+            if any(names.matching(name, [row.device]) for name in names.parse(word))
+        )
+        proven = tuple(row for row in rows if elsewhere.is_proven(reserved, row))
+        return Choice(reserved, proven or rows, is_unproven=not proven) if rows else None
+    notebook, command_ = holder.notebook or "", holder.record.who.command or ""
+    if word in {notebook, notebook.removesuffix(".ipynb")}:
+        return Choice(reserved, rows, notebook)
+    is_command = not word.isdecimal() and word in {command_, *command_.split()}
+    return Choice(reserved, rows) if is_command else None
 
 
 def release_own(_arguments: Namespace) -> None:

@@ -393,7 +393,8 @@ class TestOverSsh:
         with lab.machines["lab1"].kernel(JPY_SESSION_NAME="/home/a/far.ipynb") as kernel:
             kernel.run("%reserve_gpu")
             words = (sys.executable, "-m", "reserve_gpu", "status", "--hosts", "lab1")
-            assert "ssh lab1 reserve-gpu release far.ipynb" in lab.asking.typed(*words).stdout
+            typed = f"ssh lab1 reserve-gpu release {kernel.pid}"
+            assert typed in lab.asking.typed(*words).stdout
             done = lab.asking.command("ssh", "lab1", "reserve-gpu", "release", "far.ipynb")
             assert done.stdout == f"Released GPU0 of far.ipynb (pid {kernel.pid}).\n"
             visible = kernel.run("import os; print([os.environ['CUDA_VISIBLE_DEVICES']])").stdout

@@ -210,8 +210,8 @@ def test_a_guest_goes_by_the_boot_clock_of_its_holder(
     clock.set(0)
     with machine.child(**clock.environ) as guest:
         joined = guest.run(
-            "from reserve_gpu.core import looking, api\n"
-            "api.join(looking.of_user()[0])\n"
+            "from reserve_gpu.core import elsewhere, api\n"
+            "api.join(elsewhere.of_user()[0])\n"
             "import time; reserve_gpu.current().lease.until - time.time()"
         )
         assert joined.value == pytest.approx(4 * HOUR_S, abs=60)
