@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words += _words(list(sys.argv[1:] if arguments is None else arguments))
         return _start(words)
     except errors.ReserveGPUError as error:
-        command.say(_error_text(error, words))
+        command.say(_error_text(error, words), is_event="--json" in words)
         return error.exit_code
     except KeyboardInterrupt:
         command.say("Interrupted; nothing was reserved.")

@@ -50,7 +50,7 @@ ROOMS = [
     {"cells", "containers"},
     {"proc", "this_kernel"},
     {"this_process", "settings", "quantities"},
-    {"alarm", "heir", "programs"},
+    {"alarm", "heir", "nonblocking", "programs"},
     {"accounts", "calls", "option"},
     {"errors"},
     {"notices"},
@@ -71,7 +71,7 @@ OWNERS = {
     },
     "traitlets": {"extension", "commands.hosts.provisioner"},
     "pynvml": {"gpus.bindings"},
-    "fcntl": {"locks.lock"},
+    "fcntl": {"locks.lock", "nonblocking"},
     "ctypes": {
         "gpus.bindings",
         "core.environment",

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from reserve_gpu.model import News, Slow, Waiting
+from reserve_gpu.nonblocking import Printer
 from reserve_gpu.report import columns, messages, pictures, terminal
 from reserve_gpu.report.faces import is_watched
 
@@ -52,6 +53,7 @@ class Live(AbstractContextManager["Live"]):
         """Take away what is shown, and show nothing more."""
         if self._second is not None:
             self._screen.show(None)
+        self._screen.close()
         self._is_over = True
 
     def show(self, news: News) -> None:
@@ -97,7 +99,7 @@ class Terminal:
     """Lines that are rewritten in place, and gone at the end."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream, self._printer = stream, Printer(stream)
         self._is_coloured = terminal.is_coloured(os.environ, is_terminal=True)
         # As they were written, all above the cursor: the ^C that a terminal shows breaks none.
         self._lines: list[str] = []
@@ -106,7 +108,7 @@ class Terminal:
         """Write the picture in place of the last one; None takes that away.
 
         If the picture is too high, only its brief line is written. If no line has changed, nothing
-        is written.
+        is written. A frame that finds the terminal stopped is skipped.
         """
         lines: list[str] = []
         if frame is not None:
@@ -118,23 +120,32 @@ class Terminal:
         if lines == self._lines:
             return
         back = f"\x1b[{len(self._lines)}A" if self._lines else ""
-        _print(f"\r{back}{CLEAR}" + "".join(f"{line}\n" for line in lines), self._stream)
-        self._lines = lines
+        text = f"\r{back}{CLEAR}" + "".join(f"{line}\n" for line in lines)
+        if self._printer.print(text):
+            self._lines = lines
+
+    def close(self) -> None:
+        """Show nothing more."""
+        self._printer.close()
 
 
 class Log:
     """A stream that can't be rewritten: the picture at first, then a line for each news."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._printer = Printer(stream)
         self._news: Any = None
 
     def show(self, frame: Frame | None) -> None:
         """Write the frame, if there is news."""
         if frame is not None and frame.news != self._news:
             text = str(frame.picture) if self._news is None else frame.picture.brief
-            self._news = frame.news
-            _print(f"{text}\n", self._stream)
+            if self._printer.print(f"{text}\n"):
+                self._news = frame.news
+
+    def close(self) -> None:
+        """Show nothing more."""
+        self._printer.close()
 
 
 class Notebook:
@@ -163,6 +174,9 @@ class Notebook:
             self._handle.display(data, raw=True)  # type: ignore[no-untyped-call]
         else:
             self._handle.update(data, raw=True)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Show nothing more."""
 
 
 class Replaceable:
@@ -195,15 +209,6 @@ class Replaceable:
         """Replace it where it stands."""
         if self._publisher:
             self._publisher.publish({"text/plain": text}, transient=self._known, update=True)
-
-
-def _print(text: str, stream: TextIO) -> None:
-    with suppress(OSError):  # nobody reads the stream any more; the wait goes on
-        try:
-            print(text, end="", file=stream, flush=True)
-        except UnicodeEncodeError:  # a note may have letters that the stream lacks
-            known = text.encode(stream.encoding, "backslashreplace").decode(stream.encoding)
-            print(known, end="", file=stream, flush=True)
 
 
 def _screen(stream: TextIO | None) -> Terminal | Log | Notebook:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import alarm, proc
 from reserve_gpu.core import handover
 from reserve_gpu.errors import VERSION
+from reserve_gpu.nonblocking import Writer
 
 if TYPE_CHECKING:
     from reserve_gpu.core.held import Held
@@ -24,13 +24,41 @@ if TYPE_CHECKING:
 
 BEFORE_S = (600.0, 60.0)  # of an end, at which it is told
 LOOK_S, LEFT_S = 1.0, 0.1  # between two looks at the locks, and once the command has ended
+READER_LIMIT_S = 1.0  # for the reader of an important event to make room for it
 
 
-def start(descriptor: int, held: Held) -> None:
-    """Leave a process that follows this one. descriptor: for its events. Raises OSError."""
-    out = os.dup(descriptor)  # its own stderr is another one
+class Sender:
+    """Writes events to a descriptor, and counts the events dropped for lack of room.
+
+    Attributes:
+        descriptor: The descriptor, which has to stay open.
+        lost: The number of events dropped since the last one that was written.
+    """
+
+    def __init__(self, descriptor: int, lost: int = 0, rest: str = "") -> None:
+        """Open the sender. Raises OSError for a descriptor that can't be written."""
+        self.descriptor, self.lost = descriptor, lost
+        self._writer = Writer(descriptor, rest.encode())
+
+    @property
+    def rest(self) -> str:
+        """Return the end of an event that was written only in part."""
+        return self._writer.rest.decode()
+
+    def tell(self, event: str, patience_s: float = 0.0, /, **values: Any) -> None:
+        """Write an event. patience_s: seconds to wait for the reader."""
+        about = {"version": VERSION, "event": event, "time": time.time()}
+        lost = {"lost": self.lost} if self.lost else {}
+        line = f"{json.dumps({**about, **lost, **values})}\n".encode()
+        self.lost = 0 if self._writer.write(line, patience_s) else self.lost + 1
+
+
+def start(sender: Sender, held: Held) -> None:
+    """Leave a process that follows this one, and goes on with the events. Raises OSError."""
+    out = os.dup(sender.descriptor)  # its own stderr is another one
+    told = {"out": out, "lost": sender.lost, "rest": sender.rest}
     try:
-        handover.follow(__name__, held, {"out": out}, (out,))
+        handover.follow(__name__, held, told, (out,))
     finally:
         os.close(out)
 
@@ -38,6 +66,7 @@ def start(descriptor: int, held: Held) -> None:
 def main(text: str) -> None:
     """Tell each event until nobody has the locks any more. text: what `start` says of it."""
     about: dict[str, Any] = json.loads(text)
+    sender = Sender(about["out"], about["lost"], about["rest"])
     held = handover.held_of(about)
     _, left_s = _end(held.lease)
     leads = [lead_s for lead_s in BEFORE_S if left_s > lead_s] if left_s != inf else []
@@ -45,10 +74,10 @@ def main(text: str) -> None:
         until, left_s = _end(held.lease)
         if leads and left_s <= leads[0]:
             del leads[0]
-            tell(about["out"], "ending", at=until, left_s=round(left_s))
+            sender.tell("ending", at=until, left_s=round(left_s))
         if alarm.ends_within(about["process"], LOOK_S):  # then it returns at once from now on
             time.sleep(LEFT_S)
-    tell(about["out"], "released", devices=[each.label for each in held.devices])
+    sender.tell("released", READER_LIMIT_S, devices=[each.label for each in held.devices])
 
 
 def _end(lease: Lease) -> tuple[float, float]:
@@ -56,10 +85,3 @@ def _end(lease: Lease) -> tuple[float, float]:
     now = proc.now()
     until = lease.at(now).until
     return (inf, inf) if until is None else (until, until - now.wall)
-
-
-def tell(descriptor: int, event: str, **values: Any) -> None:
-    """Write an event."""
-    about = {"version": VERSION, "event": event, "time": time.time()}
-    with suppress(OSError):
-        os.write(descriptor, f"{json.dumps({**about, **values})}\n".encode())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 from reserve_gpu.commands.programs import after_exec
-from reserve_gpu.commands.programs.after_exec import tell
+from reserve_gpu.commands.programs.after_exec import READER_LIMIT_S, Sender
 from reserve_gpu.commands.run.command import Teller
 from reserve_gpu.core.session import session
 from reserve_gpu.errors import RequestError, ReserveGPUError, shown
@@ -26,10 +26,11 @@ STDERR = 2
 
 
 class Events(Teller):
-    """Writes events to a descriptor; that nobody reads them is no failure."""
+    """Writes events to a descriptor; a reader that does not read them delays nothing for long."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._tell = descriptor, partial(tell, descriptor)
+        """Open the descriptor's events. Raises OSError."""
+        self._sender = Sender(descriptor)
         self._stands: object = None
 
     def show(self, news: News) -> None:
@@ -37,7 +38,7 @@ class Events(Teller):
         if not isinstance(news, Waiting) or self._stands == stands(news):
             return
         self._stands, first = stands(news), news.first and news.first.holder
-        self._tell(
+        self._sender.tell(
             "waiting",
             asks=messages.asked(news.request),
             place=news.place,
@@ -51,10 +52,11 @@ class Events(Teller):
         """Tell what is held now, and what is to be said against it; or why nothing is."""
         held = session().now
         if outcome.excused:
-            self._tell("refused", **outcome.excused.to_dict())
+            self._sender.tell("refused", READER_LIMIT_S, **outcome.excused.to_dict())
             return
-        self._tell(
+        self._sender.tell(
             "reserved",
+            READER_LIMIT_S,
             pid=os.getpid(),
             devices=[{"label": each.label, "uuid": each.uuid} for each in held.devices],
             memory_promised_mib=held.part_mib,
@@ -65,13 +67,13 @@ class Events(Teller):
 
     def failed(self, error: BaseException) -> None:
         """Tell why nothing was reserved; on stderr the command line says it in any case."""
-        if isinstance(error, ReserveGPUError) and self._descriptor != STDERR:
-            self._tell("refused", **error.to_dict())
+        if isinstance(error, ReserveGPUError) and self._sender.descriptor != STDERR:
+            self._sender.tell("refused", READER_LIMIT_S, **error.to_dict())
 
     def follow(self) -> None:
         """Have what comes later told by another process, as this one becomes the command."""
         if session().devices:
-            after_exec.start(self._descriptor, session().now)
+            after_exec.start(self._sender, session().now)
 
 
 def of_arguments(arguments: Namespace) -> Events | None:
@@ -81,9 +83,20 @@ def of_arguments(arguments: Namespace) -> Events | None:
         return None
     try:
         if not word.isdecimal():
-            return Events(os.open(word, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
+            return Events(_opened(word))
         os.set_inheritable(int(word), int(word) <= STDERR)  # else the command would keep it open
         return Events(int(word))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or "there is no such descriptor"
         raise RequestError(f"--events {shown(word)}: {reason}.") from error
+
+
+def _opened(path: str) -> int:
+    """Open a file for events. A FIFO keeps them until it has a reader. Raises OSError."""
+    flags = os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        return os.open(path, os.O_WRONLY | flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return os.open(path, os.O_RDWR | flags)

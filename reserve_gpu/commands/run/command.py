@@ -6,6 +6,7 @@ Also what every subcommand needs at its end: errors in the words of a shell.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from reserve_gpu.core import api
 from reserve_gpu.errors import PROGRAM, own_command, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import NO_LEASE, News
+from reserve_gpu.nonblocking import Printer
 from reserve_gpu.option import Option
 from reserve_gpu.report import faces, messages
 from reserve_gpu.report.progress import Live
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 SYNOPSIS = "reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
 INTERRUPTED = 130  # as shells have it
+READER_LIMIT_S = 2.0  # for the reader of stderr, while a GPU is held
 
 
 def run(arguments: Namespace) -> NoReturn:
@@ -160,12 +163,19 @@ def become(program: str, command: list[str], reason: str | None = None) -> NoRet
         raise CommandError(f"{text}.") from error
 
 
-def say(text: str) -> None:
-    """Print on stderr, as stdout is the command's. That nobody can read it is no failure."""
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except OSError:  # Python would try again at its end, and end with another exit code
-        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+def say(text: str, *, is_event: bool = False) -> None:
+    """Print on stderr, as stdout is the command's. That nobody can read it is no failure.
+
+    A process that holds a GPU waits for its reader only for a short time, and then goes on without
+    the text: else a full pipe would keep the GPU from the command.
+
+    Args:
+        text: What to print.
+        is_event: The text is an event, for which nothing ever waits for long.
+    """
+    printer = Printer(sys.stderr)
+    printer.print(f"{text}\n", READER_LIMIT_S if is_event or api.current() else math.inf)
+    printer.close()
 
 
 def error_text(error: errors.ReserveGPUError) -> str:

@@ -7,7 +7,6 @@ What is logged decides nothing.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import time
 from contextlib import suppress
@@ -18,7 +17,8 @@ from reserve_gpu.calls import Late
 from reserve_gpu.core import guests
 from reserve_gpu.core.feature import Feature, Leaving, Owner, UseLook, Wait
 from reserve_gpu.core.request import rules
-from reserve_gpu.errors import ReserveGPUError
+from reserve_gpu.core.warning_log import warn
+from reserve_gpu.errors import REASON_LIMIT, ReserveGPUError, shown
 from reserve_gpu.features.history.recorder import EVERY_S, Recorder
 from reserve_gpu.locks.record import myself
 from reserve_gpu.log import log_writer, places
@@ -120,8 +120,8 @@ def tried(function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> T | No
     except Exception as error:  # noqa: BLE001
         if not _warned:
             _warned.append(str(error))
-            log = logging.getLogger("reserve_gpu")
-            log.warning("The history of what you use is not complete: %s", error)
+            why = shown(str(error), REASON_LIMIT)
+            warn(f"The history of what you use is not complete: {why}")
         return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import proc, programs, settings, this_process
 from reserve_gpu.core import process_end
 from reserve_gpu.core.feature import Feature, Owner
+from reserve_gpu.core.warning_log import warn
 from reserve_gpu.errors import shell_line
 from reserve_gpu.features.job import no_gpu
 from reserve_gpu.model import NO_LEASE, End
@@ -41,7 +41,6 @@ class Job(Feature):
         self._end = float(told) if re.fullmatch(r"\d{1,11}", told) else None
         self._own = NO_LEASE  # with the end of a person's word
         self._began, self._looked_at = proc.now(), -inf  # by time.monotonic()
-        self._say = logging.getLogger("reserve_gpu").warning
         self._saved = 0.0  # the end before which functions have been called
 
     def begins(self) -> list[Notice]:
@@ -66,7 +65,7 @@ class Job(Feature):
         """End the process where its job was started for it alone, and would hold the GPU on."""
         is_over = change.before and change.how is End.OVER
         if is_over and settings.JOB_KERNEL in os.environ:
-            process_end.of_this_process().begin(lambda: True, self._say, lambda: None)
+            process_end.of_this_process().begin(lambda: True, warn, lambda: None)
 
     def step(self) -> float | None:
         """Ask again for the end now and then, and call what is to be called before it."""
@@ -101,7 +100,7 @@ class Job(Feature):
         due_s = left_s - min(ends.longest_s + SPARE_S, whole_s / 2)
         if due_s <= 0:
             self._saved = end
-            ends.save(self._say)
+            ends.save(warn)
         return due_s
 
     def _look_in_s(self) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 
 from reserve_gpu.cells import cells
+from reserve_gpu.core.warning_log import warn
 from reserve_gpu.features.lease import ends
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
 from reserve_gpu.report.faces import MAGIC, PYTHON
@@ -25,9 +25,9 @@ class LeaseLine:
         self._told = ""  # by this cell, at its begin
 
     def show(self, notice: LeaseNotice) -> None:
-        """Show how the lease stands now, and let the next cell tell it, if that is worth it.
+        """Show the state of the lease.
 
-        What no cell will tell, and is worth it, is for the log.
+        The next cell repeats an important notice. A process without cells logs it.
         """
         self._is_notice = False  # of what was shown before
         text = ends.say(notice, MAGIC if cells().shell else PYTHON)
@@ -39,7 +39,7 @@ class LeaseLine:
             warn(text)
 
     def log(self, text: str) -> None:
-        """Show what has gone wrong as the process ends, and log it."""
+        """Show a problem at the end of the process, and log it."""
         self._is_notice = False
         self._replace(text)
         warn(text)
@@ -81,9 +81,3 @@ def _is_for_next_cell(notice: LeaseNotice) -> bool:
     if notice.action in (Action.WARN, Action.WARN_AGAIN):  # of idleness: the next cell is use
         return not notice.lease.is_by_idleness(notice.at)
     return notice.action not in (Action.LAST, Action.PUT_OFF)
-
-
-def warn(text: str, *, has_traceback: bool = False) -> None:
-    """Write it into the log."""
-    with suppress(Exception):  # a handler of somebody's
-        logging.getLogger("reserve_gpu").warning(text, exc_info=has_traceback)

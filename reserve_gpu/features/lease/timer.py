@@ -20,6 +20,7 @@ from reserve_gpu.cells import cells
 from reserve_gpu.core import environment, guests, process_end, use
 from reserve_gpu.core.feature import Feature, Owner
 from reserve_gpu.core.request import rules
+from reserve_gpu.core.warning_log import warn
 from reserve_gpu.errors import LockError
 from reserve_gpu.features.lease import ends, lease_line, schedule
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
@@ -88,8 +89,8 @@ class LeaseTimer(Feature):
         try:
             self._follow_holder()
             return self._step()
-        except Exception:  # noqa: BLE001 - it is logged, and tried again
-            lease_line.warn("The end of a reservation failed.", has_traceback=True)
+        except Exception as error:  # noqa: BLE001 - it is logged, and tried again
+            warn("The end of a reservation failed.", error)
             self._done = None
             return RETRY_S
 

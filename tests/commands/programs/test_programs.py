@@ -43,7 +43,7 @@ def events(text: str) -> list[dict[str, Any]]:
         assert each["version"] == 1
         assert each["time"] > 0
         known = documented("A refusal").keys() if each["event"] == "refused" else set()
-        known |= documented("Events")[each["event"]] | {"version", "event", "time"}
+        known |= documented("Events")[each["event"]] | {"version", "event", "time", "lost"}
         assert each.keys() <= known
     return found
 

@@ -34,6 +34,7 @@ from tests.here import feature
 from tests.locked import locked
 from tests.machine import LIMIT_S
 from tests.processes import US, queue, wait_for
+from tests.unread import full_pipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -828,6 +829,22 @@ def test_end_of_a_script(busy: Machine) -> None:
     assert "has not ended within 0.2 s" in done.stderr
     assert "Traceback" not in done.stderr
     assert not locked(busy.locks)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("code", ["reserve_gpu.reserve(for_=0.5)", END_WITH_CUDA])
+def test_an_end_with_a_full_stderr(busy: Machine, code: str) -> None:
+    """A reservation ends though the process logs that into a full pipe."""
+    reader, writer = full_pipe()
+    script = f"import reserve_gpu, time\n{code}\nopen('began', 'w')\ntime.sleep(600)"
+    with busy.running(
+        sys.executable, "-c", script,
+        environ=busy.environ(), stdout=subprocess.DEVNULL, stderr=writer,
+    ):  # fmt: skip
+        wait_for((busy.folder / "began").exists)
+        wait_for(lambda: not locked(busy.locks))
+    for each in (reader, writer):
+        os.close(each)
 
 
 @pytest.mark.process

@@ -1,0 +1,182 @@
+"""Write to a descriptor without waiting for its reader.
+
+A full pipe or a stopped terminal blocks its writer, and a blocked `reserve-gpu run` would keep its
+GPU without starting the command. O_NONBLOCK can't be set on the descriptor itself: the flag belongs
+to the open file description, which the command and other processes share. So a pipe or a terminal
+is opened a second time, through /proc/self/fd.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import stat
+import sys
+import time
+from contextlib import suppress
+from typing import TextIO
+
+POLL_S = 0.01  # between two attempts while a caller waits for room
+PTY_MASTER = os.makedev(5, 2)  # opening it again would make another terminal
+
+
+class Writer:
+    """Writes whole texts to a descriptor, and drops a text that does not fit.
+
+    Attributes:
+        descriptor: A duplicate of the descriptor, or an open file description of its own.
+        rest: The end of a text that was written only in part. It is written before anything else.
+    """
+
+    def __init__(self, descriptor: int, rest: bytes = b"") -> None:
+        """Open the writer. Raises OSError for a descriptor that is closed or read-only."""
+        status = os.fstat(descriptor)
+        self._is_socket = stat.S_ISSOCK(status.st_mode)
+        self._is_file = stat.S_ISREG(status.st_mode)
+        self._is_pipe = stat.S_ISFIFO(status.st_mode)
+        if not self._is_socket:
+            _require_writable(descriptor)
+        is_terminal = os.isatty(descriptor)
+        can_reopen = self._is_pipe or (is_terminal and status.st_rdev != PTY_MASTER)
+        # After `su` or `sudo` only another user can open the pipe or the terminal again.
+        own = _reopened(descriptor) if can_reopen else None
+        self._is_shared = own is None
+        self._piece = select.PIPE_BUF if self._is_pipe else 1 if is_terminal else None
+        self.descriptor = os.dup(descriptor) if own is None else own
+        self.rest = rest
+
+    def write(self, data: bytes, limit_s: float = 0.0) -> bool:
+        """Write the text, all of it or nothing.
+
+        Args:
+            data: The text.
+            limit_s: Seconds to wait for the reader.
+
+        Returns:
+            Whether the text was written, or the part of it that fitted. False if it was dropped.
+        """
+        until, is_written = time.monotonic() + limit_s, False
+        while True:
+            try:
+                self.rest = self.rest[self._push(self.rest) :] if self.rest else b""
+                if not (self.rest or is_written):
+                    done = self._push(data) if self._has_room(len(data)) else 0
+                    is_written, self.rest = done > 0, data[done:] if done else b""
+            except OSError:  # the reader has gone, or the disk is full
+                return is_written
+            if (is_written and not self.rest) or time.monotonic() >= until:
+                return is_written
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.descriptor)
+
+    def _has_room(self, size: int) -> bool:
+        """Return whether a pipe takes the text in one piece.
+
+        The kernel writes up to PIPE_BUF bytes at once or not at all, and splits what is longer. A
+        page of a pipe may be half empty.
+        """
+        if not self._is_pipe or size <= select.PIPE_BUF:
+            return True
+        import fcntl
+        import termios
+
+        count = fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4))
+        unread = int.from_bytes(count, sys.byteorder)
+        capacity = fcntl.fcntl(self.descriptor, fcntl.F_GETPIPE_SZ)
+        return not unread or size + 2 * (unread + select.PIPE_BUF) <= capacity
+
+    def _push(self, data: bytes) -> int:
+        """Return how many bytes of the text were written. Raises OSError."""
+        with suppress(BlockingIOError):
+            if self._is_file:
+                return self._append(data)
+            if self._is_socket:
+                return self._send(data)
+            if self._is_shared:
+                return self._write_pieces(data)
+            return os.write(self.descriptor, data)
+        return 0
+
+    def _append(self, data: bytes) -> int:
+        """Write to a file; a line that a full disk has cut is taken back."""
+        done = os.write(self.descriptor, data)
+        end = os.lseek(self.descriptor, 0, os.SEEK_CUR)
+        if done == len(data) or end != os.fstat(self.descriptor).st_size:
+            return done
+        os.ftruncate(self.descriptor, end - done)
+        os.lseek(self.descriptor, end - done, os.SEEK_SET)
+        return 0
+
+    def _send(self, data: bytes) -> int:
+        import socket
+
+        with socket.socket(fileno=os.dup(self.descriptor)) as own:
+            return own.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def _write_pieces(self, data: bytes) -> int:
+        """Write what a poll says there is room for: a page of a pipe, a letter on a terminal."""
+        done, poll = 0, select.poll()
+        poll.register(self.descriptor, select.POLLOUT)
+        while done < len(data) and poll.poll(0):
+            size = self._piece or len(data)
+            done += os.write(self.descriptor, data[done : done + size])
+        return done
+
+
+def _require_writable(descriptor: int) -> None:
+    """Raise OSError for a read-only descriptor, but not for a terminal that has hung up."""
+    try:
+        os.write(descriptor, b"")
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            raise
+
+
+def _reopened(descriptor: int) -> int | None:
+    """Return a new open file description of a pipe or terminal; None if it can't be opened."""
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
+    with suppress(OSError):
+        return os.open(f"/proc/self/fd/{descriptor}", flags)
+    return None
+
+
+class Printer:
+    """Prints to a text stream, such as sys.stderr, without waiting for its reader.
+
+    A stream that only stands for a descriptor, such as that of a notebook, is printed to as usual.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._writer: Writer | None = None
+
+    def print(self, text: str, limit_s: float = 0.0) -> bool:
+        """Print the text. Return whether it was printed.
+
+        Args:
+            text: The text, with its line ends.
+            limit_s: Seconds to wait for the reader.
+        """
+        data = text.encode(self._stream.encoding or "utf-8", "backslashreplace")
+        try:
+            if self._writer is None and type(self._stream) is io.TextIOWrapper:
+                with suppress(io.UnsupportedOperation):  # a stream in memory
+                    self._writer = Writer(self._stream.fileno())
+            if self._writer:
+                return self._writer.write(data, limit_s)
+            known = data.decode(self._stream.encoding or "utf-8")
+            print(known, end="", file=self._stream, flush=True)
+        except OSError:  # the reader has gone
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close what was opened; the stream stays open."""
+        writer, self._writer = self._writer, None
+        if writer:
+            writer.close()
