@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def fill(descriptor: int) -> None:
-    """Write until there is no room left."""
+    """Write until the descriptor is full."""
     os.set_blocking(descriptor, False)
     with suppress(BlockingIOError):
         while True:

@@ -1,4 +1,4 @@
-"""Log warnings, for where no cell and no caller would show them."""
+"""Log the warnings that neither a cell nor a caller shows."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def warn(text: str, error: BaseException | None = None) -> None:
     """
     log = partial(logging.getLogger("reserve_gpu").warning, "%s", text, exc_info=error)
     thread = _threads.setdefault(os.getpid(), calls.Executor(lambda: None))
-    with suppress(Exception):  # a handler of somebody's, or no thread can be had
+    with suppress(Exception):  # the user's handler fails, or no thread can start
         thread.run_within(LIMIT_S, log)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import errors, machine, proc
+from reserve_gpu import errors, foreign, machine, proc
 from reserve_gpu.commands.table import Seen, others_of
 from reserve_gpu.core import elsewhere
 from reserve_gpu.report import about_reservations, layout
@@ -54,6 +54,20 @@ def other_machines() -> Seen | None:
     """
     machines = others_of([])
     return machines.look() if machines and machines.words else None
+
+
+def printable(value: Any) -> Any:
+    """Return JSON whose texts are fit to be shown: one line each, bounded, with nothing invisible.
+
+    value: what `to_dict()` of a status returns, in which texts are as other users wrote them.
+    """
+    if isinstance(value, str):
+        return errors.shown(value, foreign.TEXT_LIMIT)
+    if isinstance(value, list):
+        return [printable(each) for each in value]
+    if isinstance(value, dict):
+        return {name: printable(each) for name, each in value.items()}
+    return value
 
 
 def is_own(holder: Holder) -> bool:

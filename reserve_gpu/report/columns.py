@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from unicodedata import category, east_asian_width
+from unicodedata import east_asian_width
 
+from reserve_gpu.errors import is_mark
 from reserve_gpu.report.words import plain as text_of
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from reserve_gpu.report.words import Line
 
 GAP = 2  # between two columns of a table
-# Unicode's categories of what stands on another letter, in no column of its own.
-OVER = ("Mn", "Me")
 # Of a bar: what is in use, what is promised besides, and what is left.
 FULL, MEDIUM, LIGHT = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{LIGHT SHADE}"
 
@@ -24,9 +23,7 @@ def width_of(text: str) -> int:
     """Return the width in columns of a terminal; some letters take two, and some none."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if category(letter) in OVER else 1 + (east_asian_width(letter) in "WF") for letter in text
-    )
+    return sum(0 if is_mark(letter) else 1 + (east_asian_width(letter) in "WF") for letter in text)
 
 
 def width_of_line(line: Line) -> int:
