@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ pytestmark = [
 
 ONE = "gpu\n  name NVIDIA A100-SXM4-80GB\n  memory 81920\n"
 PROXY = program("configurable-http-proxy")
+MOST_RELEASES = 8  # at a time, in handlers.py
 VARIABLES = "import os; print([os.environ.get('CUDA_VISIBLE_DEVICES')])"
 LEGIBLE = 4.5  # contrast of text and background, WCAG 2.2 AA
 
@@ -353,22 +354,84 @@ def test_a_hanging_driver_holds_up_nothing_else(on_server: Machine, server: Lab)
     assert free["state"] == "free"
 
 
+def threads_of(lab: Lab) -> int:
+    return psutil.Process(lab.pid).num_threads()
+
+
+def test_many_looks_share_a_thread(on_server: Machine, server: Lab) -> None:
+    """300 clients that ask for a new look at once cost the server a few threads."""
+    on_server.write(ONE)
+    fresh(server)
+    before = threads_of(server)
+    on_server.write((driver.SCENARIOS / "hang.txt").read_text())
+    answers: list[Any] = []
+
+    def client() -> None:
+        answers.append(ask(server, "reserve_gpu/status?new=1"))
+
+    clients = [threading.Thread(target=client) for _ in range(300)]
+    for each in clients:
+        each.start()
+    process = psutil.Process(server.pid)
+    wait_for(lambda: len(process.net_connections("tcp")) > len(clients), 0.1)
+    ask(server, "api/kernels")  # after them
+    during = threads_of(server)
+    on_server.write(ONE)
+    for each in clients:
+        each.join()
+    assert during < before + 10
+    assert len(answers) == len(clients)
+    assert {answer["devices"][0]["state"] for answer in answers} <= {"free", "broken"}
+
+
+def test_a_client_that_has_gone_leaves_no_look(on_server: Machine, server: Lab) -> None:
+    """A request that waits for another look starts none if its client disconnects."""
+    on_server.write(ONE)
+    fresh(server)
+    on_server.write((driver.SCENARIOS / "hang.txt").read_text())
+    start = len(on_server.calls())
+    first = threading.Thread(target=ask, args=(server, "reserve_gpu/status?new=1"))
+    first.start()
+    wait_for(lambda: "nvmlDeviceGetComputeRunningProcesses_v3 0" in on_server.calls()[start:])
+    address, token = server.address()
+    port = int(re.findall(r":(\d+)/", address)[0])
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        line = f"GET /reserve_gpu/status?new=1 HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        client.sendall(f"{line}Authorization: token {token}\r\n\r\n".encode())
+        ask(server, "api/kernels")  # after it
+    on_server.write(ONE)
+    first.join()
+    ask(server, "api/kernels")
+    calls = [call.partition(" ")[0] for call in on_server.calls()[start:]]
+    assert calls.count("nvmlInitWithFlags") == 1
+
+
 def test_a_server_ends_while_the_driver_hangs(machine: Machine) -> None:
-    """However many releases wait for a driver that hangs, the server ends when it is asked to."""
+    """However many releases wait for a driver that hangs, the server ends when it is asked to.
+
+    Releases beyond the limit are answered with 503 and Retry-After.
+    """
     with running(machine) as lab:
         ask(lab, "api/kernels")
+        before = threads_of(lab)
         machine.write((driver.SCENARIOS / "hang.txt").read_text())
+        refused: list[str | None] = []
 
         def release() -> None:
-            with suppress(OSError):  # the server goes away
+            try:
                 ask(lab, "reserve_gpu/release", {"pid": 1})
+            except urllib.error.HTTPError as error:
+                with error:
+                    refused.append(error.headers["Retry-After"])
+            except OSError:  # the server goes away
+                pass
 
         threads = [threading.Thread(target=release) for _ in range(60)]
         for thread in threads:
             thread.start()
-        server = psutil.Process(lab.pid)
-        wait_for(lambda: len(server.net_connections("tcp")) > len(threads), 0.1)
-        ask(lab, "api/kernels")  # after them
+        wait_for(lambda: len(refused) == len(threads) - MOST_RELEASES, 0.1)
+        assert {*refused} == {"5"}
+        assert threads_of(lab) < before + 4 * MOST_RELEASES
         lab.close()
         for thread in threads:
             thread.join()

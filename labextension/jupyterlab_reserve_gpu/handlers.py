@@ -24,11 +24,14 @@ else:
     missing = ""
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from jupyter_server.serverapp import ServerWebApplication
 
-SHARED = "reserve_gpu"  # in the settings of the web application
+SHARED, RELEASES = "reserve_gpu", "reserve_gpu_releases"  # in the settings of the web application
+MOST_RELEASES = 8  # at a time: each needs some threads, for as long as a driver hangs
+LIMIT_S = 60.0  # for an answer: a driver that hangs takes 20 s, and the next look begins after it
+RETRY_AFTER_S = 5
 
 
 class Handler(APIHandler):
@@ -36,6 +39,37 @@ class Handler(APIHandler):
 
     auth_resource = "reserve_gpu"
     _track_activity = False  # a look keeps no server alive that nobody uses
+    _asked: asyncio.Future[str] | None = None
+    _has_gone = False
+
+    async def answer(self, asked: Awaitable[str], limit_s: float | None = None) -> None:
+        """Answer with JSON, and stop waiting for it when the client has gone.
+
+        Args:
+            asked: The answer.
+            limit_s: Seconds after which the client is told to try again.
+        """
+        self._asked = asyncio.ensure_future(asked)
+        try:
+            self.finish(await asyncio.wait_for(self._asked, limit_s))
+        except asyncio.TimeoutError:
+            self.refuse("The GPUs don't answer.")
+        except asyncio.CancelledError:
+            if not self._has_gone:  # the server ends
+                raise
+
+    def refuse(self, why: str) -> None:
+        """Tell the client to try again."""
+        self.set_status(503)
+        self.set_header("Retry-After", str(RETRY_AFTER_S))
+        self.finish(json.dumps({"message": why}))
+
+    def on_connection_close(self) -> None:
+        """Note that the client has gone."""
+        super().on_connection_close()
+        self._has_gone = True
+        if self._asked:
+            self._asked.cancel()
 
 
 class StatusHandler(Handler):
@@ -49,9 +83,11 @@ class StatusHandler(Handler):
             self.finish(json.dumps({"failure": missing}))
             return
         here, others = self.settings[SHARED]
-        shared = others if self.get_query_argument("hosts", "") else here
-        is_new = bool(self.get_query_argument("new", ""))
-        self.finish(json.dumps(await shared.get(is_new=is_new)))
+        if self.get_query_argument("hosts", ""):
+            asked = others.get()
+        else:
+            asked = here.get(is_new=bool(self.get_query_argument("new", "")))
+        await self.answer(asked, LIMIT_S)
 
 
 class ReleaseHandler(Handler):
@@ -67,14 +103,21 @@ class ReleaseHandler(Handler):
         wish = partial(
             look.release, asked["pid"], since=asked.get("since"), is_end=asked.get("end") is True
         )
-        answer = await apart(wish)
-        self.finish(json.dumps(answer))
+        running = self.settings[RELEASES]
+        if len(running) >= MOST_RELEASES:
+            self.refuse("Other releases are under way.")
+            return
+        released = apart(wish)
+        running.add(released)
+        released.add_done_callback(running.discard)
+        await self.answer(asyncio.shield(released))
 
 
 def add(application: ServerWebApplication) -> None:
     """Add the addresses to the server."""
     if not missing:
         public.type_in_cells()
+        application.settings[RELEASES] = set()
         application.settings[SHARED] = (
             look.Shared(lambda: _look(application.settings["kernel_manager"]), look.EVERY_S),
             look.Shared(lambda: apart(look.look_elsewhere), look.HOSTS_EVERY_S),
@@ -89,14 +132,17 @@ def add(application: ServerWebApplication) -> None:
     )
 
 
-def apart(function: Callable[[], dict[str, Any]]) -> asyncio.Future[dict[str, Any]]:
-    """Call it on a thread whose end the server's does not wait for: the driver may hang."""
-    future: Future[dict[str, Any]] = Future()
+def apart(function: Callable[[], dict[str, Any]]) -> asyncio.Future[str]:
+    """Call it on a thread whose end the server's does not wait for: the driver may hang.
+
+    Returns its answer as JSON: what is long would keep the server's thread from other requests.
+    """
+    future: Future[str] = Future()
     future.set_running_or_notify_cancel()  # from now on it can't be cancelled
 
     def call() -> None:
         try:
-            future.set_result(function())
+            future.set_result(json.dumps(function()))
         except BaseException as error:  # noqa: BLE001 - who asks gets it
             future.set_exception(error)
 
@@ -104,7 +150,7 @@ def apart(function: Callable[[], dict[str, Any]]) -> asyncio.Future[dict[str, An
     return asyncio.wrap_future(future)
 
 
-async def _look(manager: Any) -> dict[str, Any]:
+async def _look(manager: Any) -> str:
     """Look at the machine, with the kernels that there are."""
     kernels: dict[int | str, str] = {}
     for id_ in manager.list_kernel_ids():

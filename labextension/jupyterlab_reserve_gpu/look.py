@@ -18,23 +18,37 @@ HOSTS_EVERY_S = 10.0  # between two questions to other machines
 
 
 class Shared:
-    """One answer for all who ask meanwhile; an older one than every_s seconds is made anew."""
+    """One answer for all requests that arrive in the meantime; at most one is made at a time."""
 
     def __init__(self, make: Callable[[], Awaitable[Any]], every_s: float) -> None:
+        """Share the answers of a function.
+
+        Args:
+            make: Makes an answer.
+            every_s: The age in seconds at which an answer is out of date.
+        """
         self._make, self._every_s = make, every_s
         self._answer: asyncio.Future[Any] | None = None
         self._begun = 0.0
 
     async def get(self, *, is_new: bool = False) -> Any:
-        """Return the answer. One who goes away ends it for nobody else.
+        """Return the answer. A request that is cancelled ends it for no other one.
 
-        is_new: one that is begun now: somebody is about to act by it.
+        Args:
+            is_new: Return an answer whose look starts after this call: a button acts on it.
         """
-        is_old = time.monotonic() - self._begun >= self._every_s
-        if is_new or self._answer is None or (self._answer.done() and is_old):
-            self._begun = time.monotonic()
-            self._answer = asyncio.ensure_future(self._make())
-        return await asyncio.shield(self._answer)
+        asked = time.monotonic()
+        while True:
+            answer = self._answer
+            if answer and not answer.done():
+                if not is_new or self._begun >= asked:
+                    return await asyncio.shield(answer)
+                await asyncio.wait({answer})  # then all requests that waited share the next one
+            elif answer and self._begun >= (asked if is_new else time.monotonic() - self._every_s):
+                return answer.result()
+            else:
+                self._begun = time.monotonic()
+                self._answer = asyncio.ensure_future(self._make())
 
 
 def look(kernels: Mapping[int | str, str]) -> dict[str, Any]:
@@ -59,7 +73,11 @@ def look(kernels: Mapping[int | str, str]) -> dict[str, Any]:
     for holder, fields in [*pairs, *zip(holders, answer["waiting"], strict=True)]:
         fields["is_own"] = is_own = public.is_own(holder)
         fields["kernel"] = public.kernel_of(holder, kernels) if is_own else None
-    return {**answer, "failure": failure, "html": "" if failure else public.html(status)}
+    return {
+        **public.printable(answer),
+        "failure": failure,
+        "html": "" if failure else public.html(status),
+    }
 
 
 def look_elsewhere() -> dict[str, Any]:
@@ -70,7 +88,7 @@ def look_elsewhere() -> dict[str, Any]:
         return {"hosts": [], "html": "", "failure": str(error)}
     if seen is None:
         return {"hosts": [], "html": ""}
-    return {**seen.to_dict(), "html": seen.picture()._repr_html_()}
+    return {**public.printable(seen.to_dict()), "html": seen.picture()._repr_html_()}
 
 
 def release(pid: int, *, since: float | None = None, is_end: bool) -> dict[str, Any]:
