@@ -18,8 +18,8 @@ import time
 from contextlib import suppress
 from typing import TextIO
 
-POLL_S = 0.01  # between two attempts while a caller waits for room
-PTY_MASTER = os.makedev(5, 2)  # opening it again would make another terminal
+POLL_S, LONGEST_POLL_S = 0.01, 0.5  # between attempts while a caller waits; doubled each time
+PTY_MASTER = 5, 2  # its device number; opening it again would make another terminal
 
 
 class Writer:
@@ -39,7 +39,7 @@ class Writer:
         if not self._is_socket:
             _require_writable(descriptor)
         is_terminal = os.isatty(descriptor)
-        can_reopen = self._is_pipe or (is_terminal and status.st_rdev != PTY_MASTER)
+        can_reopen = self._is_pipe or (is_terminal and status.st_rdev != os.makedev(*PTY_MASTER))
         # After `su` or `sudo` only another user can open the pipe or the terminal again.
         own = _reopened(descriptor) if can_reopen else None
         self._is_shared = own is None
@@ -57,7 +57,7 @@ class Writer:
         Returns:
             Whether the text was written, or the part of it that fitted. False if it was dropped.
         """
-        until, is_written = time.monotonic() + limit_s, False
+        until, is_written, pause_s = time.monotonic() + limit_s, False, POLL_S
         while True:
             try:
                 self.rest = self.rest[self._push(self.rest) :] if self.rest else b""
@@ -68,7 +68,8 @@ class Writer:
                 return is_written
             if (is_written and not self.rest) or time.monotonic() >= until:
                 return is_written
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_POLL_S)
 
     def close(self) -> None:
         """Close the descriptor."""

@@ -41,7 +41,7 @@ NASTY = f"e\nforged{MARKS[0] * 78}{''.join(INVISIBLE)}{MARKS[1] * 3}"
 
 
 def faults(text: str) -> list[str]:
-    """Return what must not be shown: letters that can't be seen, and marks without end."""
+    """Return the letters that must not be shown: invisible letters, and marks above the limit."""
     found, marks = [], 0
     for letter in text:
         marks = marks + 1 if unicodedata.category(letter) in ("Mn", "Me") else 0
@@ -84,7 +84,7 @@ def test_names_of_people_stay_as_they_are(name: str) -> None:
 
 
 def test_emoji_can_be_recognized() -> None:
-    """What joins emoji is replaced, and the emoji stay."""
+    """Joiners are replaced, and the emoji around them stay."""
     assert (
         shown("\U0001f468\u200d\U0001f469 \u2764\ufe0f")
         == "\U0001f468\ufffd\U0001f469 \u2764\ufffd"
