@@ -61,7 +61,9 @@ ROOMS = [
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
 # What Jupyter starts, or what starts with its packages.
-OF_JUPYTER = {f"commands.slurm.{name}" for name in ("relay", "node", "lines", "slurm_provisioner")}
+OF_JUPYTER = {
+    f"commands.slurm.{name}" for name in ("relay", "node", "lines", "sockets", "slurm_provisioner")
+}
 
 # Who alone may import what is slow to load, or not there on every system.
 OWNERS = {

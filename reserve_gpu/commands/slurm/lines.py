@@ -6,6 +6,12 @@ import asyncio
 import json
 import os
 from base64 import b64decode, b64encode
+from typing import TYPE_CHECKING
+
+from reserve_gpu import foreign
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 LONGEST = 2**31 - 1  # a message may have a large picture
 
@@ -16,12 +22,24 @@ def line(kind: str, *frames: bytes) -> bytes:
 
 
 def parsed(text: bytes) -> tuple[str, list[bytes]]:
-    """Return what a line says; nothing for half a line, which one who was killed has left."""
+    """Parse a line into its kind and frames; a foreign or incomplete line has neither."""
     try:
-        kind, *frames = json.loads(text)
+        kind, *frames = foreign.parsed(text, LONGEST)
         return str(kind), [b64decode(frame) for frame in frames]
     except (TypeError, ValueError):
         return "", []
+
+
+async def each(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield each line of a stream; what is too long for a line is left out."""
+    while True:
+        try:
+            text = await stream.readline()
+        except ValueError:
+            continue
+        if not text:
+            return
+        yield text
 
 
 async def reader(descriptor: int) -> asyncio.StreamReader:

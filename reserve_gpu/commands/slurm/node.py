@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 
 from reserve_gpu import settings
-from reserve_gpu.commands.slurm import lines
+from reserve_gpu.commands.run import command
+from reserve_gpu.commands.slurm import lines, sockets
 from reserve_gpu.commands.table import Output
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Node:
             while await manager.is_alive():  # noqa: ASYNC110 - nothing tells of its end
                 await asyncio.sleep(POLL_S)
             await self.say("ended", name)
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 - the client reads why, whatever it is
             await self.say("failed", f"the kernel could not be started: {error}".encode())
         finally:
             for relay in relays:
@@ -103,7 +104,7 @@ async def _serve(out: int) -> None:
     job, name = (os.environ.get(f"SLURM{each}", "?") for each in ("_JOB_ID", "D_NODENAME"))
     stream.write(lines.line("job", job.encode(), name.encode()))
     try:
-        with tempfile.TemporaryDirectory(prefix="reserve_gpu-") as folder:
+        with TemporaryDirectory(prefix=sockets.PREFIX, dir=sockets.place()) as folder:
             node = Node(stream, folder)
             quiet = 0  # a count, as a job that was suspended has heard nothing for long either
             while quiet < MOST_QUIET:
@@ -112,10 +113,15 @@ async def _serve(out: int) -> None:
                 except asyncio.TimeoutError:
                     quiet += 1
                     continue
+                except ValueError:  # no line is so long
+                    continue
                 if not text:
                     break
                 quiet = 0
-                await node.do(*lines.parsed(text))
+                try:
+                    await node.do(*lines.parsed(text))
+                except Exception as error:  # noqa: BLE001 - one message, and not the job, is lost
+                    command.say(f"Warning: a message for the kernel was dropped: {error!r}")
             await node.end()
             if quiet and node.has_begun:  # srun has been killed, and so would not end the job
                 await (await asyncio.create_subprocess_exec("scancel", job)).wait()

@@ -11,7 +11,8 @@ import json
 import os
 import re
 import signal
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -20,14 +21,15 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.session import DELIM, Session
 
-from reserve_gpu import options
+from reserve_gpu import options, proc
 from reserve_gpu.commands.run import command
-from reserve_gpu.commands.slurm import lines, srun
+from reserve_gpu.commands.slurm import lines, sockets, srun
 from reserve_gpu.commands.table import Output
 from reserve_gpu.errors import REASON_LIMIT, RequestError, own_line, shown
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterator
 
 ASKED = ("shell", "control", "stdin")  # the channels on which a client sends
 SAYS = r"(?:\S*srun|slurmstepd\S*): (?:error: |fatal: |(?=unrecognized))(.*)"
@@ -58,7 +60,8 @@ class Relay:
         key, scheme = info["key"].encode(), info["signature_scheme"]
         self._session = Session(key=key, signature_scheme=scheme, digest_history_size=0)
         self._name = str(os.getpid()).encode()  # of the kernel in the job, for its node
-        kinds = {**dict.fromkeys(ASKED, zmq.ROUTER), "iopub": zmq.PUB, "hb": zmq.REP}
+        # A heartbeat's REP socket would fail after a message of several frames.
+        kinds = {**dict.fromkeys((*ASKED, "hb"), zmq.ROUTER), "iopub": zmq.PUB}
         context = zmq.asyncio.Context.instance()
         self._sockets = {name: context.socket(kind) for name, kind in kinds.items()}
         # Without a reply. Their ids are unique on a channel alone: two sockets of a client count.
@@ -69,17 +72,33 @@ class Relay:
         self._said: list[str] = []  # by Slurm
         self._over = asyncio.get_running_loop().create_future()
         self._job: asyncio.StreamWriter | None = None
+        self._gate, self._has_refused = sockets.Gate(self._refused), False
+        self._folder: TemporaryDirectory[str] | None = None  # for the sockets behind TCP ports
+
+    def listen(self) -> None:
+        """Listen where the client expects it. Raises OSError, KeyError, and zmq.ZMQError."""
+        is_tcp, base = self._info["transport"] == "tcp", self._info["ip"]
+        if is_tcp:
+            self._folder = TemporaryDirectory(prefix=sockets.PREFIX, dir=sockets.place())
+            base = f"{self._folder.name}/kernel"
+        before = os.umask(0o077)  # for a client's own folder
+        try:
+            for name, socket in self._sockets.items():
+                port = self._info[f"{name}_port"]
+                socket.bind(f"ipc://{base}-{port}")
+                if is_tcp:
+                    self._gate.listen(self._info["ip"], port, f"{base}-{port}")
+        finally:
+            os.umask(before)
 
     async def serve(self, words: list[str]) -> int:
         """Serve until the kernel ends; returns its exit code. words: start it in the job."""
-        transport, parent = self._info["transport"], os.getppid()
-        for name, socket in self._sockets.items():
-            port = f"{':' if transport == 'tcp' else '-'}{self._info[f'{name}_port']}"
-            socket.bind(f"{transport}://{self._info['ip']}{port}")
+        parent = os.getppid()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end, 0)
-        work = [self._heartbeat(), self._watch(parent), *map(self._from_client, ASKED)]
+        work = [self._gate.admit(), self._heartbeat(), self._watch(parent)]
+        work += map(self._from_client, ASKED)
         streams, pid = srun.handed()
-        job = None
+        job, began = None, proc.began_boot(pid)
         try:
             if not pid:
                 job = srun.start(self._line, os.environ)
@@ -104,58 +123,90 @@ class Relay:
             self._job.close()
             with suppress(OSError):
                 await self._job.wait_closed()
+        is_left = os.getppid() != parent  # without the client, only the relay ends the job
         if job:
             srun.end(job)
-        elif os.getppid() != parent:  # nobody else ends it
+        elif is_left and began is not None and proc.began_boot(pid) == began:
             with suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
-        zmq.asyncio.Context.instance().destroy(linger=LAST_MS)
+        await self._close(is_left=is_left)
         return int(self._over.result())
+
+    async def _close(self, *, is_left: bool) -> None:
+        """Close the sockets once what was sent last has arrived. is_left: the client has gone."""
+        for socket in self._sockets.values():
+            socket.close(LAST_MS)
+        await self._gate.finish(LAST_MS / 1000)
+        zmq.asyncio.Context.instance().destroy()
+        if self._folder:
+            self._folder.cleanup()
+        if is_left and self._info["transport"] == "ipc":
+            sockets.remove(self._info["ip"], [self._info[f"{name}_port"] for name in self._sockets])
+
+    def _refused(self, uid: int | None) -> None:
+        """Report the first connection of another user."""
+        if not self._has_refused:
+            self._has_refused = True
+            user = "An unknown user" if uid is None else f"Another user ({proc.user_name(uid)})"
+            command.say(f"{user} tried to connect to this kernel, and was refused.")
 
     # -- what comes --------------------------------------------------------------------------------
 
     async def _from_client(self, channel: str) -> None:
         while True:
             frames = await self._sockets[channel].recv_multipart()
-            if channel == "shell" or not self._is_running:
-                try:
-                    idents, rest = self._session.feed_identities(frames)
-                    message = self._session.deserialize(rest)
-                except (ValueError, TypeError):  # of somebody without the key
-                    continue
-                more = {"channel": channel, "frames": frames, "idents": idents}
-                if is_request := message["msg_type"].endswith("_request"):  # others get no reply
-                    self._requests[channel, message["msg_id"]] = request = {**message, **more}
-            if self._is_running:
-                self._send(channel, *frames)
-            elif is_request:
-                self._answer(request)
+            if message := self._authentic(frames):
+                with _going_on():
+                    self._take(channel, frames, message)
+
+    def _authentic(self, frames: list[bytes]) -> Request | None:
+        """Return the message in the frames, None if the sender does not have the client's key."""
+        try:
+            idents, rest = self._session.feed_identities(frames)
+            return {**self._session.deserialize(rest), "idents": idents}
+        except Exception:  # noqa: BLE001 - unsigned bytes raise many types of error
+            return None
+
+    def _take(self, channel: str, frames: list[bytes], message: Request) -> None:
+        """Pass a client's message on to the kernel, or answer it."""
+        is_request = message["msg_type"].endswith("_request")  # others get no reply
+        request = {**message, "channel": channel, "frames": frames}
+        if is_request and (channel == "shell" or not self._is_running):
+            self._requests[channel, message["msg_id"]] = request
+        if self._is_running:
+            self._send(channel, *frames)
+        elif is_request:
+            self._answer(request)
 
     async def _from_job(self, stream: asyncio.StreamReader, said: asyncio.Future[None]) -> None:
-        async for line in stream:
-            kind, frames = lines.parsed(line)
-            if kind in self._sockets and self._is_running:
-                if kind == "shell":
-                    parent = json.loads(frames[frames.index(DELIM) + PARENT])
-                    self._requests.pop((kind, parent.get("msg_id")), None)
-                await self._sockets[kind].send_multipart(frames)
-                continue
-            words = [shown(frame.decode(errors="replace"), REASON_LIMIT) for frame in frames]
-            if kind == "job":
-                self._had_job = True
-                self._tell(f"Job {words[0]} has started on {words[1]}; the kernel starts there.")
-            elif kind == "started" and frames == [self._name]:
-                self._run()
-            elif kind == "ended" and frames == [self._name]:
-                self._end(1)
-            elif kind == "failed":
-                self._fail(words[0])
+        async for line in lines.each(stream):
+            with _going_on():
+                await self._do(*lines.parsed(line))
         await said
         self._fail("; ".join(self._said[-3:]) or "srun has ended")
 
+    async def _do(self, kind: str, frames: list[bytes]) -> None:
+        """Handle one line of the node, which may be a message of the kernel."""
+        if kind in self._sockets and self._is_running:
+            if kind == "shell":
+                parent = json.loads(frames[frames.index(DELIM) + PARENT])
+                self._requests.pop((kind, parent.get("msg_id")), None)
+            await self._sockets[kind].send_multipart(frames)
+            return
+        words = [shown(frame.decode(errors="replace"), REASON_LIMIT) for frame in frames]
+        if kind == "job":
+            self._had_job = True
+            self._tell(f"Job {words[0]} has started on {words[1]}; the kernel starts there.")
+        elif kind == "started" and frames == [self._name]:
+            self._run()
+        elif kind == "ended" and frames == [self._name]:
+            self._end(1)
+        elif kind == "failed":
+            self._fail(words[0])
+
     async def _from_slurm(self, stream: asyncio.StreamReader) -> None:
         """Pass on what is printed in the job, and keep what Slurm says of its end."""
-        async for line in stream:
+        async for line in lines.each(stream):
             text = line.decode(errors="replace").rstrip()
             command.say(text)
             if said := re.match(SAYS, text):
@@ -173,7 +224,9 @@ class Relay:
 
     async def _heartbeat(self) -> None:
         while True:
-            await self._sockets["hb"].send(await self._sockets["hb"].recv())
+            frames = await self._sockets["hb"].recv_multipart()
+            with _going_on():
+                await self._sockets["hb"].send_multipart(frames)
 
     async def _watch(self, parent: int) -> None:
         """Tell the node that this is there, and end when the client has gone."""
@@ -261,6 +314,16 @@ class Relay:
             self._over.set_result(code)
 
 
+@contextmanager
+def _going_on() -> Iterator[None]:
+    """Go on after a message that can't be used, whatever is wrong with it."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - one message, and not the kernel, is lost
+        reason = shown(f"{type(error).__name__}: {error}", REASON_LIMIT)
+        command.say(f"Warning: a message of the kernel or its client was dropped: {reason}")
+
+
 def serve(arguments: Namespace) -> Output:
     """Be the kernel that a client has started. Raises RequestError for what no client gives."""
     if not arguments.command:
@@ -276,6 +339,13 @@ def serve(arguments: Namespace) -> Output:
     words = options.kernel_start(arguments) + kernel["argv"]
 
     async def served() -> int:
-        return await Relay(info, arguments.command).serve(words)
+        try:
+            relay = Relay(info, arguments.command)
+            relay.listen()
+        except (OSError, KeyError, TypeError, AttributeError, zmq.ZMQError) as error:
+            reason = shown(str(error), REASON_LIMIT)
+            text = f"The kernel can't listen where its client expects it: {reason}"
+            raise RequestError(text) from error
+        return await relay.serve(words)
 
     return Output(code=asyncio.run(served()))

@@ -7,12 +7,15 @@ https://jupyter-client.readthedocs.io/en/stable/provisioning.html
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
-from reserve_gpu.commands.slurm import srun
+from reserve_gpu.commands.slurm import sockets, srun
 
 if TYPE_CHECKING:
     import subprocess
@@ -24,6 +27,26 @@ class SlurmProvisioner(LocalProvisioner):
     """Start the relay of a kernel, and the job, if there is none."""
 
     job: subprocess.Popen[bytes] | None = None
+    folder: str | None = None  # for the sockets
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        """Let the client reach the relay by sockets in a private folder, in place of TCP ports.
+
+        Raises OSError if that folder has become another user's.
+        """
+        self._prepare_folder()
+        return await super().pre_launch(**kwargs)
+
+    def _prepare_folder(self) -> None:
+        if self.folder:
+            sockets.require_own(self.folder)
+        manager = self.parent
+        if not manager or manager.transport != "tcp" or os.path.exists(manager.connection_file):
+            return
+        with suppress(OSError):  # without such a folder it is TCP
+            self.folder = sockets.make_folder()
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+            manager.transport, manager.ip = "ipc", f"{self.folder}/kernel"
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         """Start them; where no job can be started the relay says why."""
@@ -43,6 +66,8 @@ class SlurmProvisioner(LocalProvisioner):
         await super().cleanup(restart)
         if not restart:
             await self._end()
+            if self.folder:
+                shutil.rmtree(self.folder, ignore_errors=True)
 
     async def _end(self) -> None:
         job, self.job = self.job, None

@@ -113,7 +113,7 @@ def waits(srun: str, pid: int) -> str:
             queue = [each for each in rows if each[3] == partition]
             place = f" (place {queue.index(row) + 1} of {len(queue)})"
             text = f"Job {shown(job)} waits: {shown(reason)}{place}"
-            with suppress(ValueError):  # it does not know
+            with suppress(ValueError, OverflowError):  # it does not know
                 at = datetime.fromisoformat(expected).timestamp()
                 text += f"; Slurm expects {times.moment(at, time.time())}"
             return text
