@@ -234,8 +234,10 @@ class Lease(NamedTuple):
     if_wanted: not before somebody waits who could use it.
     end_kernel: end the process if nothing else frees the memory.
     is_strict: end it in the midst of a cell too; only an administrator's rule says so.
-    is_jobs: the moment is the end of the job that it is in, and others see to that.
+    is_jobs: Whether `until` is the end of the batch job. The batch system enforces that end.
     until_boot: The same by the boot clock, if `until` comes from a duration. Then it decides.
+    own_until, own_until_boot: If `is_jobs`, the later end by the user's word or a rule. It holds
+        if the job outlives its end.
     """
 
     lasts_s: float | None = None
@@ -246,6 +248,8 @@ class Lease(NamedTuple):
     is_strict: bool = False
     is_jobs: bool = False
     until_boot: float | None = None
+    own_until: float | None = None
+    own_until_boot: float | None = None
 
     @property
     def has_end(self) -> bool:
@@ -262,23 +266,53 @@ class Lease(NamedTuple):
             return self
         return self._replace(lasts_s=None).ending(now.later(self.lasts_s))
 
-    def at(self, now: Instant) -> "Lease":
-        """Return the lease with its end by the wall clock as that is set now.
-
-        Call this before you compare or show the end of a lease that has started.
-        """
-        if self.until is None:
+    @property
+    def own(self) -> "Lease":
+        """Return the lease without the end of a job."""
+        if not self.is_jobs:
             return self
-        set_s = now.clock_set_s(self.until, self.until_boot)
-        return self._replace(until=max(0.0, self.until + set_s)) if set_s else self
+        until, boot = self.own_until, self.own_until_boot
+        return self._replace(
+            until=until, until_boot=boot, is_jobs=False, own_until=None, own_until_boot=None
+        )
+
+    def within(self, job_end: float | None, now: Instant) -> "Lease":
+        """Return the lease in a job with that end, if it has one.
+
+        The first end counts. A job's end in the past is ignored.
+        """
+        own = self.own
+        until = own.at(now).until
+        if job_end is None or job_end <= now.wall or (until is not None and until <= job_end):
+            return own
+        return own._replace(
+            until=job_end,
+            until_boot=None,
+            is_jobs=True,
+            own_until=own.until,
+            own_until_boot=own.until_boot,
+        )
+
+    def at(self, now: Instant) -> "Lease":
+        """Return the lease with its ends by the wall clock as that is set now.
+
+        Call this before you compare or show the end of a lease that has started. A job's end in the
+        past is ignored.
+        """
+        if self.is_jobs and self.until is not None and self.until <= now.wall:
+            return self.own.at(now)
+        return self._replace(
+            until=_as_set(now, self.until, self.until_boot),
+            own_until=_as_set(now, self.own_until, self.own_until_boot),
+        )
 
     def ending(self, end: Instant) -> "Lease":
         """Return the lease with another end, which the boot clock decides."""
         return self._replace(until=end.wall, until_boot=end.boot)
 
     def changed_by(self, new: "Lease") -> "Lease":
-        """Return this lease, which has begun, with all that a new one says."""
-        ends = self if new.until is None else new
+        """Return this lease, changed by a new one, without the end of a job."""
+        ends = self.own if new.until is None else new.own
         return Lease(
             until=ends.until,
             until_boot=ends.until_boot,
@@ -286,7 +320,6 @@ class Lease(NamedTuple):
             if_wanted=new.if_wanted or self.if_wanted,
             end_kernel=new.end_kernel or self.end_kernel,
             is_strict=new.is_strict or self.is_strict,
-            is_jobs=ends.is_jobs,
         )
 
 
@@ -732,6 +765,11 @@ class Slow(NamedTuple):
 
 
 News: TypeAlias = "Waiting | Slow"  # what somebody who reserves is told meanwhile
+
+
+def _as_set(now: Instant, until: float | None, boot: float | None) -> float | None:
+    """Convert a moment to the wall clock as it is set now. boot: The moment by the boot clock."""
+    return None if until is None else max(0.0, until + now.clock_set_s(until, boot))
 
 
 def _number(index: int, instance: int | None) -> str:

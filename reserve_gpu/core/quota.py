@@ -36,6 +36,7 @@ def allowed(
     if since is None or not request.promise.lease.has_end:
         return request, []
     is_asked = request.promise.lease.lasts_s is not None or request.promise.lease.until is not None
+    held = held.own
     ends = lease(held.at(now).changed_by(request.promise.lease.begun(now)), ruled).begun(now)
     stays = held.until is not None and not is_asked
     last = counted(ends, ruled, since, now)

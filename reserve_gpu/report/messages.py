@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import notices
 from reserve_gpu.errors import REASON_LIMIT, shell_line, shown
 from reserve_gpu.gpus.names import entries, gpu_index
-from reserve_gpu.model import Device, Fault, Promise, Request, Size, State, Unfit
+from reserve_gpu.model import Device, Fault, Lease, Promise, Request, Size, State, Unfit
 from reserve_gpu.report import reasons, times, words
 from reserve_gpu.report.faces import MAGIC, Face, read_here
 from reserve_gpu.report.words import labels, listed, named
@@ -50,8 +50,11 @@ def variables(environ: Variables) -> list[str]:
     return [f"{name} = {value!r}" for name, value in sorted(environ.items()) if value is not None]
 
 
-def command_ends(until: float, now: float) -> str:
+def command_ends(lease: Lease, now: float) -> str:
     """Say when a command will be ended."""
+    until = lease.until or now
+    if lease.is_jobs:
+        return f"The job ends at {times.moment(until, now)}, and the command with it."
     return f"The command gets SIGTERM at {times.moment(until, now)}, and SIGKILL a minute later."
 
 

@@ -72,18 +72,19 @@ def set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
     """
     reservation = api.current()
     lease = reservation.lease if reservation else NO_LEASE
-    if lease.until is None or not (is_timed or lease.end_kernel):
+    until, until_boot = lease.own.until, lease.own.until_boot  # the batch system ends the job
+    if until is None or not (is_timed or lease.end_kernel):
         return
     try:
-        if lease.until_boot is None:
-            alarm.start(lease.until)
+        if until_boot is None:
+            alarm.start(until)
         else:
-            alarm.start(lease.until_boot, clock=time.CLOCK_BOOTTIME)
+            alarm.start(until_boot, clock=time.CLOCK_BOOTTIME)
     except OSError as error:
         reason = shown(str(error))
         raise CommandError(f"The command can't be ended at its time: {reason}.") from error
     if not is_quiet:
-        say(messages.command_ends(lease.until, time.time()))
+        say(messages.command_ends(lease, time.time()))
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:

@@ -14,9 +14,11 @@ from reserve_gpu import proc, programs, settings, this_process
 from reserve_gpu.core import process_end
 from reserve_gpu.core.feature import Feature, Owner
 from reserve_gpu.core.warning_log import warn
-from reserve_gpu.errors import shell_line
+from reserve_gpu.errors import shell_line, shown
 from reserve_gpu.features.job import no_gpu
-from reserve_gpu.model import NO_LEASE, End
+from reserve_gpu.model import End
+from reserve_gpu.quantities import LONGEST_S
+from reserve_gpu.report import times
 
 if TYPE_CHECKING:
     from reserve_gpu.core.held import Change
@@ -38,28 +40,33 @@ class Job(Feature):
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         self._job, told = os.environ.get(JOB, ""), os.environ.get(JOB_END, "")
-        self._end = float(told) if re.fullmatch(r"\d{1,11}", told) else None
-        self._own = NO_LEASE  # with the end of a person's word
+        # By the environment, then by squeue. It may have passed: in a shell that outlives its job.
+        self._told = float(told) if re.fullmatch("[0-9]{1,11}", told) else None
         self._began, self._looked_at = proc.now(), -inf  # by time.monotonic()
         self._saved = 0.0  # the end before which functions have been called
 
     def begins(self) -> list[Notice]:
-        """Ask for the end, where the job's environment does not tell it."""
+        """Ask Slurm if the environment has no future end of the job; warn of a past end."""
         if self._job and self._end is None:
             self._look()
-        return []
+        now = time.time()
+        if self._end is not None or not self._told or self._told > now:
+            return []
+        job = shown(this_process.job() or "?")
+        at = times.moment(self._told, now)
+        text = f"Job {job} should have ended at {at}, so its end does not limit this reservation. "
+        return [f"{text}If this process is not in that job, run before it: unset {JOB} {JOB_END}"]
+
+    @property
+    def _end(self) -> float | None:
+        """Return the end of the job; None if it is unknown or has passed."""
+        now = time.time()
+        is_ahead = self._told is not None and now < self._told <= now + LONGEST_S
+        return self._told if is_ahead else None
 
     def limited(self, lease: Lease) -> Lease:
         """Return the lease with the job's end, if that comes first."""
-        if not lease.is_jobs:
-            self._own = lease
-        if self._end is None:
-            return lease
-        own = self._own.at(proc.now()).until
-        if own is not None and own <= self._end:
-            until, until_boot = self._own.until, self._own.until_boot
-            return lease._replace(until=until, until_boot=until_boot, is_jobs=False)
-        return lease._replace(until=self._end, until_boot=None, is_jobs=True)
+        return lease.within(self._end, proc.now())
 
     def changed(self, change: Change) -> None:
         """End the process where its job was started for it alone, and would hold the GPU on."""
@@ -126,4 +133,4 @@ class Job(Feature):
         squeue = ("squeue", "--noheader", "--jobs", self._job, "--format=%e")
         said = programs.output(squeue, no_gpu.LIMIT_S, SLURM_TIME_FORMAT="standard")
         with suppress(ValueError, OverflowError):
-            self._end = datetime.fromisoformat(said.strip()).timestamp()
+            self._told = datetime.fromisoformat(said.strip()).timestamp()

@@ -24,6 +24,8 @@ OVER = (  # the last word, and the same where another reservation follows
     "Another reservation has taken the place of this one.",
 )
 
+JOB_OVER = "The end of the job has passed: this reservation lasts as long as its process."
+
 
 def say(notice: LeaseNotice, face: Face) -> str:
     """Return what the holder reads there."""

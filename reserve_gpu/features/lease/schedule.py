@@ -67,15 +67,13 @@ def is_over(lease: Lease, seen: Circumstances) -> bool:
 
 
 def step(lease: Lease, began: float, seen: Circumstances) -> Step:
-    """Return what is due now.
+    """Decide the next step.
 
     began: when the lease began, by the wall clock as that is set now.
     """
     lease, at = lease.at(seen.instant), end(lease, seen)
     if not is_over(lease, seen):
         return _ahead(lease, at, began, seen.now)
-    if lease.is_jobs and not lease.is_by_idleness(at):  # the batch system ends it, at its time
-        return Step(Action.WARN_AGAIN, at, LONGEST_PAUSE_S)
     if seen.is_running and not lease.is_strict:
         return Step(Action.PUT_OFF, at, LONGEST_PAUSE_S)  # the end of the cell comes before
     if lease.if_wanted and not seen.is_wanted:

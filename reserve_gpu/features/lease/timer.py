@@ -68,12 +68,14 @@ class LeaseTimer(Feature):
     def changed(self, change: Change) -> None:
         """Follow the lease of what is held now."""
         held = change.held
-        before, self._held = self._held, held if held and held.lease.has_end else None
+        has_end = held and held.lease.at(proc.now()).has_end
+        before, self._held = self._held, held if has_end else None
         if _is_same(before, self._held) and not change.renew_lease:
             return
         is_ending = self._action is Action.RELEASE and not held  # which tells its own word
         if not _goes_on(before, self._held) and not is_ending:
-            self.display.close(ends.OVER[held is not None] if before else "")
+            over = ends.JOB_OVER if _goes_on(before, held) else ends.OVER[held is not None]
+            self.display.close(over if before else "")
         self._done = None
         with suppress(ValueError):
             cells().listeners.remove(self.owner.wake)
@@ -106,6 +108,10 @@ class LeaseTimer(Feature):
         held = self.owner.held
         if held is None or self._held is None or self._action in schedule.FINAL:
             return None
+        lease = held.lease.at(proc.now())
+        if lease.is_jobs is not held.lease.is_jobs:  # the job's end has passed
+            self.owner.become(held._replace(promise=held.promise._replace(lease=lease)))
+            return 0.0
         self._look_at_use(held)
         is_over = schedule.is_over(held.lease, self._see())
         is_wanted = is_over and held.lease.if_wanted and self._is_wanted(held.devices)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -186,6 +187,93 @@ def test_the_first_end_counts(batch: Batch, own_s: float, *, is_first: bool, is_
     lease = reserve_gpu.reserve(for_=own_s).lease
     assert lease.is_jobs == is_jobs
     assert lease.until == pytest.approx(end if is_jobs else time.time() + own_s, abs=30)
+
+
+@pytest.mark.promise
+@LEASE
+@pytest.mark.process
+def test_an_end_in_the_past(here: Here, batch: Batch) -> None:
+    """A job's end in the past limits nothing, and a warning says so; the own end counts."""
+    ends_in(-FAR_S)
+    with pytest.warns(reserve_gpu.ReserveGPUWarning) as told:
+        lease = reserve_gpu.reserve(for_="1h").lease
+    assert not lease.is_jobs
+    assert lease.until == pytest.approx(time.time() + 3600, abs=30)
+    (warning,) = told
+    assert str(warning.message).startswith("Job 4711 should have ended at ")
+    assert str(warning.message).endswith("run before it: unset SLURM_JOB_ID SLURM_JOB_END_TIME")
+    saved = list[str]()
+    reserve_gpu.before_end(lambda: saved.append("saved"))
+    step()
+    assert feature(Job)._save_in_s() == inf
+    assert not saved
+
+
+@LEASE
+@pytest.mark.process
+def test_an_end_in_the_past_that_was_moved(batch: Batch) -> None:
+    """If squeue reports a later end, it counts, and there is no warning."""
+    ends_in(-60)
+    batch.ends(end := float(int(time.time()) + FAR_S))
+    assert reserve_gpu.reserve().lease.until == end
+
+
+@LEASE
+@pytest.mark.process
+def test_a_command_after_the_end_of_its_job(here: Here, batch: Batch) -> None:
+    """A command with `--for` runs until then in a shell that has outlived its job."""
+    environ = {**batch.environ, END: f"{ends_in(-60):.0f}"}
+    done = here.command(*US, "run", "--for", "1h", "--", *US, "list", "--json", **environ)
+    assert done.returncode == 0, done
+    (listed,) = json.loads(done.stdout)["reservations"]
+    assert listed["until"] == pytest.approx(time.time() + 3600, abs=60)
+    assert not listed["is_job_end"]
+    assert "Job 4711 should have ended at " in done.stderr
+
+
+@LEASE
+@pytest.mark.process
+@pytest.mark.parametrize("job_s", [-60, 1])
+def test_a_rule_after_the_end_of_a_job(here: Here, batch: Batch, job_s: float) -> None:
+    """The administrator's time ends a reservation whose job should have ended before."""
+    here.rules.write_text('[limits]\ntime = "3s"\n')
+    ends_in(job_s)
+    with here.child(**batch.environ, **{END: os.environ[END]}) as child:
+        child.run("import warnings; warnings.simplefilter('ignore'); reserve_gpu.reserve()")
+        assert held(here) == [0]
+        wait_for(lambda: not held(here), 0.05)
+        assert child.run("os.environ['CUDA_VISIBLE_DEVICES']").value == ""
+
+
+@LEASE
+@pytest.mark.process
+def test_an_own_end_over_exec(here: Here, batch: Batch) -> None:
+    """The program that `run` becomes knows the end that was asked for behind the job's."""
+    environ = {**batch.environ, END: f"{(end := ends_in(3600)):.0f}"}
+    code = "import reserve_gpu as r; lease = r.current().lease; print(lease.until, lease.own.until)"
+    line = (*US, "run", "--for", "10h", "--", sys.executable, "-c", code)
+    done = here.command(*line, **environ)
+    assert done.returncode == 0, done
+    first, own = map(float, done.stdout.split())
+    assert first == end
+    assert own == pytest.approx(time.time() + 36_000, abs=60)
+    assert "The job ends at " in done.stderr
+
+
+@LEASE
+@needs_feature("restart")
+@pytest.mark.process
+def test_an_own_end_over_a_restart(here: Here, batch: Batch) -> None:
+    """A kernel that restarts in a job keeps the end that was asked for behind the job's."""
+    own = "print(reserve_gpu.current().lease.own.until)"
+    with here.kernel(**batch.environ, **{END: f"{ends_in(3600):.0f}"}) as kernel:
+        kernel.run("import reserve_gpu\nreserve_gpu.reserve(for_='10h')")
+        before = kernel.run(own).stdout
+        assert float(before) == pytest.approx(time.time() + 36_000, abs=60)
+        kernel.restart()
+        kernel.load()
+        kernel.run("import reserve_gpu\nreserve_gpu.reserve()")
+        assert kernel.run(own).stdout == before
 
 
 @pytest.mark.process
