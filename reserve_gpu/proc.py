@@ -266,6 +266,15 @@ def began_boot(pid: int) -> float | None:
     return None if stat is None else stat[2] / os.sysconf("SC_CLK_TCK")
 
 
+def stamp(pid: int) -> str:
+    """Return a pid and its start time in clock ticks: together they name one process of a boot.
+
+    The pid alone if the process has ended, or is hidden.
+    """
+    stat = _stat(pid)
+    return str(pid) if stat is None else f"{pid} {stat[2]}"
+
+
 def children() -> list[str]:
     """Return the processes below this one that live, as `python train.py (pid 4321)`."""
     parents = {pid: stat[1] for pid in map(int, _pids()) if (stat := _stat(pid))}

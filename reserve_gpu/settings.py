@@ -18,7 +18,11 @@ AGENT = "RESERVE_GPU_AGENT"  # the name of a program that asks for GPUs in place
 # Of a kernel that was started by ssh: what `started` returns, as JSON in hexadecimal digits, which
 # no shell changes.
 STARTED = "RESERVE_GPU_STARTED"
-JOB_KERNEL = "RESERVE_GPU_JOB_KERNEL"  # of a kernel whose job was started for it
+# The pid and start time (`proc.stamp`) of a kernel whose job was started for it; other processes
+# only inherit the variable. Until the kernel sets it, it names the process that starts the kernel.
+JOB_KERNEL = "RESERVE_GPU_JOB_KERNEL"
+STARTED_BY = "started by "
+STARTED_BY_OLDER = "1"  # as the version before wrote it
 SENT = "sent:"  # what begins a word that stands for a whole command line, in the same form
 KERNEL_NAME = "python3-gpu"  # of a kernel that has its GPU before its first line runs
 CONFIG_FILE = "/etc/reserve_gpu.toml"

@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import foreign, settings, this_process
+from reserve_gpu import foreign, proc, settings, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,12 +39,15 @@ def started() -> dict[str, str]:
     """Return what the machine that has started this kernel by ssh has said of it; mostly nothing.
 
     `id` names the kernel over its restarts, `notebook` is its path, `machine` the user's, `wishes`
-    the options, divided by NUL, and `pid` is the kernel's, once that is known: a process with
-    another pid has inherited the variable.
+    the options, divided by NUL. Once the kernel is known, `pid` and `began` are its pid and start
+    time: another process has inherited the variable. Older versions wrote no `began`.
     """
     with suppress(ValueError):  # as without the variable
         fields = foreign.parsed(bytes.fromhex(os.environ.get(settings.STARTED, "")))
-        if isinstance(fields, dict) and fields.get("pid") in (None, str(os.getpid())):
+        pid, _, began = proc.stamp(os.getpid()).partition(" ")
+        if not isinstance(fields, dict) or fields.get("pid") not in (None, pid):
+            return {}
+        if fields.get("began") in (None, "", began):
             return {name: value for name, value in fields.items() if isinstance(value, str)}
     return {}
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from reserve_gpu import errors, foreign, options, settings, this_kernel, this_process
+from reserve_gpu import errors, foreign, options, proc, settings, this_kernel, this_process
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import (
     KERNEL_OPTIONS,
@@ -228,9 +228,14 @@ def start_kernel(arguments: Namespace) -> NoReturn:
     """Become a kernel, which starts in any case; its first cell tells why it has no GPU."""
     program, reason = command.find(arguments.command), None
     errors.is_beside_cells = True
+    by = settings.STARTED_BY_OLDER, f"{settings.STARTED_BY}{proc.stamp(os.getppid())}"
+    if os.environ.get(settings.JOB_KERNEL) in by:
+        os.environ[settings.JOB_KERNEL] = proc.stamp(os.getpid())
     started = this_kernel.started()
     if started:
-        os.environ[settings.STARTED] = this_kernel.as_started({**started, "pid": str(os.getpid())})
+        pid, _, began = proc.stamp(os.getpid()).partition(" ")
+        told = {**started, "pid": pid, "began": began}
+        os.environ[settings.STARTED] = this_kernel.as_started(told)
         with suppress(ValueError):  # a name that no variable can have
             os.environ["JPY_SESSION_NAME"] = started.get("notebook", "")
     try:

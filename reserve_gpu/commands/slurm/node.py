@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 
-from reserve_gpu import settings
+from reserve_gpu import proc, settings
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.slurm import lines, sockets
 from reserve_gpu.commands.table import Output
@@ -62,7 +62,8 @@ class Node:
         manager.session.key, manager.session.signature_scheme = key, scheme.decode()
         relays = list[asyncio.Future[None]]()
         try:
-            await manager.start_kernel(env={**os.environ, settings.JOB_KERNEL: "1"})
+            mark = f"{settings.STARTED_BY}{proc.stamp(os.getpid())}"
+            await manager.start_kernel(env={**os.environ, settings.JOB_KERNEL: mark})
             client = manager.client()
             client.start_channels(hb=False)
             await client.wait_for_ready()

@@ -71,7 +71,7 @@ class Job(Feature):
     def changed(self, change: Change) -> None:
         """End the process where its job was started for it alone, and would hold the GPU on."""
         is_over = change.before and change.how is End.OVER
-        if is_over and settings.JOB_KERNEL in os.environ:
+        if is_over and os.environ.get(settings.JOB_KERNEL) == proc.stamp(os.getpid()):
             process_end.of_this_process().begin(lambda: True, warn, lambda: None)
 
     def step(self) -> float | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 import pytest
 
+from reserve_gpu import proc, settings, this_kernel
 from tests.commandline import CommandLine
 from tests.features import needs_feature
 from tests.here import Here
@@ -524,6 +525,21 @@ def test_what_is_held_is_left_to_the_kernel(machine: Machine, holding: Any) -> N
         start = [*US, "kernel", "start", "--", sys.executable, "-c", code, "-f", "x.json"]
         done = machine.command(*start, RESERVE_GPU_STARTED=json.dumps(told).encode().hex())
     assert done.stdout == f"{[('it' + chr(39) + 's far.ipynb', 'laptop', 'far')] * 2}\n", done
+
+
+@pytest.mark.parametrize(
+    ("began", "is_known"), [(None, True), ("", True), ("own", True), ("1", False)]
+)
+def test_a_kernel_is_known_by_its_start_time(
+    monkeypatch: pytest.MonkeyPatch, began: str | None, *, is_known: bool
+) -> None:
+    """A process with the pid of an earlier kernel is not that kernel."""
+    pid, own = proc.stamp(os.getpid()).split()
+    told = {"id": "ssh-1", "pid": pid}
+    if began is not None:
+        told["began"] = own if began == "own" else began
+    monkeypatch.setenv(settings.STARTED, this_kernel.as_started(told))
+    assert bool(this_kernel.started()) == is_known
 
 
 @pytest.mark.process

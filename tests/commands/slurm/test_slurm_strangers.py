@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.process, needs_command("kernels")]
 CHANNELS = ("shell", "control", "stdin", "hb", "iopub")
 NOBODY = ("setpriv", "--reuid=nobody", "--regid=65534", "--clear-groups")
 DELIM = b"<IDS|MSG>"
+IN_JOB = 'exec ${TEST_JOB:+env SLURM_JOB_ID=$TEST_JOB} "$@"\n'
 PID = "import os; print(os.getpid())"
 # What a job may print where the node's part writes: a prolog, half a line, values of other shapes.
 PRINTED = [
@@ -42,10 +43,13 @@ PRINTED = [
 
 
 def srun_of(machine: Machine, printed: list[str] | None = None) -> str:
-    """Make a stand-in of srun; printed: lines of the job in front of the node's own."""
+    """Make a stand-in of srun; printed: lines of the job in front of the node's own.
+
+    If $TEST_JOB is set, the node is in that job.
+    """
     path = machine.folder / "srun"
     (machine.folder / "printed").write_text("".join(f"{line}\n" for line in printed or ()))
-    path.write_text(f'#!/bin/sh\ncat {machine.folder}/printed\nexec "$@"\n')
+    path.write_text(f"#!/bin/sh\ncat {machine.folder}/printed\n{IN_JOB}")
     path.chmod(0o755)
     return str(path)
 
@@ -53,13 +57,15 @@ def srun_of(machine: Machine, printed: list[str] | None = None) -> str:
 class PlainKernel(Kernel):
     """A kernel whose client has chosen TCP ports, as VS Code does, and knows no provisioner."""
 
-    def __init__(self, machine: Machine, printed: list[str] | None = None) -> None:
+    def __init__(
+        self, machine: Machine, printed: list[str] | None = None, *options: str, **extra: str
+    ) -> None:
         from jupyter_client.blocking.client import BlockingKernelClient
         from jupyter_client.connect import write_connection_file
 
         path, self.info = write_connection_file(str(machine.folder / "plain.json"), key=b"a key")
-        argv = [*US, "kernel", "slurm", "-f", path, "--", srun_of(machine, printed)]
-        self.process = subprocess.Popen(argv, env=machine.environ(), cwd=machine.folder)
+        argv = [*US, "kernel", "slurm", "-f", path, *options, "--", srun_of(machine, printed)]
+        self.process = subprocess.Popen(argv, env=machine.environ(**extra), cwd=machine.folder)
         self.client = BlockingKernelClient(connection_file=path)
         self.client.load_connection_file()
         self.client.start_channels(hb=False)
