@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from contextlib import ExitStack, suppress
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Holder, Process
 
 DESCRIPTORS = 12  # so many a look at the GPUs, or a reservation, opens at once
+# The begin of $RESERVE_GPU_HELD: a pid, and its start time alone or as the first field of JSON.
+HOLDER = re.compile(r'([0-9]{1,10})(?: (?:\{"began": )?([0-9]{1,20}))?(?=[ ,]|$)')
+HOLDER_LIMIT = 60
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 
 
@@ -364,6 +368,12 @@ def identified(process: Process) -> Process:
 
 
 def held_by() -> int:
-    """Return the process whose reservation $RESERVE_GPU_HELD describes, 0 if there is none."""
-    pid = os.environ.get(settings.HELD, "")[:20].partition(" ")[0]
-    return int(pid) if pid.isascii() and pid.isdecimal() else 0
+    """Return the process whose reservation $RESERVE_GPU_HELD describes, 0 if there is none.
+
+    Its start time tells it from a later process with the same pid. Older versions wrote none.
+    """
+    if not (found := HOLDER.match(os.environ.get(settings.HELD, "")[:HOLDER_LIMIT])):
+        return 0
+    pid, began = found.groups()
+    now = stamp(int(pid))
+    return int(pid) if began is None or now in (pid, f"{pid} {began}") else 0

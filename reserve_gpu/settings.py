@@ -6,7 +6,7 @@ import stat
 from reserve_gpu import accounts
 
 # What this process held before exec made it another program: its pid, then a description
-# (core/handover.py). A process with another pid has only inherited the variable.
+# (core/handover.py) with its start time. Another process has only inherited the variable.
 HELD = "RESERVE_GPU_HELD"
 # What people may set.
 LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import errors
+from reserve_gpu import errors, proc
 from reserve_gpu.core import handover
 from tests.commandline import CommandLine
 from tests.commands import is_understood, understood
@@ -857,6 +857,8 @@ def left(**changes: Any) -> dict[str, Any]:
     return {**HELD, **fields, **changes}
 
 
+NONE_LEFT = {**HELD, "devices": [], "locks": [], "reason": "No GPU was free."}
+
 # What RESERVE_GPU_HELD may say. PID is the process's own, "LOCK" the descriptor of GPU-x.lock,
 # locked, "FREE" one of the same file, not locked, and "OTHER" one of another file, locked.
 TRUE = f"PID {json.dumps(left())}"
@@ -884,6 +886,8 @@ FORGERIES = {name: f"PID {json.dumps(fields)}" for name, fields in UNTRUE.items(
     "deep": "PID " + "[" * 50_000,
     "no pid": json.dumps(left()),
     "another pid": f"1 {json.dumps(left())}",
+    "an earlier process": f"PID {json.dumps({'began': 1, **left()})}",
+    "no GPU of an earlier process": f"PID {json.dumps({'began': 1, **NONE_LEFT})}",
     "a large pid": "9" * 5000,
     "surrogates": "PID \udcff\udcfe",
 }
@@ -917,6 +921,38 @@ def test_what_is_true_is_adopted(here: Here) -> None:
         assert given
         assert [device.uuid for device in given.held.devices] == ["GPU-x"]
         given.held.locks["GPU-x"].release()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_own"),
+    [
+        ("PID", True),
+        ("PID BEGAN", True),
+        ("PID 1", False),
+        ('PID {"began": BEGAN, "before": {}}', True),
+        ('PID {"began": 1, "before": {}}', False),
+        ('PID {"began": null, "before": {}}', True),
+        ('PID {"before": {}}', True),
+        ("PIDx", False),
+        ("1 BEGAN", False),
+        ("", False),
+    ],
+)
+def test_a_later_process_with_the_same_pid(
+    monkeypatch: pytest.MonkeyPatch, text: str, *, is_own: bool
+) -> None:
+    """A process is known by its pid and start time; older versions told the pid alone."""
+    pid, began = proc.stamp(os.getpid()).split()
+    monkeypatch.setenv("RESERVE_GPU_HELD", text.replace("PID", pid).replace("BEGAN", began))
+    assert (proc.held_by() == os.getpid()) == is_own
+
+
+@pytest.mark.process
+def test_a_command_hands_on_its_start_time(here: Here) -> None:
+    """The variable that `run` leaves names the process by its pid and start time."""
+    done = here.command(*US, "run", "-q", "--", "sh", "-c", "echo $$; printenv RESERVE_GPU_HELD")
+    pid, told = done.stdout.splitlines()
+    assert re.match(rf'{pid} {{"began": [0-9]+, "before"', told)
 
 
 @pytest.mark.parametrize("name", FORGERIES)

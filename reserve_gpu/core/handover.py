@@ -1,8 +1,8 @@
 """A reservation that outlives exec: how a process leaves it to the program that it becomes.
 
 The locks stay with the process, as their descriptors stay open over that one exec. What else there
-is to know travels in an environment variable, beside the pid: a process with another pid has only
-inherited it. Nothing in it is believed that the kernel does not confirm of the locks.
+is to know travels in an environment variable, next to the pid and the start time: another process
+has only inherited it. Nothing in it is believed that the kernel does not confirm of the locks.
 """
 
 import json
@@ -45,14 +45,16 @@ def offer(handover: Handover) -> None:
     """Leave it to the program that this process becomes with its next exec."""
     for lock in handover.held.locks.values():
         lock.keep_over_exec()
+    pid, _, began = proc.stamp(os.getpid()).partition(" ")
     fields = {
+        "began": int(began) if began else None,  # first: proc.held_by reads it there
         "before": dict(handover.changes.before),
         "written": dict(handover.changes.written),
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
         **handover.facts,
         **described(handover.held),
     }
-    os.environ[settings.HELD] = f"{os.getpid()} {json.dumps(fields)}"
+    os.environ[settings.HELD] = f"{pid} {json.dumps(fields)}"
 
 
 def described(held: Held) -> dict[str, Any]:
@@ -110,7 +112,7 @@ def received() -> Handover | None:
     except (*ERRORS, LockError):
         return None
     if handover and handover.held.devices:
-        os.environ[settings.HELD] = str(os.getpid())  # processes below need know no more
+        os.environ[settings.HELD] = proc.stamp(os.getpid())  # processes below need know no more
     elif handover:
         del os.environ[settings.HELD]
     return handover
