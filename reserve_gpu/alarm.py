@@ -12,18 +12,16 @@ it imports nothing but the standard library.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
 # Linux numbers these alike for all processors that CUDA runs on (scripts/syscall.tbl). Python's own
 # os.pidfd_open is missing where it was built for old systems, as conda's and uv's are:
@@ -42,51 +40,18 @@ def require() -> None:
     os.close(open_process(os.getpid()))
 
 
-def start(
+def words(
     until: float, kill_after_s: float = KILL_AFTER_S, *, clock: int = time.CLOCK_REALTIME
-) -> None:
-    """Have this process ended at that moment, whatever program it is by then. Raises OSError.
+) -> list[str]:
+    """Return the arguments for Python that end this process at a time, also after exec.
 
     Args:
-        until: The moment, in seconds by the clock.
+        until: The time, in seconds by the clock.
         kill_after_s: Seconds between SIGTERM and SIGKILL.
         clock: A clock of clock_gettime(2): CLOCK_BOOTTIME for the end of a duration.
     """
-    arguments = ["-I", "-S", os.path.abspath(__file__), str(os.getpid()), repr(until)]
-    leave([*arguments, repr(kill_after_s), str(int(clock))])
-
-
-def leave(
-    arguments: Sequence[str],
-    descriptors: Sequence[int] = (),
-    environ: Mapping[str, str] | None = None,
-) -> None:
-    """Have Python start a process that leaves another one, without a terminal and a folder.
-
-    Raises OSError where it fails.
-    """
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        env=environ,
-        pass_fds=descriptors,
-        start_new_session=True,  # no Ctrl-C reaches it, nor the end of the terminal
-        check=False,
-    )
-    if done.returncode:
-        raise OSError(f"a process for that has failed with {done.returncode}")
-
-
-def leave_to(module: str, about: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-    """Leave a process that calls `main` of that module, which is imported only then.
-
-    about: what it gets, as JSON. Raises OSError.
-    """
-    call = f"__import__({module!r}, fromlist=['main']).main(sys.argv[1])"
-    leave(["-c", f"import os, sys; os.fork() or {call}", json.dumps(about)], descriptors)
+    program = ["-I", "-S", os.path.abspath(__file__)]
+    return [*program, str(os.getpid()), repr(until), repr(kill_after_s), str(int(clock))]
 
 
 def watch(command: int, until: float, kill_after_s: float, clock: int) -> None:
@@ -114,13 +79,13 @@ def send(process: int, number: int) -> None:
 
 
 def ends_within(process: int, seconds: float) -> bool:
-    """Wait for the end of the process of a pidfd; tells whether it came in time."""
+    """Wait until a process, given by a pidfd, ends; return whether it ended in time."""
     until = time.monotonic() + seconds
     return _ends(process, lambda: until - time.monotonic())
 
 
 def _ends(process: int, left_s: Callable[[], float]) -> bool:
-    """Tell whether the process ends while there is time left."""
+    """Return whether the process ends while there is time left."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     while (seconds := left_s()) > 0:

@@ -6,10 +6,10 @@ and Tab completion take it from the table.
 
 from __future__ import annotations
 
-import sys
 from argparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from reserve_gpu import spawn
 from reserve_gpu.commands.table import MAGIC_OPTIONS
 from reserve_gpu.core import api, features
 from reserve_gpu.core.request import Deadline, parse
@@ -206,7 +206,7 @@ def words(arguments: Namespace) -> list[str]:
 
 def kernel_start(arguments: Namespace) -> list[str]:
     """Return what stands before a kernel's own command, so that it has its GPU from its start."""
-    return [sys.executable, "-m", "reserve_gpu", "kernel", "start", *words(arguments), "--"]
+    return spawn.python("-m", "reserve_gpu", "kernel", "start", *words(arguments), "--")
 
 
 def request_of(words: Sequence[str]) -> Namespace:

@@ -1,15 +1,19 @@
-"""Other programs, asked all at once: each is heard until it has ended, or the time is over."""
+"""Other programs, asked all at once: each is heard until it has ended, or the time is over.
+
+Also processes of our own that outlive the one that starts them.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import time
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
-from reserve_gpu import calls
+from reserve_gpu import calls, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +35,7 @@ class Program:
         self, command: Sequence[str], environ: Mapping[str, str] | None, *, is_ssh: bool
     ) -> None:
         self._process = subprocess.Popen(
-            command,
+            [spawn.program(command[0]), *command[1:]],
             env=environ,
             stdin=subprocess.PIPE if is_ssh else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -137,3 +141,36 @@ def output(command: Sequence[str], limit_s: float, **environ: str) -> str:
         for name in heard(running, limit_s):
             return running[name].said[0].decode(errors="replace")
     return ""
+
+
+def leave(
+    words: Sequence[str],
+    descriptors: Sequence[int] = (),
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """Run Python, which leaves a background process without a terminal, in the root directory.
+
+    words: Python's arguments. Raises OSError if it fails.
+    """
+    done = subprocess.run(
+        spawn.python(*words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env=spawn.environment() if environ is None else environ,
+        pass_fds=descriptors,
+        start_new_session=True,  # no Ctrl-C reaches it, nor the end of the terminal
+        check=False,
+    )
+    if done.returncode:
+        raise OSError(f"a process for that has failed with {done.returncode}")
+
+
+def leave_to(module: str, about: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    """Leave a process that calls `main` of that module, which is imported only then.
+
+    about: what it gets, as JSON. Raises OSError.
+    """
+    call = f"__import__({module!r}, fromlist=['main']).main(sys.argv[1])"
+    leave(["-c", f"import os, sys; os.fork() or {call}", json.dumps(about)], descriptors)

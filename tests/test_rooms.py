@@ -52,7 +52,7 @@ ROOMS = [
     {"proc"},
     {"this_process", "settings", "quantities"},
     {"alarm", "heir", "nonblocking", "programs"},
-    {"accounts", "calls", "option"},
+    {"accounts", "calls", "option", "spawn"},
     {"errors"},
     {"notices"},
     {"model"},

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from reserve_gpu import alarm, foreign, proc, settings
+from reserve_gpu import foreign, proc, programs, settings
 from reserve_gpu.clocks import Instant
 from reserve_gpu.core import environment
 from reserve_gpu.core.held import Guest, Held
@@ -78,7 +78,7 @@ def follow(module: str, held: Held, about: Mapping[str, Any], open_files: Sequen
     """
     with descriptors.process(os.getpid()) as process:
         told = {"pid": os.getpid(), "process": process, **about, **described(held)}
-        alarm.leave_to(module, told, (*open_files, process))
+        programs.leave_to(module, told, (*open_files, process))
 
 
 def are_locked(about: Mapping[str, Any]) -> bool:

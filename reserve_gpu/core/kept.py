@@ -17,7 +17,7 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import alarm, calls, foreign, heir, machine, proc
+from reserve_gpu import alarm, calls, foreign, heir, machine, proc, programs
 from reserve_gpu.core import environment, guests, handover
 from reserve_gpu.core.refresh import refresh
 from reserve_gpu.core.use import DRIVER_LIMIT_S
@@ -87,7 +87,7 @@ def leave(owner: Owner, connection_file: str, seconds: float) -> None:
     }
     numbers = [each.descriptor for lock in locks for each in (lock, lock.owned) if each]
     words = [*heir.WORDS, connection_file, repr(end.wall - now.wall)]
-    alarm.leave(words, numbers, {heir.LEFT: json.dumps(left)})
+    programs.leave(words, numbers, {heir.LEFT: json.dumps(left)})
     owner.become(held._replace(kept_until=end.wall))
 
 

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import calls, proc, programs
+from reserve_gpu import calls, proc, programs, spawn
 from reserve_gpu.commands.check import probes, verdict
 from reserve_gpu.commands.check.verdict import Finding, Verdict
 from reserve_gpu.commands.table import Output, Subcommand
@@ -177,7 +177,8 @@ def _answers(
     """Return what the driver and each installed framework say."""
     present = [key for key in NAMES if key == DRIVER or probes.is_installed(key)]
     allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
-    path = json.dumps([entry for entry in sys.path if type(entry) is str])  # as Python has it
+    # As Python has it, but for the working directory: a framework imports much by common names.
+    path = json.dumps([each for each in sys.path if type(each) is str and os.path.isabs(each)])
 
     def tell(running: Sequence[str], waited_s: float) -> None:
         if progress is not None:
@@ -185,7 +186,7 @@ def _answers(
             how = f"{done} of {len(present)} have answered, {duration(waited_s)}"
             progress(f"Checking what each framework sees: {how}. Waiting for {left}", waited_s)
 
-    commands = {key: [sys.executable, probes.__file__, key, allowed, path] for key in present}
+    commands = {key: spawn.python(probes.__file__, key, allowed, path) for key in present}
     try:
         return calls.apart(_run, commands, limit_s, show=lambda news: tell(*news))
     except OSError as error:
@@ -197,7 +198,7 @@ def _run(
 ) -> dict[str, verdict.FrameworkAnswer]:
     """Return what each says until its end, or until limit_s."""
     answers = dict[str, verdict.FrameworkAnswer]()
-    with programs.started(commands, {**os.environ, **QUIET}) as started:
+    with programs.started(commands, {**spawn.environment(), **QUIET}) as started:
         for key in programs.heard(started, limit_s, show=lambda *news: calls.tell(news)):
             answers[key] = verdict.answer(*started[key].said, started[key].code(), limit_s)
             started[key].end()

@@ -13,14 +13,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import time
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from reserve_gpu import foreign, options, proc, rules, settings
+from reserve_gpu import foreign, options, proc, rules, settings, spawn
 from reserve_gpu.commands.hosts import about_hosts as said
 from reserve_gpu.commands.hosts import from_json
 from reserve_gpu.errors import RequestError, shown
@@ -80,7 +79,7 @@ class OtherMachines(NamedTuple):
         config: dict[str, Any] = {"hosts": [*self.words], "wishes": options.words(wishes)}
         config["remote_kernel_name"] = settings.KERNEL_NAME
         provisioner = {"provisioner_name": PROVISIONER, "config": config}
-        program = (sys.executable, "-m", "sshpyk.kernelapp", f"--SSHKernelApp.kernel_name={name}")
+        program = spawn.python("-m", "sshpyk.kernelapp", f"--SSHKernelApp.kernel_name={name}")
         return {
             **spec,
             "argv": [*program, "--KernelManager.connection_file='{connection_file}'"],
@@ -196,7 +195,8 @@ def answers(
 def asked(names: Iterable[str], words: Sequence[str]) -> Iterator[dict[str, Program]]:
     """Start a command on each host, and end what is left of them. Raises RequestError."""
     try:
-        with started({name: argv(name, words) for name in names}, is_ssh=True) as programs:
+        commands = {name: argv(name, words) for name in names}
+        with started(commands, spawn.environment(), is_ssh=True) as programs:
             yield programs
     except FileNotFoundError as error:
         raise RequestError("There is no ssh here. Install OpenSSH's client.") from error
@@ -211,7 +211,7 @@ def argv(name: str, words: Sequence[str]) -> list[str]:
     """
     program, *rest = words
     if proc.is_here(name):
-        return [sys.executable, "-m", "reserve_gpu", *rest]
+        return spawn.python("-m", "reserve_gpu", *rest)
     if not all(map(PLAIN.fullmatch, rest)):
         rest = [settings.SENT + json.dumps(rest).encode().hex()]
     return [*SSH, name, " ".join([program, *rest])]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from traitlets import List, Unicode
 
-from reserve_gpu import errors, proc, settings, this_kernel
+from reserve_gpu import errors, proc, settings, spawn, this_kernel
 from reserve_gpu.commands.hosts import remote
 from reserve_gpu.commands.hosts.others import SSHPYK, named
 
@@ -50,6 +50,7 @@ class HostsProvisioner(SSHKernelProvisioner):
     hosts = List(Unicode(), config=True)
     wishes = List(Unicode(), config=True)
     session_send_orig = None  # as of patch_session_send
+    ssh: str | None  # the program here
     rem_pid_k: int | None  # the kernel's process there
     rem_proc_cmds: dict[int | None, str]  # what each process there was at first
 
@@ -117,6 +118,7 @@ class HostsProvisioner(SSHKernelProvisioner):
         self.ssh_host_alias, python = await asyncio.to_thread(
             remote.find, named(self.hosts), self.wishes, kernel, failed, _lack
         )
+        self.ssh = self.ssh or spawn.program("ssh")
         said = this_kernel.as_started(told)
         # sshpyk forwards no environment. It writes FP_PY="{remote_python}" into its command.
         self.remote_python = f'{python}"; export {settings.STARTED}="{said}'
@@ -132,7 +134,7 @@ class HostsProvisioner(SSHKernelProvisioner):
 
 def _lack(name: str) -> str:
     """Return what sshpyk lacks to start a kernel on a host; empty if nothing."""
-    configs = get_local_ssh_configs(["ssh"], alias=name)
+    configs = get_local_ssh_configs([spawn.program("ssh")], alias=name)
     checked = [validate_ssh_config(config) for config in configs]
     is_kept = not any(each[key][0] == "error" for each in checked for key in CONTROL if key in each)
     return "" if is_kept else NO_CONTROL

@@ -14,7 +14,7 @@ import time
 from shlex import join
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import alarm, errors, options, this_kernel, this_process
+from reserve_gpu import alarm, errors, options, programs, this_kernel, this_process
 from reserve_gpu.commands import table
 from reserve_gpu.commands.run import handoff, lookup
 from reserve_gpu.commands.run.lookup import CommandError
@@ -77,9 +77,9 @@ def set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
         return
     try:
         if until_boot is None:
-            alarm.start(until)
+            programs.leave(alarm.words(until))
         else:
-            alarm.start(until_boot, clock=time.CLOCK_BOOTTIME)
+            programs.leave(alarm.words(until_boot, clock=time.CLOCK_BOOTTIME))
     except OSError as error:
         reason = shown(str(error))
         raise CommandError(f"The command can't be ended at its time: {reason}.") from error

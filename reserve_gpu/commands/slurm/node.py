@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 
-from reserve_gpu import proc, settings
+from reserve_gpu import proc, settings, spawn
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.slurm import lines, sockets
 from reserve_gpu.commands.table import Output
@@ -125,7 +125,7 @@ async def _serve(out: int) -> None:
                     command.say(f"Warning: a message for the kernel was dropped: {error!r}")
             await node.end()
             if quiet and node.has_begun:  # srun has been killed, and so would not end the job
-                await (await asyncio.create_subprocess_exec("scancel", job)).wait()
+                await (await asyncio.create_subprocess_exec(spawn.program("scancel"), job)).wait()
     except OSError as error:
         stream.write(lines.line("failed", f"{name}: {error}".encode()))
         await stream.drain()

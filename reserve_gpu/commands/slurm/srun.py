@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import options, programs
+from reserve_gpu import options, programs, spawn
 from reserve_gpu.calls import imported
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import Output, Subcommand
@@ -37,10 +35,12 @@ def kernel(spec: dict[str, Any], wishes: Namespace, given: Sequence[str]) -> dic
 
     Raises RequestError where there is no Slurm.
     """
-    if not (srun := shutil.which("srun")):
+    try:
+        srun = spawn.program("srun")
+    except FileNotFoundError as error:
         raise RequestError(
             "There is no Slurm here: no srun is found. Install it where you use srun."
-        )
+        ) from error
     kind = f"{wishes.name}:" if wishes.name else ""
     line = [srun, "--ntasks=1", "--nodes=1", "--job-name=jupyter"]
     line.append(f"--gres=gpu:{kind}{wishes.count or len(wishes.devices) or 1}")
@@ -51,7 +51,7 @@ def kernel(spec: dict[str, Any], wishes: Namespace, given: Sequence[str]) -> dic
     wishes.name = wishes.for_ = None
     if any(getattr(wishes, option.attribute) for option in options.WHEN):
         wishes.end_kernel = True  # and the job with it, which holds the GPU for Slurm
-    start = [sys.executable, "-m", "reserve_gpu", "kernel", "slurm", "-f", "{connection_file}"]
+    start = spawn.python("-m", "reserve_gpu", "kernel", "slurm", "-f", "{connection_file}")
     metadata = {**spec["metadata"], "kernel_provisioner": {"provisioner_name": PROVISIONER}}
     metadata.pop("supported_encryption", None)
     argv = [*start, *options.words(wishes), "--", *line, *given]
@@ -65,9 +65,11 @@ def start(
     if "SLURM_JOB_ID" in environ:  # of a job that this is in itself: else it would be a step of it
         own = {name for name in environ if name.startswith("SLURM_")} - {"SLURM_CONF"}
         environ = {name: value for name, value in environ.items() if name not in own}
+    command = [*line, *spawn.python("-m", "reserve_gpu", "kernel", "node")]
+    command[0] = spawn.program(command[0])
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [*line, sys.executable, "-m", "reserve_gpu", "kernel", "node"],
+        command,
         stdin=pipe, stdout=pipe, stderr=pipe, env=environ, cwd=folder, start_new_session=True,
     )  # fmt: skip
 

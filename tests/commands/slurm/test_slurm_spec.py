@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from reserve_gpu import spawn
 from tests.commandline import CommandLine
 from tests.commands import needs_command
 from tests.features import needs_feature
@@ -57,7 +58,7 @@ def install(here: Here, typed: CommandLine, *options: str) -> dict[str, Any]:
 def words(spec: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Return the words for the kernel in the job, and the line that starts the job."""
     argv = spec["argv"]
-    start = [*US, "kernel", "slurm", "-f", "{connection_file}"]
+    start = spawn.python("-m", "reserve_gpu", "kernel", "slurm", "-f", "{connection_file}")
     assert argv[: len(start)] == start
     at = argv.index("--")
     return argv[len(start) : at], argv[at + 1 :]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
-from reserve_gpu import alarm
+from reserve_gpu import alarm, programs
 from tests.machine import LIMIT_S, program
 from tests.processes import US, is_running, wait_for
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.process
 # be killed after so many more.
 TIMED = r"""
 import os, signal, sys, time
-from reserve_gpu import alarm
+from reserve_gpu import alarm, programs
 def note(*_):
     os.write(1, b"asked\n")  # print may be at work already
 def save(*_):
@@ -39,7 +39,7 @@ def save(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, HANDLER)
 print("ready", flush=True)
-alarm.start(time.time() + float(sys.argv[1]), float(sys.argv[2]))
+programs.leave(alarm.words(time.time() + float(sys.argv[1]), float(sys.argv[2])))
 while True:
     signal.pause()
 """
@@ -285,7 +285,7 @@ def test_the_first_process_of_a_container(machine: Machine) -> None:
 def test_a_process_that_can_not_be_watched() -> None:
     """What can't be started, as for a moment that is none, is an error."""
     with pytest.raises(OSError, match="failed with 1"):
-        alarm.start("noon")  # type: ignore[arg-type]
+        programs.leave(alarm.words("noon"))  # type: ignore[arg-type]
 
 
 # -- in a terminal ---------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from reserve_gpu import alarm, heir
+from reserve_gpu import heir, programs
 from tests.commands import understood
 from tests.features import needs_feature
 from tests.locked import held, locked
@@ -369,7 +369,7 @@ def test_what_an_heir_may_say(here: Here) -> None:
     ]
     with file_of(here) as file, here.child() as child:
         for left in nonsense:
-            alarm.leave(["-I", "-S", heir.PROGRAM, str(file), "60"], (), {heir.LEFT: left})
+            programs.leave(["-I", "-S", heir.PROGRAM, str(file), "60"], (), {heir.LEFT: left})
         assert len(heirs(file)) == len(nonsense)
         assert take_over(child, file) == (None, [])
 
