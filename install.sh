@@ -113,7 +113,7 @@ uninstall_package() {
     echo "Uninstalled reserve_gpu from $PYTHON; what it depends on stays installed"
 }
 
-# --- ipython_config.py: a block between two marks, which names the Pythons that it was added for ---
+# --- ipython_config.py, which reserve_gpu/startup.py changes ---
 
 # Sets config to the file that IPython reads.
 find_config() {
@@ -121,112 +121,12 @@ find_config() {
     [ -n "$folder" ] || fail "this user has no home directory; set HOME or IPYTHONDIR"
     if [ -n "${IPYTHONDIR+set}" ]; then IPYTHONDIR=$folder; fi # is_loaded starts IPython in another folder
     config=$folder/profile_default/ipython_config.py
-    copy=$config.before-reserve_gpu
 }
 
-# Reads the file into $scratch/before and sets: first and last, the lines of the marks, empty where there is no block;
-# named, this Python where the block names it; others, those that it names besides (a block of version 2.0.0 names none);
-# cr, what stands before this file's line feeds. With LC_ALL=C its encoding does not matter.
-read_config() {
-    : >"$scratch/before"
-    if [ -f "$config" ]; then cat "$config" >"$scratch/before" || fail "no permission to read $config"; fi
-    first=$(LC_ALL=C sed -n '/^# >>> reserve_gpu /=' "$scratch/before")
-    last=$(LC_ALL=C sed -n '/^# <<< reserve_gpu /=' "$scratch/before")
-    [ -z "$first$last" ] || [ "$first" -lt "$last" ] 2>/dev/null ||
-        fail "the lines added to $config have lost one of their marks, or are there twice; remove them by hand"
-    names=$([ -z "$first" ] || LC_ALL=C sed -n "$first,$last s/^# for //p" "$scratch/before" | tr -d '\r')
-    named=$(printf '%s\n' "$names" | grep -xF -e "$(fact name)" || :)
-    others=$(printf '%s\n' "$names" | grep -vxF -e "$(fact name)" || :)
-    cr=$(printf '\r')
-    LC_ALL=C grep -q "$cr\$" "$scratch/before" || cr=''
-}
-
-has_own_line() {
-    LC_ALL=C grep -qs '^[^#]*reserve_gpu' "$1"
-}
-
-check_change() {
-    [ -w "$config" ] || fail "no permission to change $config"
-    [ -w "${config%/*}" ] || fail "no permission to change ${config%/*}" # a copy of the file goes there
-}
-
-# Looks whether the block can be added. Where a line of the user's own may load the extension, it need not be.
-check_add() {
-    place=$config
-    while [ ! -e "$place" ] && [ ! -L "$place" ]; do place=${place%/*} && place=${place:-/}; done
-    if [ -f "$config" ]; then
-        [ -n "$named" ] || { [ -z "$first" ] && has_own_line "$config"; } || check_change
-    elif [ "$place" = "$config" ] || [ ! -d "$place" ] || [ ! -w "$place" ]; then
-        fail "$config cannot be made: $place is no folder to write in; IPYTHONDIR names another place"
-    fi
-}
-
-# Makes the file what $scratch/new is. It stays the same file: symbolic links, owner and mode are kept.
-write_config() {
-    cat "$scratch/new" >"$config" && return
-    cat "$scratch/before" >"$config" || { trap - EXIT && fail "$config is damaged; what it was is in $scratch/before"; }
-    fail "$config could not be written (see above), and is as it was"
-}
-
-# put_block PYTHONS: writes the block with these names, in its place or at the end of the file. Its guard is for the
-# environments without the package, which share the file. A folder of that name without an __init__.py has no origin.
-put_block() {
-    end=$(($(wc -l <"$scratch/before") + 2))
-    {
-        LC_ALL=C sed "${first:-$end},\$d" "$scratch/before"
-        if [ -z "$first" ] && [ -n "$(tail -c 1 "$scratch/before")" ]; then printf '%s\n' "$cr"; fi
-        sed "s/\$/$cr/" <<EOF
-# >>> reserve_gpu (added by install.sh, which takes it away with --uninstall) >>>
-$(printf '%s\n' "$1" | sed 's/^/# for /')
-import importlib.util
-if getattr(importlib.util.find_spec("reserve_gpu"), "origin", None):
-    get_config().InteractiveShellApp.extensions.append("reserve_gpu")
-# <<< reserve_gpu <<<
-EOF
-        LC_ALL=C sed "1,${last:-$end}d" "$scratch/before"
-    } >"$scratch/new"
-    write_config
-}
-
-# Only a file that was there before the block has a copy.
-add_name() {
-    if [ ! -f "$config" ]; then
-        mkdir -p "${config%/*}"
-    else
-        check_change
-        [ -n "$first" ] || [ -e "$copy" ] || cp -p "$config" "$copy" ||
-            { rm -f "$copy" && fail "$config could not be copied (see above)"; }
-    fi
-    put_block "${others:+$others
-}$(fact name)"
-}
-
-# Without a copy and without other lines, the file was made for the block. Where the copy is what the block was added to,
-# it goes too, and with it the line break that was put between the two.
-take_out_block() {
-    LC_ALL=C sed "$first,${last}d" "$scratch/before" >"$scratch/new"
-    if [ ! -s "$scratch/new" ] && [ ! -e "$copy" ]; then
-        rm "$(readlink -f "$config")"
-        echo "Removed $config, which held nothing else"
-        return
-    fi
-    if [ -f "$copy" ] && { cat "$copy" && printf '%s\n' "$cr"; } | cmp -s - "$scratch/new"; then
-        cp "$copy" "$scratch/new"
-    fi
-    write_config
-    if [ -f "$copy" ] && cmp -s "$copy" "$config"; then rm "$copy"; fi
-    echo "Taken out of $config; the rest of it is as it was"
-}
-
-take_out_name() {
-    if [ -n "$others" ]; then
-        if [ -n "$named" ]; then put_block "$others"; fi
-        printf 'The lines in %s stay for\n%s\n' "$config" "$others"
-    elif [ -n "$first" ]; then
-        take_out_block
-    else
-        echo "Nothing to take out of $config"
-    fi
+# edit check-add|check-remove|has-block|add|remove: does that for this Python, from the checkout: the package may not be
+# installed.
+edit() {
+    (cd / && "$PYTHON" "$here/reserve_gpu/startup.py" "$1" "$config" "$(fact name)" </dev/null)
 }
 
 # --- the whole ---
@@ -275,15 +175,14 @@ look() {
 install() {
     check_not_managed
     check_pip
-    check_add
+    edit check-add || exit
     install_package
-    read_config # again, as it may have changed meanwhile
-    if [ -z "$first" ] && look && [ -z "$missing" ]; then
+    if ! edit has-block && look && [ -z "$missing" ]; then
         echo "Loaded at every start of $programs already, by your configuration or the system's; nothing was added to it"
     else
         found=$(find_extension appends)
         [ -z "$found" ] || fail "the lines for $config would keep IPython or kernels from starting: $found"
-        [ -n "$named" ] || add_name
+        edit add || exit
         look
         [ -z "$missing" ] || fail "$missing"
         echo "Loaded at every start of $programs by $config"
@@ -295,14 +194,9 @@ install() {
 
 uninstall() {
     [ -z "$(fact installed)" ] || check_pip
-    [ -z "$first" ] || { [ -n "$others" ] && [ -z "$named" ]; } || check_change
+    edit check-remove || exit
     uninstall_package
-    read_config
-    take_out_name
-    [ -z "$others" ] || return 0
-    for file in "$config" "${config%/*}/ipython_kernel_config.py"; do
-        if [ -f "$file" ] && has_own_line "$file"; then echo "Left as it is: a line of your own in $file names reserve_gpu"; fi
-    done
+    edit remove || exit
 }
 
 action=install
@@ -323,5 +217,4 @@ trap 'exit 143' TERM
 find_python
 ask_python
 find_config
-read_config
 $action

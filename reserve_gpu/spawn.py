@@ -1,8 +1,8 @@
 """The command lines and the environment of the programs that this package starts.
 
 No program and no module is taken from the working directory, where another user may have left a
-`json.py` or an `ssh`. `python -m` and `python -c` put that directory first in sys.path, and an
-empty or relative entry of PATH or PYTHONPATH means it, too. An absolute entry is the user's wish.
+`json.py` or an `ssh`. `python -m` and `python -c` put that directory first in sys.path. An empty or
+relative entry of PATH or PYTHONPATH also names it. An absolute entry is the user's wish.
 A command behind `reserve-gpu run --` is found as a shell finds it, not here.
 """
 
@@ -29,7 +29,7 @@ def python(*words: str) -> list[str]:
         package, perhaps behind `-I`.
     """
     kind, *rest = words
-    if kind.startswith("-I"):  # which implies -P; an heir is known by its first words
+    if kind.startswith("-I"):  # -I implies -P, and kept.py finds an heir by its first words
         return [sys.executable, *words]
     if HAS_SAFE_PATH:
         return [sys.executable, "-P", *words]

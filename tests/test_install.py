@@ -39,6 +39,7 @@ if importlib.util.find_spec("reserve_gpu"):
     get_config().InteractiveShellApp.extensions.append("reserve_gpu")
 # <<< reserve_gpu <<<
 """
+BLOCK_OF_ANOTHER = OLD_BLOCK.replace(b"import", b"# for /x/bin/python3.9\nimport", 1)
 
 SMALL_PIP = """\
 import pathlib, shutil, sys
@@ -522,41 +523,81 @@ def test_appends_to_the_common_section_go_together(home: Home) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("lost", ["# <<<", "# >>>", "both, as they are there twice"])
+@pytest.mark.parametrize("lost", ["# <<<", "# >>>", "none, as they are there twice"])
 def test_damaged_marks(lost: str, home: Home, env: dict[str, str]) -> None:
-    """Where a mark is gone, or there are two pairs, it says so before anything is changed."""
+    """If a mark is gone, or there are two pairs, the lines are repaired, or all are removed."""
     done(install_sh(env=env))
     text = home.config.read_text()
     lines = [line for line in text.splitlines() if not line.startswith(lost)]
-    home.write(("\n".join(lines) + "\n" if lost in text else text + text).encode())
-    before = home.files()
-    for arguments in ([], ["--uninstall"]):
-        assert "remove them by hand" in refused(install_sh(*arguments, env=env))
-    assert home.files() == before
-    assert (packages_of(Path(env["PYTHON"])) / "reserve_gpu").exists()
+    damaged = "\n".join(lines) + "\n" if lost in text else text + text
+    home.write(f"x = 1\n{damaged}y = 2\n".encode())
+    done(install_sh(env=env))
+    assert home.config.read_text() == f"x = 1\n{text}y = 2\n"
+    home.write(f"x = 1\n{damaged}y = 2\n".encode())
+    done(install_sh("--uninstall", env=env))
+    assert home.config.read_bytes() == b"x = 1\ny = 2\n"
 
 
 @pytest.mark.full
 def test_links_and_modes(
     home: Home, env: dict[str, str], other: dict[str, str], tmp_path: Path
 ) -> None:
-    """A symbolic link stays one; the file behind it keeps its inode and its mode."""
+    """A symbolic link stays one; the file behind it keeps its owner and its mode."""
     kept = tmp_path / "dotfiles.py"
     kept.write_bytes(b"x = 1\n")
     kept.chmod(0o600)
-    inode = kept.stat().st_ino
+    owner = kept.stat().st_uid, kept.stat().st_gid
     home.config.parent.mkdir(parents=True)
     home.config.symlink_to(kept)
     for each in (env, other):
         done(install_sh(env=each))
         assert extensions(home.config) == ["reserve_gpu"]
         assert home.config.readlink() == kept
-        assert (kept.stat().st_ino, kept.stat().st_mode & 0o777) == (inode, 0o600)
+        assert (kept.stat().st_uid, kept.stat().st_gid) == owner
+        assert kept.stat().st_mode & 0o777 == 0o600
     assert home.backup.stat().st_mode & 0o777 == 0o600
     for each in (env, other):
         done(install_sh("--uninstall", env=each))
     assert home.config.readlink() == kept
-    assert (kept.stat().st_ino, kept.read_bytes()) == (inode, b"x = 1\n")
+    assert kept.read_bytes() == b"x = 1\n"
+
+
+@pytest.mark.process
+def test_the_file_is_replaced(home: Home, env: dict[str, str]) -> None:
+    """The old file is never overwritten: a second name of it still has the old content."""
+    home.write(b"x = 1\n")
+    second = home.path / "second"
+    os.link(home.config, second)
+    done(install_sh(env=env))
+    assert second.read_bytes() == b"x = 1\n"
+    second.unlink()
+    os.link(home.config, second)
+    with_lines = second.read_bytes()
+    done(install_sh("--uninstall", env=env))
+    assert second.read_bytes() == with_lines
+    assert home.config.read_bytes() == b"x = 1\n"
+
+
+@pytest.mark.process
+def test_lines_between_the_marks(home: Home, env: dict[str, str]) -> None:
+    """The user's lines between the marks stay on uninstall, and the message counts them."""
+    home.write(b"x = 1\r\n")
+    done(install_sh(env=env))
+    home.write(home.config.read_bytes().replace(b"import", b"c = get_config()\r\nimport", 1))
+    said = done(install_sh("--uninstall", env=env))
+    assert home.config.read_bytes() == b"x = 1\r\nc = get_config()\r\n"
+    assert "; 1 line of your own between the marks and the rest of it are as they were\n" in said
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_root_in_the_home_of_another_user(home: Home, never_pip: dict[str, str]) -> None:
+    """Root is refused in another user's home before pip is called, and no file is made."""
+    os.chown(home.path, 1001, 1001)
+    line = refused(install_sh(env=never_pip))
+    assert f"{home.path} belongs to user 1001" in line
+    assert line.endswith(f"run: sh {CHECKOUT}/install.sh")
+    assert not (home.path / ".ipython").exists()
 
 
 @pytest.mark.full
@@ -568,24 +609,23 @@ def test_earlier_backup(home: Home, env: dict[str, str], *, is_folder: bool) -> 
     before = home.files()
     done(install_sh(env=env))
     done(install_sh("--uninstall", env=env))
-    assert home.config.read_bytes() == b"x = 2\n"
-    home.write(b"x = 2")
     assert home.files() == before
     assert home.backup.is_dir() == is_folder
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("before", [None, b"x = 1\n"], ids=["new file", "old file"])
-def test_disk_full(before: bytes | None, home: Home, env: dict[str, str], tmp_path: Path) -> None:
-    """Where the lines can be written only in part, what was there before is put back."""
-    if before is not None:
-        home.write(before)
-    half = 'case $1 in */new) head -c 40 "$1"; echo "disk full" >&2; exit 1 ;; esac'
-    make_program(tmp_path / "bin" / "cat", half, f'exec {shutil.which("cat")} "$@"')
-    result = install_sh(env=env | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
-    assert result.returncode == 1
-    assert f"{home.config} could not be written (see above), and is as it was" in result.stderr
-    assert home.config.read_bytes() == (before or b"")
+def test_disk_full(home: Home, env: dict[str, str]) -> None:
+    """If the lines can't be written, the file is as it was, and no other file is left."""
+    home.write(b"x = 1\n" * 1000)
+    before = home.files()
+    limit = ("sh", "-c", 'ulimit -f 8; exec "$@"', "--")  # blocks of 512 bytes
+    line = complained(install_sh(env=env, prefix=limit))
+    assert f"{home.backup} could not be written (File too large), and is as it was" in line
+    home.backup.write_bytes(b"of mine\n")
+    line = complained(install_sh(env=env, prefix=limit))
+    assert f"{home.config} could not be written (File too large), and is as it was" in line
+    home.backup.unlink()
+    assert home.files() == before
 
 
 # --- a clone next to the notebook ----------------------------------------------------------------
@@ -767,7 +807,7 @@ def test_no_permission(home: Home, never_pip: dict[str, str]) -> None:
         (OWN_LINE, [], 0, "already, by your configuration"),
         (OWN_LINE, ["--uninstall"], 0, "a line of your own"),
         (b"x = 1\n", ["--uninstall"], 0, "Nothing to take out"),
-        (OLD_BLOCK.replace(b"import", b"# for /x\nimport", 1), ["--uninstall"], 0, "stay for\n/x"),
+        (BLOCK_OF_ANOTHER, ["--uninstall"], 0, "stay for\n/x/bin/python3.9\n"),
         (b"x = 1\n", [], 1, "no permission to change"),
         (OLD_BLOCK, [], 1, "no permission to change"),
         (OLD_BLOCK, ["--uninstall"], 1, "no permission to change"),

@@ -51,7 +51,7 @@ ROOMS = [
     {"this_kernel"},
     {"proc"},
     {"this_process", "settings", "quantities"},
-    {"alarm", "heir", "nonblocking", "programs"},
+    {"alarm", "heir", "nonblocking", "programs", "startup"},
     {"accounts", "calls", "option", "spawn"},
     {"errors"},
     {"notices"},

@@ -41,7 +41,7 @@ HERE = platform.node()
 
 
 class Traps:
-    """A folder with modules and programs that say when they are run."""
+    """A folder with modules and programs that log each run."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.folder = machine, machine.folder / "traps"
@@ -62,7 +62,7 @@ class Traps:
         )  # fmt: skip
 
     def sprung(self, *, but: int = 0) -> list[str]:
-        """Return what was run, except by the process of that number."""
+        """Return the names of the traps that ran. but: A process to leave out."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return [name for pid, name in map(str.split, lines) if int(pid) != but]
 
@@ -80,7 +80,7 @@ def traps(machine: Machine) -> Traps:
 
 @pytest.mark.process
 def test_the_traps_work(traps: Traps) -> None:
-    """Python and a shell that are started without care run what lies in the folder."""
+    """A plain Python or shell runs modules and programs of the folder."""
     traps.run(sys.executable, "-m", "reserve_gpu", "status")
     traps.run(sys.executable, "-c", "import json")
     traps.run(sys.executable, "-c", "", PYTHONPATH=".")
@@ -161,7 +161,7 @@ subprocess.run({started}, env=spawn.environment())
 @pytest.mark.process
 @pytest.mark.parametrize("options", understood("", "--hosts HERE", "--slurm"))
 def test_a_kernel_starts_with_nothing_of_the_folder(options: str, traps: Traps) -> None:
-    """What a kernelspec has before the kernel's own command imports nothing of its folder."""
+    """The command of a kernelspec imports nothing from the notebook's folder before the kernel."""
     pytest.importorskip("ipykernel.kernelspec")
     if "--hosts" in options:
         pytest.importorskip("sshpyk")

@@ -1,0 +1,438 @@
+"""The lines in ipython_config.py by which IPython and Jupyter load the extension.
+
+They stand between two marks, and name each Python that they were added for. Only lines that this
+module or an older version wrote are ever removed. The file is replaced in one step, so that an
+interrupted run leaves it as it was or as it should be.
+
+This file is also the program that install.sh runs, before the package is installed and after it is
+removed: it imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shlex
+import shutil
+import signal
+import sys
+import warnings
+from contextlib import suppress
+from itertools import pairwise
+from typing import NamedTuple, NoReturn
+
+BEGIN, END = b"# >>> reserve_gpu ", b"# <<< reserve_gpu "
+HEAD = BEGIN + b"(added by install.sh, which takes it away with --uninstall%s) >>>"
+BREAK = b"; new: break"  # in the first mark: the line break before it was added, too
+IMPORT = b"import importlib.util"
+# A folder of that name without an __init__.py has no origin. Other environments of this user share
+# the file, but may lack the package.
+GUARD = b'if getattr(importlib.util.find_spec("reserve_gpu"), "origin", None):'
+OLD_GUARD = b'if importlib.util.find_spec("reserve_gpu"):'  # of version 2.0.0
+APPEND = b'    get_config().InteractiveShellApp.extensions.append("reserve_gpu")'
+TAIL = END + b"<<<"
+NAME = re.compile(rb"# for (/.*/bin/python\d+\.\d+)")
+OWN_LINE = re.compile(rb"^[^#\r\n]*reserve_gpu", re.MULTILINE)
+
+
+class StartupError(Exception):
+    """The lines can't be added or removed; the text says why."""
+
+
+class Block(NamedTuple):
+    """Where lines of ours stand.
+
+    Attributes:
+        start: The index of the first line.
+        stop: The index after the last line.
+        is_whole: Whether it has both marks.
+    """
+
+    start: int
+    stop: int
+    is_whole: bool
+
+
+class Removal(NamedTuple):
+    """What a file becomes without this Python.
+
+    Attributes:
+        data: The new content.
+        others: Other Pythons that the lines stay for.
+        left: How many lines of the user stood between the marks.
+    """
+
+    data: bytes
+    others: tuple[bytes, ...]
+    left: int
+
+
+# -- the text of the file --------------------------------------------------------------------------
+
+
+def added(data: bytes, name: bytes) -> bytes:
+    """Return the file with the lines for one more Python."""
+    lines = data.splitlines(keepends=True)
+    blocks, names = blocks_in(lines), names_in(lines)
+    eol = b"\r\n" if any(line.endswith(b"\r\n") for line in lines) else b"\n"
+    if len(blocks) == 1 and blocks[0].is_whole:
+        ((start, stop, _),) = blocks
+        if name in names:
+            return data
+        if _users(lines[start:stop]):
+            return b"".join([*lines[: start + 1], b"# for " + name + eol, *lines[start + 1 :]])
+    has_end = not lines or lines[-1].endswith((b"\r", b"\n"))
+    is_broken = BREAK in lines[blocks[0].start] if blocks else not has_end
+    head = HEAD % (BREAK if is_broken else b"")
+    texts = [
+        head,
+        *(b"# for " + each for each in dict.fromkeys((*names, name))),
+        IMPORT,
+        GUARD,
+        APPEND,
+        TAIL,
+    ]
+    new = b"".join(text + eol for text in texts)
+    if blocks:
+        kept = _without(lines, blocks)
+        return b"".join([*kept[0], new, *(line for part in kept[1:] for line in part)])
+    return data + (b"" if has_end else eol) + new
+
+
+def removed(data: bytes, name: bytes) -> Removal:
+    """Return the file without the lines for this Python.
+
+    Raises:
+        StartupError: The file would not be valid Python any more.
+    """
+    lines = data.splitlines(keepends=True)
+    blocks = blocks_in(lines)
+    others = tuple(each for each in names_in(lines) if each != name)
+    if others:
+        inside = {at for start, stop, _ in blocks for at in range(start, stop)}
+        own = {at for at in inside if _text(lines[at]) == b"# for " + name}
+        return Removal(b"".join(line for at, line in enumerate(lines) if at not in own), others, 0)
+    parts = _without(lines, blocks)
+    left = sum(len(_users(lines[block.start : block.stop])) for block in blocks)
+    if blocks and not parts[-1] and BREAK in lines[blocks[-1].start] and parts[-2]:
+        parts[-2][-1] = _text(parts[-2][-1])
+    result = b"".join(line for part in parts for line in part)
+    if left and _is_python(data) and not _is_python(result):
+        raise StartupError("the lines between its marks were edited; remove them by hand")
+    return Removal(result, (), left)
+
+
+def blocks_in(lines: list[bytes]) -> list[Block]:
+    """Return where lines of ours stand, also if a mark is lost."""
+    texts = [*map(_text, lines)]
+    marks = [at for at, text in enumerate(texts) if text.startswith((BEGIN, END))]
+    blocks: list[Block] = []
+    for at, following in pairwise([*marks, len(texts)]):
+        is_begin = texts[at].startswith(BEGIN)
+        if is_begin and following < len(texts) and texts[following].startswith(END):
+            blocks.append(Block(at, following + 1, is_whole=True))
+        elif is_begin:
+            last = next((i for i in range(at, following) if texts[i] == APPEND), None)
+            end = at + 1 if last is None else last + 1
+            while last is None and end < following and _is_ours(texts[end]):
+                end += 1
+            blocks.append(Block(at, end, is_whole=False))
+        elif not blocks or blocks[-1].stop <= at:
+            first = blocks[-1].stop if blocks else 0
+            start = next((i for i in range(at, first - 1, -1) if texts[i] == APPEND), at)
+            while start > first and _is_ours(texts[start - 1]):
+                start -= 1
+            blocks.append(Block(start, at + 1, is_whole=False))
+    return blocks
+
+
+def names_in(lines: list[bytes]) -> list[bytes]:
+    """Return the Pythons that the lines are for; a block of version 2.0.0 names none."""
+    inside = [line for start, stop, _ in blocks_in(lines) for line in lines[start:stop]]
+    found = (NAME.fullmatch(_text(line)) for line in inside)
+    return [*dict.fromkeys(match[1] for match in found if match)]
+
+
+def _without(lines: list[bytes], blocks: list[Block]) -> list[list[bytes]]:
+    """Return the lines before the first block, and those of the user that follow, by block."""
+    stops = [0, *(block.stop for block in blocks)]
+    starts = [*(block.start for block in blocks), len(lines)]
+    between = [lines[stop:start] for stop, start in zip(stops, starts, strict=True)]
+    inside = [_kept(lines[block.start : block.stop]) for block in blocks]
+    return [between[0], *(a + b for a, b in zip(inside, between[1:], strict=True))]
+
+
+def _users(block: list[bytes]) -> list[bytes]:
+    return [line for line in block if not _is_ours(_text(line))]
+
+
+def _kept(block: list[bytes]) -> list[bytes]:
+    """Return the user's lines in a block, with ours that those need to be valid."""
+    kept = dict[int, bytes]()
+    needs_guard = False  # an indented line of the user follows
+    for at in reversed(range(len(block))):
+        line, text = block[at], _text(block[at])
+        if not _is_ours(text):
+            kept[at] = line
+            if text.strip() and not text.lstrip().startswith(b"#"):
+                needs_guard = text[:1].isspace()
+        elif text in (GUARD, OLD_GUARD):
+            if needs_guard:
+                kept[at] = line
+            needs_guard = False
+        elif text == IMPORT and any(b"importlib" in each for each in kept.values()):
+            kept[at] = line
+    return [kept[at] for at in sorted(kept)]
+
+
+def _is_ours(text: bytes) -> bool:
+    is_code = text in (IMPORT, GUARD, OLD_GUARD, APPEND)
+    return is_code or text.startswith((BEGIN, END)) or bool(NAME.fullmatch(text))
+
+
+def _is_python(data: bytes) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            compile(data, "ipython_config.py", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return False
+    return True
+
+
+def _text(line: bytes) -> bytes:
+    return line.rstrip(b"\r\n")
+
+
+# -- the file ------------------------------------------------------------------------------------
+
+
+class Config:
+    """A user's ipython_config.py, and the copy of it from before the lines were added.
+
+    Attributes:
+        path: Where IPython reads it; it may be a link.
+        name: The Python that the lines are for.
+    """
+
+    def __init__(self, path: str, name: bytes) -> None:
+        self.path, self.name = path, name
+        self._folder = os.path.dirname(path)
+        self._copy = f"{path}.before-reserve_gpu"
+
+    def check_owner(self, again: str) -> None:
+        """Raise StartupError if root would leave files of its own in another user's home.
+
+        again: What to type as that user.
+        """
+        if os.geteuid():
+            return
+        ipython = os.path.dirname(self._folder)
+        home = os.path.realpath(pwd.getpwuid(0).pw_dir)
+        if f"{os.path.realpath(ipython)}/".startswith(f"{home}/"):  # a container may mount it
+            return
+        above = os.path.dirname(ipython)
+        while not os.path.exists(above):
+            above = os.path.dirname(above)
+        for place in (os.path.realpath(self.path), self._folder, ipython, above):
+            if os.path.exists(place) and (uid := os.stat(place).st_uid):
+                user = _user(uid)
+                raise StartupError(
+                    f"{place} belongs to {user}, and root's files there would keep IPython from "
+                    f"starting for {user}. Nothing was changed. Without sudo, as {user}, "
+                    f"run: {again}"
+                )
+
+    def has_block(self) -> bool:
+        """Return whether the file has lines of ours."""
+        return bool(blocks_in(self._read().splitlines(keepends=True)))
+
+    def check_add(self) -> None:
+        """Raise StartupError if the lines can't be added.
+
+        If a line of the user may load the extension, they need not be.
+        """
+        if os.path.isfile(self.path):
+            data = self._read()
+            if added(data, self.name) != data and (self.has_block() or not OWN_LINE.search(data)):
+                self._check_change()
+            return
+        place = self.path
+        while not os.path.lexists(place):
+            place = os.path.dirname(place)
+        if place == self.path or not os.path.isdir(place) or not os.access(place, os.W_OK):
+            raise StartupError(
+                f"{self.path} cannot be made: {place} is no folder to write in; IPYTHONDIR names "
+                "another place"
+            )
+
+    def check_remove(self) -> None:
+        """Raise StartupError if the lines can't be removed."""
+        data = self._read()
+        if self._removed(data).data != data:
+            self._check_change()
+
+    def add(self) -> None:
+        """Add the lines for this Python, if they are not there. Raises StartupError."""
+        data = self._read()
+        if (new := added(data, self.name)) == data:
+            return
+        if not os.path.isfile(self.path):
+            os.makedirs(self._folder, exist_ok=True)
+        else:
+            self._check_change()
+            if not self.has_block() and not os.path.lexists(self._copy):
+                _replace(self._copy, data, like=os.path.realpath(self.path))
+        self._write(data, new)
+
+    def remove(self) -> list[str]:
+        """Remove the lines for this Python; return what to tell the user. Raises StartupError."""
+        data = self._read()
+        if not self.has_block():
+            return [f"Nothing to take out of {self.path}", *self._own_lines()]
+        new, others, left = self._removed(data)
+        copy = self._read_copy()
+        if others:
+            if new != data:
+                self._write(data, new)
+            names = "\n".join(map(os.fsdecode, others))
+            return [f"The lines in {self.path} stay for\n{names}"]
+        if not (new or os.path.lexists(self._copy) or os.path.islink(self.path)):
+            os.unlink(self.path)  # it was made for the lines
+            return [f"Removed {self.path}, which held nothing else", *self._own_lines()]
+        # A version before recorded nowhere that it had added a line break.
+        if copy is not None and new in (copy + b"\n", copy + b"\r\n") and not left:
+            new = copy
+        self._write(data, new)
+        if copy == new:
+            os.unlink(self._copy)
+        rest = "the rest of it is as it was"
+        if left:
+            lines = "1 line" if left == 1 else f"{left} lines"
+            rest = f"{lines} of your own between the marks and the rest of it are as they were"
+        return [f"Taken out of {self.path}; {rest}", *self._own_lines()]
+
+    def _own_lines(self) -> list[str]:
+        files = self.path, os.path.join(self._folder, "ipython_kernel_config.py")
+        named = [file for file in files if OWN_LINE.search(_read(file))]
+        text = "Left as it is: a line of your own in {} names reserve_gpu"
+        return [text.format(file) for file in named]
+
+    def _read(self) -> bytes:
+        try:
+            return _read(self.path)
+        except OSError as error:
+            raise StartupError(f"no permission to read {self.path}") from error
+
+    def _read_copy(self) -> bytes | None:
+        return _read(self._copy) if os.path.isfile(self._copy) else None
+
+    def _removed(self, data: bytes) -> Removal:
+        try:
+            return removed(data, self.name)
+        except StartupError as error:
+            raise StartupError(f"{self.path} stays as it is: {error}") from error
+
+    def _check_change(self) -> None:
+        target = os.path.realpath(self.path)
+        for place in (self.path, self._folder, os.path.dirname(target)):
+            if not os.access(place, os.W_OK):
+                raise StartupError(f"no permission to change {place}")
+        owner = os.stat(target).st_uid
+        if os.geteuid() not in (0, owner):
+            raise StartupError(f"{target} belongs to {_user(owner)}, who alone can replace it")
+
+    def _write(self, before: bytes, data: bytes) -> None:
+        target = os.path.realpath(self.path)
+        if self._read() != before:
+            raise StartupError(f"{self.path} was changed meanwhile, and stays as it is. Try again")
+        _replace(target, data, like=target)
+
+
+def _read(path: str) -> bytes:
+    """Return what is in a file; nothing if it is no file."""
+    if not os.path.isfile(path):
+        return b""
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _replace(path: str, data: bytes, like: str) -> None:
+    """Replace a file in one step. Raises StartupError.
+
+    like: The file whose owner, mode and attributes it gets, if there is one.
+    """
+    folder, base = os.path.split(path)
+    draft = os.path.join(folder, f".{base}.{os.urandom(4).hex()}")
+    try:
+        status = os.stat(like) if os.path.exists(like) else None
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(os.open(draft, flags, 0o600 if status else 0o666), "wb") as file:
+            file.write(data)
+            if status:
+                with suppress(PermissionError):  # of a group that the user has left
+                    os.fchown(file.fileno(), status.st_uid, status.st_gid)
+                shutil.copystat(like, draft)
+                os.utime(draft)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        with suppress(OSError):  # not every file system can
+            _sync(folder)
+    except OSError as error:
+        text = f"{path} could not be written ({error.strerror}), and is as it was"
+        raise StartupError(text) from error
+    finally:
+        with suppress(OSError):
+            os.unlink(draft)
+
+
+def _sync(folder: str) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+# -- the program ---------------------------------------------------------------------------------
+
+
+def main(verb: str, path: str, name: str) -> int:
+    """Do what install.sh asks for; return the exit code."""
+    config = Config(path, os.fsencode(name))
+    script = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "install.sh")
+    if verb == "has-block":
+        return 0 if config.has_block() else 1
+    if verb == "add":
+        config.add()
+    elif verb == "remove":
+        print(*config.remove(), sep="\n")
+    else:
+        config.check_owner(f"sh {shlex.quote(script)}" + " --uninstall" * (verb != "check-add"))
+        config.check_add() if verb == "check-add" else config.check_remove()
+    return 0
+
+
+def _end(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            signal.signal(each, _end)  # so that a draft is removed
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except StartupError as caught:
+        sys.exit(f"install.sh: {caught}")

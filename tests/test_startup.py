@@ -1,0 +1,297 @@
+"""The lines in ipython_config.py: what they become, and what an interrupted run leaves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reserve_gpu import startup
+
+PROGRAM = Path(startup.__file__).resolve()
+ONE, TWO = b"/one/bin/python3.11", b"/a b/two/bin/python3.10"
+# What version 2.0.0 added, to a file with a line break at its end, without one, and to a new one.
+OLD_BLOCKS = [
+    b"# >>> reserve_gpu (added by install.sh, which takes it away with --uninstall; new: %s) >>>\n"
+    b"import importlib.util\n"
+    b'if importlib.util.find_spec("reserve_gpu"):\n'
+    b'    get_config().InteractiveShellApp.extensions.append("reserve_gpu")\n'
+    b"# <<< reserve_gpu <<<\n" % new
+    for new in (b"nothing", b"break", b"file and 2 folders")
+]
+BLOCK = startup.added(b"", ONE)
+
+
+def without(data: bytes, name: bytes = ONE) -> bytes:
+    return startup.removed(data, name).data
+
+
+# -- the text ------------------------------------------------------------------------------------
+
+
+PIECES = [
+    *(b"x = 1", b"#", b"\xe9", b"\xef\xbb\xbf", b"  ", b"\n", b"\r\n", b"\r", b"\x0c"),
+    *(b"# for me", startup.IMPORT, startup.APPEND, b"# <<<"),
+]
+
+
+@given(st.lists(st.sampled_from(PIECES)).map(b"".join))
+def test_whatever_the_file_is_it_is_the_same_afterwards(data: bytes) -> None:
+    """Lines that were added and removed leave every byte, whatever its encoding and line ends."""
+    both = startup.added(startup.added(data, ONE), TWO)
+    assert both.startswith(data)
+    assert startup.removed(both, TWO).others == (ONE,)
+    assert without(without(both, TWO)) == data
+
+
+@pytest.mark.parametrize("block", [BLOCK, *OLD_BLOCKS])
+@pytest.mark.parametrize("eol", [b"\n", b"\r\n"])
+def test_the_lines_of_the_user_between_the_marks_stay(block: bytes, eol: bytes) -> None:
+    """Only lines that were added are removed, wherever in the block the user has written."""
+    lines = block.replace(b"\n", eol).splitlines(keepends=True)
+    for at in range(1, len(lines)):
+        if lines[at].startswith(b" "):
+            continue  # a line before it would end the condition
+        own = b"c.InteractiveShell.autocall = 1" + eol, b"# for my own use" + eol, eol
+        data = b"".join([b"x = 1" + eol, *lines[:at], *own, *lines[at:], b"y = 2"])
+        assert startup.removed(data, ONE) == (b"x = 1%s%sy = 2" % (eol, b"".join(own)), (), 3)
+
+
+@pytest.mark.parametrize(
+    ("inside", "stays"),
+    [
+        ("    x = 1\n", f"import importlib.util\n{startup.GUARD.decode()}\n    x = 1\n"),
+        ("    # a remark\n", "    # a remark\n"),
+        ("print(importlib.util)\n", "import importlib.util\nprint(importlib.util)\n"),
+        ("c.TerminalIPythonApp.extensions = ['reserve_gpu']\n",) * 2,
+    ],
+)  # fmt: skip
+def test_what_stays_is_python(inside: str, stays: str) -> None:
+    """Lines of ours stay if the user's between the marks are no Python without them."""
+    end = BLOCK.index(startup.TAIL)
+    data = BLOCK[:end] + inside.encode() + BLOCK[end:]
+    assert without(data).decode() == stays
+    compile(stays, "", "exec")
+
+
+def test_lines_that_can_not_be_removed_are_left() -> None:
+    """If what remained would be no Python, nothing is changed."""
+    end = BLOCK.index(startup.TAIL)
+    with pytest.raises(startup.StartupError, match="remove them by hand"):
+        without(BLOCK[:end] + b"else:\n    x = 1\n" + BLOCK[end:])
+
+
+def test_an_edited_line_is_the_users() -> None:
+    """A line of ours that the user has changed stays as it is now."""
+    data = BLOCK.replace(b"\nif ", b"\n# if ").replace(b"    get_config()", b"c")
+    stays = without(data)
+    assert stays.splitlines() == [startup.IMPORT, b"# " + startup.GUARD, stays.splitlines()[-1]]
+    assert stays in data
+
+
+@pytest.mark.parametrize("lost", [startup.BEGIN, startup.END, b"none"])
+@pytest.mark.parametrize("block", [BLOCK, *OLD_BLOCKS])
+def test_a_lost_mark(lost: bytes, block: bytes) -> None:
+    """Without one of the marks the lines that were added are found all the same, and no others."""
+    lines = block.splitlines(keepends=True)
+    damaged = b"".join(line for line in lines if not line.startswith(lost))
+    data = b"import importlib\n" + damaged + b"x = 1\n" + damaged + b"import importlib.util\n"
+    assert without(data) == b"import importlib\nx = 1\nimport importlib.util\n"
+    again = startup.added(data, TWO)
+    assert (
+        again.count(startup.APPEND) == again.count(startup.BEGIN) == again.count(startup.END) == 1
+    )
+    assert without(again, TWO) in (without(data), again.replace(b"# for " + TWO + b"\n", b""))
+
+
+def test_the_lines_of_the_user_stay_when_a_name_is_added() -> None:
+    """Another Python's name is added without a change to what the user has written."""
+    own = BLOCK.replace(b"import", b"x = 1\nimport", 1)
+    added = startup.added(own, TWO)
+    assert added.replace(b"# for " + TWO + b"\n", b"") == own
+    assert without(added, TWO) == own
+
+
+# -- the file ------------------------------------------------------------------------------------
+
+
+class Profile:
+    """A profile of IPython's, and what install.sh does to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = folder / "home" / ".ipython" / "profile_default" / "ipython_config.py"
+        self.config.parent.mkdir(parents=True)
+        self.folder = folder
+
+    def run(self, verb: str, *prefix: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*prefix, sys.executable, str(PROGRAM), verb, str(self.config), ONE.decode()],
+            env={**os.environ, **environ}, text=True, capture_output=True, check=False, cwd="/",
+        )  # fmt: skip
+
+    def files(self) -> dict[str, bytes]:
+        return {each.name: each.read_bytes() for each in self.config.parent.iterdir()}
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Profile:
+    return Profile(tmp_path)
+
+
+@pytest.mark.process
+def test_the_file_is_replaced(profile: Profile) -> None:
+    """What was in the file is never overwritten: another name of the same file still has it."""
+    profile.config.write_bytes(b"x = 1\n")
+    old = profile.folder / "old"
+    os.link(profile.config, old)
+    assert profile.run("add").returncode == 0
+    assert old.read_bytes() == b"x = 1\n"
+    os.unlink(old)
+    os.link(profile.config, old)
+    assert profile.run("remove").returncode == 0
+    assert old.read_bytes() == b"x = 1\n" + BLOCK
+    assert profile.files() == {"ipython_config.py": b"x = 1\n"}
+
+
+# Gets a signal at one of its system calls that Python tells of, once it has started.
+INTERRUPTED = """
+import os, signal, sys
+count = 0
+def watch(event, _):
+    global count
+    has_started = signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    if event.startswith(("open", "os.", "shutil.")) and has_started:
+        count += 1
+        if count == int(os.environ["AT"]):
+            os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+if os.environ.get("AT"):
+    sys.addaudithook(watch)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("verb", ["add", "remove"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interruption_leaves_the_old_file_or_the_new(
+    verb: str, number: signal.Signals, profile: Profile
+) -> None:
+    """Whenever a signal comes, the file is whole, and what it was is there."""
+    (profile.folder / "sitecustomize.py").write_text(INTERRUPTED)
+    without_lines = b"x = 1\n" * 1000
+    before = without_lines + (BLOCK if verb == "remove" else b"")
+    after = without_lines + (BLOCK if verb == "add" else b"")
+    copy = profile.config.with_name("ipython_config.py.before-reserve_gpu")
+    seen, code, at = set(), -1, 0
+    while code:
+        at += 1
+        profile.config.write_bytes(before)
+        copy.unlink(missing_ok=True)
+        path = {"PYTHONPATH": str(profile.folder), "AT": str(at), "SIGNAL": str(int(number))}
+        done = profile.run(verb, **path)
+        code = done.returncode
+        assert code in (0, -number, 128 + number), done.stderr
+        files = profile.files()
+        seen.add(files.pop("ipython_config.py"))
+        assert files.pop(copy.name, without_lines) == without_lines
+        assert number == signal.SIGKILL or not files
+        for name in files:
+            profile.config.with_name(name).unlink()
+    assert seen == {before, after}
+
+
+@pytest.mark.process
+def test_a_change_meanwhile_is_kept(profile: Profile) -> None:
+    """What an editor has written since the file was read is not overwritten."""
+    profile.config.write_bytes(b"x = 1\n")
+    edit = f"open({str(profile.config)!r}, 'w').write('y = 2')"
+    hook = f"""
+import os, sys
+def watch(event, arguments, done=[]):
+    if event == "os.access" or (event == "open" and "before-reserve" in str(arguments[0])):
+        done or (done.append(1), {edit})
+if os.environ.get("EDIT"):
+    sys.addaudithook(watch)
+"""
+    (profile.folder / "sitecustomize.py").write_text(hook)
+    done = profile.run("add", PYTHONPATH=str(profile.folder), EDIT="1")
+    assert "was changed meanwhile" in done.stderr
+    assert profile.config.read_bytes() == b"y = 2"
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+OTHER = 1001
+
+
+def own(path: Path) -> None:
+    for each in (path, *path.rglob("*")):
+        os.lchown(each, OTHER, OTHER)
+
+
+@needs_root
+@pytest.mark.process
+@pytest.mark.parametrize("verb", ["check-add", "check-remove"])
+@pytest.mark.parametrize("owned", ["home", "home/.ipython", "home/.ipython/profile_default"])
+def test_root_takes_over_no_home(verb: str, owned: str, profile: Profile) -> None:
+    """As root in another user's home, it says in one line what to type, and changes nothing."""
+    own(profile.folder / owned)
+    done = profile.run(verb)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"belongs to user {OTHER}" in line
+    end = " --uninstall" if verb == "check-remove" else ""
+    assert line.endswith(f"run: sh {PROGRAM.parent.parent}/install.sh{end}")
+
+
+@needs_root
+@pytest.mark.process
+def test_root_follows_no_link_to_a_file_of_another_user(profile: Profile) -> None:
+    """A link in root's profile to another user's file is refused, too."""
+    dotfile = profile.folder / "dotfile"
+    dotfile.touch()
+    own(dotfile)
+    profile.config.symlink_to(dotfile)
+    assert f"{dotfile} belongs to user {OTHER}" in profile.run("check-add").stderr
+
+
+@needs_root
+@pytest.mark.process
+@pytest.mark.parametrize("verb", ["add", "remove"])
+def test_the_file_keeps_its_owner(verb: str, profile: Profile) -> None:
+    """Whoever replaces the file, its owner, group and mode stay, and so does a link."""
+    dotfile = profile.folder / "dotfile"
+    dotfile.write_bytes(b"x = 1\n" + BLOCK * (verb == "remove"))
+    os.chown(dotfile, OTHER, OTHER + 1)
+    dotfile.chmod(0o640)
+    profile.config.symlink_to("../../../dotfile")
+    assert profile.run(verb).returncode == 0
+    status = dotfile.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (OTHER, OTHER + 1, 0o640)
+    assert profile.config.is_symlink()
+
+
+@needs_root
+@pytest.mark.process
+def test_a_file_of_another_user_is_not_replaced() -> None:
+    """A user who may write another's file does not become its owner."""
+    python = shutil.which("python3", path="/usr/bin:/bin")
+    user = ("setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups")
+    if not python or subprocess.run([*user, python, "-c", ""], check=False).returncode:
+        pytest.skip("needs setpriv, and a Python that other users can run")
+    with tempfile.TemporaryDirectory() as folder:  # which other users can reach
+        open_profile = Profile(Path(folder))
+        open_profile.config.write_bytes(b"x = 1\n")
+        program = shutil.copy(PROGRAM, folder)
+        for path in (open_profile.folder, *open_profile.folder.rglob("*")):
+            path.chmod(0o777)
+        words = (*user, python, program, "add", str(open_profile.config), ONE.decode())
+        done = subprocess.run(words, text=True, capture_output=True, check=False, cwd="/")
+        assert f"{open_profile.config} belongs to root" in done.stderr
+        assert open_profile.files() == {"ipython_config.py": b"x = 1\n"}
