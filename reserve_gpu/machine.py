@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from reserve_gpu.gpus.nvml import Nvml
-    from reserve_gpu.locks.directory import Claim
-    from reserve_gpu.model import Holder, Process, Rules, Ticket, Usage
+    from reserve_gpu.model import Claim, Holder, Process, Rules, Ticket, Usage
 
 MUTEX_LIMIT_S = 0.5
 READING_LIMIT_S = 2.0
@@ -171,7 +170,7 @@ def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
     """Return the reason to refuse a device whose number another reservation still names.
 
     A process that reserved another GPU under this number keeps it in CUDA_VISIBLE_DEVICES. CUDA in
-    that process would start on this device. Anybody can lock a file with the name of a device that
+    that process would start on this device. Any user can lock a file with the name of a device that
     is not here, so one such claim of a user counts.
 
     Args:
@@ -180,12 +179,11 @@ def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
     """
     known = (each for each in nvml.walk() if isinstance(each, Device)) if claims else ()
     devices = {device_of(lock_name(device.uuid)): device for device in known}
-    for holder, claimed in claims:
-        file = device_of(holder.file or "")
-        missing = [device for device in claimed if device not in devices]
-        if file not in devices and file != min(missing):
+    for holder, device, claimed in claims:
+        missing = [each for each in claimed if each not in devices]
+        if device in missing and device != min(missing):
             continue
-        if not (file in devices and _is_on(nvml, devices[file], holder)):
+        if device in missing or not _is_on(nvml, devices[device], holder):
             name = shown(holder.name or "A process", NAME_LIMIT)
             return (
                 f"{name} (pid {holder.pid}) reserved another GPU when that had this number; CUDA "

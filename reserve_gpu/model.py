@@ -520,7 +520,7 @@ class Holder(NamedTuple):
     used_mib: of one who shares, with its children, None if that can't be seen.
     beside: the holder that it has joined, in a word, None where that has gone.
     clock_set_s: The seconds by which the wall clock was set since it took the lock.
-    record_owner: UID of the only user who can write the record; None if other users can, too.
+    record_owner: UID of the only user who can write the record; None if others can.
     """
 
     record: Record = Record()
@@ -597,6 +597,20 @@ class Holder(NamedTuple):
         if self.part_mib is None or self.used_mib is None:
             return False
         return self.used_mib > self.part_mib
+
+
+class Claim(NamedTuple):
+    """The claim of a holder that its device had a certain number when it was reserved.
+
+    Attributes:
+        holder: The holder of the device.
+        device: The device, as in the names of lock files.
+        devices: All devices of which its user has such a claim.
+    """
+
+    holder: Holder
+    device: str
+    devices: tuple[str, ...]
 
 
 class Ticket(NamedTuple):

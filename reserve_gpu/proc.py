@@ -121,6 +121,22 @@ def uid_of(pid: int) -> int | None:
     return None
 
 
+def all_uids() -> set[str] | None:
+    """Return the real, effective and saved UIDs of all processes; None if some can't be seen.
+
+    /proc may hide other users' processes (hidepid), and a user namespace their UIDs.
+    """
+    if unmapped_uid() is not None or not os.path.exists("/proc/1"):
+        return None
+    uids: set[str] = set()
+    for pid in _pids():
+        with suppress(OSError):
+            owner = os.stat(f"/proc/{pid}").st_uid
+            # The files of a process that can't be traced belong to root.
+            uids |= {str(owner)} if owner else set(map(str, _uids(pid)))
+    return uids
+
+
 def user_of(pid: int) -> str | None:
     """Return the user that runs a process, None if it can't be seen from here."""
     uid = uid_of(pid)

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from reserve_gpu import machine
     from reserve_gpu import notices as notice
     from reserve_gpu.core import quota
-    from reserve_gpu.locks.directory import Claim
-    from reserve_gpu.model import Usage
+    from reserve_gpu.model import Claim, Usage
 else:
     machine, notice = Late("machine"), Late("notices")
     quota = Late("core.quota")  # which only rules need

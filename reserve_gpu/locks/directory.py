@@ -21,7 +21,7 @@ import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, islice, takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, proc, settings, this_process
 from reserve_gpu.errors import LockError, MutexHeldError, shell_line, shown
@@ -45,7 +45,7 @@ from reserve_gpu.locks.lock import (
     kernel_device,
     write_lock,
 )
-from reserve_gpu.model import Holder
+from reserve_gpu.model import Claim, Holder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -69,23 +69,6 @@ MOST_LOST = 256  # locks that are looked at to find those of lost devices; anybo
 MOST_NUMBERS = 10**10
 MOST_NAMES = 10_000  # names of queue files that a waiter remembers
 OTHERS_MODE, OWN_MODE = 0o666, 0o644
-
-
-class Claim(NamedTuple):
-    """The claim of a holder that its device had a certain number when it was reserved.
-
-    Attributes:
-        holder: The holder of the device.
-        devices: All devices of which its user has such a claim, as in the names of lock files.
-    """
-
-    holder: Holder
-    devices: tuple[str, ...]
-
-    @property
-    def device(self) -> str:
-        """Return the device, as in the names of lock files."""
-        return device_of(self.holder.file or "")
 
 
 class LockDirectory:
@@ -381,8 +364,8 @@ class LockDirectory:
         for own in claims.values():
             # One user says one number of a device, so that it makes no others unusable.
             by_device = {device_of(holder.file or ""): holder for holder in own}
-            for holder in by_device.values():
-                claim = Claim(holder, tuple(by_device))
+            for device, holder in by_device.items():
+                claim = Claim(holder, device, tuple(by_device))
                 found.setdefault(holder.record.label or "", []).append(claim)
         return found
 

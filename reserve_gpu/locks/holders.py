@@ -30,6 +30,7 @@ SHARE = ".share"  # in the name of a sharer's file: UUID.share-UID-N.lock
 RECORD = ".record"  # in the name of the file with a whole device's record: UUID.record-UID-N
 # After those. Text, which `re` compiles at its first use: mostly there is no such file.
 NUMBERED = r"-([0-9]{1,10})-([0-9]{1,10})(?:\.lock)?"
+MANY = 1000  # files in a lock directory; honest users make a few
 MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; nobody needs more, and each costs a look
 BACK_S = 120.0  # within which a process that left the queue without a device finds its old place
 # A file that was changed no later than this after its record was only written: no cell has ended.
@@ -61,21 +62,27 @@ class Holders:
 
     @property
     def names(self) -> set[str]:
-        """Return the names of the files there; of waiters' files those that are locked, if known.
+        """Return the names of the files there that may be locked, as far as is known.
 
-        Every user can make as many files as they like, so no file is looked at that the kernel's
-        list does not show. That list may miss a waiter, but not a sharer. Raises LockError.
+        Every user can make as many files as they like, so only those are looked at that may count.
+        The kernel's list shows which ones are locked, but it may miss one. A waiter may be missed
+        in one look. A holder is not, because its file has a UID of which there is a process.
+        Raises LockError.
         """
         if self._names is None:
+            entries, locked = list(self._entries()), self._locked_inodes
+            is_complete = proc.sees_all_locks()
+            uids = proc.all_uids() if is_complete and len(entries) > MANY else None
             self._names, self._locked_names = set(), set()
-            locked, is_complete = self._locked_inodes, proc.sees_all_locks()
-            for entry in self._entries():
+            for entry in entries:
                 name = entry.name
                 if entry.inode() in locked:
                     self._locked_names.add(name)
-                elif is_complete and name.startswith(QUEUE):
-                    continue
-                self._names.add(name)
+                    self._names.add(name)
+                elif not (is_complete and name.startswith(QUEUE)) and (
+                    uids is None or not has_owner(name) or _uid_in(name) in uids
+                ):
+                    self._names.add(name)
         return self._names
 
     @property
@@ -142,7 +149,7 @@ class Holders:
             return self._holder(record, status)._replace(uid=uid, file=name, record_owner=uid)
         taker = self._listed_pid(status)
         pid = self.keeper(taker, status) if taker else None
-        found = self._owned_record(name, proc.uid_of(pid) if pid else None, pid)
+        found = self._owned_record(name, proc.uid_of(pid) if pid else None, {pid, taker})
         # Else an older version has it locked, or a program of another kind.
         record, own = found or (record, status)
         if taker and not pid:
@@ -154,7 +161,7 @@ class Holders:
         return holder._replace(uid=user, file=name, record_owner=owner)
 
     def _owned_record(
-        self, name: str, uid: int | None, pid: int | None
+        self, name: str, uid: int | None, pids: set[int | None]
     ) -> tuple[Record, os.stat_result] | None:
         """Return the record of a whole device's holder, and the status of the file it is in.
 
@@ -162,7 +169,8 @@ class Holders:
             name: The lock file of the device.
             uid: The user whose process has the device. If that is not known, a record counts only
                 if there is no other one.
-            pid: The process that has the device, None if that is not known.
+            pids: The process that has the device, and the one that took it, as far as known. A
+                record of another one counts only if its writer has other numbers for them.
         """
         found: list[tuple[Record, os.stat_result]] = []
         for own in self.user_files(f"{name.removesuffix('.lock')}{RECORD}", uid):
@@ -170,9 +178,10 @@ class Holders:
             if descriptor is None:
                 continue
             with descriptors.closing(descriptor):
-                if is_write_locked(descriptor):
-                    found.append((records.read(descriptor), os.fstat(descriptor)))
-        found.sort(key=lambda read: (read[0].who.pid != pid, -(read[0].since or 0.0)))
+                record = records.read(descriptor) if is_write_locked(descriptor) else None
+                if record and (pids == {None} or _is_by(record, pids)):
+                    found.append((record, os.fstat(descriptor)))
+        found.sort(key=lambda read: -(read[0].since or 0.0))
         return found[0] if len(found) == 1 or (found and uid is not None) else None
 
     def ticket(self, name: str) -> Ticket:
@@ -292,6 +301,11 @@ def has_owner(name: str) -> bool:
     return SHARE in name or RECORD in name
 
 
+def _uid_in(name: str) -> str:
+    """Return the UID in the name of such a file."""
+    return name.rpartition("-")[0].rpartition("-")[2]
+
+
 def is_sharers(name: str) -> bool:
     """Tell whether that is the name of a sharer's file, which only its owner can write."""
     return SHARE in name
@@ -393,6 +407,11 @@ def _locks() -> tuple[dict[str, int], set[int]]:
             if fields[1] == "FLOCK" and int(fields[4]) > 0:
                 pids.setdefault(fields[5], int(fields[4]))
     return pids, inodes
+
+
+def _is_by(record: Record, pids: Collection[int | None]) -> bool:
+    """Return whether one of these processes of this PID namespace may have written a record."""
+    return record.who.namespace != proc.pid_namespace() or record.who.pid in pids
 
 
 def _is_before(began: float | None, at: float | None) -> bool:
