@@ -24,7 +24,7 @@ from typing import NamedTuple, NoReturn
 
 BEGIN, END = b"# >>> reserve_gpu ", b"# <<< reserve_gpu "
 HEAD = BEGIN + b"(added by install.sh, which takes it away with --uninstall%s) >>>"
-BREAK = b"; new: break"  # in the first mark: the line break before it was added, too
+BREAK = b"; new: break"  # in the first mark if the line break before it was added
 IMPORT = b"import importlib.util"
 # A folder of that name without an __init__.py has no origin. Other environments of this user share
 # the file, but may lack the package.
@@ -41,7 +41,7 @@ class StartupError(Exception):
 
 
 class Block(NamedTuple):
-    """Where lines of ours stand.
+    """The position of the lines that this module wrote.
 
     Attributes:
         start: The index of the first line.
@@ -55,7 +55,7 @@ class Block(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """What a file becomes without this Python.
+    """A file without the lines for this Python.
 
     Attributes:
         data: The new content.
@@ -104,7 +104,7 @@ def removed(data: bytes, name: bytes) -> Removal:
     """Return the file without the lines for this Python.
 
     Raises:
-        StartupError: The file would not be valid Python any more.
+        StartupError: The file would no longer be valid Python.
     """
     lines = data.splitlines(keepends=True)
     blocks = blocks_in(lines)
@@ -124,7 +124,7 @@ def removed(data: bytes, name: bytes) -> Removal:
 
 
 def blocks_in(lines: list[bytes]) -> list[Block]:
-    """Return where lines of ours stand, also if a mark is lost."""
+    """Return the blocks of our lines. A block may have lost one of its marks."""
     texts = [*map(_text, lines)]
     marks = [at for at, text in enumerate(texts) if text.startswith((BEGIN, END))]
     blocks: list[Block] = []
@@ -245,7 +245,7 @@ class Config:
                 )
 
     def has_block(self) -> bool:
-        """Return whether the file has lines of ours."""
+        """Return whether the file has our lines."""
         return bool(blocks_in(self._read().splitlines(keepends=True)))
 
     def check_add(self) -> None:
@@ -287,7 +287,7 @@ class Config:
         self._write(data, new)
 
     def remove(self) -> list[str]:
-        """Remove the lines for this Python; return what to tell the user. Raises StartupError."""
+        """Remove the lines for this Python; return messages for the user. Raises StartupError."""
         data = self._read()
         if not self.has_block():
             return [f"Nothing to take out of {self.path}", *self._own_lines()]
@@ -351,7 +351,7 @@ class Config:
 
 
 def _read(path: str) -> bytes:
-    """Return what is in a file; nothing if it is no file."""
+    """Return the content of a file; nothing if it is not a regular file."""
     if not os.path.isfile(path):
         return b""
     with open(path, "rb") as file:
@@ -371,7 +371,7 @@ def _replace(path: str, data: bytes, like: str) -> None:
         with open(os.open(draft, flags, 0o600 if status else 0o666), "wb") as file:
             file.write(data)
             if status:
-                with suppress(PermissionError):  # of a group that the user has left
+                with suppress(PermissionError):  # the user may have left the group
                     os.fchown(file.fileno(), status.st_uid, status.st_gid)
                 shutil.copystat(like, draft)
                 os.utime(draft)
@@ -407,7 +407,7 @@ def _user(uid: int) -> str:
 
 
 def main(verb: str, path: str, name: str) -> int:
-    """Do what install.sh asks for; return the exit code."""
+    """Run one command of install.sh; return the exit code."""
     config = Config(path, os.fsencode(name))
     script = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "install.sh")
     if verb == "has-block":

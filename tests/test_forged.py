@@ -1,4 +1,4 @@
-"""What another user forges in the lock directory changes no decision."""
+"""Forged files of another user in the lock directory change no decision."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def users(three: Users) -> Iterator[Users]:
 
 
 def as_another(child: Child, code: str) -> Answer:
-    """Run code of an attack; what the kernel refuses is no failure of the test."""
+    """Run the code of an attack, which the kernel may refuse."""
     return child.run(
         "import fcntl, json, os, stat\n"
         "from contextlib import suppress\n"
@@ -125,7 +125,7 @@ def test_a_forged_field_decides_nothing(users: Users, field: str) -> None:
 @pytest.mark.process
 @pytest.mark.xdist_group("users")
 @pytest.mark.parametrize("wishes", ["'0'", "'0', memory='1GB'"], ids=["whole", "part"])
-def test_nobody_else_writes_to_a_users_files(users: Users, wishes: str) -> None:
+def test_the_kernel_protects_the_files_of_a_user(users: Users, wishes: str) -> None:
     """The kernel lets no other user write to a file with a UID in its name."""
     assert users[NOBODY].reserve(wishes).value == "0"
     assert users["second"].reserve("'0', wait=0.1").error == "WaitTimeoutError"
@@ -215,7 +215,7 @@ def test_a_file_that_another_user_locks_is_not_its_owners(
 @pytest.mark.xdist_group("users")
 @pytest.mark.parametrize("kind", LOCKS)
 def test_a_left_place_that_another_user_locks_is_kept(users: Users, kind: str) -> None:
-    """Another user's lock on a left ticket takes the place from nobody, and keeps nobody out."""
+    """Another user's lock on a left ticket changes no place, and excludes no waiter."""
     owner, second, attacker = users[NOBODY], users["second"], users[DAEMON]
     assert attacker.reserve("'0'").value == "0"
     assert attacker.reserve("'0,1'").value == "0,1"
@@ -239,8 +239,8 @@ WISHES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("wish", WISHES)
-def test_an_impossible_wish_blocks_nobody(here: Here, wish: str) -> None:
-    """A waiter whose wish no state of this machine can satisfy keeps nobody from a free GPU."""
+def test_an_impossible_request_does_not_block(here: Here, wish: str) -> None:
+    """An impossible request in the queue does not keep a free GPU from other waiters."""
     about = {"wants": [here.uuid("1")], **WISHES[wish]}
     with ExitStack() as stack:
         waiters = Waiters(here.locks, stack)
@@ -251,8 +251,8 @@ def test_an_impossible_wish_blocks_nobody(here: Here, wish: str) -> None:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_forged_ticket_passes_nobody_who_was_there(tmp_path: Path, field: str) -> None:
-    """Whatever a waiter writes into its own ticket, it comes after those who waited before it."""
+def test_a_forged_ticket_does_not_pass_earlier_waiters(tmp_path: Path, field: str) -> None:
+    """A waiter cannot pass earlier waiters with any field of its own ticket."""
     with ExitStack() as stack:
         waiters = Waiters(tmp_path / "locks", stack)
         first = waiters.join()

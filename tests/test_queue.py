@@ -172,7 +172,7 @@ def test_places_that_are_left_are_used_at_last(queue: Queue) -> None:
 
 @pytest.mark.parametrize("number", [0, 2**33 - 1, 2**53, 2**62], ids=hex)
 def test_forged_number(queue: Queue, number: int) -> None:
-    """A ticket with a forged number passes nobody who was there before it."""
+    """A ticket with a forged number does not pass earlier waiters."""
     first = queue.join()
     forged = queue.file(1)
     with have(forged):

@@ -75,7 +75,7 @@ def test_the_lines_of_the_user_between_the_marks_stay(block: bytes, eol: bytes) 
     ],
 )  # fmt: skip
 def test_what_stays_is_python(inside: str, stays: str) -> None:
-    """Lines of ours stay if the user's between the marks are no Python without them."""
+    """Our lines stay if the user's lines between the marks are not valid Python without them."""
     end = BLOCK.index(startup.TAIL)
     data = BLOCK[:end] + inside.encode() + BLOCK[end:]
     assert without(data).decode() == stays
@@ -83,14 +83,14 @@ def test_what_stays_is_python(inside: str, stays: str) -> None:
 
 
 def test_lines_that_can_not_be_removed_are_left() -> None:
-    """If what remained would be no Python, nothing is changed."""
+    """Nothing is changed if the rest would not be valid Python."""
     end = BLOCK.index(startup.TAIL)
     with pytest.raises(startup.StartupError, match="remove them by hand"):
         without(BLOCK[:end] + b"else:\n    x = 1\n" + BLOCK[end:])
 
 
 def test_an_edited_line_is_the_users() -> None:
-    """A line of ours that the user has changed stays as it is now."""
+    """A line that the user has changed stays as it is now."""
     data = BLOCK.replace(b"\nif ", b"\n# if ").replace(b"    get_config()", b"c")
     stays = without(data)
     assert stays.splitlines() == [startup.IMPORT, b"# " + startup.GUARD, stays.splitlines()[-1]]
@@ -100,7 +100,7 @@ def test_an_edited_line_is_the_users() -> None:
 @pytest.mark.parametrize("lost", [startup.BEGIN, startup.END, b"none"])
 @pytest.mark.parametrize("block", [BLOCK, *OLD_BLOCKS])
 def test_a_lost_mark(lost: bytes, block: bytes) -> None:
-    """Without one of the marks the lines that were added are found all the same, and no others."""
+    """The added lines are found without one of the marks, and no others are."""
     lines = block.splitlines(keepends=True)
     damaged = b"".join(line for line in lines if not line.startswith(lost))
     data = b"import importlib\n" + damaged + b"x = 1\n" + damaged + b"import importlib.util\n"
@@ -124,7 +124,7 @@ def test_the_lines_of_the_user_stay_when_a_name_is_added() -> None:
 
 
 class Profile:
-    """A profile of IPython's, and what install.sh does to it."""
+    """A profile of IPython and the commands of install.sh on it."""
 
     def __init__(self, folder: Path) -> None:
         self.config = folder / "home" / ".ipython" / "profile_default" / "ipython_config.py"
@@ -148,7 +148,7 @@ def profile(tmp_path: Path) -> Profile:
 
 @pytest.mark.process
 def test_the_file_is_replaced(profile: Profile) -> None:
-    """What was in the file is never overwritten: another name of the same file still has it."""
+    """The old content is never overwritten: a second name of the file still has it."""
     profile.config.write_bytes(b"x = 1\n")
     old = profile.folder / "old"
     os.link(profile.config, old)
@@ -209,7 +209,7 @@ def test_an_interruption_leaves_the_old_file_or_the_new(
 
 @pytest.mark.process
 def test_a_change_meanwhile_is_kept(profile: Profile) -> None:
-    """What an editor has written since the file was read is not overwritten."""
+    """A change by an editor since the file was read is not overwritten."""
     profile.config.write_bytes(b"x = 1\n")
     edit = f"open({str(profile.config)!r}, 'w').write('y = 2')"
     hook = f"""
@@ -253,7 +253,7 @@ def test_root_takes_over_no_home(verb: str, owned: str, profile: Profile) -> Non
 @needs_root
 @pytest.mark.process
 def test_root_follows_no_link_to_a_file_of_another_user(profile: Profile) -> None:
-    """A link in root's profile to another user's file is refused, too."""
+    """A link in root's profile to another user's file is refused."""
     dotfile = profile.folder / "dotfile"
     dotfile.touch()
     own(dotfile)
@@ -265,7 +265,7 @@ def test_root_follows_no_link_to_a_file_of_another_user(profile: Profile) -> Non
 @pytest.mark.process
 @pytest.mark.parametrize("verb", ["add", "remove"])
 def test_the_file_keeps_its_owner(verb: str, profile: Profile) -> None:
-    """Whoever replaces the file, its owner, group and mode stay, and so does a link."""
+    """The owner, group and mode of a replaced file stay, and so does a link."""
     dotfile = profile.folder / "dotfile"
     dotfile.write_bytes(b"x = 1\n" + BLOCK * (verb == "remove"))
     os.chown(dotfile, OTHER, OTHER + 1)
