@@ -5,8 +5,8 @@ import stat
 
 from reserve_gpu import accounts
 
-# What this process held before exec made it another program: its pid, then a description
-# (core/handover.py) with its start time. Another process has only inherited the variable.
+# The pid of this process, and a description of its reservation from before exec, with its start
+# time (core/handover.py). Another process has only inherited the variable.
 HELD = "RESERVE_GPU_HELD"
 # What people may set.
 LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import pytest
 from reserve_gpu.core.outcome import Granted
 from reserve_gpu.model import Lease, Record, Who
 from tests.locked import have
+from tests.machine import ROOT
 from tests.test_offers import Waiters, attempts
 from tests.test_users import DAEMON, NOBODY, UUIDS, Users, for_users
 from tests.test_users import child as child_of
@@ -138,6 +140,13 @@ def test_the_kernel_protects_the_files_of_a_user(users: Users, wishes: str) -> N
         for flags in ("os.O_WRONLY", "os.O_RDWR", "os.O_RDWR | os.O_TRUNC"):
             assert users[DAEMON].run(f"os.open({str(path)!r}, {flags})").error == "PermissionError"
         assert users[DAEMON].run(f"os.unlink({str(path)!r})").error == "PermissionError"
+
+
+def test_the_table_of_facts_is_complete() -> None:
+    """docs/how.md says of every field of a record what decides in its place."""
+    page = (ROOT / "docs" / "how.md").read_text()
+    (table,) = re.findall(r"^\| decision .*?\n\n", page, re.MULTILINE | re.DOTALL)
+    assert set(FIELDS) <= set(re.findall(r"`(\w+)`", table))
 
 
 TIMES = [(0, 0), (1, 1), (2**33, 2**33), (2**62, 2**62)]

@@ -1,8 +1,8 @@
 """A reservation that outlives exec: how a process leaves it to the program that it becomes.
 
-The locks stay with the process, as their descriptors stay open over that one exec. What else there
-is to know travels in an environment variable, next to the pid and the start time: another process
-has only inherited it. Nothing in it is believed that the kernel does not confirm of the locks.
+The locks stay with the process, as their descriptors stay open over that one exec. All other facts
+travel in an environment variable, next to the pid and the start time: another process has only
+inherited it. Nothing in it is believed that the kernel does not confirm of the locks.
 """
 
 import json
