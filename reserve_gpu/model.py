@@ -439,6 +439,7 @@ class Record(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON takes it, without what is not known."""
         (size, lease, note), asks = self.promise, self.asks
+        behind = asks.behind if asks else None
         fields = {
             **self.who._asdict(),
             "note": note,
@@ -446,7 +447,7 @@ class Record(NamedTuple):
             **(lease._asdict() if lease.has_end else {}),
             **({"asks": asks.text, "needs": asks.needs} if asks else {}),
             **({"wants": sorted(asks.wants)} if asks and asks.wants is not None else {}),
-            **({"behind": sorted(asks.behind)} if asks and asks.behind is not None else {}),
+            **({} if behind is None else {"behind": sorted(behind)[:MOST_WANTED]}),
             **dict(zip(self._fields[3:], self[3:], strict=True)),
         }
         limit = foreign.TEXT_LIMIT

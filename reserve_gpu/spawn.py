@@ -15,10 +15,8 @@ import sys
 
 # The folder that this package was imported from.
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-HAS_SAFE_PATH = sys.version_info >= (
-    3,
-    11,
-)  # https://docs.python.org/3/using/cmdline.html#cmdoption-P
+# https://docs.python.org/3/using/cmdline.html#cmdoption-P
+HAS_SAFE_PATH = sys.version_info >= (3, 11)
 WITHOUT_FIRST = "import sys; del sys.path[0]; "
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
+import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from reserve_gpu import proc
 from reserve_gpu.calls import POLL_S
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import files
@@ -295,13 +298,57 @@ def test_thousands_of_files(queue: Queue, uid: int, count: int) -> None:
         assert len(looks) <= 2 * (MOST_OF_ONE_USER + 2)  # one for the lock, one for the record
 
 
+@needs_root
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize("name", ["queue-0-{}.lock", "queue-{}-0.lock", "{}.lock", "x-{}"])
+def test_unlocked_files_of_another_user_are_not_looked_at(queue: Queue, name: str) -> None:
+    """Any number of unlocked files of another user cost one listing and no look at each."""
+    for number in range(2000):
+        path = queue.path / name.format(number)
+        path.touch()
+        os.chown(path, OTHER_UID, -1)
+    place = queue.join()
+    with counting(files.open_to_look, files.status_of) as looks:
+        assert queue.ahead(place) == []
+        with queue.directory.mutex():
+            assert queue.directory.holders_besides([]) == ()
+            assert queue.directory.listed_numbers() == {}
+    assert len(looks) < 20
+
+
+# Locks files and ends, and leaves a process that has them open.
+LEAVE_LOCKS = """
+import fcntl, os, subprocess, sys
+files = [os.open(f"{sys.argv[1]}/GPU-{n}.lock", os.O_CREAT | os.O_RDWR, 0o666) for n in range(100)]
+for file in files:
+    fcntl.flock(file, fcntl.LOCK_EX)
+print(subprocess.Popen(["sleep", "1000"], pass_fds=files, stdout=subprocess.DEVNULL).pid)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("told")
+def test_locks_of_processes_that_have_ended_cost_one_pass(queue: Queue) -> None:
+    """The processes that keep a hundred locks of an ended one are found in one pass over /proc."""
+    argv = [sys.executable, "-c", LEAVE_LOCKS, str(queue.path)]
+    keeper = int(subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout)
+    try:
+        with counting(proc.lock_holders) as passes, queue.directory.mutex():
+            holders = queue.directory.holders_besides([])
+        assert [holder.listed_pid for holder in holders] == [keeper] * 100
+        assert len(passes) == 1
+    finally:
+        os.kill(keeper, signal.SIGKILL)
+
+
 @contextmanager
-def counting(function: Callable[..., Any]) -> Iterator[list[None]]:
-    """Yield a list with an entry for each call of the function."""
+def counting(*functions: Callable[..., Any]) -> Iterator[list[None]]:
+    """Yield a list with an entry for each call of one of the functions."""
     calls: list[None] = []
+    codes = [function.__code__ for function in functions]
 
     def note(frame: Any, event: str, _: object) -> None:
-        if event == "call" and frame.f_code is function.__code__:
+        if event == "call" and frame.f_code in codes:
             calls.append(None)
 
     sys.setprofile(note)
