@@ -24,7 +24,7 @@ from typing import NamedTuple, NoReturn
 
 BEGIN, END = b"# >>> reserve_gpu ", b"# <<< reserve_gpu "
 HEAD = BEGIN + b"(added by install.sh, which takes it away with --uninstall%s) >>>"
-BREAK = b"; new: break"  # in the first mark if the line break before it was added
+BREAK = b"; new: break"  # in the first mark, if a line break was added before it
 IMPORT = b"import importlib.util"
 # A folder of that name without an __init__.py has no origin. Other environments of this user share
 # the file, but may lack the package.
@@ -41,7 +41,7 @@ class StartupError(Exception):
 
 
 class Block(NamedTuple):
-    """The position of the lines that this module wrote.
+    """The position of added lines in the file.
 
     Attributes:
         start: The index of the first line.
@@ -55,7 +55,7 @@ class Block(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """A file without the lines for this Python.
+    """The result of removing this Python.
 
     Attributes:
         data: The new content.
@@ -104,7 +104,7 @@ def removed(data: bytes, name: bytes) -> Removal:
     """Return the file without the lines for this Python.
 
     Raises:
-        StartupError: The file would no longer be valid Python.
+        StartupError: The rest of the file would not be valid Python.
     """
     lines = data.splitlines(keepends=True)
     blocks = blocks_in(lines)
@@ -124,7 +124,7 @@ def removed(data: bytes, name: bytes) -> Removal:
 
 
 def blocks_in(lines: list[bytes]) -> list[Block]:
-    """Return the blocks of our lines. A block may have lost one of its marks."""
+    """Return the blocks of added lines; a block may lack one mark."""
     texts = [*map(_text, lines)]
     marks = [at for at, text in enumerate(texts) if text.startswith((BEGIN, END))]
     blocks: list[Block] = []
@@ -245,7 +245,7 @@ class Config:
                 )
 
     def has_block(self) -> bool:
-        """Return whether the file has our lines."""
+        """Return whether the file has added lines."""
         return bool(blocks_in(self._read().splitlines(keepends=True)))
 
     def check_add(self) -> None:
@@ -263,8 +263,8 @@ class Config:
             place = os.path.dirname(place)
         if place == self.path or not os.path.isdir(place) or not os.access(place, os.W_OK):
             raise StartupError(
-                f"{self.path} cannot be made: {place} is no folder to write in; IPYTHONDIR names "
-                "another place"
+                f"{self.path} cannot be made: {place} is not a folder to write in; IPYTHONDIR "
+                "names another place"
             )
 
     def check_remove(self) -> None:
@@ -280,11 +280,18 @@ class Config:
             return
         if not os.path.isfile(self.path):
             os.makedirs(self._folder, exist_ok=True)
-        else:
-            self._check_change()
-            if not self.has_block() and not os.path.lexists(self._copy):
-                _replace(self._copy, data, like=os.path.realpath(self.path))
-        self._write(data, new)
+            self._write(data, new)
+            return
+        self._check_change()
+        is_first = not self.has_block() and not os.path.lexists(self._copy)
+        if is_first:
+            _replace(self._copy, data, like=os.path.realpath(self.path))
+        try:
+            self._write(data, new)
+        except StartupError:
+            if is_first:
+                os.unlink(self._copy)
+            raise
 
     def remove(self) -> list[str]:
         """Remove the lines for this Python; return messages for the user. Raises StartupError."""
@@ -341,17 +348,19 @@ class Config:
                 raise StartupError(f"no permission to change {place}")
         owner = os.stat(target).st_uid
         if os.geteuid() not in (0, owner):
-            raise StartupError(f"{target} belongs to {_user(owner)}, who alone can replace it")
+            raise StartupError(f"{target} belongs to {_user(owner)}; only its owner can replace it")
 
     def _write(self, before: bytes, data: bytes) -> None:
         target = os.path.realpath(self.path)
+        if os.path.isfile(target):
+            self._check_change()
         if self._read() != before:
             raise StartupError(f"{self.path} was changed meanwhile, and stays as it is. Try again")
         _replace(target, data, like=target)
 
 
 def _read(path: str) -> bytes:
-    """Return the content of a file; nothing if it is not a regular file."""
+    """Return the content of a file, or nothing if it is not a regular file."""
     if not os.path.isfile(path):
         return b""
     with open(path, "rb") as file:
@@ -407,7 +416,7 @@ def _user(uid: int) -> str:
 
 
 def main(verb: str, path: str, name: str) -> int:
-    """Run one command of install.sh; return the exit code."""
+    """Run one step of install.sh; return the exit code."""
     config = Config(path, os.fsencode(name))
     script = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "install.sh")
     if verb == "has-block":

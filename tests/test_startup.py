@@ -74,8 +74,8 @@ def test_the_lines_of_the_user_between_the_marks_stay(block: bytes, eol: bytes) 
         ("c.TerminalIPythonApp.extensions = ['reserve_gpu']\n",) * 2,
     ],
 )  # fmt: skip
-def test_what_stays_is_python(inside: str, stays: str) -> None:
-    """Our lines stay if the user's lines between the marks are not valid Python without them."""
+def test_the_rest_of_the_file_is_valid_python(inside: str, stays: str) -> None:
+    """Added lines stay if the user's lines between the marks need them."""
     end = BLOCK.index(startup.TAIL)
     data = BLOCK[:end] + inside.encode() + BLOCK[end:]
     assert without(data).decode() == stays
@@ -83,14 +83,14 @@ def test_what_stays_is_python(inside: str, stays: str) -> None:
 
 
 def test_lines_that_can_not_be_removed_are_left() -> None:
-    """Nothing is changed if the rest would not be valid Python."""
+    """If the rest of the file would be invalid Python, nothing is changed."""
     end = BLOCK.index(startup.TAIL)
     with pytest.raises(startup.StartupError, match="remove them by hand"):
         without(BLOCK[:end] + b"else:\n    x = 1\n" + BLOCK[end:])
 
 
 def test_an_edited_line_is_the_users() -> None:
-    """A line that the user has changed stays as it is now."""
+    """An added line that the user has edited stays."""
     data = BLOCK.replace(b"\nif ", b"\n# if ").replace(b"    get_config()", b"c")
     stays = without(data)
     assert stays.splitlines() == [startup.IMPORT, b"# " + startup.GUARD, stays.splitlines()[-1]]
@@ -100,7 +100,7 @@ def test_an_edited_line_is_the_users() -> None:
 @pytest.mark.parametrize("lost", [startup.BEGIN, startup.END, b"none"])
 @pytest.mark.parametrize("block", [BLOCK, *OLD_BLOCKS])
 def test_a_lost_mark(lost: bytes, block: bytes) -> None:
-    """The added lines are found without one of the marks, and no others are."""
+    """Without one of the marks the added lines are still found, and no others."""
     lines = block.splitlines(keepends=True)
     damaged = b"".join(line for line in lines if not line.startswith(lost))
     data = b"import importlib\n" + damaged + b"x = 1\n" + damaged + b"import importlib.util\n"
@@ -124,7 +124,7 @@ def test_the_lines_of_the_user_stay_when_a_name_is_added() -> None:
 
 
 class Profile:
-    """A profile of IPython and the commands of install.sh on it."""
+    """An IPython profile, and the steps of install.sh on it."""
 
     def __init__(self, folder: Path) -> None:
         self.config = folder / "home" / ".ipython" / "profile_default" / "ipython_config.py"
@@ -148,7 +148,7 @@ def profile(tmp_path: Path) -> Profile:
 
 @pytest.mark.process
 def test_the_file_is_replaced(profile: Profile) -> None:
-    """The old content is never overwritten: a second name of the file still has it."""
+    """The old file is never overwritten: a second name of it still has the old content."""
     profile.config.write_bytes(b"x = 1\n")
     old = profile.folder / "old"
     os.link(profile.config, old)
@@ -209,7 +209,7 @@ def test_an_interruption_leaves_the_old_file_or_the_new(
 
 @pytest.mark.process
 def test_a_change_meanwhile_is_kept(profile: Profile) -> None:
-    """A change by an editor since the file was read is not overwritten."""
+    """A change that an editor saves meanwhile is not overwritten."""
     profile.config.write_bytes(b"x = 1\n")
     edit = f"open({str(profile.config)!r}, 'w').write('y = 2')"
     hook = f"""
@@ -227,7 +227,7 @@ if os.environ.get("EDIT"):
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
-OTHER = 1001
+OTHER = 65501  # an account without a name
 
 
 def own(path: Path) -> None:
@@ -265,7 +265,7 @@ def test_root_follows_no_link_to_a_file_of_another_user(profile: Profile) -> Non
 @pytest.mark.process
 @pytest.mark.parametrize("verb", ["add", "remove"])
 def test_the_file_keeps_its_owner(verb: str, profile: Profile) -> None:
-    """The owner, group and mode of a replaced file stay, and so does a link."""
+    """The owner, group and mode of the file stay if root replaces it, and a link stays a link."""
     dotfile = profile.folder / "dotfile"
     dotfile.write_bytes(b"x = 1\n" + BLOCK * (verb == "remove"))
     os.chown(dotfile, OTHER, OTHER + 1)
@@ -279,7 +279,8 @@ def test_the_file_keeps_its_owner(verb: str, profile: Profile) -> None:
 
 @needs_root
 @pytest.mark.process
-def test_a_file_of_another_user_is_not_replaced() -> None:
+@pytest.mark.parametrize("verb", ["add", "remove"])
+def test_a_file_of_another_user_is_not_replaced(verb: str) -> None:
     """A user who may write another's file does not become its owner."""
     python = shutil.which("python3", path="/usr/bin:/bin")
     user = ("setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups")
@@ -287,11 +288,28 @@ def test_a_file_of_another_user_is_not_replaced() -> None:
         pytest.skip("needs setpriv, and a Python that other users can run")
     with tempfile.TemporaryDirectory() as folder:  # which other users can reach
         open_profile = Profile(Path(folder))
-        open_profile.config.write_bytes(b"x = 1\n")
+        before = b"x = 1\n" + BLOCK * (verb == "remove")
+        open_profile.config.write_bytes(before)
         program = shutil.copy(PROGRAM, folder)
         for path in (open_profile.folder, *open_profile.folder.rglob("*")):
             path.chmod(0o777)
-        words = (*user, python, program, "add", str(open_profile.config), ONE.decode())
+        words = (*user, python, program, verb, str(open_profile.config), ONE.decode())
         done = subprocess.run(words, text=True, capture_output=True, check=False, cwd="/")
         assert f"{open_profile.config} belongs to root" in done.stderr
-        assert open_profile.files() == {"ipython_config.py": b"x = 1\n"}
+        assert open_profile.files() == {"ipython_config.py": before}
+
+
+@needs_root
+@pytest.mark.process
+def test_a_file_that_can_not_be_replaced_stays(profile: Profile) -> None:
+    """A file that a container has mounted by itself is as it was, and no copy of it is left."""
+    mounted = profile.folder / "mounted"
+    mounted.write_bytes(b"x = 1\n")
+    profile.config.touch()
+    mount = 'mount --bind "$0" "$1" || exit 99; shift; exec "$@"'
+    done = profile.run("add", "unshare", "-m", "sh", "-c", mount, str(mounted), str(profile.config))
+    if done.returncode == 99 or "unshare" in done.stderr:
+        pytest.skip("nothing can be mounted here")
+    assert f"{profile.config} could not be written (Device or resource busy)" in done.stderr
+    assert mounted.read_bytes() == b"x = 1\n"
+    assert profile.files() == {"ipython_config.py": b""}
