@@ -29,7 +29,7 @@ posix.close(trap)
 MODULES = (
     *("reserve_gpu", "json", "runpy", "site", "os", "sitecustomize", "usercustomize", "typing"),
     *("subprocess", "argparse", "shlex", "select", "ctypes/__init__", "encodings/__init__"),
-    *("collections/__init__", "importlib/__init__", "torch", "sshpyk/__init__", "IPython/__init__"),
+    *("collections/__init__", "torch", "sshpyk/__init__", "IPython/__init__"),
 )
 PROGRAMS = ("ssh", "srun", "squeue", "sinfo", "scancel", "python", "python3", "nvidia-smi")
 # The command line as its script starts it: without the working directory in sys.path.
