@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -91,8 +92,7 @@ def test_a_record_has_both_ends() -> None:
 )
 def test_an_own_end_is_due_in_a_job(job_s: float, after_s: float, expected: str) -> None:
     """A reservation is released at its own end, whenever the job should have ended."""
-    from reserve_gpu.features.lease import schedule
-
+    schedule = import_module("reserve_gpu.features.lease.schedule")
     lease = OWN._replace(idle_s=None).within(NOW.wall + job_s, NOW)
     now = NOW.later(after_s)
     step = schedule.step(lease, NOW.wall, schedule.Circumstances(now.wall, boot=now.boot))
