@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from contextlib import suppress
 from enum import Enum
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reserve_gpu import public
-from reserve_gpu.commands.formats import page, prometheus
-from reserve_gpu.commands.hosts.about_hosts import Hosts
-from reserve_gpu.commands.top import live
 from reserve_gpu.errors import shown
 from reserve_gpu.model import Fault, Process, Request, Row, State, Ticket, Waiting, Who
 from reserve_gpu.report import pictures
@@ -23,6 +22,9 @@ from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import plain
 from tests.holders import a_holder
 from tests.test_picture import NOW, free, held
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MOST_MARKS = 4
 INVISIBLE = [
@@ -120,22 +122,32 @@ TICKET = Ticket(1, "queue-1", None, HOLDER, "GPU0")
 SEEN = Status(ROWS, (TICKET,), time=NOW, host="host", face=SHELL, problem="problem", limit="0")
 
 
+def of_commands(seen: Status) -> Iterator[str]:
+    """Yield the status in the formats of the commands that are there."""
+    with suppress(ModuleNotFoundError):
+        hosts = import_module("reserve_gpu.commands.hosts.about_hosts")
+        picture = hosts.Hosts({"lab1": seen, "lab2": "silent"}, NOW).picture()
+        yield picture.to_text()
+        yield picture._repr_html_()
+    with suppress(ModuleNotFoundError):
+        live = import_module("reserve_gpu.commands.top.live")
+        yield "\n".join(map(plain, live.processes(seen.rows, 99)))
+    with suppress(ModuleNotFoundError):
+        yield import_module("reserve_gpu.commands.formats.page").page(seen, "GPUs")
+        yield import_module("reserve_gpu.commands.formats.prometheus").text(seen)
+
+
 def test_nothing_of_it_reaches_a_reader() -> None:
     """No format of the status has letters that can't be seen, whatever other processes write."""
     seen = SEEN._replace(rows=nasty(SEEN.rows), waiting=nasty(SEEN.waiting), host=NASTY)
     seen = seen._replace(problem=NASTY, limit=NASTY)
     waiting = Waiting(Request(), 2, 5.0, seen.rows, math.inf, seen.waiting[0])
-    others = Hosts({"lab1": seen, "lab2": "silent"}, NOW)
     for text in (
-        others.picture().to_text(),
-        others.picture()._repr_html_(),
+        *of_commands(seen),
         pictures.wait(waiting).to_text(),
-        "\n".join(map(plain, live.processes(seen.rows, 99))),
         str(public.printable(seen.to_dict())),
         seen.picture().to_text(),
         seen.picture()._repr_html_(),
-        page.page(seen, "GPUs"),
-        prometheus.text(seen),
     ):
         lines = text.split("\n")
         assert "forged" in text
