@@ -276,7 +276,7 @@ class LockDirectory:
         uid = os.geteuid()
         first = [_own_name(prefix, uid, number) for number in range(2 * MOST_OF_ONE_USER)]
         yield from first
-        others = (name for name in self.user_files(prefix, uid) if name not in first)
+        others = (name for name in self.holders.user_files(prefix, uid) if name not in first)
         random = (_own_name(prefix, uid, secrets.randbelow(MOST_NUMBERS)) for _ in first)
         yield from chain(others, random)
 
@@ -409,7 +409,7 @@ class LockDirectory:
         return tuple(holder for holder in holders if holder)
 
     def _device_files(self, uuid: str) -> list[str]:
-        return [lock_name(uuid), *self.user_files(_share_prefix(uuid))]
+        return [lock_name(uuid), *self.holders.user_files(_share_prefix(uuid))]
 
     def _holder_by(self, uid: int, name: str) -> Holder | None:
         holders = self.holders
@@ -450,7 +450,7 @@ class LockDirectory:
 
     def listed_tickets(self) -> list[Ticket]:
         """Return the tickets that the kernel's list shows; it decides nothing."""
-        names = filter(self.holders.lists, self.user_files(QUEUE))
+        names = filter(self.holders.lists, self.holders.user_files(QUEUE))
         return sorted(map(self.holders.ticket, filter(self._is_living, names)))
 
     def listed_users_tickets(self) -> list[Ticket]:
@@ -473,18 +473,9 @@ class LockDirectory:
         names = [_own_name(prefix, uid, number) for number in range(2 * MOST_OF_ONE_USER)]
         there = list(takewhile(lambda name: files.status_of(self.descriptor, name), names))
         if there == names:  # another user may have made them, and this user has others
-            there = self.user_files(prefix, uid)
+            there = self.holders.user_files(prefix, uid)
         owned = (name for name in there if files.sole_owner(self.descriptor, name) == uid)
         return [name for name in owned if self.holders.lists(name) and self._is_living(name)]
-
-    def user_files(self, prefix: str, uid: int | None = None) -> list[str]:
-        """Return the names `PREFIX-UID-N.lock`, the first ones of each owner.
-
-        Args:
-            prefix: The start of the names.
-            uid: The owner, if only the files of one user are asked for.
-        """
-        return self.holders.user_files(prefix, uid)
 
     @property
     def holders(self) -> Holders:
@@ -492,7 +483,7 @@ class LockDirectory:
         return self._holders or Holders(self.path, self.descriptor, self._device)
 
     def _living(self, prefix: str, besides: Collection[str] = ()) -> Iterator[str]:
-        for name in self.user_files(prefix):
+        for name in self.holders.user_files(prefix):
             if name not in besides and self._is_living(name):
                 yield name
 

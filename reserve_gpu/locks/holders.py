@@ -86,14 +86,13 @@ class Holders:
         return self._names
 
     @property
-    def locked_names(self) -> set[str]:
-        """Return the names of the files that the kernel's list shows. Raises LockError."""
-        return self._locked_names if self.names else set()
-
-    @property
     def possibly_locked(self) -> set[str]:
-        """Return the names of the files that may be locked, as far as is known."""
-        return self.locked_names if proc.sees_all_locks() else self.names
+        """Return the names of the files that may be locked, as far as is known.
+
+        Those are the files that the kernel's list shows, if it shows all. Raises LockError.
+        """
+        names = self.names  # which also reads what is locked
+        return self._locked_names if proc.sees_all_locks() else names
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         try:
