@@ -18,7 +18,7 @@ from _queue import Empty, SimpleQueue  # as `queue` has them, which loads other 
 from _thread import start_new_thread
 from collections import deque
 from contextlib import suppress
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reserve_gpu.errors import NoThreadError, RequestError
@@ -26,7 +26,6 @@ from reserve_gpu.forks import no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
 
     from typing_extensions import TypeVarTuple, Unpack
 
@@ -451,16 +450,22 @@ def is_of_handler(error: BaseException) -> bool:
     """Return whether a signal handler raised the error, and not the code that it interrupted.
 
     Python calls a handler with the frame that it interrupts, which comes before the handler's own
-    frame in the traceback. The built-in handler of SIGINT has no frame.
+    frame in the traceback. `import` may take its own frames out of the traceback. The built-in
+    handler of SIGINT has no frame.
     """
     if isinstance(error, KeyboardInterrupt):
         return True
     interrupted, trace = None, error.__traceback__
     while trace:
-        if interrupted and any(each is interrupted for each in _arguments(trace.tb_frame)):
+        frames = [each for each in _arguments(trace.tb_frame) if isinstance(each, FrameType)]
+        if any(each is interrupted or _is_of_import(each) for each in frames):
             return True
         interrupted, trace = trace.tb_frame, trace.tb_next
     return False
+
+
+def _is_of_import(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith("<frozen importlib")
 
 
 def _arguments(frame: FrameType) -> list[object]:
