@@ -18,10 +18,12 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import proc
+from reserve_gpu.calls import wait_for
 from reserve_gpu.errors import DriverError, NoDriverError, NoFreeDeviceError, RequestError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
 from reserve_gpu.model import ComputeMode, Device, Fault, Gauges, State
+from tests.machine import LIMIT_S
 from tests.reserving import got, of_gpu, refused, variables
 
 if TYPE_CHECKING:
@@ -678,6 +680,39 @@ def test_a_call_that_hangs_is_not_made_again_until_it_ends(here: Here) -> None:
         assert ask(nvml, one) is ComputeMode.DEFAULT
 
 
+LOOK_AT_ALL = f"""
+import _thread
+from reserve_gpu.errors import DriverError
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Nvml
+def look():
+    with Nvml({HANGING_S}) as nvml:
+        try:
+            return [nvml.usage(device).used_mib for device in nvml.walk()]
+        except (DriverError, DeviceError) as error:
+            return str(error)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("function", ["nvmlInitWithFlags *", "nvmlDeviceGetComputeMode 0"])
+def test_looks_at_a_driver_that_hangs_leave_one_thread(machine: Machine, function: str) -> None:
+    """However often a process starts NVML anew while it hangs, one thread hangs with it."""
+    usual = machine.scenario.read_text()
+    with machine.child() as child:
+        child.run(LOOK_AT_ALL)
+        before = child.run("_thread._count()").value
+        machine.add(f"delay {function} 1000")
+        for _ in range(5):
+            assert "hangs: no answer within 0.1 s (nvml" in child.run("look()").value
+        assert machine.calls().count(function.replace(" *", "")) == 1
+        assert wait_for(lambda: child.run("_thread._count()").value == before + 1, LIMIT_S, 0.01)
+        machine.scenario.unlink()  # ends the delay
+        assert wait_for(lambda: child.run("_thread._count()").value == before, LIMIT_S, 0.01)
+        machine.write(usual)
+        assert child.run("look()").value == [0.0, 0.0]
+
+
 def test_a_reading_may_have_a_limit_of_its_own(here: Here) -> None:
     """A reading that was given less time counts as hanging after that."""
     with Nvml() as nvml:
@@ -816,17 +851,28 @@ HANDLERS: list[tuple[Any, type[BaseException]]] = [
 ]
 
 
+IN_THE_MODULE = "import signal; signal.raise_signal(signal.SIGUSR1); 1 / 0  # not reached"
+# Python handles a signal after a call, not after a subscript: so here after the module's last line.
+AT_ITS_END = """\
+import ctypes, functools, signal
+raise_signal = getattr(ctypes.CDLL(None), "raise")
+raise_signal.argtypes = ctypes.c_int, ctypes.py_object
+class Subscript:
+    __getitem__ = functools.partial(raise_signal, signal.SIGUSR1)
+Subscript()[None]
+"""
+
+
 @pytest.mark.usefixtures("here", "_without_bindings")
 @pytest.mark.parametrize(("handler", "kind"), HANDLERS)
 @pytest.mark.parametrize("way", ["reserve", "status"])
+@pytest.mark.parametrize("code", [IN_THE_MODULE, AT_ITS_END], ids=["in the module", "at its end"])
 def test_a_signal_during_the_import_of_the_bindings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, handler: Any, kind: type[BaseException],
-    way: str,
+    way: str, code: str,
 ) -> None:  # fmt: skip
     """The exception of a signal handler reaches the caller, and the next call works."""
-    (tmp_path / "pynvml.py").write_text(
-        "import signal\nsignal.raise_signal(signal.SIGUSR1)\n1 / 0  # not reached"
-    )
+    (tmp_path / "pynvml.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     before, usual = variables(), signal.signal(signal.SIGUSR1, handler)
     try:

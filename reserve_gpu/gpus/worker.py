@@ -6,6 +6,7 @@ a worker thread that does, and a wait can be ended at any time.
 
 from __future__ import annotations
 
+import os
 import time
 from _queue import SimpleQueue  # as `queue` has it, which loads other kinds besides
 from contextlib import suppress
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from reserve_gpu.calls import T, Ts
 
 SLOW_S = 2.0  # after that the caller is told what is waited for
+
+# Calls that hang, of all workers, each with its process and what it does. A worker waits for such a
+# call before it makes the same one, so that repeated readings do not leave one thread each.
+_hanging: list[tuple[int, Call[Any], str]] = []
 
 
 class HangError(Exception):
@@ -90,8 +95,14 @@ class Worker:
         """Leave a thread that hangs to itself: it ends when its call does."""
         if call.is_done:
             return
-        call.given_up = f"{reason} ({self.doing.get(call.thread, 'another call comes first')})"
+        elsewhere = None if call.thread else _what_hangs(call)
+        what = self.doing.get(call.thread) or elsewhere or "another call comes first"
+        call.given_up = f"{reason} ({what})"
+        if elsewhere:  # the thread only waits for that call, and goes on
+            return
         self._hanging.append(call)
+        _hanging[:] = [each for each in _hanging if not each[1].is_done]
+        _hanging.append((os.getpid(), call, what))
         self.end()
         with suppress(NoThreadError):  # no more threads may be started: then all calls hang
             self._start_thread()
@@ -102,5 +113,21 @@ class Worker:
 
 def _make_calls(posted: SimpleQueue[Call[Any] | None]) -> None:
     while call := posted.get():
+        while not call.given_up and _what_hangs(call):
+            time.sleep(POLL_S)
         call.make()
         del call  # while this waits for the next one, nothing of the last one is kept alive
+
+
+def _what_hangs(call: Call[Any]) -> str | None:
+    """Return what the same call of another worker does if it hangs, None if none hangs."""
+    same = (os.getpid(), *_identity(call))
+    for pid, each, what in _hanging:
+        if not each.is_done and (pid, *_identity(each)) == same:
+            return what
+    return None
+
+
+def _identity(call: Call[Any]) -> tuple[object, tuple[object, ...]]:
+    function, arguments = call.request
+    return getattr(function, "__func__", function), arguments
