@@ -47,7 +47,8 @@ class Left(NamedTuple):
     """What a kernel has left to its next one.
 
     heir: the process that keeps it. kernel: the one that has ended; its memory may take the driver
-    some seconds to free. connection_file: of the next one.
+    some seconds to free. kernel_stamp: Its `proc.stamp`, None if an older version left it.
+    connection_file: of the next one.
     until: The end of that time, in seconds since the epoch, by the clock as it is set now.
     directory: of the locks. names: of the lock files, and since when each is locked.
     held: the rest.
@@ -55,11 +56,18 @@ class Left(NamedTuple):
 
     heir: int
     kernel: int
+    kernel_stamp: str | None
     connection_file: str
     until: float
     directory: str
     names: tuple[tuple[str, Instant], ...]
     held: Held
+
+    def is_of(self, pid: int) -> bool:
+        """Return whether a process is the kernel that left this. It may have ended meanwhile."""
+        if pid != self.kernel:
+            return False
+        return self.kernel_stamp is None or proc.stamp(pid) in (self.kernel_stamp, str(pid))
 
 
 def leave(owner: Owner, connection_file: str, seconds: float) -> None:
@@ -78,6 +86,7 @@ def leave(owner: Owner, connection_file: str, seconds: float) -> None:
     locks = [held.locks[device.uuid] for device in held.devices]
     left = {
         "kernel": os.getpid(),
+        "kernel_stamp": proc.stamp(os.getpid()),
         "until": end.wall,
         "until_boot": end.boot,
         "directory": os.path.dirname(locks[0].path),
@@ -106,16 +115,16 @@ def take_over(owner: Owner, connection_file: str | None) -> list[Notice]:
                 if held := _taken(left, directory):
                     owner.become(held._replace(is_back=True), renew_lease=True)
         if owner.held:
-            return [*refresh(owner), *_cautions(owner.held, left.kernel)]
+            return [*refresh(owner), *_cautions(owner.held, left)]
     return []
 
 
-def _cautions(held: Held | None, kernel: int) -> list[Notice]:
+def _cautions(held: Held | None, left: Left) -> list[Notice]:
     """Return warnings about processes on the kept devices.
 
     Args:
         held: What this kernel has got back.
-        kernel: The pid of the kernel before this one. The driver may take seconds to free its
+        left: What the kernel before this one has left. The driver may take seconds to free its
             memory.
     """
     if held is None or held.part_mib is not None:  # those with parts share the device
@@ -123,19 +132,19 @@ def _cautions(held: Held | None, kernel: int) -> list[Notice]:
     with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
         if gpus.sees_all:  # else a pid may be another process's in this PID namespace
             listed = gpus.processes_of(held.devices)
-            return [each for device in listed for each in _users(gpus, device, listed, kernel)]
+            return [each for device in listed for each in _users(gpus, device, listed, left)]
     return []
 
 
 def _users(
-    gpus: Nvml, device: Place, listed: Mapping[Place, Sequence[Process]], kernel: int
+    gpus: Nvml, device: Place, listed: Mapping[Place, Sequence[Process]], left: Left
 ) -> Iterator[Notice]:
     """Yield a notice for this user's processes on a device, and one for those of others."""
-    there = [process for process in listed[device] if process.pid != kernel]
+    there = [process for process in listed[device] if not left.is_of(process.pid)]
     known = machine.identified(gpus, there, [Holder(listed_pid=os.getpid())])
-    left = [process for process in known if not process.has_reserved]
-    own = tuple(p for p in left if proc.uid_of(p.pid) == os.geteuid())
-    others = tuple(p for p in left if p not in own)
+    without = [process for process in known if not process.has_reserved]
+    own = tuple(p for p in without if proc.uid_of(p.pid) == os.geteuid())
+    others = tuple(p for p in without if p not in own)
     row = Row(device, State.RESERVED, use_state=State.BUSY)
     if own:
         yield LeftRunning(row._replace(processes=own))
@@ -205,6 +214,7 @@ def _read(pid: int, connection_file: str) -> Left:
     return Left(
         heir=pid,
         kernel=foreign.pid(fields["kernel"]),
+        kernel_stamp=foreign.Fields(fields).text("kernel_stamp"),
         connection_file=connection_file,
         until=until + now.clock_set_s(until, until_boot and foreign.number(until_boot)),
         directory=foreign.text(fields["directory"], LIMIT),
