@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
+from reserve_gpu.core import api
+from reserve_gpu.core.request import parse
+from reserve_gpu.report import faces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +32,13 @@ def refused(*devices: Any, **wishes: Any) -> str:
         reserve_gpu.reserve(*devices, **wishes)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "" or reserve_gpu.current()
     return str(caught.value)
+
+
+def would_be_refused(devices: Any = None, **wishes: Any) -> reserve_gpu.NoFreeDeviceError:
+    """Return the error of a request that nothing is free for, before waiters have had time."""
+    with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
+        api.would_get(parse(devices, **wishes), faces.PYTHON)
+    return caught.value
 
 
 def of_gpu(text: str, number: str = "0") -> str:

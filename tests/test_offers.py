@@ -15,7 +15,7 @@ import reserve_gpu
 from reserve_gpu.core import environment
 from reserve_gpu.core.attempt import Asking, attempt
 from reserve_gpu.core.outcome import Denied, Granted
-from reserve_gpu.core.request import parse
+from reserve_gpu.core.request import idle_mib, parse
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
@@ -23,7 +23,6 @@ from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Record, State
 from tests.locked import have, held, needs_root
 from tests.machine import Child, program
-from tests.reserving import of_gpu, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,12 +159,20 @@ def test_needs_are_told(here: Here, wishes: dict[str, Any], needs: int) -> None:
     assert seen == [needs]
 
 
+def asking_for_gpu0(gpus: Nvml, directory: LockDirectory) -> Asking:
+    return Asking(parse("0"), gpus, directory, dict.fromkeys(environment.VARIABLES), {})
+
+
+def states(outcome: Granted | Denied) -> list[State]:
+    assert isinstance(outcome, Denied)
+    return [row.state for row in outcome.rows]
+
+
 def attempts(here: Here, waiters: Waiters) -> Iterator[Granted | Denied]:
     """Look for GPU 0 again and again, as one who waits behind others that are well."""
     place = waiters.join()
     with Nvml() as gpus:
-        inherited = dict.fromkeys(environment.VARIABLES)
-        asking = Asking(parse("0"), gpus, waiters.directory, inherited, {})
+        asking = asking_for_gpu0(gpus, waiters.directory)
         for _ in range(LOOKS):
             waiters.heartbeat()
             outcome = attempt(asking, place=place)
@@ -184,9 +191,11 @@ def test_who_calls_it_busy_keeps_nobody_out(here: Here) -> None:
                 assert held(here) == [0]
                 outcome.locked[0].lock.release()
             else:
-                assert [row.state for row in outcome.rows] == [State.AWAITED]
+                assert states(outcome) == [State.AWAITED]
         assert isinstance(outcome, Granted)
-        assert of_gpu(refused("0")).startswith("awaited")
+        with Nvml() as gpus:
+            newcomer = attempt(asking_for_gpu0(gpus, waiters.directory))
+            assert states(newcomer) == [State.AWAITED]
 
 
 def test_awaited_by_the_limit_that_was_set(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,8 +203,10 @@ def test_awaited_by_the_limit_that_was_set(here: Here, monkeypatch: pytest.Monke
     here.write("gpu\n name A\n memory 16384\n used 2048\n")
     monkeypatch.setenv("RESERVE_GPU_IDLE_MEMORY", "3GiB")
     with ExitStack() as stack:
-        Waiters(here.locks, stack).join(here.uuid("0"))
-        assert of_gpu(refused("0")).startswith("awaited")
+        waiters = Waiters(here.locks, stack)
+        waiters.join(here.uuid("0"))
+        asking = asking_for_gpu0(stack.enter_context(Nvml()), waiters.directory)
+        assert states(attempt(asking._replace(idle_mib=idle_mib()))) == [State.AWAITED]
 
 
 IN_USE = "gpu\n memory 16384\ngpu\n memory 16384\n compute 4321 9000\n"

@@ -34,7 +34,7 @@ from reserve_gpu.report.progress import CLEAR, Live
 from tests.holders import a_holder
 from tests.locked import locked
 from tests.processes import own_name, wait_for
-from tests.reserving import got, of_gpu, refused
+from tests.reserving import got, of_gpu, refused, would_be_refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -163,7 +163,7 @@ def test_who_wants_two_is_not_starved(here: Here) -> None:
     with rivals as (free_0, free_1), Other(here, count=2) as two, Other(here) as single:
         free_0()
         assert (single.look(), two.look()) == (None, None)
-        assert of_gpu(refused()).startswith("awaited: by ")
+        assert of_gpu(str(would_be_refused())).startswith("awaited: by ")
         free_1()
         assert (single.look(), two.look()) == (None, "0,1")
         two.__exit__()
@@ -197,11 +197,11 @@ def test_nobody_waits_for_what_others_cannot_use(
     "wishes", [{}, {"devices": "0"}, {"memory": "1GB"}, {"devices": "0", "memory": "1GB"}]
 )
 def test_who_does_not_wait_does_not_overtake(here: Here, wishes: dict[str, Any]) -> None:
-    """A free GPU that somebody waits for is refused to who does not, with that one's note."""
+    """A free GPU is a waiter's first; a preview for another request names the waiter's note."""
     here.write(ONE)
     with reserved(here, "0") as (free,), Other(here) as other:
         free()
-        text = refused(**wishes)
+        text = str(would_be_refused(**wishes))
         assert of_gpu(text) == f'awaited: by {own_name()}: "the thesis"'
         assert "wait='1h'" in text
         assert other.look() == "0"

@@ -128,6 +128,53 @@ def test_who_is_stopped_is_passed_over(one: Machine) -> None:
         assert first.answer().value == "0"
 
 
+def test_a_stopped_waiter_does_not_block_a_request_without_wait(one: Machine) -> None:
+    """A request without `wait` gets a GPU that a stopped waiter has left alone for 5 s."""
+    with one.child() as holder, one.child() as a, one.child() as b:
+        assert holder.reserve().value == "0"
+        waiter = Waiter(one, a)
+        with stopped(one, waiter.pid):
+            holder.run("reserve_gpu.release()")
+            assert b.reserve().value == "0"
+
+
+def test_a_request_without_wait_gives_waiters_time(one: Machine) -> None:
+    """A waiter gets the GPU that came free, and a request without `wait` that came later does not.
+
+    The waiter is stopped until the other request has seen that it comes first.
+    """
+    with one.child() as holder, one.child() as a, one.child() as b:
+        assert holder.reserve().value == "0"
+        waiter = Waiter(one, a)
+        with stopped(one, waiter.pid):
+            holder.run("reserve_gpu.release()")
+            looks = len(one.calls())
+            b.send("reserve_gpu.reserve().environ['CUDA_VISIBLE_DEVICES']")
+            wait_for(lambda: len(one.calls()) > looks)
+        assert waiter.answer().value == "0"
+        answer = b.answer()
+        assert answer.error == "NoFreeDeviceError"
+        assert "GPU0 is reserved" in answer.text
+
+
+def test_a_waiter_that_takes_nothing_does_not_block_a_request_without_wait(one: Machine) -> None:
+    """A request without `wait` gets a GPU that a living waiter has left alone for 5 s."""
+    one.write(f"{ONE}  memory 16384\n  used 700\n")
+    with one.child(RESERVE_GPU_IDLE_MEMORY="100MiB") as a, one.child() as b:
+        Waiter(one, a)
+        assert b.reserve().value == "0"
+
+
+def test_a_request_without_wait_does_not_pass_a_waiter_for_several(machine: Machine) -> None:
+    """A request without `wait` is refused the GPU that a living waiter for two GPUs needs."""
+    machine.write("gpu\ngpu\n")
+    with machine.child() as holder, machine.child() as a, machine.child() as b:
+        assert holder.reserve().value == "0"
+        Waiter(machine, a, "count=2")
+        assert b.reserve().error == "NoFreeDeviceError"
+        assert b.visible() == ""
+
+
 @pytest.mark.promise
 @pytest.mark.parametrize("when", ["in its sleep", "while the driver starts"])
 def test_interrupt(one: Machine, when: str) -> None:

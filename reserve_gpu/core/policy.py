@@ -170,6 +170,12 @@ def may_come_free(rows: Sequence[Row], request: Request) -> bool:
     return bool(there) and not is_impossible(there, request)
 
 
+def is_only_awaited(rows: Sequence[Row], request: Request) -> bool:
+    """Return whether enough devices are free, but waiters come first for some of them."""
+    awaited = sum(row.state is State.AWAITED for row in rows)
+    return awaited > 0 and awaited + sum(row.would_be_taken for row in rows) >= request.needed
+
+
 def wanted(rows: Sequence[Row]) -> list[str]:
     """Return the UUIDs of the devices that a waiter would take if they were free.
 

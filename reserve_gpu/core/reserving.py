@@ -109,9 +109,9 @@ def reserve(
             # Who waits anyway waits for one who is stopped while it has the mutex, too.
             limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
             outcome = attempt(asking, hold or session.hold, mutex_limit_s=limit_s)
-            if isinstance(outcome, Denied) and deadline.waits:
-                outcome = _wait(session, asking, outcome, deadline)
-                notices += refresh.refresh(session)  # GPUs may have come or gone during the wait
+            if isinstance(outcome, Denied) and hold is None:
+                outcome, changes = _wait(session, asking, outcome, deadline)
+                notices += changes
             if isinstance(outcome, Denied):
                 raise _failure(session, asking, outcome, deadline)
             cautions = _cautions(asking, outcome)
@@ -157,30 +157,43 @@ def _begin(session: Session, request: Request) -> list[Notice]:
     return notices + refresh.refresh(session) if session.held else notices
 
 
-def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Granted | Denied:
-    """Wait in the queue, if that makes sense; attempt it again whenever something has come free."""
-    if not policy.may_come_free(denied.rows, asking.request) or _is_above(session, asking, denied):
-        return denied
+def _wait(
+    session: Session, asking: Asking, denied: Denied, deadline: Deadline
+) -> tuple[Granted | Denied, list[Notice]]:
+    """Wait in the queue, if that makes sense; attempt it again whenever something has come free.
+
+    Without a deadline, wait for the few seconds in which waiters may take a free device first.
+
+    Returns:
+        The outcome of the last attempt, and notices about changes during the wait.
+    """
     candidates = [row.device for row in denied.rows]
 
     def try_again(place: Place) -> Granted | Denied:
         # Meanwhile the rules may have changed, and the lease of what is held may have ended.
         held = session.now.locks_in(asking.locks.path)
         now = asking._replace(held=held, part_mib=session.now.part_mib, rules=rules())
-        return attempt(now, session.hold, place, RETRY_MUTEX_LIMIT_S, candidates)
+        limit_s = RETRY_MUTEX_LIMIT_S if deadline.waits else MUTEX_LIMIT_S
+        return attempt(now, session.hold, place, limit_s, candidates)
 
+    if not deadline.waits:
+        if not policy.is_only_awaited(denied.rows, asking.request):
+            return denied, []
+        with session.waiting():
+            return wait.wait_for_offers(asking, denied, try_again, session.between), []
+    if not policy.may_come_free(denied.rows, asking.request) or _is_above(session, asking, denied):
+        return denied, []
     began, start, how = time.time(), time.monotonic(), End.GAVE_UP
-    session.is_waiting = True  # for calls in other threads
     try:
-        outcome = wait.wait_in_queue(asking, denied, deadline, try_again, session.between)
+        with session.waiting():
+            outcome = wait.wait_in_queue(asking, denied, deadline, try_again, session.between)
         if isinstance(outcome, Granted):
             how = End.GRANTED
-        return outcome
     finally:
-        session.is_waiting = False
         waited = feature.Wait(deadline.asks, began, time.monotonic() - start, how)
         for each in session.features:
             each.waited(waited)
+    return outcome, refresh.refresh(session)  # GPUs may have come or gone during the wait
 
 
 def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Failure:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
 from reserve_gpu import calls, proc, this_process
@@ -28,6 +28,8 @@ from reserve_gpu.locks.record import myself
 from reserve_gpu.model import NO_LEASE, End, Lease, Promise, Record, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import Self
 
     from reserve_gpu import notices as notice
@@ -223,6 +225,15 @@ class Session(Executor):
         devices = self.devices
         self.become(None)
         return devices
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Tell calls of other threads meanwhile that this session waits."""
+        self.is_waiting = True
+        try:
+            yield
+        finally:
+            self.is_waiting = False
 
     def go_without(self) -> None:
         """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from reserve_gpu import calls, machine, proc
 from reserve_gpu.core import policy
 from reserve_gpu.core.outcome import Denied, Granted
 from reserve_gpu.errors import LockError, MutexHeldError
-from reserve_gpu.locks.queue import Place, wait_for_news
+from reserve_gpu.locks.queue import EndOfQueue, Place, wait_for_news
 from reserve_gpu.locks.record import myself
 from reserve_gpu.model import NO_LEASE, Asks, Device, Record, Row, State, Ticket, Waiting
 
@@ -78,6 +79,41 @@ def wait_in_queue(
                 calls.sleep(policy.turn_s(len(ahead)))
                 due = time.monotonic()
                 lively_until = due + policy.LIVELY_S
+    return outcome
+
+
+def wait_for_offers(
+    asking: Asking,
+    denied: Denied,
+    attempt: Callable[[Place], Granted | Denied],
+    between: Callable[[], object],
+) -> Granted | Denied:
+    """Give the waiters `STOPPED_S` to take the free devices that they come first for.
+
+    A request that does not wait comes after all waiters. Without this limit, a waiter that is
+    stopped, or never takes what it asks for, would block such requests for as long as it lives.
+
+    Args:
+        asking: The request.
+        denied: The outcome of the last attempt.
+        attempt: Makes another attempt.
+        between: Called repeatedly during the wait.
+
+    Returns:
+        The outcome of the last attempt.
+    """
+    queue, news, start = EndOfQueue(asking.locks), News(asking), time.monotonic()
+    outcome: Granted | Denied = denied
+    while isinstance(outcome, Denied) and policy.is_only_awaited(outcome.rows, asking.request):
+        outcome = attempt(queue)
+        if isinstance(outcome, Granted) or queue.passes_at == math.inf:
+            break
+        now = time.monotonic()
+        if now - start >= SECOND_S:
+            place, limit_s = 1 + len(outcome.ahead), queue.passes_at - start
+            calls.tell(Waiting(asking.request, place, now - start, outcome.rows, limit_s))
+        news.forget(outcome)
+        wait_for_news(min(queue.passes_at, now + SECOND_S), news, between)
     return outcome
 
 

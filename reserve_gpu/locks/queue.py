@@ -63,14 +63,18 @@ class Place(AbstractContextManager["Place"]):
         self._number: float = math.inf
         # When each heartbeat of those ahead was first seen; it is a file's name and its ctime.
         self._heartbeats: dict[tuple[str, int], float] = {}
-        # Since when the waiters of a user keep this process from a free device, by this look and
-        # by the one before; and since when they could have had it.
+        # For each user and device: when its waiters began to keep this process from the device
+        # while it was free, and when they could first have taken it. From this look and the last.
         self._offers: dict[tuple[int | None, str], tuple[float, float]] = {}
         self._last_offers: dict[tuple[int | None, str], tuple[float, float]] = {}
+        self._first_look = 0.0
+        # When the next ticket of the last look is passed over, by time.monotonic(), if its owner
+        # takes nothing until then; inf if that is unknown, or later than `stopped_s`.
+        self.passes_at = math.inf
         self._ahead: list[Ticket] = []
         # Names of the tickets that come before; None until this process has joined.
         self._before: set[str] | None = None
-        # Names of all queue files when it joined. Who left one of them may come back to it.
+        # Names of all queue files when it joined. A waiter that left one may come back to it.
         self._known: frozenset[str] = frozenset()
         self._back_until = 0.0  # by time.monotonic()
 
@@ -149,6 +153,7 @@ class Place(AbstractContextManager["Place"]):
             self._before.update(ticket.name for ticket in before)
         now = time.monotonic()
         signs = [(ticket.name, ticket.heartbeat) for ticket in before]
+        self._first_look, self.passes_at = self._first_look or now, math.inf
         self._heartbeats = {heartbeat: self._heartbeats.get(heartbeat, now) for heartbeat in signs}
         self._last_offers, self._offers = self._offers, {}
         self._ahead = [
@@ -207,8 +212,20 @@ class Place(AbstractContextManager["Place"]):
             self._offers[key] = since, offered
             has_passed = is_offered and now - offered >= self._stopped_s
             if not has_passed and now - since < KEEP_FREE_S:
+                first_seen = self._heartbeats[ticket.name, ticket.heartbeat]
+                may_be_stopped = first_seen == self._first_look  # no new heartbeat since
+                passes_at = min(offered, first_seen if may_be_stopped else math.inf)
+                self.passes_at = min(self.passes_at, passes_at + self._stopped_s)
                 return ticket
         return None
+
+
+class EndOfQueue(Place):
+    """The place of a request that does not wait: it comes after all waiters, and joins nothing."""
+
+    def stands(self) -> bool:
+        """Return True, because there is no ticket that could be missing."""
+        return True
 
 
 def wait_for_news(
