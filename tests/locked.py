@@ -102,11 +102,16 @@ def make_older(path: Path, since_s: float, idle_s: float | None = None) -> None:
     """Make a reservation older, in the record of its lock file.
 
     Args:
-        path: The lock file.
+        path: The lock file. The file of its owner's record is changed too.
         since_s: The age of the reservation.
         idle_s: The seconds since the last cell; by default no cell has run.
     """
     then = time.time() - since_s
+    for each in (path, *path.parent.glob(f"{path.stem}.record-*")):
+        _make_older(each, then, idle_s)
+
+
+def _make_older(path: Path, then: float, idle_s: float | None) -> None:
     # Without O_CREAT, which fs.protected_regular refuses on another user's file.
     with path.open("r+") as file:
         record = json.loads(file.read())
