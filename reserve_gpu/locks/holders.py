@@ -1,7 +1,7 @@
 """Name the holder of a lock: by the kernel's list of locks, and by the record in a file.
 
-The list is no snapshot and may miss a lock. It shows nothing of other PID namespaces. A record is
-read with suspicion. What it says of its writer counts only if the file belongs to the user whose
+The list is not a snapshot and may miss a lock. It shows nothing of other PID namespaces. Records
+are untrusted: what a record says about its writer counts only if the file belongs to the user whose
 process has the lock, and if no other user can write to it (`Holder.record_owner`).
 """
 
@@ -31,10 +31,11 @@ RECORD = ".record"  # in the name of the file with a whole device's record: UUID
 # After those. Text, which `re` compiles at its first use: mostly there is no such file.
 NUMBERED = r"-([0-9]{1,10})-([0-9]{1,10})(?:\.lock)?"
 MANY = 1000  # files in a lock directory; honest users make a few
-MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; nobody needs more, and each costs a look
+MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; each takes time to read
 BACK_S = 120.0  # within which a process that left the queue without a device finds its old place
 # A file that was changed no later than this after its record was only written: no cell has ended.
 WRITING_S = 1.0
+PAGE_SIZE = 4096  # bytes of /proc/locks that one read(2) returns at most
 CLOCK_S = 2.0  # by which the moment at which a process began may be wrong
 
 
@@ -91,7 +92,7 @@ class Holders:
 
         Those are the files that the kernel's list shows, if it shows all. Raises LockError.
         """
-        names = self.names  # which also reads what is locked
+        names = self.names  # sets `_locked_names` too
         return self._locked_names if proc.sees_all_locks() else names
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
@@ -107,7 +108,7 @@ class Holders:
         """Return the names `PREFIX-UID-N.lock`, the first ones of each owner.
 
         The files are counted by their owner, not by the UID in their names: a container with a
-        user namespace has other UIDs, and anybody can give a file any name. But if a file belongs
+        user namespace has other UIDs, and every user can choose any name. But if a file belongs
         to the user in its name, only so many files of that name are looked at.
 
         Args:
@@ -397,8 +398,8 @@ def _locks() -> tuple[dict[str, int], set[int]]:
     """
     pids: dict[str, int] = {}
     inodes: set[int] = set()
-    with suppress(OSError, ValueError), open("/proc/locks", encoding="utf-8") as locks:
-        for line in locks:  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
+    with suppress(OSError, ValueError):
+        for line in _kernels_lines():  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
             fields = line.split()
             if fields[1] not in KINDS:  # a process that waits for a lock has "->" there
                 continue
@@ -406,6 +407,20 @@ def _locks() -> tuple[dict[str, int], set[int]]:
             if fields[1] == "FLOCK" and int(fields[4]) > 0:
                 pids.setdefault(fields[5], int(fields[4]))
     return pids, inodes
+
+
+def _kernels_lines() -> list[str]:
+    """Return the lines of the kernel's list of locks. Raises OSError.
+
+    The kernel returns one page at a time. It skips a lock if another one is released in between, so
+    a longer list is read twice.
+    """
+    with open("/proc/locks", encoding="utf-8") as locks:
+        text = locks.read()
+        if len(text) >= PAGE_SIZE:
+            locks.seek(0)
+            text += locks.read()
+    return text.splitlines()
 
 
 def _is_by(record: Record, pids: Collection[int | None]) -> bool:
