@@ -67,8 +67,8 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
 def _taken(host: Holder, now: Instant) -> Instant:
     """Return the time at which the holder that a guest joins took a device, by its record.
 
-    A guest's guest has joined the same holder as that guest. Older versions leave their record
-    where anybody can write another time into it. Then the guest's time counts from now on.
+    A guest's guest has joined the same holder as that guest. Every user can change the time in the
+    record of an older version. The guest's time then counts from now on.
     """
     record = host.record
     since = record.guest_of or record.since or 0.0

@@ -9,7 +9,7 @@
 Every user can write to UUID.lock and mutex.lock. Only its owner can write to a file with a UID in
 its name, and such a file counts as locked only if its owner has it locked (`lock.write_lock`).
 
-Locked files are never deleted, because nobody sees a lock on a deleted file.
+Locked files are never deleted, because other processes do not see a lock on a deleted file.
 """
 
 from __future__ import annotations
@@ -391,10 +391,10 @@ class LockDirectory:
     ) -> tuple[Holder, ...]:
         """Return the holders of these devices that are a user's processes; under the mutex.
 
-        For a whole device the kernel's list of locks says whose process it is. For a shared one
-        the owner of the file does, because nobody else can have it locked. A whole device that a
-        process of another PID namespace has counts for no user. What else lies in the directory
-        counts for nobody: anybody may have put it there.
+        The user of a whole device is that of the process in the kernel's list of locks. The user of
+        a shared one is the owner of its file, because no other user can lock it. A whole device
+        that a process of another PID namespace has counts for no user. Other files in the directory
+        count for no user, because every user can create them.
         besides: files that do not count.
         """
         names = [name for uuid in uuids for name in self._device_files(uuid)]
@@ -490,9 +490,9 @@ class LockDirectory:
     def _is_living(self, name: str) -> bool:
         """Return whether the owner of a file has it locked.
 
-        Another user can flock(2) it, too, which means nothing. Older versions lock it with flock(2)
-        alone. Such a lock counts if it is a process of the owner that has it. If the kernel's list
-        does not say which process it is, it counts if an older version has written the record.
+        A flock(2) of another user is ignored. Older versions lock the file with flock(2) alone.
+        Such a lock counts if a process of the owner has it. If the kernel's list does not name the
+        process, the lock counts if an older version has written the record.
         """
         descriptor = files.open_to_look(self.descriptor, name)
         if descriptor is None:

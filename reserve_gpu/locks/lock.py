@@ -75,7 +75,7 @@ class Lock:
         record = record._replace(since=self.taken.wall, since_boot=self.taken.boot)
         record = record._replace(written=now.wall, written_boot=now.boot)
         reason = self.owned.write(record) if self.owned else None
-        # Older versions read the file of the device, which anybody can write.
+        # Older versions read the file of the device, which every user can write.
         record = record._replace(write_locked=self.is_write_locked)
         return records.write(self.descriptor, record) or reason
 
