@@ -102,7 +102,8 @@ class Worker:
             return
         self._hanging.append(call)
         _hanging[:] = [each for each in _hanging if not each[1].is_done]
-        _hanging.append((os.getpid(), call, what))
+        if call.thread:  # else it is never made
+            _hanging.append((os.getpid(), call, what))
         self.end()
         with suppress(NoThreadError):  # no more threads may be started: then all calls hang
             self._start_thread()
