@@ -102,7 +102,7 @@ def make_older(path: Path, since_s: float, idle_s: float | None = None) -> None:
     """Make a reservation older, in the record of its lock file.
 
     Args:
-        path: The lock file. The file of its owner's record is changed too.
+        path: The lock file. This also changes the file with the owner's record.
         since_s: The age of the reservation.
         idle_s: The seconds since the last cell; by default no cell has run.
     """

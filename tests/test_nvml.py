@@ -697,7 +697,7 @@ def look():
 @pytest.mark.process
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags *", "nvmlDeviceGetComputeMode 0"])
 def test_looks_at_a_driver_that_hangs_leave_one_thread(machine: Machine, function: str) -> None:
-    """However often a process starts NVML anew while it hangs, one thread hangs with it."""
+    """A process that starts NVML repeatedly while the driver hangs leaves one thread behind."""
     usual = machine.scenario.read_text()
     with machine.child() as child:
         child.run(LOOK_AT_ALL)

@@ -35,7 +35,7 @@ MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; each takes time to re
 BACK_S = 120.0  # within which a process that left the queue without a device finds its old place
 # A file that was changed no later than this after its record was only written: no cell has ended.
 WRITING_S = 1.0
-PAGE_SIZE = 4096  # bytes of /proc/locks that one read(2) returns at most
+PAGE_SIZE = 4096  # bytes: the most that one read(2) returns from /proc/locks
 CLOCK_S = 2.0  # by which the moment at which a process began may be wrong
 
 
@@ -412,8 +412,8 @@ def _locks() -> tuple[dict[str, int], set[int]]:
 def _kernels_lines() -> list[str]:
     """Return the lines of the kernel's list of locks. Raises OSError.
 
-    The kernel returns one page at a time. It skips a lock if another one is released in between, so
-    a longer list is read twice.
+    The kernel returns one page at a time, and skips a lock if an earlier one is released between
+    two pages. A longer list is therefore read twice.
     """
     with open("/proc/locks", encoding="utf-8") as locks:
         text = locks.read()

@@ -224,7 +224,7 @@ class EndOfQueue(Place):
     """The place of a request that does not wait: it comes after all waiters, and joins nothing."""
 
     def stands(self) -> bool:
-        """Return True, because there is no ticket that could be missing."""
+        """Return True: a ticket that was never made cannot be missing."""
         return True
 
 
