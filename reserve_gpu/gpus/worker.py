@@ -121,7 +121,7 @@ def _make_calls(posted: SimpleQueue[Call[Any] | None]) -> None:
 
 
 def _what_hangs(call: Call[Any]) -> str | None:
-    """Return what the same call of another worker does if it hangs, None if none hangs."""
+    """Return the activity of a call that hangs in another worker; None if no such call hangs."""
     same = (os.getpid(), *_identity(call))
     for pid, each, what in _hanging:
         if not each.is_done and (pid, *_identity(each)) == same:

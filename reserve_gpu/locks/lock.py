@@ -40,7 +40,7 @@ class Lock:
     Attributes:
         owned: The lock on a file next to it that only this user can write. The record in there
             is the one that others trust. None if the locked file itself is such a file.
-        is_write_locked: Whether it is locked with `write_lock`, too.
+        is_write_locked: Whether write_lock has locked it as well.
     """
 
     owned: Lock | None = None
