@@ -8,6 +8,7 @@ Exit codes are those of `reserve-gpu`; from 64 on they have the meaning of sysex
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from contextlib import suppress
 from functools import cached_property
@@ -318,7 +319,9 @@ def own_command() -> str:
     from shlex import quote
     from shutil import which
 
-    on_path = which(PROGRAM)
+    # A shell that reaches a relative entry would run a file of the working directory.
+    folders = [folder for folder in os.get_exec_path() if os.path.isabs(folder)]
+    on_path = which(PROGRAM, path=os.pathsep.join(folders))
     if on_path and _runs_this_python(on_path):
         return PROGRAM
     folders = [os.path.dirname(sys.executable), sysconfig.get_path("scripts")]
@@ -343,7 +346,9 @@ def _runs_this_python(script: str) -> bool:
     Other environments have a script of the same name. Installers write a long path, or one with
     a space, into the second line, for `sh`.
     """
-    with suppress(OSError, ValueError), open(script, "rb") as file:
+    with suppress(OSError, ValueError), open(script, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return False
         first, second, *_ = [*os.fsdecode(file.read(SCRIPT_HEAD)).splitlines(), "", ""]
         python = first.removeprefix("#!").strip().partition(" ")[0]
         if python == "/bin/sh" and second.startswith(EXEC):
@@ -352,6 +357,11 @@ def _runs_this_python(script: str) -> bool:
         # The Pythons of several environments are links to one file.
         return os.path.samefile(python, sys.executable) and os.path.samefile(*folders)
     return False
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file, and do not wait for the writer of a FIFO. Raises OSError."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def install_command(package: str, instead_of: str = "") -> str:

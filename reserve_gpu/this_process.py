@@ -7,11 +7,11 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import accounts
+from reserve_gpu import accounts, proc
 from reserve_gpu.errors import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 NAME_LIMIT = 200  # characters of a command, or of what a process is called in its place
 RAY = b"ray::"  # what Ray has in front of the titles of its processes
@@ -68,8 +68,27 @@ def notebook() -> str | None:
     sets an environment variable. So it is asked for when it is needed, and not kept.
     """
     main = sys.modules.get("__main__")
-    path = getattr(main, "__vsc_ipynb_file__", None) or os.environ.get("JPY_SESSION_NAME")
+    path = getattr(main, "__vsc_ipynb_file__", None) or session_name(os.environ)
     return os.path.basename(str(path)) if path else None
+
+
+def session_name(environ: Mapping[str, str]) -> str:
+    """Return the path of the notebook that Jupyter's server has started a kernel for.
+
+    Programs that a notebook starts, such as nbconvert and papermill, inherit the variable and pass
+    it on to their own kernels. So it does not count if the process that started the kernel was
+    itself started with the same value.
+
+    Args:
+        environ: The environment of the kernel.
+
+    Returns:
+        The path, or "" if the kernel has no notebook of its own.
+    """
+    path, starter = environ.get("JPY_SESSION_NAME", ""), environ.get("JPY_PARENT_PID", "")
+    if starter.isdecimal() and proc.environ(int(starter)).get("JPY_SESSION_NAME") == path:
+        return ""
+    return path
 
 
 def job() -> str | None:

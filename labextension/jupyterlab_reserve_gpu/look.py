@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import reserve_gpu
@@ -55,13 +54,13 @@ def look(kernels: Mapping[int | str, str]) -> dict[str, Any]:
     """Return the JSON of `reserve-gpu status`, and what only the browser needs.
 
     kernels: the ids of this server's kernels, each by its pid and by its connection file.
-    `html` is the picture, `failure` why the driver does not answer. Each holder and each waiter has
+    `html` is the picture, `failure` why the GPUs cannot be read. Each holder and each waiter has
     `kernel`, the id of the kernel that it belongs to, and `is_own`.
     """
     failure = None
     try:
         status = reserve_gpu.status()
-    except reserve_gpu.DriverError as error:
+    except reserve_gpu.ReserveGPUError as error:  # no driver, or a setting that is not valid
         failure, status = str(error), public.status_without_driver()
     answer = status.to_dict()
     pairs = [
@@ -97,7 +96,11 @@ def release(pid: int, *, since: float | None = None, is_end: bool) -> dict[str, 
     since: of the reservation that is meant; None for whatever that process holds.
     """
     done = None
-    with suppress(reserve_gpu.LockError):
+    try:
         done = public.release(pid, since=since, is_end=is_end)
+    except reserve_gpu.LockError:
+        pass
+    except reserve_gpu.ReserveGPUError as error:
+        done = False, str(error)
     is_done, text = done or (False, f"You hold no GPU in a process of the number {pid}.")
     return {"is_done": is_done, "text": text.split(" To end ")[0]}  # a button does that

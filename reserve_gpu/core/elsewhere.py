@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 ANSWER_S = 5.0  # in which a process that is not stopped answers
 LIMIT = 1 << 16  # bytes of a message
-PROC_LIMIT = 1 << 20  # bytes of a command, or of an environment
 ROOT = 0
 DONE = (Answer.RELEASED, Answer.ENDED, Answer.GONE)
 
@@ -75,9 +74,9 @@ def identified(reserved: Reserved) -> Reserved:
     """
     holder = reserved.holder
     pid, who, is_kept = holder.listed_pid or 0, holder.record.who, left_of(holder) is not None
-    began, words = proc.began_boot(pid), _texts(pid, "cmdline")
+    began, words = proc.began_boot(pid), proc.texts(pid, "cmdline")
     if not has_own_record(holder):
-        path = _environ(pid).get("JPY_SESSION_NAME", "")
+        path = this_process.session_name(proc.environ(pid))
         notebook = os.path.basename(path)[: foreign.TEXT_LIMIT]
         # An heir, which keeps it, has no name of its own.
         command = "kernel" if is_kept else this_process.command(words, _directory(pid))
@@ -128,7 +127,7 @@ def is_proven(reserved: Reserved, row: Row) -> bool:
         return True
     if not isinstance(device, Device):
         return False
-    environ = _environ(pid)
+    environ = proc.environ(pid)
     visible = environ.get(environment.VISIBLE, "").split(",")
     return (
         _owners(_files_of(reserved, [row])) <= {ROOT, proc.uid_of(pid)}
@@ -151,18 +150,6 @@ def _owners(files: set[str]) -> set[int]:
         with suppress(OSError):
             owners.add(os.stat(path, follow_symlinks=False).st_uid)
     return owners
-
-
-def _environ(pid: int) -> dict[str, str]:
-    """Return the variables that a process was started with, as far as they can be read."""
-    return dict(text.partition("=")[::2] for text in _texts(pid, "environ"))
-
-
-def _texts(pid: int, name: str) -> list[str]:
-    """Return the words of a process's command, or its variables, as it was started with."""
-    with suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
-        return os.fsdecode(file.read(PROC_LIMIT)).removesuffix("\0").split("\0")
-    return []
 
 
 def _directory(pid: int) -> str | None:
