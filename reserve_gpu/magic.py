@@ -121,11 +121,12 @@ def _reserve(arguments: Namespace) -> None:
 
 def _ask(arguments: Namespace) -> options.Outcome:
     """Reserve, and show meanwhile what is waited for."""
+    live = Live()
     try:
-        with Live() as live:
+        with live:
             return options.reserve(arguments, MAGIC, live.show)
     except KeyboardInterrupt:
-        if arguments.wait is None:  # nothing has changed
+        if arguments.wait is None and not live.has_waited:  # nothing has changed
             raise
         kept = api.current()
         text = messages.interrupted(kept.devices if kept else (), MAGIC)

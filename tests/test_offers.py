@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import time
@@ -25,7 +26,7 @@ from tests.locked import have, held, needs_root
 from tests.machine import Child, program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.here import Here
@@ -57,14 +58,24 @@ class Waiters:
 
     def look(self, place: Place, uuid: str = UUIDS[0], *, is_free: bool = True) -> int | None:
         """Look once at a device: the number of the one who comes first, None for nobody."""
+        (number,) = self.look_at_all(place, [uuid], is_free=is_free)
+        return number
+
+    def look_at_all(
+        self, place: Place, uuids: Sequence[str], *, is_free: bool = True, is_enough: bool = True
+    ) -> list[int | None]:
+        """Look once at several devices. is_enough: Whether the device is enough for a waiter."""
         self.heartbeat()
         with self.directory.mutex():
             ahead = [ticket.name for ticket in place.ahead()]
             assert len(ahead) == self.places.index(place)  # nobody is passed over as stopped
-            ticket = place.first_for(
-                uuid, is_open=is_free, is_free=lambda _: True, is_possible=lambda _: True
-            )
-        return ahead.index(ticket.name) if ticket else None
+            first = [
+                place.first_for(
+                    uuid, is_open=is_free, is_free=lambda _: is_enough, is_possible=lambda _: True
+                )
+                for uuid in uuids
+            ]
+        return [ahead.index(ticket.name) if ticket else None for ticket in first]
 
     def heartbeat(self) -> None:
         """Let all give a sign of life."""
@@ -96,6 +107,36 @@ def test_offer_of_each_device(waiters: Waiters) -> None:
     _, second = waiters.join(), waiters.join()
     assert any(waiters.look(second) is None for _ in range(LOOKS))
     assert waiters.look(second, UUIDS[1]) == 0
+
+
+def test_a_waiter_that_changes_its_wish_keeps_no_device(waiters: Waiters) -> None:
+    """A waiter that wants another device at each look keeps none for longer than an offer lasts."""
+    first, second = waiters.join(UUIDS[0]), waiters.join()
+    for number in range(LOOKS):
+        first.want([UUIDS[number % 2]])
+        if waiters.look_at_all(second, UUIDS) == [None, None]:
+            return
+    pytest.fail("the waiter still keeps a device")
+
+
+def test_an_offer_that_is_withdrawn_ends_at_no_known_time(waiters: Waiters) -> None:
+    """Once a free device is too little for a waiter, no moment is known at which it is passed."""
+    _, second = waiters.join(), waiters.join()
+    for _ in range(2):  # the second heartbeat shows that the waiter is not stopped
+        assert waiters.look(second) == 0
+    assert second.passes_at < math.inf
+    assert waiters.look_at_all(second, UUIDS[:1], is_enough=False) == [0]
+    assert second.passes_at == math.inf
+
+
+def test_a_device_that_was_in_use_meanwhile_is_offered_anew(waiters: Waiters) -> None:
+    """The time of an offer does not go on after a look that found the device reserved."""
+    _, second = waiters.join(), waiters.join()
+    assert waiters.look(second) == 0
+    end = time.monotonic() + 2 * STOPPED_S
+    while time.monotonic() < end:
+        assert waiters.look_at_all(second, []) == []
+    assert waiters.look(second) == 0
 
 
 def test_offer_to_who_can_use_it(waiters: Waiters) -> None:

@@ -269,6 +269,44 @@ def test_a_notebook_shows_one_line_that_changes(one: Machine) -> None:
     assert last[1]["text"].startswith("Reserving GPU0: ")
 
 
+def test_interrupting_a_cell_that_gives_waiters_time(one: Machine) -> None:
+    """An interrupt during the wait for a stopped waiter ends like one during `--wait`."""
+    pytest.importorskip("ipykernel.kernelspec")
+    with one.child() as holder, one.child() as a, one.kernel() as kernel:
+        assert holder.reserve().value == "0"
+        waiter = Waiter(one, a)
+        with stopped(one, waiter.pid):
+            holder.run("reserve_gpu.release()")
+            cell = kernel.start("%reserve_gpu")
+            while kernel.client.get_iopub_msg(timeout=LIMIT_S)["msg_type"] != "display_data":
+                pass
+            kernel.manager.interrupt_kernel()
+            done = kernel.finish(cell)
+        assert (done.error, done.traceback) == (None, [])
+        assert re.fullmatch("Stopped waiting.*\n", done.stdout)
+        visible = kernel.run("import os; print([os.environ['CUDA_VISIBLE_DEVICES']])")
+        assert visible.stdout == "['']\n"
+
+
+def test_a_waiter_for_several_behind_one_that_leaves(machine: Machine) -> None:
+    """A request without `wait` is refused once a free GPU is kept for a request for several."""
+    machine.write("gpu\n  memory 16384\n  used 700\n" * 2)
+    with (
+        machine.child() as holder,
+        machine.child(RESERVE_GPU_IDLE_MEMORY="100MiB") as a,
+        machine.child() as b,
+        machine.child() as c,
+    ):
+        assert holder.reserve("'1'").value == "1"
+        Waiter(machine, a)
+        Waiter(machine, b, "count=2")
+        told = machine.folder / "told"
+        c.send(f"reserve_gpu.reserve(progress=lambda _: open({str(told)!r}, 'w').close())")
+        wait_for(told.exists)
+        a.kill()
+        assert c.answer().error == "NoFreeDeviceError"
+
+
 def test_interrupting_a_cell_that_waits(one: Machine) -> None:
     """Interrupting a waiting cell shows one line; the kernel holds nothing and is not queued."""
     pytest.importorskip("ipykernel.kernelspec")

@@ -179,8 +179,12 @@ def _wait(
     if not deadline.waits:
         if not policy.is_only_awaited(denied.rows, asking.request):
             return denied, []
-        with session.waiting():
-            return wait.wait_for_offers(asking, denied, try_again, session.between), []
+        try:
+            with session.waiting():
+                return wait.wait_for_offers(asking, try_again, session.between), []
+        except BaseException:
+            session.go_without()  # as after any other wait that ends early
+            raise
     if not policy.may_come_free(denied.rows, asking.request) or _is_above(session, asking, denied):
         return denied, []
     began, start, how = time.time(), time.monotonic(), End.GAVE_UP

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from reserve_gpu.core.request import Deadline
 
 SECOND_S = 1.0  # what counts seconds is shown anew each second
+OFFERS_LIMIT_S = 30.0  # how long a request that does not wait gives the waiters, of all users
 EXPLAIN_EVERY_S = 5.0  # so often a waiter asks again who is on a device that is refused as before
 
 
@@ -84,7 +84,6 @@ def wait_in_queue(
 
 def wait_for_offers(
     asking: Asking,
-    denied: Denied,
     attempt: Callable[[Place], Granted | Denied],
     between: Callable[[], object],
 ) -> Granted | Denied:
@@ -95,25 +94,25 @@ def wait_for_offers(
 
     Args:
         asking: The request.
-        denied: The outcome of the last attempt.
         attempt: Makes another attempt.
         between: Called repeatedly during the wait.
 
     Returns:
         The outcome of the last attempt.
     """
-    queue, news, start = EndOfQueue(asking.locks), News(asking), time.monotonic()
-    outcome: Granted | Denied = denied
+    queue, news, explain = EndOfQueue(asking.locks), News(asking), Explainer(asking)
+    start, outcome = time.monotonic(), attempt(queue)
     while isinstance(outcome, Denied) and policy.is_only_awaited(outcome.rows, asking.request):
-        outcome = attempt(queue)
-        if isinstance(outcome, Granted) or queue.passes_at == math.inf:
-            break
         now = time.monotonic()
-        if now - start >= SECOND_S:
-            place, limit_s = 1 + len(outcome.ahead), queue.passes_at - start
-            calls.tell(Waiting(asking.request, place, now - start, outcome.rows, limit_s))
+        limit_s = queue.passes_at - start
+        if limit_s > OFFERS_LIMIT_S or now - start > OFFERS_LIMIT_S:  # inf: it will not pass
+            break
+        rows, place = tuple(map(explain, outcome.rows)), 1 + len(outcome.ahead)
+        calls.tell(Waiting(asking.request, place, now - start, rows, limit_s))
         news.forget(outcome)
-        wait_for_news(min(queue.passes_at, now + SECOND_S), news, between)
+        next_look = min(queue.passes_at, now + SECOND_S)
+        wait_for_news(max(next_look, now + calls.POLL_S), news, between)
+        outcome = attempt(queue)
     return outcome
 
 

@@ -63,11 +63,9 @@ class Place(AbstractContextManager["Place"]):
         self._number: float = math.inf
         # When each heartbeat of those ahead was first seen; it is a file's name and its ctime.
         self._heartbeats: dict[tuple[str, int], float] = {}
-        # For each user and device: when its waiters began to keep this process from the device
-        # while it was free, and when they could first have taken it. From this look and the last.
-        self._offers: dict[tuple[int | None, str], tuple[float, float]] = {}
-        self._last_offers: dict[tuple[int | None, str], tuple[float, float]] = {}
-        self._first_look = 0.0
+        # By user and device, for as long as the device is free at each look.
+        self._offers: dict[tuple[int | None, str], Offer] = {}
+        self._first_look = self._last_look = 0.0
         # When the next ticket of the last look is passed over, by time.monotonic(), if its owner
         # takes nothing until then; inf if that is unknown, or later than `stopped_s`.
         self.passes_at = math.inf
@@ -153,9 +151,13 @@ class Place(AbstractContextManager["Place"]):
             self._before.update(ticket.name for ticket in before)
         now = time.monotonic()
         signs = [(ticket.name, ticket.heartbeat) for ticket in before]
-        self._first_look, self.passes_at = self._first_look or now, math.inf
+        # A device that the last look did not find free is offered anew.
+        self._offers = {
+            key: offer for key, offer in self._offers.items() if offer.counted_at >= self._last_look
+        }
+        self._first_look, self._last_look = self._first_look or now, now
+        self.passes_at = math.inf
         self._heartbeats = {heartbeat: self._heartbeats.get(heartbeat, now) for heartbeat in signs}
-        self._last_offers, self._offers = self._offers, {}
         self._ahead = [
             t for t in before if now - self._heartbeats[t.name, t.heartbeat] < self._stopped_s
         ]
@@ -191,7 +193,8 @@ class Place(AbstractContextManager["Place"]):
 
         The waiters of a user who leave a free device alone for `stopped_s` can't use it, whatever
         their tickets say, and are passed over. If the device alone is too little for them, they are
-        passed over after `KEEP_FREE_S`. The time counts for a user, not for a ticket.
+        passed over after `KEEP_FREE_S`. The time counts for a user, not for a ticket. The times of
+        all users run at once, and each user has half of `stopped_s` more than the one before.
 
         Args:
             uuid: The device.
@@ -199,25 +202,69 @@ class Place(AbstractContextManager["Place"]):
             is_free: Returns whether a waiter could have it now, with as many others as it needs.
             is_possible: Returns whether a waiter could ever have that.
         """
-        now = time.monotonic()
-        for ticket in self._ahead:
-            if not ticket.could_use(uuid) or not is_possible(ticket):
+        wanting = [t for t in self._ahead if t.could_use(uuid) and is_possible(t)]
+        if not is_open:
+            return wanting[0] if wanting else None
+        now, ranks = time.monotonic(), self._count_offers(uuid, wanting, is_free)
+        for ticket in wanting:
+            uid = ticket.holder.uid
+            offer, patience_s = self._offers[uid, uuid], self._stopped_s * (1 + ranks[uid] / 2)
+            if offer.offered_s >= patience_s or offer.kept_s >= KEEP_FREE_S:
                 continue
-            if not is_open:
-                return ticket
-            key = ticket.holder.uid, uuid
-            since, offered = self._offers.get(key) or self._last_offers.get(key, (now, math.inf))
-            is_offered = is_free(ticket)
-            offered = min(offered, now) if is_offered else offered
-            self._offers[key] = since, offered
-            has_passed = is_offered and now - offered >= self._stopped_s
-            if not has_passed and now - since < KEEP_FREE_S:
-                first_seen = self._heartbeats[ticket.name, ticket.heartbeat]
-                may_be_stopped = first_seen == self._first_look  # no new heartbeat since
-                passes_at = min(offered, first_seen if may_be_stopped else math.inf)
-                self.passes_at = min(self.passes_at, passes_at + self._stopped_s)
-                return ticket
+            left_s = patience_s - offer.offered_s if offer.is_offered else math.inf
+            first_seen = self._heartbeats[ticket.name, ticket.heartbeat]
+            if first_seen == self._first_look:  # without a new heartbeat it may be stopped
+                left_s = min(left_s, first_seen + self._stopped_s - now)
+            self.passes_at = min(self.passes_at, now + left_s)
+            return ticket
         return None
+
+    def _count_offers(
+        self, uuid: str, wanting: Sequence[Ticket], is_free: Callable[[Ticket], bool]
+    ) -> dict[int | None, int]:
+        """Count for how long each user has kept a free device; return the order of these users.
+
+        A user whose ticket wants another device for a moment still keeps the first one.
+        """
+        now, present = time.monotonic(), {ticket.holder.uid for ticket in self._ahead}
+        ranks: dict[int | None, int] = {}
+        offered: set[int | None] = set()
+        for ticket in wanting:
+            uid = ticket.holder.uid
+            ranks.setdefault(uid, len(ranks))
+            self._offers.setdefault((uid, uuid), Offer(now))
+            if uid not in offered and is_free(ticket):
+                offered.add(uid)
+        for (uid, of), offer in self._offers.items():
+            if of == uuid:
+                is_offered = uid in offered if uid in ranks else offer.is_offered
+                offer.count(now, is_present=uid in present, is_offered=is_offered)
+        return ranks
+
+
+class Offer:
+    """For how long the waiters of a user have kept a free device from this process.
+
+    Attributes:
+        offered_s: The seconds in which one of them could have taken it.
+        kept_s: The seconds in all.
+        is_offered: Whether one of them could have taken it at the last look.
+        counted_at: The time of that look, by time.monotonic().
+    """
+
+    def __init__(self, now: float) -> None:
+        """Begin to count. now: This moment, by time.monotonic()."""
+        self.offered_s = self.kept_s = 0.0
+        self.is_offered = False
+        self.counted_at = now
+
+    def count(self, now: float, *, is_present: bool, is_offered: bool) -> None:
+        """Count the time since the last look, if the user has a ticket in the queue."""
+        if is_present:
+            passed_s = now - self.counted_at
+            self.kept_s += passed_s
+            self.offered_s += passed_s if self.is_offered else 0.0
+        self.counted_at, self.is_offered = now, is_offered
 
 
 class EndOfQueue(Place):

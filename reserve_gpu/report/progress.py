@@ -39,9 +39,11 @@ class Live(AbstractContextManager["Live"]):
 
     A context manager; at its end the display is taken away, where that can be done.
     stream: where to show it; None for wherever this IPython shows what cells print.
+    has_waited: Whether a wait for a device was shown.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
+        self.has_waited = False
         self._screen = _screen(stream)
         self._second: int | None = None  # of what was shown last
         self._is_over = False
@@ -64,6 +66,7 @@ class Live(AbstractContextManager["Live"]):
         if isinstance(news, Slow):
             self._show(news.waited_s, Frame(pictures.of_line(messages.slow(news)), Slow))
             return
+        self.has_waited = True
         self._show(news.waited_s, Frame(pictures.wait(news), stands(news)))
 
     def show_check(self, line: str, waited_s: float) -> None:
