@@ -116,9 +116,14 @@ def now() -> Instant:
 
 
 def uid_of(pid: int) -> int | None:
-    """Return the user that runs a process, as a number; None if it can't be seen from here."""
+    """Return the UID of the user that started a process; None if it can't be seen from here.
+
+    That is the real UID. The effective one, which owns /proc/PID, is root's while a user runs `su`.
+    """
     with suppress(OSError):
-        return os.stat(f"/proc/{pid}").st_uid
+        return _uids(pid)[0]
+    with suppress(OSError):  # hidepid=1 hides all but the owner
+        return os.stat(f"/proc/{pid}").st_uid or None
     return None
 
 
@@ -171,7 +176,7 @@ def own_processes(
     own, size = os.geteuid() if uid is None else uid, 1 + len(words)
     for pid in _pids() if pids is None else pids:
         with suppress(OSError):
-            if os.stat(f"/proc/{pid}").st_uid == own and _uids(pid) == {own}:
+            if os.stat(f"/proc/{pid}").st_uid == own and {*_uids(pid)} == {own}:
                 line = _words(pid)
                 if line[1:size] == [*words]:
                     yield int(pid), line[size:]
@@ -252,11 +257,11 @@ def _stat(pid: int) -> tuple[str, int, int, bool] | None:
     return None
 
 
-def _uids(pid: int | str) -> set[int]:
+def _uids(pid: int | str) -> list[int]:
     """Return the real, effective and saved UID of a process. Raises OSError."""
     with open(f"/proc/{pid}/status", "rb") as status:
         line = next((line for line in status if line.startswith(b"Uid:")), b"")
-        return set(map(int, line.split()[1:4]))
+        return [int(uid) for uid in line.split()[1:4]]
 
 
 def _words(pid: int | str) -> list[str]:

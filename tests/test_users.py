@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import stat
@@ -18,6 +19,7 @@ import pytest
 
 from tests.locked import locked
 from tests.machine import LIMIT_S, Child, Machine
+from tests.processes import wait_for
 from tests.reserving import of_gpu
 
 if TYPE_CHECKING:
@@ -486,3 +488,58 @@ def test_a_file_is_never_seen_half_made(users: Users) -> None:
             child.send("reserve_gpu.reserve().environ['CUDA_VISIBLE_DEVICES']")
         answers = [child.answer() for child in both]
         assert sorted(str(answer.value) for answer in answers) == ["0", "1"], answers
+
+
+# What another process of a user does with a lock file that it has locked.
+LOCK = "lock = os.open({path!r}, os.O_RDWR); fcntl.flock(lock, fcntl.LOCK_EX); "
+BECOME = LOCK + "os.set_inheritable(lock, True); os.execv({to!r}, ['sleep', '1000'])"
+SEND = LOCK + (
+    "to = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); to.connect(chr(0) + {to!r}); "
+    "socket.send_fds(to, [b'x'], [lock])"
+)
+HOLDERS = "[[h.uid, h.listed_pid] for row in reserve_gpu.status().rows for h in row.holders]"
+
+
+def fork(child: Child, code: str, path: Path, to: str) -> int:
+    """Have a user's process start another one; returns its pid."""
+    lines = (
+        "import fcntl, socket\npid = os.fork()\nif not pid:\n try: {}\n finally: os._exit(1)\npid"
+    )
+    pid: int = child.run(lines.format(code.format(path=str(path), to=to))).value
+    return pid
+
+
+def test_a_lock_of_a_set_uid_program_is_its_users(users: Users) -> None:
+    """A lock of a set-UID program belongs to the user that started the program."""
+    program = users.machine.folder / "set-uid"
+    shutil.copy(shutil.which("sleep") or "", program)
+    program.chmod(0o4755)
+    if os.statvfs(program).f_flag & os.ST_NOSUID:
+        pytest.skip("the temporary folder is mounted nosuid")
+    users[ROOT].run("reserve_gpu.reserve('0'); reserve_gpu.release()")
+    (path,) = users.locks.glob(GPU0)
+    pid = fork(users[NOBODY], BECOME, path, str(program))
+    try:
+        wait_for(lambda: Path(f"/proc/{pid}/comm").read_text() == "set-uid\n")
+        for user in (ROOT, DAEMON):
+            assert users[user].run(HOLDERS).value == [[pwd.getpwnam(NOBODY).pw_uid, pid]]
+    finally:
+        users[ROOT].run(f"os.kill({pid}, 9)")
+
+
+def test_a_process_that_is_sent_a_locked_descriptor_holds_nothing(users: Users) -> None:
+    """A process to which another user sends the locked descriptor of a GPU does not hold it."""
+    users[ROOT].run("reserve_gpu.reserve('0'); reserve_gpu.release()")
+    (path,) = users.locks.glob(GPU0)
+    victim = users[NOBODY]
+    socket = f"reserve_gpu-{victim.pid}"
+    victim.run("import socket; own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)")
+    assert victim.run(f"own.bind(chr(0) + {socket!r})").error is None
+    pid = fork(users[DAEMON], SEND, path, socket)
+    victim.run("data, got, *_ = socket.recv_fds(own, 9, 1)")
+    users[DAEMON].run(f"os.waitpid({pid}, 0)")
+    for user in (ROOT, NOBODY, DAEMON):
+        ((uid, holder),) = users[user].run(HOLDERS).value
+        assert uid is None
+        assert holder != victim.pid
+    victim.run("os.close(got[0]); own.close()")

@@ -145,14 +145,20 @@ class Holders:
         if status is None:
             return Holder(file=name)
         if has_owner(name):
-            uid = status.st_uid
-            return self._holder(record, status)._replace(uid=uid, file=name, record_owner=uid)
+            uid, holder = status.st_uid, self._holder(record, status)
+            if proc.uid_of(holder.listed_pid or 0) not in (None, uid):  # it was sent the descriptor
+                holder = holder._replace(listed_pid=None)
+            return holder._replace(uid=uid, file=name, record_owner=uid)
         taker = self._listed_pid(status)
         pid = self.keeper(taker, status) if taker else None
         found = self._owned_record(name, proc.uid_of(pid) if pid else None, {pid, taker})
+        if found is None and pid != taker:
+            # A process can send the locked descriptor to a process of another user. So one that did
+            # not take the lock counts only with a record that its user has locked for writing.
+            pid = None
         # Else an older version has it locked, or a program of another kind.
         record, own = found or (record, status)
-        if taker and not pid:
+        if found and taker and not pid:
             pid = self.keeper(taker, status, record.written_boot)
         user = proc.uid_of(pid) if pid else None
         holder = named(_of_nothing_shared(record), pid, own.st_mtime)
