@@ -253,6 +253,19 @@ def test_the_script_of_this_environment(machine: Machine) -> None:
 
 
 @pytest.mark.process
+def test_hints_open_no_file_of_the_working_directory(machine: Machine) -> None:
+    """A FIFO named reserve-gpu in the working directory, or on PATH, does not block a hint."""
+    mine, folder = environment(machine.folder / "mine"), machine.folder / "bin"
+    folder.mkdir()
+    for path in (machine.folder, folder):
+        os.mkfifo(path / "reserve-gpu")
+        (path / "reserve-gpu").chmod(0o777)
+    script = f"{mine.parent}/reserve-gpu"
+    for first in (".", "", str(folder)):
+        assert own_command(machine, mine, f"{first}:{AWAY}") == script
+
+
+@pytest.mark.process
 def test_no_script(machine: Machine) -> None:
     """If only another Python has a script, hints name the module."""
     mine, other = environment(machine.folder / "mine", None), environment(machine.folder / "other")

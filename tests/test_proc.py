@@ -90,6 +90,17 @@ def test_the_directory_is_gone(here: Here) -> None:
 
 
 @pytest.mark.process
+def test_a_kernel_has_no_notebook_of_the_process_that_started_it(here: Here) -> None:
+    """A notebook's name counts only if the process that started the kernel does not have it."""
+    ask = "from reserve_gpu import this_process; print(this_process.notebook())"
+    name = {"JPY_SESSION_NAME": "/home/alice/train.ipynb"}
+    with here.child(**name) as starter:
+        for pid, notebook in ((starter.pid, "None"), (os.getpid(), "train.ipynb")):
+            done = here.python(ask, **name, JPY_PARENT_PID=str(pid))
+            assert done.stdout == f"{notebook}\n"
+
+
+@pytest.mark.process
 def test_what_run_has_started(here: Here) -> None:
     """Behind `reserve-gpu run` it is the command that is named, not ours nor the notebook's."""
     environ = here.environ(JPY_SESSION_NAME="/home/alice/train.ipynb")
