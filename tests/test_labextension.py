@@ -336,6 +336,17 @@ def test_no_driver_is_an_answer(on_server: Machine, server: Lab) -> None:
     assert [holder["pid"] for row in answer["devices"] for holder in row["holders"]] == [child.pid]
 
 
+def test_a_setting_that_is_not_valid_is_an_answer(on_server: Machine) -> None:
+    """With a setting that is not valid, a look and a release answer with its name."""
+    code = (
+        "import json; from jupyterlab_reserve_gpu import look; "
+        "print(json.dumps([look.look({})['failure'], look.release(1, is_end=False)['text']]))"
+    )
+    done = on_server.python(code, RESERVE_GPU_IDLE_MEMORY="lots")
+    for text in json.loads(done.stdout):
+        assert "RESERVE_GPU_IDLE_MEMORY" in text
+
+
 def test_a_hanging_driver_holds_up_nothing_else(on_server: Machine, server: Lab) -> None:
     """While the driver hangs the server serves, and says then which GPU does not answer."""
     ask(server, "api/kernels")
