@@ -72,7 +72,7 @@ class Relay:
         self._said: list[str] = []  # by Slurm
         self._over = asyncio.get_running_loop().create_future()
         self._job: asyncio.StreamWriter | None = None
-        self._gate, self._has_refused = sockets.Gate(self._refused), False
+        self._gate = sockets.Gate(self._refused)
         self._folder: TemporaryDirectory[str] | None = None  # for the sockets behind TCP ports
 
     def listen(self) -> None:
@@ -95,7 +95,8 @@ class Relay:
         """Serve until the kernel ends; returns its exit code. words: start it in the job."""
         parent = os.getppid()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end, 0)
-        work = [self._gate.admit(), self._heartbeat(), self._watch(parent)]
+        self._gate.admit()
+        work = [self._heartbeat(), self._watch(parent)]
         work += map(self._from_client, ASKED)
         streams, pid = srun.handed()
         job, began = None, proc.began_boot(pid)
@@ -145,10 +146,8 @@ class Relay:
 
     def _refused(self, uid: int | None) -> None:
         """Report the first connection of another user."""
-        if not self._has_refused:
-            self._has_refused = True
-            user = "An unknown user" if uid is None else f"Another user ({proc.user_name(uid)})"
-            command.say(f"{user} tried to connect to this kernel, and was refused.")
+        user = "An unknown user" if uid is None else f"Another user ({proc.user_name(uid)})"
+        command.say(f"{user} tried to connect to this kernel, and was refused.")
 
     # -- what comes --------------------------------------------------------------------------------
 

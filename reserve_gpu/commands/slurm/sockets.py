@@ -11,10 +11,13 @@ import asyncio
 import os
 import socket
 import stat
-import sys
 import tempfile
+import time
 from contextlib import suppress
+from threading import Thread
 from typing import TYPE_CHECKING
+
+from reserve_gpu.commands.slurm import owners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,15 +27,9 @@ LONGEST_PATH = 107
 LONGEST_NAME = "kernel-65535"
 PREFIX = "reserve_gpu-"
 PRIVATE = 0o700
-TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # Documentation/networking/proc_net_tcp.rst
-LOCAL, REMOTE, STATE, UID, INODE = 1, 2, 3, 7, 9  # columns of such a table
-ESTABLISHED = "01"
-MAPPED = "0000000000000000FFFF0000"  # in front of an IPv4 address in the table of IPv6
-BACKLOG = 128
+BACKLOG = 4096  # the default of net.core.somaxconn, which is the limit
 CHUNK = 1 << 20
 BUSY_S = 0.1  # after a connection that could not be accepted, as no descriptor was left
-
-Address = tuple[str, int]
 
 
 def place() -> str:
@@ -70,81 +67,79 @@ def remove(base: str, ports: Iterable[int]) -> None:
             os.rmdir(folder)
 
 
-def owner(client: Address, server: Address) -> int | None:
-    """Return the UID of the process at the other end of a TCP connection, as the kernel says.
-
-    None if that process is on another machine, or has closed its end: the kernel then gives UID 0.
-
-    Args:
-        client: The IPv4 address and port of the other end.
-        server: Those of this end.
-    """
-    ends = tuple(map(_as_listed, (client, server)))
-    pairs = (ends, tuple(f"{MAPPED}{end}" for end in ends))
-    for table in TABLES:
-        with suppress(OSError), open(table, encoding="ascii") as lines:
-            for line in lines:
-                row = line.split()
-                if (row[LOCAL], row[REMOTE]) in pairs and row[STATE] == ESTABLISHED:
-                    return int(row[UID]) if row[INODE] != "0" else None
-    return None
-
-
-def _as_listed(address: Address) -> str:
-    number = int.from_bytes(socket.inet_aton(address[0]), sys.byteorder)
-    return f"{number:08X}:{address[1]:04X}"
-
-
 class Gate:
     """Accepts TCP connections of this user and of root, and passes them on to Unix sockets.
 
-    refused: Called with the UID of each other connection's owner, None if it is unknown.
+    Each port has its own thread. A flood of other users' connections does not block the event loop,
+    and the threads empty the ports' queues fast enough for the client to get in.
+
+    refused: Called once in a thread, with the UID of the first refused user, None if unknown.
     """
 
     def __init__(self, refused: Callable[[int | None], None]) -> None:
-        self._refused = refused
+        self._refused, self._has_refused = refused, False
         self._doors = list[tuple[socket.socket, str]]()
+        self._threads = list[Thread]()
         self._passing = set[asyncio.Task[None]]()
+        self._is_over = False
 
     def listen(self, ip: str, port: int, path: str) -> None:
         """Listen at a TCP port for the Unix socket of that path. Raises OSError."""
         listening = socket.create_server(("" if ip == "*" else ip, port), backlog=BACKLOG)
-        listening.setblocking(False)  # noqa: FBT003 - Python's own
         self._doors.append((listening, path))
 
-    async def admit(self) -> None:
-        """Accept connections; never return if there are ports."""
-        await asyncio.gather(*(self._admit(*door) for door in self._doors))
-
-    async def _admit(self, listening: socket.socket, path: str) -> None:
+    def admit(self) -> None:
+        """Start to accept connections."""
         loop = asyncio.get_running_loop()
-        while True:
+        for door in self._doors:
+            self._threads.append(Thread(target=self._admit, args=(loop, *door), daemon=True))
+            self._threads[-1].start()
+
+    def _admit(self, loop: asyncio.AbstractEventLoop, listening: socket.socket, path: str) -> None:
+        find = owners.finder(listening)
+        while not self._is_over:
             try:
-                client, address = await loop.sock_accept(listening)
+                client, address = listening.accept()
             except OSError:
-                await asyncio.sleep(BUSY_S)
+                time.sleep(BUSY_S)
                 continue
-            uid = self._owner(client, address)
-            if uid not in {0, os.geteuid()}:
-                client.close()
-                self._refused(uid)
+            uid = _owner(find, client, address)
+            if uid in {0, os.geteuid()}:
+                loop.call_soon_threadsafe(self._let_in, client, path)
                 continue
-            task = asyncio.ensure_future(_pass_on(client, path))
-            self._passing.add(task)
-            task.add_done_callback(self._passing.discard)
+            client.close()
+            if not self._has_refused:  # a call for each connection would flood the loop
+                loop.call_soon_threadsafe(self._report, uid)
+
+    def _let_in(self, client: socket.socket, path: str) -> None:
+        client.setblocking(False)  # noqa: FBT003 - Python's own
+        task = asyncio.ensure_future(_pass_on(client, path))
+        self._passing.add(task)
+        task.add_done_callback(self._passing.discard)
+
+    def _report(self, uid: int | None) -> None:
+        if not self._has_refused:
+            self._has_refused = True
+            # In a thread, because looking up that user's name may take minutes.
+            Thread(target=self._refused, args=(uid,), daemon=True).start()
 
     async def finish(self, limit_s: float) -> None:
-        """Listen no more, and wait until what the Unix sockets have sent last was passed on."""
+        """Stop listening, and wait until the last data of the Unix sockets has been passed on."""
+        self._is_over = True
+        for listening, _ in self._doors:
+            listening.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept()
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
         for listening, _ in self._doors:
             listening.close()
         if self._passing:
             await asyncio.wait(self._passing, timeout=limit_s)
 
-    @staticmethod
-    def _owner(client: socket.socket, address: Address) -> int | None:
-        with suppress(OSError):
-            return owner(address, client.getsockname())
-        return None
+
+def _owner(find: owners.Finder, client: socket.socket, address: owners.Address) -> int | None:
+    with suppress(OSError):
+        return owners.owner(find, address, client.getsockname())
+    return None
 
 
 async def _pass_on(client: socket.socket, path: str) -> None:

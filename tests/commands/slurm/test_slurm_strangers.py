@@ -196,6 +196,66 @@ def test_another_user_reaches_no_port(machine: Machine, kernel: PlainKernel) -> 
     assert kernel.run("print(6 * 7)").stdout == "42\n"
 
 
+# Connects to each port again and again, until its stdin ends; prints a line once it has begun.
+FLOOD = """
+import select, socket, sys
+ports, said = sys.argv[1:], False
+while not select.select([sys.stdin], [], [], 0)[0]:
+    batch = [socket.socket() for _ in range(60) for _ in ports]
+    for made, port in zip(batch, ports * 60):
+        made.setblocking(False)
+        made.connect_ex(("127.0.0.1", int(port)))
+    for made in batch:
+        made.close()
+    if not said:
+        said = print("flooding", flush=True) is None
+"""
+
+
+def test_a_flood_delays_no_message(machine: Machine, kernel: PlainKernel) -> None:
+    """While another user floods its ports, a kernel runs cells and accepts its client."""
+    as_nobody(machine, sys.executable, "-c", "")
+    before = kernel.run(PID).stdout
+    argv = [*NOBODY, sys.executable, "-c", FLOOD, str(kernel.port("shell")), str(kernel.port("hb"))]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(argv, stdin=pipe, stdout=pipe, env=machine.environ(), cwd="/") as flood,
+        zmq.Context() as context,
+        context.socket(zmq.REQ) as heart,
+    ):
+        assert flood.stdin
+        assert flood.stdout
+        try:
+            assert flood.stdout.readline() == b"flooding\n"
+            heart.linger = 0
+            heart.connect(f"tcp://127.0.0.1:{kernel.port('hb')}")
+            heart.send(b"ping")
+            assert heart.poll(1000 * LIMIT_S)
+            assert kernel.run(PID).stdout == before
+        finally:
+            flood.stdin.close()
+
+
+@pytest.mark.parametrize("find", ["ask", "look_up"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::ffff:127.0.0.1"])
+def test_the_owner_of_a_connection(find: str, host: str) -> None:
+    """A connection belongs to the user of its other end until that is closed."""
+    from reserve_gpu.commands.slurm import owners
+
+    finder = getattr(owners, find)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        assert finder(listening.getsockname(), ("0.0.0.0", 0)).state  # noqa: S104
+        made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        with made:
+            made.connect((host, listening.getsockname()[1]))
+            accepted, client = listening.accept()
+            server = accepted.getsockname()
+            assert owners.owner(finder, client, server) == os.geteuid()
+            assert owners.owner(finder, client, ("127.0.0.1", 1)) is None
+        assert owners.owner(finder, client, server) is None
+        accepted.close()
+
+
 @pytest.mark.full
 def test_other_lines_of_a_job_are_skipped(machine: Machine) -> None:
     """Lines of the job among those of its kernel are passed over, whatever they look like."""
