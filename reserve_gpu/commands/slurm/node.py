@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,10 @@ POLL_S = 0.1
 
 
 class Node:
-    """One kernel after another. folder: for its files; a kernel that restarts finds the same."""
+    """Runs one kernel after another."""
 
-    def __init__(self, out: asyncio.StreamWriter, folder: str) -> None:
-        self._out, self._folder = out, folder
+    def __init__(self, out: asyncio.StreamWriter) -> None:
+        self._out = out
         self._sockets: dict[str, Any] = {}
         self._life: asyncio.Task[None] | None = None
 
@@ -43,10 +44,15 @@ class Node:
         await self._out.drain()
 
     async def do(self, kind: str, frames: list[bytes]) -> None:
-        """Do what the relay says."""
+        """Do what the relay says. Raises OSError if a kernel's folder can't be made."""
         if kind == "start":
             await self.end()
-            self._life = asyncio.ensure_future(self._live(*frames))
+            # Each kernel has a new folder. If a cleaner of /tmp removed the old one, another user
+            # could take its name, and the kernel would obey that user's connection file.
+            folder = TemporaryDirectory(
+                prefix=sockets.PREFIX, dir=sockets.place(), ignore_cleanup_errors=True
+            )
+            self._life = asyncio.ensure_future(self._live(folder, *frames))
         elif socket := self._sockets.get(kind):
             await socket.send_multipart(frames)
 
@@ -56,31 +62,35 @@ class Node:
             self._life.cancel()
             await asyncio.wait([self._life])
 
-    async def _live(self, name: bytes, key: bytes, scheme: bytes, *words: bytes) -> None:
-        """Start a kernel, and go on until nobody wants it any more. name: tells it from another."""
-        manager = _manager(self._folder, [word.decode() for word in words])
-        manager.session.key, manager.session.signature_scheme = key, scheme.decode()
-        relays = list[asyncio.Future[None]]()
-        try:
-            mark = f"{settings.STARTED_BY}{proc.stamp(os.getpid())}"
-            await manager.start_kernel(env={**os.environ, settings.JOB_KERNEL: mark})
-            client = manager.client()
-            client.start_channels(hb=False)
-            await client.wait_for_ready()
-            for each in ("shell", "control", "stdin", "iopub"):
-                self._sockets[each] = getattr(client, f"{each}_channel").socket
-            await self.say("started", name)
-            relays += [asyncio.ensure_future(self._relay(each)) for each in self._sockets]
-            while await manager.is_alive():  # noqa: ASYNC110 - nothing tells of its end
-                await asyncio.sleep(POLL_S)
-            await self.say("ended", name)
-        except Exception as error:  # noqa: BLE001 - the client reads why, whatever it is
-            await self.say("failed", f"the kernel could not be started: {error}".encode())
-        finally:
-            for relay in relays:
-                relay.cancel()
-            self._sockets.clear()
-            await manager.shutdown_kernel(now=True)
+    async def _live(
+        self, folder: TemporaryDirectory[str], name: bytes, key: bytes, scheme: bytes, *words: bytes
+    ) -> None:
+        """Start a kernel, and go on until it is no longer wanted. name: tells it from another."""
+        with folder as path, ExitStack() as opened:
+            manager = _manager(path, [word.decode() for word in words])
+            manager.session.key, manager.session.signature_scheme = key, scheme.decode()
+            relays = list[asyncio.Future[None]]()
+            try:
+                mark = f"{settings.STARTED_BY}{proc.stamp(os.getpid())}"
+                await manager.start_kernel(env={**os.environ, settings.JOB_KERNEL: mark})
+                client = manager.client()
+                opened.callback(client.stop_channels)  # they would reconnect by name
+                client.start_channels(hb=False)
+                await client.wait_for_ready()
+                for each in ("shell", "control", "stdin", "iopub"):
+                    self._sockets[each] = getattr(client, f"{each}_channel").socket
+                await self.say("started", name)
+                relays += [asyncio.ensure_future(self._relay(each)) for each in self._sockets]
+                while await manager.is_alive():  # noqa: ASYNC110 - nothing tells of its end
+                    await asyncio.sleep(POLL_S)
+                await self.say("ended", name)
+            except Exception as error:  # noqa: BLE001 - the client reads why, whatever it is
+                await self.say("failed", f"the kernel could not be started: {error}".encode())
+            finally:
+                for relay in relays:
+                    relay.cancel()
+                self._sockets.clear()
+                await manager.shutdown_kernel(now=True)
 
     async def _relay(self, channel: str) -> None:
         while True:
@@ -105,27 +115,28 @@ async def _serve(out: int) -> None:
     job, name = (os.environ.get(f"SLURM{each}", "?") for each in ("_JOB_ID", "D_NODENAME"))
     stream.write(lines.line("job", job.encode(), name.encode()))
     try:
-        with TemporaryDirectory(prefix=sockets.PREFIX, dir=sockets.place()) as folder:
-            node = Node(stream, folder)
-            quiet = 0  # a count, as a job that was suspended has heard nothing for long either
-            while quiet < MOST_QUIET:
-                try:
-                    text = await asyncio.wait_for(told.readline(), QUIET_S)
-                except asyncio.TimeoutError:
-                    quiet += 1
-                    continue
-                except ValueError:  # no line is so long
-                    continue
-                if not text:
-                    break
-                quiet = 0
-                try:
-                    await node.do(*lines.parsed(text))
-                except Exception as error:  # noqa: BLE001 - one message, and not the job, is lost
-                    command.say(f"Warning: a message for the kernel was dropped: {error!r}")
-            await node.end()
-            if quiet and node.has_begun:  # srun has been killed, and so would not end the job
-                await (await asyncio.create_subprocess_exec(spawn.program("scancel"), job)).wait()
+        node = Node(stream)
+        quiet = 0  # a count, as a job that was suspended has heard nothing for long either
+        while quiet < MOST_QUIET:
+            try:
+                text = await asyncio.wait_for(told.readline(), QUIET_S)
+            except asyncio.TimeoutError:
+                quiet += 1
+                continue
+            except ValueError:  # no line is so long
+                continue
+            if not text:
+                break
+            quiet = 0
+            try:
+                await node.do(*lines.parsed(text))
+            except OSError:
+                raise
+            except Exception as error:  # noqa: BLE001 - one message, and not the job, is lost
+                command.say(f"Warning: a message for the kernel was dropped: {error!r}")
+        await node.end()
+        if quiet and node.has_begun:  # srun has been killed, and so would not end the job
+            await (await asyncio.create_subprocess_exec(spawn.program("scancel"), job)).wait()
     except OSError as error:
         stream.write(lines.line("failed", f"{name}: {error}".encode()))
         await stream.drain()

@@ -73,14 +73,19 @@ class Relay:
         self._over = asyncio.get_running_loop().create_future()
         self._job: asyncio.StreamWriter | None = None
         self._gate = sockets.Gate(self._refused)
-        self._folder: TemporaryDirectory[str] | None = None  # for the sockets behind TCP ports
+        # For the sockets behind TCP ports, and its descriptor.
+        self._folder: TemporaryDirectory[str] | None = None
+        self._entry: int | None = None
 
     def listen(self) -> None:
         """Listen where the client expects it. Raises OSError, KeyError, and zmq.ZMQError."""
         is_tcp, base = self._info["transport"] == "tcp", self._info["ip"]
         if is_tcp:
             self._folder = TemporaryDirectory(prefix=sockets.PREFIX, dir=sockets.place())
-            base = f"{self._folder.name}/kernel"
+            # If a cleaner of /tmp removes the folder, another user may take its name, but not its
+            # descriptor.
+            self._entry = os.open(self._folder.name, os.O_PATH | os.O_DIRECTORY)
+            base = f"/proc/self/fd/{self._entry}/kernel"
         before = os.umask(0o077)  # for a client's own folder
         try:
             for name, socket in self._sockets.items():

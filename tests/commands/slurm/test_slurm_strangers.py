@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -256,6 +257,25 @@ def test_the_owner_of_a_connection(find: str, host: str) -> None:
         accepted.close()
 
 
+def test_the_relay_keeps_its_folder(machine: Machine) -> None:
+    """A client's connection reaches the relay even if another folder has that folder's name."""
+    with (
+        tempfile.TemporaryDirectory() as temporary,  # the path of a socket has to be short
+        closing(PlainKernel(machine, TMPDIR=temporary)) as made,
+    ):
+        (path,) = Path(temporary).glob(f"*/kernel-{made.port('hb')}")
+        path.parent.rename(Path(temporary, "moved"))
+        path.parent.mkdir()
+        with socket.socket(socket.AF_UNIX) as squat, zmq.Context() as context:
+            squat.bind(str(path))
+            squat.listen()
+            with context.socket(zmq.REQ) as heart:
+                heart.linger = 0
+                heart.connect(f"tcp://127.0.0.1:{made.port('hb')}")
+                heart.send(b"ping")
+                assert heart.poll(1000 * LIMIT_S)
+
+
 @pytest.mark.full
 def test_other_lines_of_a_job_are_skipped(machine: Machine) -> None:
     """Lines of the job among those of its kernel are passed over, whatever they look like."""
@@ -325,6 +345,23 @@ def test_no_port_is_opened(machine: Machine) -> None:
         assert made.run("print(6 * 7)").stdout == "42\n"
         assert json.loads(Path(made.manager.connection_file).read_text()) == told
     assert not folder.exists()
+
+
+def test_a_restarted_kernel_has_a_new_folder(machine: Machine) -> None:
+    """A kernel that restarts after a crash does not use a folder with its earlier name."""
+    folder = "import ipykernel.connect as it, os; print(os.path.dirname(it.get_connection_file()))"
+    with closing(JupyterKernel(machine)) as made:
+        before = Path(made.run(folder).stdout.strip())
+        made.start("import os; os._exit(3)")
+        wait_for(lambda: not made.manager.is_alive(), 0.05)
+        shutil.rmtree(before, ignore_errors=True)
+        before.mkdir(0o777)
+        try:
+            made.restart()
+            assert made.run("print(6 * 7)").stdout == "42\n"
+            assert not [*before.iterdir()]
+        finally:
+            shutil.rmtree(before)
 
 
 START = f"""
