@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model import Holder, Process
 
-TEXTS_LIMIT = 1 << 20  # bytes of a command, or of an environment
 DESCRIPTORS = 12  # so many a look at the GPUs, or a reservation, opens at once
 # The begin of $RESERVE_GPU_HELD: a pid, and its start time alone or as the first field of JSON.
 HOLDER = re.compile(r'([0-9]{1,10})(?: (?:\{"began": )?([0-9]{1,20}))?(?=[ ,]|$)')
@@ -290,23 +289,6 @@ def began_boot(pid: int) -> float | None:
     """Return the start time of a process, by the boot clock; None if it has ended."""
     stat = _stat(pid)
     return None if stat is None else stat[2] / os.sysconf("SC_CLK_TCK")
-
-
-def environ(pid: int) -> dict[str, str]:
-    """Return the variables that a process was started with; empty if they can't be read."""
-    return dict(text.partition("=")[::2] for text in texts(pid, "environ"))
-
-
-def texts(pid: int, name: str) -> list[str]:
-    """Return the words that a process was started with; empty if they can't be read.
-
-    Args:
-        pid: The process.
-        name: `cmdline` for its command, `environ` for its variables.
-    """
-    with suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
-        return os.fsdecode(file.read(TEXTS_LIMIT)).removesuffix("\0").split("\0")
-    return []
 
 
 def stamp(pid: int) -> str:

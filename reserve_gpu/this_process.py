@@ -7,13 +7,14 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import accounts, proc
+from reserve_gpu import accounts
 from reserve_gpu.errors import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 NAME_LIMIT = 200  # characters of a command, or of what a process is called in its place
+TEXTS_LIMIT = 1 << 20  # bytes of a command, or of an environment
 RAY = b"ray::"  # what Ray has in front of the titles of its processes
 KERNEL_MODULE = "ipykernel_launcher"  # what Jupyter starts a kernel with: python -m ...
 _name: str | None = None  # what this process is called in place of its own command
@@ -86,9 +87,26 @@ def session_name(environ: Mapping[str, str]) -> str:
         The path, or "" if the kernel has no notebook of its own.
     """
     path, starter = environ.get("JPY_SESSION_NAME", ""), environ.get("JPY_PARENT_PID", "")
-    if starter.isdecimal() and proc.environ(int(starter)).get("JPY_SESSION_NAME") == path:
+    if starter.isdecimal() and environ_of(int(starter)).get("JPY_SESSION_NAME") == path:
         return ""
     return path
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """Return the variables that a process was started with; empty if they can't be read."""
+    return dict(text.partition("=")[::2] for text in texts(pid, "environ"))
+
+
+def texts(pid: int, name: str) -> list[str]:
+    """Return the words that a process was started with; empty if they can't be read.
+
+    Args:
+        pid: The process.
+        name: `cmdline` for its command, `environ` for its variables.
+    """
+    with suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+        return os.fsdecode(file.read(TEXTS_LIMIT)).removesuffix("\0").split("\0")
+    return []
 
 
 def job() -> str | None:

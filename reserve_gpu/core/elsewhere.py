@@ -74,9 +74,9 @@ def identified(reserved: Reserved) -> Reserved:
     """
     holder = reserved.holder
     pid, who, is_kept = holder.listed_pid or 0, holder.record.who, left_of(holder) is not None
-    began, words = proc.began_boot(pid), proc.texts(pid, "cmdline")
+    began, words = proc.began_boot(pid), this_process.texts(pid, "cmdline")
     if not has_own_record(holder):
-        path = this_process.session_name(proc.environ(pid))
+        path = this_process.session_name(this_process.environ_of(pid))
         notebook = os.path.basename(path)[: foreign.TEXT_LIMIT]
         # An heir, which keeps it, has no name of its own.
         command = "kernel" if is_kept else this_process.command(words, _directory(pid))
@@ -127,7 +127,7 @@ def is_proven(reserved: Reserved, row: Row) -> bool:
         return True
     if not isinstance(device, Device):
         return False
-    environ = proc.environ(pid)
+    environ = this_process.environ_of(pid)
     visible = environ.get(environment.VISIBLE, "").split(",")
     return (
         _owners(_files_of(reserved, [row])) <= {ROOT, proc.uid_of(pid)}
