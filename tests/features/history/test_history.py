@@ -32,6 +32,7 @@ from tests.machine import LIMIT_S
 from tests.processes import queue, wait_for
 from tests.test_cli import run
 from tests.test_users import DAEMON, NOBODY, as_user, child, for_users
+from tests.unread import full_pipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -747,6 +748,22 @@ def test_a_full_disk_disturbs_nothing(here: Here) -> None:
             one.run(NOTE)
             assert one.run("reserve_gpu.release()").error is None
         assert one.run("log.getvalue().count('history')").value == 1
+
+
+@pytest.mark.process
+def test_a_full_stderr_keeps_no_process_from_ending(here: Here) -> None:
+    """A process that can't write its history ends even if its stderr is a full pipe."""
+    switch_on(here)
+    (here.home / ".local").touch()
+    reader, writer = full_pipe()
+    script = "import reserve_gpu\nreserve_gpu.reserve()"
+    with here.running(
+        sys.executable, "-c", script,
+        environ=here.environ(), stdout=subprocess.DEVNULL, stderr=writer,
+    ) as process:  # fmt: skip
+        assert process.wait(LIMIT_S) == 0
+    for each in (reader, writer):
+        os.close(each)
 
 
 def test_a_cut_line_spoils_no_other(here: Here) -> None:
