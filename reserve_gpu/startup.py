@@ -10,6 +10,7 @@ removed: it imports nothing but the standard library.
 
 from __future__ import annotations
 
+import ast
 import os
 import pwd
 import re
@@ -18,9 +19,13 @@ import shutil
 import signal
 import sys
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import NamedTuple, NoReturn
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BEGIN, END = b"# >>> reserve_gpu ", b"# <<< reserve_gpu "
 HEAD = BEGIN + b"(added by install.sh, which takes it away with --uninstall%s) >>>"
@@ -72,7 +77,17 @@ class Removal(NamedTuple):
 
 
 def added(data: bytes, name: bytes) -> bytes:
-    """Return the file with the lines for one more Python."""
+    """Return the file with the lines for one more Python.
+
+    Raises:
+        StartupError: The user's code would not be valid Python, or would do something else.
+    """
+    result = _added(data, name)
+    _check_code(data, result)
+    return result
+
+
+def _added(data: bytes, name: bytes) -> bytes:
     lines = data.splitlines(keepends=True)
     blocks, names = blocks_in(lines), names_in(lines)
     eol = b"\r\n" if any(line.endswith(b"\r\n") for line in lines) else b"\n"
@@ -104,8 +119,14 @@ def removed(data: bytes, name: bytes) -> Removal:
     """Return the file without the lines for this Python.
 
     Raises:
-        StartupError: The rest of the file would not be valid Python.
+        StartupError: The user's code would not be valid Python, or would do something else.
     """
+    result = _removed(data, name)
+    _check_code(data, result.data)
+    return result
+
+
+def _removed(data: bytes, name: bytes) -> Removal:
     lines = data.splitlines(keepends=True)
     blocks = blocks_in(lines)
     others = tuple(each for each in names_in(lines) if each != name)
@@ -117,10 +138,7 @@ def removed(data: bytes, name: bytes) -> Removal:
     left = sum(len(_users(lines[block.start : block.stop])) for block in blocks)
     if blocks and not parts[-1] and BREAK in lines[blocks[-1].start] and parts[-2]:
         parts[-2][-1] = _text(parts[-2][-1])
-    result = b"".join(line for part in parts for line in part)
-    if left and _is_python(data) and not _is_python(result):
-        raise StartupError("the lines between its marks were edited; remove them by hand")
-    return Removal(result, (), left)
+    return Removal(b"".join(line for part in parts for line in part), (), left)
 
 
 def blocks_in(lines: list[bytes]) -> list[Block]:
@@ -191,18 +209,94 @@ def _is_ours(text: bytes) -> bool:
     return is_code or text.startswith((BEGIN, END)) or bool(NAME.fullmatch(text))
 
 
-def _is_python(data: bytes) -> bool:
+def _text(line: bytes) -> bytes:
+    return line.rstrip(b"\r\n")
+
+
+# -- the user's code in the file -------------------------------------------------------------------
+
+
+def _check_code(before: bytes, after: bytes) -> None:
+    """Raise StartupError if a change of our lines would change what the user's code does."""
+    old, new = _parsed(before), _parsed(after)
+    if old is None:  # IPython reports the mistake, and runs nothing of the file
+        return
+    ours = _our_lines(before)
+    if new is None or _users_code(old) != _users_code(new):
+        raise StartupError(_why_joined(old, before.splitlines(), ours))
+    imports, uses = _importlib(old)
+    if imports < min(uses, default=imports):
+        imports, left = _importlib(new)
+        if left and imports > min(left):
+            first = min(uses - ours, default=min(uses))
+            raise StartupError(
+                f"line {first} uses the added import. Write `{IMPORT.decode()}` above the marked "
+                "lines, and try again"
+            )
+
+
+def _parsed(data: bytes) -> ast.Module | None:
+    """Return the syntax tree; None if the file is not valid Python."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             compile(data, "ipython_config.py", "exec", dont_inherit=True)
+            tree = ast.parse(data)
+            ast.dump(tree)  # recurses as deep as the code is nested
         except (SyntaxError, ValueError, MemoryError, RecursionError):
-            return False
-    return True
+            return None
+    return tree
 
 
-def _text(line: bytes) -> bytes:
-    return line.rstrip(b"\r\n")
+def _users_code(tree: ast.Module) -> list[str]:
+    """Return the statements without ours, in a form that can be compared."""
+    texts = [IMPORT, APPEND.strip(), *(text[len(b"if ") : -1] for text in (GUARD, OLD_GUARD))]
+    import_, append, *guards = (ast.dump(ast.parse(text).body[0]) for text in texts)
+    found: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.If) and ast.dump(ast.Expr(node.test)) in guards:
+            body = [each for each in map(ast.dump, node.body) if each != append]
+            orelse = [*map(ast.dump, node.orelse)]
+            found += [f"if {body} else {orelse}"] if body or orelse else []
+        elif ast.dump(node) != import_:
+            found.append(ast.dump(node))
+    return found
+
+
+def _why_joined(tree: ast.Module, lines: list[bytes], ours: set[int]) -> str:
+    """Return a message about the user's line that depends on our lines."""
+    for node in tree.body:
+        span = {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+        if own := [at for at in sorted(span - ours) if span & ours and _has_code(lines[at - 1])]:
+            return (
+                f"line {own[0]} is part of the same statement as the added lines. Move it "
+                "elsewhere, and try again"
+            )
+    return "the added lines were edited. Delete them by hand, and try again"
+
+
+def _our_lines(data: bytes) -> set[int]:
+    """Return the numbers of the added lines; the first line is 1."""
+    lines = data.splitlines(keepends=True)
+    inside = (at for start, stop, _ in blocks_in(lines) for at in range(start, stop))
+    return {at + 1 for at in inside if _is_ours(_text(lines[at]))}
+
+
+def _has_code(line: bytes) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith(b"#")
+
+
+def _importlib(tree: ast.Module) -> tuple[float, set[int]]:
+    """Return the line that imports importlib first, inf if none does, and the lines that use it."""
+    imports, uses = inf, set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = (alias.asname or alias.name for alias in node.names)
+            if any(name.partition(".")[0] == "importlib" for name in names):
+                imports = min(imports, node.lineno)
+        elif isinstance(node, ast.Name) and node.id == "importlib":
+            uses.add(node.lineno)
+    return imports, uses
 
 
 # -- the file ------------------------------------------------------------------------------------
@@ -255,7 +349,8 @@ class Config:
         """
         if os.path.isfile(self.path):
             data = self._read()
-            if added(data, self.name) != data and (self.has_block() or not OWN_LINE.search(data)):
+            is_needed = self.has_block() or not OWN_LINE.search(data)
+            if is_needed and self._added(data) != data:
                 self._check_change()
             return
         place = self.path
@@ -276,7 +371,7 @@ class Config:
     def add(self) -> None:
         """Add the lines for this Python, if they are not there. Raises StartupError."""
         data = self._read()
-        if (new := added(data, self.name)) == data:
+        if (new := self._added(data)) == data:
             return
         if not os.path.isfile(self.path):
             os.makedirs(self._folder, exist_ok=True)
@@ -335,9 +430,18 @@ class Config:
     def _read_copy(self) -> bytes | None:
         return _read(self._copy) if os.path.isfile(self._copy) else None
 
+    def _added(self, data: bytes) -> bytes:
+        with self._naming_file():
+            return added(data, self.name)
+
     def _removed(self, data: bytes) -> Removal:
-        try:
+        with self._naming_file():
             return removed(data, self.name)
+
+    @contextmanager
+    def _naming_file(self) -> Iterator[None]:
+        try:
+            yield
         except StartupError as error:
             raise StartupError(f"{self.path} stays as it is: {error}") from error
 

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -82,11 +84,85 @@ def test_the_rest_of_the_file_is_valid_python(inside: str, stays: str) -> None:
     compile(stays, "", "exec")
 
 
-def test_lines_that_can_not_be_removed_are_left() -> None:
-    """If the rest of the file would be invalid Python, nothing is changed."""
+IN_THE_WAY = [
+    ("else:\n    x = 1\n", "", "line 6 is part of the same statement"),
+    ("", "    x = 1\n", "line 7 is part of the same statement"),
+    ("", "\n# a remark\n    x = 1\nelse:\n    x = 2\n", "line 9 is part of the same statement"),
+    ("", "x = importlib.util\nimport importlib\n", "line 7 uses the added import"),
+    ("", "# coding: latin-1\nx = '\xe9'\n", "Delete them by hand"),
+]
+
+
+@pytest.mark.parametrize(("inside", "behind", "message"), IN_THE_WAY)
+def test_lines_that_can_not_be_removed_are_left(inside: str, behind: str, message: str) -> None:
+    """If the user's code needs the added lines, the error names its line."""
     end = BLOCK.index(startup.TAIL)
-    with pytest.raises(startup.StartupError, match="remove them by hand"):
-        without(BLOCK[:end] + b"else:\n    x = 1\n" + BLOCK[end:])
+    data = BLOCK[:end] + inside.encode() + BLOCK[end:] + behind.encode()
+    compile(data, "", "exec")
+    with pytest.raises(startup.StartupError, match=message):
+        without(data)
+
+
+def test_lines_that_can_not_be_added_are_not() -> None:
+    """If added lines would change a statement of the user, the error names its line."""
+    data = b"".join(BLOCK.splitlines(keepends=True)[:-2]) + b"\tx = 1\n"
+    compile(data, "", "exec")
+    with pytest.raises(startup.StartupError, match="line 5 is part of the same statement"):
+        startup.added(data, TWO)
+
+
+USERS = [
+    *(b"log(1)", b"    log(2)", b"\tlog(3)", b"if log(4):", b"else:", b"    pass", b"# remark"),
+    *(b"log(importlib.util)", b"import importlib.util", b"try:", b"finally:", b"'''", b""),
+]
+LINES = startup.added(BLOCK, TWO).splitlines()
+INSERTED = st.tuples(st.integers(0, len(LINES)), st.sampled_from(USERS))
+
+
+def logged(data: bytes, *, is_installed: bool) -> list[object] | None:
+    """Return the calls of log() in a configuration, in order; None if it is not valid Python."""
+    seen: list[object] = []
+    util = SimpleNamespace(find_spec=lambda _: SimpleNamespace(origin="x" * is_installed))
+    names = {
+        "log": seen.append,
+        "get_config": lambda: SimpleNamespace(InteractiveShellApp=SimpleNamespace(extensions=[])),
+        "__builtins__": {
+            "__import__": lambda *_: SimpleNamespace(util=util), "getattr": getattr
+        },
+    }  # fmt: skip
+    try:
+        code = compile(data, "", "exec", dont_inherit=True)
+    except SyntaxError:
+        return None
+    try:
+        exec(code, names)
+    except NameError:
+        seen.append(NameError)
+    return [each for each in seen if each is not util]
+
+
+@given(
+    st.sets(st.integers(0, len(LINES) - 1), max_size=2),
+    st.lists(INSERTED, max_size=3),
+    st.sampled_from([b"\n", b"\r\n", b"\r"]),
+)
+def test_the_code_of_the_user_does_the_same_afterwards(
+    lost: set[int], inserted: list[tuple[int, bytes]], eol: bytes
+) -> None:
+    """Whatever the block has become, the user's code does the same without it, or it stays."""
+    lines = [line if at not in lost else b"" for at, line in enumerate(LINES)]
+    for at, line in inserted:
+        lines.insert(at, line)
+    data = eol.join(lines) + eol
+    new = []
+    with suppress(startup.StartupError):
+        new.append(startup.added(data, b"/bin/python3.9"))
+    with suppress(startup.StartupError):
+        new.append(without(without(data), TWO))
+    for is_installed in (True, False):
+        before = logged(data, is_installed=is_installed)
+        if before is not None and NameError not in before:
+            assert all(logged(each, is_installed=is_installed) == before for each in new)
 
 
 def test_an_edited_line_is_the_users() -> None:
