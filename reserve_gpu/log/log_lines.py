@@ -14,7 +14,7 @@ from reserve_gpu import foreign
 from reserve_gpu.foreign import LATEST_S, MOST_MIB, number, text
 from reserve_gpu.model import End
 
-LINE_LIMIT = 4096  # bytes; what is longer was not written by us
+LINE_LIMIT = 4096  # bytes with the line end; what is longer was not written by us
 TEXT_LIMIT = 200  # characters of each text that is written
 LONGEST_S = 32 * 86400.0  # of one line: an hour, unless its process was stopped for long
 
@@ -69,10 +69,14 @@ class LogLine(NamedTuple):
     job: str | None = None
 
     def to_json(self) -> str:
-        """Return the line, without what is not known."""
+        """Return the line, without unknown fields. The longest texts are cut to fit the limit."""
         fields = {name: _plain(value) for name, value in self._asdict().items()}
         known = {name: value for name, value in fields.items() if value is not None}
-        return json.dumps(known, separators=(",", ":"))
+        while len(data := _encoded(known)) >= LINE_LIMIT:
+            texts = {name: value for name, value in known.items() if isinstance(value, str)}
+            longest = max(texts, key=lambda name: len(_encoded(texts[name])))
+            known[longest] = texts[longest][: len(texts[longest]) // 2]
+        return data.decode()
 
 
 def month(at: float) -> str:
@@ -119,6 +123,12 @@ def _entry(fields: Mapping[str, Any]) -> LogLine | None:
         None if (agent := get("agent")) is None else text(agent),
         None if (job := get("job")) is None else text(job),
     )
+
+
+def _encoded(value: object) -> bytes:
+    """Return JSON in UTF-8. A lone surrogate has no UTF-8, and becomes an escape."""
+    written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return written.encode(errors="backslashreplace")
 
 
 def _plain(value: object) -> object:

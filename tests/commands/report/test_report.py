@@ -24,7 +24,7 @@ from reserve_gpu.commands.table import load
 from reserve_gpu.errors import RequestError
 from reserve_gpu.foreign import FormatError
 from reserve_gpu.log import log_reader as histories_of
-from reserve_gpu.log.log_lines import Kind, LogLine
+from reserve_gpu.log.log_lines import TEXT_LIMIT, Kind, LogLine
 from reserve_gpu.log.log_reader import Logged
 from reserve_gpu.model import End
 from reserve_gpu.report import html, terminal, words
@@ -314,6 +314,24 @@ def test_a_page_that_is_appended_by_now_counts_once(kept: Histories) -> None:
     assert total().reserved == 1
 
 
+@pytest.mark.parametrize("letter", ["a", "\x01", '"', "\u00e9", "\u8bad", "\U0001f680", "\udc80"])
+@pytest.mark.parametrize("is_page", [True, False])
+def test_a_line_with_long_texts_is_read(kept: Histories, letter: str, *, is_page: bool) -> None:
+    """A line counts however many bytes its texts take, and its identifiers stay whole."""
+    fields = ("name", "note", "asks", "agent", "job")
+    written = line(**dict.fromkeys(fields, 300 * letter))
+    page = kept.page([written]) if is_page else None
+    if page is None:
+        kept.write([written])
+    (logged,) = histories_of.since(0, AT + DAY_S, set())
+    assert (logged.entry.id, logged.entry.gpu) == (written.id, written.gpu)
+    for field in fields:
+        assert 50 <= len(getattr(logged.entry, field)) <= TEXT_LIMIT
+        assert {*getattr(logged.entry, field)} == {letter}
+    if page:
+        page.remove()
+
+
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -419,7 +437,7 @@ def test_kinds_that_are_noted_no_more(kept: Histories, kind: str) -> None:
 WRITE = """
 import os, time
 from reserve_gpu.log import log_writer, places
-from reserve_gpu.log.log_lines import Kind, LogLine
+from reserve_gpu.log.log_lines import TEXT_LIMIT, Kind, LogLine
 at = time.time() - 7200
 folder = places.to_write(None)
 page = log_writer.Page.new(os.dup(folder))
@@ -976,7 +994,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 NOTE = """
 import os, time
 from reserve_gpu.log import log_writer, places
-from reserve_gpu.log.log_lines import Kind, LogLine
+from reserve_gpu.log.log_lines import TEXT_LIMIT, Kind, LogLine
 at = time.time() - 7200
 log_writer.append(places.to_write(None), [
     LogLine(Kind.RESERVED, f"a{n}", at, at, at + 3600, 3600.0, 0.0, 3600.0, gpu="GPU-1",
