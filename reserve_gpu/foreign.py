@@ -30,6 +30,24 @@ def parsed(data: str | bytes, limit: int = SIZE_LIMIT) -> Any:
         raise ValueError(data[:20]) from error
 
 
+def encoded(fields: Mapping[str, Any], limit: int) -> bytes:
+    """Return a table as JSON that `parsed` reads with this limit in bytes.
+
+    The longest texts are cut until it fits. Letters are UTF-8; a lone surrogate, which UTF-8 lacks,
+    becomes an escape.
+    """
+    texts = {name: value for name, value in fields.items() if isinstance(value, str)}
+    while len(data := _json({**fields, **texts})) > limit and any(texts.values()):
+        longest = max(texts, key=lambda name: len(_json(texts[name])))
+        texts[longest] = texts[longest][: len(texts[longest]) // 2]
+    return data
+
+
+def _json(value: object) -> bytes:
+    written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return written.encode(errors="backslashreplace")
+
+
 def text(value: Any, limit: int = TEXT_LIMIT) -> str:
     """Return a text, cut off where it is too long."""
     if isinstance(value, str):

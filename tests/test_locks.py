@@ -24,7 +24,7 @@ from reserve_gpu.locks import record as records
 from reserve_gpu.locks.directory import MUTEX, LockDirectory, _mutex_message
 from reserve_gpu.locks.holders import Holders
 from reserve_gpu.locks.lock import kernel_device
-from reserve_gpu.model import Promise, Record, State
+from reserve_gpu.model import Asks, Promise, Record, State, Who
 from reserve_gpu.notices import LockedAnew
 from reserve_gpu.report import messages
 from tests.locked import (
@@ -239,6 +239,26 @@ def test_a_shorter_record_covers_a_longer_one(two: Here) -> None:
         lock.write(Record(promise=Promise(note="x")))
         assert os.fstat(lock.descriptor).st_size == size
         lock.release()
+
+
+@pytest.mark.parametrize("letter", ["a", "\u8bad", "\U0001f680", "\udc80"])
+def test_a_record_with_long_texts_is_read(two: Here, letter: str) -> None:
+    """A ticket counts however many bytes its texts take, and keeps the names of all before it."""
+    long = 300 * letter
+    who = Who(None, long, long, long, long, long, None, long, long, long)
+    before = frozenset(f"queue-4294967294-{number}.lock" for number in range(1024))
+    wanted = frozenset(f"{UUIDS[0][:-3]}{number:03}" for number in range(128))
+    asks = Asks(long, 2, wanted, before)
+    with LockDirectory(str(two.locks)) as directory, directory.mutex():
+        lock = directory.acquire("0.lock")
+        assert lock
+        lock.write(Record(who, Promise(note=long), asks, label="GPU0"))
+        read = records.read(lock.descriptor)
+        lock.release()
+    assert read.asks
+    assert read.asks[1:] == asks[1:]
+    assert {len(text) for text in (*read.who[1:6], read.promise.note) if text} <= {150, 300}
+    assert read.label == "GPU0"
 
 
 # -- the directory --------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The record that a process writes into its lock file, for others to read."""
 
 import errno
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -50,7 +49,7 @@ def write(descriptor: int, record: Record) -> str | None:
     new = record.to_dict()
     if _without_times(new) == _without_times(fields(descriptor)):
         return None
-    data = json.dumps(new).encode()
+    data = foreign.encoded(new, BYTES_LIMIT)
     try:
         # Cover a longer record first: a reader must not find the rest of it behind this one.
         data = data.ljust(min(os.fstat(descriptor).st_size, BYTES_LIMIT))

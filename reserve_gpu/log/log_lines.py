@@ -4,7 +4,6 @@ The only place that writes or reads that JSON. A user's lines are that user's wo
 sense is no line.
 """
 
-import json
 import time
 from collections.abc import Mapping
 from enum import Enum
@@ -72,11 +71,7 @@ class LogLine(NamedTuple):
         """Return the line, without unknown fields. The longest texts are cut to fit the limit."""
         fields = {name: _plain(value) for name, value in self._asdict().items()}
         known = {name: value for name, value in fields.items() if value is not None}
-        while len(data := _encoded(known)) >= LINE_LIMIT:
-            texts = {name: value for name, value in known.items() if isinstance(value, str)}
-            longest = max(texts, key=lambda name: len(_encoded(texts[name])))
-            known[longest] = texts[longest][: len(texts[longest]) // 2]
-        return data.decode()
+        return foreign.encoded(known, LINE_LIMIT - len("\n")).decode()
 
 
 def month(at: float) -> str:
@@ -123,12 +118,6 @@ def _entry(fields: Mapping[str, Any]) -> LogLine | None:
         None if (agent := get("agent")) is None else text(agent),
         None if (job := get("job")) is None else text(job),
     )
-
-
-def _encoded(value: object) -> bytes:
-    """Return JSON in UTF-8. A lone surrogate has no UTF-8, and becomes an escape."""
-    written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return written.encode(errors="backslashreplace")
 
 
 def _plain(value: object) -> object:
