@@ -44,7 +44,7 @@ def encoded(fields: Mapping[str, Any], limit: int) -> bytes:
 
 
 def _json(value: object) -> bytes:
-    written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    written = json.dumps(value, ensure_ascii=False)
     return written.encode(errors="backslashreplace")
 
 
