@@ -12,7 +12,7 @@ import pytest
 
 from reserve_gpu.core.outcome import Granted
 from reserve_gpu.model import Lease, Record, Who
-from tests.locked import have
+from tests.locked import have, obstructed
 from tests.machine import ROOT
 from tests.test_offers import Waiters, attempts
 from tests.test_users import DAEMON, NOBODY, UUIDS, Users, for_users
@@ -235,6 +235,79 @@ def test_a_left_place_that_another_user_locks_is_kept(users: Users, kind: str) -
         assert second.reserve("'0'").value == "0"
         second.run("reserve_gpu.release()")
         assert owner.reserve("'0', wait=30").value == "0"
+
+
+# -- leases ----------------------------------------------------------------------------------------
+
+# Files with the UID of the user `daemon`, who has a lease on them.
+LEASED = {
+    "queue": "queue-1-0.lock",
+    "share": f"{UUIDS[0]}.share-1-0.lock",
+    "record": f"{UUIDS[0]}.record-1-0",
+    "share of a GPU that is not here": "GPU-none.share-1-0.lock",
+    "ticket of another user": "queue-65534-0.lock",
+}
+
+
+@contextmanager
+def leased(users: Users, path: Path, kind: str = "F_WRLCK") -> Iterator[None]:
+    """Have the user `daemon` take a lease on a file, after which open(2) fails for other users."""
+    attacker = users[DAEMON]
+    flags = "os.O_RDONLY" if kind == "F_RDLCK" else "os.O_RDWR | os.O_CREAT"
+    taken = attacker.run(
+        "import fcntl, os, signal\n"
+        "signal.signal(signal.SIGIO, signal.SIG_IGN)\n"
+        f"file = os.open({str(path)!r}, {flags}, 0o644)\n"
+        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        f"fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.{kind})"
+    )
+    assert taken.error is None, taken
+    try:
+        yield
+    finally:
+        attacker.run("os.close(file)")
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+@pytest.mark.parametrize("name", LEASED)
+def test_a_lease_on_a_file_of_one_user_fails_no_call(users: Users, name: str) -> None:
+    """Another user's lease on a file of that user fails no reservation, part, wait or status."""
+    users.machine.rules.write_text("[limits]\ngpus = 1\n")
+    users.machine.rules.chmod(0o644)
+    owner = users[NOBODY]
+    assert owner.reserve("'1'").value == "1"
+    owner.run("reserve_gpu.release()")
+    with leased(users, users.locks / LEASED[name]):
+        assert users["second"].run("reserve_gpu.status().problem").value is None
+        for wishes in ("'0'", "'0', memory='1GB'", "'0', wait=30"):
+            assert owner.reserve(wishes).value == "0"
+            owner.run("reserve_gpu.release()")
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+@pytest.mark.parametrize("kind", ["F_WRLCK", "F_RDLCK"])
+def test_a_lease_on_a_gpus_lock_costs_that_gpu_alone(users: Users, kind: str) -> None:
+    """A lease by the user who made a GPU's lock file costs that GPU alone, and names the user."""
+    assert users[DAEMON].reserve("'0'").value == "0"
+    users[DAEMON].run("reserve_gpu.release()")
+    path = users.locks / f"{UUIDS[0]}.lock"
+    with leased(users, path, kind):
+        assert users[NOBODY].reserve("").value == "1"
+        text = users["second"].reserve("'0'").text
+        assert "GPU0 is unknown" in text
+        assert f"{path} can't be opened: a process of daemon has a lease on it." in text
+
+
+def test_a_gpu_that_cannot_be_locked_blocks_no_other_gpu(here: Here) -> None:
+    """A waiter for two GPUs, of which one has no proper lock file, blocks no free GPU."""
+    with ExitStack() as stack, obstructed(here.locks / f"{here.uuid('1')}.lock", "directory"):
+        waiters = Waiters(here.locks, stack)
+        waiters.join(here.uuid("0"), here.uuid("1"), needs=2)
+        outcomes = attempts(here, waiters)
+        next(outcomes)  # which finds out that the first one needs several
+        assert isinstance(next(outcomes, None), Granted | None)
 
 
 # -- tickets that their own owner forges -----------------------------------------------------------

@@ -6,7 +6,6 @@ A look before the lock proves nothing, as somebody else may take the device in b
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -372,10 +371,16 @@ class Look:
     def _look_at(self, device: Device) -> "tuple[tuple[Holder, ...], Usage | None]":
         """Return the holders and the use of a device that this look has not locked."""
         if device.uuid not in self._seen:
-            holders = self._asking.locks.holders_of(device.uuid)
+            holders: tuple[Holder, ...] = ()
             reading = None
-            with suppress(DeviceError):
+            try:
+                holders = self._asking.locks.holders_of(device.uuid)
                 reading = self._asking.gpus.usage(device, self._limit_s)
+            except DeviceError:
+                pass
+            except LockError as error:
+                if str(error) == TOO_MANY_FILES:  # which is no fault of the device
+                    raise
             self._seen[device.uuid] = holders, reading
         return self._seen[device.uuid]
 

@@ -13,7 +13,7 @@ import stat
 import time
 from contextlib import suppress
 
-from reserve_gpu import containers
+from reserve_gpu import containers, proc
 from reserve_gpu.errors import TOO_MANY_FILES, LockError, shell_line
 from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
@@ -21,8 +21,9 @@ from reserve_gpu.locks import descriptors
 DIRECTORY_MODE = 0o1777
 YOUNG_S = 1.0  # a file that was made so lately may still be in the making
 IN_THE_MAKING = {errno.EACCES, errno.EEXIST}
-# What opening answers where a link, a directory, or a file that its owner keeps for himself stands.
-NO_LOCK_FILE = {errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.EACCES, errno.EPERM}
+# Errors of this process or machine. The owner of a file can cause all others: by its mode, by a
+# lease (EAGAIN), or by a file system that is mounted over it.
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 # Errors of a directory in which no file can be created.
 NOT_MADE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 MAKING_LIMIT = 200  # attempts at a file that somebody is making just now
@@ -86,7 +87,7 @@ def open_to_look(directory: int, name: str, path: str | None = None) -> int | No
             return None
         raise
     except OSError as error:
-        if path is None and error.errno in NO_LOCK_FILE:
+        if path is None and error.errno not in EXHAUSTED:
             return None
         raise LockError(_file_message(path or name, error, directory, name)) from error
 
@@ -240,5 +241,11 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
         return (
             f"This user may not open {path}. It belongs to uid {status.st_uid}; its mode must be "
             "0666."
+        )
+    if status and error.errno == errno.EAGAIN:  # fcntl(2), "Leases": O_NONBLOCK does not wait
+        owner = proc.user_name(status.st_uid)  # besides root only the owner can take a lease
+        return (
+            f"{path} can't be opened: a process of {owner} has a lease on it. Ask {owner}, or an "
+            "administrator, to end that process. Run: grep LEASE /proc/locks"
         )
     return f"{path} can't be opened: {error.strerror or error}. {remedy(error.errno, folder)}"
