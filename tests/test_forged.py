@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,12 +18,11 @@ from reserve_gpu.model import Lease, Record, Who
 from tests.locked import have, obstructed
 from tests.machine import ROOT
 from tests.test_offers import Waiters, attempts
-from tests.test_users import DAEMON, NOBODY, UUIDS, Users, for_users
+from tests.test_users import DAEMON, NOBODY, UUIDS, Users, as_user, for_users
 from tests.test_users import child as child_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.here import Here
     from tests.machine import Answer, Child
@@ -87,10 +89,27 @@ def users(three: Users) -> Iterator[Users]:
     three.machine.rules.unlink(missing_ok=True)
 
 
+# A child of the attacker takes the lock, and ends; a child of that child keeps the lock.
+LOCK_AND_DIE = """
+def lock_and_die(file):
+    child = os.fork()
+    if not child:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fork():
+                time.sleep(60)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(file)
+"""
+
+
 def as_another(child: Child, code: str) -> Answer:
     """Run the code of an attack, which the kernel may refuse."""
     return child.run(
-        "import fcntl, json, os, stat\n"
+        "import fcntl, json, os, stat, time\n"
+        f"{LOCK_AND_DIE}"
         "from contextlib import suppress\n"
         f"with suppress(OSError):\n {code}"
     )
@@ -154,11 +173,7 @@ LOCKS = {
     "shared flock": "fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)",
     "flock": "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
     "read lock": "fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)",
-    "flock of a dead process": (
-        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB); "
-        "child = os.fork() or os._exit(os.fork() and 0 or __import__('time').sleep(60) or 0); "
-        "os.waitpid(child, 0); os.close(file)"
-    ),
+    "flock of a dead process": "lock_and_die(file)",
 }
 
 
@@ -188,7 +203,7 @@ def locked_by(users: Users, path: Path, kind: str) -> Iterator[None]:
     """Have another user lock a file as far as the kernel allows it."""
     attacker = users[DAEMON]
     assert as_another(attacker, f"file = os.open({str(path)!r}, os.O_RDONLY)").error is None
-    as_another(attacker, LOCKS[kind])
+    assert as_another(attacker, LOCKS[kind]).error is None
     try:
         yield
     finally:
@@ -308,6 +323,99 @@ def test_a_gpu_that_cannot_be_locked_blocks_no_other_gpu(here: Here) -> None:
         outcomes = attempts(here, waiters)
         next(outcomes)  # which finds out that the first one needs several
         assert isinstance(next(outcomes, None), Granted | None)
+
+
+# -- locks on files that a user has left -----------------------------------------------------------
+
+OLDER = json.dumps({"pid": 1, "since": 1.0})  # a record without the fields of this version
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+def test_a_read_lock_does_not_weaken_a_reservation(users: Users) -> None:
+    """A user locks their own file fully, although another user has a read lock on the old one."""
+    with child_of(users.machine, NOBODY) as owner:
+        assert owner.reserve("'0', memory='1GB'").value == "0"
+        owner.run("reserve_gpu.release()")
+        (path,) = users.locks.glob("*.share-65534-*")
+        with locked_by(users, path, "read lock"):
+            assert owner.reserve("'0', memory='1GB'").value == "0"
+            assert json.loads(path.read_text())["write_locked"] is True
+            assert users[DAEMON].reserve("'0'").error == "NoFreeDeviceError"
+            owner.kill()
+            as_another(users[DAEMON], LOCKS["flock of a dead process"])
+            assert users["second"].reserve("'0'").value == "0"
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+@pytest.mark.parametrize("kind", LOCKS)
+def test_another_users_lock_keeps_no_reservation_from_a_restart(users: Users, kind: str) -> None:
+    """A part is locked again after a restart, although another user has locked its file."""
+    owner = users[NOBODY]
+    assert owner.reserve("'0', memory='1GB'").value == "0"
+    owner.run("reserve_gpu.release()")
+    (path,) = users.locks.glob("*.share-65534-*")
+    again = (
+        "from reserve_gpu import proc\n"
+        "from reserve_gpu.locks.directory import LockDirectory\n"
+        "with LockDirectory() as directory, directory.mutex():\n"
+        f"    lock = directory.acquire_again({path.name!r}, proc.now())\n"
+        "lock and (lock.is_write_locked, lock.release())[0]"
+    )
+    with locked_by(users, path, kind):
+        assert owner.run(again).value is True
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+def test_a_dead_process_has_no_part(users: Users) -> None:
+    """A dead process's lock on a file with an older version's record is ignored."""
+    owner = users[NOBODY]
+    assert owner.reserve("'0', memory='1GB'").value == "0"
+    owner.run("reserve_gpu.release()")
+    (path,) = users.locks.glob("*.share-65534-*")
+    assert owner.run(f"open({str(path)!r}, 'w').write({OLDER!r})").error is None
+    with locked_by(users, path, "flock of a dead process"):
+        for user in (NOBODY, DAEMON):
+            assert users[user].reserve("'0'").value == "0"
+            users[user].run("reserve_gpu.release()")
+
+
+# Takes a lock on the opening that it has inherited, and closes it.
+TAKER = (
+    "import fcntl, os, sys; file = int(sys.argv[1]); "
+    "fcntl.flock(file, fcntl.LOCK_EX); os.close(file); print(flush=True); input()"
+)
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+def test_a_process_that_has_not_the_lock_has_no_part(users: Users) -> None:
+    """The pid that took a lock counts for its user only as long as that process has the lock."""
+    users.machine.rules.write_text("[limits]\ngpus = 1\n")
+    users.machine.rules.chmod(0o644)
+    owner = users[NOBODY]
+    assert owner.reserve("'0', memory='1GB'").value == "0"
+    owner.run("reserve_gpu.release()")
+    (path,) = users.locks.glob("*.share-65534-*")
+    with ExitStack() as stack:
+        file = os.open(path, os.O_RDONLY)  # which this process keeps: another user
+        stack.callback(os.close, file)
+        taker = stack.enter_context(
+            subprocess.Popen(
+                [*as_user(NOBODY), sys.executable, "-c", TAKER, str(file)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[file],
+            )
+        )  # fmt: skip
+        stack.callback(taker.kill)
+        assert taker.stdout
+        assert taker.stdout.readline() == b"\n"
+        assert f" {taker.pid} " in Path("/proc/locks").read_text()
+        assert users[DAEMON].reserve("'0'").value == "0"
+        users[DAEMON].run("reserve_gpu.release()")
+        assert owner.reserve("'1'").value == "1"
+        owner.run("reserve_gpu.release()")
 
 
 # -- tickets that their own owner forges -----------------------------------------------------------

@@ -69,6 +69,7 @@ MOST_LOST = 256  # locks that are looked at to find those of lost devices; anybo
 MOST_NUMBERS = 10**10
 MOST_NAMES = 10_000  # names of queue files that a waiter remembers
 OTHERS_MODE, OWN_MODE = 0o666, 0o644
+NEW_MODE = 0o600  # a user's own file has it until it is locked
 
 
 class LockDirectory:
@@ -149,6 +150,8 @@ class LockDirectory:
     ) -> Lock | None:
         """Lock the file of that name, made if it is not there; None if somebody has it locked.
 
+        A file of this user is locked with `write_lock` too, if the system has such locks.
+
         Args:
             name: The name of the file.
             mode: The mode of a new file.
@@ -160,19 +163,27 @@ class LockDirectory:
         path = f"{self.path}/{name}"
         if "/" in name or name.startswith("."):  # UUIDs come from the driver
             raise LockError(f"{shown(name)!r} can't be the name of a lock.")
+        is_own = mode == OWN_MODE
         for _ in range(REPLACED_LIMIT):
             lock = None
-            descriptor = files.open_to_lock(self.descriptor, name, path, mode)
+            # Others can lock a file that they can read, so a new one is closed until it is locked.
+            new_mode = NEW_MODE if is_own else mode
+            descriptor = files.open_to_lock(self.descriptor, name, path, new_mode)
             try:
+                status = os.fstat(descriptor)
                 if name != MUTEX and files.is_current(self.descriptor, MUTEX, descriptor):
                     raise LockError(_second_name(path))
+                if is_own and files.is_open_to_others(status):  # it would not count
+                    return None
                 if RECORD not in name and not flock(descriptor, path):
                     return None
-                is_owners = mode == OWN_MODE and write_lock(descriptor)
-                if RECORD in name and not is_owners:
+                is_owners = is_own and write_lock(descriptor)
+                if is_own and not is_owners and has_write_locks(descriptor):
                     return None
                 # Somebody may have replaced the file before it was locked.
                 if files.is_current(self.descriptor, name, descriptor):
+                    if is_own:
+                        files.finish(descriptor, path, mode)
                     lock = Lock(descriptor, path, taken)
                     lock.is_write_locked = is_owners
                     return lock
@@ -224,7 +235,7 @@ class LockDirectory:
             LockError: If the file can't be used.
         """
         if SHARE in name:
-            return self.acquire(name, OWN_MODE, taken)
+            return self.acquire_mine(name, taken)
         lock = self.acquire(name, OTHERS_MODE, taken)
         if lock:
             lock.owned = self._acquire_record(device_of(name), lock)
@@ -284,17 +295,23 @@ class LockDirectory:
         """Lock a file of this user; under the mutex.
 
         Returns:
-            The lock, or None if another process of this user has it.
+            The lock, or None if another process of this user has it, or another user has made a
+            file of that name meanwhile.
 
         Raises:
             LockError: If the file can't be used.
         """
-        lock = self.acquire(name, OWN_MODE, taken)
-        if lock is None and not self._is_living(name):
-            # Another user has it locked, which takes no more than permission to read.
-            with suppress(OSError):
-                os.unlink(name, dir_fd=self.descriptor)
+        try:
             lock = self.acquire(name, OWN_MODE, taken)
+            if lock is None and not self._is_living(name):
+                # Another user has it locked, which takes no more than permission to read.
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=self.descriptor)
+                lock = self.acquire(name, OWN_MODE, taken)
+        except LockError:
+            if not files.is_others(self.descriptor, name):  # another user may have been faster
+                raise
+            return None
         if lock:
             self.holders.names.add(name)
         return lock
@@ -491,8 +508,9 @@ class LockDirectory:
         """Return whether the owner of a file has it locked.
 
         A flock(2) of another user is ignored. Older versions lock the file with flock(2) alone.
-        Such a lock counts if a process of the owner has it. If the kernel's list does not name the
-        process, the lock counts if an older version has written the record.
+        Such a lock counts if a living process of the owner has it. The kernel's list names the
+        process that took the lock, whose number may be another process's by now. If it names none,
+        as for another PID namespace, the lock counts if an older version has written the record.
         """
         descriptor = files.open_to_look(self.descriptor, name)
         if descriptor is None:
@@ -505,8 +523,12 @@ class LockDirectory:
             record, owner = records.read(descriptor), os.fstat(descriptor).st_uid
         if record.write_locked:
             return False
-        uid = self.holders.listed_uid(name)
-        return uid == owner or (uid is None and record.since is not None)
+        holders = self.holders
+        if pid := holders.of(name).listed_pid:
+            # If its open files can't be seen, only its start time tells, to CLOCK_S.
+            is_sure = proc.shows_files(pid) or record.since is not None
+            return is_sure and proc.uid_of(pid) == owner
+        return record.since is not None and not holders.lists(name)
 
     def _is_held(self, name: str, path: str | None = None) -> bool:
         """Tell whether somebody has the file locked: the lock decides, not the kernel's list.

@@ -92,6 +92,25 @@ def open_to_look(directory: int, name: str, path: str | None = None) -> int | No
         raise LockError(_file_message(path or name, error, directory, name)) from error
 
 
+def finish(descriptor: int, path: str, mode: int) -> None:
+    """Give an open file of this user the permissions that it lacks. Raises LockError.
+
+    Args:
+        descriptor: The descriptor of the file.
+        path: The path for messages.
+        mode: The permissions.
+    """
+    try:
+        _finish(descriptor, os.fstat(descriptor), mode)
+    except OSError as error:
+        raise LockError(f"The mode of {path} can't be set: {error.strerror}.") from error
+
+
+def is_open_to_others(status: os.stat_result) -> bool:
+    """Return whether other users can write to a file."""
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
 def status_of(directory: int, name: str) -> os.stat_result | None:
     """Return the status of what has that name, be it a link; None if nothing can be seen."""
     with suppress(OSError):
@@ -108,7 +127,7 @@ def sole_owner(directory: int, name: str) -> int | None:
     status = status_of(directory, name)
     if status is None or not stat.S_ISREG(status.st_mode):
         return None
-    return None if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else status.st_uid
+    return None if is_open_to_others(status) else status.st_uid
 
 
 def is_others(directory: int, name: str) -> bool:
@@ -162,9 +181,8 @@ def _require_own_files(directory: int, path: str) -> None:
 
 def _finish(descriptor: int, status: os.stat_result, mode: int) -> None:
     """Give what this user made the mode that it is meant to have: the umask took away from it."""
-    opened_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     missing = mode & ~stat.S_IMODE(status.st_mode)
-    if status.st_uid == os.geteuid() and not opened_to_others and missing:
+    if status.st_uid == os.geteuid() and not is_open_to_others(status) and missing:
         os.chmod(f"/proc/self/fd/{descriptor}", mode)  # works for O_PATH, as fchmod does not
 
 

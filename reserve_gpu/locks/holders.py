@@ -221,12 +221,6 @@ class Holders:
         pid = status and self._pid(status)
         return pid is not None and by in (None, pid)
 
-    def listed_uid(self, name: str) -> int | None:
-        """Return the user whose process the kernel's list names for a file; None if unknown."""
-        status = files.status_of(self._directory, name)
-        pid = status and self._listed_pid(status)
-        return proc.uid_of(pid) if pid else None
-
     def listed_uids(self) -> set[int]:
         """Return the users of the processes that the kernel's list names, whatever they have."""
         uids = map(proc.uid_of, {*self._listed.values()})
