@@ -418,6 +418,105 @@ def test_a_process_that_has_not_the_lock_has_no_part(users: Users) -> None:
         owner.run("reserve_gpu.release()")
 
 
+# -- second names of a GPU's lock file -------------------------------------------------------------
+
+ROWS = "[(row.state.value, len(row.holders)) for row in reserve_gpu.status().rows]"
+
+
+def link(users: Users, index: int) -> Path:
+    """Have another user give a GPU's lock file the name of the other GPU's; returns that name."""
+    paths = [users.locks / f"{UUIDS[number]}.lock" for number in (index, 1 - index)]
+    assert users[DAEMON].run(f"os.link(*{[str(path) for path in paths]})").error is None
+    return paths[1]
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_linked_lock_file_holds_one_gpu(users: Users, index: int) -> None:
+    """The holder of a GPU has no second one by a link that another user made to its lock file."""
+    users.machine.rules.write_text("[limits]\ngpus = 1\n")
+    users.machine.rules.chmod(0o644)
+    owner, other = users[NOBODY], 1 - index
+    assert owner.reserve(f"'{index}', note='mine'").value == str(index)
+    path = link(users, index)
+    rows = users["second"].run(ROWS).value
+    assert (rows[index], rows[other]) == (["reserved", 1], ["unknown", 0])
+    refused = users[DAEMON].reserve(f"'{other}'")
+    assert refused.error == "NoFreeDeviceError"
+    reason = f"its lock file, which belongs to nobody, is a second name of {UUIDS[index]}.lock."
+    assert f"{reason} Run: rm {path}" in refused.text
+    assert "nobody" in users[DAEMON].reserve(f"'{index}'").text
+    assert owner.reserve(f"'{index}', note='again'").value == str(index)
+    path.unlink()
+    assert users[DAEMON].reserve(f"'{other}'").value == str(other)
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_link_makes_no_held_gpu_free(users: Users, index: int) -> None:
+    """If it is unclear which GPU a linked lock file stands for, neither GPU is free."""
+    owner = users[NOBODY]
+    assert owner.reserve("'0'").value == "0"
+    owner.run("reserve_gpu.release()")
+    for path in users.locks.glob("*.record-*"):
+        path.unlink()
+    lock = str(users.locks / f"{UUIDS[0]}.lock")
+    owner.run(f"import fcntl; file = open({lock!r}, 'r+'); fcntl.flock(file, fcntl.LOCK_EX)")
+    path = link(users, 0)
+    try:
+        # A record file of the user who made the link says nothing about the holder.
+        record = str(users.locks / f"{UUIDS[index]}.record-1-0")
+        users[DAEMON].run(
+            f"import fcntl; own = open({record!r}, 'w'); fcntl.lockf(own, fcntl.LOCK_EX)"
+        )
+        for user in (DAEMON, "second"):
+            assert users[user].run(ROWS).value == [["unknown", 0]] * 2
+            for number in ("0", "1"):
+                refused = users[user].reserve(f"'{number}'")
+                assert refused.error == "NoFreeDeviceError"
+                assert f"process {owner.pid} of nobody has locked one of the two" in refused.text
+        path.unlink()
+        assert users["second"].run(ROWS).value == [["reserved", 1], ["free", 0]]
+    finally:
+        users[DAEMON].run("own.close()")
+        owner.run("file.close()")
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+def test_two_gpus_of_one_lock_file_are_not_reserved_together(users: Users) -> None:
+    """A request gets only one of two GPUs whose lock files are one file."""
+    assert users[NOBODY].reserve("'0'").value == "0"
+    users[NOBODY].run("reserve_gpu.release()")
+    link(users, 0)
+    for first, second in (("0", "1"), ("1", "0")):
+        refused = users[NOBODY].reserve("'0,1'")
+        assert refused.error == "NoFreeDeviceError"
+        assert "is a second name of" in refused.text
+        assert users[NOBODY].reserve(f"'{first}'").value == first
+        assert users[DAEMON].reserve(f"'{second}'").error == "NoFreeDeviceError"
+        assert users[DAEMON].reserve().error == "NoFreeDeviceError"
+        users[NOBODY].run("reserve_gpu.release()")
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("users")
+def test_an_unused_name_of_a_lock_file_is_harmless(users: Users) -> None:
+    """A second name under which no GPU is known changes no decision about a lock file."""
+    owner = users[NOBODY]
+    assert owner.reserve("'0'").value == "0"
+    before = decisions(users)
+    lock = str(users.locks / f"{UUIDS[0]}.lock")
+    for name in ("GPU-none.lock", "x", "x.lock", "../x.lock"):
+        assert users[DAEMON].run(f"os.link({lock!r}, {str(users.locks / name)!r})").error is None
+        assert decisions(users) == before, name
+    owner.run("reserve_gpu.release()")
+    assert users[DAEMON].reserve("'0'").value == "0"
+    assert owner.reserve("'1'").value == "1"
+
+
 # -- tickets that their own owner forges -----------------------------------------------------------
 
 WISHES: dict[str, dict[str, Any]] = {

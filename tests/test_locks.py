@@ -227,6 +227,15 @@ def test_who_has_locked_a_file_another_way_is_no_holder(two: Here) -> None:
             assert directory.holders.lists("0.lock")
 
 
+def test_the_kernels_list_names_no_holder_by_a_second_name(two: Here) -> None:
+    """A holder is not listed for a GPU whose lock file is a link to that of another GPU."""
+    assert got("0") == "0"
+    (two.locks / f"{UUIDS[1]}.lock").hardlink_to(two.locks / GPU0)
+    with LockDirectory() as directory:
+        listed = [len(directory.listed_holders_of(uuid)) for uuid in UUIDS]
+    assert listed == [1, 0]
+
+
 def test_a_shorter_record_covers_a_longer_one(two: Here) -> None:
     """Nobody reads the end of an older record behind a newer one, while that is written either."""
     with LockDirectory(str(two.locks)) as directory, directory.mutex():

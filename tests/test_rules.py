@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import ImpossibleError, NoFreeDeviceError, ReserveGPUWarning, rules
+from reserve_gpu import ImpossibleError, NoFreeDeviceError, ReserveGPUWarning, proc, rules
 from reserve_gpu.model import Rules, State
 from tests.features import needs_feature
 from tests.machine import ROOT
@@ -512,10 +512,12 @@ def test_a_second_name_is_no_reservation(here: Here, of: str, rules: str) -> Non
     assert got() == "0"
     if of == "mutex.lock":
         row = reserve_gpu.status().rows[1]
+        owner = proc.user_name(os.geteuid())
+        second = f"its lock file, which belongs to {owner}, is a second name of mutex.lock"
         assert row.holders == ()
-        assert row.reason == f"its lock file is a second name of mutex.lock. Run: rm {link}"
+        assert row.reason == f"{second}. Run: rm {link}"
         reserve_gpu.release()
-        assert "its lock file is a second name of mutex.lock. Run: rm " in refused("1")
+        assert f"{second}. Run: rm " in refused("1")
     else:
         reserve_gpu.release()
         with here.child() as other:  # who has the one GPU has no second one

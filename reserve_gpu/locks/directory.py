@@ -172,7 +172,7 @@ class LockDirectory:
             try:
                 status = os.fstat(descriptor)
                 if name != MUTEX and files.is_current(self.descriptor, MUTEX, descriptor):
-                    raise LockError(_second_name(path))
+                    raise LockError(_second_name(path, MUTEX, status))
                 if is_own and files.is_open_to_others(status):  # it would not count
                     return None
                 if RECORD not in name and not flock(descriptor, path):
@@ -206,6 +206,8 @@ class LockDirectory:
             return self.acquire_own(prefix, taken)
         whole = self.acquire(name, taken=taken)
         if whole is None:
+            if problem := self._problem(name):
+                raise LockError(problem)
             return self.holders.of(name)
         with ExitStack() as stack:
             stack.callback(whole.release)
@@ -415,8 +417,10 @@ class LockDirectory:
         besides: files that do not count.
         """
         names = [name for uuid in uuids for name in self._device_files(uuid)]
-        statuses = {name: files.status_of(self.descriptor, name) for name in (MUTEX, *names)}
-        # Anybody can give one file several names: it is locked once.
+        names.sort(key=lambda name: not is_sharers(name) and self._problem(name) is not None)
+        ordered = (MUTEX, *besides, *names)
+        statuses = {name: files.status_of(self.descriptor, name) for name in ordered}
+        # Every user can give one file several names: only the first name counts.
         by_file = {(s.st_dev, s.st_ino): name for name, s in reversed(statuses.items()) if s}
         holders = [
             self._holder_by(uid, name)
@@ -452,9 +456,12 @@ class LockDirectory:
     def listed_holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Return the holders by the kernel's list, which may miss some; it decides nothing."""
         names = filter(self.holders.lists, self._device_files(uuid))
-        return tuple(
-            self.holders.of(name) for name in names if not is_sharers(name) or self._is_living(name)
+        held = (
+            name
+            for name in names
+            if (self._is_living(name) if is_sharers(name) else not self._problem(name))
         )
+        return tuple(map(self.holders.of, held))
 
     def listed_own_sharers_of(self, uuid: str) -> list[Holder]:
         """Return this user's sharers of a device that the kernel's list shows."""
@@ -541,9 +548,48 @@ class LockDirectory:
         with descriptors.closing(descriptor):
             if files.is_current(self.descriptor, MUTEX, descriptor):
                 if path:
-                    raise LockError(_second_name(path))
+                    raise LockError(_second_name(path, MUTEX, os.fstat(descriptor)))
                 return False
-            return not flock(descriptor, f"{self.path}/{name}")
+            if flock(descriptor, f"{self.path}/{name}"):
+                return False
+        problem = self._problem(name)
+        if problem and path:
+            raise LockError(problem)
+        return problem is None
+
+    def _problem(self, name: str) -> str | None:
+        """Return the reason to distrust the lock on a device's file, or None.
+
+        Every user can write to such a file, and so link it to the name of a device that has no file
+        yet. Both names are then locked. The user who holds a device has a record file of it locked
+        as well, which shows by which name.
+        """
+        status = files.status_of(self.descriptor, name)
+        if status is None or status.st_nlink == 1:
+            return None
+        holders = Holders(self.path, self.descriptor, self._device)  # this process may hold it
+        holder = holders.of(name)
+        held = self._recorded(holders, holder.uid)
+        if name in held:
+            return None
+        others = [other for other in holders.listing() if self._is_other_name(other, name, status)]
+        path = f"{self.path}/{name}"
+        if other := next((each for each in others if each == MUTEX or each in held), None):
+            return _second_name(path, other, status)
+        return _unclear(path, others[0], holder.listed_pid) if others else None
+
+    def _is_other_name(self, other: str, name: str, status: os.stat_result) -> bool:
+        """Return whether a device's file also has this other name."""
+        if other == name or has_owner(other) or not other.endswith(".lock"):
+            return False
+        there = files.status_of(self.descriptor, other)
+        return there is not None and os.path.samestat(there, status)
+
+    def _recorded(self, holders: Holders, uid: int | None) -> set[str]:
+        """Return the lock files of the devices of which a user has locked a record file."""
+        names = [name for name in holders.names if RECORD in name] if uid is not None else []
+        own = (name for name in names if files.sole_owner(self.descriptor, name) == uid)
+        return {lock_name(device_of(name)) for name in own if self._is_living(name)}
 
 
 def _own_name(prefix: str, uid: int, number: int) -> str:
@@ -594,8 +640,24 @@ def preferred_paths(path: str) -> tuple[str, ...]:
     return paths[: paths.index(path) + 1] if path in paths else (path,)
 
 
-def _second_name(path: str) -> str:
-    return f"its lock file is a second name of {MUTEX}. Run: {shell_line(f'rm {path}')}"
+def _second_name(path: str, other: str, status: os.stat_result) -> str:
+    owner = proc.user_name(status.st_uid)
+    run = shell_line(f"rm {path}")
+    return f"its lock file, which belongs to {owner}, is a second name of {other}. Run: {run}"
+
+
+def _unclear(path: str, other: str, pid: int | None) -> str:
+    run = shell_line(f"rm {path}")
+    return (
+        f"its lock file is also named {other}, and {_process(pid)} has locked one of the two. When "
+        f"that process has ended, run: {run}"
+    )
+
+
+def _process(pid: int | None) -> str:
+    if pid is None:
+        return "a process that can't be seen from here"
+    return f"process {pid} of {proc.user_of(pid) or 'an unknown user'}"
 
 
 def _share_prefix(uuid: str) -> str:
@@ -607,10 +669,10 @@ def _record_prefix(uuid: str) -> str:
 
 
 def _mutex_message(pid: int | None, waited_s: float) -> str:
-    who = "a process that can't be seen from here"
-    if pid:
-        who = f"process {pid} of {proc.user_of(pid) or 'an unknown user'}"
-    text = f"Other reservations have been under way for {waited_s:.0f} s, by {who}. Try again."
+    text = (
+        f"Other reservations have been under way for {waited_s:.0f} s, by {_process(pid)}. "
+        "Try again."
+    )
     if waited_s < LONG_S:
         return text
     return (
