@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from reserve_gpu import accounts, settings
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Holder, Process
 
 DESCRIPTORS = 12  # so many a look at the GPUs, or a reservation, opens at once
+MOST_OPEN = 10_000  # descriptors of one user's processes that are read; each takes time
 # The begin of $RESERVE_GPU_HELD: a pid, and its start time alone or as the first field of JSON.
 HOLDER = re.compile(r'([0-9]{1,10})(?: (?:\{"began": )?([0-9]{1,20}))?(?=[ ,]|$)')
 HOLDER_LIMIT = 60
@@ -198,34 +200,68 @@ def has_locked(pid: int | str, file: os.stat_result) -> bool:
     with suppress(OSError):  # it has ended, or is another user's
         for number in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
-                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), file):
-                    with open(f"/proc/{pid}/fdinfo/{number}", encoding="utf-8") as info:
-                        if "FLOCK" in info.read():  # it has not only looked
-                            return True
+                is_file = os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), file)
+                if is_file and _has_flock(pid, number):  # it has not only looked
+                    return True
     return False
 
 
-def lock_holders(inodes: Collection[int]) -> dict[tuple[int, int], int]:
-    """Return a process that has each file locked with flock(2), by device and inode of the file.
+def _has_flock(pid: int | str, number: str) -> bool:
+    """Return whether a descriptor of a process has its file locked with flock(2)."""
+    with open(f"/proc/{pid}/fdinfo/{number}", encoding="utf-8") as info:
+        return "FLOCK" in info.read()
 
-    Only the processes count whose open files this user can see.
+
+class LockedFiles:
+    """The files that processes have locked with flock(2), by device and inode.
+
+    Each process is read once. A user can open any number of files, so only `MOST_OPEN` descriptors
+    of each user's processes are read.
 
     Args:
         inodes: The inodes of the files that matter.
     """
-    holders: dict[tuple[int, int], int] = {}
-    for pid in _pids():
-        with suppress(OSError):
-            for number in os.listdir(f"/proc/{pid}/fd"):
+
+    def __init__(self, inodes: Collection[int]) -> None:
+        self._inodes = inodes
+        self._left: dict[int | None, int] = {}  # descriptors that may still be read, by user
+        self._known: dict[int, tuple[set[tuple[int, int]], bool]] = {}
+
+    def has(self, pid: int, file: os.stat_result) -> bool | None:
+        """Return whether a process has a file locked; None if this user can't see that."""
+        found, is_all = self._files_of(pid)
+        return True if (file.st_dev, file.st_ino) in found else False if is_all else None
+
+    def holders(self) -> dict[tuple[int, int], int]:
+        """Return a process for each locked file, of the processes whose files this user can see."""
+        holders: dict[tuple[int, int], int] = {}
+        for pid in map(int, _pids()):
+            for file in self._files_of(pid)[0]:
+                holders.setdefault(file, pid)
+        return holders
+
+    def _files_of(self, pid: int) -> tuple[set[tuple[int, int]], bool]:
+        """Return the files that a process has locked, and whether those are all."""
+        if pid not in self._known:
+            found: set[tuple[int, int]] = set()
+            self._known[pid] = found, shows_files(pid) and self._read(pid, found)
+        return self._known[pid]
+
+    def _read(self, pid: int, found: set[tuple[int, int]]) -> bool:
+        uid = uid_of(pid)
+        left = self._left.get(uid, MOST_OPEN)
+        if not left:
+            return False
+        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:  # it may have ended
+            for descriptor in islice(descriptors, left):
+                left -= 1
                 with suppress(OSError):
-                    file = os.stat(f"/proc/{pid}/fd/{number}")
-                    key = file.st_dev, file.st_ino
-                    if file.st_ino not in inodes or key in holders:
-                        continue
-                    with open(f"/proc/{pid}/fdinfo/{number}", encoding="utf-8") as info:
-                        if "FLOCK" in info.read():
-                            holders[key] = int(pid)
-    return holders
+                    file = os.stat(descriptor.path)
+                    is_wanted = file.st_ino in self._inodes
+                    if is_wanted and _has_flock(pid, descriptor.name):
+                        found.add((file.st_dev, file.st_ino))
+        self._left[uid] = left
+        return left > 0
 
 
 def require_descriptors() -> None:

@@ -780,6 +780,60 @@ def test_what_the_list_of_locks_says_decides_nothing(two: Here, *, memory: str |
         child.kill()
 
 
+# Finds holders and tickets, and checks how many bytes that reads.
+LOOK = """
+from reserve_gpu.locks.directory import LockDirectory
+def read_bytes():
+    return int(open('/proc/self/io').readline().split()[1])
+def look():
+    before = read_bytes()
+    rows = [(row.state.value, len(row.holders)) for row in reserve_gpu.status().rows]
+    with LockDirectory() as locks, locks.mutex():
+        tickets = [ticket.name for ticket in locks.tickets()]
+        own = [holder.pid for holder in locks.holders_by(os.geteuid(), {uuids!r})]
+    with LockDirectory() as locks:
+        kept = locks.are_listed([f"{uuid}.lock" for uuid in {uuids!r}[1:]], os.getpid())
+        told = locks.unlisted([]) is not None
+    return rows, tickets, own, kept, told, read_bytes() - before < 4 * 2**20
+"""
+
+
+@pytest.mark.process
+@SHARED
+def test_a_long_list_of_locks_is_read_up_to_a_limit(two: Here, *, memory: str | None) -> None:
+    """If the kernel's list is too long, the locks and this user's open files name the holders.
+
+    Every user can make the list long. The test counts the bytes that a look reads.
+    """
+    needs_mounts()
+    listed = two.folder / "locks.txt"
+    listed.write_text("1: POSIX  ADVISORY  WRITE 1 00:19:47 0 EOF\n" * 200_000)
+    script = f'mount --bind {listed} /proc/locks; exec "$@"'
+    child = Child(two.environ(), two.folder, "unshare", "--mount", "sh", "-ec", script, "sh")
+    ticket = f"queue-{os.geteuid()}-0.lock"
+    uuids = [two.uuid("0"), two.uuid("1")]
+    try:
+        assert child.run(LOOK.replace("{uuids!r}", repr(uuids))).error is None
+        with two.rival("0", **SHARER if memory else {}), have(two.locks / ticket):
+            assert child.reserve("0").error == "NoFreeDeviceError"
+            assert child.reserve("1").value == "1"
+            pid = child.run("os.getpid()").value
+            rows, tickets, own, *rest = child.run("look()").value
+            assert rows == [["reserved", 1], ["reserved", 1]]
+            assert tickets == [ticket]
+            assert pid in own
+            assert rest == [True, False, True]
+            child.run("reserve_gpu.release()")
+            child.send("reserve_gpu.reserve('0', wait=30)")
+        assert child.answer().error is None
+        child.run("reserve_gpu.release()")
+        rows, tickets, own, *rest = child.run("look()").value
+        assert (rows, tickets, own) == ([["free", 0], ["free", 0]], [], [])
+        assert rest == [False, False, True]
+    finally:
+        child.kill()
+
+
 @pytest.mark.process
 @SHARED
 def test_a_lock_that_the_list_of_locks_does_not_show(two: Here, *, memory: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -20,10 +21,19 @@ from reserve_gpu.errors import LockError
 from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
+from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import STOPPED_S, Place, wait_for_news
 from reserve_gpu.model import Record
 from reserve_gpu.proc import sees_all_locks
-from tests.locked import have, needs_root, obstacles, obstructed
+from tests.locked import (
+    WRITE_LOCK,
+    have,
+    needs_root,
+    obstacles,
+    obstructed,
+    opened,
+    watched,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -333,12 +343,118 @@ def test_locks_of_processes_that_have_ended_cost_one_pass(queue: Queue) -> None:
     argv = [sys.executable, "-c", LEAVE_LOCKS, str(queue.path)]
     keeper = int(subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout)
     try:
-        with counting(proc.lock_holders) as passes, queue.directory.mutex():
+        with counting(proc.LockedFiles.holders) as passes, queue.directory.mutex():
             holders = queue.directory.holders_besides([])
         assert [holder.listed_pid for holder in holders] == [None] * 100
         assert len(passes) == 1
     finally:
         os.kill(keeper, signal.SIGKILL)
+
+
+# Opens one file as often as a user can, and locks it by none of these openings.
+OPEN_OFTEN = """
+import os, signal
+for _ in range(12_000):
+    os.open("/proc/self/fd/0", os.O_RDONLY)
+print("open", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@needs_root
+@pytest.mark.usefixtures("told")
+def test_open_files_of_one_user_are_read_up_to_a_limit(queue: Queue) -> None:
+    """A user with any number of open files neither delays nor hides the holder of another user."""
+    path = queue.path / "GPU-0.lock"
+    path.touch()
+    path.chmod(0o666)
+    user = f"setpriv --reuid={OTHER_UID} --regid={OTHER_UID} --clear-groups"
+    script = f'ulimit -n 20000 && exec {user} "$@"'
+    crowd_argv = ["sh", "-ec", script, "sh", sys.executable, "-c", OPEN_OFTEN]
+    keeper_argv = [sys.executable, "-c", LEAVE_LOCKS, str(queue.path)]
+    read: list[str] = []
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("rb"))
+        crowd = subprocess.Popen(crowd_argv, stdin=file, stdout=subprocess.PIPE)
+        stack.enter_context(crowd)
+        stack.callback(crowd.kill)
+        if not (crowd.stdout and crowd.stdout.readline()):
+            pytest.skip("this user may not open so many files, or not run this Python")
+        keeper = int(subprocess.run(keeper_argv, stdout=subprocess.PIPE, check=True).stdout)
+        stack.callback(os.kill, keeper, signal.SIGKILL)
+
+        def note(event: str, arguments: tuple[Any, ...]) -> None:
+            if event == "open" and f"/{crowd.pid}/fdinfo/" in str(arguments[0]):
+                read.append(arguments[0])
+
+        with watched(note), queue.directory.mutex():
+            (holder,) = queue.directory.holders_of("GPU-0")
+    assert holder.listed_pid == keeper
+    assert len(read) <= proc.MOST_OPEN
+
+
+def write_locked(path: Path, content: bytes = b"") -> int:
+    """Lock a new file of another user as only its owner can, and with no other lock."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, WRITE_LOCK)
+    os.write(descriptor, content)
+    os.chown(descriptor, OTHER_UID, -1)
+    return descriptor
+
+
+@needs_root
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize(
+    "name", ["zzz.share-{}-{}.lock", "{1}.share-{0}-0.lock", "{1}.record-{0}-0"]
+)
+@pytest.mark.parametrize("uid", [0, OTHER_UID], ids=["in our name", "in their name"])
+def test_locked_files_count_for_64_of_each_owner(queue: Queue, name: str, uid: int) -> None:
+    """A user's hundreds of locked files cost 64 looks, and hide no holder of another user."""
+    about = {"label": "GPU5", "index": 5, "mounts": proc.mount_namespace()}
+    with ExitStack() as stack:
+        for number in range(300):
+            file = write_locked(queue.path / name.format(uid, number))
+            stack.callback(os.close, file)
+        stack.enter_context(have(queue.path / "zzz.share-0-9999.lock", json.dumps(about).encode()))
+        with (
+            queue.directory.mutex(),
+            counting(files.open_to_look) as looks,
+            opened("locks") as readings,
+        ):
+            numbers = queue.directory.listed_numbers()
+    assert list(numbers) == ["GPU5"]
+    assert len(looks) <= 3 * (MOST_OF_ONE_USER + 1)
+    assert len(readings) <= 2
+
+
+@needs_root
+@pytest.mark.usefixtures("told")
+def test_records_in_the_name_of_a_holder_cost_no_look(queue: Queue) -> None:
+    """Thousands of records that another user has made in a holder's name neither cost nor hide."""
+    for number in range(2000):
+        path = queue.path / f"{UUIDS[0]}.record-0-{number}"
+        path.touch()
+        os.chown(path, OTHER_UID, -1)
+    with queue.directory.mutex():
+        lock = queue.directory.lock_device(UUIDS[0], share=False)
+        assert isinstance(lock, Lock)
+        lock.write(Record.from_dict({"note": "the thesis"}))
+    with queue.directory.mutex(), counting(files.status_of, files.open_to_look) as looks:
+        (holder,) = queue.directory.holders_of(UUIDS[0])
+    lock.release()
+    assert (holder.record.promise.note, holder.record_owner) == ("the thesis", 0)
+    assert len(looks) < 20
+
+
+@pytest.mark.usefixtures("told")
+def test_other_names_are_forgotten(queue: Queue) -> None:
+    """A look remembers only files whose names belong to this program."""
+    share = f"{UUIDS[0]}.share-{os.geteuid()}-0.lock"
+    for name in ("random-1-2-file", "1.lock", "queue-1.txt", f"{UUIDS[0]}.record-1-1000", share):
+        (queue.path / name).touch()
+    with queue.directory.mutex():
+        assert queue.directory.holders.names == {"mutex.lock", share}
+        assert queue.directory.holders.user_files(f"{UUIDS[0]}.share") == [share]
 
 
 @contextmanager

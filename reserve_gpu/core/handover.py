@@ -85,7 +85,7 @@ def are_locked(about: Mapping[str, Any]) -> bool:
     """Tell whether a process that is followed, or what it has left, still has all the locks."""
     names = [os.path.basename(name) for _, name, _ in about["locks"]]
     with LockDirectory() as directory:
-        return not directory.unlisted(names, about["pid"])
+        return directory.are_listed(names, about["pid"])
 
 
 def held_of(fields: Mapping[str, Any]) -> Held:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, machine, proc
@@ -60,7 +59,7 @@ def wait_in_queue(
                 due = time.monotonic() + policy.next_look_s(
                     outcome.rows,
                     is_lively=time.monotonic() < lively_until or not place.stands(),
-                    is_told=proc.sees_all_locks(),
+                    is_told=news.is_told,
                 )
             if not deadline.left_s:
                 break
@@ -79,6 +78,8 @@ def wait_in_queue(
                 calls.sleep(policy.turn_s(len(ahead)))
                 due = time.monotonic()
                 lively_until = due + policy.LIVELY_S
+            elif not news.is_told:
+                due = min(due, time.monotonic() + policy.LOOK_S)
     return outcome
 
 
@@ -117,24 +118,32 @@ def wait_for_offers(
 
 
 class News:
-    """Tells whether somebody may have released a device, or left the queue, since a look."""
+    """Tells whether somebody may have released a device, or left the queue, since a look.
+
+    Attributes:
+        is_told: Whether the kernel's list shows that. Not if it is too long, or in a container;
+            then it is not read until the next look.
+    """
 
     def __init__(self, asking: Asking) -> None:
         self._locks = asking.locks
         self._names: list[str] = []
         self._missing: set[str] = set()
+        self.is_told = False
 
     def forget(self, denied: Denied) -> None:
         """Begin anew with what the last look has seen."""
         holders = [holder for row in denied.rows for holder in (*row.holders, *row.counted)]
         self._names = [holder.file for holder in holders if holder.file]
         self._names += [ticket.name for ticket in denied.ahead]
+        self.is_told = self._locks.unlisted(()) is not None
 
     def __call__(self) -> bool:
         """Look into the kernel's list. What it does not show though it is held is no news twice."""
         before = self._missing
-        with suppress(LockError):
-            self._missing = self._locks.unlisted(self._names)
+        missing = self._locks.unlisted(self._names) if self.is_told else None
+        self.is_told = missing is not None
+        self._missing = before if missing is None else missing
         return not self._missing <= before
 
 

@@ -19,6 +19,7 @@ import secrets
 import stat
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from reserve_gpu.errors import LockError, MutexHeldError, shell_line, shown
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.holders import (
+    MANY,
     MOST_OF_ONE_USER,
     QUEUE,
     RECORD,
@@ -315,7 +317,7 @@ class LockDirectory:
                 raise
             return None
         if lock:
-            self.holders.names.add(name)
+            self.holders.add(name)
         return lock
 
     def acquire_first(self, names: Iterable[str]) -> Lock | None:
@@ -368,12 +370,9 @@ class LockDirectory:
         """
         mounts, job = proc.mount_namespace(), this_process.job()
         claims: dict[int, list[Holder]] = {}
-        for name in sorted(filter(has_owner, self.holders.possibly_locked)):
-            owner = files.sole_owner(self.descriptor, name)
-            if owner is None or not self._is_living(name):
-                continue
-            file = name if is_sharers(name) else f"{device_of(name)}.lock"
-            holder = self.holders.of(file) if file == name or self._is_held(file) else Holder()
+        for owner, file in self._locked_by_owner():
+            is_held = is_sharers(file) or self._is_held(file)
+            holder = self.holders.of(file) if is_held else Holder()
             record, own = holder.record, claims.setdefault(owner, [])
             is_whole = record.index is not None and record.label == f"GPU{record.index}"
             is_here = (record.who.mounts, record.who.job) == (mounts, job)
@@ -386,6 +385,26 @@ class LockDirectory:
             for device, holder in by_device.items():
                 claim = Claim(holder, device, tuple(by_device))
                 found.setdefault(holder.record.label or "", []).append(claim)
+        return found
+
+    def _locked_by_owner(self) -> dict[tuple[int, str], None]:
+        """Return the owners of living files, each with the lock file of the device.
+
+        Every user can lock any number of files: so many of each owner count, those with the lowest
+        numbers, of whatever device.
+        """
+        found: dict[tuple[int, str], None] = {}
+        looks: Counter[int] = Counter()
+        living: Counter[int] = Counter()
+        names = filter(has_owner, self.holders.possibly_locked)
+        for name in sorted(names, key=_by_number):
+            owner = files.sole_owner(self.descriptor, name)
+            if owner is None or looks[owner] >= MANY or living[owner] >= MOST_OF_ONE_USER:
+                continue
+            looks[owner] += 1
+            if self._is_living(name):
+                living[owner] += 1
+                found[owner, name if is_sharers(name) else f"{device_of(name)}.lock"] = None
         return found
 
     def others_with_number(
@@ -433,40 +452,42 @@ class LockDirectory:
         return [lock_name(uuid), *self.holders.user_files(_share_prefix(uuid))]
 
     def _holder_by(self, uid: int, name: str) -> Holder | None:
-        holders = self.holders
         if is_sharers(name):
             is_owner = files.sole_owner(self.descriptor, name) == uid
-            return holders.of(name) if is_owner and self._is_living(name) else None
-        if not holders.lists(name):
-            if not self._is_held(name):
-                return None
-            holders = Holders(self.path, self.descriptor, self._device)  # it may have missed one
-        holder = holders.of(name)
+            return self.holders.of(name) if is_owner and self._is_living(name) else None
+        if not self.holders.lists(name) and not self._is_held(name):
+            return None
+        holder = self.holders.of(name)
         return holder if holder.uid == uid else None
 
-    def unlisted(self, names: Collection[str], by: int | None = None) -> set[str]:
-        """Return the files that nobody has locked by the kernel's list.
+    def unlisted(self, names: Collection[str]) -> set[str] | None:
+        """Return the files that the kernel's list does not show; None if it is too long.
 
         A cheap hint that somebody may have released something; it decides nothing.
-        by: only what that process has taken counts as locked; None for whatever any has.
         """
-        holders = self.holders
-        return {name for name in names if not holders.lists(name, by)}
+        with self._one_look() as holders:
+            return {n for n in names if not holders.lists(n)} if holders.shows_all_locks else None
+
+    def are_listed(self, names: Collection[str], by: int) -> bool:
+        """Return whether the kernel's list shows that a process has taken all of these locks."""
+        with self._one_look() as holders:
+            return all(holders.lists(name, by) for name in names)
 
     def listed_holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Return the holders by the kernel's list, which may miss some; it decides nothing."""
-        names = filter(self.holders.lists, self._device_files(uuid))
-        held = (
-            name
-            for name in names
-            if (self._is_living(name) if is_sharers(name) else not self._problem(name))
-        )
-        return tuple(map(self.holders.of, held))
+        with self._one_look() as holders:
+            names = filter(holders.lists, self._device_files(uuid))
+            held = [
+                name
+                for name in names
+                if (self._is_living(name) if is_sharers(name) else not self._problem(name))
+            ]
+            return tuple(map(holders.of, held))
 
     def listed_own_sharers_of(self, uuid: str) -> list[Holder]:
         """Return this user's sharers of a device that the kernel's list shows."""
-        names = self._listed_by_name(_share_prefix(uuid), os.geteuid())
-        return list(map(self.holders.of, names))
+        with self._one_look() as holders:
+            return [*map(holders.of, self._listed_by_name(_share_prefix(uuid), os.geteuid()))]
 
     def tickets(self, besides: Collection[str] = ()) -> list[Ticket]:
         """Return the living tickets of those who wait, the first one first; under the mutex."""
@@ -474,14 +495,16 @@ class LockDirectory:
 
     def listed_tickets(self) -> list[Ticket]:
         """Return the tickets that the kernel's list shows; it decides nothing."""
-        names = filter(self.holders.lists, self.holders.user_files(QUEUE))
-        return sorted(map(self.holders.ticket, filter(self._is_living, names)))
+        with self._one_look() as holders:
+            names = filter(holders.lists, holders.user_files(QUEUE))
+            return sorted(map(holders.ticket, filter(self._is_living, names)))
 
     def listed_users_tickets(self) -> list[Ticket]:
         """Return the tickets of users whom the kernel's list shows; it decides nothing."""
-        uids = self.holders.listed_uids()
-        names = [name for uid in uids for name in self._listed_by_name(QUEUE, uid)]
-        return sorted(map(self.holders.ticket, names))
+        with self._one_look() as holders:
+            uids = holders.listed_uids()
+            names = [name for uid in uids for name in self._listed_by_name(QUEUE, uid)]
+            return sorted(map(holders.ticket, names))
 
     def queue_names(self) -> frozenset[str]:
         """Return the names of queue files that are there, locked or not. Raises LockError."""
@@ -505,6 +528,15 @@ class LockDirectory:
     def holders(self) -> Holders:
         """Return the reader of holders; under the mutex one is enough, as others change nothing."""
         return self._holders or Holders(self.path, self.descriptor, self._device)
+
+    @contextmanager
+    def _one_look(self) -> Iterator[Holders]:
+        """Read the kernel's list and the directory at most once, also without the mutex."""
+        before, self._holders = self._holders, self.holders
+        try:
+            yield self._holders
+        finally:
+            self._holders = before
 
     def _living(self, prefix: str, besides: Collection[str] = ()) -> Iterator[str]:
         for name in self.holders.user_files(prefix):
@@ -595,6 +627,11 @@ class LockDirectory:
 def _own_name(prefix: str, uid: int, number: int) -> str:
     # Older versions look for the devices of all files that end in ".lock".
     return f"{prefix}-{uid}-{number}{'' if prefix.endswith(RECORD) else '.lock'}"
+
+
+def _by_number(name: str) -> tuple[int, str, str]:
+    number = name.rpartition("-")[2].removesuffix(".lock")
+    return len(number), number, name
 
 
 def device_of(name: str) -> str:

@@ -21,7 +21,8 @@ from reserve_gpu.locks.lock import KINDS, is_write_locked
 from reserve_gpu.model import Asks, Holder, Record, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from io import RawIOBase
 
     from reserve_gpu.clocks import Instant
 
@@ -36,6 +37,9 @@ BACK_S = 120.0  # within which a process that left the queue without a device fi
 # A file that was changed no later than this after its record was only written: no cell has ended.
 WRITING_S = 1.0
 PAGE_SIZE = 4096  # bytes: the most that one read(2) returns from /proc/locks
+# Bytes of the kernel's list, about 5,000 locks. Each page takes longer than the one before it.
+LIST_LIMIT = 1 << 18
+RECORD_DIGITS = 3  # in the number of a record whose lock the kernel's list does not show
 CLOCK_S = 2.0  # by which the moment at which a process began may be wrong
 
 
@@ -54,7 +58,10 @@ class Holders:
         # forked meanwhile finds taken for ever.
         self._names: set[str] | None = None
         self._locked_names: set[str] = set()
-        self._locks: tuple[dict[str, int], set[int]] | None = None
+        self._by_prefix: dict[str, list[str]] = {}
+        self._locks: KernelList | None = None
+        self._has_read_again = False
+        self._files: proc.LockedFiles | None = None
         self._open: dict[tuple[int, int], int] | None = None
 
     def listing(self) -> list[str]:
@@ -72,19 +79,31 @@ class Holders:
         """
         if self._names is None:
             entries, locked = list(self._entries()), self._locked_inodes
-            is_complete = proc.sees_all_locks()
-            uids = proc.all_uids() if is_complete and len(entries) > MANY else None
-            self._names, self._locked_names = set(), set()
+            uids = proc.all_uids() if proc.sees_all_locks() and len(entries) > MANY else None
+            is_complete = self.shows_all_locks
+            self._names = set()
             for entry in entries:
                 name = entry.name
-                if entry.inode() in locked:
+                is_locked = entry.inode() in locked
+                if is_locked:
                     self._locked_names.add(name)
-                    self._names.add(name)
-                elif not (is_complete and name.startswith(QUEUE)) and (
-                    uids is None or not has_owner(name) or _uid_in(name) in uids
-                ):
-                    self._names.add(name)
+                elif is_complete and SHARE not in name:  # most of them, so without a call
+                    continue
+                if _may_count(name, uids, is_locked=is_locked, is_complete=is_complete):
+                    self.add(name)
         return self._names
+
+    def add(self, name: str) -> None:
+        """Count a file, which this process may have made since the directory was listed."""
+        names = self.names
+        if name not in names:
+            names.add(name)
+            self._by_prefix.setdefault(_split(name)[0], []).append(name)
+
+    @property
+    def shows_all_locks(self) -> bool:
+        """Return whether the kernel's list is read to its end, and shows all PID namespaces."""
+        return proc.sees_all_locks() and self._kernels_list.is_whole
 
     @property
     def possibly_locked(self) -> set[str]:
@@ -93,7 +112,7 @@ class Holders:
         Those are the files that the kernel's list shows, if it shows all. Raises LockError.
         """
         names = self.names  # sets `_locked_names` too
-        return self._locked_names if proc.sees_all_locks() else names
+        return self._locked_names if self.shows_all_locks else names
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         try:
@@ -117,7 +136,8 @@ class Holders:
         """
         groups: dict[int, list[tuple[int, str]]] = {}
         start = prefix if uid is None else f"{prefix}-{uid}-"
-        for name in [name for name in self.names if name.startswith(start)]:
+        names = self._by_prefix.get(prefix, ()) if self.names else ()
+        for name in [name for name in names if name.startswith(start)]:
             if match := re.fullmatch(NUMBERED, name[len(prefix) :]):
                 groups.setdefault(int(match[1]), []).append((int(match[2]), name))
         # The files of all users that this user namespace does not know have this one owner.
@@ -218,8 +238,10 @@ class Holders:
         by: that process, which may have ended and left the lock to its children; None for any.
         """
         status = files.status_of(self._directory, name)
-        pid = status and self._pid(status)
-        return pid is not None and by in (None, pid)
+        if status is None:
+            return False
+        pid = self._listed_taker(status)
+        return by in (None, pid) if pid else self._unlisted_opener(status) is not None
 
     def listed_uids(self) -> set[int]:
         """Return the users of the processes that the kernel's list names, whatever they have."""
@@ -234,8 +256,11 @@ class Holders:
 
     def _listed_pid(self, status: os.stat_result) -> int | None:
         pid = self._pid(status)
-        if pid is None and proc.sees_all_locks():  # the list was no snapshot, and has missed it
-            self._locks = None
+        if pid is None and not self._has_read_again and self.shows_all_locks:
+            # The list is not a snapshot and may have missed it. Another user's files may never be
+            # in it, so it is read again only once.
+            self._has_read_again = True
+            self._locks = self._files = self._open = None
             pid = self._pid(status)
         return pid
 
@@ -256,23 +281,33 @@ class Holders:
         forward only the record is left: a user who can write another time into it can also renew
         the ctime.
         """
-        if proc.shows_files(pid):
-            is_keeper = proc.has_locked(pid, file)
-        else:
+        is_keeper = self._open_files.has(pid, file)
+        if is_keeper is None:
             began, began_boot = proc.began(pid), proc.began_boot(pid)
             is_keeper = _is_before(began, file.st_ctime) or _is_before(began_boot, written_boot)
         if is_keeper:
             return pid
+        return self._opener(file) or (None if proc.began(pid) else pid)
+
+    def _opener(self, file: os.stat_result) -> int | None:
+        """Return a process that has a file locked, if this user can see its open files."""
         if self._open is None:  # once: another user may have left any number of such locks
-            self._open = proc.lock_holders(self._locked_inodes)
-        if other := self._open.get((file.st_dev, file.st_ino)):
-            return other
-        return None if proc.began(pid) else pid
+            self._open = self._open_files.holders()
+        return self._open.get((file.st_dev, file.st_ino))
+
+    @property
+    def _open_files(self) -> proc.LockedFiles:
+        if self._files is None:
+            inodes = self._locked_inodes
+            if not self._kernels_list.is_whole:
+                inodes = inodes.union(entry.inode() for entry in self._entries())
+            self._files = proc.LockedFiles(inodes)
+        return self._files
 
     @property
     def _locked_inodes(self) -> set[int]:
         """Return the inodes of the files that the kernel's list shows, of all file systems."""
-        return self._kernels_list[1]
+        return self._kernels_list.inodes
 
     def _record(self, name: str) -> tuple[Record, os.stat_result | None]:
         descriptor = files.open_to_look(self._directory, name)
@@ -282,17 +317,24 @@ class Holders:
             return records.read(descriptor), os.fstat(descriptor)
 
     def _pid(self, status: os.stat_result) -> int | None:
+        return self._listed_taker(status) or self._unlisted_opener(status)
+
+    def _unlisted_opener(self, status: os.stat_result) -> int | None:
+        """Return a process that has a file locked where the kernel's list is too long to read."""
+        return None if self._kernels_list.is_whole else self._opener(status)
+
+    def _listed_taker(self, status: os.stat_result) -> int | None:
         device = self._device or f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
         return self._listed.get(f"{device}:{status.st_ino}")
 
     @property
     def _listed(self) -> dict[str, int]:
-        return self._kernels_list[0]
+        return self._kernels_list.pids
 
     @property
-    def _kernels_list(self) -> tuple[dict[str, int], set[int]]:
+    def _kernels_list(self) -> KernelList:
         if self._locks is None:
-            self._locks = _locks()
+            self._locks = KernelList()
         return self._locks
 
 
@@ -301,9 +343,35 @@ def has_owner(name: str) -> bool:
     return SHARE in name or RECORD in name
 
 
-def _uid_in(name: str) -> str:
-    """Return the UID in the name of such a file."""
-    return name.rpartition("-")[0].rpartition("-")[2]
+def _split(name: str) -> tuple[str, str, str]:
+    """Return the prefix, the UID and the rest of a name `PREFIX-UID-REST`."""
+    head, _, number = name.rpartition("-")
+    prefix, _, uid = head.rpartition("-")
+    return prefix, uid, number
+
+
+def _may_count(
+    name: str, uids: Collection[str] | None, *, is_locked: bool, is_complete: bool
+) -> bool:
+    """Return whether a file with this name may be a locked file of this program.
+
+    Args:
+        name: The name of the file.
+        uids: The users that have a process, None if they are not known.
+        is_locked: Whether the kernel's list shows the file.
+        is_complete: Whether the list shows all locks.
+    """
+    is_waiters, is_record = name.startswith(QUEUE), RECORD in name
+    if not (is_waiters or has_owner(name)):
+        return name.endswith(".lock")
+    if is_locked:
+        return True
+    if is_complete and is_waiters:
+        return False
+    _, uid, number = _split(name)
+    # A missing record changes no decision, so only the usual names count.
+    is_usual = not is_record or len(number) <= RECORD_DIGITS
+    return is_usual and (uids is None or uid in uids)
 
 
 def is_sharers(name: str) -> bool:
@@ -391,36 +459,55 @@ def _of_nothing_shared(record: Record) -> Record:
     return record._replace(promise=promise, guest_of=None)
 
 
-def _locks() -> tuple[dict[str, int], set[int]]:
-    """Return the first process that has each file locked with flock(2), and all locked inodes.
+class KernelList:
+    """The kernel's list of locks, as far as it is read.
 
-    The files go by what the kernel calls them.
+    Every user can make it as long as they like, so no more than `LIST_LIMIT` bytes are read.
+
+    Attributes:
+        pids: The first process that has each file locked with flock(2). The files go by what the
+            kernel calls them.
+        inodes: The inodes of all locked files.
+        is_whole: Whether the list ended before the limit.
     """
-    pids: dict[str, int] = {}
-    inodes: set[int] = set()
-    with suppress(OSError, ValueError):
-        for line in _kernels_lines():  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
-            fields = line.split()
-            if fields[1] not in KINDS:  # a process that waits for a lock has "->" there
-                continue
-            inodes.add(int(fields[5].rpartition(":")[2]))
-            if fields[1] == "FLOCK" and int(fields[4]) > 0:
-                pids.setdefault(fields[5], int(fields[4]))
-    return pids, inodes
+
+    def __init__(self) -> None:
+        self.pids: dict[str, int] = {}
+        self.inodes: set[int] = set()
+        self.is_whole = True
+        with suppress(OSError, ValueError):
+            for line in self._lines():  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
+                fields = line.split()
+                if fields[1] not in KINDS:  # a process that waits for a lock has "->" there
+                    continue
+                self.inodes.add(int(fields[5].rpartition(":")[2]))
+                if fields[1] == "FLOCK" and int(fields[4]) > 0:
+                    self.pids.setdefault(fields[5], int(fields[4]))
+
+    def _lines(self) -> Iterable[str]:
+        """Return the lines of the list, each once. Raises OSError.
+
+        The kernel returns one page at a time, and skips a lock if an earlier one is released
+        between two pages. A longer list is therefore read twice.
+        """
+        text = b""
+        with open("/proc/locks", "rb", buffering=0) as locks:
+            text, self.is_whole = _read(locks)
+            if len(text) >= PAGE_SIZE and self.is_whole:
+                locks.seek(0)
+                again, self.is_whole = _read(locks)
+                text += again
+        return dict.fromkeys(text.decode().splitlines())
 
 
-def _kernels_lines() -> list[str]:
-    """Return the lines of the kernel's list of locks. Raises OSError.
-
-    The kernel returns one page at a time, and skips a lock if an earlier one is released between
-    two pages. A longer list is therefore read twice.
-    """
-    with open("/proc/locks", encoding="utf-8") as locks:
-        text = locks.read()
-        if len(text) >= PAGE_SIZE:
-            locks.seek(0)
-            text += locks.read()
-    return text.splitlines()
+def _read(file: RawIOBase) -> tuple[bytes, bool]:
+    """Return the whole lines of a file up to the limit, and whether those are all."""
+    text = b""
+    while page := file.read(PAGE_SIZE):
+        text += page
+        if len(text) > LIST_LIMIT:
+            return text[: text.rfind(b"\n") + 1], False
+    return text, True
 
 
 def _is_by(record: Record, pids: Collection[int | None]) -> bool:

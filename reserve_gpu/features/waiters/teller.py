@@ -117,7 +117,7 @@ def key(ticket: Ticket) -> tuple[str, int]:
 
 
 def _tickets(directory: LockDirectory) -> list[Ticket]:
-    if proc.sees_all_locks():
+    if directory.holders.shows_all_locks:
         return directory.listed_users_tickets()
     with directory.mutex(MUTEX_LIMIT_S):
         return directory.tickets()
