@@ -387,9 +387,9 @@ def test_open_files_of_one_user_are_read_up_to_a_limit(queue: Queue) -> None:
             if event == "open" and f"/{crowd.pid}/fdinfo/" in str(arguments[0]):
                 read.append(arguments[0])
 
-        with watched(note), queue.directory.mutex():
-            (holder,) = queue.directory.holders_of("GPU-0")
-    assert holder.listed_pid == keeper
+        with watched(note):
+            found = proc.lock_holders({path.stat().st_ino})
+    assert {*found.values()} == {keeper}
     assert len(read) <= proc.MOST_OPEN
 
 
