@@ -388,7 +388,7 @@ def test_open_files_of_one_user_are_read_up_to_a_limit(queue: Queue) -> None:
                 read.append(arguments[0])
 
         with watched(note):
-            found = proc.lock_holders({path.stat().st_ino})
+            found = proc.LockedFiles({path.stat().st_ino}).holders()
     assert {*found.values()} == {keeper}
     assert len(read) <= proc.MOST_OPEN
 
