@@ -129,7 +129,7 @@ def test_an_offer_that_is_withdrawn_ends_at_no_known_time(waiters: Waiters) -> N
     assert second.passes_at == math.inf
 
 
-def test_a_device_that_was_in_use_meanwhile_is_offered_anew(waiters: Waiters) -> None:
+def test_an_offer_starts_again_after_the_device_was_in_use(waiters: Waiters) -> None:
     """The time of an offer does not go on after a look that found the device reserved."""
     _, second = waiters.join(), waiters.join()
     assert waiters.look(second) == 0

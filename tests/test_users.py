@@ -501,7 +501,7 @@ HOLDERS = "[[h.uid, h.listed_pid] for row in reserve_gpu.status().rows for h in 
 
 
 def fork(child: Child, code: str, path: Path, to: str) -> int:
-    """Have a user's process start another one; returns its pid."""
+    """Have a user's process start another one, and return the pid of that."""
     lines = (
         "import fcntl, socket\npid = os.fork()\nif not pid:\n try: {}\n finally: os._exit(1)\npid"
     )

@@ -151,7 +151,7 @@ class Place(AbstractContextManager["Place"]):
             self._before.update(ticket.name for ticket in before)
         now = time.monotonic()
         signs = [(ticket.name, ticket.heartbeat) for ticket in before]
-        # A device that the last look did not find free is offered anew.
+        # Offers of a device that was not free at the last look start again.
         self._offers = {
             key: offer for key, offer in self._offers.items() if offer.counted_at >= self._last_look
         }
@@ -222,7 +222,7 @@ class Place(AbstractContextManager["Place"]):
     def _count_offers(
         self, uuid: str, wanting: Sequence[Ticket], is_free: Callable[[Ticket], bool]
     ) -> dict[int | None, int]:
-        """Count for how long each user has kept a free device; return the order of these users.
+        """Count the time in which each user keeps a free device, and return the users' order.
 
         A user whose ticket wants another device for a moment still keeps the first one.
         """
@@ -243,7 +243,7 @@ class Place(AbstractContextManager["Place"]):
 
 
 class Offer:
-    """For how long the waiters of a user have kept a free device from this process.
+    """The time in which the waiters of a user have kept a free device from this process.
 
     Attributes:
         offered_s: The seconds in which one of them could have taken it.
