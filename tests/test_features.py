@@ -68,6 +68,7 @@ def number_of_looks(here: Here) -> int:
     return sum("Init" in call for call in here.calls())
 
 
+@pytest.mark.process
 def test_the_history_says_how_a_lease_has_ended(logged: Here) -> None:
     """What a lease ends is logged as over, not as released or lost."""
     reserve_gpu.reserve(1, for_=2)
