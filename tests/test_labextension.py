@@ -403,7 +403,8 @@ def test_a_client_that_has_gone_leaves_no_look(on_server: Machine, server: Lab) 
     start = len(on_server.calls())
     first = threading.Thread(target=ask, args=(server, "reserve_gpu/status?new=1"))
     first.start()
-    wait_for(lambda: "nvmlDeviceGetComputeRunningProcesses_v3 0" in on_server.calls()[start:])
+    # A call that hangs since an earlier look is not made again.
+    wait_for(lambda: "nvmlInitWithFlags" in " ".join(on_server.calls()[start:]))
     address, token = server.address()
     port = int(re.findall(r":(\d+)/", address)[0])
     with socket.create_connection(("127.0.0.1", port)) as client:

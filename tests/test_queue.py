@@ -339,13 +339,13 @@ print(subprocess.Popen(["sleep", "1000"], pass_fds=files, stdout=subprocess.DEVN
 @pytest.mark.process
 @pytest.mark.usefixtures("told")
 def test_locks_of_processes_that_have_ended_cost_one_pass(queue: Queue) -> None:
-    """A hundred locks of an ended process cost one pass over /proc, and name no holder."""
+    """The processes that keep a hundred locks of an ended one are found in one pass over /proc."""
     argv = [sys.executable, "-c", LEAVE_LOCKS, str(queue.path)]
     keeper = int(subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout)
     try:
         with counting(proc.LockedFiles.holders) as passes, queue.directory.mutex():
             holders = queue.directory.holders_besides([])
-        assert [holder.listed_pid for holder in holders] == [None] * 100
+        assert [holder.listed_pid for holder in holders] == [keeper] * 100
         assert len(passes) == 1
     finally:
         os.kill(keeper, signal.SIGKILL)

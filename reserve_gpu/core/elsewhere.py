@@ -123,6 +123,8 @@ def is_proven(reserved: Reserved, row: Row) -> bool:
     """
     holder, device = reserved.holder, row.device
     pid = holder.listed_pid or 0
+    if holder.uid is None:
+        return False
     if has_own_record(holder) and holder.record.label == row.label:
         return True
     if not isinstance(device, Device):

@@ -172,15 +172,13 @@ class Holders:
         taker = self._listed_pid(status)
         pid = self.keeper(taker, status) if taker else None
         found = self._owned_record(name, proc.uid_of(pid) if pid else None, {pid, taker})
-        if found is None and pid != taker:
-            # A process can send the locked descriptor to a process of another user. So one that did
-            # not take the lock counts only with a record that its user has locked for writing.
-            pid = None
         # Else an older version has it locked, or a program of another kind.
         record, own = found or (record, status)
         if found and taker and not pid:
             pid = self.keeper(taker, status, record.written_boot)
-        user = proc.uid_of(pid) if pid else None
+        # A process can send the locked descriptor to a process of another user. So the user of one
+        # that did not take the lock counts only with a record that this user has locked.
+        user = proc.uid_of(pid) if pid and (found or pid == taker) else None
         holder = named(_of_nothing_shared(record), pid, own.st_mtime)
         is_owners = found is not None and user in (None, own.st_uid)
         owner = own.st_uid if is_owners else None
