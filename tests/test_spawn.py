@@ -163,7 +163,7 @@ def test_a_kernel_starts_with_nothing_of_the_folder(options: str, traps: Traps) 
     """The command of a kernelspec imports nothing from the notebook's folder before the kernel."""
     pytest.importorskip("ipykernel.kernelspec")
     if "--hosts" in options:
-        pytest.importorskip("sshpyk")
+        pytest.importorskip("sshpyk", reason="needs the extra `hosts`")
     prefix = traps.machine.folder / "prefix"
     write(prefix / "bin" / "srun", "#!/bin/sh\nexit 1\n")
     path = f":.:{prefix}/bin"
