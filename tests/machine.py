@@ -242,8 +242,16 @@ class Kernel:
 
     def __init__(self, environ: Mapping[str, str], folder: Path) -> None:
         self.manager = kernel_manager(folder, kernel_name="python3")
+        self._begin(environ, folder)
+
+    def _begin(self, environ: Mapping[str, str], folder: Path) -> None:
+        """Start the kernel of the manager, and connect; shut it down if that fails."""
         self.manager.start_kernel(env=dict(environ), cwd=str(folder))
-        self.client = self._connect()
+        try:
+            self.client = self._connect()
+        except BaseException:
+            self.manager.shutdown_kernel(now=True)
+            raise
 
     def load(self) -> None:
         cell = self.run("%load_ext reserve_gpu")

@@ -95,11 +95,10 @@ def release(pid: int, *, since: float | None = None, is_end: bool) -> dict[str, 
 
     since: of the reservation that is meant; None for whatever that process holds.
     """
-    done = None
     try:
         done = public.release(pid, since=since, is_end=is_end)
     except reserve_gpu.LockError:
-        pass
+        done = None
     except reserve_gpu.ReserveGPUError as error:
         done = False, str(error)
     is_done, text = done or (False, f"You hold no GPU in a process of the number {pid}.")

@@ -264,8 +264,7 @@ class Look:
         except DeviceError as error:
             return Row(device, error.state, reason=str(error))
         except LockError as error:
-            if str(error) == TOO_MANY_FILES:  # which is no fault of the device
-                raise
+            _require_of_device(error)
             return Row(device, State.UNKNOWN, reason=str(error))
         finally:
             if isinstance(lock, Lock) and lock is not held and not is_kept:
@@ -379,8 +378,7 @@ class Look:
             except DeviceError:
                 pass
             except LockError as error:
-                if str(error) == TOO_MANY_FILES:  # which is no fault of the device
-                    raise
+                _require_of_device(error)
             self._seen[device.uuid] = holders, reading
         return self._seen[device.uuid]
 
@@ -425,6 +423,12 @@ class Look:
         everybody = proc.with_uses((own, *sharers), asking.gpus.processes(device))
         this_process, *known = without_guests(everybody)
         return known, (promised_mib, this_process.used_mib)
+
+
+def _require_of_device(error: LockError) -> None:
+    """Raise an error that is a fault of this process, and not of the device's lock file."""
+    if str(error) == TOO_MANY_FILES:
+        raise error
 
 
 def _fits(device: Device, ahead: Ticket) -> bool:

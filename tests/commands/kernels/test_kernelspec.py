@@ -52,12 +52,7 @@ class SpecKernel(Kernel):
             kernel_name="python3-gpu",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(folder(machine).parent)]),
         )
-        self.manager.start_kernel(env=machine.environ(), cwd=str(machine.folder))
-        try:
-            self.client = self._connect()
-        except BaseException:
-            self.manager.shutdown_kernel(now=True)
-            raise
+        self._begin(machine.environ(), machine.folder)
 
 
 class OtherKernel(Kernel):

@@ -83,12 +83,7 @@ class JobKernel(Kernel):
         found = spec(slurm)
         found["argv"] = changed([*found["argv"], *given])
         self.manager = manager(slurm, found)
-        self.manager.start_kernel(env=slurm.environ(), cwd=str(slurm.folder))
-        try:
-            self.client = self._connect()
-        except BaseException:
-            self.manager.shutdown_kernel(now=True)
-            raise
+        self._begin(slurm.environ(), slurm.folder)
 
     @property
     def relay(self) -> int:

@@ -305,12 +305,7 @@ class JupyterKernel(Kernel):
 
     def __init__(self, machine: Machine) -> None:
         self.manager = provisioned(machine)
-        self.manager.start_kernel(env=machine.environ(), cwd=str(machine.folder))
-        try:
-            self.client = self._connect()
-        except BaseException:
-            self.manager.shutdown_kernel(now=True)
-            raise
+        self._begin(machine.environ(), machine.folder)
 
 
 def provisioned(machine: Machine) -> KernelManager:
