@@ -52,16 +52,19 @@ def _of_folder(
 ) -> Iterator[Logged]:
     user, latest = proc.user_name(uid), now + AHEAD_S
     names = sorted(os.listdir(folder), reverse=True)
-    last: set[tuple[str, str | None, float]] = set()  # lines of pages, which may be appended by now
-    for entry in _lines(folder, uid, filter(PAGE.fullmatch, names), left):
-        last.add((entry.id, entry.gpu, entry.start))
-        if moment <= entry.start <= latest:
-            yield Logged(user, entry)
+    pages = _lines(folder, uid, filter(PAGE.fullmatch, names), left)
+    # A page that is read before the files of months may be appended to them in between. Then the
+    # appended line counts: it is the newer one.
+    open_lines = {(entry.id, entry.gpu, entry.start): entry for entry in pages}
     first = month(max(0.0, moment - AHEAD_S))
     months = (name for name in filter(MONTH.fullmatch, names) if name[:7] >= first)
     for entry in _lines(folder, uid, months, left):
-        is_known = last and (entry.id, entry.gpu, entry.start) in last
-        if moment <= entry.start <= latest and not is_known:
+        if open_lines:
+            open_lines.pop((entry.id, entry.gpu, entry.start), None)
+        if moment <= entry.start <= latest:
+            yield Logged(user, entry)
+    for entry in open_lines.values():
+        if moment <= entry.start <= latest:
             yield Logged(user, entry)
 
 

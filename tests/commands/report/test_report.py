@@ -306,8 +306,8 @@ def test_too_many_lines_of_a_user(kept: Histories) -> None:
 
 
 def test_a_page_that_is_appended_by_now_counts_once(kept: Histories) -> None:
-    """A line that is on its page and in the file of the month as well counts once."""
-    page = kept.page([line(), line(start=AT + HOUR_S)])
+    """A line on its page and in the file of the month counts once, as the file has it."""
+    page = kept.page([line(seconds=1800.0), line(start=AT + HOUR_S)])
     kept.write([line()])
     assert total().reserved == 2
     page.remove()
