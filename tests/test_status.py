@@ -654,13 +654,16 @@ def test_hostile_tickets(here: Here) -> None:
     with ExitStack() as stack:
         for place, asks in enumerate(["<b>\x1b[31m" * 99, 7, None, ["x"], "\u202e"]):
             path = here.locks / f"queue-{os.getuid()}-{place}.lock"
-            record = {"pid": 1, "number": place + 1, "wants": ["x"], "asks": asks}
+            wants = [f"{number:0300}" for number in range(200)]
+            record = {"pid": 1, "number": place + 1, "wants": wants, "asks": asks}
             path.write_text(json.dumps({**record, "user": asks, "note": asks, "notebook": asks}))
             file = stack.enter_context(path.open())
             fcntl.flock(file, fcntl.LOCK_EX)
         status = reserve_gpu.status()
     text, html = str(status), status._repr_html_()
-    assert len(status.to_dict()["waiting"]) == 5
+    waiting = status.to_dict()["waiting"]
+    assert len(waiting) == 5
+    assert len(json.dumps(waiting)) < 5 * 3000
     assert all(len(line) < 500 for line in text.splitlines())
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", text + html)
     assert "<b>" not in re.sub(r"<b style[^>]*>|<b>waiting in the queue</b>", "", html)

@@ -268,8 +268,11 @@ def holder_dict(holder: Holder, now: float) -> dict[str, Any]:
 
 
 def _ticket_dict(ticket: Ticket, every_uuid: set[str]) -> dict[str, Any]:
-    """Return a waiter for programs. every_uuid: written where any device would do."""
-    wants = every_uuid if ticket.wants is None else ticket.wants
+    """Return a waiter for programs.
+
+    every_uuid: The devices of this machine. Others are left out, as a ticket may list thousands.
+    """
+    wants = every_uuid if ticket.wants is None else ticket.wants & every_uuid
     return {**_about(ticket.holder), "asks": ticket.asks, "wants": sorted(wants)}
 
 
