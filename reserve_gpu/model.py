@@ -6,8 +6,9 @@ unless a name says otherwise.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from heapq import heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
 from reserve_gpu import foreign
@@ -617,7 +618,7 @@ class Claim(NamedTuple):
 class Ticket(NamedTuple):
     """A place in the queue."""
 
-    number: int  # the clock since boot when its holder joined, in ns; the lowest comes first
+    number: int  # the clock since boot when its holder joined, in ns, as its file says
     name: str  # of its file
     wants: frozenset[str] | None  # UUIDs of the devices that its holder could use, None for any
     holder: Holder
@@ -625,11 +626,52 @@ class Ticket(NamedTuple):
     heartbeat: int = 0  # its holder's last sign of life; only whether it changes means anything
     needs: int = 1  # devices at once
     part_mib: float | None = None  # of each; None for all of it
-    behind: frozenset[str] | None = None  # names of the tickets ahead of it, by its own word
+    behind: frozenset[str] | None = None  # names of the tickets ahead of it, as its owner wrote
 
     def could_use(self, uuid: str) -> bool:
         """Tell whether its holder waits for that device too."""
         return self.wants is None or uuid in self.wants
+
+
+def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
+    """Return the tickets in the order of the queue.
+
+    A ticket follows all tickets that it lists in `behind`; to list more gains nothing for its
+    owner. The numbers decide between tickets that do not list each other, or both do.
+    """
+    waiting = {ticket.name: ticket for ticket in sorted(tickets)}
+    ahead = {n: waiting.keys() & (each.behind or frozenset()) - {n} for n, each in waiting.items()}
+    followers: dict[str, list[str]] = {}
+    for name, before in ahead.items():
+        for each in before:
+            followers.setdefault(each, []).append(name)
+    free = [ticket for name, ticket in waiting.items() if not ahead[name]]
+    ordered: list[Ticket] = []
+    while waiting:
+        first = heappop(free) if free else next(iter(waiting.values()))
+        if waiting.pop(first.name, None) is None:  # the numbers have decided
+            continue
+        ordered.append(first)
+        for name in followers.get(first.name, ()):
+            ahead[name].discard(first.name)
+            if name in waiting and not ahead[name]:
+                heappush(free, waiting[name])
+    return ordered
+
+
+class Earlier(NamedTuple):
+    """A ticket that is ahead of another one.
+
+    number: The number of the ticket.
+    pid: The process that waits, or None if it is not visible.
+    devices: The files of the devices that this process has locked while it waits.
+    left_at: The time at which it left the queue, by the monotonic clock, or None.
+    """
+
+    number: int
+    pid: int | None = None
+    devices: frozenset[str] = frozenset()
+    left_at: float | None = None
 
 
 class Request(NamedTuple):

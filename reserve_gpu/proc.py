@@ -107,7 +107,7 @@ def memory_mib() -> float | None:
 
 
 def boot_clock_ns() -> int:
-    """Return the nanoseconds since the boot: one clock for all users and containers."""
+    """Return the nanoseconds since the boot. Only a time namespace has another clock."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 

@@ -21,7 +21,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import chain, islice, takewhile
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, proc, settings, this_process
@@ -47,7 +47,7 @@ from reserve_gpu.locks.lock import (
     kernel_device,
     write_lock,
 )
-from reserve_gpu.model import Claim, Holder
+from reserve_gpu.model import Claim, Holder, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -69,7 +69,6 @@ LONG_S = 10.0  # no look takes so long, unless the driver hangs
 REPLACED_LIMIT = 10  # attempts to lock a file that others go on replacing
 MOST_LOST = 256  # locks that are looked at to find those of lost devices; anybody may make some
 MOST_NUMBERS = 10**10
-MOST_NAMES = 10_000  # names of queue files that a waiter remembers
 OTHERS_MODE, OWN_MODE = 0o666, 0o644
 NEW_MODE = 0o600  # a user's own file has it until it is locked
 
@@ -324,20 +323,45 @@ class LockDirectory:
         """Lock the first of this user's files that is free, None if none is. Raises LockError."""
         return next(filter(None, map(self.acquire_mine, names)), None)
 
-    def left_tickets(self, for_s: float) -> list[Ticket]:
-        """Return the tickets that processes of this user have left for so long; under the mutex.
+    def own_left_tickets(self, for_s: float) -> list[Ticket]:
+        """Return the tickets that processes of this user left in the last seconds; under the mutex.
 
-        Those that have got what they waited for leave nothing in their files. Only the file's ctime
-        tells when that was, so if the wall clock is set meanwhile, the place may be lost.
+        Those that have got what they waited for leave nothing in their files.
         """
-        names = (_own_name(QUEUE, os.geteuid(), n) for n in range(2 * MOST_OF_ONE_USER))
-        return sorted(map(self.holders.ticket, (n for n in names if self._is_left(n, for_s))))
+        names = [_own_name(QUEUE, os.geteuid(), n) for n in range(2 * MOST_OF_ONE_USER)]
+        own = [name for name in names if not files.is_others(self.descriptor, name)]
+        return [ticket for ticket, _ in self.left_tickets(own, for_s)]
 
-    def _is_left(self, name: str, for_s: float) -> bool:
+    def left_tickets(self, names: Collection[str], for_s: float) -> list[tuple[Ticket, float]]:
+        """Return those of these tickets that were left, each with the seconds since then.
+
+        Only the file's ctime tells when that was, so if the wall clock is set meanwhile, the place
+        may be lost. Under the mutex.
+
+        Args:
+            names: The untrusted names of the files. At most `MANY` of them are used.
+            for_s: The seconds after which a ticket is ignored.
+        """
+        queue = sorted(name for name in names if name.startswith(QUEUE) and "/" not in name)
+        found = ((name, self._left_s(name)) for name in queue[:MANY])
+        left = [(self.holders.ticket(name), s) for name, s in found if s is not None and s < for_s]
+        return sorted(left)
+
+    def _left_s(self, name: str) -> float | None:
+        """Return the seconds since a ticket was left, or None if no such ticket was left."""
         status = files.status_of(self.descriptor, name)
-        if status is None or not status.st_size or files.is_others(self.descriptor, name):
-            return False
-        return abs(time.time() - status.st_ctime) < for_s and not self._is_living(name)
+        if status is None or not status.st_size or status.st_nlink > 1:
+            return None
+        if files.sole_owner(self.descriptor, name) is None or self._is_living(name):
+            return None
+        return abs(time.time() - status.st_ctime)
+
+    def device_files(self, pid: int | None) -> frozenset[str]:
+        """Return the files of devices that a process has locked, as far as the kernel shows that.
+
+        Under the mutex.
+        """
+        return self.holders.device_files(pid)
 
     def holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Return the holders of a device, several if they share it; under the mutex."""
@@ -491,25 +515,20 @@ class LockDirectory:
 
     def tickets(self, besides: Collection[str] = ()) -> list[Ticket]:
         """Return the living tickets of those who wait, the first one first; under the mutex."""
-        return sorted(map(self.holders.ticket, self._living(QUEUE, besides)))
+        return in_order(map(self.holders.ticket, self._living(QUEUE, besides)))
 
     def listed_tickets(self) -> list[Ticket]:
         """Return the tickets that the kernel's list shows; it decides nothing."""
         with self._one_look() as holders:
             names = filter(holders.lists, holders.user_files(QUEUE))
-            return sorted(map(holders.ticket, filter(self._is_living, names)))
+            return in_order(map(holders.ticket, filter(self._is_living, names)))
 
     def listed_users_tickets(self) -> list[Ticket]:
         """Return the tickets of users whom the kernel's list shows; it decides nothing."""
         with self._one_look() as holders:
             uids = holders.listed_uids()
             names = [name for uid in uids for name in self._listed_by_name(QUEUE, uid)]
-            return sorted(map(holders.ticket, names))
-
-    def queue_names(self) -> frozenset[str]:
-        """Return the names of queue files that are there, locked or not. Raises LockError."""
-        names = self.holders.listing()
-        return frozenset(islice((name for name in names if name.startswith(QUEUE)), MOST_NAMES))
+            return in_order(map(holders.ticket, names))
 
     def _listed_by_name(self, prefix: str, uid: int) -> list[str]:
         """Return a user's files that the kernel's list shows; it may miss some.

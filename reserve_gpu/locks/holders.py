@@ -33,7 +33,6 @@ RECORD = ".record"  # in the name of the file with a whole device's record: UUID
 NUMBERED = r"-([0-9]{1,10})-([0-9]{1,10})(?:\.lock)?"
 MANY = 1000  # files in a lock directory; honest users make a few
 MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; each takes time to read
-BACK_S = 120.0  # within which a process that left the queue without a device finds its old place
 # A file that was changed no later than this after its record was only written: no cell has ended.
 WRITING_S = 1.0
 PAGE_SIZE = 4096  # bytes: the most that one read(2) returns from /proc/locks
@@ -59,6 +58,7 @@ class Holders:
         self._names: set[str] | None = None
         self._locked_names: set[str] = set()
         self._by_prefix: dict[str, list[str]] = {}
+        self._by_pid: dict[int, set[str]] | None = None
         self._locks: KernelList | None = None
         self._has_read_again = False
         self._files: proc.LockedFiles | None = None
@@ -216,10 +216,8 @@ class Holders:
         asks = record.asks or Asks()
         holder = self._holder(_of_nothing_shared(record), status)  # who waits holds nothing
         owner = status.st_uid
-        began = proc.began_boot(holder.listed_pid) if holder.listed_pid else None
         return Ticket(
-            # See queue.Place. No process has waited since long before it began.
-            number=max(status.st_mtime_ns, int(((began or 0.0) - BACK_S) * 1e9)),
+            number=status.st_mtime_ns,  # see queue.Place
             name=name,
             wants=asks.wants,
             holder=holder._replace(last_cell=None, uid=owner, record_owner=owner, file=name),
@@ -240,6 +238,19 @@ class Holders:
             return False
         pid = self._listed_taker(status)
         return by in (None, pid) if pid else self._unlisted_opener(status) is not None
+
+    def device_files(self, pid: int | None) -> frozenset[str]:
+        """Return the files of devices that a process has locked, by the kernel's list.
+
+        Nothing if the list does not show all locks.
+        """
+        if self._by_pid is None:
+            self._by_pid = {}
+            for name in self.possibly_locked if self.shows_all_locks else ():
+                status = None if name.startswith(QUEUE) else files.status_of(self._directory, name)
+                if status and (taker := self._listed_taker(status)):
+                    self._by_pid.setdefault(taker, set()).add(name)
+        return frozenset(self._by_pid.get(pid or 0, ()))
 
     def listed_uids(self) -> set[int]:
         """Return the users of the processes that the kernel's list names, whatever they have."""

@@ -1,8 +1,8 @@
 """The queue of those who wait for a device: first come, first served.
 
 A waiter holds a ticket, a lock file of its own, which others see as long as it is locked: the
-ticket of a process that dies is gone with it. Its place goes by the time at which it joined. Its
-owner can forge that time, so each waiter also remembers which tickets were there when it joined.
+ticket of a process that dies is gone with it. No time decides the order, because the owner of a
+file can set its times. A ticket is ahead of a waiter if it was there when that waiter joined.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, proc
-from reserve_gpu.locks.holders import BACK_S, QUEUE
-from reserve_gpu.model import Asks, Device, Record, Ticket
+from reserve_gpu.locks.holders import QUEUE
+from reserve_gpu.model import Asks, Device, Earlier, Record, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.locks.lock import Lock
 
+BACK_S = 120.0  # within which a process that left the queue without a device finds its old place
 STOPPED_S = 5.0  # without a sign of life; a waiter gives one each second
 # For so long the waiters of one user keep others from a free device that is too little for them.
 KEEP_FREE_S = 1800.0
@@ -42,8 +43,10 @@ class Place(AbstractContextManager["Place"]):
     The ticket's number is the machine's clock since boot when it joined. The file's mtime keeps
     it, as that can be set on a full disk too, where the record is lost. To set it again, to the
     same value, is the heartbeat: it changes the file's ctime, which nobody can set.
-    `Holders.ticket` reads both. The owner of a file can set its mtime, so the number alone puts no
-    ticket ahead: it must have been there when this process joined, or come back soon after.
+    `Holders.ticket` reads both. The number only tells one ticket of a file from the next one.
+
+    A process that leaves the queue may come back to its old place for `back_s`. It is then ahead of
+    the waiters whose own records list its ticket, and behind all others.
     """
 
     def __init__(
@@ -70,11 +73,8 @@ class Place(AbstractContextManager["Place"]):
         # takes nothing until then; inf if that is unknown, or later than `stopped_s`.
         self.passes_at = math.inf
         self._ahead: list[Ticket] = []
-        # Names of the tickets that come before; None until this process has joined.
-        self._before: set[str] | None = None
-        # Names of all queue files when it joined. A waiter that left one may come back to it.
-        self._known: frozenset[str] = frozenset()
-        self._back_until = 0.0  # by time.monotonic()
+        # By name, the tickets that come before; None until this process has joined.
+        self._before: dict[str, Earlier] | None = None
 
     def __exit__(self, *_: object) -> None:
         if self._lock:
@@ -95,19 +95,15 @@ class Place(AbstractContextManager["Place"]):
         Somebody may have deleted the ticket, or this program has left the queue a moment ago, to
         ask the same again. Under the mutex. Raises LockError.
         """
-        left = self._directory.left_tickets(self._back_s)
+        left = self._directory.own_left_tickets(self._back_s)
         own = {ticket.name: ticket for ticket in left if self._is_own(ticket.holder.record)}
         lock = None if self._lock else self._directory.acquire_first(own)
-        if lock:
-            self._number, before = own[lock.name].number, own[lock.name].behind
-        else:
+        old = own[lock.name] if lock else None
+        if lock is None:
             lock = self._directory.acquire_own(QUEUE, besides=[each.name for each in left])
-            self._number, before = self._number if self._lock else proc.boot_clock_ns(), None
         if self._before is None:
-            there = {ticket.name for ticket in self._directory.tickets(besides=[lock.name])}
-            self._before = there if before is None else there & before
-            self._known = self._directory.queue_names()
-            self._back_until = time.monotonic() + self._back_s
+            self._number = old.number if old else proc.boot_clock_ns()
+            self._before = self._earlier(lock.name, old)
         if self._lock:
             self._lock.release()
         self._lock = lock
@@ -116,6 +112,28 @@ class Place(AbstractContextManager["Place"]):
         self.heartbeat()
         # As others will read it: some file systems keep less of the time than is set.
         self._number = os.fstat(lock.descriptor).st_mtime_ns
+
+    def _earlier(self, name: str, old: Ticket | None) -> dict[str, Earlier]:
+        """Return the tickets that are ahead of this process when it joins.
+
+        Args:
+            name: The name of its ticket.
+            old: The ticket that it has left and now takes again, or None.
+        """
+        there = self._directory.tickets(besides=[name])
+        if old:
+            there = [ticket for ticket in there if not _is_behind(ticket, old)]
+        pids = {ticket.name: ticket.holder.listed_pid for ticket in there}
+        earlier = {t.name: Earlier(t.number, t.holder.listed_pid, self._devices(t)) for t in there}
+        # Other waiters list the tickets that were there before them. Their owners may come back.
+        known = {each for ticket in there for each in ticket.behind or ()} - {name, *pids}
+        now = time.monotonic()
+        for ticket, left_s in self._directory.left_tickets(known, self._back_s):
+            earlier[ticket.name] = Earlier(ticket.number, left_at=now - left_s)
+        return earlier
+
+    def _devices(self, ticket: Ticket) -> frozenset[str]:
+        return self._directory.device_files(ticket.holder.listed_pid)
 
     def _is_own(self, left: Record) -> bool:
         """Tell whether a ticket is of the same program, which has asked for the same."""
@@ -144,11 +162,7 @@ class Place(AbstractContextManager["Place"]):
         A process that was stopped by Ctrl-Z, or with its container, can't take what is offered to
         it. It is passed over until it goes on, and keeps its place.
         """
-        own = self._lock.name if self._lock else ""
-        tickets = self._directory.tickets(besides=[own])
-        before = [ticket for ticket in tickets if self._comes_before(ticket)]
-        if self._before is not None:
-            self._before.update(ticket.name for ticket in before)
+        before = self._tickets_before()
         now = time.monotonic()
         signs = [(ticket.name, ticket.heartbeat) for ticket in before]
         # Offers of a device that was not free at the last look start again.
@@ -163,18 +177,50 @@ class Place(AbstractContextManager["Place"]):
         ]
         return self._ahead
 
-    def _comes_before(self, ticket: Ticket) -> bool:
-        """Return whether a ticket was there when this process joined, or has come back since.
-
-        A process that left the queue before this one joined may come back to its old place, but
-        not later than it could have by the rules.
-        """
+    def _tickets_before(self) -> list[Ticket]:
+        """Return the tickets ahead of this process, and remove the expired ones."""
         if self._lock is None or self._before is None:
-            return True
-        if (ticket.number, ticket.name) >= (self._number, self._lock.name):
-            return False
-        is_back = ticket.name in self._known and time.monotonic() < self._back_until
-        return is_back or ticket.name in self._before
+            return self._directory.tickets()
+        tickets = self._directory.tickets(besides=[self._lock.name])
+        by_name = {ticket.name: ticket for ticket in tickets}
+        # If a process has to create its ticket again, the file may get another name.
+        by_process = {(ticket.holder.listed_pid, ticket.number): ticket for ticket in tickets}
+        seen: dict[str, Earlier] = {}
+        for name, earlier in self._before.items():
+            ticket = by_name.get(name)
+            if ticket is None or ticket.number != earlier.number:
+                ticket = by_process.get((earlier.pid, earlier.number)) if earlier.pid else None
+            if again := self._seen(earlier, ticket):
+                seen[ticket.name if ticket else name] = again
+        if seen.keys() != self._before.keys():
+            self._record = _behind(self._record, seen)
+            self._lock.write(self._record)
+            self.heartbeat()
+        self._before = seen
+        here = {name for name, earlier in self._before.items() if earlier.left_at is None}
+        return [ticket for ticket in tickets if ticket.name in here]
+
+    def _seen(self, earlier: Earlier, ticket: Ticket | None) -> Earlier | None:
+        """Update an earlier ticket. Returns None if it has lost its place.
+
+        That happens after `back_s`, or if its process has locked another device since. The kernel's
+        list shows these locks, except in a container.
+
+        Args:
+            earlier: The ticket as it was at the last look.
+            ticket: The ticket that is locked now, or None.
+        """
+        pid = ticket.holder.listed_pid if ticket else None
+        if ticket and earlier.left_at is None and pid in (None, earlier.pid):
+            return earlier
+        now = time.monotonic()
+        if earlier.left_at is None:
+            if self._directory.device_files(earlier.pid) - earlier.devices:
+                return None
+            earlier = earlier._replace(left_at=now)
+        if now - (earlier.left_at or now) >= self._back_s:
+            return None
+        return Earlier(ticket.number, pid, self._devices(ticket)) if ticket else earlier
 
     @property
     def is_behind_several(self) -> bool:
@@ -299,6 +345,16 @@ def wait_for_news(
 def _wanting(record: Record, wants: Collection[str]) -> Record:
     asks = record.asks or Asks()
     return record._replace(asks=asks._replace(wants=frozenset(wants)))
+
+
+def _is_behind(ticket: Ticket, old: Ticket) -> bool:
+    """Return whether a ticket lists a ticket that was left as one ahead of it.
+
+    A waiter gains nothing if it lists too many. For older versions the numbers decide.
+    """
+    if ticket.behind is None:
+        return ticket.number > old.number
+    return old.name in ticket.behind
 
 
 def _behind(record: Record, names: Collection[str]) -> Record:

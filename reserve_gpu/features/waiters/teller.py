@@ -157,6 +157,16 @@ def somebody_waits(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) 
     how = f"%reserve_gpu --release gives it to {them}."
     if is_late:
         how = f"%reserve_gpu --release and a restart of this kernel give it to {them}."
-    waited = times.duration(max(0.0, (proc.boot_clock_ns() - ticket.number) / 1e9))
+    waited = times.duration(_waited_s(ticket))
     idle = f"{words.labels(devices)} {words.be(len(devices))} idle here"
     return f"{who} has waited {waited} for {what}{note}. {idle}: {how}"
+
+
+def _waited_s(ticket: Ticket) -> float:
+    """Return the seconds since a waiter joined the queue.
+
+    The time of a ticket is its owner's word, so the start of the process limits it.
+    """
+    now = proc.now().boot
+    began = proc.began_boot(ticket.holder.listed_pid) if ticket.holder.listed_pid else None
+    return max(0.0, now - max(ticket.number / 1e9, (began or 0.0) - queue.BACK_S))
