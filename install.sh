@@ -212,7 +212,9 @@ here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 [ -f "$here/reserve_gpu/__init__.py" ] || fail "start it from its checkout: sh /path/to/reserve_gpu/install.sh"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+trap 'exit 129' HUP
 trap 'exit 130' INT
+trap 'exit 131' QUIT
 trap 'exit 143' TERM
 find_python
 ask_python

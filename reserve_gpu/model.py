@@ -660,7 +660,7 @@ def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
 
 
 class Earlier(NamedTuple):
-    """A ticket that is ahead of another one.
+    """What a waiter knows of a ticket ahead of its own.
 
     number: The number of the ticket.
     pid: The process that waits, or None if it is not visible.

@@ -38,6 +38,7 @@ OLD_GUARD = b'if importlib.util.find_spec("reserve_gpu"):'  # of version 2.0.0
 APPEND = b'    get_config().InteractiveShellApp.extensions.append("reserve_gpu")'
 TAIL = END + b"<<<"
 NAME = re.compile(rb"# for (/.*/bin/python\d+\.\d+)")
+SIZE_LIMIT = 1 << 20  # bytes of ipython_config.py; it takes seconds to parse so much
 OWN_LINE = re.compile(rb"^[^#\r\n]*reserve_gpu", re.MULTILINE)
 
 
@@ -356,7 +357,8 @@ class Config:
         place = self.path
         while not os.path.lexists(place):
             place = os.path.dirname(place)
-        if place == self.path or not os.path.isdir(place) or not os.access(place, os.W_OK):
+        is_open = os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
+        if place == self.path or not is_open:
             raise StartupError(
                 f"{self.path} cannot be made: {place} is not a folder to write in; IPYTHONDIR "
                 "names another place"
@@ -374,7 +376,11 @@ class Config:
         if (new := self._added(data)) == data:
             return
         if not os.path.isfile(self.path):
-            os.makedirs(self._folder, exist_ok=True)
+            try:
+                os.makedirs(self._folder, exist_ok=True)
+            except OSError as error:
+                text = f"{self._folder} could not be made ({error.strerror})"
+                raise StartupError(text) from error
             self._write(data, new)
             return
         self._check_change()
@@ -401,7 +407,7 @@ class Config:
             names = "\n".join(map(os.fsdecode, others))
             return [f"The lines in {self.path} stay for\n{names}"]
         if not (new or os.path.lexists(self._copy) or os.path.islink(self.path)):
-            os.unlink(self.path)  # it was made for the lines
+            self._delete(data)  # it was made for the lines
             return [f"Removed {self.path}, which held nothing else", *self._own_lines()]
         # A version before recorded nowhere that it had added a line break.
         if copy is not None and new in (copy + b"\n", copy + b"\r\n") and not left:
@@ -417,18 +423,24 @@ class Config:
 
     def _own_lines(self) -> list[str]:
         files = self.path, os.path.join(self._folder, "ipython_kernel_config.py")
-        named = [file for file in files if OWN_LINE.search(_read(file))]
+        named = [file for file in files if _names_us(file)]
         text = "Left as it is: a line of your own in {} names reserve_gpu"
         return [text.format(file) for file in named]
 
     def _read(self) -> bytes:
         try:
-            return _read(self.path)
+            data = _read(self.path)
         except OSError as error:
             raise StartupError(f"no permission to read {self.path}") from error
+        if len(data) > SIZE_LIMIT:
+            raise StartupError(f"{self.path} is larger than 1 MiB, and stays as it is")
+        return data
 
     def _read_copy(self) -> bytes | None:
-        return _read(self._copy) if os.path.isfile(self._copy) else None
+        if os.path.isfile(self._copy):
+            with suppress(OSError):
+                return _read(self._copy)
+        return None
 
     def _added(self, data: bytes) -> bytes:
         with self._naming_file():
@@ -462,13 +474,43 @@ class Config:
             raise StartupError(f"{self.path} was changed meanwhile, and stays as it is. Try again")
         _replace(target, data, like=target)
 
+    def _delete(self, before: bytes) -> None:
+        """Delete the file, unless its content has changed. Raises StartupError."""
+        draft, is_same = _draft(self.path), False
+        try:
+            os.rename(self.path, draft)
+            try:
+                is_same = _read(draft) == before
+            finally:
+                if not is_same:
+                    os.link(draft, self.path)  # fails if an editor has created it again
+                os.unlink(draft)
+        except OSError as error:
+            text = f"{self.path} could not be removed ({error.strerror})"
+            raise StartupError(text) from error
+        if not is_same:
+            raise StartupError(f"{self.path} was changed meanwhile, and stays as it is. Try again")
+
 
 def _read(path: str) -> bytes:
-    """Return the content of a file, or nothing if it is not a regular file."""
+    """Return the content of a file up to the limit, or nothing if it is not a regular file."""
     if not os.path.isfile(path):
         return b""
     with open(path, "rb") as file:
-        return file.read()
+        return file.read(SIZE_LIMIT + 1)
+
+
+def _names_us(path: str) -> bool:
+    """Return whether a file that can be read has a line of the user that names reserve_gpu."""
+    with suppress(OSError):
+        return bool(OWN_LINE.search(_read(path)))
+    return False
+
+
+def _draft(path: str) -> str:
+    """Return a new path in the same folder, for a temporary file."""
+    folder, base = os.path.split(path)
+    return os.path.join(folder, f".{base}.{os.urandom(4).hex()}")
 
 
 def _replace(path: str, data: bytes, like: str) -> None:
@@ -476,8 +518,7 @@ def _replace(path: str, data: bytes, like: str) -> None:
 
     like: The file whose owner, mode and attributes it gets, if there is one.
     """
-    folder, base = os.path.split(path)
-    draft = os.path.join(folder, f".{base}.{os.urandom(4).hex()}")
+    draft = _draft(path)
     try:
         status = os.stat(like) if os.path.exists(like) else None
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -492,7 +533,7 @@ def _replace(path: str, data: bytes, like: str) -> None:
             os.fsync(file.fileno())
         os.replace(draft, path)
         with suppress(OSError):  # not every file system can
-            _sync(folder)
+            _sync(os.path.dirname(path))
     except OSError as error:
         text = f"{path} could not be written ({error.strerror}), and is as it was"
         raise StartupError(text) from error

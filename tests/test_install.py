@@ -12,6 +12,7 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -838,6 +839,20 @@ def test_pip_fails(home: Home, python: Path, tmp_path: Path) -> None:
     assert "no network" in result.stderr
     assert "was not touched" in result.stderr
     assert home.files() == {}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["HUP", "INT", "QUIT", "TERM"])
+def test_a_signal_while_pip_runs(name: str, home: Home, python: Path, tmp_path: Path) -> None:
+    """A signal to install.sh and pip leaves no file, neither at home nor among temporary ones."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    stop = f'case "$1 $2" in "-m pip") kill -s {name} 0; sleep 60 ;; esac'
+    program = make_program(tmp_path / "python", stop, f'exec "{python}" "$@"')
+    result = install_sh(env=home.environ(PYTHON=program, TMPDIR=temporary), prefix=("setsid", "-w"))
+    assert result.returncode == 128 + signal.Signals[f"SIG{name}"]
+    assert home.files() == {}
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.full

@@ -209,7 +209,7 @@ def test_a_left_ticket_that_no_waiter_knows(queue: Queue) -> None:
 
 
 def test_a_place_is_lost_for_those_behind_it(queue: Queue) -> None:
-    """A waiter that was away for too long rejoins behind those that noticed."""
+    """If a waiter was away for too long, it rejoins behind the waiters that noticed."""
     first, second = queue.join(command="python a.py"), queue.join(back_s=0.0)
     assert queue.ahead(second) == [queue.file(0).name]
     first.__exit__()

@@ -11,12 +11,16 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reserve_gpu import startup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PROGRAM = Path(startup.__file__).resolve()
 ONE, TWO = b"/one/bin/python3.11", b"/a b/two/bin/python3.10"
@@ -302,6 +306,46 @@ if os.environ.get("EDIT"):
     assert profile.config.read_bytes() == b"y = 2"
 
 
+@pytest.mark.process
+def test_a_change_before_the_deletion_is_kept(profile: Profile) -> None:
+    """A change that an editor saves just before the file is deleted is not lost."""
+    profile.config.write_bytes(BLOCK)
+    edit = f"open({str(profile.config)!r}, 'a').write('y = 2')"
+    hook = f"""
+import os, sys
+def watch(event, arguments, done=[]):
+    if event in ("os.rename", "os.remove") and str(arguments[0]) == {str(profile.config)!r}:
+        done or (done.append(1), {edit})
+if os.environ.get("EDIT"):
+    sys.addaudithook(watch)
+"""
+    (profile.folder / "sitecustomize.py").write_text(hook)
+    done = profile.run("remove", PYTHONPATH=str(profile.folder), EDIT="1")
+    assert "was changed meanwhile" in done.stderr
+    assert profile.files() == {"ipython_config.py": BLOCK + b"y = 2"}
+
+
+@pytest.mark.process
+def test_a_folder_that_can_not_be_made(profile: Profile) -> None:
+    """If the folder of the profile can't be made, one line says so."""
+    folder = profile.config.parent
+    folder.rmdir()
+    folder.parent.rmdir()
+    folder.parent.touch()
+    done = profile.run("add")
+    assert done.stderr == f"install.sh: {folder} could not be made (Not a directory)\n"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("verb", ["check-add", "check-remove", "add", "remove"])
+def test_a_file_that_is_too_large(verb: str, profile: Profile) -> None:
+    """A file of more than 1 MiB is neither parsed nor changed."""
+    with profile.config.open("wb") as file:
+        file.truncate(1 << 40)
+    done = profile.run(verb, "sh", "-c", 'ulimit -v 1000000; exec "$0" "$@"')
+    assert done.stderr == f"install.sh: {profile.config} is larger than 1 MiB, and stays as it is\n"
+
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
 OTHER = 65501  # an account without a name
 
@@ -353,26 +397,60 @@ def test_the_file_keeps_its_owner(verb: str, profile: Profile) -> None:
     assert profile.config.is_symlink()
 
 
-@needs_root
-@pytest.mark.process
-@pytest.mark.parametrize("verb", ["add", "remove"])
-def test_a_file_of_another_user_is_not_replaced(verb: str) -> None:
-    """A user who may write another's file does not become its owner."""
+class OtherUser(NamedTuple):
+    """Runs the steps of install.sh as another user, on a profile that this user can reach."""
+
+    profile: Profile
+    command: tuple[str, ...]
+
+    def run(self, verb: str) -> subprocess.CompletedProcess[str]:
+        words = (*self.command, verb, str(self.profile.config), ONE.decode())
+        return subprocess.run(words, text=True, capture_output=True, check=False, cwd="/")
+
+
+@pytest.fixture
+def other() -> Iterator[OtherUser]:
     python = shutil.which("python3", path="/usr/bin:/bin")
     user = ("setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups")
     if not python or subprocess.run([*user, python, "-c", ""], check=False).returncode:
         pytest.skip("needs setpriv, and a Python that other users can run")
     with tempfile.TemporaryDirectory() as folder:  # which other users can reach
-        open_profile = Profile(Path(folder))
-        before = b"x = 1\n" + BLOCK * (verb == "remove")
-        open_profile.config.write_bytes(before)
+        profile = Profile(Path(folder))
         program = shutil.copy(PROGRAM, folder)
-        for path in (open_profile.folder, *open_profile.folder.rglob("*")):
+        for path in (profile.folder, *profile.folder.rglob("*")):
             path.chmod(0o777)
-        words = (*user, python, program, verb, str(open_profile.config), ONE.decode())
-        done = subprocess.run(words, text=True, capture_output=True, check=False, cwd="/")
-        assert f"{open_profile.config} belongs to root" in done.stderr
-        assert open_profile.files() == {"ipython_config.py": before}
+        yield OtherUser(profile, (*user, python, program))
+
+
+@needs_root
+@pytest.mark.process
+@pytest.mark.parametrize("verb", ["add", "remove"])
+def test_a_file_of_another_user_is_not_replaced(verb: str, other: OtherUser) -> None:
+    """A user who may write another's file does not become its owner."""
+    config = other.profile.config
+    before = b"x = 1\n" + BLOCK * (verb == "remove")
+    config.write_bytes(before)
+    config.chmod(0o777)
+    assert f"{config} belongs to root" in other.run(verb).stderr
+    assert other.profile.files() == {"ipython_config.py": before}
+
+
+@needs_root
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "name", ["ipython_kernel_config.py", "ipython_config.py.before-reserve_gpu"]
+)
+def test_another_file_that_can_not_be_read(name: str, other: OtherUser) -> None:
+    """Unreadable files of root in the same folder do not keep the lines from being removed."""
+    other.profile.config.write_bytes(b"x = 1\n" + BLOCK)
+    own(other.profile.folder)
+    unreadable = other.profile.config.with_name(name)
+    unreadable.write_bytes(b"y = 1\n")
+    unreadable.chmod(0o600)
+    for verb in ("check-remove", "remove"):
+        done = other.run(verb)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert other.profile.files() == {"ipython_config.py": b"x = 1\n", name: b"y = 1\n"}
 
 
 @needs_root
