@@ -660,7 +660,7 @@ def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
 
 
 class Earlier(NamedTuple):
-    """What a waiter knows of a ticket ahead of its own.
+    """A ticket ahead of a waiter, as the waiter remembers it.
 
     number: The number of the ticket.
     pid: The process that waits, or None if it is not visible.
