@@ -208,6 +208,16 @@ def test_a_left_ticket_that_no_waiter_knows(queue: Queue) -> None:
     assert queue.ahead(second) == []
 
 
+def test_forged_names_of_tickets(queue: Queue) -> None:
+    """Whatever names a ticket lists, others can join the queue behind it."""
+    names = ["queue\0", "queue-\ud800", "queue/../x", "../x", "queue-0-0.lock/", "queue", 7]
+    said = json.dumps(
+        {"asks": "a GPU", "behind": [*names, *(f"queue-0-{n}.lock" for n in range(900))]}
+    )
+    with have(queue.file(0), said.encode()):
+        assert queue.ahead(queue.join()) == [queue.file(0).name]
+
+
 def test_a_place_is_lost_for_those_behind_it(queue: Queue) -> None:
     """If a waiter was away for too long, it rejoins behind the waiters that noticed."""
     first, second = queue.join(command="python a.py"), queue.join(back_s=0.0)

@@ -38,6 +38,7 @@ from reserve_gpu.locks.holders import (
     has_owner,
     is_own_guest,
     is_sharers,
+    is_waiters,
 )
 from reserve_gpu.locks.lock import (
     Lock,
@@ -342,7 +343,7 @@ class LockDirectory:
             names: The untrusted names of the files. At most `MANY` of them are used.
             for_s: The seconds after which a ticket is ignored.
         """
-        queue = sorted(name for name in names if name.startswith(QUEUE) and "/" not in name)
+        queue = sorted(name for name in names if is_waiters(name))
         found = ((name, self._left_s(name)) for name in queue[:MANY])
         left = [(self.holders.ticket(name), s) for name, s in found if s is not None and s < for_s]
         return sorted(left)

@@ -388,6 +388,11 @@ def is_sharers(name: str) -> bool:
     return SHARE in name
 
 
+def is_waiters(name: str) -> bool:
+    """Return whether this is the name of a waiter's file."""
+    return name.startswith(QUEUE) and bool(re.fullmatch(NUMBERED, name[len(QUEUE) :]))
+
+
 def with_hosts(holders: Sequence[Holder]) -> tuple[Holder, ...]:
     """Return the holders of a device, each guest with the name of the one that it has joined.
 
