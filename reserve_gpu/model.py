@@ -6,7 +6,7 @@ unless a name says otherwise.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
@@ -18,6 +18,8 @@ Variables: TypeAlias = Mapping[str, str | None]  # of the environment; None: it 
 Fact: TypeAlias = str | float | bool  # what a feature leaves to itself
 MIB = 2**20
 MOST_WANTED = 1024  # devices that a waiter names
+MOST_AHEAD = 512  # tickets that a waiter lists
+LONG_NUMBER = 20  # digits, more than any time in ns has
 LONGEST_RESTART_S = 3600.0  # for which devices are kept over the restart of a kernel
 # Bytes in the units of memory that people give sizes in.
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -373,18 +375,42 @@ class Who(NamedTuple):
     mounts: int | None = None
 
 
+class Ahead(NamedTuple):
+    """A ticket that a waiter lists as one ahead of it.
+
+    name, number: The name and the number of the ticket.
+    was_seen: Whether the waiter has seen it locked, and not only in the list of another waiter.
+    """
+
+    name: str
+    number: int
+    was_seen: bool = True
+
+    def __str__(self) -> str:
+        """Return the text for a record."""
+        return f"{self.name} {self.number}{'' if self.was_seen else ' left'}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Ahead | None":
+        """Parse an entry of a list, or return None if it is invalid."""
+        name, _, rest = text.partition(" ")
+        number, _, left = rest.partition(" ")
+        is_number = number.isascii() and number.isdecimal() and len(number) < LONG_NUMBER
+        return cls(name, int(number), left != "left") if is_number else None
+
+
 class Asks(NamedTuple):
     """What somebody waits for.
 
     text: in words. needs: how many devices at once.
     wants: UUIDs of the devices that would do, None for any.
-    behind: Names of the queue files ahead of this one. Older versions do not write them.
+    behind: The tickets ahead of this one. Older versions do not write them.
     """
 
     text: str | None = None
     needs: int = 1
     wants: frozenset[str] | None = None
-    behind: frozenset[str] | None = None
+    behind: frozenset[Ahead] | None = None
 
 
 class Record(NamedTuple):
@@ -448,7 +474,7 @@ class Record(NamedTuple):
             **(lease._asdict() if lease.has_end else {}),
             **({"asks": asks.text, "needs": asks.needs} if asks else {}),
             **({"wants": sorted(asks.wants)} if asks and asks.wants is not None else {}),
-            **({} if behind is None else {"behind": sorted(behind)[:MOST_WANTED]}),
+            **({} if behind is None else {"behind": [*map(str, sorted(behind)[:MOST_AHEAD])]}),
             **dict(zip(self._fields[3:], self[3:], strict=True)),
         }
         limit = foreign.TEXT_LIMIT
@@ -461,10 +487,11 @@ class Record(NamedTuple):
         said = foreign.Fields(fields)
         part_mib, unit = said.number("part_mib"), said.text("part_unit")
         size = Size(part_mib, unit if unit in UNITS else "GiB") if part_mib else None
-        wants, behind = (
+        wants, texts = (
             frozenset(said.texts(name, MOST_WANTED)) if isinstance(fields.get(name), list) else None
             for name in ("wants", "behind")
         )
+        behind = None if texts is None else frozenset(filter(None, map(Ahead.parse, texts)))
         return cls(
             Who(**foreign.fields_of(Who, fields)),
             Promise(size, Lease(**foreign.fields_of(Lease, fields)), said.text("note")),
@@ -626,7 +653,16 @@ class Ticket(NamedTuple):
     heartbeat: int = 0  # its holder's last sign of life; only whether it changes means anything
     needs: int = 1  # devices at once
     part_mib: float | None = None  # of each; None for all of it
-    behind: frozenset[str] | None = None  # names of the tickets ahead of it, as its owner wrote
+    behind: frozenset[Ahead] | None = None  # tickets ahead of it, as its owner wrote
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Return the identity of the ticket. A later ticket in the same file has another number."""
+        return self.name, self.number
+
+    def is_behind(self, keys: Collection[tuple[str, int]]) -> bool:
+        """Return whether it lists one of these tickets as ahead of it."""
+        return any((ahead.name, ahead.number) in keys for ahead in self.behind or ())
 
     def could_use(self, uuid: str) -> bool:
         """Tell whether its holder waits for that device too."""
@@ -639,23 +675,26 @@ def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
     A ticket follows all tickets that it lists in `behind`; to list more gains nothing for its
     owner. The numbers decide between tickets that do not list each other, or both do.
     """
-    waiting = {ticket.name: ticket for ticket in sorted(tickets)}
-    ahead = {n: waiting.keys() & (each.behind or frozenset()) - {n} for n, each in waiting.items()}
-    followers: dict[str, list[str]] = {}
-    for name, before in ahead.items():
+    waiting = {ticket.key: ticket for ticket in sorted(tickets)}
+    ahead = {
+        key: waiting.keys() & {(each.name, each.number) for each in ticket.behind or ()} - {key}
+        for key, ticket in waiting.items()
+    }
+    followers: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    for key, before in ahead.items():
         for each in before:
-            followers.setdefault(each, []).append(name)
-    free = [ticket for name, ticket in waiting.items() if not ahead[name]]
+            followers.setdefault(each, []).append(key)
+    free = [ticket for key, ticket in waiting.items() if not ahead[key]]
     ordered: list[Ticket] = []
     while waiting:
         first = heappop(free) if free else next(iter(waiting.values()))
-        if waiting.pop(first.name, None) is None:  # the numbers have decided
+        if waiting.pop(first.key, None) is None:  # the numbers have decided
             continue
         ordered.append(first)
-        for name in followers.get(first.name, ()):
-            ahead[name].discard(first.name)
-            if name in waiting and not ahead[name]:
-                heappush(free, waiting[name])
+        for key in followers.get(first.key, ()):
+            ahead[key].discard(first.key)
+            if key in waiting and not ahead[key]:
+                heappush(free, waiting[key])
     return ordered
 
 
@@ -664,14 +703,16 @@ class Earlier(NamedTuple):
 
     number: The number of the ticket.
     pid: The process that waits, or None if it is not visible.
-    devices: The files of the devices that this process has locked while it waits.
+    devices: The inodes of the device files that this process has locked while it waits.
     left_at: The time at which it left the queue, by the monotonic clock, or None.
+    was_seen: As in `Ahead`.
     """
 
     number: int
     pid: int | None = None
-    devices: frozenset[str] = frozenset()
+    devices: frozenset[int] = frozenset()
     left_at: float | None = None
+    was_seen: bool = True
 
 
 class Request(NamedTuple):

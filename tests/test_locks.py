@@ -24,7 +24,7 @@ from reserve_gpu.locks import record as records
 from reserve_gpu.locks.directory import MUTEX, LockDirectory, _mutex_message
 from reserve_gpu.locks.holders import Holders
 from reserve_gpu.locks.lock import kernel_device
-from reserve_gpu.model import Asks, Promise, Record, State, Who
+from reserve_gpu.model import Ahead, Asks, Promise, Record, State, Who
 from reserve_gpu.notices import LockedAnew
 from reserve_gpu.report import messages
 from tests.locked import (
@@ -255,7 +255,8 @@ def test_a_record_with_long_texts_is_read(two: Here, letter: str) -> None:
     """A ticket counts however many bytes its texts take, and keeps the names of all before it."""
     long = 300 * letter
     who = Who(None, long, long, long, long, long, None, long, long, long)
-    before = frozenset(f"queue-4294967294-{number}.lock" for number in range(1024))
+    names = (f"queue-4294967294-{number}.lock" for number in range(512))
+    before = frozenset(Ahead(name, 10**18, was_seen=False) for name in names)
     wanted = frozenset(f"{UUIDS[0][:-3]}{number:03}" for number in range(128))
     asks = Asks(long, 2, wanted, before)
     with LockDirectory(str(two.locks)) as directory, directory.mutex():

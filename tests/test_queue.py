@@ -23,7 +23,7 @@ from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import STOPPED_S, Place, wait_for_news
-from reserve_gpu.model import Holder, Record, Ticket, in_order
+from reserve_gpu.model import Ahead, Holder, Record, Ticket, in_order
 from reserve_gpu.proc import sees_all_locks
 from tests.locked import (
     WRITE_LOCK,
@@ -190,7 +190,7 @@ def test_a_forged_record_of_a_left_ticket(queue: Queue) -> None:
     first, second = queue.join(), queue.join(command="python a.py")
     second.__exit__()
     said = json.loads(queue.file(1).read_bytes())
-    assert said["behind"] == [queue.file(0).name]
+    assert said["behind"] == [f"{queue.file(0).name} {queue.file(0).stat().st_mtime_ns}"]
     queue.file(1).write_text(json.dumps({**said, "behind": []}))
     again = queue.join(command="python a.py")
     assert queue.ahead(again) == [queue.file(0).name]
@@ -210,9 +210,20 @@ def test_a_left_ticket_that_no_waiter_knows(queue: Queue) -> None:
 
 def test_forged_names_of_tickets(queue: Queue) -> None:
     """Whatever names a ticket lists, others can join the queue behind it."""
-    names = ["queue\0", "queue-\ud800", "queue/../x", "../x", "queue-0-0.lock/", "queue", 7]
+    names = [
+        "queue\0 1",
+        "queue-\ud800 1",
+        "../x 1",
+        "queue-0-0.lock/ 1",
+        "queue",
+        7,
+        "queue-0-0.lock",
+    ]
+    names += [
+        f"queue-0-0.lock {number}" for number in ("", "-1", "\u0661", "9" * 5000, "1 left", "1 x")
+    ]
     said = json.dumps(
-        {"asks": "a GPU", "behind": [*names, *(f"queue-0-{n}.lock" for n in range(900))]}
+        {"asks": "a GPU", "behind": [*names, *(f"queue-0-{n}.lock {n}" for n in range(900))]}
     )
     with have(queue.file(0), said.encode()):
         assert queue.ahead(queue.join()) == [queue.file(0).name]
@@ -237,7 +248,7 @@ def test_the_place_of_a_served_waiter_is_lost(queue: Queue) -> None:
     with queue.directory.mutex():
         device = queue.directory.lock_device(UUIDS[0], share=False)
     assert isinstance(device, Lock)
-    served(first)
+    first.__exit__()  # it is killed before it can empty its file
     assert queue.ahead(second) == []
     device.release()
     with have(queue.file(0), said):
@@ -245,9 +256,75 @@ def test_the_place_of_a_served_waiter_is_lost(queue: Queue) -> None:
         assert queue.ahead(second) == []
 
 
+def test_an_empty_file_of_a_waiter(queue: Queue) -> None:
+    """A waiter that emptied its file has been served, and does not get its place again."""
+    first, second = queue.join(command="python a.py"), queue.join()
+    said, number = queue.file(0).read_bytes(), queue.file(0).stat().st_mtime_ns
+    served(first)
+    assert queue.ahead(second) == []
+    with have(queue.file(0), said):
+        os.utime(queue.file(0), ns=(number, number))
+        assert queue.ahead(second) == []
+
+
+def test_a_file_that_another_wait_uses(queue: Queue) -> None:
+    """A waiter that rejoins is not ahead of one that lists an earlier ticket of the same file."""
+    old, first = queue.join(), queue.join()
+    served(old)
+    second = queue.join(command="python a.py")  # in the file of the served one
+    assert queue.file(0).stat().st_size
+    second.__exit__()
+    again = queue.join(command="python a.py")
+    assert queue.ahead(again) == [queue.file(1).name]
+    assert queue.ahead(first) == []
+
+
+def test_two_waiters_leave_and_rejoin(queue: Queue) -> None:
+    """A waiter that rejoins does not pass waiters that were ahead of it and left as well."""
+    first, second = queue.join(command="python a.py"), queue.join(command="python b.py")
+    first.__exit__()
+    second.__exit__()
+    second = queue.join(command="python b.py")
+    first = queue.join(command="python a.py")
+    assert queue.ahead(first) == []
+    assert queue.ahead(second) == [queue.file(0).name]
+
+
+def test_a_left_ticket_is_known_for_a_limited_time(queue: Queue) -> None:
+    """Waiters that only heard of a left ticket do not tell newcomers of it."""
+    first, second = queue.join(command="python a.py"), queue.join()
+    first.__exit__()
+    third = queue.join()  # which has heard of the first one
+    assert queue.ahead(second) == []
+    served(second)
+    fourth = queue.join()
+    fourth_ahead = queue.ahead(fourth)
+    first = queue.join(command="python a.py")
+    assert queue.ahead(first) == []
+    assert queue.ahead(third) == [queue.file(0).name]
+    assert queue.ahead(fourth) == fourth_ahead == [queue.file(2).name]
+
+
+@pytest.mark.usefixtures("told")
+def test_a_device_file_with_a_second_name(queue: Queue) -> None:
+    """A waiter keeps its place if the lock file of its device gets a second name."""
+    with queue.directory.mutex():
+        device = queue.directory.lock_device(UUIDS[0], share=False)
+    assert isinstance(device, Lock)
+    first, second = queue.join(command="python a.py"), queue.join()
+    os.link(device.path, queue.path / "GPU-other.lock")
+    first.__exit__()
+    assert queue.ahead(second) == []
+    again = queue.join(command="python a.py")
+    assert queue.ahead(again) == []
+    assert queue.ahead(second) == [queue.file(0).name]
+    device.release()
+
+
 def a_ticket(number: int, *behind: int) -> Ticket:
     """Return a ticket that lists the tickets with these numbers as ahead of it."""
-    return Ticket(number, f"{number}", None, Holder(), behind=frozenset(map(str, behind)))
+    listed = frozenset(Ahead(f"{each}", each) for each in behind)
+    return Ticket(number, f"{number}", None, Holder(), behind=listed)
 
 
 def test_the_order_of_tickets() -> None:

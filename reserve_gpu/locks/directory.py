@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.clocks import Instant
-    from reserve_gpu.model import Ticket
+    from reserve_gpu.model import Ahead, Ticket
 
 NAME = "reserve_gpu"
 # Machine-wide places, best first. /tmp is last: a service with PrivateTmp has one of its own.
@@ -324,44 +324,38 @@ class LockDirectory:
         """Lock the first of this user's files that is free, None if none is. Raises LockError."""
         return next(filter(None, map(self.acquire_mine, names)), None)
 
-    def own_left_tickets(self, for_s: float) -> list[Ticket]:
-        """Return the tickets that processes of this user left in the last seconds; under the mutex.
+    def left_tickets(self, for_s: float) -> list[Ticket]:
+        """Return the tickets that processes of this user have left for so long; under the mutex.
 
-        Those that have got what they waited for leave nothing in their files.
+        Those that have got what they waited for leave nothing in their files. Only the file's ctime
+        tells when that was, so if the wall clock is set meanwhile, the place may be lost.
         """
-        names = [_own_name(QUEUE, os.geteuid(), n) for n in range(2 * MOST_OF_ONE_USER)]
-        own = [name for name in names if not files.is_others(self.descriptor, name)]
-        return [ticket for ticket, _ in self.left_tickets(own, for_s)]
+        names = (_own_name(QUEUE, os.geteuid(), n) for n in range(2 * MOST_OF_ONE_USER))
+        return sorted(map(self.holders.ticket, (n for n in names if self._is_left(n, for_s))))
 
-    def left_tickets(self, names: Collection[str], for_s: float) -> list[tuple[Ticket, float]]:
-        """Return those of these tickets that were left, each with the seconds since then.
-
-        Only the file's ctime tells when that was, so if the wall clock is set meanwhile, the place
-        may be lost. Under the mutex.
-
-        Args:
-            names: The untrusted names of the files. At most `MANY` of them are used.
-            for_s: The seconds after which a ticket is ignored.
-        """
-        queue = sorted(name for name in names if is_waiters(name))
-        found = ((name, self._left_s(name)) for name in queue[:MANY])
-        left = [(self.holders.ticket(name), s) for name, s in found if s is not None and s < for_s]
-        return sorted(left)
-
-    def _left_s(self, name: str) -> float | None:
-        """Return the seconds since a ticket was left, or None if no such ticket was left."""
+    def _is_left(self, name: str, for_s: float) -> bool:
         status = files.status_of(self.descriptor, name)
-        if status is None or not status.st_size or status.st_nlink > 1:
+        if status is None or not status.st_size or files.is_others(self.descriptor, name):
+            return False
+        return abs(time.time() - status.st_ctime) < for_s and not self._is_living(name)
+
+    def left_s(self, ahead: Ahead) -> float | None:
+        """Return the seconds since a ticket was left, or None if the file has changed."""
+        status = files.status_of(self.descriptor, ahead.name) if is_waiters(ahead.name) else None
+        if status is None or not status.st_size or status.st_mtime_ns != ahead.number:
             return None
-        if files.sole_owner(self.descriptor, name) is None or self._is_living(name):
+        is_safe = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        if not is_safe or files.is_open_to_others(status):
             return None
         return abs(time.time() - status.st_ctime)
 
-    def device_files(self, pid: int | None) -> frozenset[str]:
-        """Return the files of devices that a process has locked, as far as the kernel shows that.
+    def is_served(self, name: str) -> bool:
+        """Return whether a waiter has left an empty file, as one that got a device does."""
+        status = files.status_of(self.descriptor, name)
+        return status is not None and not status.st_size
 
-        Under the mutex.
-        """
+    def device_files(self, pid: int | None) -> frozenset[int]:
+        """Return the inodes of the files of devices that a process has locked; under the mutex."""
         return self.holders.device_files(pid)
 
     def holders_of(self, uuid: str) -> tuple[Holder, ...]:

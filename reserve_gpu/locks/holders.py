@@ -58,7 +58,7 @@ class Holders:
         self._names: set[str] | None = None
         self._locked_names: set[str] = set()
         self._by_prefix: dict[str, list[str]] = {}
-        self._by_pid: dict[int, set[str]] | None = None
+        self._by_pid: dict[int, set[int]] | None = None
         self._locks: KernelList | None = None
         self._has_read_again = False
         self._files: proc.LockedFiles | None = None
@@ -239,17 +239,17 @@ class Holders:
         pid = self._listed_taker(status)
         return by in (None, pid) if pid else self._unlisted_opener(status) is not None
 
-    def device_files(self, pid: int | None) -> frozenset[str]:
-        """Return the files of devices that a process has locked, by the kernel's list.
+    def device_files(self, pid: int | None) -> frozenset[int]:
+        """Return the inodes of the files of devices that a process has locked.
 
-        Nothing if the list does not show all locks.
+        Nothing if the kernel's list does not show all locks.
         """
         if self._by_pid is None:
             self._by_pid = {}
             for name in self.possibly_locked if self.shows_all_locks else ():
                 status = None if name.startswith(QUEUE) else files.status_of(self._directory, name)
                 if status and (taker := self._listed_taker(status)):
-                    self._by_pid.setdefault(taker, set()).add(name)
+                    self._by_pid.setdefault(taker, set()).add(status.st_ino)
         return frozenset(self._by_pid.get(pid or 0, ()))
 
     def listed_uids(self) -> set[int]:

@@ -11,14 +11,15 @@ import math
 import os
 import time
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, proc
-from reserve_gpu.locks.holders import QUEUE
-from reserve_gpu.model import Asks, Device, Earlier, Record, Ticket
+from reserve_gpu.locks.holders import MANY, QUEUE
+from reserve_gpu.model import Ahead, Asks, Device, Earlier, Record, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.locks.lock import Lock
@@ -95,7 +96,7 @@ class Place(AbstractContextManager["Place"]):
         Somebody may have deleted the ticket, or this program has left the queue a moment ago, to
         ask the same again. Under the mutex. Raises LockError.
         """
-        left = self._directory.own_left_tickets(self._back_s)
+        left = self._directory.left_tickets(self._back_s)
         own = {ticket.name: ticket for ticket in left if self._is_own(ticket.holder.record)}
         lock = None if self._lock else self._directory.acquire_first(own)
         old = own[lock.name] if lock else None
@@ -120,20 +121,25 @@ class Place(AbstractContextManager["Place"]):
             name: The name of its ticket.
             old: The ticket that it has left and now takes again, or None.
         """
-        there = self._directory.tickets(besides=[name])
-        if old:
-            there = [ticket for ticket in there if not _is_behind(ticket, old)]
-        pids = {ticket.name: ticket.holder.listed_pid for ticket in there}
-        earlier = {t.name: Earlier(t.number, t.holder.listed_pid, self._devices(t)) for t in there}
+        tickets = self._directory.tickets(besides=[name])
+        behind = _all_behind(tickets, old) if old else set()
+        there = [ticket for ticket in tickets if ticket.key not in behind]
         # Other waiters list the tickets that were there before them. Their owners may come back.
-        known = {each for ticket in there for each in ticket.behind or ()} - {name, *pids}
-        now = time.monotonic()
-        for ticket, left_s in self._directory.left_tickets(known, self._back_s):
-            earlier[ticket.name] = Earlier(ticket.number, left_at=now - left_s)
+        listed: dict[int | None, set[Ahead]] = {None: set(old.behind or ()) if old else set()}
+        for ticket in there:
+            seen = (ahead for ahead in ticket.behind or () if ahead.was_seen)
+            listed.setdefault(ticket.holder.uid, set()).update(seen)
+        earlier: dict[str, Earlier] = {}
+        now, names = time.monotonic(), {name, *(ticket.name for ticket in tickets)}
+        for ahead in chain.from_iterable(sorted(each)[:MANY] for each in listed.values()):
+            left_s = None if ahead.name in names else self._directory.left_s(ahead)
+            if left_s is not None and left_s < self._back_s:
+                left = Earlier(ahead.number, left_at=now - left_s, was_seen=False)
+                earlier[ahead.name] = left
+        for ticket in there:
+            pid = ticket.holder.listed_pid
+            earlier[ticket.name] = Earlier(ticket.number, pid, self._directory.device_files(pid))
         return earlier
-
-    def _devices(self, ticket: Ticket) -> frozenset[str]:
-        return self._directory.device_files(ticket.holder.listed_pid)
 
     def _is_own(self, left: Record) -> bool:
         """Tell whether a ticket is of the same program, which has asked for the same."""
@@ -185,42 +191,44 @@ class Place(AbstractContextManager["Place"]):
         by_name = {ticket.name: ticket for ticket in tickets}
         # If a process has to create its ticket again, the file may get another name.
         by_process = {(ticket.holder.listed_pid, ticket.number): ticket for ticket in tickets}
-        seen: dict[str, Earlier] = {}
+        before: dict[str, Earlier] = {}
         for name, earlier in self._before.items():
             ticket = by_name.get(name)
-            if ticket is None or ticket.number != earlier.number:
+            if ticket is None or ticket.number != earlier.number:  # another waiter has the file
                 ticket = by_process.get((earlier.pid, earlier.number)) if earlier.pid else None
-            if again := self._seen(earlier, ticket):
-                seen[ticket.name if ticket else name] = again
-        if seen.keys() != self._before.keys():
-            self._record = _behind(self._record, seen)
+            if seen := self._seen(name, earlier, ticket):
+                before[ticket.name if ticket else name] = seen
+        self._before, written = before, self._record
+        self._record = _behind(self._record, before)
+        if self._record != written:
             self._lock.write(self._record)
             self.heartbeat()
-        self._before = seen
-        here = {name for name, earlier in self._before.items() if earlier.left_at is None}
+        here = {name for name, earlier in before.items() if earlier.left_at is None}
         return [ticket for ticket in tickets if ticket.name in here]
 
-    def _seen(self, earlier: Earlier, ticket: Ticket | None) -> Earlier | None:
+    def _seen(self, name: str, earlier: Earlier, ticket: Ticket | None) -> Earlier | None:
         """Update an earlier ticket. Returns None if it has lost its place.
 
-        That happens after `back_s`, or if its process has locked another device since. The kernel's
-        list shows these locks, except in a container.
+        That happens after `back_s`, or if its process has got a device. The kernel's list shows
+        that the process has locked one, except in a container.
 
         Args:
+            name: The name of the ticket.
             earlier: The ticket as it was at the last look.
             ticket: The ticket that is locked now, or None.
         """
         pid = ticket.holder.listed_pid if ticket else None
         if ticket and earlier.left_at is None and pid in (None, earlier.pid):
             return earlier
-        now = time.monotonic()
+        now, devices = time.monotonic(), self._directory.device_files
         if earlier.left_at is None:
-            if self._directory.device_files(earlier.pid) - earlier.devices:
+            is_served = ticket is None and self._directory.is_served(name)
+            if is_served or devices(earlier.pid) - earlier.devices:
                 return None
             earlier = earlier._replace(left_at=now)
         if now - (earlier.left_at or now) >= self._back_s:
             return None
-        return Earlier(ticket.number, pid, self._devices(ticket)) if ticket else earlier
+        return Earlier(ticket.number, pid, devices(pid)) if ticket else earlier
 
     @property
     def is_behind_several(self) -> bool:
@@ -347,19 +355,24 @@ def _wanting(record: Record, wants: Collection[str]) -> Record:
     return record._replace(asks=asks._replace(wants=frozenset(wants)))
 
 
-def _is_behind(ticket: Ticket, old: Ticket) -> bool:
-    """Return whether a ticket lists a ticket that was left as one ahead of it.
+def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[tuple[str, int]]:
+    """Return the tickets that are behind a ticket that was left, also behind those behind it.
 
-    A waiter gains nothing if it lists too many. For older versions the numbers decide.
+    The lists in the tickets decide. A waiter gains nothing if it lists too many. For older versions
+    the numbers decide.
     """
-    if ticket.behind is None:
-        return ticket.number > old.number
-    return old.name in ticket.behind
+    behind = {old.key}
+    rest = [each for each in tickets if each.behind is not None or each.number > old.number]
+    while more := [each for each in rest if each.behind is None or each.is_behind(behind)]:
+        behind.update(each.key for each in more)
+        rest = [each for each in rest if each.key not in behind]
+    return behind
 
 
-def _behind(record: Record, names: Collection[str]) -> Record:
+def _behind(record: Record, before: Mapping[str, Earlier]) -> Record:
     asks = record.asks or Asks()
-    return record._replace(asks=asks._replace(behind=frozenset(names)))
+    listed = (Ahead(name, each.number, each.was_seen) for name, each in before.items())
+    return record._replace(asks=asks._replace(behind=frozenset(listed)))
 
 
 def others(tickets: Iterable[Ticket], devices: Sequence[Device]) -> Iterator[Ticket]:
