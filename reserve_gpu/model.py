@@ -19,7 +19,7 @@ Fact: TypeAlias = str | float | bool  # what a feature leaves to itself
 MIB = 2**20
 MOST_WANTED = 1024  # devices that a waiter names
 MOST_AHEAD = 512  # tickets that a waiter lists
-LONG_NUMBER = 20  # digits, more than any time in ns has
+LONG_ENTRY = 32  # characters, more than two times have
 LONGEST_RESTART_S = 3600.0  # for which devices are kept over the restart of a kernel
 # Bytes in the units of memory that people give sizes in.
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -379,24 +379,26 @@ class Ahead(NamedTuple):
     """A ticket that a waiter lists as one ahead of it.
 
     name, number: The name and the number of the ticket.
-    was_seen: Whether the waiter has seen it locked, and not only in the list of another waiter.
+    left: When it was left, in seconds since the boot, or None if it was there at the last look.
     """
 
     name: str
     number: int
-    was_seen: bool = True
+    left: float | None = None
 
     def __str__(self) -> str:
         """Return the text for a record."""
-        return f"{self.name} {self.number}{'' if self.was_seen else ' left'}"
+        return f"{self.name} {self.number}{'' if self.left is None else f' {self.left:.0f}'}"
 
     @classmethod
     def parse(cls, text: str) -> "Ahead | None":
         """Parse an entry of a list, or return None if it is invalid."""
         name, _, rest = text.partition(" ")
-        number, _, left = rest.partition(" ")
-        is_number = number.isascii() and number.isdecimal() and len(number) < LONG_NUMBER
-        return cls(name, int(number), left != "left") if is_number else None
+        number, has_left, left = rest.partition(" ")
+        texts = (number, left) if has_left else (number,)
+        if not all(each.isascii() and each.isdecimal() for each in texts) or len(rest) > LONG_ENTRY:
+            return None
+        return cls(name, int(number), float(left) if has_left else None)
 
 
 class Asks(NamedTuple):
@@ -704,15 +706,13 @@ class Earlier(NamedTuple):
     number: The number of the ticket.
     pid: The process that waits, or None if it is not visible.
     devices: The inodes of the device files that this process has locked while it waits.
-    left_at: The time at which it left the queue, by the monotonic clock, or None.
-    was_seen: As in `Ahead`.
+    left: As in `Ahead`.
     """
 
     number: int
     pid: int | None = None
     devices: frozenset[int] = frozenset()
-    left_at: float | None = None
-    was_seen: bool = True
+    left: float | None = None
 
 
 class Request(NamedTuple):

@@ -256,7 +256,7 @@ def test_a_record_with_long_texts_is_read(two: Here, letter: str) -> None:
     long = 300 * letter
     who = Who(None, long, long, long, long, long, None, long, long, long)
     names = (f"queue-4294967294-{number}.lock" for number in range(512))
-    before = frozenset(Ahead(name, 10**18, was_seen=False) for name in names)
+    before = frozenset(Ahead(name, 10**18, 1e9) for name in names)
     wanted = frozenset(f"{UUIDS[0][:-3]}{number:03}" for number in range(128))
     asks = Asks(long, 2, wanted, before)
     with LockDirectory(str(two.locks)) as directory, directory.mutex():

@@ -290,19 +290,86 @@ def test_two_waiters_leave_and_rejoin(queue: Queue) -> None:
     assert queue.ahead(second) == [queue.file(0).name]
 
 
-def test_a_left_ticket_is_known_for_a_limited_time(queue: Queue) -> None:
-    """Waiters that only heard of a left ticket do not tell newcomers of it."""
+@pytest.mark.parametrize(
+    ("owner", "lister", "left", "counts"),
+    [
+        (OTHER_UID, 0, "", True),
+        (OTHER_UID, 0, " {now}", True),
+        (OTHER_UID, 0, " 5", False),  # 5 s after the boot
+        (OTHER_UID, OTHER_UID, "", False),
+        (0, 0, "", True),
+    ],
+)
+@needs_root
+def test_a_list_with_a_left_ticket(
+    queue: Queue, owner: int, lister: int, left: str, *, counts: bool
+) -> None:
+    """A left ticket is ahead of a new waiter if another user's ticket says that it left lately."""
+    ticket = queue.file(0, owner)
+    with have(ticket, b"{}"):
+        os.chown(ticket, owner, -1)
+    ticket.chmod(0o644)
+    entry = f"{ticket.name} {ticket.stat().st_mtime_ns}{left.format(now=int(proc.now().boot))}"
+    with have(queue.file(9, lister), json.dumps({"behind": [entry]}).encode()):
+        os.chown(queue.file(9, lister), lister, -1)
+        queue.file(9, lister).chmod(0o644)
+        place = queue.join()
+        with have(ticket, b"{}"):
+            ticket.chmod(0o644)
+            os.utime(ticket, ns=2 * (int(entry.split()[1]),))
+            ahead = queue.ahead(place)
+    assert (ticket.name in ahead) == counts
+
+
+def test_a_copied_ticket_is_one_place(queue: Queue) -> None:
+    """If the ticket of a waiter is replaced by a copy, the waiter rejoins at the end."""
+    first, second = queue.join(), queue.join()
+    said, number = queue.file(0).read_bytes(), queue.file(0).stat().st_mtime_ns
+    queue.file(0).rename(queue.path / "moved")
+    with have(queue.file(0), said):
+        os.utime(queue.file(0), ns=(number, number))
+        assert not first.stands()
+        queue.rejoin(first)
+        assert {*queue.ahead(first)} == {queue.file(0).name, queue.file(1).name}
+        assert queue.ahead(second) == [queue.file(0).name]
+
+
+def test_an_edited_list_of_a_waiter(queue: Queue) -> None:
+    """A waiter that rejoins passes a later one, once that has written its edited list again."""
     first, second = queue.join(command="python a.py"), queue.join()
     first.__exit__()
-    third = queue.join()  # which has heard of the first one
     assert queue.ahead(second) == []
-    served(second)
-    fourth = queue.join()
-    fourth_ahead = queue.ahead(fourth)
+    queue.file(1).write_text(json.dumps({"asks": "a GPU", "behind": []}))
     first = queue.join(command="python a.py")
+    assert queue.ahead(first) == [queue.file(1).name]
+    assert queue.ahead(second) == [queue.file(0).name]
     assert queue.ahead(first) == []
-    assert queue.ahead(third) == [queue.file(0).name]
-    assert queue.ahead(fourth) == fourth_ahead == [queue.file(2).name]
+
+
+@needs_root
+def test_coming_back_among_files_of_another_user(queue: Queue) -> None:
+    """A waiter finds its left ticket again if another user has files of its usual names."""
+    for number in range(2 * MOST_OF_ONE_USER):
+        queue.file(number).touch()
+        os.chown(queue.file(number), OTHER_UID, -1)
+    first, second = queue.join(command="python a.py"), queue.join()
+    first.__exit__()
+    assert queue.ahead(second) == []
+    again = queue.join(command="python a.py")
+    assert queue.ahead(again) == []
+    assert len(queue.ahead(second)) == 1
+
+
+def test_a_return_that_is_seen_late(queue: Queue) -> None:
+    """A waiter that rejoins in time keeps its place, even if the others look only later."""
+    first, second = queue.join(command="python a.py"), queue.join(back_s=0.1)
+    first.__exit__()
+    assert queue.ahead(second) == []
+    end = proc.now().boot + 0.1
+    queue.join(command="python a.py")
+    while proc.now().boot < end:
+        time.sleep(0.01)
+    assert queue.ahead(second) == [queue.file(0).name]
 
 
 @pytest.mark.usefixtures("told")

@@ -330,7 +330,10 @@ class LockDirectory:
         Those that have got what they waited for leave nothing in their files. Only the file's ctime
         tells when that was, so if the wall clock is set meanwhile, the place may be lost.
         """
-        names = (_own_name(QUEUE, os.geteuid(), n) for n in range(2 * MOST_OF_ONE_USER))
+        prefix = f"{QUEUE}-{os.geteuid()}-"
+        names = [_own_name(QUEUE, os.geteuid(), n) for n in range(2 * MOST_OF_ONE_USER)]
+        if any(files.is_others(self.descriptor, name) for name in names):  # own files have others
+            names = [name for name in self.holders.listing() if name.startswith(prefix)]
         return sorted(map(self.holders.ticket, (n for n in names if self._is_left(n, for_s))))
 
     def _is_left(self, name: str, for_s: float) -> bool:
@@ -339,15 +342,15 @@ class LockDirectory:
             return False
         return abs(time.time() - status.st_ctime) < for_s and not self._is_living(name)
 
-    def left_s(self, ahead: Ahead) -> float | None:
-        """Return the seconds since a ticket was left, or None if the file has changed."""
+    def left_by(self, ahead: Ahead) -> tuple[int, float] | None:
+        """Return the owner of a left ticket and its age in seconds, or None if it has changed."""
         status = files.status_of(self.descriptor, ahead.name) if is_waiters(ahead.name) else None
         if status is None or not status.st_size or status.st_mtime_ns != ahead.number:
             return None
         is_safe = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
         if not is_safe or files.is_open_to_others(status):
             return None
-        return abs(time.time() - status.st_ctime)
+        return status.st_uid, abs(time.time() - status.st_ctime)
 
     def is_served(self, name: str) -> bool:
         """Return whether a waiter has left an empty file, as one that got a device does."""

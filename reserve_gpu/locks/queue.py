@@ -11,12 +11,11 @@ import math
 import os
 import time
 from contextlib import AbstractContextManager
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, proc
 from reserve_gpu.locks.holders import MANY, QUEUE
-from reserve_gpu.model import Ahead, Asks, Device, Earlier, Record, Ticket
+from reserve_gpu.model import Ahead, Asks, Device, Earlier, Holder, Record, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -102,9 +101,11 @@ class Place(AbstractContextManager["Place"]):
         old = own[lock.name] if lock else None
         if lock is None:
             lock = self._directory.acquire_own(QUEUE, besides=[each.name for each in left])
-        if self._before is None:
-            self._number = old.number if old else proc.boot_clock_ns()
-            self._before = self._earlier(lock.name, old)
+        tickets = self._directory.tickets(besides=[lock.name])
+        if self._lock and all(each.name != self._lock.name for each in tickets):
+            old = self._own_ticket(self._lock.name)
+        self._number = old.number if old else proc.boot_clock_ns()
+        self._before = {**self._earlier(lock.name, tickets, old), **(self._before or {})}
         if self._lock:
             self._lock.release()
         self._lock = lock
@@ -114,32 +115,53 @@ class Place(AbstractContextManager["Place"]):
         # As others will read it: some file systems keep less of the time than is set.
         self._number = os.fstat(lock.descriptor).st_mtime_ns
 
-    def _earlier(self, name: str, old: Ticket | None) -> dict[str, Earlier]:
+    def _own_ticket(self, name: str) -> Ticket:
+        behind = self._record.asks.behind if self._record.asks else None
+        return Ticket(int(self._number), name, None, Holder(), behind=behind)
+
+    def _earlier(
+        self, name: str, tickets: Sequence[Ticket], old: Ticket | None
+    ) -> dict[str, Earlier]:
         """Return the tickets that are ahead of this process when it joins.
 
         Args:
             name: The name of its ticket.
-            old: The ticket that it has left and now takes again, or None.
+            tickets: All other tickets.
+            old: The ticket that it has left or lost and now takes again, or None.
         """
-        tickets = self._directory.tickets(besides=[name])
         behind = _all_behind(tickets, old) if old else set()
         there = [ticket for ticket in tickets if ticket.key not in behind]
         # Other waiters list the tickets that were there before them. Their owners may come back.
         listed: dict[int | None, set[Ahead]] = {None: set(old.behind or ()) if old else set()}
         for ticket in there:
-            seen = (ahead for ahead in ticket.behind or () if ahead.was_seen)
-            listed.setdefault(ticket.holder.uid, set()).update(seen)
+            listed.setdefault(ticket.holder.uid, set()).update(ticket.behind or ())
         earlier: dict[str, Earlier] = {}
-        now, names = time.monotonic(), {name, *(ticket.name for ticket in tickets)}
-        for ahead in chain.from_iterable(sorted(each)[:MANY] for each in listed.values()):
-            left_s = None if ahead.name in names else self._directory.left_s(ahead)
-            if left_s is not None and left_s < self._back_s:
-                left = Earlier(ahead.number, left_at=now - left_s, was_seen=False)
-                earlier[ahead.name] = left
+        names = {name, *(ticket.name for ticket in tickets)}
+        for uid, listing in listed.items():
+            for ahead in sorted(listing)[:MANY]:
+                if ahead.name not in names and (left := self._left(ahead, uid)) is not None:
+                    before = earlier.get(ahead.name, left)
+                    earlier[ahead.name] = min(before, left, key=lambda each: each.left or 0.0)
         for ticket in there:
             pid = ticket.holder.listed_pid
             earlier[ticket.name] = Earlier(ticket.number, pid, self._directory.device_files(pid))
         return earlier
+
+    def _left(self, ahead: Ahead, uid: int | None) -> Earlier | None:
+        """Return a ticket that was left, or None if its owner can't take it again.
+
+        Users can list any files of their own, so only what other users list counts for others.
+
+        Args:
+            ahead: The ticket as a waiter lists it.
+            uid: The user of that waiter; None for this process.
+        """
+        found = self._directory.left_by(ahead)
+        if found is None or (found[0] == uid and uid != os.geteuid()):
+            return None
+        now = proc.now().boot
+        left = max(0.0, now - found[1]) if ahead.left is None else min(ahead.left, now)
+        return Earlier(ahead.number, left=left) if now - left < self._back_s else None
 
     def _is_own(self, left: Record) -> bool:
         """Tell whether a ticket is of the same program, which has asked for the same."""
@@ -196,14 +218,14 @@ class Place(AbstractContextManager["Place"]):
             ticket = by_name.get(name)
             if ticket is None or ticket.number != earlier.number:  # another waiter has the file
                 ticket = by_process.get((earlier.pid, earlier.number)) if earlier.pid else None
+            if ticket and ticket.is_behind({(self._lock.name, int(self._number))}):
+                continue
             if seen := self._seen(name, earlier, ticket):
                 before[ticket.name if ticket else name] = seen
-        self._before, written = before, self._record
-        self._record = _behind(self._record, before)
-        if self._record != written:
-            self._lock.write(self._record)
-            self.heartbeat()
-        here = {name for name, earlier in before.items() if earlier.left_at is None}
+        self._before, self._record = before, _behind(self._record, before)
+        self._lock.write(self._record)  # if the user has edited it
+        self.heartbeat()
+        here = {name for name, earlier in before.items() if earlier.left is None}
         return [ticket for ticket in tickets if ticket.name in here]
 
     def _seen(self, name: str, earlier: Earlier, ticket: Ticket | None) -> Earlier | None:
@@ -218,15 +240,17 @@ class Place(AbstractContextManager["Place"]):
             ticket: The ticket that is locked now, or None.
         """
         pid = ticket.holder.listed_pid if ticket else None
-        if ticket and earlier.left_at is None and pid in (None, earlier.pid):
+        if ticket and earlier.left is None and pid in (None, earlier.pid):
             return earlier
-        now, devices = time.monotonic(), self._directory.device_files
-        if earlier.left_at is None:
+        now, devices = proc.now().boot, self._directory.device_files
+        if earlier.left is None:
             is_served = ticket is None and self._directory.is_served(name)
             if is_served or devices(earlier.pid) - earlier.devices:
                 return None
-            earlier = earlier._replace(left_at=now)
-        if now - (earlier.left_at or now) >= self._back_s:
+            earlier = earlier._replace(left=now)
+        # A process that came back in time may be seen a little later.
+        limit_s = self._back_s + (self._stopped_s if ticket else 0.0)
+        if now - (earlier.left or now) >= limit_s:
             return None
         return Earlier(ticket.number, pid, devices(pid)) if ticket else earlier
 
@@ -371,7 +395,7 @@ def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[tuple[str, int]]:
 
 def _behind(record: Record, before: Mapping[str, Earlier]) -> Record:
     asks = record.asks or Asks()
-    listed = (Ahead(name, each.number, each.was_seen) for name, each in before.items())
+    listed = (Ahead(name, each.number, each.left) for name, each in before.items())
     return record._replace(asks=asks._replace(behind=frozenset(listed)))
 
 
