@@ -334,6 +334,23 @@ def test_a_copied_ticket_is_one_place(queue: Queue) -> None:
         assert queue.ahead(second) == [queue.file(0).name]
 
 
+@needs_root
+@pytest.mark.parametrize("between", [0, OTHER_UID - 1])
+def test_a_chain_of_lists(queue: Queue, between: int) -> None:
+    """The list of a waiter's own user puts no ticket of another user behind the waiter."""
+    queue.join(command="python a.py").__exit__()
+    entry = f"{queue.file(0).name} {queue.file(0).stat().st_mtime_ns}"
+    with ExitStack() as stack:
+        for number, uid in ((9, between), (0, OTHER_UID)):
+            path = queue.file(number, uid)
+            stack.enter_context(have(path, json.dumps({"behind": [entry]}).encode()))
+            os.chown(path, uid, -1)
+            path.chmod(0o644)
+            entry = f"{path.name} {path.stat().st_mtime_ns}"
+        again = queue.join(command="python a.py")
+        assert queue.ahead(again) == ([] if between else [path.name])
+
+
 def test_an_edited_list_of_a_waiter(queue: Queue) -> None:
     """A waiter that rejoins passes a later one, once that has written its edited list again."""
     first, second = queue.join(command="python a.py"), queue.join()

@@ -102,8 +102,9 @@ class Place(AbstractContextManager["Place"]):
         if lock is None:
             lock = self._directory.acquire_own(QUEUE, besides=[each.name for each in left])
         tickets = self._directory.tickets(besides=[lock.name])
-        if self._lock and all(each.name != self._lock.name for each in tickets):
-            old = self._own_ticket(self._lock.name)
+        lost = self._own_ticket(self._lock.name) if self._lock else None
+        if lost and all(each.key != lost.key for each in tickets):  # there is no copy of it
+            old = lost
         self._number = old.number if old else proc.boot_clock_ns()
         self._before = {**self._earlier(lock.name, tickets, old), **(self._before or {})}
         if self._lock:
@@ -383,12 +384,17 @@ def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[tuple[str, int]]:
     """Return the tickets that are behind a ticket that was left, also behind those behind it.
 
     The lists in the tickets decide. A waiter gains nothing if it lists too many. For older versions
-    the numbers decide.
+    the numbers decide. This user's own tickets put no ticket of another user behind it.
     """
-    behind = {old.key}
+    behind, by_others, own = {old.key}, {old.key}, os.geteuid()
     rest = [each for each in tickets if each.behind is not None or each.number > old.number]
-    while more := [each for each in rest if each.behind is None or each.is_behind(behind)]:
+    while more := [
+        each
+        for each in rest
+        if each.behind is None or each.is_behind(behind if each.holder.uid == own else by_others)
+    ]:
         behind.update(each.key for each in more)
+        by_others.update(each.key for each in more if each.holder.uid != own)
         rest = [each for each in rest if each.key not in behind]
     return behind
 
