@@ -386,6 +386,11 @@ class Ahead(NamedTuple):
     number: int
     left: float | None = None
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """Return the identity of the ticket, as in `Ticket.key`."""
+        return self.name, self.number
+
     def __str__(self) -> str:
         """Return the text for a record."""
         return f"{self.name} {self.number}{'' if self.left is None else f' {self.left:.0f}'}"
@@ -476,7 +481,11 @@ class Record(NamedTuple):
             **(lease._asdict() if lease.has_end else {}),
             **({"asks": asks.text, "needs": asks.needs} if asks else {}),
             **({"wants": sorted(asks.wants)} if asks and asks.wants is not None else {}),
-            **({} if behind is None else {"behind": [*map(str, sorted(behind)[:MOST_AHEAD])]}),
+            **(
+                {}
+                if behind is None
+                else {"behind": [*map(str, sorted(behind, key=lambda each: each.key)[:MOST_AHEAD])]}
+            ),
             **dict(zip(self._fields[3:], self[3:], strict=True)),
         }
         limit = foreign.TEXT_LIMIT
@@ -664,7 +673,7 @@ class Ticket(NamedTuple):
 
     def is_behind(self, keys: Collection[tuple[str, int]]) -> bool:
         """Return whether it lists one of these tickets as ahead of it."""
-        return any((ahead.name, ahead.number) in keys for ahead in self.behind or ())
+        return any(ahead.key in keys for ahead in self.behind or ())
 
     def could_use(self, uuid: str) -> bool:
         """Tell whether its holder waits for that device too."""
@@ -679,7 +688,7 @@ def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
     """
     waiting = {ticket.key: ticket for ticket in sorted(tickets)}
     ahead = {
-        key: waiting.keys() & {(each.name, each.number) for each in ticket.behind or ()} - {key}
+        key: waiting.keys() & {each.key for each in ticket.behind or ()} - {key}
         for key, ticket in waiting.items()
     }
     followers: dict[tuple[str, int], list[tuple[str, int]]] = {}

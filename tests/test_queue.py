@@ -218,6 +218,9 @@ def test_forged_names_of_tickets(queue: Queue) -> None:
         "queue",
         7,
         "queue-0-0.lock",
+        "queue-0-5.lock 1",
+        "queue-0-5.lock 1 7",
+        "queue-0-5.lock 1 8",
     ]
     names += [
         f"queue-0-0.lock {number}" for number in ("", "-1", "\u0661", "9" * 5000, "1 left", "1 x")

@@ -101,6 +101,19 @@ class Place(AbstractContextManager["Place"]):
         old = own[lock.name] if lock else None
         if lock is None:
             lock = self._directory.acquire_own(QUEUE, besides=[each.name for each in left])
+        try:
+            self._take(lock, old)
+        except BaseException:
+            lock.release(keeps_record=True)
+            raise
+
+    def _take(self, lock: Lock, old: Ticket | None) -> None:
+        """Join the queue with a ticket that is locked.
+
+        Args:
+            lock: The ticket.
+            old: The ticket as it was left, if this program takes an old place again.
+        """
         tickets = self._directory.tickets(besides=[lock.name])
         lost = self._own_ticket(self._lock.name) if self._lock else None
         if lost and all(each.key != lost.key for each in tickets):  # there is no copy of it
@@ -139,7 +152,7 @@ class Place(AbstractContextManager["Place"]):
         earlier: dict[str, Earlier] = {}
         names = {name, *(ticket.name for ticket in tickets)}
         for uid, listing in listed.items():
-            for ahead in sorted(listing)[:MANY]:
+            for ahead in sorted(listing, key=lambda each: each.key)[:MANY]:
                 if ahead.name not in names and (left := self._left(ahead, uid)) is not None:
                     before = earlier.get(ahead.name, left)
                     earlier[ahead.name] = min(before, left, key=lambda each: each.left or 0.0)
