@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import time
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
@@ -248,6 +250,17 @@ def test_scancel_while_a_cell_runs(slurm: Slurm) -> None:
 # -- as a plain command ----------------------------------------------------------------------------
 
 
+def free_ports(count: int) -> list[int]:
+    """Return ports that no connection of another program gets until the kernel listens there."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            while not each.getsockname()[1]:
+                with suppress(OSError):
+                    each.bind(("127.0.0.1", random.randrange(20_000, 32_000)))  # noqa: S311
+        return [each.getsockname()[1] for each in sockets]
+
+
 class PlainKernel(JobKernel):
     """A kernel that is started by the command in its kernelspec, as VS Code starts it."""
 
@@ -255,7 +268,9 @@ class PlainKernel(JobKernel):
         from jupyter_client.blocking.client import BlockingKernelClient
         from jupyter_client.connect import write_connection_file
 
-        path, _ = write_connection_file(str(slurm.folder / f"plain-{time.monotonic_ns()}.json"))
+        shell, iopub, stdin, hb, control = free_ports(5)
+        file = slurm.folder / f"plain-{time.monotonic_ns()}.json"
+        path, _ = write_connection_file(str(file), shell, iopub, stdin, hb, control_port=control)
         argv = [word.replace("{connection_file}", path) for word in spec(slurm)["argv"]]
         self.process = subprocess.Popen(
             argv, env=slurm.environ(), cwd=slurm.folder, start_new_session=True
