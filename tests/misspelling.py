@@ -27,7 +27,10 @@ COUNT = 60
 MARK = "misspelt_"
 # Their classes have bases of other packages: what mypy sees there depends on what is installed.
 OTHERS = ("dask.py", "provisioner.py")
-CACHED = {"is_wsl"}  # what functools.cache makes takes all that can be hashed, to mypy
+CACHED = {
+    "is_wsl",
+    "remember_over_fork",
+}  # what functools.cache makes takes all that can be hashed, to mypy
 
 
 class Place(NamedTuple):

@@ -841,6 +841,10 @@ def test_pip_fails(home: Home, python: Path, tmp_path: Path) -> None:
     assert home.files() == {}
 
 
+# In a session of its own, with the signals that a shell ignores in the background.
+DEFAULT = ("env", "--default-signal", "setsid", "-w")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["HUP", "INT", "QUIT", "TERM"])
 def test_a_signal_while_pip_runs(name: str, home: Home, python: Path, tmp_path: Path) -> None:
@@ -849,7 +853,7 @@ def test_a_signal_while_pip_runs(name: str, home: Home, python: Path, tmp_path: 
     temporary.mkdir()
     stop = f'case "$1 $2" in "-m pip") kill -s {name} 0; sleep 60 ;; esac'
     program = make_program(tmp_path / "python", stop, f'exec "{python}" "$@"')
-    result = install_sh(env=home.environ(PYTHON=program, TMPDIR=temporary), prefix=("setsid", "-w"))
+    result = install_sh(env=home.environ(PYTHON=program, TMPDIR=temporary), prefix=DEFAULT)
     assert result.returncode == 128 + signal.Signals[f"SIG{name}"]
     assert home.files() == {}
     assert list(temporary.iterdir()) == []
