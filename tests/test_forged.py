@@ -115,6 +115,12 @@ def as_another(child: Child, code: str) -> Answer:
     )
 
 
+def have_rules(users: Users, text: str) -> None:
+    """Write the administrator's file, which every user can read."""
+    users.machine.rules.write_text(text)
+    users.machine.rules.chmod(0o644)
+
+
 def decisions(users: Users) -> str:
     users["second"].run(DECISIONS)
     answer = users["second"].run("decisions(os.geteuid())")
@@ -127,8 +133,7 @@ def decisions(users: Users) -> str:
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_forged_field_decides_nothing(users: Users, field: str) -> None:
     """Another user who writes any field of a file that others can write changes no decision."""
-    users.machine.rules.write_text('[limits]\ntime = "2h"\nafter_cuda = "end"\ngpus = 1\n')
-    users.machine.rules.chmod(0o644)
+    have_rules(users, '[limits]\ntime = "2h"\nafter_cuda = "end"\ngpus = 1\n')
     assert users[NOBODY].reserve("'0', note='mine'").value == "0"
     path = users.locks / f"{UUIDS[0]}.lock"
     record = json.loads(path.read_text())
@@ -218,8 +223,7 @@ def test_a_file_that_another_user_locks_is_not_its_owners(
     users: Users, wishes: str, kind: str
 ) -> None:
     """Another user's locks on the files that a user has left use up none of that user's quota."""
-    users.machine.rules.write_text("[limits]\ngpus = 1\n")
-    users.machine.rules.chmod(0o644)
+    have_rules(users, "[limits]\ngpus = 1\n")
     owner = users[NOBODY]
     assert owner.reserve(wishes).value == "0"
     owner.run("reserve_gpu.release()")
@@ -288,8 +292,7 @@ def leased(users: Users, path: Path, kind: str = "F_WRLCK") -> Iterator[None]:
 @pytest.mark.parametrize("name", LEASED)
 def test_a_lease_on_a_file_of_one_user_fails_no_call(users: Users, name: str) -> None:
     """Another user's lease on a file of that user fails no reservation, part, wait or status."""
-    users.machine.rules.write_text("[limits]\ngpus = 1\n")
-    users.machine.rules.chmod(0o644)
+    have_rules(users, "[limits]\ngpus = 1\n")
     owner = users[NOBODY]
     assert owner.reserve("'1'").value == "1"
     owner.run("reserve_gpu.release()")
@@ -393,8 +396,7 @@ TAKER = (
 @pytest.mark.xdist_group("users")
 def test_a_process_that_has_not_the_lock_has_no_part(users: Users) -> None:
     """The pid that took a lock counts for its user only as long as that process has the lock."""
-    users.machine.rules.write_text("[limits]\ngpus = 1\n")
-    users.machine.rules.chmod(0o644)
+    have_rules(users, "[limits]\ngpus = 1\n")
     owner = users[NOBODY]
     assert owner.reserve("'0', memory='1GB'").value == "0"
     owner.run("reserve_gpu.release()")
@@ -435,8 +437,7 @@ def link(users: Users, index: int) -> Path:
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_linked_lock_file_holds_one_gpu(users: Users, index: int) -> None:
     """The holder of a GPU has no second one by a link that another user made to its lock file."""
-    users.machine.rules.write_text("[limits]\ngpus = 1\n")
-    users.machine.rules.chmod(0o644)
+    have_rules(users, "[limits]\ngpus = 1\n")
     owner, other = users[NOBODY], 1 - index
     assert owner.reserve(f"'{index}', note='mine'").value == str(index)
     path = link(users, index)

@@ -287,22 +287,35 @@ def test_an_interruption_leaves_the_old_file_or_the_new(
     assert seen == {before, after}
 
 
+# Saves a change of an editor at the first system call of a kind that Python tells of.
+EDITED = """
+import os, sys
+def watch(event, arguments, done=[]):
+    if (%s) and not done:
+        done.append(1)
+        open(os.environ["CONFIG"], os.environ["MODE"]).write("y = 2")
+if os.environ.get("MODE"):
+    sys.addaudithook(watch)
+"""
+
+
+def run_edited(profile: Profile, verb: str, when: str, mode: str) -> None:
+    """Run a step that an editor comes between, and check that it says so.
+
+    when: The condition on `event` and `arguments`. mode: The mode in which the editor opens it.
+    """
+    (profile.folder / "sitecustomize.py").write_text(EDITED % when)
+    environ = {"MODE": mode, "CONFIG": str(profile.config)}
+    done = profile.run(verb, PYTHONPATH=str(profile.folder), **environ)
+    assert "was changed meanwhile" in done.stderr
+
+
 @pytest.mark.process
 def test_a_change_meanwhile_is_kept(profile: Profile) -> None:
     """A change that an editor saves meanwhile is not overwritten."""
     profile.config.write_bytes(b"x = 1\n")
-    edit = f"open({str(profile.config)!r}, 'w').write('y = 2')"
-    hook = f"""
-import os, sys
-def watch(event, arguments, done=[]):
-    if event == "os.access" or (event == "open" and "before-reserve" in str(arguments[0])):
-        done or (done.append(1), {edit})
-if os.environ.get("EDIT"):
-    sys.addaudithook(watch)
-"""
-    (profile.folder / "sitecustomize.py").write_text(hook)
-    done = profile.run("add", PYTHONPATH=str(profile.folder), EDIT="1")
-    assert "was changed meanwhile" in done.stderr
+    opens_copy = "event == 'open' and 'before-reserve' in str(arguments[0])"
+    run_edited(profile, "add", f"event == 'os.access' or ({opens_copy})", "w")
     assert profile.config.read_bytes() == b"y = 2"
 
 
@@ -310,18 +323,8 @@ if os.environ.get("EDIT"):
 def test_a_change_before_the_deletion_is_kept(profile: Profile) -> None:
     """A change that an editor saves just before the file is deleted is not lost."""
     profile.config.write_bytes(BLOCK)
-    edit = f"open({str(profile.config)!r}, 'a').write('y = 2')"
-    hook = f"""
-import os, sys
-def watch(event, arguments, done=[]):
-    if event in ("os.rename", "os.remove") and str(arguments[0]) == {str(profile.config)!r}:
-        done or (done.append(1), {edit})
-if os.environ.get("EDIT"):
-    sys.addaudithook(watch)
-"""
-    (profile.folder / "sitecustomize.py").write_text(hook)
-    done = profile.run("remove", PYTHONPATH=str(profile.folder), EDIT="1")
-    assert "was changed meanwhile" in done.stderr
+    is_file = "str(arguments[0]) == os.environ['CONFIG']"
+    run_edited(profile, "remove", f"event in ('os.rename', 'os.remove') and {is_file}", "a")
     assert profile.files() == {"ipython_config.py": BLOCK + b"y = 2"}
 
 

@@ -357,10 +357,6 @@ class LockDirectory:
         status = files.status_of(self.descriptor, name)
         return status is not None and not status.st_size
 
-    def device_files(self, pid: int | None) -> frozenset[int]:
-        """Return the inodes of the files of devices that a process has locked; under the mutex."""
-        return self.holders.device_files(pid)
-
     def holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Return the holders of a device, several if they share it; under the mutex."""
         name = lock_name(uuid)

@@ -158,7 +158,9 @@ class Place(AbstractContextManager["Place"]):
                     earlier[ahead.name] = min(before, left, key=lambda each: each.left or 0.0)
         for ticket in there:
             pid = ticket.holder.listed_pid
-            earlier[ticket.name] = Earlier(ticket.number, pid, self._directory.device_files(pid))
+            earlier[ticket.name] = Earlier(
+                ticket.number, pid, self._directory.holders.device_files(pid)
+            )
         return earlier
 
     def _left(self, ahead: Ahead, uid: int | None) -> Earlier | None:
@@ -256,17 +258,19 @@ class Place(AbstractContextManager["Place"]):
         pid = ticket.holder.listed_pid if ticket else None
         if ticket and earlier.left is None and pid in (None, earlier.pid):
             return earlier
-        now, devices = proc.now().boot, self._directory.device_files
+        now, devices = proc.now().boot, self._directory.holders.device_files
+        left = now if earlier.left is None else earlier.left
         if earlier.left is None:
             is_served = ticket is None and self._directory.is_served(name)
             if is_served or devices(earlier.pid) - earlier.devices:
                 return None
-            earlier = earlier._replace(left=now)
         # A process that came back in time may be seen a little later.
         limit_s = self._back_s + (self._stopped_s if ticket else 0.0)
-        if now - (earlier.left or now) >= limit_s:
+        if now - left >= limit_s:
             return None
-        return Earlier(ticket.number, pid, devices(pid)) if ticket else earlier
+        if ticket is None:
+            return earlier._replace(left=left)
+        return Earlier(ticket.number, pid, devices(pid))
 
     @property
     def is_behind_several(self) -> bool:
