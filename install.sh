@@ -113,7 +113,7 @@ uninstall_package() {
     echo "Uninstalled reserve_gpu from $PYTHON; what it depends on stays installed"
 }
 
-# --- ipython_config.py, which reserve_gpu/startup.py changes ---
+# --- ipython_config.py, which reserve_gpu/ipython/config_file.py changes ---
 
 # Sets config to the file that IPython reads.
 find_config() {
@@ -126,7 +126,7 @@ find_config() {
 # edit check-add|check-remove|has-block|add|remove: does that for this Python, from the checkout: the package may not be
 # installed.
 edit() {
-    (cd / && "$PYTHON" "$here/reserve_gpu/startup.py" "$1" "$config" "$(fact name)" </dev/null)
+    (cd / && "$PYTHON" "$here/reserve_gpu/ipython/config_file.py" "$1" "$config" "$(fact name)" </dev/null)
 }
 
 # --- the whole ---

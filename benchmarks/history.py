@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.table import Row
-from reserve_gpu import settings
 from reserve_gpu.commands.table import load
 from reserve_gpu.log import log_reader
+from reserve_gpu.system import settings
 from tests.histories import DAY_S, PEOPLE, Histories, write_year, year
 
 if TYPE_CHECKING:

@@ -61,8 +61,8 @@ HURRY = """
 import sys
 from benchmarks.waiting import own_kib
 from reserve_gpu import reserve
-from reserve_gpu.report.progress import Live
-from reserve_gpu.core import policy
+from reserve_gpu.render.progress import Live
+from reserve_gpu.allocation import policy
 
 policy.next_look_s = lambda rows, **conditions: 0.0
 own_kib()  # what the first reading needs itself

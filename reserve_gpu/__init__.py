@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from os.path import exists as _exists
 
-from reserve_gpu.forks import no_fork
+from reserve_gpu.system.forks import no_fork
 
 TYPE_CHECKING = False  # as in `typing`, which takes longer to load than all of this
 if TYPE_CHECKING:
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+    from reserve_gpu.api import before_end, current, release, reserve
     from reserve_gpu.commands.check.frameworks import Check, check
-    from reserve_gpu.core.api import before_end, current, release, reserve
-    from reserve_gpu.core.looking import status
-    from reserve_gpu.core.session import Reservation
-    from reserve_gpu.errors import (
+    from reserve_gpu.model.devices import Device
+    from reserve_gpu.model.errors import (
         DriverError,
         ImpossibleError,
         LockError,
@@ -38,8 +37,10 @@ if TYPE_CHECKING:
         TooLateError,
         WaitTimeoutError,
     )
-    from reserve_gpu.model import Device, Waiting
-    from reserve_gpu.report.status import Status
+    from reserve_gpu.model.progress import Waiting
+    from reserve_gpu.render.status_view import Status
+    from reserve_gpu.reservation.session import Reservation
+    from reserve_gpu.reservation.status import status
 
 __version__ = "2.0.0"
 
@@ -76,16 +77,16 @@ __all__ = [
 # anything, and the command line (__main__.py) is to start before what it needs is loaded.
 _HOMES = {
     "Check": "commands.check.frameworks",
-    "Device": "model",
-    "Reservation": "core.session",
-    "Status": "report.status",
-    "Waiting": "model",
-    "before_end": "core.api",
+    "Device": "model.devices",
+    "Reservation": "reservation.session",
+    "Status": "render.status_view",
+    "Waiting": "model.progress",
+    "before_end": "api",
     "check": "commands.check.frameworks",
-    "current": "core.api",
-    "release": "core.api",
-    "reserve": "core.api",
-    "status": "core.looking",
+    "current": "api",
+    "release": "api",
+    "reserve": "api",
+    "status": "reservation.status",
 }  # all others are errors
 
 
@@ -102,7 +103,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
 def _late(name: str) -> Any:
     """Return a module of ours, which its first use imports."""
     with no_fork:
-        from reserve_gpu.calls import Late
+        from reserve_gpu.system.executor import Late
 
     return Late(name)
 
@@ -113,7 +114,7 @@ if not TYPE_CHECKING:  # to which every name would be one of ours
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
-            return getattr(_late(_HOMES.get(name, "errors")), name)
+            return getattr(_late(_HOMES.get(name, "model.errors")), name)
         except ImportError as error:
             if _exists(__file__):
                 raise

@@ -21,11 +21,11 @@ def main() -> int:
         handler = signal.getsignal(signal.SIGINT)
         if handler is signal.default_int_handler:  # and not ignored
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        from reserve_gpu import cli
+        from reserve_gpu.cli import main as command_line
 
         if handler is not None:  # one that Python has not installed
             signal.signal(signal.SIGINT, handler)
-        return cli.main()
+        return command_line.main()
     except KeyboardInterrupt:
         return 130
 

@@ -14,9 +14,11 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from reserve_gpu import errors, option, options, this_process
-from reserve_gpu.core import api, request
-from reserve_gpu.quantities import parse_duration
+from reserve_gpu import api, request_options
+from reserve_gpu.allocation import request
+from reserve_gpu.model import errors, option
+from reserve_gpu.model.parsing import parse_duration
+from reserve_gpu.system import process_identity
 
 try:
     import click
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from reserve_gpu.core.session import Reservation
     from reserve_gpu.gpus.names import DeviceNames
-    from reserve_gpu.model import Waiting
+    from reserve_gpu.model.progress import Waiting
+    from reserve_gpu.reservation.session import Reservation
 
 # By default: when a worker is killed and replaced at once, its GPU is still in use for a moment,
 # until the driver has cleaned up.
@@ -106,7 +108,7 @@ class ReserveGPU(WorkerPlugin):
             _pause(worker)
         if not _is_thread(worker):
             api.go_without()  # first: from here on tasks could run beside us
-            this_process.call_it(f"Dask worker {worker.name} of {worker.scheduler.address}")
+            process_identity.call_it(f"Dask worker {worker.name} of {worker.scheduler.address}")
         try:
             reservation = await _reserve(self.arguments)
         except errors.TooLateError as error:
@@ -191,13 +193,13 @@ async def _close(worker: Worker, text: str) -> None:
 
 def _plugin(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Any:
     """Return the plugin that the words after `--preload reserve_gpu.dask` ask for."""
-    parser = options.Parser("--preload reserve_gpu.dask", add_help=False)
-    option.add(options.REQUEST_THAT_GOES_ON, parser)
+    parser = request_options.Parser("--preload reserve_gpu.dask", add_help=False)
+    option.add(request_options.REQUEST_THAT_GOES_ON, parser)
     parser.add_argument("--required", action="store_true")
     parser.set_defaults(wait=WAIT_S)
     try:
         parsed = parser.parse_args(words)
-        return ReserveGPU(required=parsed.required, **options.wishes(parsed))
+        return ReserveGPU(required=parsed.required, **request_options.wishes(parsed))
     except errors.RequestError as error:
         raise click.UsageError(str(error)) from error
 

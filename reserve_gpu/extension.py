@@ -16,27 +16,31 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import CUnicode, Unicode, observe
 
-from reserve_gpu import calls, heir, proc, settings, this_kernel
-from reserve_gpu.calls import Late
-from reserve_gpu.cells import cells
-from reserve_gpu.errors import PackageError, ReserveGPUError, WaitInterrupted
+from reserve_gpu.model.errors import PackageError, ReserveGPUError, WaitInterrupted
+from reserve_gpu.system import executor, jupyter_kernel, lock_keeper, procfs, settings
+from reserve_gpu.system.cells import cells
+from reserve_gpu.system.executor import Late
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-    from reserve_gpu import magic, options
-    from reserve_gpu.core import api, between_cells, session
-    from reserve_gpu.jupyter import completion
+    from reserve_gpu import api, request_options
+    from reserve_gpu.ipython import cell_hooks, completion, magic
+    from reserve_gpu.reservation import session
 else:
-    magic, options, completion = Late("magic"), Late("options"), Late("jupyter.completion")
-    api, between_cells = Late("core.api"), Late("core.between_cells")
-    session = Late("core.session")
+    magic, request_options, completion = (
+        Late("ipython.magic"),
+        Late("request_options"),
+        Late("ipython.completion"),
+    )
+    api, cell_hooks = Late("api"), Late("ipython.cell_hooks")
+    session = Late("reservation.session")
 
 
 MAGIC_NAME = "%reserve_gpu"
-MATCHER = "reserve_gpu.jupyter.completion"
+MATCHER = "reserve_gpu.ipython.completion"
 FIRST = 1000  # before IPython's own matchers, so that those that it keeps out are not even asked
 SETTINGS = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
@@ -76,7 +80,7 @@ class ReserveGPU(Magics):
             raise
 
     # Where IPython looks before the docstring; %reserve_gpu? shows what the parser says of itself.
-    reserve_gpu.getdoc = lambda: options.magic_parser().format_help()  # type: ignore[union-attr]
+    reserve_gpu.getdoc = lambda: request_options.magic_parser().format_help()  # type: ignore[union-attr]
 
     def begin_cell(self, info: ExecutionInfo) -> None:
         """Watch a cell that begins, and say before it what a person is to know."""
@@ -99,8 +103,8 @@ class ReserveGPU(Magics):
             info = result and result.info
             if self.is_to_tell_kept and info and info.store_history:
                 self.is_to_tell_kept = False
-                file = this_kernel.connection_file()
-                if any(file in about for _, about in proc.own_processes(heir.WORDS)):
+                file = jupyter_kernel.connection_file()
+                if any(file in about for _, about in procfs.own_processes(lock_keeper.WORDS)):
                     magic.tell_kept()  # which most kernels need not load
 
     def _change(self) -> str | None:
@@ -138,7 +142,7 @@ class ReserveGPU(Magics):
             request = self.shell.kernel.get_parent("control")  # type: ignore[union-attr]
             is_asked = request["header"]["msg_type"] == "shutdown_request"
             if change["new"] and is_asked and request["content"]["restart"] and _has_session():
-                between_cells.leave_to_restart()
+                cell_hooks.leave_to_restart()
         except Exception:  # whatever comes of it, the kernel has to end
             log = logging.getLogger("reserve_gpu")
             log.warning("The GPU can't be kept for the restart.", exc_info=True)
@@ -209,7 +213,7 @@ def _was_given_something() -> bool:
     Asking takes over what that program held (see api.before_exec), which must not come later: a
     child that the shell starts before would inherit the locks.
     """
-    return proc.held_by() == os.getpid() and bool(session.session().reason or api.current())
+    return procfs.held_by() == os.getpid() and bool(session.session().reason or api.current())
 
 
 def _show_interrupted(*about: Any, **_options: Any) -> None:
@@ -220,7 +224,7 @@ def _show_interrupted(*about: Any, **_options: Any) -> None:
 
 def _has_session() -> bool:
     """Tell whether this process has ever asked for anything, or was left something."""
-    return bool(calls.survive_reload("sessions", dict)) or proc.held_by() == os.getpid()
+    return bool(executor.survive_reload("sessions", dict)) or procfs.held_by() == os.getpid()
 
 
 def _add_completion(shell: InteractiveShell) -> None:

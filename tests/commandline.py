@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import reserve_gpu
-from reserve_gpu import errors, this_process
-from reserve_gpu.cli import main
-from reserve_gpu.settings import HELD
+from reserve_gpu.cli.main import main
+from reserve_gpu.model import errors
+from reserve_gpu.system import process_identity
+from reserve_gpu.system.settings import HELD
 from tests.here import become
 from tests.locked import watched
 
@@ -86,7 +87,7 @@ def as_a_process() -> Iterator[None]:
         yield
     finally:
         reserve_gpu.release()
-        this_process.call_it("")
+        process_identity.call_it("")
         errors.is_beside_cells = False
         become(environ)
         for number, handler in handlers.items():

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import reserve_gpu
-from reserve_gpu.core.session import session
+from reserve_gpu.reservation.session import session
 from tests import driver
 from tests.machine import Machine
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from reserve_gpu.core.feature import Feature
+    from reserve_gpu.reservation.feature import Feature
     from tests.machine import Kernel
     from tests.shell import Shell
 
@@ -105,7 +105,7 @@ class Here(Machine):
         """
         from reserve_gpu.locks.directory import LockDirectory
         from reserve_gpu.locks.lock import Lock
-        from reserve_gpu.proc import pid_namespace
+        from reserve_gpu.system.procfs import pid_namespace
 
         with LockDirectory(str(self.locks)) as directory:
             with directory.mutex():

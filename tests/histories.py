@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.log import log_writer
 from reserve_gpu.log.log_lines import Kind, LogLine
-from reserve_gpu.model import End
+from reserve_gpu.model.requests import End
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

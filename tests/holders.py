@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from reserve_gpu.model import Holder, Promise, Record, Who
+from reserve_gpu.model.holders import Holder, Record, Who
+from reserve_gpu.model.requests import Promise
 
 
 def a_holder(

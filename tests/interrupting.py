@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import reserve_gpu
-from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
-from reserve_gpu.settings import LOCK_DIRECTORY
+from reserve_gpu.system.forks import no_fork
+from reserve_gpu.system.settings import LOCK_DIRECTORY
 from tests.locked import watched
 
 if TYPE_CHECKING:

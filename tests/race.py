@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import reserve_gpu
-from reserve_gpu.core.session import session
-from reserve_gpu.errors import MutexHeldError
 from reserve_gpu.locks.directory import default_path
 from reserve_gpu.locks.holders import is_sharers
+from reserve_gpu.model.errors import MutexHeldError
+from reserve_gpu.reservation.session import session
 from tests.machine import ROOT, Machine
 
 if TYPE_CHECKING:

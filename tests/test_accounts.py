@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu import accounts
+from reserve_gpu.system import accounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ noted(grp, "getgrnam")
 noted(os, "getgrouplist")
 """
 WITHOUT_HOME = "os.environ.pop('HOME', None)\n"
-COMMAND = "from reserve_gpu import cli; sys.exit(cli.main({words}))"
+COMMAND = "from reserve_gpu.cli import main; sys.exit(main.main({words}))"
 NOTEBOOK = """
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu.core import policy
+from reserve_gpu.allocation import policy
 from tests.machine import Child, Machine, program
 
 if TYPE_CHECKING:

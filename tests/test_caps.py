@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import errors
-from reserve_gpu.core import caps, environment
-from reserve_gpu.core.environment import (
+from reserve_gpu.gpus import cuda_environment
+from reserve_gpu.gpus.cuda_environment import (
     CUPY_LIMIT,
     OLD_TORCH_ALLOCATOR,
     OLD_XLA_FRACTION,
@@ -22,8 +21,10 @@ from reserve_gpu.core.environment import (
     TORCH_ALLOCATOR,
     XLA_FRACTION,
 )
-from reserve_gpu.model import MIB, Device
-from reserve_gpu.report import messages
+from reserve_gpu.model import errors
+from reserve_gpu.model.devices import MIB, Device
+from reserve_gpu.render import messages
+from reserve_gpu.reservation import memory_caps
 from tests.locked import held
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ SMALL = Device(3, "GPU-b", memory_mib=40960)
 INSTANCE = Device(1, "MIG-d", memory_mib=20096, instance=0)
 PART_MIB = 10_752.0  # which leaves 10 GiB beside the context
 ROOM = str(10_240 * MIB)
-NO_CAPS: dict[str, str | None] = dict.fromkeys(environment.CAPS)
+NO_CAPS: dict[str, str | None] = dict.fromkeys(cuda_environment.CAPS)
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_each_framework_in_its_own_unit(
 ) -> None:
     """JAX and PyTorch get a fraction of the largest device, rounded down, and CuPy bytes."""
     packages(TORCH)
-    assert caps.variables(devices, PART_MIB, NO_CAPS) == {
+    assert memory_caps.variables(devices, PART_MIB, NO_CAPS) == {
         XLA_FRACTION: fraction,
         CUPY_LIMIT: ROOM,
         TORCH_ALLOCATOR: f"per_process_memory_fraction:{fraction}",
@@ -100,7 +101,7 @@ def test_each_framework_in_its_own_unit(
 def test_pytorch_that_would_raise_gets_no_word(packages: Any, version: str, *, knows: bool) -> None:
     """A PyTorch that raises on a word that it does not know is not given it."""
     packages(f"torch-{version}.dist-info")
-    assert (TORCH_ALLOCATOR in caps.variables([BIG], PART_MIB, NO_CAPS)) is knows
+    assert (TORCH_ALLOCATOR in memory_caps.variables([BIG], PART_MIB, NO_CAPS)) is knows
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_pytorch_that_would_raise_gets_no_word(packages: Any, version: str, *, k
 def test_what_is_installed(packages: Any, names: list[str], found: dict[str, str]) -> None:
     """PyTorch and TensorFlow are known by the folders beside them, whoever has installed them."""
     packages(*names)
-    assert caps.installed() == found
+    assert memory_caps.installed() == found
 
 
 def test_the_first_on_the_path_counts(
@@ -129,9 +130,9 @@ def test_the_first_on_the_path_counts(
     monkeypatch.chdir(tmp_path)
     odd: list[Any] = [tmp_path, 7, b".", "\udcff", "a\0b", str(tmp_path / "none")]
     monkeypatch.setattr(sys, "path", [*odd, *sys.path, ""])
-    assert caps.installed() == {"torch": "2.10.0"}
+    assert memory_caps.installed() == {"torch": "2.10.0"}
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    assert caps.installed() == {"torch": "2.9.1+cu128"}
+    assert memory_caps.installed() == {"torch": "2.9.1+cu128"}
 
 
 @pytest.mark.parametrize(
@@ -161,14 +162,14 @@ def test_what_the_user_set_stays(
     packages(TORCH)
     inherited = {**NO_CAPS, **theirs}
     everything = {XLA_FRACTION, CUPY_LIMIT, TORCH_ALLOCATOR, TF_GROWTH}
-    assert caps.variables([BIG], PART_MIB, inherited).keys() == everything - missing
-    assert [*caps.capped_by(inherited).values()] == stands
+    assert memory_caps.variables([BIG], PART_MIB, inherited).keys() == everything - missing
+    assert [*memory_caps.capped_by(inherited).values()] == stands
 
 
 def test_pytorchs_other_words_stay(packages: Any) -> None:
     """The fraction is appended to what PyTorch would have read."""
     packages(TORCH)
-    written = caps.variables([BIG], PART_MIB, {**NO_CAPS, TORCH_ALLOCATOR: f"{SEGMENTS},"})
+    written = memory_caps.variables([BIG], PART_MIB, {**NO_CAPS, TORCH_ALLOCATOR: f"{SEGMENTS},"})
     assert written[TORCH_ALLOCATOR] == f"{SEGMENTS},per_process_memory_fraction:0.125000"
 
 
@@ -177,7 +178,7 @@ def test_pytorchs_older_name_stands(packages: Any, beside: dict[str, str]) -> No
     """Where the user has set the name that PyTorch reads first, the line to type is left."""
     packages(TORCH)
     theirs = {OLD_TORCH_ALLOCATOR: SEGMENTS, **beside}
-    written = caps.variables([BIG], PART_MIB, {**NO_CAPS, **theirs})
+    written = memory_caps.variables([BIG], PART_MIB, {**NO_CAPS, **theirs})
     assert written.keys() == {XLA_FRACTION, CUPY_LIMIT, TF_GROWTH}
     assert lines([BIG], theirs) == [TORCH_LINE]
 
@@ -185,14 +186,14 @@ def test_pytorchs_older_name_stands(packages: Any, beside: dict[str, str]) -> No
 def test_the_allowance_can_be_set(packages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The allowance for the CUDA context is a setting."""
     monkeypatch.setenv("RESERVE_GPU_CONTEXT_MEMORY", "752MiB")
-    assert caps.variables([BIG], PART_MIB, NO_CAPS)[CUPY_LIMIT] == str(10_000 * MIB)
+    assert memory_caps.variables([BIG], PART_MIB, NO_CAPS)[CUPY_LIMIT] == str(10_000 * MIB)
 
 
 # -- with a reservation ----------------------------------------------------------------------------
 
 
 def _set() -> dict[str, str]:
-    now = environment.read(environment.CAPS)
+    now = cuda_environment.read(cuda_environment.CAPS)
     return {name: value for name, value in now.items() if value is not None}
 
 
@@ -278,7 +279,7 @@ def test_a_whole_gpu_has_no_cap(here: Here) -> None:
     """Without a size no cap is set."""
     reservation = reserve_gpu.reserve()
     assert _set() == {}
-    assert reservation.environ.keys() == {*environment.CUDA}
+    assert reservation.environ.keys() == {*cuda_environment.CUDA}
 
 
 # -- what there is to type -------------------------------------------------------------------------
@@ -302,8 +303,8 @@ def lines(
 ) -> list[str]:
     """Return the notes of a part of these devices; of those with a line to type, the line alone."""
     values = {**NO_CAPS, **(inherited or {})}
-    written = caps.variables(devices, PART_MIB, values)
-    told = messages.said(caps.notices(devices, PART_MIB, values, written, is_late=is_late))
+    written = memory_caps.variables(devices, PART_MIB, values)
+    told = messages.said(memory_caps.notices(devices, PART_MIB, values, written, is_late=is_late))
     return [note.partition("\n")[2] or note for note in told]
 
 
@@ -428,7 +429,7 @@ import torch
 def test_real_pytorch(machine: Machine) -> None:
     """PyTorch itself takes the variable as it was set, and what the user sets later."""
     torch = pytest.importorskip("torch", reason="needs the extra `frameworks`")
-    assert caps.knows_fraction(torch.__version__)
+    assert memory_caps.knows_fraction(torch.__version__)
     with machine.child() as child:
         settings, value = child.run(READ_TORCH).value
         assert settings == value
@@ -468,7 +469,7 @@ def test_real_jax(machine: Machine) -> None:
 
 READ_TENSORFLOW = """
 import sys, reserve_gpu
-from reserve_gpu.core import caps
+from reserve_gpu.reservation import memory_caps
 held = reserve_gpu.reserve(memory='3GB')
 import tensorflow as tf
 context = sys.modules['tensorflow.python.eager.context'].context()
@@ -479,7 +480,7 @@ context._physical_devices.append(gpu)
 context._visible_device_list.append(gpu)
 context._memory_growth_map[gpu] = None
 context._physical_device_to_index[gpu] = len(context._physical_devices) - 1
-exec(caps.to_type(held.devices, held.memory_mib)['tensorflow'])
+exec(memory_caps.to_type(held.devices, held.memory_mib)['tensorflow'])
 virtual = context.config.gpu_options.experimental.virtual_devices
 [list(each.memory_limit_mb) for each in virtual]
 """
@@ -500,13 +501,14 @@ def test_real_tensorflow(machine: Machine) -> None:
 
 BELOW = """
 import os, sys, reserve_gpu
-from reserve_gpu.core import environment
+from reserve_gpu.gpus import cuda_environment
 os.environ.pop("CUDA_VISIBLE_DEVICES")  # or nothing but the GPU of the part could be had
-before = environment.read(environment.CAPS)
+before = cuda_environment.read(cuda_environment.CAPS)
 held = reserve_gpu.reserve(1, memory=None if sys.argv[1] == "whole" else sys.argv[1])
-print({n: v for n, v in environment.read(environment.CAPS).items() if v and "XLA" not in n})
+caps = cuda_environment.read(cuda_environment.CAPS)
+print({name: value for name, value in caps.items() if value and "XLA" not in name})
 held.release()
-assert environment.read(environment.CAPS) == before
+assert cuda_environment.read(cuda_environment.CAPS) == before
 """
 
 
@@ -543,4 +545,4 @@ def test_an_allocator_that_keeps_to_no_limit(packages: Any, allocator: str) -> N
     packages()
     values = {XLA_FRACTION: "0.1", CUPY_LIMIT: "1", "XLA_PYTHON_CLIENT_ALLOCATOR": allocator}
     kept = {"cupy": CUPY_LIMIT} | ({"jax": XLA_FRACTION} if allocator == "default" else {})
-    assert caps.kept_by(values) == kept
+    assert memory_caps.kept_by(values) == kept

@@ -69,7 +69,7 @@ def test_removed_while_a_gpu_is_held(kernel: Kernel, copy: Path, here: Here) -> 
 
 def test_updated(kernel: Kernel, copy: Path) -> None:
     """A package of which another version was installed is told from one with an error."""
-    (copy / "magic.py").write_text("raise ImportError('of another version')\n")
+    (copy / "ipython/magic.py").write_text("raise ImportError('of another version')\n")
     assert "of another version" in kernel.run("%reserve_gpu").all
     init = copy / "__init__.py"
     text = init.read_text()

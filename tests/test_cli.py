@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import errors, proc
-from reserve_gpu.core import handover
+from reserve_gpu.model import errors
+from reserve_gpu.reservation import exec_handover
+from reserve_gpu.system import procfs
 from tests.commandline import CommandLine
 from tests.commands import is_understood, understood
 from tests.frameworks import STANDINS, installed
@@ -147,7 +148,8 @@ sys.addaudithook(watch)
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["reserve-gpu", "python -m reserve_gpu"])
 @pytest.mark.parametrize(
-    "at", ["signal", "reserve_gpu.errors", "fcntl", "reserve_gpu.commands.run.command", "gettext"]
+    "at",
+    ["signal", "reserve_gpu.model.errors", "fcntl", "reserve_gpu.commands.run.command", "gettext"],
 )
 def test_interrupted_while_it_starts(here: Here, script: str, name: str, at: str) -> None:
     """Ctrl-C while the command line starts ends it with nothing on the screen but one line."""
@@ -166,14 +168,14 @@ def test_an_ignored_interrupt_stays_ignored(here: Here, script: str) -> None:
     (here.folder / "sitecustomize.py").write_text(AT_IMPORT)
     ignoring = ("sh", "-c", f"trap '' INT; exec {script} run -- echo started")
     path = f"{here.folder}:{ROOT}"
-    done = here.command(*ignoring, AT="reserve_gpu.errors", PYTHONPATH=path)
+    done = here.command(*ignoring, AT="reserve_gpu.model.errors", PYTHONPATH=path)
     assert done.stdout == "started\n", done.stderr
 
 
 @pytest.mark.process
 def test_an_interrupt_is_left_to_those_who_import(here: Here) -> None:
     """Importing the package leaves Ctrl-C as it was, whatever the words of the program are."""
-    code = "import signal, reserve_gpu.cli; print(signal.getsignal(signal.SIGINT))"
+    code = "import signal, reserve_gpu.cli.main; print(signal.getsignal(signal.SIGINT))"
     done = here.command(sys.executable, "-c", code, "-m", "reserve_gpu", "reserve-gpu")
     assert "default_int_handler" in done.stdout
 
@@ -272,7 +274,7 @@ def test_closed_standard_descriptors_are_nowhere(here: Here) -> None:
     """Until then nothing that is opened gets their numbers, and what is printed goes nowhere."""
     code = """if True:
         import os, sys
-        from reserve_gpu.cli import main
+        from reserve_gpu.cli.main import main
         ends = main(["status"]), main(["nonsense"])
         files = [os.readlink(f"/proc/self/fd/{n}") for n in range(3)]
         open("out.txt", "w").write(f"{ends} {set(files)}")
@@ -917,7 +919,7 @@ def forged(here: Here, text: str) -> Iterator[None]:
 def test_what_is_true_is_adopted(here: Here) -> None:
     """What the environment says of a reservation is believed where the kernel confirms it."""
     with forged(here, TRUE):
-        given = handover.received()
+        given = exec_handover.received()
         assert given
         assert [device.uuid for device in given.held.devices] == ["GPU-x"]
         given.held.locks["GPU-x"].release()
@@ -942,9 +944,9 @@ def test_a_later_process_with_the_same_pid(
     monkeypatch: pytest.MonkeyPatch, text: str, *, is_own: bool
 ) -> None:
     """A process is known by its pid and start time; older versions told the pid alone."""
-    pid, began = proc.stamp(os.getpid()).split()
+    pid, began = procfs.stamp(os.getpid()).split()
     monkeypatch.setenv("RESERVE_GPU_HELD", text.replace("PID", pid).replace("BEGAN", began))
-    assert (proc.held_by() == os.getpid()) == is_own
+    assert (procfs.held_by() == os.getpid()) == is_own
 
 
 @pytest.mark.process
@@ -959,7 +961,7 @@ def test_a_command_hands_on_its_start_time(here: Here) -> None:
 def test_forgeries_are_ignored(here: Here, name: str) -> None:
     """What the environment says of a reservation is ignored without a word where it is not so."""
     with forged(here, FORGERIES[name]):
-        assert handover.received() is None
+        assert exec_handover.received() is None
 
 
 @pytest.mark.parametrize("is_absolute", [False, True])
@@ -970,7 +972,7 @@ def test_a_lock_is_in_the_lock_directory(here: Here, *, is_absolute: bool) -> No
     with have(path) as file:
         fields = left(locks=[[file, name]])
         with forged(here, f"PID {json.dumps(fields)}"):
-            assert handover.received() is None
+            assert exec_handover.received() is None
 
 
 @pytest.mark.process
@@ -993,7 +995,7 @@ def test_a_lock_of_another_opening_is_not_adopted(here: Here) -> None:
         device = {"index": 0, "uuid": here.uuid("0")}
         told = HELD | {"devices": [device], "locks": [[file, name]]}
         os.environ["RESERVE_GPU_HELD"] = f"{os.getpid()} {json.dumps(told)}"
-        assert handover.received() is None
+        assert exec_handover.received() is None
         os.close(file)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu.containers import Mount, is_own, kind
 from reserve_gpu.locks import files
 from reserve_gpu.locks.lock import cause
+from reserve_gpu.system.containers import Mount, is_own, kind
 from tests.machine import program
 from tests.test_machines import on_a_host
 

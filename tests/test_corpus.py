@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from reserve_gpu import machine
-from reserve_gpu.core import environment
-from reserve_gpu.core.attempt import Asking, attempt
-from reserve_gpu.core.outcome import Granted
+from reserve_gpu.allocation import snapshot
+from reserve_gpu.allocation.attempt import Asking, attempt
+from reserve_gpu.allocation.outcome import Granted
+from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.model import Request, State
+from reserve_gpu.model.devices import State
+from reserve_gpu.model.requests import Request
 from tests.here import Here
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def seen_and_taken(here: Here, seen_from: str) -> tuple[dict[str, str], str]:
     """Return what the product says of each GPU, and which one a bare reservation takes."""
     with Nvml() as gpus, LockDirectory(str(here.locks)) as locks:
         gpus.sees_all = seen_from == "host"  # wherever the tests run
-        states = {row.device.number: SAID[row.state] for row in machine.look(gpus).rows}
-        outcome = attempt(Asking(Request(), gpus, locks, environment.read(), held={}))
+        states = {row.device.number: SAID[row.state] for row in snapshot.look(gpus).rows}
+        outcome = attempt(Asking(Request(), gpus, locks, cuda_environment.read(), held={}))
         if not isinstance(outcome, Granted):
             return states, NOTHING
         (locked,) = outcome.locked

@@ -18,11 +18,11 @@ from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
 import reserve_gpu
-from reserve_gpu.cli import _parser
+from reserve_gpu.cli.main import _parser
 from reserve_gpu.commands.table import MAGIC_OPTIONS, NAMES, WORDS, load
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.options import DEVICES, REQUEST, magic_parser
+from reserve_gpu.request_options import DEVICES, REQUEST, magic_parser
 from tests import driver
 from tests.commands import is_understood
 from tests.processes import own_name

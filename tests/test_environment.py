@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu import proc
-from reserve_gpu.core import environment
-from reserve_gpu.core.environment import (
+from reserve_gpu.gpus import cuda_environment
+from reserve_gpu.gpus.cuda_environment import (
     MEMORY,
     ORDER,
     TORCH_ALLOCATOR,
@@ -19,7 +18,8 @@ from reserve_gpu.core.environment import (
     XLA_FRACTION,
     Changes,
 )
-from reserve_gpu.model import Device
+from reserve_gpu.model.devices import Device
+from reserve_gpu.system import procfs
 from tests.forker import Forker
 from tests.reserving import got
 
@@ -37,7 +37,7 @@ INSTANCE = Device(1, "MIG-d", memory_mib=4864, instance=0)
 
 @pytest.fixture
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in environment.VARIABLES:
+    for name in cuda_environment.VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -58,7 +58,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_variables(devices: list[Device], visible: str, memory: str | None) -> None:
     """Whole GPUs go by index, instances by UUID; memory is in the same order or not set at all."""
-    assert environment.variables(devices) == {
+    assert cuda_environment.variables(devices) == {
         MEMORY: memory,
         ORDER: "PCI_BUS_ID",
         VISIBLE: visible,
@@ -67,7 +67,7 @@ def test_variables(devices: list[Device], visible: str, memory: str | None) -> N
 
 def test_variables_of_a_part() -> None:
     """Of a part CUDA_DEVICE_MEMORY is the part's size, rounded down, for each device."""
-    assert environment.variables([WHOLE, OTHER], 9536.7)[MEMORY] == "9536,9536"
+    assert cuda_environment.variables([WHOLE, OTHER], 9536.7)[MEMORY] == "9536,9536"
 
 
 @pytest.mark.usefixtures("_no_variables")
@@ -119,21 +119,26 @@ def test_caps_that_are_not_set_again_are_given_back(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(TORCH_ALLOCATOR, "backend:native")
     part = {VISIBLE: "1", XLA_FRACTION: "0.1", TORCH_ALLOCATOR: "backend:native,x:1"}
     changes = Changes().to(part).to({VISIBLE: "0"})
-    assert {name: value for name, value in environment.read().items() if value is not None} == {
+    assert {
+        name: value for name, value in cuda_environment.read().items() if value is not None
+    } == {
         VISIBLE: "0",
         TORCH_ALLOCATOR: "backend:native",
     }
     assert changes.written == {VISIBLE: "0"}
     changes.to({})
     assert _cuda()[VISIBLE] is None
-    assert environment.read()[TORCH_ALLOCATOR] == "backend:native"
+    assert cuda_environment.read()[TORCH_ALLOCATOR] == "backend:native"
 
 
 @pytest.mark.parametrize(("now", "before"), [("0.5", {XLA_FRACTION: None}), ("0.7", {})])
 def test_a_cap_that_was_changed_since_is_the_users(now: str, before: dict[str, None]) -> None:
     """A cap that an ancestor has set is given back; one that somebody has changed since is kept."""
-    caps = environment.own_caps({XLA_FRACTION: "0.5"}, {})
-    assert environment.inherited_caps({environment.OWN_CAPS: caps, XLA_FRACTION: now}) == before
+    caps = cuda_environment.own_caps({XLA_FRACTION: "0.5"}, {})
+    assert (
+        cuda_environment.inherited_caps({cuda_environment.OWN_CAPS: caps, XLA_FRACTION: now})
+        == before
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,22 +164,24 @@ def test_a_refusal_of_a_parent_does_not_limit(
 ) -> None:
     """An empty value counts as our refusal only with a valid mark, and gives way to the old one."""
     written = json.dumps(mark) if mark else None
-    inherited = {VISIBLE: visible, ORDER: "", environment.HIDDEN: written}
-    expected = {VISIBLE: before, ORDER: "", environment.HIDDEN: None}
-    assert environment.before_hiding(inherited) == expected
+    inherited = {VISIBLE: visible, ORDER: "", cuda_environment.HIDDEN: written}
+    expected = {VISIBLE: before, ORDER: "", cuda_environment.HIDDEN: None}
+    assert cuda_environment.before_hiding(inherited) == expected
 
 
 @pytest.mark.parametrize("mark", ["{", "[" * 100_000, "\x00", '{"CUDA_VISIBLE_DEVICES": 1}', "7"])
 def test_a_broken_mark_changes_nothing(mark: str) -> None:
     """A mark that can't be read is ignored."""
-    assert environment.before_hiding({VISIBLE: "", environment.HIDDEN: mark})[VISIBLE] == ""
+    assert (
+        cuda_environment.before_hiding({VISIBLE: "", cuda_environment.HIDDEN: mark})[VISIBLE] == ""
+    )
 
 
 def test_hiding_twice_keeps_the_first_value() -> None:
     """A refusal below a refusal remembers what the user had set."""
-    first = environment.hiding({VISIBLE: "0,1"})
+    first = cuda_environment.hiding({VISIBLE: "0,1"})
     assert (first[VISIBLE], first[MEMORY]) == ("", None)
-    assert environment.hiding(first) == first
+    assert cuda_environment.hiding(first) == first
 
 
 REFUSED = """
@@ -237,11 +244,11 @@ def test_order() -> None:
     """Devices come as CUDA numbers them; those that it does not see come last."""
     devices = [OTHER, INSTANCE, WHOLE, UNMEASURED]
     expected = (WHOLE, UNMEASURED, OTHER, INSTANCE)
-    assert environment.in_order(devices, "2,1") == expected
+    assert cuda_environment.in_order(devices, "2,1") == expected
 
 
 def _cuda() -> dict[str, str | None]:
-    return environment.read(environment.CUDA)
+    return cuda_environment.read(cuda_environment.CUDA)
 
 
 # -- has CUDA started? -----------------------------------------------------------------------------
@@ -254,7 +261,7 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
         yield forker
 
 
-STARTED = "from reserve_gpu.core import environment\n[environment.cuda_started(), {}]"
+STARTED = "from reserve_gpu.gpus import cuda_environment\n[cuda_environment.cuda_started(), {}]"
 
 
 @pytest.mark.process
@@ -263,7 +270,7 @@ def test_not_loaded_is_not_started(machine: Machine) -> None:
     with machine.child() as child:
         loaded = "'libcuda' in open('/proc/self/maps').read()"
         assert child.run(STARTED.format(loaded)).value == [False, False]
-        assert child.run("environment.cuda_uuids()").value == []
+        assert child.run("cuda_environment.cuda_uuids()").value == []
     assert machine.calls() == []
 
 
@@ -273,7 +280,7 @@ def test_loaded_is_not_started(machine: Machine) -> None:
     with machine.child() as child:
         load = "import ctypes; cuda = ctypes.CDLL('libcuda.so.1')"
         assert child.run(f"{load}\n{STARTED.format('0')}").value == [0, False]
-        assert child.run("environment.cuda_uuids()").value == []
+        assert child.run("cuda_environment.cuda_uuids()").value == []
         assert set(machine.calls()) == {"cuDeviceGetCount"}
         assert child.reserve().value == "0"
 
@@ -292,11 +299,12 @@ def test_initialised_is_started(
 
 
 IN_FORK = """
-environment.remember_over_fork()
+cuda_environment.remember_over_fork()
 if {start}: cuda.cuInit(0)
 reading, writing = os.pipe()
 if not os.fork():
-    os.write(writing, json.dumps([environment.cuda_started(), environment.cuda_uuids()]).encode())
+    seen = [cuda_environment.cuda_started(), cuda_environment.cuda_uuids()]
+    os.write(writing, json.dumps(seen).encode())
     os._exit(0)
 os.wait()
 json.loads(os.read(reading, 999))
@@ -314,7 +322,7 @@ def test_forked_child_remembers(machine: Machine, forker: Forker, *, start: bool
 MIG = "driver 570.26\ngpu\n  mig on\n  instance 0\n  instance 2\ngpu\n"
 IMPORT = """
 import warnings
-from reserve_gpu.core import environment
+from reserve_gpu.gpus import cuda_environment
 """
 
 
@@ -465,7 +473,7 @@ def test_what_a_shell_has_set_can_be_reserved_late(asking: Asking) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not proc.sees_all_processes(), reason="in a container pids tell nothing")
+@pytest.mark.skipif(not procfs.sees_all_processes(), reason="in a container pids tell nothing")
 @pytest.mark.parametrize("memory", [None, "1GB"])
 @pytest.mark.parametrize("mode", ["default", "exclusive_process"])
 def test_its_own_use_is_no_obstacle(asking: Asking, mode: str, memory: str | None) -> None:

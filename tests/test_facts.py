@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FACT = {
     "model.py": ("    origin: str | None = None\n", "    mood: str | None = None\n"),
     "locks/record.py": ("        origin=this_kernel.origin(),\n", "        mood='calm',\n"),
-    "report/words.py": (
+    "render/phrases.py": (
         "    line += _part(holder)\n",
         "    line += (f', {holder.record.who.mood}',)\n",
     ),

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.core.feature import Feature
-from reserve_gpu.core.features import FEATURES, FeatureRow
-from reserve_gpu.core.session import session
+from reserve_gpu.reservation.feature import Feature
+from reserve_gpu.reservation.feature_registry import FEATURES, FeatureRow
+from reserve_gpu.reservation.session import session
 from tests.processes import wait_for
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu.core.outcome import Granted
-from reserve_gpu.model import Lease, Record, Who
+from reserve_gpu.allocation.outcome import Granted
+from reserve_gpu.model.holders import Record, Who
+from reserve_gpu.model.requests import Lease
 from tests.locked import have, obstructed
 from tests.machine import ROOT
 from tests.test_offers import Waiters, attempts
@@ -37,11 +38,11 @@ VALUES = (0, 1e-9, 4e9, "GPU1", [UUIDS[1]])
 DECISIONS = """
 import json, os
 import reserve_gpu
-from reserve_gpu import machine, proc
-from reserve_gpu.core import guests
+from reserve_gpu.allocation import snapshot; from reserve_gpu.system import procfs
+from reserve_gpu.reservation import joining
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.model import Device, Reserved
+from reserve_gpu.model.devices import Device; from reserve_gpu.model.holders import Reserved
 
 def decisions(uid):
     with LockDirectory() as locks, Nvml() as gpus:
@@ -52,12 +53,12 @@ def decisions(uid):
             numbers = sorted(locks.listed_numbers())
             counted = [holder.file for holder in locks.holders_by(uid, uuids)]
             tickets = [ticket.name for ticket in locks.tickets()]
-        rows = machine.look(gpus).rows
+        rows = snapshot.look(gpus).rows
         joined = []
         for reserved in Reserved.among(rows):
             if reserved.holder.uid == os.geteuid():
                 with locks.mutex():
-                    held = guests.joined(reserved, locks)
+                    held = joining.joined(reserved, locks)
                 for lock in held.locks.values():
                     lock.release()
                 joined.append((held.guest, held.lease.until, [d.uuid for d in held.devices]))
@@ -360,10 +361,10 @@ def test_another_users_lock_keeps_no_reservation_from_a_restart(users: Users, ki
     owner.run("reserve_gpu.release()")
     (path,) = users.locks.glob("*.share-65534-*")
     again = (
-        "from reserve_gpu import proc\n"
+        "from reserve_gpu.system import procfs\n"
         "from reserve_gpu.locks.directory import LockDirectory\n"
         "with LockDirectory() as directory, directory.mutex():\n"
-        f"    lock = directory.acquire_again({path.name!r}, proc.now())\n"
+        f"    lock = directory.acquire_again({path.name!r}, procfs.now())\n"
         "lock and (lock.is_write_locked, lock.release())[0]"
     )
     with locked_by(users, path, kind):

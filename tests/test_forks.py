@@ -215,8 +215,8 @@ def in_fork(child: Child, code: str) -> str:
 
 
 HOLD = """
-from reserve_gpu.model import Record
-from reserve_gpu.core.session import session
+from reserve_gpu.model.holders import Record
+from reserve_gpu.reservation.session import session
 held = reserve_gpu.reserve(0)
 locks = list(session()._held.locks.values())
 """
@@ -437,7 +437,7 @@ def importing(file: str) -> str:
     [
         (importing("pynvml.py"), "reserve_gpu.reserve()"),
         (importing("pynvml.py"), "reserve_gpu.status()"),
-        (importing("report/status.py"), "reserve_gpu.status()"),
+        (importing("render/status_view.py"), "reserve_gpu.status()"),
         (importing("ctypes/__init__.py"), "reserve_gpu.reserve()"),
         # The bindings have a lock of their own.
         ("event == 'ctypes.dlsym' and 'nvml' in arguments[1]", "reserve_gpu.reserve()"),
@@ -455,7 +455,7 @@ def test_a_fork_in_the_midst_of_a_first_call(machine: Machine, seen: str, code: 
 
 LOADED = """
 import warnings
-from reserve_gpu import forks
+from reserve_gpu.system import forks
 warnings.simplefilter("ignore")
 loaded = []
 def hook(event, arguments):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reserve_gpu.commands.run import handoff, lookup
-from reserve_gpu.errors import RequestError
+from reserve_gpu.model.errors import RequestError
 from tests.commandline import CommandLine
 from tests.locked import held
 

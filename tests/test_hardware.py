@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 
-from reserve_gpu.core.caps import DEFAULT_CONTEXT_MIB
+from reserve_gpu.reservation.memory_caps import DEFAULT_CONTEXT_MIB
 from tests.hardware import FRAMEWORKS, NOT_CONFIRMED, READINGS, ROWS
 from tests.machine import ROOT
 
@@ -105,7 +105,7 @@ print(json.dumps([first, then, again, code, count.value]))
 
 
 STARTED = """
-from reserve_gpu.core.environment import cuda_started
+from reserve_gpu.gpus.cuda_environment import cuda_started
 import json
 print(json.dumps(None if is_cpu else cuda_started()))
 """
@@ -164,7 +164,7 @@ def test_cuda_and_nvml_mean_the_same_gpu(hardware: Hardware, table: Table) -> No
     """The UUID that CUDA has for a GPU is the one that NVML has: by it a GPU is taken back."""
     code = (
         "import ctypes, json\n"
-        "from reserve_gpu.core.environment import cuda_uuids\n"
+        "from reserve_gpu.gpus.cuda_environment import cuda_uuids\n"
         "ctypes.CDLL('libcuda.so.1').cuInit(0)\n"
         "print(json.dumps(cuda_uuids()))"
     )

@@ -28,10 +28,10 @@ pytestmark = [pytest.mark.process]
 
 JOIN = (
     "from reserve_gpu.commands.reservations import list_join_release\n"
-    "from reserve_gpu.core import api\n"
+    "from reserve_gpu import api\n"
     "api.join(list_join_release.chosen([{}]))"
 )
-SESSION = "from reserve_gpu.core.session import session\n"
+SESSION = "from reserve_gpu.reservation.session import session\n"
 ENVIRON = "{k: v for k, v in os.environ.items() if k[:5] in ('CUDA_', 'XLA_C', 'CUPY_', 'RESER')}"
 PRINT = f"import json, os; print(json.dumps({ENVIRON}))"
 
@@ -263,7 +263,7 @@ def test_two_guests_of_one_that_has_gone(here: Here) -> None:
             holder.kill()
             assert one.reserve().value == "0"
             assert one.run("reserve_gpu.current().lease.until").error is None
-            left = "from reserve_gpu.core import guests\nguests.is_left(session().held)"
+            left = "from reserve_gpu.reservation import joining\nguests.is_left(session().held)"
             assert two.run(f"{SESSION}{left}").value is False
 
 

@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.directory import MUTEX, LockDirectory, _mutex_message
 from reserve_gpu.locks.holders import Holders
 from reserve_gpu.locks.lock import kernel_device
-from reserve_gpu.model import Ahead, Asks, Promise, Record, State, Who
-from reserve_gpu.notices import LockedAnew
-from reserve_gpu.report import messages
+from reserve_gpu.model.devices import State
+from reserve_gpu.model.errors import LockError, MutexHeldError
+from reserve_gpu.model.holders import Record, Who
+from reserve_gpu.model.notices import LockedAnew
+from reserve_gpu.model.requests import Ahead, Asks, Promise
+from reserve_gpu.render import messages
 from tests.locked import (
     OBSTACLES,
     have,

@@ -22,9 +22,9 @@ import psutil
 import pytest
 
 import reserve_gpu
-from reserve_gpu import proc
-from reserve_gpu.errors import DriverError, ImpossibleError, LockError, RequestError
 from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.model.errors import DriverError, ImpossibleError, LockError, RequestError
+from reserve_gpu.system import procfs
 from tests import driver
 from tests.forker import Forker
 from tests.machine import LIMIT_S, ROOT, Child, Machine, program
@@ -48,7 +48,7 @@ CONTAINER = ("unshare", "--pid", "--mount-proc", "--kill-child")
 OWN_MOUNTS = ("unshare", "--mount")
 
 on_a_host = pytest.mark.skipif(
-    proc.pid_namespace() != proc.INITIAL_PID_NAMESPACE,
+    procfs.pid_namespace() != procfs.INITIAL_PID_NAMESPACE,
     reason="in a container an empty process list proves nothing",
 )
 
@@ -596,7 +596,7 @@ def test_bindings(
         assert (done.stdout, done.stderr) == ("1\n", "")
     else:
         last = done.stderr.splitlines()[-1]
-        assert last.startswith("reserve_gpu.errors.DriverError: ")
+        assert last.startswith("reserve_gpu.model.errors.DriverError: ")
         assert str(path) in last  # it comes before what is installed
         assert "deprecated" not in done.stderr
 

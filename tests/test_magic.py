@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reserve_gpu.commands.table import MAGIC_OPTIONS
-from reserve_gpu.options import REQUEST, magic_parser
+from reserve_gpu.request_options import REQUEST, magic_parser
 from tests.commands import is_understood
 from tests.locked import held
 from tests.machine import ROOT
@@ -632,12 +632,15 @@ def test_loading_is_light(machine: Machine) -> None:
         "print(os.path.exists(os.environ['STAND_IN_LOG']))\n"
         "for text in ('pri', '%reserve_gpu '):\n"
         "    shell.complete('', text, len(text))\n"
-        "    print('reserve_gpu.jupyter.completion' in sys.modules)"
+        "    print('reserve_gpu.ipython.completion' in sys.modules)"
     )
     fresh, has_asked, *has_completion = done.stdout.splitlines()
     assert "reserve_gpu.extension" in fresh.split(), done.stderr
     heavy = {"pynvml", "ctypes", "subprocess", "asyncio"}
-    heavy |= {"reserve_gpu.magic", "reserve_gpu.model"}  # most shells never use them
+    heavy |= {
+        "reserve_gpu.ipython.magic",
+        "reserve_gpu.model.devices",  # most shells never use them
+    }  # most shells never use them
     assert not set(fresh.split()) & heavy
     assert (has_asked, has_completion) == ("False", ["False", "True"])
     assert not machine.locks.exists()

@@ -10,29 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu import machine, notices
-from reserve_gpu.calls import NESTED
-from reserve_gpu.core import caps
-from reserve_gpu.core.held import Held
-from reserve_gpu.core.session import Reservation
-from reserve_gpu.model import (
-    ComputeMode,
-    Device,
-    Fault,
-    Holder,
-    Lease,
-    Process,
-    Promise,
-    Request,
-    Row,
-    Size,
-    State,
-    Ticket,
-    Unfit,
-    Usage,
-    Waiting,
-)
-from reserve_gpu.notices import (
+from reserve_gpu.allocation import snapshot
+from reserve_gpu.model import notices
+from reserve_gpu.model.devices import ComputeMode, Device, Fault, Process, State, Unfit, Usage
+from reserve_gpu.model.holders import Holder, Row
+from reserve_gpu.model.notices import (
     Caution,
     Changed,
     Exceeded,
@@ -47,15 +29,22 @@ from reserve_gpu.notices import (
     TooLate,
     Unsigned,
 )
-from reserve_gpu.report import asking, faces, failures, messages, pictures, times, words
-from reserve_gpu.report.faces import MAGIC, SHELL
-from reserve_gpu.report.status import Status
+from reserve_gpu.model.progress import Waiting
+from reserve_gpu.model.queue import Ticket
+from reserve_gpu.model.requests import Lease, Promise, Request, Size
+from reserve_gpu.render import contacts, durations, failures, frontend, messages, phrases, pictures
+from reserve_gpu.render.frontend import MAGIC, SHELL
+from reserve_gpu.render.status_view import Status
+from reserve_gpu.reservation import memory_caps
+from reserve_gpu.reservation.holding import Held
+from reserve_gpu.reservation.session import Reservation
+from reserve_gpu.system.executor import NESTED
 from tests.holders import a_holder, changed
 from tests.processes import own_name
 
 if TYPE_CHECKING:
-    from reserve_gpu.report.faces import Face
-    from reserve_gpu.report.pictures import Picture
+    from reserve_gpu.render.frontend import Face
+    from reserve_gpu.render.pictures import Picture
 
 GPU0 = Device(0, "GPU-a", "NVIDIA A100", "0000:01:00.0", 40960, "92.00.45.00.03", 16)
 GPU1 = Device(1, "GPU-b", "Tesla T4", memory_mib=15360)
@@ -76,7 +65,7 @@ PYTHON = Process(4321000, 3500, "alice", "python")
 STRANGER = Process(77, 9000, "mallory", "python", has_reserved=False)
 
 ANY = Request()
-PYTHON_CODE = faces.PYTHON
+PYTHON_CODE = frontend.PYTHON
 
 HOSTILE = "\x1b[31mred\n  GPU1: free\u202e"
 HARMLESS = "\ufffd[31mred\ufffd  GPU1: free\ufffd"
@@ -98,7 +87,7 @@ LONG = "x" * 5000
 )
 def test_memory(mib: float, expected: str) -> None:
     """Memory is shown in GiB, with one digit behind the point; a little is not nothing."""
-    assert words.gib(mib) == expected
+    assert phrases.gib(mib) == expected
 
 
 @pytest.mark.parametrize(
@@ -118,7 +107,7 @@ def test_memory(mib: float, expected: str) -> None:
 )
 def test_duration(seconds: float, expected: str) -> None:
     """A duration is shown in its two largest units, rounded down."""
-    assert times.duration(seconds) == expected
+    assert durations.duration(seconds) == expected
 
 
 @pytest.mark.parametrize(
@@ -137,7 +126,7 @@ def test_duration(seconds: float, expected: str) -> None:
 )
 def test_time_limit(seconds: float, expected: str) -> None:
     """A limit below a second is not shown as none."""
-    assert times.time_limit(seconds) == expected
+    assert durations.time_limit(seconds) == expected
 
 
 @pytest.mark.parametrize(
@@ -151,7 +140,7 @@ def test_time_limit(seconds: float, expected: str) -> None:
 )
 def test_labels(devices: list[Device | Fault], expected: str) -> None:
     """Devices are named as people call them, in their order."""
-    assert words.labels(devices) == expected
+    assert phrases.labels(devices) == expected
 
 
 # -- what was done ---------------------------------------------------------------------------------
@@ -241,7 +230,7 @@ def said(row: Row) -> str:
     """Return what a refusal says of a device: `busy: no reservation: bob, python (pid 9876)`."""
     (entry,) = refused(row).layout.entries[-1:]
     assert entry.state
-    words_ = [words.plain(line) for line in (entry.who, *entry.more) if line]
+    words_ = [phrases.plain(line) for line in (entry.who, *entry.more) if line]
     return f"{entry.state.value}: {'; '.join(words_)}"
 
 
@@ -363,7 +352,7 @@ def test_for_how_long(seconds_ago: float, expected: str) -> None:
     Less than a minute ahead is a clock that is set a little differently.
     """
     holder = changed(ALICE, since=time.time() - seconds_ago, promise=Promise(note="x"))
-    assert words.holder(holder) == f'reserved by alice, train.ipynb (pid 4321000){expected}: "x"'
+    assert phrases.holder(holder) == f'reserved by alice, train.ipynb (pid 4321000){expected}: "x"'
 
 
 @pytest.mark.parametrize(
@@ -383,7 +372,7 @@ def test_for_how_long(seconds_ago: float, expected: str) -> None:
 )
 def test_process(process: Process, expected: str) -> None:
     """A process is described as far as it is known, in letters that do no harm."""
-    assert words.users([process, Process(1)]) == f"{expected}; pid 1"
+    assert phrases.users([process, Process(1)]) == f"{expected}; pid 1"
 
 
 @pytest.mark.parametrize(
@@ -391,13 +380,13 @@ def test_process(process: Process, expected: str) -> None:
 )
 def test_one_process(process: Process, expected: str) -> None:
     """The memory of one process alone is not said: the device says it already."""
-    assert words.users([process]) == expected
+    assert phrases.users([process]) == expected
 
 
 def test_many_processes() -> None:
     """Of many processes a few are described, the others counted."""
     processes = [Process(pid) for pid in range(1, 6)]
-    assert words.users(processes) == "pid 1; pid 2; pid 3; 2 more"
+    assert phrases.users(processes) == "pid 1; pid 2; pid 3; 2 more"
 
 
 @pytest.mark.parametrize("device", [GPU0, GPU2, PART, LOST], ids=str)
@@ -426,13 +415,13 @@ def headline(picture: Picture) -> str:
 
 def ways_out(picture: Picture) -> list[str]:
     """Return what stands below the devices, but for how things are left."""
-    lines = list(map(words.plain, picture.layout.foot))
+    lines = list(map(phrases.plain, picture.layout.foot))
     return lines[:-1] if lines[-1:] == [left(picture)] else lines
 
 
 def left(picture: Picture) -> str:
     """Return how things are left, in the last line; empty where nothing is said of that."""
-    last = words.plain(picture.layout.foot[-1]) if picture.layout.foot else ""
+    last = phrases.plain(picture.layout.foot[-1]) if picture.layout.foot else ""
     return last if last.startswith(("No GPU is visible", "This ")) else ""
 
 
@@ -628,7 +617,7 @@ def test_what_one_has_is_not_free(states: list[State], head: str, offered: str |
     assert headline(picture) == head
     first = picture.layout.entries[0]
     assert (first.state, first.is_mine) == (State.RESERVED, True)
-    assert words.plain(first.who) == "this kernel: alice, train.ipynb (pid 4321000)"
+    assert phrases.plain(first.who) == "this kernel: alice, train.ipynb (pid 4321000)"
     offers = [line for line in ways_out(picture) if "can be had now" in line]
     assert offers == ([offered] if offered else [])
 
@@ -637,7 +626,7 @@ def test_who_is_in_the_way_of_what_one_shares() -> None:
     """Who shares a GPU and asks for it whole is told of the others who share it."""
     picture = refused(RESERVED, request=Request(("0",)), kept=[GPU0])
     assert headline(picture) == NONE_FREE
-    assert words.plain(picture.layout.entries[0].who) == "alice, train.ipynb (pid 4321000)"
+    assert phrases.plain(picture.layout.entries[0].who) == "alice, train.ipynb (pid 4321000)"
 
 
 def test_a_command_that_does_not_run_sees_nothing() -> None:
@@ -699,7 +688,7 @@ def test_a_variable_that_hides_every_gpu(limit: str, count: int, why: str) -> No
             ),
         ),
         (
-            faces.PYTHON,
+            frontend.PYTHON,
             (
                 "To use a GPU, unset it before CUDA starts, and run reserve_gpu.reserve('1') "
                 "again:\n"
@@ -707,7 +696,7 @@ def test_a_variable_that_hides_every_gpu(limit: str, count: int, why: str) -> No
             ),
         ),
         (
-            faces.shell(["true"]),
+            frontend.shell(["true"]),
             (
                 "To use a GPU, unset it, or leave it out for this command:\n"
                 "env -u CUDA_VISIBLE_DEVICES reserve-gpu run 1 -- true"
@@ -800,7 +789,7 @@ def test_each_is_asked_once() -> None:
         ),
         ([new], "Ask bob (/home/bob) for GPU4, idle for 1 min."),
     ):
-        assert words.plain(asking.whom(rows, now)) == expected
+        assert phrases.plain(contacts.whom(rows, now)) == expected
 
 
 def test_all_who_share_are_asked() -> None:
@@ -808,7 +797,7 @@ def test_all_who_share_are_asked() -> None:
     holders = tuple(a_holder(i, name, since=1.0) for i, name in enumerate("abcd", 1))
     row = Row(GPU0, State.RESERVED, EMPTY, holders=holders, is_unused=True)
     line, _ = Status((row,), face=MAGIC).picture().layout.foot
-    assert words.plain(line) == "Ask a, b and c for GPU0, idle."
+    assert phrases.plain(line) == "Ask a, b and c for GPU0, idle."
 
 
 IN_CONTAINER = EMPTY._replace(sees_all=False)
@@ -840,7 +829,7 @@ UNCLEAR = Process(17, 100)
 )
 def test_is_unused(reading: Usage, processes: list[Process], *, expected: bool | None) -> None:
     """A reserved device is unused where that can be seen: by processes, else by memory alone."""
-    assert machine.is_unused(reading, processes) is expected
+    assert snapshot.is_unused(reading, processes) is expected
 
 
 # -- what may be taken by name ---------------------------------------------------------------------
@@ -1268,7 +1257,7 @@ FULL_GPU = Row(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), promisable_
 def test_full(row: Row, expected: str) -> None:
     """Of a GPU with too little room a line says how much there is, below those who have it."""
     (entry,) = refused(row, request=TEN_GB).layout.entries
-    assert expected in list(map(words.plain, entry.more))
+    assert expected in list(map(phrases.plain, entry.more))
 
 
 @pytest.mark.parametrize(
@@ -1379,7 +1368,7 @@ def test_who_is_over(
 ) -> None:
     """A device is over with more than its part; where that can't be read it is as it was before."""
     held = Held((GPU0, GPU1), {}, Promise(Size(10.0)))
-    over, _ = caps.exceeded(held, uses, frozenset(before))
+    over, _ = memory_caps.exceeded(held, uses, frozenset(before))
     assert over == set(expected)
 
 
@@ -1552,7 +1541,7 @@ ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
 def test_what_helps_where_a_wait_may_not_end(row: Row, expected: list[str]) -> None:
     """A refusal, a wait and a status say what to do about use that nobody is seen to have."""
     in_wait = ways_out(pictures.wait(Waiting(Request(), 1, 0.0, (row,))))
-    in_status = [words.plain(line) for line in Status((row,), face=MAGIC).picture().layout.foot]
+    in_status = [phrases.plain(line) for line in Status((row,), face=MAGIC).picture().layout.foot]
     in_refusal = ways_out(refused(row))
     assert in_wait == expected
     assert in_status[: len(expected)] == in_refusal[: len(expected)] == expected

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import Device, Fault
+from reserve_gpu.model.devices import Device, Fault
+from reserve_gpu.model.errors import RequestError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,12 +17,12 @@ import pynvml
 import pytest
 
 import reserve_gpu
-from reserve_gpu import proc
-from reserve_gpu.calls import wait_for
-from reserve_gpu.errors import DriverError, NoDriverError, NoFreeDeviceError, RequestError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
-from reserve_gpu.model import ComputeMode, Device, Fault, Gauges, State
+from reserve_gpu.model.devices import ComputeMode, Device, Fault, Gauges, State
+from reserve_gpu.model.errors import DriverError, NoDriverError, NoFreeDeviceError, RequestError
+from reserve_gpu.system import procfs
+from reserve_gpu.system.executor import wait_for
 from tests.machine import LIMIT_S
 from tests.reserving import got, of_gpu, refused, variables
 
@@ -179,7 +179,7 @@ def test_not_idle(here: Here, scenario: str, state: State, words: str) -> None:
 def test_without_a_memory_reading(here: Here) -> None:
     """Without a memory reading the processes decide, if all can be seen; else it is unknown."""
     here.write(f"{NO_MEMORY}gpu")
-    if proc.sees_all_processes():
+    if procfs.sees_all_processes():
         assert got() == "0"
     else:  # in a container, an empty process list proves nothing
         assert "unknown" in of_gpu(refused())
@@ -245,7 +245,7 @@ def test_usage(here: Here) -> None:
     assert (usage.total_mib, usage.used_mib, usage.graphics_mib) == (4096, 135, 20)
     assert usage.unexplained_mib == 115
     assert usage.reserve_known
-    assert usage.sees_all is proc.sees_all_processes()
+    assert usage.sees_all is procfs.sees_all_processes()
 
 
 def test_processes_that_render(here: Here) -> None:
@@ -682,7 +682,7 @@ def test_a_call_that_hangs_is_not_made_again_until_it_ends(here: Here) -> None:
 
 LOOK_AT_ALL = f"""
 import _thread
-from reserve_gpu.errors import DriverError
+from reserve_gpu.model.errors import DriverError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 def look():
@@ -1030,7 +1030,7 @@ HOSTS_MEMORY = {
 }
 
 
-@pytest.mark.skipif(not proc.sees_all_processes(), reason="in a container they can't be seen")
+@pytest.mark.skipif(not procfs.sees_all_processes(), reason="in a container they can't be seen")
 @pytest.mark.parametrize(("gpu", "total_mib"), HOSTS_MEMORY.values(), ids=HOSTS_MEMORY.keys())
 def test_the_hosts_memory(here: Here, gpu: str, total_mib: int) -> None:
     """Where a GPU has the host's memory processes decide, and what they hold is what is in use."""

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.core import environment
-from reserve_gpu.core.attempt import Asking, attempt
-from reserve_gpu.core.outcome import Denied, Granted
-from reserve_gpu.core.request import idle_mib, parse
+from reserve_gpu.allocation.attempt import Asking, attempt
+from reserve_gpu.allocation.outcome import Denied, Granted
+from reserve_gpu.allocation.request import idle_mib, parse
+from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.model import Record, State
+from reserve_gpu.model.devices import State
+from reserve_gpu.model.holders import Record
 from tests.locked import have, held, needs_root
 from tests.machine import Child, program
 
@@ -201,7 +202,7 @@ def test_needs_are_told(here: Here, wishes: dict[str, Any], needs: int) -> None:
 
 
 def asking_for_gpu0(gpus: Nvml, directory: LockDirectory) -> Asking:
-    return Asking(parse("0"), gpus, directory, dict.fromkeys(environment.VARIABLES), {})
+    return Asking(parse("0"), gpus, directory, dict.fromkeys(cuda_environment.VARIABLES), {})
 
 
 def states(outcome: Granted | Denied) -> list[State]:

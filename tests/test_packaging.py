@@ -87,7 +87,7 @@ def test_entry_point() -> None:
     assert callable(getattr(import_module(module), name))
 
 
-PAGE = "reserve_gpu/commands/programs/SKILL.md"
+PAGE = "reserve_gpu/commands/agents/SKILL.md"
 BESIDE = {"reserve_gpu/py.typed", *([PAGE] if (CHECKOUT / PAGE).exists() else [])}
 
 

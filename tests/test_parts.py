@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.model import State
+from reserve_gpu.model.devices import State
 from tests.locked import OBSTACLES, have, locked, needs_root, obstructed
 from tests.reserving import got, refused, variables
 from tests.test_offers import EnoughError
@@ -18,7 +18,7 @@ from tests.test_offers import EnoughError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reserve_gpu.model import Row
+    from reserve_gpu.model.holders import Row
     from tests.here import Here
 
 UID, OTHER_UID = os.geteuid(), 65534

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.model import State
+from reserve_gpu.model.devices import State
 from tests.locked import locked
 from tests.reserving import got, refused, variables
 from tests.test_parts import ONE, TOTAL, part, promised, records, room, rows

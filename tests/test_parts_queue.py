@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.core import environment
-from reserve_gpu.core.attempt import Asking, attempt
-from reserve_gpu.core.outcome import Denied, Granted
-from reserve_gpu.core.request import parse
+from reserve_gpu.allocation.attempt import Asking, attempt
+from reserve_gpu.allocation.outcome import Denied, Granted
+from reserve_gpu.allocation.request import parse
+from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.model import Record, State
+from reserve_gpu.model.devices import State
+from reserve_gpu.model.holders import Record
 from tests.processes import own_name, wait_for
 from tests.reserving import of_gpu, would_be_refused
 from tests.test_machines import on_a_host
@@ -117,7 +118,7 @@ def outcomes(here: Here, mib: float, *ahead: Place) -> Iterator[Granted | Denied
 
     mib: of the part that is wanted.
     """
-    inherited = dict.fromkeys(environment.VARIABLES)
+    inherited = dict.fromkeys(cuda_environment.VARIABLES)
     request = parse(None, memory=f"{mib}MiB")
     with (
         waiting(here, mib, stopped_s=STOPPED_S) as place,

@@ -9,30 +9,21 @@ from typing import TYPE_CHECKING
 import pytest
 from wcwidth import wcswidth
 
-from reserve_gpu.model import (
-    Device,
-    Fault,
-    Holder,
-    Process,
-    Promise,
-    Request,
-    Row,
-    Size,
-    State,
-    Ticket,
-    Usage,
-    Waiting,
-)
-from reserve_gpu.notices import Refused
-from reserve_gpu.report import html, pictures, terminal
-from reserve_gpu.report.faces import MAGIC, SHELL
-from reserve_gpu.report.status import Status
+from reserve_gpu.model.devices import Device, Fault, Process, State, Usage
+from reserve_gpu.model.holders import Holder, Row
+from reserve_gpu.model.notices import Refused
+from reserve_gpu.model.progress import Waiting
+from reserve_gpu.model.queue import Ticket
+from reserve_gpu.model.requests import Promise, Request, Size
+from reserve_gpu.render import html, pictures, terminal
+from reserve_gpu.render.frontend import MAGIC, SHELL
+from reserve_gpu.render.status_view import Status
 from tests.holders import a_holder, changed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.report.pictures import Picture
+    from reserve_gpu.render.pictures import Picture
 
 NOW = 1_795_000_000.0
 BARS = re.compile("[\u2588\u2592\u2591]+")

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from reserve_gpu.core import policy
+from reserve_gpu.allocation import policy
 from reserve_gpu.gpus.nvml import Link
-from reserve_gpu.model import (
-    ComputeMode,
-    Device,
-    Fault,
-    Promise,
-    Request,
-    Row,
-    Size,
-    State,
-    Unfit,
-    Usage,
-)
+from reserve_gpu.model.devices import ComputeMode, Device, Fault, State, Unfit, Usage
+from reserve_gpu.model.holders import Row
+from reserve_gpu.model.requests import Promise, Request, Size
 from tests.holders import a_holder
 
 A100 = Device(0, "GPU-a", name="NVIDIA A100-SXM4-40GB", bus_id="0000:01:00.0", memory_mib=40960)

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from IPython.core.error import UsageError
 
 import reserve_gpu
-from reserve_gpu import magic, quantities
-from reserve_gpu.core import inherited
-from reserve_gpu.errors import RequestError, shown
+from reserve_gpu.allocation import inherited_limit
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.model import Device, Fault
+from reserve_gpu.ipython import magic
+from reserve_gpu.model import parsing
+from reserve_gpu.model.devices import Device, Fault
+from reserve_gpu.model.errors import RequestError, shown
 from tests.forker import Forker
 
 if TYPE_CHECKING:
@@ -189,15 +190,15 @@ def test_sizes(number: Any, unit: str, blank: str) -> None:
     """A size is its number times its unit, in any case of letters, with or without a blank."""
     expected = pytest.approx(float(number) * MIB[unit])
     for text in (f"{number}{blank}{unit}", f" {number}{blank}{unit.upper()} "):
-        assert quantities.parse_size(text) == expected
-    assert quantities.parse_size(f"{number}{unit.lower()}") == expected
+        assert parsing.parse_size(text) == expected
+    assert parsing.parse_size(f"{number}{unit.lower()}") == expected
 
 
 @given(NUMBERS, NUMBERS, st.sampled_from(list(MIB)))
 def test_more_is_more(one: Any, other: Any, unit: str) -> None:
     """Of two sizes in one unit the larger number is the larger size."""
     less, more = sorted([one, other])
-    assert quantities.parse_size(f"{less}{unit}") <= quantities.parse_size(f"{more}{unit}")
+    assert parsing.parse_size(f"{less}{unit}") <= parsing.parse_size(f"{more}{unit}")
 
 
 @given(
@@ -208,7 +209,7 @@ def test_more_is_more(one: Any, other: Any, unit: str) -> None:
 @example("٣GB")
 def test_sizes_are_understood_or_refused(text: str | float) -> None:
     """Anything else is a RequestError of one line; no size is negative or not a number."""
-    size = unless_refused(quantities.parse_size, text)
+    size = unless_refused(parsing.parse_size, text)
     assert size is None or size >= 0
 
 
@@ -223,7 +224,7 @@ def test_durations(number: Any, unit: str, blank: str) -> None:
     """A duration is its number times its unit, up to a century, in any case of letters."""
     expected = pytest.approx(min(float(number) * SECONDS[unit], CENTURY_S))
     for text in (f"{number}{blank}{unit}", f" {number}{blank}{unit.upper()} "):
-        assert quantities.parse_duration(text) == expected
+        assert parsing.parse_duration(text) == expected
 
 
 @given(st.floats(0, 1e9) | st.integers(0, 10**9))
@@ -231,7 +232,7 @@ def test_durations(number: Any, unit: str, blank: str) -> None:
 @example(1e-05)
 def test_any_number_of_seconds_is_a_duration(number: float) -> None:
     """What a program computes, however many digits it has, is a number of seconds."""
-    assert quantities.parse_duration(number) == number
+    assert parsing.parse_duration(number) == number
 
 
 @given(
@@ -250,7 +251,7 @@ def test_any_number_of_seconds_is_a_duration(number: float) -> None:
 @example("٣m")
 def test_durations_are_understood_or_refused(text: object) -> None:
     """Anything else is a RequestError of one line; no duration is negative or not a number."""
-    duration = unless_refused(quantities.parse_duration, text)
+    duration = unless_refused(parsing.parse_duration, text)
     assert duration is None or duration >= 0
 
 
@@ -321,7 +322,7 @@ def allowed(value: str | None, order: str | None) -> list[str]:
     """Return the devices that the inherited limit lets through, by their bare UUIDs."""
     before = {"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order}
     with Nvml() as nvml:
-        devices = [d for d in inherited.inside(nvml, before) if isinstance(d, Device)]
+        devices = [d for d in inherited_limit.inside(nvml, before) if isinstance(d, Device)]
     return sorted(names.bare_uuid(device.uuid) for device in devices)
 
 

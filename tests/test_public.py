@@ -9,7 +9,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import public
-from reserve_gpu.report.html import OWN_ROW
+from reserve_gpu.render.html import OWN_ROW
 from tests.holders import a_holder
 
 if TYPE_CHECKING:

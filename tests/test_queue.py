@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu import proc
-from reserve_gpu.calls import POLL_S
-from reserve_gpu.errors import LockError
 from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import STOPPED_S, Place, wait_for_news
-from reserve_gpu.model import Ahead, Holder, Record, Ticket, in_order
-from reserve_gpu.proc import sees_all_locks
+from reserve_gpu.model.errors import LockError
+from reserve_gpu.model.holders import Holder, Record
+from reserve_gpu.model.queue import Ticket, in_order
+from reserve_gpu.model.requests import Ahead
+from reserve_gpu.system import procfs
+from reserve_gpu.system.executor import POLL_S
+from reserve_gpu.system.procfs import sees_all_locks
 from tests.locked import (
     WRITE_LOCK,
     have,
@@ -312,7 +314,7 @@ def test_a_list_with_a_left_ticket(
     with have(ticket, b"{}"):
         os.chown(ticket, owner, -1)
     ticket.chmod(0o644)
-    entry = f"{ticket.name} {ticket.stat().st_mtime_ns}{left.format(now=int(proc.now().boot))}"
+    entry = f"{ticket.name} {ticket.stat().st_mtime_ns}{left.format(now=int(procfs.now().boot))}"
     with have(queue.file(9, lister), json.dumps({"behind": [entry]}).encode()):
         os.chown(queue.file(9, lister), lister, -1)
         queue.file(9, lister).chmod(0o644)
@@ -385,9 +387,9 @@ def test_a_return_that_is_seen_late(queue: Queue) -> None:
     first, second = queue.join(command="python a.py"), queue.join(back_s=0.1)
     first.__exit__()
     assert queue.ahead(second) == []
-    end = proc.now().boot + 0.1
+    end = procfs.now().boot + 0.1
     queue.join(command="python a.py")
-    while proc.now().boot < end:
+    while procfs.now().boot < end:
         time.sleep(0.01)
     assert queue.ahead(second) == [queue.file(0).name]
 
@@ -594,7 +596,7 @@ def test_locks_of_processes_that_have_ended_cost_one_pass(queue: Queue) -> None:
     argv = [sys.executable, "-c", LEAVE_LOCKS, str(queue.path)]
     keeper = int(subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout)
     try:
-        with counting(proc.LockedFiles.holders) as passes, queue.directory.mutex():
+        with counting(procfs.LockedFiles.holders) as passes, queue.directory.mutex():
             holders = queue.directory.holders_besides([])
         assert [holder.listed_pid for holder in holders] == [keeper] * 100
         assert len(passes) == 1
@@ -639,9 +641,9 @@ def test_open_files_of_one_user_are_read_up_to_a_limit(queue: Queue) -> None:
                 read.append(arguments[0])
 
         with watched(note):
-            found = proc.LockedFiles({path.stat().st_ino}).holders()
+            found = procfs.LockedFiles({path.stat().st_ino}).holders()
     assert {*found.values()} == {keeper}
-    assert len(read) <= proc.MOST_OPEN
+    assert len(read) <= procfs.MOST_OPEN
 
 
 def write_locked(path: Path, content: bytes = b"") -> int:
@@ -661,7 +663,7 @@ def write_locked(path: Path, content: bytes = b"") -> int:
 @pytest.mark.parametrize("uid", [0, OTHER_UID], ids=["in our name", "in their name"])
 def test_locked_files_count_for_64_of_each_owner(queue: Queue, name: str, uid: int) -> None:
     """A user's hundreds of locked files cost 64 looks, and hide no holder of another user."""
-    about = {"label": "GPU5", "index": 5, "mounts": proc.mount_namespace()}
+    about = {"label": "GPU5", "index": 5, "mounts": procfs.mount_namespace()}
     with ExitStack() as stack:
         for number in range(300):
             file = write_locked(queue.path / name.format(uid, number))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
-from reserve_gpu.core.refresh import compare
 from reserve_gpu.gpus.bindings import DeviceError
-from reserve_gpu.model import Device
-from reserve_gpu.notices import LostDevice, Renumbered, Unusable
+from reserve_gpu.model.devices import Device
+from reserve_gpu.model.notices import LostDevice, Renumbered, Unusable
+from reserve_gpu.reservation.refresh import compare
 from tests.features import needs_feature
 from tests.locked import held
 from tests.reserving import got, of_gpu, refused, variables

@@ -38,7 +38,7 @@ def test_a_reload_of_every_module(machine: Machine) -> None:
         "%autoreload",  # notes how old the files of the modules are
         CHANGE_ALL,
         "%autoreload",
-        "import reserve_gpu.core.session as s; print('changed', s.changed)",
+        "import reserve_gpu.reservation.session as s; print('changed', s.changed)",
         "%reserve_gpu",
         "%reserve_gpu --release",
         "%reserve_gpu 0",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu import errors
+from reserve_gpu.model import errors
 from tests.machine import ROOT
 
 if TYPE_CHECKING:
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from tests.machine import Machine
 
-ASK = "from reserve_gpu import errors; print(errors.install_command('six', instead_of='five'))"
+ASK = (
+    "from reserve_gpu.model import errors; print(errors.install_command('six', instead_of='five'))"
+)
 UV = "uv = 0.13.9\n"
 
 

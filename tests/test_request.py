@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from reserve_gpu import quantities, settings
-from reserve_gpu.core import request
-from reserve_gpu.core.request import Deadline
-from reserve_gpu.errors import RequestError
-from reserve_gpu.model import Promise, Request, Size
+from reserve_gpu.allocation import request
+from reserve_gpu.allocation.request import Deadline
+from reserve_gpu.model import parsing
+from reserve_gpu.model.errors import RequestError
+from reserve_gpu.model.requests import Promise, Request, Size
+from reserve_gpu.system import settings
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_bad_request(arguments: dict[str, Any], said: str) -> None:
 )
 def test_size(text: str | float, mib: float) -> None:
     """GB are powers of ten, GiB powers of two, a bare number is MiB."""
-    assert quantities.parse_size(text) == pytest.approx(mib)
+    assert parsing.parse_size(text) == pytest.approx(mib)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_size(text: str | float, mib: float) -> None:
 def test_bad_size(text: str) -> None:
     """What is no size is refused, with examples of what is one."""
     with pytest.raises(RequestError, match="16GiB"):
-        quantities.parse_size(text)
+        parsing.parse_size(text)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +188,13 @@ def test_bad_idle_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_duration(text: str | float, seconds: float) -> None:
     """A number is seconds, s, m, h and d are units, which add up, and True is for ever."""
-    assert quantities.parse_duration(text) == pytest.approx(seconds)
+    assert parsing.parse_duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("longest", [math.inf, 1e300, "999999999999d", "999999999999s"])
 def test_longest_duration(longest: str | float) -> None:
     """However long a duration is, Python can sleep for it."""
-    assert 1e9 < quantities.parse_duration(longest) <= threading.TIMEOUT_MAX
+    assert 1e9 < parsing.parse_duration(longest) <= threading.TIMEOUT_MAX
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_longest_duration(longest: str | float) -> None:
 def test_bad_duration(text: object) -> None:
     """What is no duration is refused, with examples of what is one."""
     with pytest.raises(RequestError, match="10m"):
-        quantities.parse_duration(text)
+        parsing.parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["3", "0", "1.5", " 90 "])
@@ -215,7 +216,7 @@ def test_a_number_that_somebody_typed_is_asked_back(text: str) -> None:
     """Most who type 3 mean hours, so a number without a unit is no duration."""
     number = text.strip()
     with pytest.raises(RequestError, match=f"{number} what. Give {number}s, {number}m, {number}h"):
-        quantities.parse_duration(text)
+        parsing.parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["0,1", "GPU0,GPU1", "cuda:0", "gpu3", "GPU-8f2a", "1:0"])
@@ -267,7 +268,7 @@ NOW = time.mktime((2026, 11, 23, 15, 0, 0, 0, 0, -1))  # a Monday, in local time
 )
 def test_moment(text: str, expected: str) -> None:
     """A time of day is the next one, and a day without a time lasts until its last minute."""
-    moment = quantities.parse_moment(text, NOW)
+    moment = parsing.parse_moment(text, NOW)
     assert time.strftime("%a %d %H:%M", time.localtime(moment)) == expected
 
 
@@ -297,7 +298,7 @@ def utc(text: str) -> float:
 )
 def test_a_moment_in_the_night_of_a_clock_change(now: str, text: str, expected: str) -> None:
     """A time that comes twice is the next of the two; one that is skipped comes an hour later."""
-    assert quantities.parse_moment(text, utc(now)) == utc(expected)
+    assert parsing.parse_moment(text, utc(now)) == utc(expected)
 
 
 @pytest.mark.usefixtures("berlin")
@@ -314,18 +315,18 @@ def test_a_moment_in_the_night_of_a_clock_change(now: str, text: str, expected: 
 )
 def test_since_the_night_of_a_clock_change(now: str, text: str, expected: str) -> None:
     """A past time that came twice is the last of the two, from the beginning of its hour."""
-    assert quantities.parse_since(text, utc(now)) == (utc(expected), None)
+    assert parsing.parse_since(text, utc(now)) == (utc(expected), None)
 
 
 @pytest.mark.parametrize("text", ["9998-12-31", "2127-01-01 18:00"])
 def test_a_moment_too_far_away(text: str) -> None:
     """A moment in the far future is refused as such."""
     with pytest.raises(RequestError, match="is more than a century away"):
-        quantities.parse_moment(text, NOW)
+        parsing.parse_moment(text, NOW)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "T", "s", "13pm", "0am", "24:00", "9", "2026-13-01"])
 def test_bad_moment(text: str) -> None:
     """What is no moment is refused, with examples of what is one."""
     with pytest.raises(RequestError, match=r"is no time\. Give 18:00, 6pm, Fri, tomorrow"):
-        quantities.parse_moment(text, NOW)
+        parsing.parse_moment(text, NOW)

@@ -16,7 +16,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.model import ComputeMode, Device, State, Unfit
+from reserve_gpu.model.devices import ComputeMode, Device, State, Unfit
 from tests.locked import MUTEX, have, held, opened, texts
 from tests.reserving import got, of_gpu, refused, variables
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import ImpossibleError, NoFreeDeviceError, ReserveGPUWarning, proc, rules
-from reserve_gpu.model import Rules, State
+from reserve_gpu import ImpossibleError, NoFreeDeviceError, ReserveGPUWarning
+from reserve_gpu.allocation import admin_rules
+from reserve_gpu.model.devices import State
+from reserve_gpu.system import procfs
 from tests.features import needs_feature
 from tests.machine import ROOT
 from tests.processes import US
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from reserve_gpu.model.requests import Rules
     from tests.here import Here
     from tests.machine import Machine
 
@@ -32,7 +35,7 @@ PAGE = ROOT / "docs" / "rules.md"
 
 def said(text: str, *groups: str, called: str = "alice") -> Rules:
     """Return what a file of that text says to a user of these groups."""
-    return rules.for_user(rules.parse(text.encode(), FILE), called, {called}, groups)
+    return admin_rules.for_user(admin_rules.parse(text.encode(), FILE), called, {called}, groups)
 
 
 # -- what it says to whom --------------------------------------------------------------------------
@@ -95,7 +98,7 @@ def test_agents_are_bound_by_the_narrower(
     """Who says to be an agent has the user's limits or those of agents, whichever are narrower."""
     os.environ["RESERVE_GPU_AGENT"] = agent
     here.rules.write_text(f"[limits]\n{limits}\n[agents]\n{agents}\n")
-    found = rules.read(str(here.rules))
+    found = admin_rules.read(str(here.rules))
     assert found.gpus
     assert found.gpus.value == expected
 
@@ -103,7 +106,7 @@ def test_agents_are_bound_by_the_narrower(
 def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
     """`[users.1000]` and `[groups.1000]` mean the numbers, also of who has no name."""
     here.rules.write_text(f'[users.{os.geteuid()}]\ngpus = 0\n[groups.{os.getegid()}]\ntime="1h"')
-    found = rules.read(str(here.rules))
+    found = admin_rules.read(str(here.rules))
     assert found.gpus
     assert found.gpus.value == 0
     assert found.time
@@ -156,7 +159,7 @@ def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
 )
 def test_a_mistake_is_one_line_with_its_place(text: str, problem: str) -> None:
     """What can't be meant is told with its table and key, and no rule of the file holds."""
-    with pytest.raises(rules.MistakeError) as caught:
+    with pytest.raises(admin_rules.MistakeError) as caught:
         said(f'{text}\n[users.alice]\nidle = "1h"' if "[users]" not in text else text)
     line = str(caught.value)
     assert line.isprintable()
@@ -179,8 +182,8 @@ def test_a_mistake_is_one_line_with_its_place(text: str, problem: str) -> None:
 )
 def test_a_mistake_in_the_form_has_its_line(broken: bytes, problem: str) -> None:
     """A mistake in the form of the file is told with its line, as tomllib says it."""
-    with pytest.raises(rules.MistakeError) as caught:
-        rules.parse(b"[limits]\ngpus = 2\n" + broken + b"\n", FILE)
+    with pytest.raises(admin_rules.MistakeError) as caught:
+        admin_rules.parse(b"[limits]\ngpus = 2\n" + broken + b"\n", FILE)
     assert str(caught.value).startswith(f"{FILE}: ")
     assert problem in str(caught.value)
 
@@ -201,8 +204,8 @@ def test_a_mistake_in_the_form_has_its_line(broken: bytes, problem: str) -> None
 )
 def test_no_file_makes_it_fail_or_talk_without_end(text: str) -> None:
     """However odd a file is, its mistake is one short line."""
-    with pytest.raises(rules.MistakeError) as caught:
-        rules.parse(text.encode(), FILE)
+    with pytest.raises(admin_rules.MistakeError) as caught:
+        admin_rules.parse(text.encode(), FILE)
     problem = str(caught.value)
     assert 0 < len(problem) < 500
     assert problem.isprintable()
@@ -512,7 +515,7 @@ def test_a_second_name_is_no_reservation(here: Here, of: str, rules: str) -> Non
     assert got() == "0"
     if of == "mutex.lock":
         row = reserve_gpu.status().rows[1]
-        owner = proc.user_name(os.geteuid())
+        owner = procfs.user_name(os.geteuid())
         second = f"its lock file, which belongs to {owner}, is a second name of mutex.lock"
         assert row.holders == ()
         assert row.reason == f"{second}. Run: rm {link}"

@@ -215,7 +215,7 @@ def test_a_wait_says_that_it_is_for_ones_own_quota(machine: Machine) -> None:
     with child(machine, NOBODY) as holder, child(machine, NOBODY) as second:
         assert holder.reserve().value == "0"
         second.run(
-            "from reserve_gpu.report.pictures import wait\n"
+            "from reserve_gpu.render.pictures import wait\n"
             "def see(waiting):\n    raise InterruptedError(wait(waiting).brief)"
         )
         brief = second.run("reserve_gpu.reserve(wait='1m', progress=see)").text

@@ -15,9 +15,9 @@ import pynvml
 import pytest
 
 import reserve_gpu
-from reserve_gpu.core import api
-from reserve_gpu.core.session import _sessions, session
-from reserve_gpu.settings import HELD
+from reserve_gpu import api
+from reserve_gpu.reservation.session import _sessions, session
+from reserve_gpu.system.settings import HELD
 from tests.locked import held, watched
 from tests.processes import wait_for
 from tests.reserving import got, variables

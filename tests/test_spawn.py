@@ -121,11 +121,11 @@ def test_a_command_runs_nothing_of_the_folder(line: str, traps: Traps) -> None:
 
 AFTER_CD = """
 import os, sys, reserve_gpu
-from reserve_gpu import cli
+from reserve_gpu.cli import main
 os.chdir(sys.argv[1])
 os.environ["PYTHONPATH"] += os.pathsep + sys.argv[2]
 reserve_gpu.check()
-sys.exit(cli.main(["status", "--json", "--hosts", sys.argv[3]]))
+sys.exit(main.main(["status", "--json", "--hosts", sys.argv[3]]))
 """
 
 
@@ -148,7 +148,7 @@ def test_a_helper_finds_the_package_that_starts_it(traps: Traps) -> None:
 import sys
 sys.path[0] = {str(ROOT)!r}
 import subprocess
-from reserve_gpu import spawn
+from reserve_gpu.system import spawn
 subprocess.run({started}, env=spawn.environment())
 """
     done = traps.run(sys.executable, "-c", code, PYTHONPATH="")
@@ -206,7 +206,7 @@ def test_one_module_builds_the_command_of_a_python() -> None:
 
 def test_few_modules_start_programs() -> None:
     """A module that starts a program has its path from `spawn`, or from the user's own command."""
-    starters = {"programs.py", "srun.py", "node.py", "handoff.py", "command.py"}
+    starters = {"subprocesses.py", "srun.py", "node.py", "handoff.py", "command.py"}
     calls = ("subprocess.", "asyncio.create_subprocess", "os.exec", "os.spawn", "os.posix_spawn")
     for path in (ROOT / "reserve_gpu").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -22,23 +22,14 @@ import pytest
 import reserve_gpu
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.model import (
-    Device,
-    Fault,
-    Holder,
-    Process,
-    Promise,
-    Record,
-    Row,
-    Size,
-    State,
-    Ticket,
-    Usage,
-)
-from reserve_gpu.report import faces, reasons, words
-from reserve_gpu.report.faces import MAGIC
-from reserve_gpu.report.pictures import Picture
-from reserve_gpu.report.status import Status
+from reserve_gpu.model.devices import Device, Fault, Process, State, Usage
+from reserve_gpu.model.holders import Holder, Record, Row
+from reserve_gpu.model.queue import Ticket
+from reserve_gpu.model.requests import Promise, Size
+from reserve_gpu.render import frontend, phrases, reasons
+from reserve_gpu.render.frontend import MAGIC
+from reserve_gpu.render.pictures import Picture
+from reserve_gpu.render.status_view import Status
 from tests.holders import a_holder, changed
 from tests.locked import have
 from tests.machine import CHILD, LIMIT_S, ROOT, TAKE_THE_MUTEX, Machine
@@ -773,7 +764,7 @@ def test_what_to_do(rows: tuple[Row, ...], head: str, advice: list[str]) -> None
     lines = picture(*rows, waiting=waiting)
     assert re.sub(r", \d x Tesla T4$", "", lines[0]) == f"{head}  box, NOW"
     layout = Status(rows, waiting, time=NOW, face=MAGIC).picture().layout
-    assert list(map(words.plain, layout.foot)) == advice
+    assert list(map(phrases.plain, layout.foot)) == advice
     assert lines[len(lines) - len(advice) :] == advice
 
 
@@ -782,8 +773,8 @@ def test_what_one_has_is_said_first() -> None:
     row = RESERVED[0]._replace(is_mine=True)
     for face, expected in [
         (MAGIC, "This kernel has GPU0."),
-        (faces.PYTHON, "This process has GPU0."),
-        (faces.SHELL, "This process has GPU0."),
+        (frontend.PYTHON, "This process has GPU0."),
+        (frontend.SHELL, "This process has GPU0."),
     ]:
         assert str(Status((row,), face=face)).splitlines()[1] == expected
 

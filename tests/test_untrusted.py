@@ -14,12 +14,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reserve_gpu import public
-from reserve_gpu.errors import shown
-from reserve_gpu.model import Fault, Process, Request, Row, State, Ticket, Waiting, Who
-from reserve_gpu.report import pictures
-from reserve_gpu.report.faces import SHELL
-from reserve_gpu.report.status import Status
-from reserve_gpu.report.words import plain
+from reserve_gpu.model.devices import Fault, Process, State
+from reserve_gpu.model.errors import shown
+from reserve_gpu.model.holders import Row, Who
+from reserve_gpu.model.progress import Waiting
+from reserve_gpu.model.queue import Ticket
+from reserve_gpu.model.requests import Request
+from reserve_gpu.render import pictures
+from reserve_gpu.render.frontend import SHELL
+from reserve_gpu.render.phrases import plain
+from reserve_gpu.render.status_view import Status
 from tests.holders import a_holder
 from tests.test_picture import NOW, free, held
 
@@ -125,7 +129,7 @@ SEEN = Status(ROWS, (TICKET,), time=NOW, host="host", face=SHELL, problem="probl
 def of_commands(seen: Status) -> Iterator[str]:
     """Yield the status in the formats of the commands that are there."""
     with suppress(ModuleNotFoundError):
-        hosts = import_module("reserve_gpu.commands.hosts.about_hosts")
+        hosts = import_module("reserve_gpu.commands.hosts.hosts_view")
         picture = hosts.Hosts({"lab1": seen, "lab2": "silent"}, NOW).picture()
         yield picture.to_text()
         yield picture._repr_html_()
@@ -133,8 +137,8 @@ def of_commands(seen: Status) -> Iterator[str]:
         live = import_module("reserve_gpu.commands.top.live")
         yield "\n".join(map(plain, live.processes(seen.rows, 99)))
     with suppress(ModuleNotFoundError):
-        yield import_module("reserve_gpu.commands.formats.page").page(seen, "GPUs")
-        yield import_module("reserve_gpu.commands.formats.prometheus").text(seen)
+        yield import_module("reserve_gpu.commands.export.html_page").page(seen, "GPUs")
+        yield import_module("reserve_gpu.commands.export.prometheus").text(seen)
 
 
 def test_nothing_of_it_reaches_a_reader() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reserve_gpu.gpus import usage
-from reserve_gpu.model import ComputeMode, State, Usage
+from reserve_gpu.model.devices import ComputeMode, State, Usage
 
 SEEN = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
 PROHIBITED, EXCLUSIVE = ComputeMode.PROHIBITED, ComputeMode.EXCLUSIVE_PROCESS

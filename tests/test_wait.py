@@ -18,19 +18,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import WaitTimeoutError, machine
-from reserve_gpu.core import environment, policy
-from reserve_gpu.core.attempt import Asking, attempt
-from reserve_gpu.core.outcome import Denied, Granted
-from reserve_gpu.core.request import parse
-from reserve_gpu.core.wait import Explainer, News
-from reserve_gpu.errors import NoVisibleDeviceError
+from reserve_gpu import WaitTimeoutError
+from reserve_gpu.allocation import policy, snapshot
+from reserve_gpu.allocation.attempt import Asking, attempt
+from reserve_gpu.allocation.outcome import Denied, Granted
+from reserve_gpu.allocation.request import parse
+from reserve_gpu.allocation.wait import Explainer, News
+from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
 from reserve_gpu.locks.queue import Place, wait_for_news
-from reserve_gpu.model import Device, Fault, Record, Request, Row, State, Waiting
-from reserve_gpu.report.progress import CLEAR, Live
+from reserve_gpu.model.devices import Device, Fault, State
+from reserve_gpu.model.errors import NoVisibleDeviceError
+from reserve_gpu.model.holders import Record, Row
+from reserve_gpu.model.progress import Waiting
+from reserve_gpu.model.requests import Request
+from reserve_gpu.render.progress import CLEAR, Live
 from tests.holders import a_holder
 from tests.locked import locked
 from tests.processes import own_name, wait_for
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from reserve_gpu.model import Ticket
+    from reserve_gpu.model.queue import Ticket
     from tests.here import Here
 
 UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
@@ -72,7 +76,7 @@ class Other:
         self._stack = ExitStack()
         gpus = self._stack.enter_context(Nvml())
         locks = self._stack.enter_context(LockDirectory(str(self._here.locks)))
-        inherited, driver = dict.fromkeys(environment.VARIABLES), gpus.driver_version()
+        inherited, driver = dict.fromkeys(cuda_environment.VARIABLES), gpus.driver_version()
         self.asking = Asking(self._request, gpus, locks, inherited, {}, driver=driver)
         outcome = attempt(self.asking)
         assert isinstance(outcome, Denied)
@@ -634,7 +638,7 @@ def test_looks_leave_nothing(here: Here, *, is_deleted: bool) -> None:
             assert isinstance(outcome, Denied)
             news.forget(outcome)
             for row in outcome.rows:
-                machine.explained(other.asking.gpus, [row])
+                snapshot.explained(other.asking.gpus, [row])
             other.place.heartbeat()
             wait_for_news(time.monotonic() + 0.0001, news)
             if is_deleted:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from reserve_gpu.core import policy
+from reserve_gpu.allocation import policy
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S
 from reserve_gpu.locks.queue import STOPPED_S
 from tests import test_users

@@ -30,7 +30,7 @@ SETTINGS = [
 # Prints each warning twice: by us, and by logging.
 BOTH = """
 import logging, os, sys
-from reserve_gpu.core.warning_log import warn
+from reserve_gpu.system.warning_log import warn
 logger = logging.getLogger("reserve_gpu")
 def ours():
     warn("100% \u2192", error)

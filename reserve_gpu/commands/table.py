@@ -12,15 +12,15 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from reserve_gpu.calls import Late
-from reserve_gpu.option import Option
+from reserve_gpu.model.option import Option
+from reserve_gpu.system.executor import Late
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu.report.pictures import Picture
-    from reserve_gpu.report.status import Status
+    from reserve_gpu.render.pictures import Picture
+    from reserve_gpu.render.status_view import Status
 
     T = TypeVar("T")
 
@@ -177,9 +177,9 @@ COMMANDS = (
               "run.command.RUN")),
     Command("status",
         Words("status", "Show every GPU, who uses it and who has reserved it.",
-              "status.showing.STATUS"),
+              "status.status.STATUS"),
         OptionOfMagic("--status", "show every GPU, who uses it and who has it",
-                      "status.showing.show_in_notebook",
+                      "status.status.show_in_notebook",
                       "--status shows every GPU; it takes no names."),
         OptionOfMagic("--all", "with --status: each GPU, also where many are free and alike"),
         Form("text", "the default"), Form("json", "for programs")),
@@ -188,7 +188,7 @@ COMMANDS = (
         OptionOfOthers("--hosts HOST", "of other machines, by ssh: groups of [hosts] in "
                        "/etc/reserve_gpu.toml or ~/.config/reserve_gpu.toml, or names "
                        "(lab1 gpu[01-04]); without a name all groups",
-                       "hosts.others.OtherMachines", nargs="*")),
+                       "hosts.remote_status.OtherMachines", nargs="*")),
     Command("top",
         Words("top", "Show the same live in a terminal, each second, until q.", "top.live.TOP")),
     Command("report",
@@ -222,13 +222,13 @@ COMMANDS = (
         Words("kernel hold", "", "kernels.kernelspec.HOLD"),
         # What installed kernels are started with, so these words must stay as they are.
         Words("kernel start", "", "kernels.kernelspec.START")),
-    Command("programs",
+    Command("agents",
         Words("why", "Would I get a GPU now, and if not, why not, and when?",
-              "programs.why.WHY"),
+              "agents.why.WHY"),
         Words("skill", "Print a page that teaches a coding agent to reserve its GPUs.",
-              "programs.skill.SKILL"),
+              "agents.skill.SKILL"),
         OptionOfRun("--json", "what we say, as lines of JSON on stderr",
-                    "programs.events.of_arguments"),
+                    "agents.events.of_arguments"),
         OptionOfRun("--events PLACE", "the same to a descriptor (3) or a file")),
     Command("slurm",
         OptionOfKernel("--slurm", "in a job of Slurm's; behind -- what srun takes",
@@ -236,9 +236,9 @@ COMMANDS = (
         # What such a kernel is started with here, and on its node. Not for people.
         Words("kernel slurm", "", "slurm.srun.SLURM"),
         Words("kernel node", "", "slurm.srun.NODE")),
-    Command("formats",
-        Form("html", "a page", "formats.page.page"),
-        Form("prometheus", "for node_exporter's textfile collector", "formats.prometheus.text",
+    Command("export",
+        Form("html", "a page", "export.html_page.page"),
+        Form("prometheus", "for node_exporter's textfile collector", "export.prometheus.text",
              is_general=False)),
 )  # fmt: skip
 

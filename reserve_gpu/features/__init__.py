@@ -1,1 +1,1 @@
-"""What a capability adds to what a process holds: a folder each, and a row in core/features.py."""
+"""Capabilities of a reservation that can be deleted, one folder each."""

@@ -16,11 +16,11 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import calls, proc
-from reserve_gpu.errors import DriverError, NoThreadError, shown
 from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, LOST, NO_LIMIT, Code
 from reserve_gpu.gpus.worker import HangError, Worker
-from reserve_gpu.model import State
+from reserve_gpu.model.devices import State
+from reserve_gpu.model.errors import DriverError, NoThreadError, shown
+from reserve_gpu.system import executor, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from reserve_gpu.calls import T, Ts
     from reserve_gpu.gpus import import_errors, start_errors
+    from reserve_gpu.system.executor import T, Ts
 else:  # needed only if something fails
-    import_errors = calls.Late("gpus.import_errors")
-    start_errors = calls.Late("gpus.start_errors")
+    import_errors = executor.Late("gpus.import_errors")
+    start_errors = executor.Late("gpus.start_errors")
 
 LIBRARY = "libnvidia-ml.so.1"
 WSL_LIBRARY = f"/usr/lib/wsl/lib/{LIBRARY}"
@@ -83,7 +83,7 @@ class Bindings:
             self._worker = Worker()
         except NoThreadError as error:
             raise DriverError(str(error)) from error
-        self._group = proc.control_group()
+        self._group = procfs.control_group()
         self._is_initialised = False
         self._start: int | DriverError | None = None  # how the initialisation ended
         self._initialisation = self._worker.post(self._initialise)
@@ -299,7 +299,7 @@ def import_pynvml() -> ModuleType:
     with warnings.catch_warnings():
         # PyPI's package pynvml only wraps the official bindings, and warns that it does.
         warnings.simplefilter("ignore")
-        error = calls.import_error("pynvml")
+        error = executor.import_error("pynvml")
     if error:
         raise import_errors.not_imported(error) from error
     pynvml = sys.modules["pynvml"]

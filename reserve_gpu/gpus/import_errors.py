@@ -14,8 +14,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from reserve_gpu import errors
-from reserve_gpu.errors import COMMAND_LIMIT, REASON_LIMIT, DriverError, shown
+from reserve_gpu.model import errors
+from reserve_gpu.model.errors import COMMAND_LIMIT, REASON_LIMIT, DriverError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

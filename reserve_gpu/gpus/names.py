@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import TypeAlias, TypeVar
 
-from reserve_gpu.errors import REASON_LIMIT, RequestError, shown
-from reserve_gpu.model import Device, Fault
+from reserve_gpu.model.devices import Device, Fault
+from reserve_gpu.model.errors import REASON_LIMIT, RequestError, shown
 
 AnyDevice = TypeVar("AnyDevice", Device, Device | Fault)
 DeviceNames: TypeAlias = str | int | Iterable[str | int]  # as people give them

@@ -11,12 +11,22 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import proc
-from reserve_gpu.errors import NoDeviceError
 from reserve_gpu.gpus.bindings import Bindings, DeviceError
 from reserve_gpu.gpus.codes import DOWN_OR_HUNG, NOT_OFFERED, Code
 from reserve_gpu.gpus.usage import is_desktop, split_graphics
-from reserve_gpu.model import GRAPHICS, MIB, Board, Device, Fault, Gauges, Process, State, Usage
+from reserve_gpu.model.devices import (
+    GRAPHICS,
+    MIB,
+    Board,
+    Device,
+    Fault,
+    Gauges,
+    Process,
+    State,
+    Usage,
+)
+from reserve_gpu.model.errors import NoDeviceError
+from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -82,7 +92,7 @@ class Nvml:
     """
 
     def __init__(self, limit_s: float = CALL_LIMIT_S) -> None:
-        self.sees_all, self._is_wsl = proc.sees_all_processes(), proc.is_wsl()
+        self.sees_all, self._is_wsl = procfs.sees_all_processes(), procfs.is_wsl()
         self._limit_s = limit_s
         self._devices: dict[int, list[Device | Fault]] = {}  # by the GPU's index
         # By UUID: NVML's handles of the device, and of the GPU that it is or is a part of. Of an
@@ -297,7 +307,7 @@ class Nvml:
         try:
             # Where there is no total it is asked for once more, for the error.
             total_mib = total_mib or ask("nvmlDeviceGetMemoryInfo", gpu).total / MIB
-            host_mib = proc.memory_mib() or 0.0
+            host_mib = procfs.memory_mib() or 0.0
             is_as_large = LEAST_OF_HOST * host_mib <= total_mib <= host_mib
             return is_as_large and ask("nvmlDeviceGetAddressingMode", gpu) == ADDRESSING_ATS
         except DeviceError as error:
@@ -329,7 +339,7 @@ class Nvml:
         total_mib, _, reserve_mib = self._read_memory(handle)
         if slot is None and self._has_host_memory(gpu, total_mib):
             self._boards[index] = self._boards[index]._replace(has_host_memory=True)
-            total_mib = total_mib or proc.memory_mib()
+            total_mib = total_mib or procfs.memory_mib()
         gpu_uuid, old_name = (None, None) if slot is None else self._read_origin(handle, gpu)
         return Device(
             index=index,

@@ -13,9 +13,9 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import proc
-from reserve_gpu.errors import REASON_LIMIT, DriverError, NoDriverError, shown
 from reserve_gpu.gpus.codes import Code
+from reserve_gpu.model.errors import REASON_LIMIT, DriverError, NoDriverError, shown
+from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -183,7 +183,7 @@ def _without_library(around: Surroundings) -> str:
 
 def look_around(unloadable: Sequence[str] | None = None) -> Surroundings:
     """Return the surroundings of this process."""
-    is_wsl = proc.is_wsl()
+    is_wsl = procfs.is_wsl()
     return Surroundings(
         is_linux=sys.platform == "linux",
         is_wsl=is_wsl,
@@ -191,7 +191,7 @@ def look_around(unloadable: Sequence[str] | None = None) -> Surroundings:
         control_error=_error_of(WSL_CONTROL if is_wsl else CONTROL),
         has_cuda=_has_cuda(),
         is_jetson=any(map(os.path.exists, JETSON_FILES)),
-        is_inside=proc.pid_namespace() not in (None, proc.INITIAL_PID_NAMESPACE),
+        is_inside=procfs.pid_namespace() not in (None, procfs.INITIAL_PID_NAMESPACE),
         unloadable=unloadable,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model import GRAPHICS, ComputeMode, Device, Process, State, Usage
+from reserve_gpu.model.devices import GRAPHICS, ComputeMode, Device, Process, State, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -12,17 +12,17 @@ from _queue import SimpleQueue  # as `queue` has it, which loads other kinds bes
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import calls
-from reserve_gpu.calls import POLL_S, Call
-from reserve_gpu.errors import NoThreadError
-from reserve_gpu.model import Slow
+from reserve_gpu.model.errors import NoThreadError
+from reserve_gpu.model.progress import Slow
+from reserve_gpu.system import executor
+from reserve_gpu.system.executor import POLL_S, Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from typing_extensions import Unpack
 
-    from reserve_gpu.calls import T, Ts
+    from reserve_gpu.system.executor import T, Ts
 
 SLOW_S = 2.0  # after that the caller is told what is waited for
 
@@ -65,10 +65,10 @@ class Worker:
         start = time.monotonic()
         try:
             while not call.given_up and not call.wait(limit_s=min(POLL_S, limit_s)):
-                calls.checkpoint()
+                executor.checkpoint()
                 waited_s = time.monotonic() - start
                 if waited_s >= SLOW_S:
-                    calls.tell(Slow(self.doing.get(call.thread, ""), waited_s))
+                    executor.tell(Slow(self.doing.get(call.thread, ""), waited_s))
                 if waited_s >= limit_s:
                     self._give_up(call, f"no answer within {limit_s:g} s")
         except BaseException:  # its caller has gone
@@ -89,7 +89,7 @@ class Worker:
 
     def _start_thread(self) -> None:
         self._calls: SimpleQueue[Call[Any] | None] = SimpleQueue()
-        calls.start(_make_calls, self._calls)
+        executor.start(_make_calls, self._calls)
 
     def _give_up(self, call: Call[Any], reason: str) -> None:
         """Leave a thread that hangs to itself: it ends when its call does."""

@@ -16,8 +16,8 @@ from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from reserve_gpu import alarm, calls
-from reserve_gpu.forks import no_fork
+from reserve_gpu.system import executor, watchdog
+from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 NONE = -1  # no descriptor
 
 # By number: a serial number, then the file.
-_opened: dict[int, tuple[object, ...]] = calls.survive_reload("opened", dict)
-_serial = calls.survive_reload("serial", partial(count, 1))
+_opened: dict[int, tuple[object, ...]] = executor.survive_reload("opened", dict)
+_serial = executor.survive_reload("serial", partial(count, 1))
 
 
 def remember(descriptor: int) -> int:
@@ -66,7 +66,7 @@ def closing(descriptor: int) -> Iterator[None]:
 def process(pid: int) -> Iterator[int]:
     """Yield a pidfd of the process, closed at the end of the block. Raises OSError."""
     with no_fork:
-        descriptor = remember(alarm.open_process(pid))
+        descriptor = remember(watchdog.open_process(pid))
     with closing(descriptor):
         yield descriptor
 

@@ -24,8 +24,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
-from reserve_gpu import calls, proc, settings, this_process
-from reserve_gpu.errors import LockError, MutexHeldError, shell_line, shown
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.holders import (
@@ -48,15 +46,19 @@ from reserve_gpu.locks.lock import (
     kernel_device,
     write_lock,
 )
-from reserve_gpu.model import Claim, Holder, in_order
+from reserve_gpu.model.errors import LockError, MutexHeldError, shell_line, shown
+from reserve_gpu.model.holders import Claim, Holder
+from reserve_gpu.model.queue import in_order
+from reserve_gpu.system import executor, process_identity, procfs, settings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import Self
 
-    from reserve_gpu.clocks import Instant
-    from reserve_gpu.model import Ahead, Ticket
+    from reserve_gpu.model.clocks import Instant
+    from reserve_gpu.model.queue import Ticket
+    from reserve_gpu.model.requests import Ahead
 
 NAME = "reserve_gpu"
 # Machine-wide places, best first. /tmp is last: a service with PrivateTmp has one of its own.
@@ -119,7 +121,7 @@ class LockDirectory:
             waited_s = time.monotonic() - start
             if waited_s >= limit_s:
                 raise MutexHeldError(_mutex_message(self.holders.of(MUTEX).pid, waited_s))
-            calls.sleep(MUTEX_POLL_S)
+            executor.sleep(MUTEX_POLL_S)
         try:
             self._device = kernel_device(mutex.descriptor)
             self._holders = Holders(self.path, self.descriptor, self._device)
@@ -386,7 +388,7 @@ class LockDirectory:
         from records that only their owners can write, of devices that they have locked. The
         kernel's list may miss some locks.
         """
-        mounts, job = proc.mount_namespace(), this_process.job()
+        mounts, job = procfs.mount_namespace(), process_identity.job()
         claims: dict[int, list[Holder]] = {}
         for owner, file in self._locked_by_owner():
             is_held = is_sharers(file) or self._is_held(file)
@@ -578,8 +580,8 @@ class LockDirectory:
         holders = self.holders
         if pid := holders.of(name).listed_pid:
             # If its open files can't be seen, only its start time tells, to CLOCK_S.
-            is_sure = proc.shows_files(pid) or record.since is not None
-            return is_sure and proc.uid_of(pid) == owner
+            is_sure = procfs.shows_files(pid) or record.since is not None
+            return is_sure and procfs.uid_of(pid) == owner
         return record.since is not None and not holders.lists(name)
 
     def _is_held(self, name: str, path: str | None = None) -> bool:
@@ -691,7 +693,7 @@ def preferred_paths(path: str) -> tuple[str, ...]:
 
 
 def _second_name(path: str, other: str, status: os.stat_result) -> str:
-    owner = proc.user_name(status.st_uid)
+    owner = procfs.user_name(status.st_uid)
     run = shell_line(f"rm {path}")
     return f"its lock file, which belongs to {owner}, is a second name of {other}. Run: {run}"
 
@@ -707,7 +709,7 @@ def _unclear(path: str, other: str, pid: int | None) -> str:
 def _process(pid: int | None) -> str:
     if pid is None:
         return "a process that can't be seen from here"
-    return f"process {pid} of {proc.user_of(pid) or 'an unknown user'}"
+    return f"process {pid} of {procfs.user_of(pid) or 'an unknown user'}"
 
 
 def _share_prefix(uuid: str) -> str:

@@ -13,10 +13,10 @@ import stat
 import time
 from contextlib import suppress
 
-from reserve_gpu import containers, proc
-from reserve_gpu.errors import TOO_MANY_FILES, LockError, shell_line
-from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
+from reserve_gpu.model.errors import TOO_MANY_FILES, LockError, shell_line
+from reserve_gpu.system import containers, procfs
+from reserve_gpu.system.forks import no_fork
 
 DIRECTORY_MODE = 0o1777
 YOUNG_S = 1.0  # a file that was made so lately may still be in the making
@@ -261,7 +261,7 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
             "0666."
         )
     if status and error.errno == errno.EAGAIN:  # fcntl(2), "Leases": O_NONBLOCK does not wait
-        owner = proc.user_name(status.st_uid)  # besides root only the owner can take a lease
+        owner = procfs.user_name(status.st_uid)  # besides root only the owner can take a lease
         return (
             f"{path} can't be opened: a process of {owner} has a lease on it. Ask {owner}, or an "
             "administrator, to end that process. Run: grep LEASE /proc/locks"

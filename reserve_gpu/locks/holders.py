@@ -13,18 +13,20 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import proc
-from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.lock import KINDS, is_write_locked
-from reserve_gpu.model import Asks, Holder, Record, Ticket
+from reserve_gpu.model.errors import TOO_MANY_FILES, LockError
+from reserve_gpu.model.holders import Holder, Record
+from reserve_gpu.model.queue import Ticket
+from reserve_gpu.model.requests import Asks
+from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
     from io import RawIOBase
 
-    from reserve_gpu.clocks import Instant
+    from reserve_gpu.model.clocks import Instant
 
 QUEUE = "queue"  # the start of a waiter's file: queue-UID-N.lock
 SHARE = ".share"  # in the name of a sharer's file: UUID.share-UID-N.lock
@@ -61,7 +63,7 @@ class Holders:
         self._by_pid: dict[int, set[int]] | None = None
         self._locks: KernelList | None = None
         self._has_read_again = False
-        self._files: proc.LockedFiles | None = None
+        self._files: procfs.LockedFiles | None = None
         self._open: dict[tuple[int, int], int] | None = None
 
     def listing(self) -> list[str]:
@@ -79,7 +81,7 @@ class Holders:
         """
         if self._names is None:
             entries, locked = list(self._entries()), self._locked_inodes
-            uids = proc.all_uids() if proc.sees_all_locks() and len(entries) > MANY else None
+            uids = procfs.all_uids() if procfs.sees_all_locks() and len(entries) > MANY else None
             is_complete = self.shows_all_locks
             self._names = set()
             for entry in entries:
@@ -103,7 +105,7 @@ class Holders:
     @property
     def shows_all_locks(self) -> bool:
         """Return whether the kernel's list is read to its end, and shows all PID namespaces."""
-        return proc.sees_all_locks() and self._kernels_list.is_whole
+        return procfs.sees_all_locks() and self._kernels_list.is_whole
 
     @property
     def possibly_locked(self) -> set[str]:
@@ -141,7 +143,7 @@ class Holders:
             if match := re.fullmatch(NUMBERED, name[len(prefix) :]):
                 groups.setdefault(int(match[1]), []).append((int(match[2]), name))
         # The files of all users that this user namespace does not know have this one owner.
-        strangers = proc.unmapped_uid() if groups else None
+        strangers = procfs.unmapped_uid() if groups else None
         by_owner: dict[int, list[tuple[int, str]]] = {}
         for named, numbered in groups.items():
             count = 0
@@ -166,19 +168,22 @@ class Holders:
             return Holder(file=name)
         if has_owner(name):
             uid, holder = status.st_uid, self._holder(record, status)
-            if proc.uid_of(holder.listed_pid or 0) not in (None, uid):  # it was sent the descriptor
+            if procfs.uid_of(holder.listed_pid or 0) not in (
+                None,
+                uid,
+            ):  # it was sent the descriptor
                 holder = holder._replace(listed_pid=None)
             return holder._replace(uid=uid, file=name, record_owner=uid)
         taker = self._listed_pid(status)
         pid = self.keeper(taker, status) if taker else None
-        found = self._owned_record(name, proc.uid_of(pid) if pid else None, {pid, taker})
+        found = self._owned_record(name, procfs.uid_of(pid) if pid else None, {pid, taker})
         # Else an older version has it locked, or a program of another kind.
         record, own = found or (record, status)
         if found and taker and not pid:
             pid = self.keeper(taker, status, record.written_boot)
         # A process can send the locked descriptor to a process of another user. So the user of one
         # that did not take the lock counts only with a record that this user has locked.
-        user = proc.uid_of(pid) if pid and (found or pid == taker) else None
+        user = procfs.uid_of(pid) if pid and (found or pid == taker) else None
         holder = named(_of_nothing_shared(record), pid, own.st_mtime)
         is_owners = found is not None and user in (None, own.st_uid)
         owner = own.st_uid if is_owners else None
@@ -254,7 +259,7 @@ class Holders:
 
     def listed_uids(self) -> set[int]:
         """Return the users of the processes that the kernel's list names, whatever they have."""
-        uids = map(proc.uid_of, {*self._listed.values()})
+        uids = map(procfs.uid_of, {*self._listed.values()})
         return {uid for uid in uids if uid is not None}
 
     def _holder(self, record: Record, status: os.stat_result) -> Holder:
@@ -292,11 +297,11 @@ class Holders:
         """
         is_keeper = self._open_files.has(pid, file)
         if is_keeper is None:
-            began, began_boot = proc.began(pid), proc.began_boot(pid)
+            began, began_boot = procfs.began(pid), procfs.began_boot(pid)
             is_keeper = _is_before(began, file.st_ctime) or _is_before(began_boot, written_boot)
         if is_keeper:
             return pid
-        return self._opener(file) or (None if proc.began(pid) else pid)
+        return self._opener(file) or (None if procfs.began(pid) else pid)
 
     def _opener(self, file: os.stat_result) -> int | None:
         """Return a process that has a file locked, if this user can see its open files."""
@@ -305,12 +310,12 @@ class Holders:
         return self._open.get((file.st_dev, file.st_ino))
 
     @property
-    def _open_files(self) -> proc.LockedFiles:
+    def _open_files(self) -> procfs.LockedFiles:
         if self._files is None:
             inodes = self._locked_inodes
             if not self._kernels_list.is_whole:
                 inodes = inodes.union(entry.inode() for entry in self._entries())
-            self._files = proc.LockedFiles(inodes)
+            self._files = procfs.LockedFiles(inodes)
         return self._files
 
     @property
@@ -441,8 +446,8 @@ def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
 
     changed: the time stamp of the record's file, which the extension renews after each cell.
     """
-    now = proc.now()
-    is_elsewhere = pid is None and record.who.namespace not in (None, proc.pid_namespace())
+    now = procfs.now()
+    is_elsewhere = pid is None and record.who.namespace not in (None, procfs.pid_namespace())
     return Holder(
         record.at(now),
         pid,
@@ -526,7 +531,7 @@ def _read(file: RawIOBase) -> tuple[bytes, bool]:
 
 def _is_by(record: Record, pids: Collection[int | None]) -> bool:
     """Return whether one of these processes of this PID namespace may have written a record."""
-    return record.who.namespace != proc.pid_namespace() or record.who.pid in pids
+    return record.who.namespace != procfs.pid_namespace() or record.who.pid in pids
 
 
 def _is_before(began: float | None, at: float | None) -> bool:

@@ -12,15 +12,15 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import proc
-from reserve_gpu.errors import LockError
-from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
+from reserve_gpu.model.errors import LockError
+from reserve_gpu.system import procfs
+from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
-    from reserve_gpu.clocks import Instant
-    from reserve_gpu.model import Record
+    from reserve_gpu.model.clocks import Instant
+    from reserve_gpu.model.holders import Record
 
 with suppress(ImportError):  # Windows, where nothing can be reserved
     import fcntl
@@ -49,7 +49,7 @@ class Lock:
     def __init__(self, descriptor: int, path: str, taken: Instant | None = None) -> None:
         self.path = path
         self.descriptor = descriptor
-        self.taken = taken or proc.now()
+        self.taken = taken or procfs.now()
         self._opening = descriptors.opening(descriptor)
         self._pid = os.getpid()
 
@@ -71,7 +71,7 @@ class Lock:
         """
         if not self.held():
             return None
-        now = proc.now()
+        now = procfs.now()
         record = record._replace(since=self.taken.wall, since_boot=self.taken.boot)
         record = record._replace(written=now.wall, written_boot=now.boot)
         reason = self.owned.write(record) if self.owned else None

@@ -13,15 +13,18 @@ import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from reserve_gpu import calls, proc
 from reserve_gpu.locks.holders import MANY, QUEUE
-from reserve_gpu.model import Ahead, Asks, Device, Earlier, Holder, Record, Ticket
+from reserve_gpu.model.holders import Holder, Record
+from reserve_gpu.model.queue import Earlier, Ticket
+from reserve_gpu.model.requests import Ahead, Asks
+from reserve_gpu.system import executor, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.locks.lock import Lock
+    from reserve_gpu.model.devices import Device
 
 BACK_S = 120.0  # within which a process that left the queue without a device finds its old place
 STOPPED_S = 5.0  # without a sign of life; a waiter gives one each second
@@ -118,7 +121,7 @@ class Place(AbstractContextManager["Place"]):
         lost = self._own_ticket(self._lock.name) if self._lock else None
         if lost and all(each.key != lost.key for each in tickets):  # there is no copy of it
             old = lost
-        self._number = old.number if old else proc.boot_clock_ns()
+        self._number = old.number if old else procfs.boot_clock_ns()
         self._before = {**self._earlier(lock.name, tickets, old), **(self._before or {})}
         if self._lock:
             self._lock.release()
@@ -175,7 +178,7 @@ class Place(AbstractContextManager["Place"]):
         found = self._directory.left_by(ahead)
         if found is None or (found[0] == uid and uid != os.geteuid()):
             return None
-        now = proc.now().boot
+        now = procfs.now().boot
         left = max(0.0, now - found[1]) if ahead.left is None else min(ahead.left, now)
         return Earlier(ahead.number, left=left) if now - left < self._back_s else None
 
@@ -258,7 +261,7 @@ class Place(AbstractContextManager["Place"]):
         pid = ticket.holder.listed_pid if ticket else None
         if ticket and earlier.left is None and pid in (None, earlier.pid):
             return earlier
-        now, devices = proc.now().boot, self._directory.holders.device_files
+        now, devices = procfs.now().boot, self._directory.holders.device_files
         left = now if earlier.left is None else earlier.left
         if earlier.left is None:
             is_served = ticket is None and self._directory.is_served(name)
@@ -374,20 +377,20 @@ class EndOfQueue(Place):
 def wait_for_news(
     until: float,
     is_news: Callable[[], bool],
-    between: Callable[[], object] = calls.checkpoint,
+    between: Callable[[], object] = executor.checkpoint,
 ) -> bool:
     """Return at that moment, by time.monotonic(), or before it when there is news: True.
 
     is_news: a cheap look into the kernel's list of locks, made again and again where that shows all
     of them; elsewhere, as in a container, it says too little. between: called likewise; may raise.
     """
-    is_told = proc.sees_all_locks()
+    is_told = procfs.sees_all_locks()
     while True:
         between()  # at least once, as it may be that moment already
         left_s = until - time.monotonic()
         if left_s <= 0:
             return False
-        time.sleep(min(left_s, calls.POLL_S))
+        time.sleep(min(left_s, executor.POLL_S))
         if is_told and is_news():
             return True
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from reserve_gpu import foreign, proc, settings, this_kernel, this_process
-from reserve_gpu.model import Record, Who
+from reserve_gpu.model import untrusted
+from reserve_gpu.model.holders import Record, Who
+from reserve_gpu.system import jupyter_kernel, process_identity, procfs, settings
 
 BYTES_LIMIT = 1 << 16  # what is longer was not written by us
 
@@ -18,20 +19,20 @@ def myself() -> Who:
     Whoever can see this process goes by the system's word for its user, so here the variable that
     the login has set is enough.
     """
-    title = this_process.title()
+    title = process_identity.title()
     return Who(
-        user=os.environ.get("LOGNAME") or proc.user_of(os.getpid()),
+        user=os.environ.get("LOGNAME") or procfs.user_of(os.getpid()),
         # An engine inherits the variable of the notebook that has started it.
-        notebook=None if title else this_process.notebook(),
-        command=title or this_process.own_command(),
-        cwd=this_process.working_directory(),
+        notebook=None if title else process_identity.notebook(),
+        command=title or process_identity.own_command(),
+        cwd=process_identity.working_directory(),
         pid=os.getpid(),
-        namespace=proc.pid_namespace(),
-        origin=this_kernel.origin(),
+        namespace=procfs.pid_namespace(),
+        origin=jupyter_kernel.origin(),
         agent=os.environ.get(settings.AGENT) or None,
-        job=this_process.job(),
+        job=process_identity.job(),
         job_name=os.environ.get("SLURM_JOB_NAME"),
-        mounts=proc.mount_namespace(),
+        mounts=procfs.mount_namespace(),
     )
 
 
@@ -49,7 +50,7 @@ def write(descriptor: int, record: Record) -> str | None:
     new = record.to_dict()
     if _without_times(new) == _without_times(fields(descriptor)):
         return None
-    data = foreign.encoded(new, BYTES_LIMIT)
+    data = untrusted.encoded(new, BYTES_LIMIT)
     try:
         # Cover a longer record first: a reader must not find the rest of it behind this one.
         data = data.ljust(min(os.fstat(descriptor).st_size, BYTES_LIMIT))
@@ -67,7 +68,7 @@ def write(descriptor: int, record: Record) -> str | None:
 def fields(descriptor: int) -> dict[str, Any]:
     """Return the fields in an open lock file; an empty dict if it contains none."""
     with suppress(OSError, ValueError):
-        parsed = foreign.parsed(os.pread(descriptor, BYTES_LIMIT + 1, 0), BYTES_LIMIT)
+        parsed = untrusted.parsed(os.pread(descriptor, BYTES_LIMIT + 1, 0), BYTES_LIMIT)
         if isinstance(parsed, dict):
             return parsed
     return {}

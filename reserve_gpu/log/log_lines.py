@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
-from reserve_gpu import foreign
-from reserve_gpu.foreign import LATEST_S, MOST_MIB, number, text
-from reserve_gpu.model import End
+from reserve_gpu.model import untrusted
+from reserve_gpu.model.requests import End
+from reserve_gpu.model.untrusted import LATEST_S, MOST_MIB, number, text
 
 LINE_LIMIT = 4096  # bytes with the line end; what is longer was not written by us
 TEXT_LIMIT = 200  # characters of each text that is written
@@ -71,7 +71,7 @@ class LogLine(NamedTuple):
         """Return the line, without unknown fields. The longest texts are cut to fit the limit."""
         fields = {name: _plain(value) for name, value in self._asdict().items()}
         known = {name: value for name, value in fields.items() if value is not None}
-        return foreign.encoded(known, LINE_LIMIT - len("\n")).decode()
+        return untrusted.encoded(known, LINE_LIMIT - len("\n")).decode()
 
 
 def month(at: float) -> str:
@@ -82,7 +82,7 @@ def month(at: float) -> str:
 def parsed(line: bytes) -> LogLine | None:
     """Return what a line says; None if it is none of ours."""
     try:
-        fields = foreign.parsed(line, LINE_LIMIT)
+        fields = untrusted.parsed(line, LINE_LIMIT)
         return _entry(fields) if isinstance(fields, dict) else None
     except (ValueError, TypeError, KeyError):
         return None

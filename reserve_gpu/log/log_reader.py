@@ -8,10 +8,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import proc
 from reserve_gpu.log import places
 from reserve_gpu.log.log_lines import LINE_LIMIT, LogLine, month, parsed
 from reserve_gpu.log.log_writer import MONTH, PAGE
+from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,13 +44,13 @@ def since(
         left.setdefault(uid, most_lines)
         yield from _of_folder(folder, uid, moment, now, left)
         if left[uid] < 0:
-            cut.add(proc.user_name(uid))
+            cut.add(procfs.user_name(uid))
 
 
 def _of_folder(
     folder: int, uid: int, moment: float, now: float, left: dict[int, int]
 ) -> Iterator[Logged]:
-    user, latest = proc.user_name(uid), now + AHEAD_S
+    user, latest = procfs.user_name(uid), now + AHEAD_S
     names = sorted(os.listdir(folder), reverse=True)
     pages = _lines(folder, uid, filter(PAGE.fullmatch, names), left)
     # A page that is read before the files of months may be appended to them in between. Then the

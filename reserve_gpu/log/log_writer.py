@@ -16,12 +16,12 @@ from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from reserve_gpu.errors import HistoryError
-from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.lock import flock
 from reserve_gpu.log.log_lines import LogLine, month, parsed
-from reserve_gpu.model import End
+from reserve_gpu.model.errors import HistoryError
+from reserve_gpu.model.requests import End
+from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

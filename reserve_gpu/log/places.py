@@ -17,13 +17,14 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import proc, rules, settings
-from reserve_gpu.errors import HistoryError
+from reserve_gpu.allocation import admin_rules
+from reserve_gpu.model.errors import HistoryError
+from reserve_gpu.system import procfs, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reserve_gpu.model import Rules
+    from reserve_gpu.model.requests import Rules
 
 OWN_MODE = 0o700
 ROOT = 0
@@ -54,7 +55,7 @@ def path_to_write(ruled: Rules | None) -> str | None:
     It need not be there. The user's own word counts before the administrator's.
     ruled: what the administrator's file says. Raises RequestError.
     """
-    own = rules.own_history()
+    own = admin_rules.own_history()
     word = own if own is not None else ruled.history if ruled else None
     if word is False:
         return None
@@ -92,7 +93,7 @@ def is_for_all(path: str) -> bool:
         status = os.lstat(path)
         is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         is_safe = not is_shared or bool(status.st_mode & stat.S_ISVTX)
-        return stat.S_ISDIR(status.st_mode) and status.st_uid in rules.owners() and is_safe
+        return stat.S_ISDIR(status.st_mode) and status.st_uid in admin_rules.owners() and is_safe
     return False
 
 
@@ -126,4 +127,4 @@ def _numbered(name: str) -> Iterator[str]:
 
 
 def _in_home() -> str:
-    return os.path.join(settings.state_directory(), proc.machine_name())
+    return os.path.join(settings.state_directory(), procfs.machine_name())

@@ -10,17 +10,19 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import errors, foreign, machine, proc
+from reserve_gpu.allocation import snapshot
 from reserve_gpu.commands.table import Seen, others_of
-from reserve_gpu.core import elsewhere
-from reserve_gpu.report import about_reservations, layout
-from reserve_gpu.report.faces import MAGIC
-from reserve_gpu.report.status import Status
+from reserve_gpu.model import errors, untrusted
+from reserve_gpu.render import layout, reservation_list
+from reserve_gpu.render.frontend import MAGIC
+from reserve_gpu.render.status_view import Status
+from reserve_gpu.reservation import remote_release
+from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reserve_gpu.model import Holder, Row
+    from reserve_gpu.model.holders import Holder, Row
 
 
 def status_without_driver() -> Status:
@@ -30,8 +32,8 @@ def status_without_driver() -> Status:
     """
     rows: tuple[Row, ...] = ()
     with suppress(errors.LockError):
-        rows = machine.reserved_without_driver()
-    return Status(rows, time=time.time(), host=proc.machine_name())
+        rows = snapshot.reserved_without_driver()
+    return Status(rows, time=time.time(), host=procfs.machine_name())
 
 
 def html(status: Status) -> str:
@@ -62,7 +64,7 @@ def printable(value: Any) -> Any:
     value: what `to_dict()` of a status returns, in which texts are as other users wrote them.
     """
     if isinstance(value, str):
-        return errors.shown(value, foreign.TEXT_LIMIT)
+        return errors.shown(value, untrusted.TEXT_LIMIT)
     if isinstance(value, list):
         return [printable(each) for each in value]
     if isinstance(value, dict):
@@ -75,7 +77,7 @@ def is_own(holder: Holder) -> bool:
 
     holder: one of `row.holders` of a status, or the `ticket.holder` of one of its `waiting`.
     """
-    return machine.is_own(holder)
+    return snapshot.is_own(holder)
 
 
 def kernel_of(holder: Holder, kernels: Mapping[int | str, str]) -> str | None:
@@ -85,8 +87,8 @@ def kernel_of(holder: Holder, kernels: Mapping[int | str, str]) -> str | None:
     kernels: what that program calls each of them, by its pid and by its connection file. What a
         kernel holds is kept over its restart for the next one with that file.
     """
-    known: list[int | str] = [*proc.lineage(holder.pid)] if holder.pid else []
-    if holder.record.kept_until is not None and (left := elsewhere.left_of(holder)):
+    known: list[int | str] = [*procfs.lineage(holder.pid)] if holder.pid else []
+    if holder.record.kept_until is not None and (left := remote_release.left_of(holder)):
         known.insert(0, left.connection_file)
     return next((kernels[each] for each in known if each in kernels), None)
 
@@ -103,13 +105,13 @@ def release(
     such reservation. Waits 5 s for an answer; for an end as long as what comes before it may take.
     Raises LockError.
     """
-    for reserved in (every := elsewhere.of_user()):
+    for reserved in (every := remote_release.of_user()):
         holder = reserved.holder
-        if pid in elsewhere.pids_of(holder) and since in (None, holder.since):
-            choice = elsewhere.Choice(reserved, reserved.rows)
-            answer = elsewhere.release(choice, is_end=is_end)
-            text = about_reservations.released(reserved, answer, every, MAGIC)
-            return answer in elsewhere.DONE, text
+        if pid in remote_release.pids_of(holder) and since in (None, holder.since):
+            choice = remote_release.Choice(reserved, reserved.rows)
+            answer = remote_release.release(choice, is_end=is_end)
+            text = reservation_list.released(reserved, answer, every, MAGIC)
+            return answer in remote_release.DONE, text
     return None
 
 

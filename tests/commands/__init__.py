@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reserve_gpu.commands.table import NAMES
-from reserve_gpu.core.features import FEATURES
+from reserve_gpu.reservation.feature_registry import FEATURES
 
 
 def needs_command(name: str) -> pytest.MarkDecorator:
@@ -20,8 +20,8 @@ TYPED = {
     "report": {"report"},
     "kernels": {"kernel"},
     "lease": {"--for", "--until", "--idle", "--if-wanted", "--end-kernel"},
-    "programs": {"why", "skill"},
-    "formats": {"html", "htlm", "prometheus", "record"},
+    "agents": {"why", "skill"},
+    "export": {"html", "htlm", "prometheus", "record"},
 }
 THERE = NAMES | {row.module.split(".")[1] for row in FEATURES}
 UNKNOWN = {word for name, words in TYPED.items() if name not in THERE for word in words}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reserve_gpu.core.features import FEATURES
+from reserve_gpu.reservation.feature_registry import FEATURES
 
 
 def needs_feature(name: str) -> pytest.MarkDecorator:

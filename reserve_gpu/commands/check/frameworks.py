@@ -12,13 +12,13 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import calls, proc, programs, spawn
+from reserve_gpu import api
 from reserve_gpu.commands.check import probes, verdict
 from reserve_gpu.commands.check.verdict import Finding, Verdict
 from reserve_gpu.commands.table import Output, Subcommand
-from reserve_gpu.core import api, caps, environment, looking
-from reserve_gpu.core.session import session
-from reserve_gpu.errors import (
+from reserve_gpu.gpus import cuda_environment
+from reserve_gpu.model.devices import Device
+from reserve_gpu.model.errors import (
     DriverError,
     ImpossibleError,
     ReserveGPUError,
@@ -26,20 +26,26 @@ from reserve_gpu.errors import (
     own_command,
     shown,
 )
-from reserve_gpu.model import Device, News, Promise, Row, Size
-from reserve_gpu.notices import ToType
-from reserve_gpu.option import Option
-from reserve_gpu.report import html, messages, words
-from reserve_gpu.report.columns import GAP, width_of, wrapped
-from reserve_gpu.report.faces import MAGIC, PYTHON, Face, shell
-from reserve_gpu.report.progress import Live
-from reserve_gpu.report.terminal import PLAIN_COLUMNS, is_terminal, size
-from reserve_gpu.report.times import duration
-from reserve_gpu.report.words import escape, listed, plain
+from reserve_gpu.model.notices import ToType
+from reserve_gpu.model.option import Option
+from reserve_gpu.model.requests import Promise, Size
+from reserve_gpu.render import html, messages, phrases
+from reserve_gpu.render.columns import GAP, width_of, wrapped
+from reserve_gpu.render.durations import duration
+from reserve_gpu.render.frontend import MAGIC, PYTHON, Face, shell
+from reserve_gpu.render.phrases import escape, listed, plain
+from reserve_gpu.render.progress import Live
+from reserve_gpu.render.terminal import PLAIN_COLUMNS, is_terminal, size
+from reserve_gpu.reservation import memory_caps, status
+from reserve_gpu.reservation.session import session
+from reserve_gpu.system import executor, procfs, spawn, subprocesses
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Mapping, Sequence
+
+    from reserve_gpu.model.holders import Row
+    from reserve_gpu.model.progress import News
 
 
 LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
@@ -134,7 +140,7 @@ def check(
         raise ImpossibleError(f"A check needs Linux or WSL2; this is {sys.platform}.")
     reservation = api.current()
     try:
-        rows = looking.look(slow).rows
+        rows = status.look(slow).rows
     except DriverError:
         if reservation is None:
             raise
@@ -146,8 +152,8 @@ def check(
     place = verdict.Expectation(
         reserved=reserved,
         known=tuple(row.device for row in rows if isinstance(row.device, Device)),
-        visible=os.environ.get(environment.VISIBLE),
-        expected=reservation.environ[environment.VISIBLE] if reservation else None,
+        visible=os.environ.get(cuda_environment.VISIBLE),
+        expected=reservation.environ[cuda_environment.VISIBLE] if reservation else None,
         driver=answers[DRIVER],
     )
     findings = [
@@ -163,10 +169,10 @@ def _capped(key: str, found: Finding, devices: Sequence[Device], part: Size | No
     """Return the finding with what keeps the framework within a part, or the line that would."""
     if part is None:
         return found
-    names = caps.kept_by(os.environ)
+    names = memory_caps.kept_by(os.environ)
     if name := names.get(key):
         return found._replace(cap=f"{name}={shown(os.environ[name], VALUE_LIMIT)}")
-    return found._replace(to_type=caps.to_type(devices, part.mib).get(key))
+    return found._replace(to_type=memory_caps.to_type(devices, part.mib).get(key))
 
 
 def _answers(
@@ -188,7 +194,7 @@ def _answers(
 
     commands = {key: spawn.python(probes.__file__, key, allowed, path) for key in present}
     try:
-        return calls.apart(_run, commands, limit_s, show=lambda news: tell(*news))
+        return executor.apart(_run, commands, limit_s, show=lambda news: tell(*news))
     except OSError as error:
         raise ReserveGPUError(f"The check can't start a process: {error}.") from error
 
@@ -198,8 +204,8 @@ def _run(
 ) -> dict[str, verdict.FrameworkAnswer]:
     """Return what each says until its end, or until limit_s."""
     answers = dict[str, verdict.FrameworkAnswer]()
-    with programs.started(commands, {**spawn.environment(), **QUIET}) as started:
-        for key in programs.heard(started, limit_s, show=lambda *news: calls.tell(news)):
+    with subprocesses.started(commands, {**spawn.environment(), **QUIET}) as started:
+        for key in subprocesses.heard(started, limit_s, show=lambda *news: executor.tell(news)):
             answers[key] = verdict.answer(*started[key].said, started[key].code(), limit_s)
             started[key].end()
         late = {key: verdict.answer(*each.said, None, limit_s) for key, each in started.items()}
@@ -208,7 +214,7 @@ def _run(
 
 def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], Promise]:
     """Return what an ancestor has reserved for this process, in CUDA's order, and its promise."""
-    ancestors = proc.ancestors()
+    ancestors = procfs.ancestors()
     held = {
         row.device: holder.record.promise
         for row in rows
@@ -216,7 +222,7 @@ def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], Promise]:
         for holder in row.holders
         if holder.listed_pid in ancestors
     }
-    devices = environment.in_order(held, os.environ.get(environment.VISIBLE, ""))
+    devices = cuda_environment.in_order(held, os.environ.get(cuda_environment.VISIBLE, ""))
     return devices, next(iter(held.values()), Promise())
 
 
@@ -227,8 +233,8 @@ def _above(check: Check) -> list[str]:
     """Return the lines above the table; what can be typed stands alone on one."""
     python = f" Python: {shown(check.python, PATH_LIMIT)}."
     if check.reserved:
-        part = f"{words.part(check.part)} of " if check.part else ""
-        return [f"Reserved: {part}{words.labels(check.reserved)}.{python}"]
+        part = f"{phrases.part(check.part)} of " if check.part else ""
+        return [f"Reserved: {part}{phrases.labels(check.reserved)}.{python}"]
     now = "not set" if check.visible is None else repr(shown(check.visible))
     return [
         "Nothing is reserved here, so no framework was started on a GPU.",

@@ -11,16 +11,16 @@ from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import foreign
 from reserve_gpu.commands.check.probes import MISSING
-from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
-from reserve_gpu.report.words import listed
+from reserve_gpu.model import untrusted
+from reserve_gpu.model.errors import shown
+from reserve_gpu.render.phrases import listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Device
+    from reserve_gpu.model.devices import Device
 
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE (cuda.h)
 TEXT_LIMIT = 200  # characters of what a framework says
@@ -196,7 +196,7 @@ def answer(out: bytes, err: bytes, code: int | None, limit_s: float) -> Framewor
     merged: dict[str, Any] = {}
     for line in out.splitlines():
         with suppress(ValueError):
-            news = foreign.parsed(line)
+            news = untrusted.parsed(line)
             merged |= news if isinstance(news, dict) else {}
     fields = {name: value for name, value in merged.items() if name in FrameworkAnswer._fields}
     lines = [line for line in err.decode("utf-8", "replace").splitlines() if line.strip()]

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from traitlets import List, Unicode
 
-from reserve_gpu import errors, proc, settings, spawn, this_kernel
-from reserve_gpu.commands.hosts import remote
-from reserve_gpu.commands.hosts.others import SSHPYK, named
+from reserve_gpu.commands.hosts import remote_kernel
+from reserve_gpu.commands.hosts.remote_status import SSHPYK, named
+from reserve_gpu.model import errors
+from reserve_gpu.system import jupyter_kernel, procfs, settings, spawn
 
 LIMIT_S = 30.0  # in which a kernel is tried on another host
 try:
@@ -70,14 +71,14 @@ class HostsProvisioner(SSHKernelProvisioner):
             name = await self._find(kwargs.get("env") or os.environ, failed)
             try:
                 made = await self._launched(**kwargs)
-                if await asyncio.to_thread(remote.has_gpu, name, self.rem_pid_k or 0):
+                if await asyncio.to_thread(remote_kernel.has_gpu, name, self.rem_pid_k or 0):
                     return made
                 failed[name] = f"the kernel has no GPU. Try: ssh {name} reserve-gpu status"
             except FAILURES as error:
                 failed[name] = errors.shown(str(error), errors.REASON_LIMIT)
             await self._give_up()
             if time.monotonic() > until:  # clients give up on a kernel after 60 s
-                raise remote.NoHostError(f"No kernel was started. {name}: {failed[name]}.")
+                raise remote_kernel.NoHostError(f"No kernel was started. {name}: {failed[name]}.")
 
     async def _launched(self, **kwargs: Any) -> dict[str, Any]:
         """Start the kernel on the host that was found."""
@@ -107,19 +108,19 @@ class HostsProvisioner(SSHKernelProvisioner):
         """
         if os.name == "nt":
             text = "A kernel on another machine needs ssh's ControlMaster, which Windows lacks"
-            raise remote.NoHostError(f"{text}. Use WSL2.")
+            raise remote_kernel.NoHostError(f"{text}. Use WSL2.")
         told = {
             "id": f"ssh-{uuid.uuid4()}",
             "notebook": environ.get("JPY_SESSION_NAME", ""),
-            "machine": proc.machine_name(),
+            "machine": procfs.machine_name(),
             "wishes": "\0".join(self.wishes),
         }
         kernel = ["--id", told["id"], "--kernel", self.remote_kernel_name]
         self.ssh_host_alias, python = await asyncio.to_thread(
-            remote.find, named(self.hosts), self.wishes, kernel, failed, _lack
+            remote_kernel.find, named(self.hosts), self.wishes, kernel, failed, _lack
         )
         self.ssh = self.ssh or spawn.program("ssh")
-        said = this_kernel.as_started(told)
+        said = jupyter_kernel.as_started(told)
         # sshpyk forwards no environment. It writes FP_PY="{remote_python}" into its command.
         self.remote_python = f'{python}"; export {settings.STARTED}="{said}'
         return self.ssh_host_alias

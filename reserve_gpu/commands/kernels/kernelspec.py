@@ -13,7 +13,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from reserve_gpu import errors, foreign, options, proc, settings, this_kernel, this_process
+from reserve_gpu import api, request_options
+from reserve_gpu.allocation import request
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import (
     KERNEL_OPTIONS,
@@ -23,12 +24,13 @@ from reserve_gpu.commands.table import (
     load,
     others,
 )
-from reserve_gpu.core import api, request
-from reserve_gpu.errors import RequestError, ReserveGPUError, shown
-from reserve_gpu.model import News, Waiting
-from reserve_gpu.option import Option
-from reserve_gpu.quantities import parse_duration
-from reserve_gpu.report import faces, words
+from reserve_gpu.model import errors, untrusted
+from reserve_gpu.model.errors import RequestError, ReserveGPUError, shown
+from reserve_gpu.model.option import Option
+from reserve_gpu.model.parsing import parse_duration
+from reserve_gpu.model.progress import News, Waiting
+from reserve_gpu.render import frontend, phrases
+from reserve_gpu.system import jupyter_kernel, process_identity, procfs, settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,13 +130,13 @@ def _batch(arguments: Namespace) -> OptionOfKernel | None:
 
 def _display_name(wishes: Namespace, where: str) -> str:
     """Return `Python 3 (GPU in lab: count 2)`, so that two kernels can be told apart."""
-    asked = ", ".join(word.lstrip("-").replace("=", " ") for word in options.words(wishes))
+    asked = ", ".join(word.lstrip("-").replace("=", " ") for word in request_options.words(wishes))
     return f"Python 3 (GPU{where}{f': {asked}' if asked else ''})"
 
 
 def _check(wishes: Namespace) -> None:
     """Raise RequestError for what no machine could satisfy: a kernel would say it only later."""
-    arguments = options.wishes(wishes)
+    arguments = request_options.wishes(wishes)
     wait = arguments.pop("wait")
     request.parse(arguments.pop("devices"), **arguments)
     if re.match(r"\s*[0-9]{4}-", arguments.get("until") or ""):
@@ -155,7 +157,7 @@ def _stock(wishes: Namespace) -> tuple[dict[str, Any], str]:
     from ipykernel.kernelspec import RESOURCES, get_kernel_dict
 
     spec: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])
-    spec["argv"] = options.kernel_start(wishes) + spec["argv"]
+    spec["argv"] = request_options.kernel_start(wishes) + spec["argv"]
     spec["metadata"] = {**spec.get("metadata", {}), MARK: {"version": 1}}
     return spec, RESOURCES
 
@@ -167,7 +169,7 @@ def manager(*also_missing: str) -> KernelSpecManager:
     """
     if missing := [each for each in NEEDED if not find_spec(each)]:
         packages = [*missing, *also_missing]
-        names = words.listed([_bare(package) for package in packages])
+        names = phrases.listed([_bare(package) for package in packages])
         run = errors.install_command(" ".join(packages))
         raise RequestError(f"Missing here: {names}. Run: {run}")
     from jupyter_client.kernelspec import KernelSpecManager
@@ -216,7 +218,7 @@ def _is_ours(path: str) -> bool:
     """Tell whether a kernel was installed here; what can't be read was not."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         with open(os.path.join(path, "kernel.json"), encoding="utf-8") as file:
-            metadata = foreign.parsed(file.read(foreign.SIZE_LIMIT + 1))["metadata"]
+            metadata = untrusted.parsed(file.read(untrusted.SIZE_LIMIT + 1))["metadata"]
         return isinstance(metadata, dict) and MARK in metadata
     return False
 
@@ -228,24 +230,24 @@ def start_kernel(arguments: Namespace) -> NoReturn:
     """Become a kernel, which starts in any case; its first cell tells why it has no GPU."""
     program, reason = command.find(arguments.command), None
     errors.is_beside_cells = True
-    by = settings.STARTED_BY_OLDER, f"{settings.STARTED_BY}{proc.stamp(os.getppid())}"
+    by = settings.STARTED_BY_OLDER, f"{settings.STARTED_BY}{procfs.stamp(os.getppid())}"
     if os.environ.get(settings.JOB_KERNEL) in by:
-        os.environ[settings.JOB_KERNEL] = proc.stamp(os.getpid())
-    started = this_kernel.started()
+        os.environ[settings.JOB_KERNEL] = procfs.stamp(os.getpid())
+    started = jupyter_kernel.started()
     if started:
-        pid, _, began = proc.stamp(os.getpid()).partition(" ")
+        pid, _, began = procfs.stamp(os.getpid()).partition(" ")
         told = {**started, "pid": pid, "began": began}
-        os.environ[settings.STARTED] = this_kernel.as_started(told)
+        os.environ[settings.STARTED] = jupyter_kernel.as_started(told)
         with suppress(ValueError):  # a name that no variable can have
             os.environ["JPY_SESSION_NAME"] = started.get("notebook", "")
     try:
-        for text in api.take_over(this_kernel.connection_file(arguments.command)):
+        for text in api.take_over(jupyter_kernel.connection_file(arguments.command)):
             command.say(f"Warning: {text}")
         if not started:
-            command.reserve(arguments, faces.MAGIC)
+            command.reserve(arguments, frontend.MAGIC)
         elif not api.current():  # what was asked for from afar has not been kept
             wishes = filter(None, started.get("wishes", "").split("\0"))
-            command.reserve(options.request_of([*wishes]), faces.MAGIC)
+            command.reserve(request_options.request_of([*wishes]), frontend.MAGIC)
     except errors.ReserveGPUError as error:
         first = "This kernel was started without a GPU of its own."
         going_on = api.go_on_after(error)
@@ -269,14 +271,14 @@ def hold(arguments: Namespace) -> Output:
     if missing := _missing(arguments.kernel):
         _say(refused=missing)
         return Output(code=errors.RequestError.exit_code)
-    this_process.call_it("a kernel that starts")
+    process_identity.call_it("a kernel that starts")
     try:
-        options.reserve(arguments, faces.MAGIC, _end_if_alone)
+        request_options.reserve(arguments, frontend.MAGIC, _end_if_alone)
         reservation = api.current()
     except errors.ReserveGPUError as error:
         _say(refused=error.picture.brief if error.picture else str(error).partition("\n")[0])
         return Output(code=error.exit_code)
-    _say(gpus=words.labels(reservation.devices if reservation else ()), python=sys.executable)
+    _say(gpus=phrases.labels(reservation.devices if reservation else ()), python=sys.executable)
     is_answered, _, _ = select.select([STDIN], [], [], KEEP_LIMIT_S)
     if not is_answered or os.read(STDIN, len(KEEP)) != KEEP:
         return Output(code=GoneError.exit_code)
@@ -311,7 +313,7 @@ up on a kernel after 60 s. With --hosts it runs on the machine that has a free
 GPU; where none is free it does not start.
 """
 OPTIONS = (
-    *(option for option in options.REQUEST_THAT_GOES_ON if option is not options.NAME),
+    *(each for each in request_options.REQUEST_THAT_GOES_ON if each is not request_options.NAME),
     Option("--gpu-name TEXT", "only GPUs with this text in their name"),
     Option("--name NAME",
            "of the kernel; python3-gpu by default, and python3-gpu-lab with --hosts lab"),
@@ -326,5 +328,5 @@ OPTIONS = (
 KEPT_FOR = (Option("--id ID", "", required=True), Option("--kernel KERNEL", "", required=True))
 SPLIT = command.split_at_sign if KERNEL_OPTIONS else None
 INSTALL = Subcommand(install, OPTIONS, more=MORE, split=SPLIT)
-HOLD = Subcommand(hold, (*options.REQUEST_THAT_GOES_ON, *KEPT_FOR))
-START = Subcommand(start_kernel, options.REQUEST_THAT_GOES_ON, split=command.split)
+HOLD = Subcommand(hold, (*request_options.REQUEST_THAT_GOES_ON, *KEPT_FOR))
+START = Subcommand(start_kernel, request_options.REQUEST_THAT_GOES_ON, split=command.split)

@@ -7,18 +7,19 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import proc, quantities, settings
+from reserve_gpu.allocation.request import rules
 from reserve_gpu.commands import table
 from reserve_gpu.commands.report import totals
-from reserve_gpu.commands.report.about_history import Report, read_report
+from reserve_gpu.commands.report.usage_view import Report, read_report
 from reserve_gpu.commands.table import OTHERS, Others, Output, Subcommand, others
-from reserve_gpu.core.request import rules
-from reserve_gpu.errors import DriverError, RequestError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.log import log_reader, places
-from reserve_gpu.model import Device
-from reserve_gpu.option import DAYS, Option
-from reserve_gpu.report.words import LEAST_HOURS
+from reserve_gpu.model import parsing
+from reserve_gpu.model.devices import Device
+from reserve_gpu.model.errors import DriverError, RequestError
+from reserve_gpu.model.option import DAYS, Option
+from reserve_gpu.render.phrases import LEAST_HOURS
+from reserve_gpu.system import procfs, settings
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -33,7 +34,7 @@ WORDS = ("reserve-gpu", "report", "--format", "json")
 def show(arguments: Namespace) -> Output:
     """Return the report that these arguments ask for. Raises RequestError."""
     now = time.time()
-    since, lasts_s = quantities.parse_since(arguments.since, now)
+    since, lasts_s = parsing.parse_since(arguments.since, now)
     machines = others(arguments)
     if machines is None:
         report = _here(arguments.by, since, now)
@@ -69,8 +70,8 @@ def _here(by: str, since: float, now: float) -> Report:
         summary.idle,
         since,
         now,
-        host=proc.machine_name(),
-        user=None if sees_all else proc.user_name(os.geteuid()),
+        host=procfs.machine_name(),
+        user=None if sees_all else procfs.user_name(os.geteuid()),
         is_kept=log_reader.exists() or _is_on(),
         file=settings.user_file(),
         cut=tuple(sorted(cut)),

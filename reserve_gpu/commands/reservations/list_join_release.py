@@ -7,25 +7,28 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from reserve_gpu import proc, this_process
+from reserve_gpu import api
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import Output, Subcommand
-from reserve_gpu.core import api, elsewhere, environment
-from reserve_gpu.core.elsewhere import Choice, of_anybody, of_user
-from reserve_gpu.core.looking import reserved_rows
-from reserve_gpu.core.process_end import STOP_S
-from reserve_gpu.core.session import session
-from reserve_gpu.errors import RequestError, own_command, shown
-from reserve_gpu.gpus import names
-from reserve_gpu.model import Answer, Device, Reserved
-from reserve_gpu.option import Option
-from reserve_gpu.report import about_reservations as said
-from reserve_gpu.report import messages, status
-from reserve_gpu.report.faces import SHELL, read_here
+from reserve_gpu.gpus import cuda_environment, names
+from reserve_gpu.model.devices import Device
+from reserve_gpu.model.errors import RequestError, own_command, shown
+from reserve_gpu.model.option import Option
+from reserve_gpu.render import messages, status_view
+from reserve_gpu.render import reservation_list as said
+from reserve_gpu.render.frontend import SHELL, read_here
+from reserve_gpu.reservation import remote_release
+from reserve_gpu.reservation.remote_release import Choice, of_anybody, of_user
+from reserve_gpu.reservation.session import session
+from reserve_gpu.reservation.status import reserved_rows
+from reserve_gpu.system import process_identity, procfs
+from reserve_gpu.system.shutdown import STOP_S
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
+
+    from reserve_gpu.model.holders import Answer, Reserved
 
 
 NOT_RELEASED = 75  # EX_TEMPFAIL
@@ -49,7 +52,7 @@ def join(arguments: Namespace) -> NoReturn:
         raise RequestError(said.without_sign())
     words = arguments.command or [os.environ.get("SHELL") or "/bin/sh"]
     program = command.find_own(words, ["join", *arguments.which])
-    this_process.call_it(this_process.command(words) or "")
+    process_identity.call_it(process_identity.command(words) or "")
     command.say(api.join(chosen(arguments.which)))
     command.set_alarm(is_timed=False, is_quiet=False)
     command.become(program, words)
@@ -65,7 +68,7 @@ def chosen(words: Sequence[str], typed: str = "") -> Reserved:
     Raises:
         RequestError: If it names none, or several.
     """
-    own = {os.getpid(), *(left.heir for left in api.all_left())}
+    own = {os.getpid(), *(left.lock_keeper for left in api.all_left())}
     every = [each for each in of_user() if each.holder.pid not in own and not each.holder.beside]
     every = [each for each in every if any(isinstance(row.device, Device) for row in each.rows)]
     (choice,) = _chosen(words[:1], every, typed or f"{own_command()} join")
@@ -89,7 +92,7 @@ def release(arguments: Namespace) -> Output:
     answers = [(each.reserved, _released(each, is_end=arguments.end)) for each in choices]
     face = read_here(SHELL)
     lines = [said.released(each, answer, every, face) for each, answer in answers]
-    done = [each for each, answer in answers if answer in elsewhere.DONE]
+    done = [each for each, answer in answers if answer in remote_release.DONE]
     rest = said.still_there(done, reserved_rows()) if done else []
     is_done = len(done) == len(answers) and not rest
     if arguments.json:
@@ -107,15 +110,18 @@ def _released(choice: Choice, *, is_end: bool) -> Answer:
     def warn(why: Answer) -> None:
         command.say(said.unasked(choice.reserved, why, STOP_S))
 
-    return elsewhere.release(choice, is_end=is_end, warn=warn)
+    return remote_release.release(choice, is_end=is_end, warn=warn)
 
 
 def _about(each: Reserved, now: float) -> dict[str, Any]:
-    return {**status.holder_dict(each.holder, now), "devices": [row.label for row in each.rows]}
+    return {
+        **status_view.holder_dict(each.holder, now),
+        "devices": [row.label for row in each.rows],
+    }
 
 
 def _json(values: dict[str, Any], *, is_done: bool = True) -> Output:
-    about = {"version": status.VERSION, "host": proc.machine_name(), "time": time.time()}
+    about = {"version": status_view.VERSION, "host": procfs.machine_name(), "time": time.time()}
     code = 0 if is_done else NOT_RELEASED
     return Output(json.dumps({**about, **values}, indent=2), code, "json")
 
@@ -146,7 +152,7 @@ def _meant(word: str, reserved: Reserved, pids: set[int | None]) -> Choice | Non
     reservations. They go before the pid that a kernel had.
     """
     rows, holder = reserved.rows, reserved.holder
-    known_pids = elsewhere.pids_of(holder) - (pids - {holder.listed_pid})
+    known_pids = remote_release.pids_of(holder) - (pids - {holder.listed_pid})
     if not word or word in map(str, known_pids):
         return Choice(reserved, rows)
     if names.is_name(word):
@@ -155,7 +161,7 @@ def _meant(word: str, reserved: Reserved, pids: set[int | None]) -> Choice | Non
             for row in rows
             if any(names.matching(name, [row.device]) for name in names.parse(word))
         )
-        proven = tuple(row for row in rows if elsewhere.is_proven(reserved, row))
+        proven = tuple(row for row in rows if remote_release.is_proven(reserved, row))
         return Choice(reserved, proven or rows, is_unproven=not proven) if rows else None
     notebook, command_ = holder.notebook or "", holder.record.who.command or ""
     if word in {notebook, notebook.removesuffix(".ipynb")}:
@@ -168,8 +174,8 @@ def release_own(_arguments: Namespace) -> None:
     """Release what this kernel holds."""
     held = api.current()
     devices = api.release()
-    values = environment.read({*environment.CUDA, *(held.environ if held else ())})
-    text = messages.released(devices, values, started=environment.cuda_started())
+    values = cuda_environment.read({*cuda_environment.CUDA, *(held.environ if held else ())})
+    text = messages.released(devices, values, started=cuda_environment.cuda_started())
     more = [each.released() for each in session().features] if devices else []
     print("\n".join(filter(None, [text, *more])))
 

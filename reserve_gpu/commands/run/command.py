@@ -14,23 +14,26 @@ import time
 from shlex import join
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import alarm, errors, options, programs, this_kernel, this_process
+from reserve_gpu import api, request_options
 from reserve_gpu.commands import table
 from reserve_gpu.commands.run import handoff, lookup
 from reserve_gpu.commands.run.lookup import CommandError
 from reserve_gpu.commands.table import Subcommand
-from reserve_gpu.core import api
-from reserve_gpu.errors import PROGRAM, own_command, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import NO_LEASE, News
-from reserve_gpu.nonblocking import Printer
-from reserve_gpu.option import Option
-from reserve_gpu.report import faces, messages
-from reserve_gpu.report.progress import Live
+from reserve_gpu.model import errors
+from reserve_gpu.model.errors import PROGRAM, own_command, shown
+from reserve_gpu.model.option import Option
+from reserve_gpu.model.requests import NO_LEASE
+from reserve_gpu.render import frontend, messages
+from reserve_gpu.render.progress import Live
+from reserve_gpu.system import jupyter_kernel, process_identity, subprocesses, watchdog
+from reserve_gpu.system.nonblocking import Printer
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
+
+    from reserve_gpu.model.progress import News
 
 SYNOPSIS = "reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
 INTERRUPTED = 130  # as shells have it
@@ -39,15 +42,15 @@ READER_LIMIT_S = 2.0  # for the reader of stderr, while a GPU is held
 
 def run(arguments: Namespace) -> NoReturn:
     """Reserve what was asked for and become the command, which ends when its time is over."""
-    program = find_own(arguments.command, ["run", *options.words(arguments)])
+    program = find_own(arguments.command, ["run", *request_options.words(arguments)])
     is_timed = any(getattr(arguments, name, None) is not None for name in ("for_", "until"))
     if is_timed:
         _require_alarm()
-    this_process.call_it(this_process.command(arguments.command) or "")
+    process_identity.call_it(process_identity.command(arguments.command) or "")
     found = (table.load(each.home)(arguments) for each in table.RUN_OPTIONS if each.home)
     events: Teller | None = next(found, None)
     teller = events or Teller(is_quiet=arguments.quiet)
-    reserve(arguments, faces.shell(arguments.command), teller)
+    reserve(arguments, frontend.shell(arguments.command), teller)
     api.forget_idleness()
     set_alarm(is_timed=is_timed, is_quiet=arguments.quiet or events is not None)
     teller.follow()
@@ -57,7 +60,7 @@ def run(arguments: Namespace) -> NoReturn:
 def _require_alarm() -> None:
     """Raise RequestError where no command can be ended at its time, before anything is reserved."""
     try:
-        alarm.require()
+        watchdog.require()
     except OSError as error:
         old = f"{error.strerror}; it needs Linux 5.3 or later"
         text = f"A command can't be ended here at its time: {old if error.errno else error}."
@@ -77,9 +80,9 @@ def set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
         return
     try:
         if until_boot is None:
-            programs.leave(alarm.words(until))
+            subprocesses.leave(watchdog.words(until))
         else:
-            programs.leave(alarm.words(until_boot, clock=time.CLOCK_BOOTTIME))
+            subprocesses.leave(watchdog.words(until_boot, clock=time.CLOCK_BOOTTIME))
     except OSError as error:
         reason = shown(str(error))
         raise CommandError(f"The command can't be ended at its time: {reason}.") from error
@@ -148,7 +151,7 @@ def become(program: str, command: list[str], reason: str | None = None) -> NoRet
 
     reason: why there is no GPU, for that program to tell.
     """
-    api.before_exec(reason, is_kernel=this_kernel.connection_file(command) is not None)
+    api.before_exec(reason, is_kernel=jupyter_kernel.connection_file(command) is not None)
     # Python ignores these two signals, and exec would leave them ignored: `yes | head` in a script
     # relies on SIGPIPE.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -200,7 +203,7 @@ class Teller:
         """Take away what is shown: the error is said where all of them are."""
         self._live.clear()
 
-    def came(self, outcome: options.Outcome) -> None:
+    def came(self, outcome: request_options.Outcome) -> None:
         """Say what is held now, or why nothing is."""
         self._live.clear()
         lines = [f"Warning: {text}" for text in outcome.warnings]
@@ -214,11 +217,11 @@ class Teller:
         """Leave the rest to the command, which this process becomes now."""
 
 
-def reserve(arguments: Namespace, face: faces.Face, teller: Teller | None = None) -> None:
+def reserve(arguments: Namespace, face: frontend.Face, teller: Teller | None = None) -> None:
     """Reserve, and tell what comes of it, meanwhile too."""
     teller = teller or Teller()
     try:
-        outcome = options.reserve(arguments, face, teller.show)
+        outcome = request_options.reserve(arguments, face, teller.show)
     except BaseException as error:
         teller.failed(error)
         raise
@@ -241,5 +244,5 @@ the driver, 75 if no GPU is free, 78 for the lock directory, 126 and 127 if
 the command can't be run or found, 130 if interrupted
 """
 QUIET = Option("-q --quiet", "say nothing if all goes well: for make and cron")
-OPTIONS = (*options.REQUEST_OF_COMMAND, QUIET, *table.RUN_OPTIONS)
+OPTIONS = (*request_options.REQUEST_OF_COMMAND, QUIET, *table.RUN_OPTIONS)
 RUN = Subcommand(run, OPTIONS, SYNOPSIS, MORE, split)

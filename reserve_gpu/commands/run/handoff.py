@@ -16,9 +16,9 @@ from shutil import which
 from typing import TYPE_CHECKING
 
 from reserve_gpu.commands.run.wrappers import ENV, Syntax, levels, name_of
-from reserve_gpu.core.environment import VISIBLE
-from reserve_gpu.errors import COMMAND_LIMIT, PROGRAM, RequestError, own_command, shown
-from reserve_gpu.report.faces import COMMAND
+from reserve_gpu.gpus.cuda_environment import VISIBLE
+from reserve_gpu.model.errors import COMMAND_LIMIT, PROGRAM, RequestError, own_command, shown
+from reserve_gpu.render.frontend import COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.commands.run.handoff import named_by_variable
 from reserve_gpu.commands.run.wrappers import is_assignment, levels
-from reserve_gpu.core.environment import VISIBLE
-from reserve_gpu.errors import COMMAND_LIMIT, ReserveGPUError, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.report.faces import COMMAND
+from reserve_gpu.gpus.cuda_environment import VISIBLE
+from reserve_gpu.model.errors import COMMAND_LIMIT, ReserveGPUError, shown
+from reserve_gpu.render.frontend import COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 
-from reserve_gpu import proc, settings, spawn
 from reserve_gpu.commands.run import command
-from reserve_gpu.commands.slurm import lines, sockets
+from reserve_gpu.commands.slurm import framing, sockets
 from reserve_gpu.commands.table import Output
+from reserve_gpu.system import procfs, settings, spawn
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -40,7 +40,7 @@ class Node:
 
     async def say(self, kind: str, *frames: bytes) -> None:
         """Tell the relay."""
-        self._out.write(lines.line(kind, *frames))
+        self._out.write(framing.line(kind, *frames))
         await self._out.drain()
 
     async def do(self, kind: str, frames: list[bytes]) -> None:
@@ -71,7 +71,7 @@ class Node:
             manager.session.key, manager.session.signature_scheme = key, scheme.decode()
             relays = list[asyncio.Future[None]]()
             try:
-                mark = f"{settings.STARTED_BY}{proc.stamp(os.getpid())}"
+                mark = f"{settings.STARTED_BY}{procfs.stamp(os.getpid())}"
                 await manager.start_kernel(env={**os.environ, settings.JOB_KERNEL: mark})
                 client = manager.client()
                 opened.callback(client.stop_channels)  # they would reconnect by name
@@ -111,9 +111,9 @@ def _manager(folder: str, words: list[str]) -> AsyncKernelManager:
 
 
 async def _serve(out: int) -> None:
-    told, stream = await lines.reader(STDIN), await lines.writer(out)
+    told, stream = await framing.reader(STDIN), await framing.writer(out)
     job, name = (os.environ.get(f"SLURM{each}", "?") for each in ("_JOB_ID", "D_NODENAME"))
-    stream.write(lines.line("job", job.encode(), name.encode()))
+    stream.write(framing.line("job", job.encode(), name.encode()))
     try:
         node = Node(stream)
         quiet = 0  # a count, as a job that was suspended has heard nothing for long either
@@ -129,7 +129,7 @@ async def _serve(out: int) -> None:
                 break
             quiet = 0
             try:
-                await node.do(*lines.parsed(text))
+                await node.do(*framing.parsed(text))
             except OSError:
                 raise
             except Exception as error:  # noqa: BLE001 - one message, and not the job, is lost
@@ -138,7 +138,7 @@ async def _serve(out: int) -> None:
         if quiet and node.has_begun:  # srun has been killed, and so would not end the job
             await (await asyncio.create_subprocess_exec(spawn.program("scancel"), job)).wait()
     except OSError as error:
-        stream.write(lines.line("failed", f"{name}: {error}".encode()))
+        stream.write(framing.line("failed", f"{name}: {error}".encode()))
         await stream.drain()
 
 

@@ -21,11 +21,12 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.session import DELIM, Session
 
-from reserve_gpu import options, proc
+from reserve_gpu import request_options
 from reserve_gpu.commands.run import command
-from reserve_gpu.commands.slurm import lines, sockets, srun
+from reserve_gpu.commands.slurm import framing, sockets, srun
 from reserve_gpu.commands.table import Output
-from reserve_gpu.errors import REASON_LIMIT, RequestError, own_line, shown
+from reserve_gpu.model.errors import REASON_LIMIT, RequestError, own_line, shown
+from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -104,18 +105,18 @@ class Relay:
         work = [self._heartbeat(), self._watch(parent)]
         work += map(self._from_client, ASKED)
         streams, pid = srun.handed()
-        job, began = None, proc.began_boot(pid)
+        job, began = None, procfs.began_boot(pid)
         try:
             if not pid:
                 job = srun.start(self._line, os.environ)
                 streams, pid = [os.dup(each) for each in srun.streams(job)], job.pid
-            self._job = await lines.writer(streams[0])
+            self._job = await framing.writer(streams[0])
             asked = (self._info["key"], self._info["signature_scheme"], *words)
             # Before it, the end of the line that a relay which was killed has left.
-            start = lines.line("start", self._name, *(each.encode() for each in asked))
+            start = framing.line("start", self._name, *(each.encode() for each in asked))
             self._job.write(b"\n" + start)
-            said = asyncio.ensure_future(self._from_slurm(await lines.reader(streams[2])))
-            work += [self._from_job(await lines.reader(streams[1]), said), self._ask(pid)]
+            said = asyncio.ensure_future(self._from_slurm(await framing.reader(streams[2])))
+            work += [self._from_job(await framing.reader(streams[1]), said), self._ask(pid)]
         except OSError as error:
             self._fail(f"{error.filename}: {error.strerror}")
         working = asyncio.gather(*work)
@@ -132,7 +133,7 @@ class Relay:
         is_left = os.getppid() != parent  # without the client, only the relay ends the job
         if job:
             srun.end(job)
-        elif is_left and began is not None and proc.began_boot(pid) == began:
+        elif is_left and began is not None and procfs.began_boot(pid) == began:
             with suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
         await self._close(is_left=is_left)
@@ -151,7 +152,7 @@ class Relay:
 
     def _refused(self, uid: int | None) -> None:
         """Report the first connection of another user."""
-        user = "An unknown user" if uid is None else f"Another user ({proc.user_name(uid)})"
+        user = "An unknown user" if uid is None else f"Another user ({procfs.user_name(uid)})"
         command.say(f"{user} tried to connect to this kernel, and was refused.")
 
     # -- what comes --------------------------------------------------------------------------------
@@ -183,9 +184,9 @@ class Relay:
             self._answer(request)
 
     async def _from_job(self, stream: asyncio.StreamReader, said: asyncio.Future[None]) -> None:
-        async for line in lines.each(stream):
+        async for line in framing.each(stream):
             with _going_on():
-                await self._do(*lines.parsed(line))
+                await self._do(*framing.parsed(line))
         await said
         self._fail("; ".join(self._said[-3:]) or "srun has ended")
 
@@ -210,7 +211,7 @@ class Relay:
 
     async def _from_slurm(self, stream: asyncio.StreamReader) -> None:
         """Pass on what is printed in the job, and keep what Slurm says of its end."""
-        async for line in lines.each(stream):
+        async for line in framing.each(stream):
             text = line.decode(errors="replace").rstrip()
             command.say(text)
             if said := re.match(SAYS, text):
@@ -243,7 +244,7 @@ class Relay:
 
     def _send(self, kind: str, *frames: bytes) -> None:
         if self._job and not self._job.is_closing():
-            self._job.write(lines.line(kind, *frames))
+            self._job.write(framing.line(kind, *frames))
 
     def _run(self) -> None:
         """Hand over to the kernel in the job."""
@@ -340,7 +341,7 @@ def serve(arguments: Namespace) -> Output:
         text = f"The connection file can't be read: {shown(str(error), REASON_LIMIT)}"
         raise RequestError(text) from error
     kernel: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])
-    words = options.kernel_start(arguments) + kernel["argv"]
+    words = request_options.kernel_start(arguments) + kernel["argv"]
 
     async def served() -> int:
         try:

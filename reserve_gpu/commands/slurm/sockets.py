@@ -17,7 +17,7 @@ from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from reserve_gpu.commands.slurm import owners
+from reserve_gpu.commands.slurm import socket_owners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -96,7 +96,7 @@ class Gate:
             self._threads[-1].start()
 
     def _admit(self, loop: asyncio.AbstractEventLoop, listening: socket.socket, path: str) -> None:
-        find = owners.finder(listening)
+        find = socket_owners.finder(listening)
         while not self._is_over:
             try:
                 client, address = listening.accept()
@@ -136,9 +136,11 @@ class Gate:
             await asyncio.wait(self._passing, timeout=limit_s)
 
 
-def _owner(find: owners.Finder, client: socket.socket, address: owners.Address) -> int | None:
+def _owner(
+    find: socket_owners.Finder, client: socket.socket, address: socket_owners.Address
+) -> int | None:
     with suppress(OSError):
-        return owners.owner(find, address, client.getsockname())
+        return socket_owners.owner(find, address, client.getsockname())
     return None
 
 

@@ -10,14 +10,15 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import options, programs, spawn
-from reserve_gpu.calls import imported
+from reserve_gpu import request_options
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import Output, Subcommand
-from reserve_gpu.errors import RequestError, shown
-from reserve_gpu.option import Option
-from reserve_gpu.quantities import parse_duration
-from reserve_gpu.report import times
+from reserve_gpu.model.errors import RequestError, shown
+from reserve_gpu.model.option import Option
+from reserve_gpu.model.parsing import parse_duration
+from reserve_gpu.render import durations
+from reserve_gpu.system import spawn, subprocesses
+from reserve_gpu.system.executor import imported
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -49,12 +50,12 @@ def kernel(spec: dict[str, Any], wishes: Namespace, given: Sequence[str]) -> dic
     if wishes.note:
         line.append(f"--comment={wishes.note}")
     wishes.name = wishes.for_ = None
-    if any(getattr(wishes, option.attribute) for option in options.WHEN):
+    if any(getattr(wishes, option.attribute) for option in request_options.WHEN):
         wishes.end_kernel = True  # and the job with it, which holds the GPU for Slurm
     start = spawn.python("-m", "reserve_gpu", "kernel", "slurm", "-f", "{connection_file}")
     metadata = {**spec["metadata"], "kernel_provisioner": {"provisioner_name": PROVISIONER}}
     metadata.pop("supported_encryption", None)
-    argv = [*start, *options.words(wishes), "--", *line, *given]
+    argv = [*start, *request_options.words(wishes), "--", *line, *given]
     return {**spec, "argv": argv, "interrupt_mode": "message", "metadata": metadata}
 
 
@@ -107,7 +108,7 @@ def waits(srun: str, pid: int) -> str:
         *(f"{srun.removesuffix('srun')}squeue", "--noheader", "--states=PENDING", "--sort=-p"),
         "--Format=UserID:|,AllocSID:|,JobID:|,Partition:|,StartTime:|,Reason:|",
     )
-    said = programs.output(squeue, SQUEUE_S, SLURM_TIME_FORMAT="standard")
+    said = subprocesses.output(squeue, SQUEUE_S, SLURM_TIME_FORMAT="standard")
     rows = [row for line in said.splitlines() if len(row := line.split("|")) == COLUMNS]
     for row in rows:
         if row[:2] == [str(os.getuid()), str(pid)]:
@@ -117,7 +118,7 @@ def waits(srun: str, pid: int) -> str:
             text = f"Job {shown(job)} waits: {shown(reason)}{place}"
             with suppress(ValueError, OverflowError):  # it does not know
                 at = datetime.fromisoformat(expected).timestamp()
-                text += f"; Slurm expects {times.moment(at, time.time())}"
+                text += f"; Slurm expects {durations.moment(at, time.time())}"
             return text
     return ""
 
@@ -128,6 +129,6 @@ def _loaded(name: str) -> Callable[[Namespace], Output]:
 
 
 FILE = Option("-f --file FILE", "the connection file", required=True)
-WISHES = (*options.REQUEST_THAT_GOES_ON, FILE)
+WISHES = (*request_options.REQUEST_THAT_GOES_ON, FILE)
 SLURM = Subcommand(_loaded("relay"), WISHES, split=command.split_at_sign)
 NODE = Subcommand(_loaded("node"))

@@ -10,19 +10,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.commands.table import Output, Subcommand
-from reserve_gpu.core.looking import looking
-from reserve_gpu.errors import DriverError, RequestError, own_line, shown
-from reserve_gpu.report import columns, pictures, terminal
-from reserve_gpu.report.faces import SHELL, read_here
-from reserve_gpu.report.progress import Live
-from reserve_gpu.report.words import COMMAND_LIMIT, FAINT, Line, gib
+from reserve_gpu.model.errors import DriverError, RequestError, own_line, shown
+from reserve_gpu.render import columns, pictures, terminal
+from reserve_gpu.render.frontend import SHELL, read_here
+from reserve_gpu.render.phrases import COMMAND_LIMIT, FAINT, Line, gib
+from reserve_gpu.render.progress import Live
+from reserve_gpu.reservation.status import looking
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator, Sequence
 
-    from reserve_gpu.model import Row
-    from reserve_gpu.report.status import Status
+    from reserve_gpu.model.holders import Row
+    from reserve_gpu.render.status_view import Status
 
 
 EVERY_S = 1.0

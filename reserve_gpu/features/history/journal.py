@@ -13,28 +13,28 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from reserve_gpu.calls import Late
-from reserve_gpu.core import guests
-from reserve_gpu.core.feature import Feature, Leaving, Owner, UseLook, Wait
-from reserve_gpu.core.request import rules
-from reserve_gpu.core.warning_log import warn
-from reserve_gpu.errors import REASON_LIMIT, ReserveGPUError, shown
+from reserve_gpu.allocation.request import rules
 from reserve_gpu.features.history.recorder import EVERY_S, Recorder
 from reserve_gpu.locks.record import myself
 from reserve_gpu.log import log_writer, places
 from reserve_gpu.log.log_lines import Kind, LogLine
-from reserve_gpu.model import End, Fact
+from reserve_gpu.model.errors import REASON_LIMIT, ReserveGPUError, shown
+from reserve_gpu.model.requests import End, Fact
+from reserve_gpu.reservation import joining
+from reserve_gpu.reservation.feature import Feature, Leaving, Owner, UseLook, Wait
+from reserve_gpu.system.executor import Late
+from reserve_gpu.system.warning_log import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from typing_extensions import Unpack
 
-    from reserve_gpu.calls import T, Ts
-    from reserve_gpu.core.held import Change, Held
-    from reserve_gpu.features.history import follower
+    from reserve_gpu.features.history import command_log
+    from reserve_gpu.reservation.holding import Change, Held
+    from reserve_gpu.system.executor import T, Ts
 else:
-    follower = Late("features.history.follower")  # which only a command needs
+    command_log = Late("features.history.command_log")  # which only a command needs
 
 IS_LOGGED = "is_logged"  # the fact that another process logs what is used
 EXIT_LIMIT_S = 1.0  # for the last lines of a process that ends
@@ -66,7 +66,7 @@ class History(Feature):
             return None
         if pause_s := self._recorder.pause_s:  # who has joined is not asked for nothing
             return pause_s
-        own = guests.own_pids(self._recorder.held)
+        own = joining.own_pids(self._recorder.held)
         pause_s, is_used = tried(self._recorder.step, own) or (EVERY_S, None)
         if is_used is not None:
             self.owner.last_look = UseLook(time.time(), time.monotonic(), is_used)
@@ -83,7 +83,7 @@ class History(Feature):
         recorder, self._recorder = self._recorder, None
         if recorder and how is Leaving.KERNEL:
             recorder.page.remove()
-        is_logged = recorder and how is Leaving.COMMAND and tried(follower.start, recorder)
+        is_logged = recorder and how is Leaving.COMMAND and tried(command_log.start, recorder)
         return {IS_LOGGED: bool(is_logged)}
 
     def _catch_up(self) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu.core import use
 from reserve_gpu.locks.record import myself
 from reserve_gpu.log.log_lines import Kind, LogLine
+from reserve_gpu.reservation import activity
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from reserve_gpu.core.held import Held
     from reserve_gpu.log.log_writer import Page
-    from reserve_gpu.model import Device, End
+    from reserve_gpu.model.devices import Device
+    from reserve_gpu.model.requests import End
+    from reserve_gpu.reservation.holding import Held
 
 EVERY_S = 60.0  # between two looks
 # A look speaks for so long at most: a process that was stopped for hours has not been looked at.
@@ -35,7 +36,7 @@ class Recorder:
     ) -> None:
         self.page, self.held, self._every_s = page, held, every_s
         self._entries = {device: _first(page.id, device, held, now) for device in held.devices}
-        self._uses: dict[Device, use.Use] = {}  # by the last look
+        self._uses: dict[Device, activity.Use] = {}  # by the last look
         self._looked_at = now
         self.at = time.monotonic() if at is None else at  # up to which the lines count
         self._next_look = time.monotonic() + every_s
@@ -62,7 +63,7 @@ class Recorder:
             return pause_s, None
         since, self._looked_at = self._looked_at, time.time()
         devices = self.held.devices
-        self._uses = {} if own is None else use.read(devices, own, since, DRIVER_LIMIT_S)
+        self._uses = {} if own is None else activity.read(devices, own, since, DRIVER_LIMIT_S)
         self._next_look = time.monotonic() + self._every_s
         self._log_use()
         is_used = any(each.is_used is not False for each in self._uses.values())
@@ -91,7 +92,7 @@ class Recorder:
         before, self.at = self.at, time.monotonic()
         passed_s, now = self.at - before, time.time()
         for device, entry in self._entries.items():
-            used = self._uses.get(device, use.Use())
+            used = self._uses.get(device, activity.Use())
             line = added(entry, passed_s, used, now, is_over=_is_over(self.held, used))
             self._entries[device] = _described(line, device, self.held, used)
 
@@ -100,7 +101,7 @@ class Recorder:
 
 
 def added(
-    entry: LogLine, passed_s: float, used: use.Use, now: float, *, is_over: bool | None = None
+    entry: LogLine, passed_s: float, used: activity.Use, now: float, *, is_over: bool | None = None
 ) -> LogLine:
     """Return the line with the time that has passed.
 
@@ -147,10 +148,10 @@ def _next(entry: LogLine) -> LogLine:
 def _first(own_id: str, device: Device, held: Held, now: float) -> LogLine:
     """Return the first line of a reservation."""
     entry = LogLine(Kind.RESERVED, own_id, now, now, now, gpu=device.uuid, label=device.label)
-    return _described(entry, device, held, use.Use())
+    return _described(entry, device, held, activity.Use())
 
 
-def _described(entry: LogLine, device: Device, held: Held, used: use.Use) -> LogLine:
+def _described(entry: LogLine, device: Device, held: Held, used: activity.Use) -> LogLine:
     """Return the line with what is said of the reservation now.
 
     Its share is of a whole GPU, by memory; 1 if that is not known.
@@ -171,7 +172,7 @@ def _described(entry: LogLine, device: Device, held: Held, used: use.Use) -> Log
     )
 
 
-def _is_over(held: Held, used: use.Use) -> bool | None:
+def _is_over(held: Held, used: activity.Use) -> bool | None:
     if held.overdue is not None:
         return True
     if held.part_mib is None or used.mib is None:

@@ -10,21 +10,20 @@ from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING
 
-from reserve_gpu import proc, programs, settings, this_process
-from reserve_gpu.core import process_end
-from reserve_gpu.core.feature import Feature, Owner
-from reserve_gpu.core.warning_log import warn
-from reserve_gpu.errors import shell_line, shown
 from reserve_gpu.features.job import no_gpu
-from reserve_gpu.model import End
-from reserve_gpu.quantities import LONGEST_S
-from reserve_gpu.report import times
+from reserve_gpu.model.errors import shell_line, shown
+from reserve_gpu.model.parsing import LONGEST_S
+from reserve_gpu.model.requests import End
+from reserve_gpu.render import durations
+from reserve_gpu.reservation.feature import Feature, Owner
+from reserve_gpu.system import process_identity, procfs, settings, shutdown, subprocesses
+from reserve_gpu.system.warning_log import warn
 
 if TYPE_CHECKING:
-    from reserve_gpu.core.held import Change
-    from reserve_gpu.errors import ReserveGPUError
-    from reserve_gpu.model import Lease
-    from reserve_gpu.notices import Notice
+    from reserve_gpu.model.errors import ReserveGPUError
+    from reserve_gpu.model.notices import Notice
+    from reserve_gpu.model.requests import Lease
+    from reserve_gpu.reservation.holding import Change
 
 JOB, JOB_END = "SLURM_JOB_ID", "SLURM_JOB_END_TIME"  # the second since Slurm 23.02
 # An end can be moved: it is asked for before the first warning, and then more and more often.
@@ -42,7 +41,7 @@ class Job(Feature):
         self._job, told = os.environ.get(JOB, ""), os.environ.get(JOB_END, "")
         # By the environment, then by squeue. It may have passed: in a shell that outlives its job.
         self._told = float(told) if re.fullmatch("[0-9]{1,11}", told) else None
-        self._began, self._looked_at = proc.now(), -inf  # by time.monotonic()
+        self._began, self._looked_at = procfs.now(), -inf  # by time.monotonic()
         self._saved = 0.0  # the end before which functions have been called
 
     def begins(self) -> list[Notice]:
@@ -52,8 +51,8 @@ class Job(Feature):
         now = time.time()
         if self._end is not None or not self._told or self._told > now:
             return []
-        job = shown(this_process.job() or "?")
-        at = times.moment(self._told, now)
+        job = shown(process_identity.job() or "?")
+        at = durations.moment(self._told, now)
         text = f"Job {job} should have ended at {at}, so its end does not limit this reservation. "
         return [f"{text}If this process is not in that job, run before it: unset {JOB} {JOB_END}"]
 
@@ -66,13 +65,13 @@ class Job(Feature):
 
     def limited(self, lease: Lease) -> Lease:
         """Return the lease with the job's end, if that comes first."""
-        return lease.within(self._end, proc.now())
+        return lease.within(self._end, procfs.now())
 
     def changed(self, change: Change) -> None:
         """End the process where its job was started for it alone, and would hold the GPU on."""
         is_over = change.before and change.how is End.OVER
-        if is_over and os.environ.get(settings.JOB_KERNEL) == proc.stamp(os.getpid()):
-            process_end.of_this_process().begin(lambda: True, warn, lambda: None)
+        if is_over and os.environ.get(settings.JOB_KERNEL) == procfs.stamp(os.getpid()):
+            shutdown.of_this_process().begin(lambda: True, warn, lambda: None)
 
     def step(self) -> float | None:
         """Ask again for the end now and then, and call what is to be called before it."""
@@ -86,8 +85,8 @@ class Job(Feature):
 
     def released(self) -> str:
         """Say that Slurm knows nothing of it."""
-        give_back = shell_line(f"scancel {this_process.job()}")
-        kept = f"Job {this_process.job()} still holds it for Slurm."
+        give_back = shell_line(f"scancel {process_identity.job()}")
+        kept = f"Job {process_identity.job()} still holds it for Slurm."
         return f"{kept} To give it back, end the job:\n{give_back}" if self._job else ""
 
     def explained(self, error: ReserveGPUError) -> ReserveGPUError:
@@ -99,7 +98,7 @@ class Job(Feature):
 
         Returns the seconds until it is.
         """
-        ends, end, now = process_end.of_this_process(), self._end, proc.now()
+        ends, end, now = shutdown.of_this_process(), self._end, procfs.now()
         if end is None or not ends.longest_s or end <= self._saved:
             return inf
         left_s = end - now.wall
@@ -131,6 +130,6 @@ class Job(Feature):
             return
         self._looked_at = time.monotonic()
         squeue = ("squeue", "--noheader", "--jobs", self._job, "--format=%e")
-        said = programs.output(squeue, no_gpu.LIMIT_S, SLURM_TIME_FORMAT="standard")
+        said = subprocesses.output(squeue, no_gpu.LIMIT_S, SLURM_TIME_FORMAT="standard")
         with suppress(ValueError, OverflowError):
             self._told = datetime.fromisoformat(said.strip()).timestamp()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import glob
 import os
 
-from reserve_gpu import errors, programs
-from reserve_gpu.core import environment
+from reserve_gpu.gpus import cuda_environment
+from reserve_gpu.model import errors
+from reserve_gpu.system import subprocesses
 
 NONE = ("", "-1", "NoDevFiles")  # as Slurm, Flux and old Slurms write CUDA_VISIBLE_DEVICES
 # What Slurm sets where a job, or a step of it, has GPUs. https://slurm.schedmd.com/srun.html
@@ -17,7 +18,7 @@ LIMIT_S = 3.0  # for one of Slurm's programs to answer
 
 def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
     """Return an error that says what to type, where the job has no GPU; else the same."""
-    is_none = os.environ.get(environment.VISIBLE) in NONE
+    is_none = os.environ.get(cuda_environment.VISIBLE) in NONE
     is_hidden = isinstance(error, errors.NoVisibleDeviceError) and is_none
     is_absent = is_hidden or isinstance(error, (errors.NoDriverError, errors.NoDeviceError))
     if not is_absent or not HAS_GPUS.isdisjoint(os.environ):
@@ -44,7 +45,7 @@ def _wanted() -> str:
     Empty where Slurm says that no partition has any.
     """
     own = os.environ.get("SLURM_JOB_PARTITION")
-    said = programs.output(("sinfo", "--noheader", "--format=%R %G"), LIMIT_S)
+    said = subprocesses.output(("sinfo", "--noheader", "--format=%R %G"), LIMIT_S)
     rows = (line.split() for line in said.splitlines())
     with_gpus = [name for name, *kinds in rows if kinds and "gpu:" in kinds[0]]
     if said and not with_gpus:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from reserve_gpu.cells import cells
-from reserve_gpu.core.warning_log import warn
-from reserve_gpu.features.lease import ends
+from reserve_gpu.features.lease import lease_text
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
-from reserve_gpu.report.faces import MAGIC, PYTHON
-from reserve_gpu.report.progress import Replaceable
+from reserve_gpu.render.frontend import MAGIC, PYTHON
+from reserve_gpu.render.progress import Replaceable
+from reserve_gpu.system.cells import cells
+from reserve_gpu.system.warning_log import warn
 
 
 class LeaseLine:
@@ -30,7 +30,7 @@ class LeaseLine:
         The next cell repeats an important notice. A process without cells logs it.
         """
         self._is_notice = False  # of what was shown before
-        text = ends.say(notice, MAGIC if cells().shell else PYTHON)
+        text = lease_text.say(notice, MAGIC if cells().shell else PYTHON)
         self._replace(text)
         is_worth_it = _is_for_next_cell(notice)
         has_next_cell = bool(cells().shell) and notice.action is not Action.END_PROCESS

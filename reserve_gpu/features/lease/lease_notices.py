@@ -5,7 +5,8 @@ from enum import Enum
 from math import inf
 from typing import NamedTuple
 
-from reserve_gpu.model import Device, Lease, Rule, Size
+from reserve_gpu.model.devices import Device
+from reserve_gpu.model.requests import Lease, Rule, Size
 
 
 class Action(Enum):

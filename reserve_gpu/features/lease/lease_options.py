@@ -1,6 +1,6 @@
 """The options of a request that say until when a reservation lasts."""
 
-from reserve_gpu.option import DAYS, Option
+from reserve_gpu.model.option import DAYS, Option
 
 FOR = Option("--for DURATION", "release it after 90s, 30m, 4h, 2d", "1h 4h 8h 1d", dest="for_")
 UNTIL = Option(

@@ -3,9 +3,9 @@
 from math import inf
 from typing import NamedTuple
 
-from reserve_gpu.clocks import Instant
 from reserve_gpu.features.lease.lease_notices import Action
-from reserve_gpu.model import Lease
+from reserve_gpu.model.clocks import Instant
+from reserve_gpu.model.requests import Lease
 
 # So long before the end people are warned; what lasts for less than SHORT_S has times of its own.
 FIRST_S, LAST_S, LAST_OF_SHORT_S = 600.0, 60.0, 15.0

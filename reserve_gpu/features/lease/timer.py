@@ -14,28 +14,30 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
-from reserve_gpu import proc
-from reserve_gpu.calls import Late
-from reserve_gpu.cells import cells
-from reserve_gpu.core import environment, guests, process_end, use
-from reserve_gpu.core.feature import Feature, Owner
-from reserve_gpu.core.request import rules
-from reserve_gpu.core.warning_log import warn
-from reserve_gpu.errors import LockError
-from reserve_gpu.features.lease import ends, lease_line, schedule
+from reserve_gpu.allocation.request import rules
+from reserve_gpu.features.lease import lease_line, lease_text, schedule
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
 from reserve_gpu.features.lease.schedule import Circumstances, Step
+from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks import queue
 from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.model.errors import LockError
+from reserve_gpu.reservation import activity, joining
+from reserve_gpu.reservation.feature import Feature, Owner
+from reserve_gpu.system import procfs, shutdown
+from reserve_gpu.system.cells import cells
+from reserve_gpu.system.executor import Late
+from reserve_gpu.system.warning_log import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu.core import quota
-    from reserve_gpu.core.held import Change, Held
-    from reserve_gpu.model import Device, Lease
+    from reserve_gpu.allocation import quota
+    from reserve_gpu.model.devices import Device
+    from reserve_gpu.model.requests import Lease
+    from reserve_gpu.reservation.holding import Change, Held
 else:
-    quota = Late("core.quota")  # only rules need it
+    quota = Late("allocation.quota")  # only rules need it
 
 LOOKS = 12  # readings of GPU use per idle period
 LONGEST_LOOK_S = 300.0
@@ -55,7 +57,7 @@ class LeaseTimer(Feature):
         self._held: Held | None = None  # whose lease is followed
         # The last act, whether by idleness, and the end by the wall clock as that was set then.
         self._done: tuple[Action, bool, float | None] | None = None
-        self._began, self._looked_at = proc.now(), time.time()
+        self._began, self._looked_at = procfs.now(), time.time()
         self._used = self._next_look = time.monotonic()
         self._heartbeats: dict[str, int] = {}  # the first one seen of each who waits
 
@@ -68,13 +70,15 @@ class LeaseTimer(Feature):
     def changed(self, change: Change) -> None:
         """Follow the lease of what is held now."""
         held = change.held
-        has_end = held and held.lease.at(proc.now()).has_end
+        has_end = held and held.lease.at(procfs.now()).has_end
         before, self._held = self._held, held if has_end else None
         if _is_same(before, self._held) and not change.renew_lease:
             return
         is_ending = self._action is Action.RELEASE and not held  # which tells its own word
         if not _goes_on(before, self._held) and not is_ending:
-            over = ends.JOB_OVER if _goes_on(before, held) else ends.OVER[held is not None]
+            over = (
+                lease_text.JOB_OVER if _goes_on(before, held) else lease_text.OVER[held is not None]
+            )
             self.display.close(over if before else "")
         self._done = None
         with suppress(ValueError):
@@ -82,7 +86,7 @@ class LeaseTimer(Feature):
         if self._held:
             _watch_cells()
             cells().listeners.append(self.owner.wake)
-            self._began, self._looked_at = proc.now(), time.time()
+            self._began, self._looked_at = procfs.now(), time.time()
             self._used = self._next_look = time.monotonic()
             self._show(self._held, Action.LAST, self._began.wall)
 
@@ -101,27 +105,27 @@ class LeaseTimer(Feature):
         held = self.owner.held
         if held and held.guest and held.lease.until is not None and held.overdue is None:
             with suppress(LockError):
-                if longer := guests.prolonged(held):
+                if longer := joining.prolonged(held):
                     self.owner.become(longer, renew_lease=True)
 
     def _step(self) -> float | None:
         held = self.owner.held
         if held is None or self._held is None or self._action in schedule.FINAL:
             return None
-        lease = held.lease.at(proc.now())
+        lease = held.lease.at(procfs.now())
         if lease.is_jobs is not held.lease.is_jobs:  # the job's end has passed
             self.owner.become(held._replace(promise=held.promise._replace(lease=lease)))
             return 0.0
         self._look_at_use(held)
         is_over = schedule.is_over(held.lease, self._see())
         is_wanted = is_over and held.lease.if_wanted and self._is_wanted(held.devices)
-        has_child = is_over and use.by_child(held)
+        has_child = is_over and activity.by_child(held)
         with cells().quiet:
             seen = self._see()
             if schedule.is_over(held.lease, seen) and not is_over:  # only now
                 return 0.0
             if is_over:
-                has_cuda = environment.cuda_started()
+                has_cuda = cuda_environment.cuda_started()
                 seen = seen._replace(is_wanted=is_wanted, has_cuda=has_cuda, has_child=has_child)
             due = self._do_once(held, self._due(held, seen))
         if due.action is Action.RELEASE:
@@ -135,7 +139,7 @@ class LeaseTimer(Feature):
 
         Returns what was done in the end.
         """
-        has_cuda, has_child = use.of_hidden(held)
+        has_cuda, has_child = activity.of_hidden(held)
         seen = seen._replace(has_cuda=has_cuda, has_child=has_child)
         if seen.has_cuda or seen.has_child:
             seen = seen._replace(is_running=False, is_wanted=True)
@@ -146,7 +150,7 @@ class LeaseTimer(Feature):
     def _do_once(self, held: Held, due: Step) -> Step:
         """Do what has become due, if that was not done before; returns it."""
         action, at, _ = due
-        lease = held.lease.at(proc.now())
+        lease = held.lease.at(procfs.now())
         act = action, lease.is_by_idleness(at), lease.until
         if act == self._done:
             return due
@@ -159,7 +163,7 @@ class LeaseTimer(Feature):
         self._show(held, action, at)
         if action is Action.END_PROCESS:
             go_on = partial(self.owner.run, self._go_on, held.lease)
-            process_end.of_this_process().begin(self.is_to_end(held), self.display.log, go_on)
+            shutdown.of_this_process().begin(self.is_to_end(held), self.display.log, go_on)
         return due
 
     def _show(self, held: Held, action: Action, at: float) -> None:
@@ -168,13 +172,13 @@ class LeaseTimer(Feature):
     @staticmethod
     def notice(held: Held, action: Action, at: float) -> LeaseNotice:
         """Return the state of the lease, by the rules as they are now."""
-        now, ruled = proc.now(), rules()
+        now, ruled = procfs.now(), rules()
         return LeaseNotice(
             action,
             held.devices,
             held.lease.at(now),
             at,
-            proc.children() if action is Action.RELEASE else (),
+            procfs.children() if action is Action.RELEASE else (),
             held.guest is not None,
             held.promise.size,
             quota.left_s(ruled, held.since, now) if ruled else inf,
@@ -192,7 +196,9 @@ class LeaseTimer(Feature):
         if held and held.overdue is not None:
             # The wall clock may have been set since.
             end = (
-                None if held.lease.is_by_idleness(held.overdue) else held.lease.at(proc.now()).until
+                None
+                if held.lease.is_by_idleness(held.overdue)
+                else held.lease.at(procfs.now()).until
             )
             self._show(held, Action.MARK_OVERDUE, held.overdue if end is None else end)
         return self.display.take_notices()
@@ -205,7 +211,7 @@ class LeaseTimer(Feature):
     # -- what is seen ------------------------------------------------------------------------------
 
     def _see(self) -> Circumstances:
-        wall, boot = proc.now()
+        wall, boot = procfs.now()
         return Circumstances(wall, self._idle_s(), cells().is_running, boot=boot)
 
     def _due(self, held: Held, seen: Circumstances) -> Step:
@@ -230,7 +236,7 @@ class LeaseTimer(Feature):
             return
         self._next_look = now + self._pause_s(idle_s)
         since, self._looked_at = self._looked_at, time.time()
-        if use.is_used(held, since):
+        if activity.is_used(held, since):
             self._used = time.monotonic()  # the look may have taken long
 
     @staticmethod

@@ -1,1 +1,1 @@
-"""A restart of a kernel keeps its GPU, by what core/kept.py has for all kernels."""
+"""Keep the GPU of a kernel over its restart, by means of `reservation/restart_handover.py`."""

@@ -6,16 +6,17 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu.cells import kernels_file
-from reserve_gpu.core import kept
-from reserve_gpu.core.feature import Feature, Leaving, Owner
-from reserve_gpu.errors import RequestError, shown
-from reserve_gpu.model import LONGEST_RESTART_S, Fact
+from reserve_gpu.model.errors import RequestError, shown
+from reserve_gpu.model.holders import LONGEST_RESTART_S
+from reserve_gpu.reservation import restart_handover
+from reserve_gpu.reservation.feature import Feature, Leaving, Owner
+from reserve_gpu.system.cells import kernels_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reserve_gpu.notices import Notice
+    from reserve_gpu.model.notices import Notice
+    from reserve_gpu.model.requests import Fact
 
 RESTART = "RESERVE_GPU_RESTART"
 RESTART_S = 60.0
@@ -33,7 +34,7 @@ class Restart(Feature):
         restart_s()  # a setting that is no number is said first
         if self._has_looked or self.owner.held:
             return []
-        notices = kept.take_over(self.owner, kernels_file())
+        notices = restart_handover.take_over(self.owner, kernels_file())
         self._has_looked = True
         return notices
 
@@ -43,7 +44,7 @@ class Restart(Feature):
             return {}
         connection_file, seconds = kernels_file(), restart_s()
         if connection_file and seconds:
-            kept.leave(self.owner, connection_file, seconds)
+            restart_handover.leave(self.owner, connection_file, seconds)
         return {}
 
 

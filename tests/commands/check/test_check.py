@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 import reserve_gpu
-from reserve_gpu import programs
 from reserve_gpu.commands.check.probes import is_installed
-from reserve_gpu.core import environment
+from reserve_gpu.gpus import cuda_environment
+from reserve_gpu.system import subprocesses
 from tests.frameworks import KEYS, NAMES, STANDINS, installed
 from tests.processes import wait_for
 
@@ -470,7 +470,7 @@ def test_starts_nothing_here(here: Here, monkeypatch: pytest.MonkeyPatch) -> Non
     reserve_gpu.reserve("1")
     before = dict(os.environ), set(sys.modules)
     check()
-    assert not environment.cuda_started()
+    assert not cuda_environment.cuda_started()
     assert "torch" not in set(sys.modules) - before[1]
     assert dict(os.environ) == before[0]
     calls = here.log.read_text().splitlines()
@@ -573,8 +573,8 @@ def test_limit(here: Here) -> None:
     Those that have ended meanwhile are not touched by that.
     """
     commands = {"hangs": ["sh", "-c", HANGING], "ends": ["sh", "-c", ENDING]}
-    with left_behind(here), programs.started(commands, here.environ()) as started:
-        ends = {key: started[key].code() for key in programs.heard(started, 2.0)}
+    with left_behind(here), subprocesses.started(commands, here.environ()) as started:
+        ends = {key: started[key].code() for key in subprocesses.heard(started, 2.0)}
     assert ends == {"ends": 3}
     assert started["hangs"].said == (b'{"doing": "hanging"}\n', b"noise\n")
     assert started["ends"].said == (b'7\n{"a": 1}\n{"a\n', b"last\n")

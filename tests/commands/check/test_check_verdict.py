@@ -19,7 +19,7 @@ from reserve_gpu.commands.check.verdict import (
     judge,
     runs_on,
 )
-from reserve_gpu.model import Device
+from reserve_gpu.model.devices import Device
 
 ONE, OTHER, STRANGER = (f"{digit * 8}-aaaa-4aaa-8aaa-aaaaaaaaaaaa" for digit in "123")
 GPU1 = Device(1, f"GPU-{ONE}")

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import cli
-from reserve_gpu.commands.hosts import about_hosts, from_json
-from reserve_gpu.commands.hosts import others as hosts
-from reserve_gpu.commands.hosts.about_hosts import Hosts as Seen
+from reserve_gpu.cli import main
+from reserve_gpu.commands.hosts import hosts_view, status_from_json
+from reserve_gpu.commands.hosts import remote_status as hosts
+from reserve_gpu.commands.hosts.hosts_view import Hosts as Seen
 from reserve_gpu.commands.table import FORMS, load
-from reserve_gpu.errors import RequestError
-from reserve_gpu.foreign import FormatError
+from reserve_gpu.model.errors import RequestError
+from reserve_gpu.model.untrusted import FormatError
 from tests.commands import needs_command
 from tests.features import needs_feature
 from tests.hosts import Hosts, needs_ssh
@@ -127,9 +127,9 @@ def test_a_login_shell_reads_plain_words(word: str, capsys: pytest.CaptureFixtur
     *_, name, line = hosts.argv("lab1", words)
     assert name == "lab1"
     assert re.fullmatch(r"reserve-gpu sent:[0-9a-f]+", line)
-    assert cli._words(line.split()[1:]) == words[1:]
+    assert main._words(line.split()[1:]) == words[1:]
     _, sent = hosts.argv("lab1", ["reserve-gpu", "nonsense", word])[-1].split()
-    assert cli.main([sent]) == RequestError.exit_code
+    assert main.main([sent]) == RequestError.exit_code
     assert "There is no command nonsense" in capsys.readouterr().err
 
 
@@ -150,7 +150,7 @@ def test_a_status_survives_its_json(here: Here, scenario: str) -> None:
     here.use(scenario)
     status = reserve_gpu.status()
     said = json.loads(json.dumps(status.to_dict()))
-    read = from_json.status(said)
+    read = status_from_json.status(said)
     assert read.to_dict() == said
     assert Seen({"lab1": read}).picture().layout.sections[0].entries == [
         entry._replace(is_mine=False) for entry in status.picture().layout.entries
@@ -165,7 +165,7 @@ def test_a_reservation_survives_its_json(here: Here) -> None:
         assert not child.reserve("memory='1GB', note='mine', for_='2h', idle='1h'").error
         child.send("reserve_gpu.reserve(count=5, wait='1h')")
         said = json.loads(json.dumps(reserve_gpu.status().to_dict()))
-        assert from_json.status(said).to_dict() == said
+        assert status_from_json.status(said).to_dict() == said
 
 
 ROW = {"state": "free", "index": 0, "uuid": "GPU-1"}
@@ -189,7 +189,9 @@ for _ in range(50):
 )
 def test_a_foreign_answer_is_bounded(row: dict[str, Any]) -> None:
     """Whatever a host answers makes a picture of bounded length without control letters."""
-    status = from_json.status({"version": 1, "devices": [row], "waiting": [{}, 1], "host": "h\x07"})
+    status = status_from_json.status(
+        {"version": 1, "devices": [row], "waiting": [{}, 1], "host": "h\x07"}
+    )
     seen = Seen({"lab1": status}, 0.0, ("lab1",))
     text = str(seen.picture())
     assert len(text) < 60_000
@@ -203,7 +205,7 @@ def test_a_foreign_answer_is_bounded(row: dict[str, Any]) -> None:
 def test_of_which_version_it_is() -> None:
     """What has our version but no devices is no status, and no newer format."""
     with pytest.raises(FormatError) as caught:
-        from_json.status({"version": 1})
+        status_from_json.status({"version": 1})
     assert caught.value.version is None
 
 
@@ -228,7 +230,7 @@ def test_json_in_what_a_host_says(out: bytes, fields: dict[str, Any]) -> None:
 def test_what_is_no_status_is_refused(answer: object) -> None:
     """JSON that is none of ours is no status of a machine without GPUs."""
     with pytest.raises(FormatError):
-        from_json.status(answer)
+        status_from_json.status(answer)
 
 
 def rows(*states: str) -> dict[str, Any]:
@@ -240,7 +242,7 @@ def rows(*states: str) -> dict[str, Any]:
 
 
 def seen(**answers: tuple[str, ...]) -> Seen:
-    found = {name: from_json.status(rows(*states)) for name, states in answers.items()}
+    found = {name: status_from_json.status(rows(*states)) for name, states in answers.items()}
     return Seen(found, time.time(), ("lab",))
 
 
@@ -281,7 +283,7 @@ def test_what_to_type() -> None:
             marks=needs_command("kernels"),
         ),
         ("ssh -t lab1 reserve-gpu run -- COMMAND ...", lambda: str(seen(lab1=("free",)).picture())),
-        ("ssh lab2", lambda: about_hosts.silent("lab2", 5)),
+        ("ssh lab2", lambda: hosts_view.silent("lab2", 5)),
     ],
 )
 def test_a_line_for_a_shell_is_typed_behind_a_sign_in_a_cell(
@@ -348,14 +350,14 @@ class TestOverSsh:
         assert second["status"] is None
         assert "older" in second["problem"]
 
-    @needs_command("formats")
+    @needs_command("export")
     def test_page(self, lab: Hosts) -> None:
         """The page for browsers has a section for each host."""
         page = command(lab, "status", "--format", "html", "--hosts", "lab1", "lab2").stdout
         assert page.count("<table") == 2
         assert "<title>GPUs of lab1, lab2</title>" in page
 
-    @needs_command("formats")
+    @needs_command("export")
     def test_metrics(self, lab: Hosts) -> None:
         """Metrics are told apart by the names that ssh has for the hosts."""
         parser = pytest.importorskip("prometheus_client.parser")

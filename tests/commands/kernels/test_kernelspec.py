@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 import pytest
 
-from reserve_gpu import proc, settings, spawn, this_kernel
+from reserve_gpu.system import jupyter_kernel, procfs, settings, spawn
 from tests.commandline import CommandLine
 from tests.features import needs_feature
 from tests.here import Here
@@ -324,7 +324,7 @@ def test_a_profile_that_loads_the_extension_too(here: Here, typed: CommandLine) 
 def test_what_this_machine_has_not(machine: Machine, options: list[str], text: str) -> None:
     """A kernel that asks for what is not there starts anyway, without a GPU, and says so."""
     start = (*US, "kernel", "start", *options, "--")
-    code = "from reserve_gpu.core.session import session; import os\n"
+    code = "from reserve_gpu.reservation.session import session; import os\n"
     code += "print([os.environ['CUDA_VISIBLE_DEVICES']], session().reason)"
     done = machine.command(*start, sys.executable, "-c", code)
     assert done.stdout.startswith("[''] This kernel was started without a GPU"), done.stderr
@@ -530,12 +530,12 @@ def test_a_kernel_is_known_by_its_start_time(
     monkeypatch: pytest.MonkeyPatch, began: str | None, *, is_known: bool
 ) -> None:
     """A process with the pid of an earlier kernel is not that kernel."""
-    pid, own = proc.stamp(os.getpid()).split()
+    pid, own = procfs.stamp(os.getpid()).split()
     told = {"id": "ssh-1", "pid": pid}
     if began is not None:
         told["began"] = own if began == "own" else began
-    monkeypatch.setenv(settings.STARTED, this_kernel.as_started(told))
-    assert bool(this_kernel.started()) == is_known
+    monkeypatch.setenv(settings.STARTED, jupyter_kernel.as_started(told))
+    assert bool(jupyter_kernel.started()) == is_known
 
 
 @pytest.mark.process

@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import wcwidth
 
-from reserve_gpu import proc, quantities
 from reserve_gpu.commands import table
 from reserve_gpu.commands.report import accounting, totals
-from reserve_gpu.commands.report.about_history import Report, read_report
 from reserve_gpu.commands.report.totals import Hours, Idle, summed
+from reserve_gpu.commands.report.usage_view import Report, read_report
 from reserve_gpu.commands.table import load
-from reserve_gpu.errors import RequestError
-from reserve_gpu.foreign import FormatError
 from reserve_gpu.log import log_reader as histories_of
 from reserve_gpu.log.log_lines import TEXT_LIMIT, Kind, LogLine
 from reserve_gpu.log.log_reader import Logged
-from reserve_gpu.model import End
-from reserve_gpu.report import html, terminal, words
-from reserve_gpu.report.sheets import Column, Sheet, in_columns, rows
+from reserve_gpu.model import parsing
+from reserve_gpu.model.errors import RequestError
+from reserve_gpu.model.requests import End
+from reserve_gpu.model.untrusted import FormatError
+from reserve_gpu.render import html, phrases, terminal
+from reserve_gpu.render.tables import Column, Sheet, in_columns, rows
+from reserve_gpu.system import procfs
 from tests.commandline import CommandLine
 from tests.commands import needs_command
 from tests.histories import (
@@ -294,7 +295,7 @@ def test_too_many_lines_of_a_user(kept: Histories) -> None:
     old, new = line(start=AT - 40 * DAY_S, id="old"), [line(id=f"n{n}") for n in range(3)]
     kept.write([old])
     kept.write(new)
-    for most, found, cut in ((4, 4, set()), (3, 3, {proc.user_name(os.geteuid())}), (0, 0, None)):
+    for most, found, cut in ((4, 4, set()), (3, 3, {procfs.user_name(os.geteuid())}), (0, 0, None)):
         said: set[str] = set()
         lines = [each.entry.id for each in histories_of.since(0, NOW, said, most)]
         assert len(lines) == found
@@ -507,13 +508,13 @@ TUESDAY = time.mktime((2026, 11, 24, 16, 15, 30, 0, 0, -1))
 def test_since(text: str, moment: tuple[int, ...], lasts_s: float | None) -> None:
     """A time back, a day or a moment means the beginning of that hour, in local time."""
     expected = time.mktime((*moment, 0, 0, 0, -1))  # type: ignore[arg-type] # nine numbers
-    assert quantities.parse_since(text, TUESDAY) == (expected, lasts_s)
+    assert parsing.parse_since(text, TUESDAY) == (expected, lasts_s)
 
 
 def test_since_the_epoch() -> None:
     """With an @ it is that very second; no time back reaches before the epoch."""
-    assert quantities.parse_since("@1793750455", TUESDAY) == (1793750455, None)
-    assert quantities.parse_since("99999d", TUESDAY)[0] == 0
+    assert parsing.parse_since("@1793750455", TUESDAY) == (1793750455, None)
+    assert parsing.parse_since("99999d", TUESDAY)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -535,7 +536,7 @@ def test_since_the_epoch() -> None:
 def test_since_what_makes_no_sense(text: str, said: str) -> None:
     """What is no time, or still to come, is one line that says what to type."""
     with pytest.raises(RequestError, match=said) as caught:
-        quantities.parse_since(text, TUESDAY)
+        parsing.parse_since(text, TUESDAY)
     assert "\n" not in str(caught.value)
 
 
@@ -677,7 +678,7 @@ def test_a_bar_is_as_long_as_its_pieces(
 )
 def test_figures(hours: float, text: str) -> None:
     """Hours have one digit behind the point, and a little is not nothing."""
-    assert words.hours(hours) == text
+    assert phrases.hours(hours) == text
 
 
 TOTAL = Hours(31, 9, 22)
@@ -816,11 +817,11 @@ def test_several_hosts_are_one_report() -> None:
 
 
 def page_of(report: Report) -> str:
-    page: str = load("formats.page.page")(report, "GPU-hours")
+    page: str = load("export.html_page.page")(report, "GPU-hours")
     return page
 
 
-@needs_command("formats")
+@needs_command("export")
 def test_the_page() -> None:
     """The page has both tables, and nothing that somebody else wrote is markup."""
     page = page_of(REPORT._replace(host=HOSTILE, problems={"lab3": HOSTILE}))
@@ -848,7 +849,7 @@ def test_bars_can_be_told_from_the_page(background: str) -> None:
 @pytest.mark.full
 @pytest.mark.needs("browser")
 @pytest.mark.skipif(not CHROMIUM, reason="needs Debian's chromium")
-@needs_command("formats")
+@needs_command("export")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_in_a_browser(tmp_path: Path, scheme: str) -> None:
     """A real browser shows the page without scrolling sideways, in the colours of its scheme."""
@@ -953,7 +954,7 @@ def test_the_total_stands_out(strong: list[str], *, has_total: bool) -> None:
     columns = Column("user", ("alice", "total")), Column("hours", ("1", "3"), is_figure=True)
     lines = rows(Sheet(columns, has_total=has_total), 40)
     styled = [part for line in lines for part in line if isinstance(part, tuple)]
-    assert [text for text, style in styled if style == words.STRONG] == strong
+    assert [text for text, style in styled if style == phrases.STRONG] == strong
 
 
 @pytest.mark.process

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu import proc, settings
+from reserve_gpu.system import procfs, settings
 from tests.commands import needs_command
 from tests.features import needs_feature
 from tests.locked import held
@@ -62,7 +62,7 @@ def test_a_jobs_kernel_ends_with_its_reservation(machine: Machine) -> None:
 )
 def test_an_inherited_variable_ends_no_process(here: Here, inherited: str) -> None:
     """A process that only inherits the variable releases its GPU at the end, and goes on."""
-    parent = proc.stamp(os.getpid())
+    parent = procfs.stamp(os.getpid())
     values = {"of its parent": parent, "by its parent": f"{settings.STARTED_BY}{parent}"}
     with here.child(**JOB) as child:
         own = f"{child.pid} 1"  # of an earlier process with its pid
@@ -80,7 +80,7 @@ def test_an_inherited_variable_ends_no_process(here: Here, inherited: str) -> No
 @pytest.mark.parametrize("by", [settings.STARTED_BY, ""])
 def test_a_nested_kernel_is_not_the_one_of_the_job(machine: Machine, by: str) -> None:
     """A kernel takes the job's mark from the job alone, and not from another kernel."""
-    mark = f"{by}{proc.stamp(os.getpid())}"
+    mark = f"{by}{procfs.stamp(os.getpid())}"
     code = f"import os; print(os.getpid(), os.environ[{settings.JOB_KERNEL!r}])"
     line = (*US, "kernel", "start", "--", sys.executable, "-c", code)
     pid, marked = machine.command(*line, **{settings.JOB_KERNEL: mark}).stdout.split(" ", 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu import spawn
+from reserve_gpu.system import spawn
 from tests.commandline import CommandLine
 from tests.commands import needs_command
 from tests.features import needs_feature

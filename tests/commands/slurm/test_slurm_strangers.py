@@ -241,9 +241,9 @@ def test_a_flood_delays_no_message(machine: Machine, kernel: PlainKernel) -> Non
 @pytest.mark.parametrize("host", ["127.0.0.1", "::ffff:127.0.0.1"])
 def test_the_owner_of_a_connection(find: str, host: str) -> None:
     """A connection belongs to the user of its other end until that is closed."""
-    from reserve_gpu.commands.slurm import owners
+    from reserve_gpu.commands.slurm import socket_owners
 
-    finder = getattr(owners, find)
+    finder = getattr(socket_owners, find)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         assert finder(listening.getsockname(), ("0.0.0.0", 0)).state  # noqa: S104
         made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -251,9 +251,9 @@ def test_the_owner_of_a_connection(find: str, host: str) -> None:
             made.connect((host, listening.getsockname()[1]))
             accepted, client = listening.accept()
             server = accepted.getsockname()
-            assert owners.owner(finder, client, server) == os.geteuid()
-            assert owners.owner(finder, client, ("127.0.0.1", 1)) is None
-        assert owners.owner(finder, client, server) is None
+            assert socket_owners.owner(finder, client, server) == os.geteuid()
+            assert socket_owners.owner(finder, client, ("127.0.0.1", 1)) is None
+        assert socket_owners.owner(finder, client, server) is None
         accepted.close()
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu.cli import main
+from reserve_gpu.cli.main import main
 from reserve_gpu.commands.top import live as top
-from reserve_gpu.model import Device, Process, Row, State
-from reserve_gpu.report.status import Status
-from reserve_gpu.report.words import plain
+from reserve_gpu.model.devices import Device, Process, State
+from reserve_gpu.model.holders import Row
+from reserve_gpu.render.phrases import plain
+from reserve_gpu.render.status_view import Status
 from tests.machine import LIMIT_S
 
 if TYPE_CHECKING:

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.core.session import session
-from reserve_gpu.core.use import Use
 from reserve_gpu.features.history import recorder
 from reserve_gpu.features.history.journal import History
 from reserve_gpu.features.history.recorder import Recorder
 from reserve_gpu.log import log_writer, places
 from reserve_gpu.log.log_lines import Kind, LogLine, parsed
 from reserve_gpu.log.log_writer import Page
-from reserve_gpu.model import Device, End, Rules
+from reserve_gpu.model.devices import Device
+from reserve_gpu.model.requests import End, Rules
+from reserve_gpu.reservation.activity import Use
+from reserve_gpu.reservation.session import session
 from tests.features import needs_feature
 from tests.here import feature
 from tests.locked import held
@@ -64,7 +65,7 @@ def lines(machine: Machine, pattern: str = "*.jsonl") -> list[dict[str, Any]]:
 
 
 # For a child: note what it did. It does so by itself, but after its answer.
-NOTE = "from reserve_gpu.core.session import session\nsession().run(session()._step)"
+NOTE = "from reserve_gpu.reservation.session import session\nsession().run(session()._step)"
 
 
 # -- what a look adds ------------------------------------------------------------------------------
@@ -354,7 +355,7 @@ import reserve_gpu
 from reserve_gpu.log import places
 from reserve_gpu.log.log_writer import Page
 from reserve_gpu.features.history.recorder import Recorder
-from reserve_gpu.core.session import session
+from reserve_gpu.reservation.session import session
 reserve_gpu.reserve()
 held = session().held
 reserve_gpu.release()
@@ -625,7 +626,7 @@ def test_a_started_kernel_is_logged_by_itself(here: Here) -> None:
     switch_on(here)
     code = (
         "import reserve_gpu\n"
-        "from reserve_gpu.core.session import session\n"
+        "from reserve_gpu.reservation.session import session\n"
         "session().run(session()._step); history = session()._features['History']\n"
         "print(history._recorder is not None, end=' ')\n"
         f"import pathlib; print(len([*pathlib.Path({str(folder_of(here))!r}).glob('*.open')]))"

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from reserve_gpu.clocks import Instant
-from reserve_gpu.core import quota
-from reserve_gpu.model import NO_LEASE, Lease, Promise, Record, Request, Rule, Rules
+from reserve_gpu.allocation import quota
+from reserve_gpu.model.clocks import Instant
+from reserve_gpu.model.holders import Record
+from reserve_gpu.model.requests import NO_LEASE, Lease, Promise, Request, Rule, Rules
 from tests.features import needs_feature
 
 HOUR_S = 3600.0

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.core.session import session
 from reserve_gpu.features.job.job_end import Job
+from reserve_gpu.reservation.session import session
 from tests.commands import needs_command
 from tests.features import needs_feature
 from tests.here import feature
@@ -581,7 +581,7 @@ def test_a_job_on_a_node_without_a_driver(here: Here, batch: Batch) -> None:
     assert line == "Job 4711 has no GPU. Start one that has: srun -p own --gres=gpu:1 ..."
 
 
-@needs_command("programs")
+@needs_command("agents")
 @pytest.mark.process
 @pytest.mark.parametrize("lacks", ["CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"])
 def test_why_in_a_job_without_a_gpu(here: Here, batch: Batch, lacks: str) -> None:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.core.session import session
-from reserve_gpu.features.lease import ends
+from reserve_gpu.features.lease import lease_text
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
 from reserve_gpu.features.lease.timer import LeaseTimer
-from reserve_gpu.model import Lease, Rule, Size
-from reserve_gpu.report.faces import MAGIC, PYTHON
+from reserve_gpu.model.requests import Lease, Rule, Size
+from reserve_gpu.render.frontend import MAGIC, PYTHON
+from reserve_gpu.reservation.session import session
 from tests.reserving import variables
-from tests.test_faces import GPU0, GPU1
+from tests.test_frontends import GPU0, GPU1
 from tests.test_parts import ONE, promised, records
 
 if TYPE_CHECKING:
-    from reserve_gpu.report.faces import Face
+    from reserve_gpu.render.frontend import Face
     from tests.here import Here
 
 RULE = Rule('time = "24h"', "[limits]", "/etc/reserve_gpu.toml", 86400.0)
@@ -54,7 +54,7 @@ def test_the_same_again_after_the_end(
     size: Size | None, devices: list[reserve_gpu.Device], face: Face, expected: str
 ) -> None:
     """After the end the hint asks for as many GPUs, and as large a part, as were held."""
-    text = ends.say(notice(Action.RELEASE, -1.0, size=size, devices=devices), face)
+    text = lease_text.say(notice(Action.RELEASE, -1.0, size=size, devices=devices), face)
     assert typed(text) == expected
 
 
@@ -68,7 +68,7 @@ def test_the_same_again_after_the_end(
 )
 def test_a_hint_stays_within_the_rule(longer_s: float, hint: str | None) -> None:
     """No more time is offered than the administrator's rule allows; if none is left, it says so."""
-    text = ends.say(notice(Action.WARN, longer_s=longer_s, rule=RULE), MAGIC)
+    text = lease_text.say(notice(Action.WARN, longer_s=longer_s, rule=RULE), MAGIC)
     if hint:
         assert typed(text) == hint
     else:
@@ -85,7 +85,7 @@ def test_the_hint_keeps_a_part(here: Here, *, is_shared: bool) -> None:
     shell = here.shell()
     shell.run("%reserve_gpu --memory 4000MiB --for 4m")
     before = variables()
-    line = typed(ends.say(shown(Action.WARN), MAGIC))
+    line = typed(lease_text.say(shown(Action.WARN), MAGIC))
     if is_shared:
         with promised(here, gpu0=[3000]):
             assert shell.run(line).error is None
@@ -106,5 +106,5 @@ def test_an_end_by_a_rule_has_no_hint(here: Here) -> None:
     """A message about an end by a rule names no command that the rule refuses."""
     here.rules.write_text('[limits]\ntime = "2h"\n')
     reserve_gpu.reserve()
-    text = ends.say(shown(Action.WARN), PYTHON)
+    text = lease_text.say(shown(Action.WARN), PYTHON)
     assert 'can\'t last longer: time = "2h"' in text

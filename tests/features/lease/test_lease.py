@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.cells import cells
-from reserve_gpu.core.held import Held
-from reserve_gpu.core.process_end import ProcessEnd
-from reserve_gpu.core.session import session
 from reserve_gpu.features.lease.lease_notices import Action
 from reserve_gpu.features.lease.schedule import LONGEST_PAUSE_S
 from reserve_gpu.features.lease.timer import LeaseTimer, waiters_for
-from reserve_gpu.model import Lease, Promise
+from reserve_gpu.model.requests import Lease, Promise
+from reserve_gpu.reservation.holding import Held
+from reserve_gpu.reservation.session import session
+from reserve_gpu.system.cells import cells
+from reserve_gpu.system.shutdown import ProcessEnd
 from tests.here import feature
 from tests.locked import locked
 from tests.machine import LIMIT_S
@@ -51,7 +51,7 @@ END_WITH_CUDA = f"reserve_gpu.reserve(for_='1h', end_kernel=True)\n{OVER_WITH_CU
 IMPORTS = """
 import threading, time
 from reserve_gpu.features.lease.lease_notices import Action
-from reserve_gpu.core.session import session
+from reserve_gpu.reservation.session import session
 def timer():
     return session()._features["LeaseTimer"]
 """
@@ -670,7 +670,7 @@ def test_cuda_that_is_starting_keeps_it(busy: Machine) -> None:
     """A cuInit that has read the variables before the end gets what it has read."""
     busy.write(f"{busy.scenario.read_text()}\ndelay cuInit * 1")
     with busy.child() as child:
-        child.run("from reserve_gpu.core.session import session")
+        child.run("from reserve_gpu.reservation.session import session")
         child.run("import threading, ctypes; cuda = ctypes.CDLL('libcuda.so.1')")
         child.run("start = threading.Thread(target=lambda: cuda.cuInit(0))")
         child.run("start.start(); reserve_gpu.reserve(for_=0.2)")
@@ -752,7 +752,7 @@ def test_nothing_is_visible_before_it_is_released(machine: Machine) -> None:
         "        events.append('unlocked')\n"
         "sys.addaudithook(note)\n"
         "while reserve_gpu.current(): time.sleep(0.01)\n"
-        "from reserve_gpu.core.session import session\n"
+        "from reserve_gpu.reservation.session import session\n"
         "session().run(int)  # comes after what its thread is in the midst of\n"
         "print(*dict.fromkeys(events))"
     )
@@ -766,7 +766,7 @@ def test_what_was_left_to_the_next_program_ends(machine: Machine) -> None:
     program = "import reserve_gpu, time\nwhile reserve_gpu.current(): time.sleep(0.01)"
     done = machine.python(
         "import os, sys, reserve_gpu\n"
-        "from reserve_gpu.core import api\n"
+        "from reserve_gpu import api\n"
         "reserve_gpu.reserve(for_=2)\n"
         "api.before_exec()\n"
         f"os.execv(sys.executable, [sys.executable, '-c', {program!r}])"
@@ -1085,7 +1085,7 @@ def test_a_process_that_nohup_has_left_is_a_child(machine: Machine) -> None:
         pid = int((machine.folder / "pid").read_text())
         try:
             machine.write(f"gpu\n  compute {pid} 300\n")
-            child.run("import reserve_gpu.machine")
+            child.run("import reserve_gpu.allocation.snapshot")
             child.run("reserve_gpu.reserve('0')")
             (row,) = child.run("reserve_gpu.status().to_dict()['devices']").value
             assert row["is_used_without_reservation"] is False

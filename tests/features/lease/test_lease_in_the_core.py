@@ -10,12 +10,12 @@ import reserve_gpu
 from tests.locked import locked
 from tests.processes import wait_for
 from tests.reserving import got
-from tests.test_calls import LOCK_IMPORTS, no_threads
 from tests.test_descriptors import BEFORE, assert_all_are_told
-from tests.test_faces import FACES, assert_asks_for
+from tests.test_executor import LOCK_IMPORTS, no_threads
+from tests.test_frontends import FACES, assert_asks_for
 
 if TYPE_CHECKING:
-    from reserve_gpu.report.faces import Face
+    from reserve_gpu.render.frontend import Face
     from tests.here import Here
     from tests.machine import Machine
 

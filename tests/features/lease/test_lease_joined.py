@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu.notices import TIME_IS_OVER
+from reserve_gpu.model.notices import TIME_IS_OVER
 from tests.locked import held
 from tests.machine import LIMIT_S
 from tests.processes import wait_for
@@ -34,7 +34,10 @@ def test_the_work_of_a_guest_is_no_idleness(here: Here) -> None:
         holder.reserve("'1', idle=3600")
         with guest(here) as other:
             here.add(f"compute {other.pid} 900\nutilisation 95")
-            is_used = f"from reserve_gpu.core import use\n{SESSION}use.is_used(session().held, 0.0)"
+            is_used = (
+                "from reserve_gpu.reservation import activity\n"
+                f"{SESSION}activity.is_used(session().held, 0.0)"
+            )
             assert holder.run(is_used).value is True
             here.use("two")
             here.add("utilisation 95")

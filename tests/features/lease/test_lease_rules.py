@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import RequestError, rules
-from reserve_gpu.clocks import Instant
-from reserve_gpu.core import quota
-from reserve_gpu.core.request import parse
-from reserve_gpu.errors import Failure
-from reserve_gpu.model import NO_LEASE, Lease
-from reserve_gpu.report.messages import say
+from reserve_gpu import RequestError
+from reserve_gpu.allocation import admin_rules, quota
+from reserve_gpu.allocation.request import parse
+from reserve_gpu.model.clocks import Instant
+from reserve_gpu.model.errors import Failure
+from reserve_gpu.model.requests import NO_LEASE, Lease
+from reserve_gpu.render.messages import say
 from tests.reserving import got
 from tests.test_rules import ENDS
 
@@ -98,7 +98,7 @@ def test_a_part_for_the_whole_begins_no_new_time(here: Here) -> None:
 def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> None:
     """Who asks again later gets no more than the rule's time from when it was reserved."""
     here.rules.write_text(ENDS)
-    found = rules.read(str(here.rules))
+    found = admin_rules.read(str(here.rules))
     now = Instant(1_800_000_000.0, 500_000.0)
     request = parse(None, for_="20h")
     for since, last in ((now, 72000), (now.later(-36000), 50400)):

@@ -11,21 +11,14 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.commands.table import load
-from reserve_gpu.model import (
-    Device,
-    Holder,
-    Lease,
-    Promise,
-    Request,
-    Row,
-    State,
-    Usage,
-    Waiting,
-)
-from reserve_gpu.report import asking, columns, html, pictures, terminal, times, words
-from reserve_gpu.report.faces import MAGIC
-from reserve_gpu.report.status import Status
-from reserve_gpu.report.words import MARK
+from reserve_gpu.model.devices import Device, State, Usage
+from reserve_gpu.model.holders import Holder, Row
+from reserve_gpu.model.progress import Waiting
+from reserve_gpu.model.requests import Lease, Promise, Request
+from reserve_gpu.render import columns, contacts, durations, html, phrases, pictures, terminal
+from reserve_gpu.render.frontend import MAGIC
+from reserve_gpu.render.phrases import MARK
+from reserve_gpu.render.status_view import Status
 from tests.commands import needs_command
 from tests.holders import a_holder, changed
 
@@ -75,7 +68,7 @@ def row(number: int, *holders: Holder, is_unused: bool = False) -> Row:
 )
 def test_a_moment(hours: float, expected: str) -> None:
     """A moment is told as people here tell it, and never by a day of the week that may be two."""
-    assert times.moment(NOW + hours * HOUR_S, NOW) == expected
+    assert durations.moment(NOW + hours * HOUR_S, NOW) == expected
 
 
 WANTED = {"if_wanted": True}
@@ -113,16 +106,16 @@ WANTED = {"if_wanted": True}
 def test_until_when(terms: Lease, others: str, own: str) -> None:
     """Until when stands behind for how long and before the note; the holder reads what is left."""
     holder = with_lease(ALICE, terms)
-    line = words.holder_line(holder, NOW)
-    assert words.plain(line) == f'alice, train.ipynb (pid 4321000) for 2 h{others}: "thesis"'
-    line = words.holder_line(holder, NOW, this_process="this kernel")
-    assert words.plain(line).endswith(f' for 2 h{own}: "thesis"')
+    line = phrases.holder_line(holder, NOW)
+    assert phrases.plain(line) == f'alice, train.ipynb (pid 4321000) for 2 h{others}: "thesis"'
+    line = phrases.holder_line(holder, NOW, this_process="this kernel")
+    assert phrases.plain(line).endswith(f' for 2 h{own}: "thesis"')
 
 
 def test_overdue_by_its_own_record() -> None:
     """What its process has marked as overdue is so, also where --idle or --if-wanted made it so."""
     for terms in (until(None, HOUR_S), until(-1, **WANTED), until(1)):
-        line = words.holder_line(with_lease(ALICE, terms, overdue=NOW - 1800), NOW)
+        line = phrases.holder_line(with_lease(ALICE, terms, overdue=NOW - 1800), NOW)
         assert (("overdue since 11:30", MARK)) in line
 
 
@@ -142,13 +135,13 @@ def test_what_makes_no_sense_is_not_shown(
 ) -> None:
     """An end before the beginning, or in a hundred years, is nobody's word: nothing is said."""
     holder = with_lease(ALICE, terms, since=since, overdue=overdue)
-    assert words.lease_end(holder, NOW) == ()
+    assert phrases.lease_end(holder, NOW) == ()
 
 
 def test_who_waits_has_no_end() -> None:
     """A place in the queue has no end, whatever its file says."""
-    line = words.holder_line(with_lease(ALICE, until(6)), NOW, asks="a GPU")
-    assert "18:00" not in words.plain(line)
+    line = phrases.holder_line(with_lease(ALICE, until(6)), NOW, asks="a GPU")
+    assert "18:00" not in phrases.plain(line)
 
 
 @pytest.mark.parametrize("width", [24, 60, 80, 120, 200])
@@ -190,12 +183,12 @@ def test_json(here: Here) -> None:
 
 
 def metric(name: str, *rows: Row) -> dict[str, float]:
-    text = load("formats.prometheus.text")(Status(rows, time=NOW))
+    text = load("export.prometheus.text")(Status(rows, time=NOW))
     found = re.findall(rf'^reserve_gpu_{name}{{.*username="(\w+)"}} (\S+)$', text, re.MULTILINE)
     return {user: float(value) for user, value in found}
 
 
-@needs_command("formats")
+@needs_command("export")
 def test_metrics() -> None:
     """The end is a metric of who has named one, and how long it is past is one of each holder."""
     late = with_lease(BOB, until(-1))
@@ -208,7 +201,7 @@ def test_metrics() -> None:
 
 
 def likeliest(*rows: Row) -> str:
-    return words.plain(asking.likeliest(rows, NOW))
+    return phrases.plain(contacts.likeliest(rows, NOW))
 
 
 def test_the_earliest_end_is_likeliest() -> None:
@@ -258,11 +251,11 @@ def test_whom_to_ask() -> None:
     """Idle ones are asked first, then who is overdue, of sharers that one alone."""
     late = with_lease(BOB, until(-1))
     rows = row(0, ALICE, late), row(1, ALICE._replace(last_cell=NOW - 3600), is_unused=True)
-    assert words.plain(asking.whom(rows, NOW)) == (
+    assert phrases.plain(contacts.whom(rows, NOW)) == (
         "Ask alice (train.ipynb) for GPU1, idle for 1 h. "
         "Ask bob (fit.ipynb) for GPU0, overdue since 11:00."
     )
-    assert ("overdue since 11:00", MARK) in asking.whom(rows, NOW)
+    assert ("overdue since 11:00", MARK) in contacts.whom(rows, NOW)
 
 
 def test_a_wait_names_it() -> None:
@@ -272,8 +265,8 @@ def test_a_wait_names_it() -> None:
     ending = with_lease(ALICE, Lease(until=now + 9 * DAY_S), since=now - 9)
     waiting = Waiting(Request(), 1, 5.0, (busy, busy._replace(device=GPUS[1], holders=(ending,))))
     (line,) = pictures.wait(waiting).layout.foot
-    expected = times.moment(now + 9 * DAY_S, now)
-    assert words.plain(line) == f"Likeliest to come free: GPU1, reserved until {expected}"
+    expected = durations.moment(now + 9 * DAY_S, now)
+    assert phrases.plain(line) == f"Likeliest to come free: GPU1, reserved until {expected}"
 
 
 @pytest.mark.process
@@ -287,8 +280,8 @@ def test_a_real_wait_names_the_right_one(here: Here) -> None:
         )
         waiter.run(f"{code}reserve_gpu.reserve(wait=60, progress=stop)")
         text = waiter.run(
-            "from reserve_gpu.report import pictures; str(pictures.wait(seen[0]))"
+            "from reserve_gpu.render import pictures; str(pictures.wait(seen[0]))"
         ).value
         until = json.loads(here.locks.joinpath(f"{here.uuid('1')}.lock").read_text())["until"]
-    when = times.moment(until, time.time())
+    when = durations.moment(until, time.time())
     assert text.endswith(f"Likeliest to come free: GPU1, reserved until {when}")

@@ -16,7 +16,7 @@ from reserve_gpu.features.lease.schedule import (
     Circumstances,
     Step,
 )
-from reserve_gpu.model import Lease
+from reserve_gpu.model.requests import Lease
 
 BEGAN = 1_000_000.0
 HOUR_S, DAY_S = 3600.0, 86_400.0

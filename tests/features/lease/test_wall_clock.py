@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu import proc
-from reserve_gpu.clocks import Instant
 from reserve_gpu.features.lease import schedule
 from reserve_gpu.features.lease.lease_notices import Action
 from reserve_gpu.features.lease.schedule import Circumstances
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.holders import Holders, named
-from reserve_gpu.model import Lease, Promise, Record
-from reserve_gpu.report import times, words
+from reserve_gpu.model.clocks import Instant
+from reserve_gpu.model.holders import Record
+from reserve_gpu.model.requests import Lease, Promise
+from reserve_gpu.render import durations, phrases
+from reserve_gpu.system import procfs
 from tests.processes import US, wait_for
 from tests.test_rules import ENDS
 from tests.wall_clock import WallClock
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from tests.machine import Child, Machine
 
 HOUR_S, DECADES_S = 3600.0, 1_700_000_000.0
-STEP = "from reserve_gpu.core.session import session; session().run(lambda: None)"
+STEP = "from reserve_gpu.reservation.session import session; session().run(lambda: None)"
 SEEN = """
 import time
 (holder,) = reserve_gpu.status().rows[0].holders
@@ -76,7 +77,7 @@ def test_the_warnings_go_by_the_boot_clock() -> None:
 @pytest.mark.parametrize("set_s", [0.0, DECADES_S, -HOUR_S])
 def test_others_read_an_age_and_an_end_that_are_right(set_s: float) -> None:
     """A record that was written before the clock was set shows the right age and end after it."""
-    now, age_s = proc.now(), 30.0  # a machine that runs the tests has been up for longer
+    now, age_s = procfs.now(), 30.0  # a machine that runs the tests has been up for longer
     began = now.wall - age_s
     taken = now.later(-age_s)._replace(wall=began - set_s)
     written = Record(
@@ -90,8 +91,8 @@ def test_others_read_an_age_and_an_end_that_are_right(set_s: float) -> None:
     assert holder.record.overdue == holder.record.kept_until == pytest.approx(began, abs=1)
     assert holder.record.since == written.since  # by which guests know it
     calm = holder._replace(record=holder.record._replace(overdue=None, kept_until=None))
-    assert times.end(calm, now.wall) == holder.lease.until
-    assert " for 30 s" in words.plain(words.holder_line(calm, began + age_s + 0.5))
+    assert durations.end(calm, now.wall) == holder.lease.until
+    assert " for 30 s" in phrases.plain(phrases.holder_line(calm, began + age_s + 0.5))
 
 
 def test_a_record_of_an_older_version_goes_by_the_wall_clock() -> None:
@@ -107,10 +108,10 @@ def test_a_forged_time_of_the_boot_clock_does_no_harm(boot: object) -> None:
     """Any value in place of a boot time gives a holder that can be shown."""
     fields = {"since": 5e9, "since_boot": boot, "written": 5e9, "written_boot": boot}
     fields |= {"until": 5e9, "until_boot": boot, "overdue": 5e9, "kept_until": 5e9}
-    now = proc.now()
+    now = procfs.now()
     record = Record.from_dict(fields)
     holder = named(record, 1, now.wall)
-    assert words.plain(words.holder_line(holder, now.wall))
+    assert phrases.plain(phrases.holder_line(holder, now.wall))
     assert (record.taken(now) or now).boot <= now.boot
     assert (holder.since or 0.0) >= 0
 
@@ -130,7 +131,7 @@ def test_a_last_cell_from_before_the_clock_was_set(
     stamped_s: float, set_s: float, last_s: float
 ) -> None:
     """No GPU looks idle for longer than it is because the wall clock was set."""
-    now = proc.now()
+    now = procfs.now()
     wrote = now.later(-5 * HOUR_S)
     record = Record(written=wrote.wall - set_s, written_boot=wrote.boot)
     last_cell = named(record, 1, now.wall + stamped_s).last_cell
@@ -142,7 +143,7 @@ def test_a_holder_is_known_after_the_clock_was_set_forward(tmp_path: Path) -> No
 
     Process 1 plays the holder: the test can't see which files it has open.
     """
-    if proc.shows_files(1):
+    if procfs.shows_files(1):
         pytest.skip("root sees the files of all processes")
     path = tmp_path / "lock"
     path.touch()
@@ -150,7 +151,7 @@ def test_a_holder_is_known_after_the_clock_was_set_forward(tmp_path: Path) -> No
     long_ago = type(old)([*old[:9], 1000])  # its ctime
     holders = Holders(str(tmp_path), descriptors.NONE)
     assert holders.keeper(1, long_ago) is None
-    assert holders.keeper(1, long_ago, proc.now().boot) == 1
+    assert holders.keeper(1, long_ago, procfs.now().boot) == 1
 
 
 # -- real processes --------------------------------------------------------------------------------
@@ -210,8 +211,8 @@ def test_a_guest_goes_by_the_boot_clock_of_its_holder(
     clock.set(0)
     with machine.child(**clock.environ) as guest:
         joined = guest.run(
-            "from reserve_gpu.core import elsewhere, api\n"
-            "api.join(elsewhere.of_user()[0])\n"
+            "from reserve_gpu.reservation import remote_release; from reserve_gpu import api\n"
+            "api.join(remote_release.of_user()[0])\n"
             "import time; reserve_gpu.current().lease.until - time.time()"
         )
         assert joined.value == pytest.approx(4 * HOUR_S, abs=60)

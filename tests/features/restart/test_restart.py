@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from reserve_gpu import heir, programs
+from reserve_gpu.system import lock_keeper, subprocesses
 from tests.commands import understood
 from tests.features import needs_feature
 from tests.locked import held, locked
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.process]
 
 LEAVE = (
-    "from reserve_gpu.core import kept\nfrom reserve_gpu.core.session import session\n"
+    "from reserve_gpu.reservation import restart_handover\n"
+    "from reserve_gpu.reservation.session import session\n"
     "session().run({call})"
 )
 
@@ -65,21 +66,21 @@ def file_of(machine: Machine) -> Iterator[Path]:
 
 def leave(child: Child, file: Path, seconds: float = 60) -> None:
     """Leave what the child holds to the next kernel with that connection file."""
-    call = f"kept.leave, session(), {str(file)!r}, {seconds}"
+    call = f"restart_handover.leave, session(), {str(file)!r}, {seconds}"
     answer = child.run(LEAVE.format(call=call))
     assert answer.error is None, answer.text
 
 
 def take_over(child: Child, file: Path) -> Any:
     """Ask for what was left; the CUDA_VISIBLE_DEVICES that come of it, and what is said."""
-    code = f"from reserve_gpu.core import api\nsaid = api.take_over({str(file)!r})"
+    code = f"from reserve_gpu import api\nsaid = api.take_over({str(file)!r})"
     assert child.run(code).error is None
     return child.visible(), child.run("said").value
 
 
 def heirs(file: Path) -> list[psutil.Process]:
     """Return the processes that keep something for the kernel with that connection file."""
-    words = [heir.PROGRAM, str(file)]
+    words = [lock_keeper.PROGRAM, str(file)]
     found = []
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
@@ -201,7 +202,7 @@ def test_an_heir_has_the_locks_and_nothing_else(here: Here) -> None:
         assert process.cwd() == "/"
         assert os.getsid(process.pid) not in (os.getsid(child.pid), process.pid)
         assert child.pid not in [parent.pid for parent in process.parents()]
-        assert set(process.environ()) <= {heir.LEFT, "LC_CTYPE"}
+        assert set(process.environ()) <= {lock_keeper.LEFT, "LC_CTYPE"}
 
 
 def test_it_is_kept_for_the_time_that_is_set(here: Here) -> None:
@@ -312,7 +313,7 @@ def test_two_that_take_over_the_same(here: Here) -> None:
         first.reserve("'0'")
         leave(first, file)
         first.kill()
-        code = f"from reserve_gpu.core import api\napi.take_over({str(file)!r})"
+        code = f"from reserve_gpu import api\napi.take_over({str(file)!r})"
         for child in (a, b):
             child.send(code)
         for child in (a, b):
@@ -369,7 +370,9 @@ def test_what_an_heir_may_say(here: Here) -> None:
     ]
     with file_of(here) as file, here.child() as child:
         for left in nonsense:
-            programs.leave(["-I", "-S", heir.PROGRAM, str(file), "60"], (), {heir.LEFT: left})
+            subprocesses.leave(
+                ["-I", "-S", lock_keeper.PROGRAM, str(file), "60"], (), {lock_keeper.LEFT: left}
+            )
         assert len(heirs(file)) == len(nonsense)
         assert take_over(child, file) == (None, [])
 
@@ -417,7 +420,7 @@ def test_a_setting_of_restarts_is_nothing_to_exec(here: Here) -> None:
     with here.kernel() as kernel:
         assert not kernel.run("%reserve_gpu").error
         kernel.run("%env RESERVE_GPU_RESTART=1h")
-        assert not kernel.run("from reserve_gpu.core import api; api.before_exec()").error
+        assert not kernel.run("from reserve_gpu import api; api.before_exec()").error
 
 
 @pytest.mark.parametrize("how", ["released", "deleted"])
@@ -446,7 +449,7 @@ def test_a_busy_mutex_loses_nothing(here: Here) -> None:
         first.kill()
         with here.child() as other:
             other.run(TAKE_THE_MUTEX)
-            second.send(f"from reserve_gpu.core import api\napi.take_over({str(file)!r})")
+            second.send(f"from reserve_gpu import api\napi.take_over({str(file)!r})")
             wait_for(lambda: second_waits(here, second))
             second.process.send_signal(signal.SIGINT)
             assert second.answer().error == "KeyboardInterrupt"
@@ -465,7 +468,7 @@ def test_what_looks_like_an_heir(here: Here) -> None:
     """An editor or `tail` that has the file of the heir's program open is no heir."""
     with file_of(here) as file, here.child() as child:
         for words in ([], [str(file)], [str(file), "60"]):
-            command = ["tail", "-f", heir.PROGRAM, *words]
+            command = ["tail", "-f", lock_keeper.PROGRAM, *words]
             with here.running(*command, environ=here.environ(), stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL):  # fmt: skip
                 assert take_over(child, file) == (None, [])
@@ -476,7 +479,7 @@ def pretender(
     machine: Machine, file: Path, left: dict[str, Any], words: Sequence[str]
 ) -> Iterator[None]:
     """Have the file that was left locked by a process of these words, which says what it keeps."""
-    environ = machine.environ() | {heir.LEFT: json.dumps(left)}
+    environ = machine.environ() | {lock_keeper.LEFT: json.dumps(left)}
     ((_, name, _),) = left["locks"]
     with (machine.locks / name).open("r+b") as own:
         fcntl.flock(own, fcntl.LOCK_EX)
@@ -497,7 +500,7 @@ def left_by_a_kernel(machine: Machine, child: Child, file: Path) -> dict[str, An
     child.reserve("'0'")
     leave(child, file)
     process = heir_of(file)
-    left: dict[str, Any] = json.loads(process.environ()[heir.LEFT])
+    left: dict[str, Any] = json.loads(process.environ()[lock_keeper.LEFT])
     for each in (child, process):
         each.kill()
     wait_for(lambda: not locked(machine.locks))
@@ -509,10 +512,10 @@ def test_who_is_no_heir(here: Here) -> None:
     with file_of(here) as file, here.child() as first, here.child() as second:
         left = left_by_a_kernel(here, first, file)
         sleep = ["-c", "import time; time.sleep(60)"]
-        with pretender(here, file, left, [sys.executable, *sleep, *heir.WORDS]):
+        with pretender(here, file, left, [sys.executable, *sleep, *lock_keeper.WORDS]):
             assert take_over(second, file) == (None, [])
         left["devices"][0] |= {"uuid": here.uuid("1"), "index": 1}
-        with pretender(here, file, left, [sys.executable, *heir.WORDS]):
+        with pretender(here, file, left, [sys.executable, *lock_keeper.WORDS]):
             assert take_over(second, file) == (None, [])
 
 
@@ -521,7 +524,7 @@ def test_a_program_that_runs_as_another_user_is_no_heir(users: Machine) -> None:
     """What `su` has from the user who started it is not root's, whatever it says it keeps."""
     with file_of(users) as file, child_of(users, "root") as first:
         left = left_by_a_kernel(users, first, file)
-        su = ["setpriv", "--ruid=nobody", sys.executable, *heir.WORDS]
+        su = ["setpriv", "--ruid=nobody", sys.executable, *lock_keeper.WORDS]
         with pretender(users, file, left, su), child_of(users, "root") as second:
             assert take_over(second, file) == (None, [])
 
@@ -595,7 +598,7 @@ def test_kill_at_any_moment_of_a_restart(here: Here, victim: str) -> None:
         with file_of(here) as file, here.child() as first, here.child() as second:
             first.reserve()
             delay_s = dice.uniform(0, 0.1)
-            first.send(LEAVE.format(call=f"kept.leave, session(), {str(file)!r}, 60"))
+            first.send(LEAVE.format(call=f"restart_handover.leave, session(), {str(file)!r}, 60"))
             time.sleep(delay_s)  # a random moment
             if victim != "heir":
                 first.kill()

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import proc
-from reserve_gpu.core.session import session
-from reserve_gpu.features.waiters.teller import Waiters, somebody_waits
-from reserve_gpu.model import Device, Ticket
+from reserve_gpu.features.waiters.notifier import Waiters, somebody_waits
+from reserve_gpu.model.devices import Device
+from reserve_gpu.model.queue import Ticket
+from reserve_gpu.reservation.session import session
+from reserve_gpu.system import procfs
 from tests.here import feature
 from tests.holders import a_holder
 from tests.locked import watched
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.process]
 
 NO_PAUSE = """
-from reserve_gpu.core.session import session
-from reserve_gpu.features.waiters.teller import Waiters
+from reserve_gpu.reservation.session import session
+from reserve_gpu.features.waiters.notifier import Waiters
 session()._features["Waiters"] = Waiters(session(), pause_s=0.0, idle_s=0.0)
 """
 IDLE = "gpu\n  memory 8192\n"
@@ -92,7 +93,7 @@ def test_another_user_who_waits_is_named() -> None:
         (own._replace(owner="bob"), "bob", "them"),
         (own, "Your b.ipynb", "your b.ipynb"),
     ):
-        ticket = Ticket(proc.boot_clock_ns(), "queue-1-0.lock", None, holder)
+        ticket = Ticket(procfs.boot_clock_ns(), "queue-1-0.lock", None, holder)
         told = somebody_waits(ticket, [Device(0, "GPU-a")], is_late=True)
         assert told.startswith(f"{who} has waited 0 s for a GPU. GPU0 is idle here: ")
         assert told.endswith(f"and a restart of this kernel give it to {them}.")

@@ -1,0 +1,341 @@
+"""Look at the machine: every device, what uses it, who has reserved it, and who waits.
+
+Looking takes no device's lock, and what can't be read is a row that says so.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu.gpus import names
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.usage import judge, promisable_mib, split_graphics
+from reserve_gpu.locks.directory import LockDirectory, device_of, lock_name
+from reserve_gpu.locks.holders import with_hosts
+from reserve_gpu.model.devices import STUCK, Device, Fault, State
+from reserve_gpu.model.errors import LockError, MutexHeldError, shown
+from reserve_gpu.model.holders import Row
+from reserve_gpu.system import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from reserve_gpu.gpus.nvml import Nvml
+    from reserve_gpu.model.devices import Process, Usage
+    from reserve_gpu.model.holders import Claim, Holder
+    from reserve_gpu.model.queue import Ticket
+    from reserve_gpu.model.requests import Rules
+
+MUTEX_LIMIT_S = 0.5
+READING_LIMIT_S = 2.0
+# Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
+# context of a program that computes nothing takes some hundred MiB.
+CONTEXT_MIB = 64.0
+NAME_LIMIT = 40  # characters of another process's name within a sentence
+
+
+class LookResult(NamedTuple):
+    """What was seen: a row for each device, the queue, and why reservations may be missing."""
+
+    rows: tuple[Row, ...]
+    waiting: tuple[Ticket, ...] = ()
+    problem: str | None = None
+
+
+class Reservations(NamedTuple):
+    """What the lock directory tells of the devices, by their UUIDs.
+
+    holders: who has each device. faults: why that can't be known of a device. problem: why nothing,
+    or not all, is known. others: holders of none of these devices, perhaps of lost ones.
+    old_numbers: Holders of other GPUs that had the same number, by the UUID of each device.
+    """
+
+    holders: Mapping[str, tuple[Holder, ...]]
+    faults: Mapping[str, str]
+    waiting: Sequence[Ticket] = ()
+    problem: str | None = None
+    others: tuple[Holder, ...] = ()
+    old_numbers: Mapping[str, Sequence[Claim]] = {}
+
+
+def look(nvml: Nvml, *, idle_mib: float | None = None, ruled: Rules | None = None) -> LookResult:
+    """Look at every device of this machine that the driver shows.
+
+    nvml: a conversation with the driver.
+    idle_mib: memory in use up to which a device is idle, None for the default.
+    ruled: what the administrator's file says, which may hand out some devices no more.
+    Raises DriverError where there is no driver. Where the lock directory can't be used the devices
+    are there anyway, and `problem` says why nothing is known of reservations.
+    """
+    devices = list(nvml.walk())
+    reservations = _reservations(devices)
+    # Users are looked up without the mutex: it can take long where they come from a server.
+    waiting = [t._replace(holder=procfs.with_user(t.holder)) for t in reservations.waiting]
+    reservations = reservations._replace(waiting=waiting)
+    rows = [_row(nvml, device, reservations, idle_mib) for device in devices]
+    drained = ruled.drained if ruled else ()
+    rows = [
+        row._replace(state=State.DRAINED, promisable_mib=None)
+        if row.state not in STUCK and names.is_one_of(row.device, drained)
+        else row
+        for row in rows
+    ]
+    return LookResult(tuple(rows), tuple(waiting), reservations.problem)
+
+
+def reserved_without_driver() -> tuple[Row, ...]:
+    """Return the devices that somebody has reserved, as far as their lock files tell which.
+
+    Raises LockError.
+    """
+    with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S, reads_only=True):
+        holders = directory.holders_besides(())
+    known: dict[int, list[Holder]] = {}
+    for holder in holders:
+        known.setdefault(holder.record.index or 0, []).append(procfs.with_user(holder))
+    return tuple(
+        Row(Fault(index, "the driver does not answer"), State.RESERVED, holders=with_hosts(those))
+        for index, those in sorted(known.items())
+    )
+
+
+def is_own(holder: Holder) -> bool:
+    """Tell whether the kernel says that a holder is a process of this user's."""
+    return bool(holder.listed_pid and procfs.uid_of(holder.listed_pid) == os.geteuid())
+
+
+def explained(nvml: Nvml, rows: Sequence[Row], idle_mib: float | None = None) -> list[Row]:
+    """Return the rows of an attempt with their users, and with what runs on the devices.
+
+    The attempt's own findings stay. Users, commands and readings can be slow, so call this late,
+    and only for what somebody will read.
+    idle_mib: memory in use up to which a device is idle, None for the default.
+    """
+    read = [_with_users(nvml, row, idle_mib) for row in rows]
+    in_use = [row.device for row in read if row.usage and row.use_state is not State.IDLE]
+    listed = nvml.processes_of(in_use)
+    return [
+        _used(nvml, row, listed.get(row.device, ()), idle_mib) if row.usage else row for row in read
+    ]
+
+
+def _with_users(nvml: Nvml, row: Row, idle_mib: float | None) -> Row:
+    """Return the row with its users, and read if that is still to be done."""
+    first = row.awaited_by and procfs.with_user(row.awaited_by)
+    holders = with_hosts([procfs.with_user(holder) for holder in row.holders])
+    row = row._replace(holders=holders, awaited_by=first)
+    if isinstance(row.device, Device) and row.usage is None and row.state is State.RESERVED:
+        try:
+            row = row._replace(usage=nvml.usage(row.device, READING_LIMIT_S))
+        except DeviceError as error:
+            return row._replace(reason=str(error), is_unused=None)
+    return row._replace(use_state=row.use_state or judge(row.usage, idle_mib)) if row.usage else row
+
+
+def identified(
+    nvml: Nvml, processes: Sequence[Process], holders: Sequence[Holder], *, is_complete: bool = True
+) -> tuple[Process, ...]:
+    """Return the processes with user and command, and whether each belongs to a holder.
+
+    is_complete: there are no other holders than these.
+    """
+    if not nvml.sees_all:  # a pid may be another process's in our PID namespace
+        return tuple(processes)
+    pids = {holder.listed_pid for holder in holders if holder.listed_pid}
+    not_found = False if is_complete and all(holder.seen for holder in holders) else None
+    by_user = {h.user: h.name or "a process" for h in reversed(holders) if h.seen and not h.beside}
+    known = []
+    for each in processes:
+        has_reserved = procfs.is_below(each.pid, pids) or not_found
+        process = procfs.identified(each)._replace(has_reserved=has_reserved)
+        beside = by_user.get(process.user) if process.user and not has_reserved else None
+        known.append(process._replace(beside=beside))
+    return tuple(known)
+
+
+def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
+    """Tell whether a reserved device runs nothing of its holders; None if that can't be seen.
+
+    processes: those that could be listed.
+    """
+    count = (usage.compute or 0) + (usage.mps or 0)
+    if any(process.has_reserved for process in processes):
+        return False
+    if not usage.sees_all or usage.compute is None:
+        is_empty = usage.reserve_known and usage.used_mib is not None and not count
+        return True if is_empty and (usage.used_mib or 0.0) < CONTEXT_MIB else None
+    if len(processes) < count or any(process.has_reserved is None for process in processes):
+        return None
+    return True
+
+
+def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
+    """Return the reason to refuse a device whose number another reservation still names.
+
+    A process that reserved another GPU under this number keeps it in CUDA_VISIBLE_DEVICES. CUDA in
+    that process would start on this device. Any user can lock a file with the name of a device that
+    is not here, so one such claim of a user counts.
+
+    Args:
+        nvml: The NVML session.
+        claims: Other GPUs that had this device's number when they were reserved.
+    """
+    known = (each for each in nvml.walk() if isinstance(each, Device)) if claims else ()
+    devices = {device_of(lock_name(device.uuid)): device for device in known}
+    for holder, device, claimed in claims:
+        missing = [each for each in claimed if each not in devices]
+        if device in missing and device != min(missing):
+            continue
+        if device in missing or not _is_on(nvml, devices[device], holder):
+            name = shown(holder.name or "A process", NAME_LIMIT)
+            return (
+                f"{name} (pid {holder.pid}) reserved another GPU when that had this number; CUDA "
+                "there may still start on this one"
+            )
+    return None
+
+
+def _is_on(nvml: Nvml, device: Device, holder: Holder) -> bool:
+    """Return whether a process of the holder's is on the device."""
+    pids = (process.pid for process in nvml.processes(device)) if nvml.sees_all else ()
+    return any(procfs.is_below(pid, {holder.listed_pid}) for pid in pids)
+
+
+def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
+    """Read who has which device, and who waits.
+
+    To try a lock makes others fail to take it for a moment, so it is done under the mutex. If
+    others keep the mutex for too long, the kernel's list of locks has to do, which may miss some.
+    """
+    uuids = [device.uuid for device in devices if isinstance(device, Device)]
+    unseen = dict.fromkeys(uuids, "whether it is reserved can't be seen now")
+    try:
+        with LockDirectory() as directory:
+            try:
+                with directory.mutex(MUTEX_LIMIT_S, reads_only=True):
+                    holders, faults = _holders(uuids, directory.holders_of)
+                    is_some_lost = len(uuids) < len(devices)
+                    others = directory.holders_besides(uuids) if is_some_lost else ()
+                    return Reservations(
+                        holders,
+                        faults,
+                        directory.tickets(),
+                        others=others,
+                        old_numbers=_old_numbers(directory, devices),
+                    )
+            except MutexHeldError as error:
+                holders, faults = _holders(uuids, directory.listed_holders_of)
+                waiting = directory.listed_tickets()
+                return Reservations(holders, {**unseen, **faults}, waiting, str(error))
+    except LockError as error:
+        return Reservations({}, unseen, problem=str(error))
+
+
+def _old_numbers(
+    directory: LockDirectory, devices: Sequence[Device | Fault]
+) -> dict[str, list[Claim]]:
+    """Return for each device the holders of other GPUs that had its number; under the mutex."""
+    numbers = directory.listed_numbers()
+    known = [device for device in devices if isinstance(device, Device)]
+    return {d.uuid: directory.others_with_number(d.index, d.uuid, numbers) for d in known}
+
+
+def _holders(
+    uuids: Sequence[str], holders_of: Callable[[str], tuple[Holder, ...]]
+) -> tuple[dict[str, tuple[Holder, ...]], dict[str, str]]:
+    """Return who has each device, and why that can't be known."""
+    holders, faults = {}, {}
+    for uuid in uuids:
+        try:
+            holders[uuid] = holders_of(uuid)
+        except LockError as error:  # noqa: PERF203 - one device's fault says nothing of the others
+            faults[uuid] = str(error)
+    return holders, faults
+
+
+def _row(
+    nvml: Nvml, device: Device | Fault, reservations: Reservations, idle_mib: float | None
+) -> Row:
+    if isinstance(device, Fault):
+        lost = [holder for holder in reservations.others if _has(holder, device)]
+        return _held(Row(device, device.state, reason=device.reason), lost)
+    fault = reservations.faults.get(device.uuid)
+    first = next((t.holder for t in reservations.waiting if t.could_use(device.uuid)), None)
+    row = Row(device, State.FREE, awaited_by=first)
+    row = _held(row, reservations.holders.get(device.uuid, ()))
+    try:
+        usage, processes, gauges = nvml.read_all(device)
+    except DeviceError as error:
+        state = State.RESERVED if row.holders else error.state
+        return row._replace(state=state, reason=str(error), is_unreserved_use=None)
+    row = row._replace(usage=usage, use_state=judge(usage, idle_mib), **gauges._asdict())
+    row = _used(nvml, row, processes, idle_mib, is_complete=not fault)
+    if row.holders:
+        row = row._replace(state=State.RESERVED)
+    elif row.use_state and row.use_state is not State.IDLE:
+        row = row._replace(state=row.use_state)
+    elif fault:
+        row = row._replace(state=State.UNKNOWN, reason=fault)
+    elif reason := taken_number(nvml, reservations.old_numbers.get(device.uuid, ())):
+        row = row._replace(state=State.RESERVED, reason=reason)
+    if fault:
+        return row
+    parts = [(holder.part_mib, holder.used_mib) for holder in row.holders if not holder.beside]
+    return row._replace(promisable_mib=promisable_mib(device, usage, parts))
+
+
+def _has(holder: Holder, fault: Fault) -> bool:
+    """Tell whether a holder's record names this unusable device, or an instance of it."""
+    is_whole = fault.instance is None
+    return holder.record.label == fault.label or (is_whole and holder.record.index == fault.index)
+
+
+def _held(row: Row, holders: Sequence[Holder]) -> Row:
+    """Return the row, of a device that was not read yet, with its holders."""
+    known = with_hosts(sorted(map(procfs.with_user, holders), key=_is_another))
+    is_mine = bool(known) and not _is_another(known[0])
+    return row._replace(holders=known, is_mine=is_mine, is_unused=None if known else False)
+
+
+def _is_another(holder: Holder) -> bool:
+    """Tell whether the holder is another process than this one, or may be."""
+    return holder.listed_pid != os.getpid()
+
+
+def _used(
+    nvml: Nvml,
+    row: Row,
+    listed: Sequence[Process],
+    idle_mib: float | None,
+    *,
+    is_complete: bool = True,
+) -> Row:
+    """Return the row, of a device that was read, with the processes on it and whose they are.
+
+    idle_mib: memory in use up to which a device is idle, None for the default.
+    is_complete: there are no other holders.
+    """
+    holders = row.holders
+    if nvml.sees_all:
+        holders = with_hosts(procfs.with_uses(row.holders, listed))
+    processes = identified(nvml, listed, holders, is_complete=is_complete) if listed else ()
+    total_mib = row.usage.total_mib if row.usage else None
+    uses, drawing = split_graphics(processes, total_mib, idle_mib)
+    row = row._replace(holders=holders, processes=tuple(uses), graphics=tuple(drawing))
+    return row._replace(
+        is_unused=is_unused(row.usage, row.processes) if row.holders and row.usage else False,
+        is_unreserved_use=_is_unreserved_use(row, is_known=is_complete),
+    )
+
+
+def _is_unreserved_use(row: Row, *, is_known: bool) -> bool | None:
+    """Tell whether somebody uses the device who has not reserved it, None if it can't be seen."""
+    if not row.holders:
+        is_busy = row.use_state is State.BUSY
+        return is_busy if is_known or not is_busy else None
+    # What a user has beside an own reservation is no stranger's.
+    belongings = {process.has_reserved for process in row.processes if not process.beside}
+    if False in belongings:
+        return True
+    return None if None in belongings else False

@@ -1,0 +1,344 @@
+"""What Python code calls, and the magic and the command line: reserve, release, join, leave."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeVar, overload
+
+from reserve_gpu.allocation.request import Deadline, parse
+from reserve_gpu.gpus import cuda_environment
+from reserve_gpu.model import errors
+from reserve_gpu.model.errors import Failure
+from reserve_gpu.model.parsing import parse_duration
+from reserve_gpu.model.progress import News, Waiting
+from reserve_gpu.render.frontend import MAGIC, PYTHON, Face
+from reserve_gpu.reservation import acquire
+from reserve_gpu.reservation.session import Reservation, Session, session
+from reserve_gpu.system.cells import kernels_file
+from reserve_gpu.system.executor import Late
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from reserve_gpu.gpus.names import DeviceNames
+    from reserve_gpu.model import notices as notice
+    from reserve_gpu.model.devices import Device
+    from reserve_gpu.model.holders import Reserved
+    from reserve_gpu.model.requests import Request
+    from reserve_gpu.render import failures, messages
+    from reserve_gpu.render import progress as displays
+    from reserve_gpu.reservation import exec_handover, feature
+    from reserve_gpu.reservation import restart_handover as kept_for
+    from reserve_gpu.system import shutdown
+
+    F = TypeVar("F", bound=Callable[[], object])
+else:  # what a reservation that is granted at once never needs
+    displays, kept_for = Late("render.progress"), Late("reservation.restart_handover")
+    exec_handover, shutdown = Late("reservation.exec_handover"), Late("system.shutdown")
+    feature, notice = Late("reservation.feature"), Late("model.notices")
+    failures, messages = Late("render.failures"), Late("render.messages")
+
+
+def reserve(  # noqa: PLR0913 - all but the first are keywords
+    devices: DeviceNames | None = None,
+    *,
+    count: int | None = None,
+    min_memory: float | str | None = None,
+    name: str | None = None,
+    wait: float | str | None = None,
+    memory: float | str | None = None,
+    note: str | None = None,
+    for_: float | str | None = None,
+    until: str | None = None,
+    idle: float | str | None = None,
+    if_wanted: bool = False,
+    end_kernel: bool = False,
+    progress: Callable[[Waiting], object] | Literal["auto"] | None = "auto",
+) -> Reservation:
+    """Reserve GPUs for this process and set the CUDA variables for whatever it starts next.
+
+    devices: the ones to take, one or several, in this order, by index (`2`, `0-3` for four), UUID
+        or its unique prefix, MIG instance (`1:0`) or PCI bus id; None for the first that are free.
+    count: how many, where none are named; 1 by default.
+    min_memory: total memory of each, as `16GB`, `16GiB`, or in MiB, which is 1000 or more.
+    name: text that the name of each must contain, in upper or lower case.
+    wait: for how long to wait in the queue, in seconds or as `90s`, `10m`, `2h`; True for ever.
+    memory: a part of each alone: the most device memory that this process and all that it starts
+        will use, the CUDA context included, as `min_memory`, or `50%` of what it has. Others may
+        have the rest.
+    note: a line for others to read.
+    for_: for how long to hold it, in seconds or as `30m`, `4h`, `1h30m`. until: up to a moment in
+        local time: `18:00`, `6pm`, `Fri`, `tomorrow`, `2026-12-01`, `Fri 18:00`.
+    idle: release it when no cell has run, and no process of this one has used it, for so long.
+    if_wanted: release it then only if somebody waits who could use it.
+    end_kernel: where CUDA has started by then, end this process: nothing else frees the memory.
+        What was given to `before_end()` is called before.
+    progress: called about once a second while this waits; by default the wait is shown in a
+        notebook, an IPython shell or, on stderr, a terminal; None for silence.
+
+    A process has one reservation. Asking again for what it already holds changes nothing; asking
+    for less releases the rest, as long as CUDA has not started.
+    Raises RequestError, TooLateError, NoFreeDeviceError (WaitTimeoutError after a wait),
+    DriverError, LockError. A ReserveGPUWarning tells that somebody else uses a device that was
+    named or shared.
+    """
+    request = parse(
+        devices,
+        count=count,
+        min_memory=min_memory,
+        name=name,
+        memory=memory,
+        note=note,
+        for_=for_,
+        until=until,
+        idle=idle,
+        if_wanted=if_wanted,
+        end_kernel=end_kernel,
+    )
+
+    def of_waits(news: News) -> None:
+        if callable(progress) and isinstance(news, Waiting):
+            progress(news)
+
+    show = of_waits if callable(progress) else progress
+    reservation, texts, is_new = ask(request, Deadline.after(wait), show)
+    try:
+        for text in texts:
+            warnings.warn(text, errors.ReserveGPUWarning, stacklevel=2)
+        if progress == "auto" and reservation.lease.has_end:
+            show_reserved()
+    except BaseException:  # of a signal, or as warnings are errors: nobody gets to know of it
+        if is_new:
+            session().run_in_any_case(_undo, session(), reservation)
+        raise
+    return reservation
+
+
+def ask(
+    request: Request,
+    deadline: Deadline,
+    progress: Callable[[News], object] | Literal["auto"] | None,
+    face: Face = PYTHON,
+) -> tuple[Reservation, list[str], bool]:
+    """Reserve for any face.
+
+    Returns the reservation, what there is to be said against it, and whether it is a new one.
+    face: where an error is read, which decides how its hints are typed.
+    """
+    this_session = session()
+    before: list[Reservation | None] = []
+    if deadline.waits:
+        deadline = deadline._replace(asks=messages.asked(request))
+
+    def undo() -> None:
+        if before:
+            reservation = this_session.reservation
+            if reservation is not before[0]:
+                _undo(this_session, reservation)
+            if before[0] or deadline.waits:
+                this_session.go_without()
+
+    try:
+        with _shown(progress) as show:
+            reservation, notices = this_session.run(
+                partial(acquire.reserve, this_session, request, deadline, before),
+                show=show,
+                until=deadline.at,
+                undo=undo,
+            )
+    except Failure as failure:
+        raise explained(failures.error(failure.reason, face)) from None
+    except errors.ReserveGPUError as error:
+        raise explained(error) from None
+    except BaseException:  # what a signal handler has raised
+        this_session.run_in_any_case(undo)
+        raise
+    return reservation, messages.said(notices) if notices else [], reservation is not before[0]
+
+
+def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
+    """Return the error, with what features know of it."""
+    for each in session().features:
+        error = each.explained(error)
+    return error
+
+
+def would_get(request: Request, face: Face) -> tuple[Device, ...]:
+    """Return what would be reserved now; nothing is. Raises what `reserve()` raises."""
+    try:
+        return session().run(acquire.would_get, session(), request)
+    except Failure as failure:
+        if isinstance(failure.reason, notice.WouldGet):
+            return failure.reason.devices
+        raise explained(failures.error(failure.reason, face)) from None
+    except errors.ReserveGPUError as error:
+        raise explained(error) from None
+
+
+def _undo(this_session: Session, reservation: Reservation | None) -> None:
+    """Release a reservation that nobody got to know of.
+
+    What CUDA uses stays reserved: nothing frees it as long as this process lives.
+    """
+    if reservation and not cuda_environment.cuda_started():
+        this_session.release(reservation)
+
+
+def show_reserved() -> None:
+    """Show in this cell how what it has reserved stands, where there is more to say of that."""
+    for each in session().features:
+        each.show()
+
+
+def current() -> Reservation | None:
+    """Return the reservation that this process holds, None if there is none."""
+    return session().reservation
+
+
+def release() -> tuple[Device, ...]:
+    """Release what this process holds; returns the devices that it released.
+
+    The variables get back the values that they had before, also where a failure had emptied
+    `CUDA_VISIBLE_DEVICES`.
+    """
+    return session().run_in_any_case(session().release) or next(
+        (left.held.devices for left in all_left() if kept_for.end(left)), ()
+    )
+
+
+def kept() -> str | None:
+    """Return what is kept for this kernel, which has not asked for it yet, and until when."""
+    left = None if session().devices else next(all_left(), None)
+    return messages.kept(left.held.devices, left.until) if left else None
+
+
+def all_left() -> Iterator[kept_for.Left]:
+    """Yield what is kept for this kernel, which has restarted."""
+    if connection_file := kernels_file():
+        yield from kept_for.all_left(connection_file)
+
+
+def go_without() -> None:
+    """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""
+    session().run_in_any_case(session().go_without)
+
+
+def go_on_after(error: errors.ReserveGPUError) -> str:
+    """Go on although nothing could be reserved, with no GPU that could be used by mistake.
+
+    Returns how: a line to read.
+    """
+    # NoFreeDeviceError has seen to it.
+    if not isinstance(error, (errors.NoDriverError, errors.NoFreeDeviceError)):
+        go_without()
+    visible = cuda_environment.read()[cuda_environment.VISIBLE]
+    is_above = isinstance(error, errors.ReservedAboveError)
+    return messages.going_on(session().devices, visible if is_above else None)
+
+
+def forget_idleness() -> None:
+    """End no reservation for idleness, also where a rule says so.
+
+    For a process that becomes a program which can't know whether it does.
+    """
+    this_session = session()
+
+    def forget() -> None:
+        held = this_session.now
+        if held.lease.idle_s is not None:
+            promise = held.promise._replace(lease=held.lease._replace(idle_s=None))
+            this_session.become(held._replace(promise=promise), renew_lease=True)
+
+    this_session.run(forget)
+
+
+def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
+    """Leave what this process holds to the program that it becomes with its next exec.
+
+    reason: why it holds nothing, for that program to tell. is_kernel: it is a kernel, which loads
+    this package.
+    """
+    this_session = session()
+
+    def leave() -> None:
+        how = feature.Leaving.KERNEL if is_kernel else feature.Leaving.COMMAND
+        facts = this_session.leave_as(how)
+        changes = this_session.variables.changes
+        exec_handover.offer(exec_handover.Handover(changes, this_session.now, reason, facts))
+
+    this_session.run(leave)
+
+
+def join(reserved: Reserved) -> str:
+    """Hold, as a guest, what another process of this user has reserved; returns what to tell.
+
+    Raises RequestError where this process holds something already, or that one nothing any more;
+    TooLateError where CUDA has started here; LockError.
+    """
+    this_session = session()
+    if this_session.devices:
+        raise failures.error(notice.HoldsAlready(this_session.devices), MAGIC)
+    if cuda_environment.cuda_started():
+        raise failures.error(notice.TooLate(()), MAGIC)
+    this_session.run(this_session.join, reserved)
+    reservation = this_session.reservation
+    environ = reservation.environ if reservation else {}
+    return messages.joined(this_session.devices, reserved.holder.name, environ)
+
+
+def take_over(connection_file: str | None) -> list[str]:
+    """Hold what the kernel before this one has left for its restart; returns what to say of it.
+
+    connection_file: of the kernel that this process is, or becomes.
+    """
+    notices = session().run(kept_for.take_over, session(), connection_file)
+    return messages.said(notices) if notices else []
+
+
+def leave_to_kernel(name: str, seconds: float) -> None:
+    """Leave what this process holds to the kernel of that name, which somebody starts by ssh."""
+    session().run(kept_for.leave, session(), name, seconds)
+
+
+@overload
+def before_end(function: F, *, limit: float | str = "5m") -> F: ...
+@overload
+def before_end(*, limit: float | str = "5m") -> Callable[[F], F]: ...
+def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | Callable[[F], F]:
+    """Have a function called before a reservation with `end_kernel`, or its job, ends this process.
+
+    function: takes nothing; it can save a checkpoint. It is called on a thread of its own, in the
+        order in which they were given, and may be called again where the end was put off. One of
+        the same name replaces the earlier one, as where its cell is run again.
+    limit: for how long to wait for it; for all of them together it is at most 10 minutes.
+    Returns the function, so that this is a decorator: `@before_end`, or `@before_end(limit=30)`.
+    Raises RequestError.
+    """
+    if function is None:
+        return partial(before_end, limit=limit)
+    if not callable(function):
+        raise errors.RequestError(
+            f"before_end() takes a function, not {errors.shown(repr(function))}."
+        )
+    shutdown.of_this_process().call_before(function, parse_duration(limit))
+    return function
+
+
+@contextmanager
+def _shown(
+    progress: Callable[[News], object] | Literal["auto"] | None,
+) -> Iterator[Callable[[News], object]]:
+    """Yield what to call while this waits: the caller's function, or that of a display."""
+    with ExitStack() as stack:
+        live: displays.Live | None = None
+
+        def show(news: News) -> None:
+            nonlocal live
+            if live is None and progress == "auto":
+                live = stack.enter_context(displays.for_people() or nullcontext())
+            if live is not None:
+                live.show(news)
+
+        yield progress if callable(progress) else show

@@ -1,0 +1,102 @@
+"""`run --json` and `--events`: what becomes of a reservation, each event a line of JSON."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import time
+from typing import TYPE_CHECKING
+
+from reserve_gpu.commands.agents import after_exec
+from reserve_gpu.commands.agents.after_exec import READER_LIMIT_S, Sender
+from reserve_gpu.commands.run.command import Teller
+from reserve_gpu.model.errors import RequestError, ReserveGPUError, shown
+from reserve_gpu.model.progress import News, Waiting
+from reserve_gpu.render import contacts, messages
+from reserve_gpu.render.progress import stands
+from reserve_gpu.reservation.session import session
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from reserve_gpu.request_options import Outcome
+
+STDERR = 2
+
+
+class Events(Teller):
+    """Writes events to a descriptor; a reader that does not read them delays nothing for long."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Open the descriptor's events. Raises OSError."""
+        self._sender = Sender(descriptor)
+        self._stands: object = None
+
+    def show(self, news: News) -> None:
+        """Tell how a wait stands, whenever that has changed."""
+        if not isinstance(news, Waiting) or self._stands == stands(news):
+            return
+        self._stands, first = stands(news), news.first and news.first.holder
+        self._sender.tell(
+            "waiting",
+            asks=messages.asked(news.request),
+            place=news.place,
+            waited_s=round(news.waited_s, 3),
+            limit_s=None if math.isinf(news.limit_s) else news.limit_s,
+            first=first and {"user": first.user, "name": first.name, "since": first.since},
+            first_free=contacts.first_end(news.rows, time.time()),
+        )
+
+    def came(self, outcome: Outcome) -> None:
+        """Tell what is held now, and what is to be said against it; or why nothing is."""
+        held = session().now
+        if outcome.excused:
+            self._sender.tell("refused", READER_LIMIT_S, **outcome.excused.to_dict())
+            return
+        self._sender.tell(
+            "reserved",
+            READER_LIMIT_S,
+            pid=os.getpid(),
+            devices=[{"label": each.label, "uuid": each.uuid} for each in held.devices],
+            memory_promised_mib=held.part_mib,
+            until=held.lease.until,
+            environ=held.reservation.environ if held.reservation else {},
+            warnings=outcome.warnings,
+        )
+
+    def failed(self, error: BaseException) -> None:
+        """Tell why nothing was reserved; on stderr the command line says it in any case."""
+        if isinstance(error, ReserveGPUError) and self._sender.descriptor != STDERR:
+            self._sender.tell("refused", READER_LIMIT_S, **error.to_dict())
+
+    def follow(self) -> None:
+        """Have what comes later told by another process, as this one becomes the command."""
+        if session().devices:
+            after_exec.start(self._sender, session().now)
+
+
+def of_arguments(arguments: Namespace) -> Events | None:
+    """Return what tells the events that were asked for. Raises RequestError."""
+    word = arguments.events or (str(STDERR) if arguments.json else None)
+    if word is None:
+        return None
+    try:
+        if not word.isdecimal():
+            return Events(_opened(word))
+        os.set_inheritable(int(word), int(word) <= STDERR)  # else the command would keep it open
+        return Events(int(word))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or "there is no such descriptor"
+        raise RequestError(f"--events {shown(word)}: {reason}.") from error
+
+
+def _opened(path: str) -> int:
+    """Open a file for events. A FIFO keeps them until it has a reader. Raises OSError."""
+    flags = os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        return os.open(path, os.O_WRONLY | flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return os.open(path, os.O_RDWR | flags)

@@ -1,0 +1,38 @@
+"""`reserve-gpu why`: would I get it now, and if not, why not, and when; it changes nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from reserve_gpu import api, request_options
+from reserve_gpu.allocation.request import parse
+from reserve_gpu.commands.run import command
+from reserve_gpu.commands.table import Output, Subcommand
+from reserve_gpu.model.errors import VERSION, NoFreeDeviceError
+from reserve_gpu.render import frontend
+from reserve_gpu.render.phrases import labels
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+def why(arguments: Namespace) -> Output:
+    """Return what `run` with these words would get, or its refusal."""
+    wishes = request_options.wishes(arguments)
+    del wishes["wait"]
+    try:
+        devices = api.would_get(parse(**wishes), frontend.shell(arguments.command))
+    except NoFreeDeviceError as error:
+        answer, text, code = error.to_dict(), command.error_text(error), error.exit_code
+    else:
+        found = [{"label": each.label, "uuid": each.uuid} for each in devices]
+        answer = {"version": VERSION, "reason": None, "exit_code": 0, "devices": found}
+        text, code = f"You would get {labels(devices)}.", 0
+    return Output(json.dumps(answer, indent=2) if arguments.json else text, code)
+
+
+MORE = "Nothing is reserved, and nobody joins the queue. The exit code is that of run."
+WHY = Subcommand(
+    why, command.OPTIONS, "reserve-gpu why [options] [DEVICE ...]", MORE, command.split_at_sign
+)

@@ -1,1 +1,0 @@
-"""Reserving and letting go. Read api.py first: it is the road of one reservation."""

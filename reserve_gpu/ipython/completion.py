@@ -1,0 +1,73 @@
+"""What Tab offers behind %reserve_gpu: options, and values that make sense for them.
+
+Loaded at the first Tab. It reads the line and nothing else: a key touches no device.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from reserve_gpu.commands.table import MAGIC_OPTIONS
+from reserve_gpu.request_options import DEVICES, HELP, REQUEST
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+OPTIONS = tuple(option for option in (*REQUEST, *MAGIC_OPTIONS, HELP) if option is not DEVICES)
+WITH_VALUE = {
+    flag: option
+    for option in OPTIONS
+    if option.settings.get("action") != "store_true"
+    for flag in option.flags
+}
+
+
+def matches(shell: InteractiveShell, context: Any) -> dict[str, Any]:
+    """Answer IPython from 8.6 on, which calls this a matcher."""
+    from IPython.core.completer import SimpleCompletion
+
+    before = context.text_until_cursor
+    arguments = _arguments(shell, before)
+    if arguments is None:
+        return {"completions": []}
+    word, texts = complete(arguments)
+    if not texts:
+        # Only an answer that is not empty keeps out others: the names of Python and of files.
+        word = word or "".join(re.findall(r"\S+\s*$", before))
+        texts = [word]
+    return {
+        "completions": [
+            SimpleCompletion(text, type="option" if text.startswith("-") else "value")
+            for text in texts
+        ],
+        "matched_fragment": word,
+        "ordered": True,
+        "suppress": True,
+    }
+
+
+def endings(shell: InteractiveShell, event: Any) -> list[str]:
+    """Answer an older IPython, which replaces only the last part of some words."""
+    arguments = _arguments(shell, event.text_until_cursor)
+    if arguments is None:
+        return []
+    word, texts = complete(arguments)
+    return [text[len(word) - len(event.symbol) :] for text in texts]
+
+
+def complete(arguments: str) -> tuple[str, list[str]]:
+    """Return the word at the end of the magic's arguments, and what it may become."""
+    *words, word = re.split(r"[\s=]+", arguments)
+    if words and words[-1] in WITH_VALUE and not word.startswith("-"):
+        values = WITH_VALUE[words[-1]].offers
+        return word, [value for value in values if value.lower().startswith(word.lower())]
+    left = [option.flag for option in OPTIONS if not {*words}.intersection(option.flags)]
+    return word, [flag for flag in left if flag.startswith(word)]
+
+
+def _arguments(shell: InteractiveShell, before: str) -> str | None:
+    """Return what follows the magic's name in the line; None if it is not the magic's."""
+    match = re.match(r"\s*(%?)reserve_gpu\s(?!\s*=)", before)
+    is_automagic = shell.automagic and "reserve_gpu" not in shell.user_ns
+    return before[match.end() :] if match and (match[1] or is_automagic) else None

@@ -1,0 +1,138 @@
+"""%reserve_gpu: parse the line, call, show what came of it."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from reserve_gpu import api, request_options
+from reserve_gpu.commands.table import MAGIC_OPTIONS, load
+from reserve_gpu.ipython import cell_hooks
+from reserve_gpu.model import errors
+from reserve_gpu.render import messages, phrases
+from reserve_gpu.render.frontend import MAGIC, read_here
+from reserve_gpu.render.progress import Live
+from reserve_gpu.reservation import status
+from reserve_gpu.reservation.session import session
+from reserve_gpu.system import jupyter_kernel, procfs
+from reserve_gpu.system.executor import Late
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from reserve_gpu.render import pictures
+else:
+    pictures = Late("render.pictures")
+
+
+def run(line: str) -> None:
+    """Do what the line asks for.
+
+    Raises UsageError for a line that makes no sense, which IPython shows in one line, and the
+    other errors that `reserve()` raises.
+    """
+    try:
+        _do(_parse(line))
+    except errors.RequestError as error:
+        raise UsageError(str(error)) from error
+
+
+def tell_notices() -> None:
+    """Say before a cell what has become of a reservation that ends."""
+    _warn(cell_hooks.begin_cell())
+
+
+def after_cell() -> None:
+    """Let others see after a cell that this kernel is in use, and say what went wrong."""
+    _warn(cell_hooks.end_cell())
+
+
+def tell_kept() -> None:
+    """Say what is kept for this kernel, which has restarted and not asked for it yet."""
+    if text := api.kept():
+        pictures.tell(pictures.of_line(text))
+
+
+def tell_start() -> None:
+    """Say which GPU the kernel was started with; or why with none, and how the machine stands."""
+    if reason := session().reason:
+        told = pictures.of_line(reason)
+        with suppress(errors.DriverError):  # that is the reason, and is told
+            told = status.status()._replace(face=read_here(MAGIC)).picture()
+            told = told.below(reason.splitlines())
+        pictures.tell(told)
+    elif held := api.current():
+        devices = [
+            f"{device.label} ({errors.shown(device.name or '?')})" for device in held.devices
+        ]
+        place = (
+            f"runs on {errors.shown(procfs.machine_name())} and " if jupyter_kernel.origin() else ""
+        )
+        pictures.tell(f"This kernel {place}has {phrases.listed(devices)}.")
+        api.show_reserved()
+
+
+def _warn(warnings: list[str]) -> None:
+    if warnings:
+        pictures.warn(warnings)
+
+
+def _parse(line: str) -> Namespace:
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError as error:  # a quotation mark that is not closed
+        raise errors.RequestError(f"{error}: {errors.shown(line)}") from error
+    return request_options.magic_parser().parse_args(words)
+
+
+def _do(arguments: Namespace) -> None:
+    given = [
+        each for each in MAGIC_OPTIONS if getattr(arguments, each.attribute) not in (None, False)
+    ]
+    asked = [each for each in given if each.home]
+    if len(asked) > 1:
+        flags = " or ".join(each.flag for each in asked)
+        raise errors.RequestError(f"One at a time: {flags}.")
+    if arguments.help:
+        print(request_options.magic_parser().format_help())
+    elif asked and arguments.devices:
+        named = errors.shown(arguments.devices[0])
+        raise errors.RequestError(asked[0].no_names.format(named))
+    elif asked:
+        seen = load(asked[0].home)(arguments)
+        if seen is not None:
+            display(seen)  # type: ignore[no-untyped-call]
+    elif given:
+        raise errors.RequestError(f"{given[0].flag} goes with --status.")
+    else:
+        _reserve(arguments)
+
+
+def _reserve(arguments: Namespace) -> None:
+    outcome = _ask(arguments)
+    _warn(outcome.warnings)
+    if outcome.excused and outcome.excused.picture:
+        outcome.excused.picture.show(values=outcome.excused.to_dict())
+    elif outcome.excused:
+        print(outcome.excused)
+    print(outcome.text)
+    if not outcome.excused:
+        api.show_reserved()
+
+
+def _ask(arguments: Namespace) -> request_options.Outcome:
+    """Reserve, and show meanwhile what is waited for."""
+    live = Live()
+    try:
+        with live:
+            return request_options.reserve(arguments, MAGIC, live.show)
+    except KeyboardInterrupt:
+        if arguments.wait is None and not live.has_waited:  # nothing has changed
+            raise
+        kept = api.current()
+        text = messages.interrupted(kept.devices if kept else (), MAGIC)
+        raise errors.WaitInterrupted(text) from None

@@ -1,1 +1,0 @@
-"""What IPython and Jupyter need besides the magic: completion, and kernels with a GPU."""

@@ -1,0 +1,1 @@
+"""Values, errors, notices and parsing. Nothing here reads a file or asks the driver."""

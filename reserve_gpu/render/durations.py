@@ -1,0 +1,81 @@
+"""Words for times: how long, since when, and until when somebody holds a device."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from reserve_gpu.model.parsing import LONGEST_S
+
+if TYPE_CHECKING:
+    from reserve_gpu.model.holders import Holder
+
+MINUTE_S = 60
+CLOCK_SKEW_S = 60  # a time further in the future than this is not shown
+NEAR_S = 600  # of what lasts for less than that the seconds are told
+SIX_DAYS_S = 6 * 86400  # within them a day of the week names one day alone
+
+
+def duration(seconds: float) -> str:
+    """Return `45 s`, `12 min`, `2 h 10 min`, `2 h` or `3 d 4 h`."""
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if days:
+        return f"{days} d {hours % 24} h".removesuffix(" 0 h")
+    if hours:
+        return f"{hours} h {minutes % 60} min".removesuffix(" 0 min")
+    return f"{minutes} min" if minutes else f"{int(seconds)} s"
+
+
+def idle(seconds: float | None) -> str:
+    """Return `idle for 2 h`, and `idle` alone for less than a minute, or if that is not known."""
+    return "idle" if seconds is None or seconds < MINUTE_S else f"idle for {duration(seconds)}"
+
+
+def time_since(moment: float, now: float) -> float | None:
+    """Return the seconds since a moment that somebody wrote down, None if it lies in the future."""
+    return max(0.0, now - moment) if moment < now + CLOCK_SKEW_S else None
+
+
+def moment(at: float, now: float) -> str:
+    """Return `18:00` today, `Fri 18:00` within six days, else `2026-12-01 18:00`; local time."""
+    then, today = time.localtime(at), time.localtime(now)
+    if then[:3] == today[:3]:
+        return time.strftime("%H:%M", then)
+    is_near = abs(at - now) < SIX_DAYS_S
+    return time.strftime("%a %H:%M" if is_near else "%Y-%m-%d %H:%M", then)
+
+
+def end(holder: Holder, now: float) -> float | None:
+    """Return when a reservation ends, as its holder says; None if there is no such moment.
+
+    If it is overdue, this is when it should have ended. A moment that makes no sense is none.
+    """
+    if holder.since is None:
+        return None
+    moments = (holder.record.overdue, holder.lease.until)
+    return next((at for at in moments if at and holder.since <= at <= now + LONGEST_S), None)
+
+
+def overdue_since(holder: Holder, now: float) -> float | None:
+    """Return since when a holder is overdue, as it says; None if it is not."""
+    at = end(holder, now)
+    is_over = at is not None and at < now
+    return at if is_over and (holder.record.overdue or not holder.lease.if_wanted) else None
+
+
+def time_limit(seconds: float) -> str:
+    """Return a duration that somebody asked for, not rounded: `90 s`, `2 min 30 s`, `0.2 s`."""
+    if seconds < 1:
+        return f"{seconds:.2g} s"
+    if seconds < 2 * MINUTE_S:
+        return f"{seconds:.3g} s" if seconds % MINUTE_S else duration(seconds)
+    rest = int(seconds % MINUTE_S)
+    return f"{duration(seconds - rest)} {rest} s" if rest else duration(seconds)
+
+
+def left(seconds: float) -> str:
+    """Return how long something lasts still: to the second where it is near, else to the minute."""
+    if seconds >= NEAR_S:
+        return duration(seconds + MINUTE_S / 2)
+    minutes, rest = divmod(int(seconds), MINUTE_S)
+    return f"{minutes} min {rest} s".removeprefix("0 min ").removesuffix(" 0 s") or "0 s"

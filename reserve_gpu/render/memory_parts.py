@@ -1,0 +1,85 @@
+"""Sentences about parts of a GPU: how much can be promised, and who uses more than their part."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from reserve_gpu.model.devices import State
+from reserve_gpu.model.requests import Promise, Request, Size
+from reserve_gpu.render import phrases
+from reserve_gpu.render.phrases import TYPED, Line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu.model.holders import Row
+    from reserve_gpu.render.frontend import Face
+
+OFFERED_MIB = 10240.0  # what most notebooks need
+# A smaller part is not offered: the CUDA context of a program takes most of it.
+LEAST_MIB = 1024.0
+
+
+def offer(rows: Sequence[Row], face: Face) -> Line:
+    """Say how to get a part of a device that others share; empty if no part is left.
+
+    Nothing is offered of a device that somebody waits for.
+    """
+    rooms = [
+        row.promisable_mib or 0.0
+        for row in rows
+        if row.state is State.RESERVED and row.holders and not row.awaited_by
+    ]
+    most_mib = max(rooms, default=0.0)
+    if most_mib < LEAST_MIB:
+        return ()
+    part_mib = min(OFFERED_MIB, phrases.rounded_down(most_mib))
+    part = Request(promise=Promise(Size(part_mib)))
+    return "Get a part of a GPU with ", (face.typed(part), TYPED)
+
+
+def no_room(request: Request, size: Size, rows: Sequence[Row]) -> str:
+    """Return `No GPU has room for 9.3 GiB: the most is 6.2 GiB on GPU2.`, if that is the reason.
+
+    size: of the part. rows: of the devices that would do.
+    """
+    full = [row for row in rows if row.state is State.FULL]
+    if not full:
+        return ""
+    wanted = phrases.part(size)
+    if request.needed > 1:
+        enough, total = sum(row.would_be_taken for row in rows), len(rows)
+        has = f"{enough or 'none'} of {total} {'have' if enough > 1 else 'has'}"
+        return f"Not enough GPU devices have room for {wanted}: {has}, {request.needed} are needed."
+    most = max(full, key=lambda row: row.promisable_mib or 0.0)
+    room = phrases.room(most.promisable_mib or 0.0)
+    if request.devices:
+        return f"{most.label} has no room for {wanted}: {room} at most."
+    return f"No GPU has room for {wanted}: the most is {room} on {most.label}."
+
+
+def smaller(request: Request, size: Size, rows: Sequence[Row]) -> Request | None:
+    """Return the request for the largest parts that would fit now; None if they are too small.
+
+    size: what was asked for.
+    """
+    most_mib = 0.0
+    for is_whole in (True, False):  # CUDA gives a process whole GPUs or MIG instances, not both
+        rooms = sorted(
+            (_promisable_mib(row, size.mib) for row in rows
+             if (row.device.instance is None) is is_whole),
+            reverse=True,
+        )  # fmt: skip
+        if len(rooms) >= request.needed:
+            most_mib = max(most_mib, rooms[request.needed - 1])
+    part_mib = phrases.rounded_down(most_mib)
+    if most_mib < LEAST_MIB or not 0 < part_mib < (size.mib or math.inf):
+        return None
+    return request._replace(promise=request.promise._replace(size=Size(part_mib)))
+
+
+def _promisable_mib(row: Row, part_mib: float) -> float:
+    if row.would_be_taken:
+        return max(part_mib, row.promisable_mib or 0.0)
+    return row.promisable_mib or 0.0 if row.state is State.FULL else 0.0

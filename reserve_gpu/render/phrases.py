@@ -1,0 +1,285 @@
+"""Words for single things: memory, a device, who has it, what runs on it."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, TypeAlias
+
+from reserve_gpu.model.devices import GRAPHICS, Device, Fault, Process, State
+from reserve_gpu.model.errors import REASON_LIMIT, shown
+from reserve_gpu.model.parsing import LONGEST_S
+from reserve_gpu.render import durations
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu.model.holders import Holder, Row, Who
+    from reserve_gpu.model.requests import Rule, Size
+
+
+# How words are set off. MARK is for what people argue about, TYPED for what they can type.
+STRONG, FAINT, MARK, TYPED = "strong", "faint", "mark", "typed"
+Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain words, and words with their style
+
+TITLES = ("GPU", "state", "name", "memory", "util", "temp", "power", "who")  # of the columns
+QUEUE_TITLE = "waiting in the queue"
+# Whose word has one colour: somebody has the device, or comes first in the queue for it.
+TAKEN = (State.RESERVED, State.KEPT, State.FULL, State.AWAITED)
+
+MIB_OF_GIB = 1024
+LEAST_HOURS = 0.05  # less would be shown as 0.0
+LISTED_PROCESSES = 3
+COMMAND_LIMIT = 40  # characters
+NOTEBOOK_LIMIT = 40  # characters
+NAMED_SHARERS = 3
+MOST_NAMED = 12  # GPUs, or ranges of them, in one line
+NAMED_IDLE = 3  # reserved devices on which nothing runs
+
+
+def gib(mib: float) -> str:
+    """Return memory for people: `10.2 GiB`, and `<0.1 GiB` for a little that is not nothing."""
+    return f"{hours(mib / MIB_OF_GIB)} GiB"
+
+
+def part(asked: Size) -> str:
+    """Return a part of a device in words: `9.3 GiB`, or `50%`."""
+    return gib(asked.mib) if asked.percent is None else f"{asked.percent:.12g}%"
+
+
+def rounded_down(mib: float) -> float:
+    """Round memory in MiB down to a tenth of a GiB."""
+    tenths = math.floor(mib * 10 / MIB_OF_GIB)
+    return max(0.0, next(n * MIB_OF_GIB / 10 for n in (tenths, tenths - 1) if n * 102.4 <= mib))
+
+
+def room(mib: float) -> str:
+    """Return memory that can still be promised, rounded down: `6.2 GiB`."""
+    return gib(rounded_down(mib))
+
+
+def hours(number: float, *, is_zero_told: bool = True) -> str:
+    """Return `31.0`, and `<0.1` for a little that would else look like nothing."""
+    if 0 < number < LEAST_HOURS:
+        return "<0.1"
+    return f"{number:.1f}" if number or is_zero_told else ""
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return `a`, `a and b`, or `a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def be(count: int) -> str:
+    """Return `is` or `are`."""
+    return "is" if count == 1 else "are"
+
+
+def labels(devices: Sequence[Device | Fault | Row]) -> str:
+    """Return `GPU1`, `GPU1 and GPU3`, or `GPU0, GPU1 and GPU3`."""
+    return listed([device.label for device in devices])
+
+
+def ranges(rows: Sequence[Row]) -> str:
+    """Return `GPU0, GPU2 to GPU5 and GPU7`: three or more in a row are written in short."""
+    runs: list[list[Row]] = []
+    for row in rows:
+        last = runs[-1][-1].device if runs else None
+        is_next = last and last.index + 1 == row.device.index
+        if is_next and last and last.instance is row.device.instance is None:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    named = [
+        [f"{run[0].label} to {run[-1].label}"] if len(run) > 2 else [row.label for row in run]
+        for run in runs
+    ]
+    labels_ = [label for names in named for label in names]
+    if len(labels_) > MOST_NAMED:
+        labels_ = [*labels_[: MOST_NAMED - 1], f"{len(labels_) - MOST_NAMED + 1} more"]
+    return listed(labels_)
+
+
+def escape(text: str) -> str:
+    """Escape the text for HTML."""
+    import html  # which loads the names of 2,000 letters; most sessions show no HTML
+
+    return html.escape(text)
+
+
+def holder(holder: Holder, what: str = "reserved") -> str:
+    """Return `reserved by alice, train.ipynb (pid 4321) for 2 h, until 18:00`, as far as known."""
+    return plain(holder_line(holder, time.time(), f"{what} by "))
+
+
+def holder_line(  # noqa: PLR0913 - the last ones are keywords
+    holder: Holder,
+    now: float,
+    what: str = "",
+    *,
+    asks: str = "",
+    more: Line = (),
+    this_process: str = "",
+) -> Line:
+    """Return who holds a device, for how long and until when, in words with styles.
+
+    asks: of a waiter, what it waits for. more: what follows, before the note.
+    this_process: what this process is called, if it is the holder.
+    """
+    line: Line = ((what, FAINT),) if what else ()
+    if this_process:
+        line += (this_process, MARK), ": "
+    line += ((user_of(holder), STRONG),)
+    if name := holder.name:
+        line += ", ", (shown(name, NOTEBOOK_LIMIT), STRONG)
+    if origin := holder.record.who.origin:
+        line += (" from ", FAINT), (shown(origin, NOTEBOOK_LIMIT), STRONG)
+    if process := _process_of(holder):
+        line += (f" ({process})",)
+    if holder.beside:
+        line += (" beside ", FAINT), (shown(holder.beside, NOTEBOOK_LIMIT), STRONG)
+    line += _part(holder)
+    if asks:
+        line += (" has waited for ", FAINT), (shown(asks), STRONG)
+    seconds = None if holder.since is None else durations.time_since(holder.since, now)
+    if seconds is not None:
+        line += (f"{',' if holder.is_over else ''} for {durations.duration(seconds)}",)
+    if not asks:
+        line += lease_end(holder, now, is_own=bool(this_process))
+    line += more
+    return line + note(holder)
+
+
+def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
+    """Return `, until 18:00 or after 1 h idle, longer if nobody waits`; empty without an end.
+
+    is_own: the holder is this process, which is told how much time is left.
+    """
+    kept_until = holder.record.kept_until
+    if kept_until is not None and holder.is_kept(now):
+        kept = f"kept for its restart, {durations.left(kept_until - now)}"
+        record = holder.record._replace(kept_until=None)
+        return (", ", (kept, MARK), *lease_end(holder._replace(record=record), now))
+    if holder.record.guest_of is not None and not holder.beside:
+        return ", ", ("overdue: it has joined what has been released", MARK)
+    if (since := durations.overdue_since(holder, now)) is not None:
+        return ", ", (f"overdue since {durations.moment(since, now)}", MARK)
+    at, lease = durations.end(holder, now), holder.lease
+    if at is not None and at < now:
+        past = f"past {durations.moment(at, now)}"
+        if is_own:
+            return (f", {past}: kept until somebody waits",)
+        return ", ", (f"{past}: join the queue to get it", MARK)
+    idle_s = lease.idle_s
+    is_told = idle_s is not None and idle_s <= LONGEST_S
+    after = f"after {durations.time_limit(idle_s or 0.0)} idle" if is_told else None
+    if at is None:
+        if_wanted = " if somebody waits" if lease.if_wanted else ""
+        return (f", released {after}{if_wanted}",) if after else ()
+    left = f" ({durations.left(at - now)} left)" if is_own else ""
+    longer = ", longer if nobody waits" if lease.if_wanted and not lease.is_jobs else ""
+    jobs = ", the job's end" if lease.is_jobs and not holder.record.overdue else ""
+    until = f", until {durations.moment(at, now)}{jobs}{left}"
+    return (f"{until}{f' or {after}' if after else ''}{longer}",)
+
+
+def plain(line: Line) -> str:
+    """Return a line without its styles."""
+    return "".join(part if isinstance(part, str) else part[0] for part in line)
+
+
+def user_of(holder: Holder) -> str:
+    """Return `alice`, or `alice (claude)` of a program that asks in her place."""
+    user, agent = shown(holder.user or "somebody"), holder.record.who.agent
+    return f"{user} ({shown(agent, NOTEBOOK_LIMIT)})" if agent else user
+
+
+def person(*holders: Holder) -> str:
+    """Return whom to talk to: `alice (train.ipynb)`. holders: all of one user."""
+    user = shown(holders[0].user or "somebody")
+    texts = (text for holder in holders for text in (holder.record.who.agent, holder.name))
+    names = dict.fromkeys(shown(text) for text in texts if text)
+    return f"{user} ({listed([*names][:NAMED_SHARERS])})" if names else user
+
+
+def is_of(holder: Holder, user: str | None) -> bool:
+    """Return whether a holder, or a waiter, is a process of this user, as the kernel reports it."""
+    return user is not None and holder.seen and holder.user == user
+
+
+def one_of(holder: Holder, user: str | None) -> str:
+    """Return `your train.ipynb` for a process of the user who reads it, else `alice`."""
+    if not is_of(holder, user):
+        return shown(holder.user or "somebody")
+    return f"your {shown(holder.name or f'process {holder.pid}', NOTEBOOK_LIMIT)}"
+
+
+def name_of(holder: Holder) -> str:
+    """Return which process it is: `train.ipynb (pid 4321)`, as far as known."""
+    name = shown(holder.name or "a process", NOTEBOOK_LIMIT)
+    return f"{name} (pid {holder.pid})" if holder.pid else name
+
+
+def note(holder: Holder) -> Line:
+    """Return what somebody has written for others to read, in quotation marks."""
+    return (": ", (f'"{shown(holder.note)}"', STRONG)) if holder.note else ()
+
+
+def users(processes: Sequence[Process], *, has_kind: bool = True) -> str:
+    """Return `bob, python (pid 9876)`, for the first few processes.
+
+    has_kind: Mark graphics processes.
+    """
+    words = [
+        _process(process, has_memory=len(processes) > 1, has_kind=has_kind)
+        for process in processes[:LISTED_PROCESSES]
+    ]
+    if more := len(processes) - len(words):
+        words.append(f"{more} more")
+    return "; ".join(words)
+
+
+def named(rule: Rule) -> str:
+    """Return `gpus = 1 ([groups.students] in /etc/reserve_gpu.toml)`."""
+    return f"{rule.text} ({rule.table} in {shown(rule.file, REASON_LIMIT)})"
+
+
+def _process_of(holder: Holder) -> str:
+    """Return `pid 4321`, with a mark unless the kernel has confirmed it."""
+    pid = f"pid {holder.pid}" if holder.pid else ""
+    if holder.elsewhere:
+        pid += " of another container"
+    in_job = _in_job(holder.record.who) if holder.record.who.job else ""
+    is_unverified = not holder.seen and bool(holder.pid or holder.user or holder.notebook)
+    return ", ".join(filter(None, [pid, in_job, "unverified" if is_unverified else ""]))
+
+
+def _in_job(who: Who) -> str:
+    """Return `job 4711, part of train.sh`."""
+    of = f", part of {shown(who.job_name, NOTEBOOK_LIMIT)}" if who.job_name else ""
+    return f"job {shown(who.job or '')}{of}"
+
+
+def _part(holder: Holder) -> Line:
+    """Return ` 12.1 of 9.3 GiB: over`, or ` up to 9.3 GiB` if its use can't be seen.
+
+    Empty for a holder of a whole device.
+    """
+    if holder.part_mib is None:
+        return ()
+    if holder.used_mib is None:
+        return (f" up to {gib(holder.part_mib)}",)
+    line: Line = (f" {holder.used_mib / MIB_OF_GIB:.1f} of {gib(holder.part_mib)}",)
+    return (*line, ": ", ("over", MARK)) if holder.is_over else line
+
+
+def _process(process: Process, *, has_memory: bool, has_kind: bool) -> str:
+    """Return `bob, python (pid 9876) 1.2 GiB`. has_memory: with its memory."""
+    user = f"{shown(process.user)}, " if process.user else ""
+    memory = "" if process.memory_mib is None or not has_memory else gib(process.memory_mib)
+    pid = f"pid {process.pid}{', a zombie' if process.zombie_of else ''}"
+    if has_kind and process.kind == GRAPHICS:
+        pid += ", graphics"
+    if not process.command:
+        return f"{user}{pid}{', ' if memory else ''}{memory}"
+    return f"{user}{shown(process.command, COMMAND_LIMIT)} ({pid}) {memory}".rstrip()

@@ -1,0 +1,87 @@
+"""Sentences about the administrator's rules: which apply, and why one refuses a request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reserve_gpu.gpus import names
+from reserve_gpu.model.devices import State
+from reserve_gpu.model.errors import REASON_LIMIT, shown
+from reserve_gpu.render import durations, phrases
+from reserve_gpu.render.phrases import MARK, STRONG, Line, listed, named
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu.model.holders import Holder, Row
+    from reserve_gpu.model.requests import Rules
+
+
+MESSAGE_LIMIT = 300  # characters
+
+
+# -- in a status -----------------------------------------------------------------------------------
+
+
+def head(rules: Rules | None) -> list[Line]:
+    """Return what stands above a status: the administrator's message."""
+    return [((shown(rules.message, MESSAGE_LIMIT), MARK),)] if rules and rules.message else []
+
+
+def foot(rules: Rules | None, rows: Sequence[Row]) -> list[Line]:
+    """Return what stands below it: the rules for who looks, and what is wrong in their file."""
+    if rules is None:
+        return []
+    file = shown(rules.file, REASON_LIMIT)
+    lines: list[Line] = []
+    if limits := ", ".join(filter(None, _limits(rules))):
+        lines.append(((f"Rules for {shown(rules.user)}", STRONG), f" ({file}): {limits}."))
+    drained = [
+        f"{file}, [devices]: drain: {shown(name)!r} means no GPU here, or several."
+        for name in unmatched(rules, rows)
+    ]
+    problems = [*rules.problems, *drained]
+    return [*lines, *((("Warning: ", MARK), problem) for problem in problems)]
+
+
+def unmatched(rules: Rules, rows: Sequence[Row]) -> list[str]:
+    """Return the names of drained devices that mean none of these, or several GPUs."""
+    devices = [row.device for row in rows]
+    return [
+        name
+        for name in rules.drained
+        if len({d.index for d in devices if names.is_one_of(d, [name])}) != 1
+    ]
+
+
+def _limits(rules: Rules) -> list[str]:
+    """Return `2 GPUs`, `1 d`, `idle 2 h`; an empty text for each missing one."""
+    gpus = rules.gpus
+    ends = rules.after_cuda is not None and not rules.after_cuda.value
+    return [
+        f"{gpus.value:.0f} GPU{'' if gpus.value == 1 else 's'}" if gpus else "",
+        durations.duration(rules.time.value) if rules.time else "",
+        f"idle {durations.duration(rules.idle.value)}" if rules.idle else "",
+        "then the process is ended" if ends and (rules.time or rules.idle) else "",
+    ]
+
+
+# -- why somebody may not have more ----------------------------------------------------------------
+
+
+def limited(rows: Sequence[Row]) -> str:
+    """Return the limit that this user has reached, and what they have; empty without one."""
+    for row in rows:
+        if row.state is State.LIMITED and row.rule:
+            have = list(map(_held, row.counted)) or ["nothing else"]
+            return f"Limit reached: {named(row.rule)}. You have {listed(have)}."
+    return ""
+
+
+def _held(holder: Holder) -> str:
+    """Return `GPU0 in train.ipynb (pid 4321)`: what one process of this user has."""
+    what = shown(holder.record.label or "a GPU")
+    if holder.part_mib is not None:
+        what = f"{phrases.gib(holder.part_mib)} of {what}"
+    where = f" in {shown(holder.name, phrases.NOTEBOOK_LIMIT)}" if holder.name else ""
+    return f"{what}{where}{f' (pid {holder.pid})' if holder.pid else ''}"

@@ -1,0 +1,288 @@
+"""The status of a machine: a value that shows itself, as a picture and as JSON."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from reserve_gpu.model.devices import ComputeMode, Device, State
+from reserve_gpu.model.errors import REASON_LIMIT, shown
+from reserve_gpu.render import contacts, durations, layout, memory_parts, messages, phrases, reasons
+from reserve_gpu.render import rule_text as ruled
+from reserve_gpu.render.frontend import PYTHON, Face
+from reserve_gpu.render.layout import Layout, View
+from reserve_gpu.render.phrases import FAINT, MARK, STRONG, TYPED, Line
+from reserve_gpu.render.pictures import Picture, queueing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu.model.holders import Holder, Row
+    from reserve_gpu.model.queue import Ticket
+    from reserve_gpu.model.requests import Rules
+
+
+VERSION = 1  # of the JSON; names are only ever added to it
+# Of a record: what is shown in another way, or not at all.
+NOT_SHOWN = {"who", "promise", "asks", "written", "label", "index", "visible", "guest_of"}
+NOT_SHOWN |= {"since_boot", "written_boot", "write_locked"}
+COMPUTE_MODES: dict[int | None, str] = {
+    ComputeMode.DEFAULT: "default",
+    ComputeMode.EXCLUSIVE_THREAD: "exclusive_thread",
+    ComputeMode.PROHIBITED: "prohibited",
+    ComputeMode.EXCLUSIVE_PROCESS: "exclusive_process",
+}
+
+
+class Status(NamedTuple):
+    """How a machine stood at one moment; shows itself in a terminal and in a notebook.
+
+    rows: one for each device. waiting: the queue, the first one first.
+    problem: why nothing, or not all, is known of reservations.
+    time: in seconds since the epoch. host: the machine's name.
+    limit: the inherited CUDA_VISIBLE_DEVICES, which limits what this process can reserve.
+    face: where it is read, which decides how hints are typed.
+    rules: the administrator's, for who looks.
+    is_above: what this process may use is reserved by one that has started it.
+    is_late: CUDA has started here, so that only what it sees can be reserved.
+    is_all: each device has a line, also those that are alike.
+    user: who looks.
+    """
+
+    rows: tuple[Row, ...]
+    waiting: tuple[Ticket, ...] = ()
+    problem: str | None = None
+    time: float = 0.0
+    host: str = ""
+    limit: str | None = None
+    face: Face = PYTHON
+    rules: Rules | None = None
+    is_above: bool = False
+    is_late: bool = False
+    is_all: bool = False
+    user: str | None = None
+
+    def __repr__(self) -> str:
+        return str(self.picture())
+
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
+        self.picture()._repr_pretty_(printer, is_cycle)
+
+    def _repr_html_(self) -> str:
+        return self.picture()._repr_html_()
+
+    @property
+    def machines(self) -> tuple[Status, ...]:
+        """Return the status of each machine: this one alone."""
+        return (self,)
+
+    def picture(self) -> Picture:
+        """Return what it looks like."""
+        view = View(self.time, self.face.here, is_all=self.is_all)
+        entries = layout.entries(self.rows, view)
+        return Picture(Layout(_head(self), entries, queue(self), _foot(self)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what programs read, in the shape that docs/formats.md describes."""
+        every_uuid = {row.device.uuid for row in self.rows if isinstance(row.device, Device)}
+        return {
+            "version": VERSION,
+            "host": self.host,
+            "user": self.user,
+            "time": self.time,
+            "devices": [_row_dict(row, self) for row in self.rows],
+            "waiting": [_ticket_dict(ticket, every_uuid) for ticket in self.waiting],
+            "problem": self.problem,
+            "limit": self.limit,
+            "message": self.rules.message if self.rules else None,
+            "rules": _rules_dict(self.rules, self.rows) if self.rules and self.rules.file else None,
+        }
+
+
+# -- the picture -----------------------------------------------------------------------------------
+
+
+def queue(status: Status) -> list[Line]:
+    """Return a line for each of those who wait."""
+    return [
+        phrases.holder_line(ticket.holder, status.time, f"{place}. ", asks=ticket.asks or "a GPU")
+        for place, ticket in enumerate(status.waiting, 1)
+    ]
+
+
+def free(status: Status) -> str:
+    """Return `3 of 8 GPUs are free: GPU2, GPU4 and GPU5.`."""
+    rows, available = status.rows, layout.free(status.rows)
+    if not rows:
+        return "There is no GPU."
+    if unseen := _unseen(status):
+        return f"Whether {phrases.ranges(unseen)} {phrases.be(len(unseen))} free can't be seen."
+    is_split = any(row.device.instance is not None for row in rows)
+    what = f"{len(rows)} {'device' if is_split else 'GPU'}{'' if len(rows) == 1 else 's'}"
+    if len(rows) == 1:
+        (row,) = rows
+        is_only = "is the only GPU here" if row.is_mine else f"is {'' if available else 'not '}free"
+        return f"{row.label} {is_only}."
+    if not available:
+        return f"None of {what} is free."
+    if len(available) == len(rows):
+        return f"{'Both GPUs' if what == '2 GPUs' else f'All {what}'} are free."
+    named = phrases.ranges(available)
+    return f"{len(available)} of {what} {phrases.be(len(available))} free: {named}."
+
+
+def _unseen(status: Status) -> list[Row]:
+    """Return what may be free for all that is known of reservations, where nothing else is."""
+    is_told = status.problem is None or layout.free(status.rows)
+    return [] if is_told else [row for row in status.rows if row.state is State.UNKNOWN]
+
+
+def _head(status: Status) -> list[Line]:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.time))
+    about = (f"  {shown(status.host)}, {when}", FAINT)
+    first = ((free(status), STRONG), about, *layout.common_model(status.rows, ", "))
+    lines: list[Line] = [*ruled.head(status.rules), first]
+    if mine := [row for row in status.rows if row.is_mine]:
+        lines.append(((f"{status.face.here.capitalize()} has {phrases.labels(mine)}.", MARK),))
+    return lines
+
+
+def _foot(status: Status) -> list[Line]:
+    foot = _advice(status)
+    if status.limit is not None:
+        text = " was set elsewhere: this process can reserve only GPUs in it."
+        if messages.hides_on_purpose(status.limit):
+            text = (
+                " was set elsewhere, and hides every GPU from this process. To use one, unset it."
+            )
+        if status.is_above:
+            text = " was set by your own reservation, above this process: use it as it is."
+        foot.append(((f"CUDA_VISIBLE_DEVICES={shown(status.limit)!r}", STRONG), text))
+    return [*foot, *missing(status), *ruled.foot(status.rules, status.rows)]
+
+
+def missing(status: Status) -> list[Line]:
+    """Return why not all reservations are known, if so."""
+    if not status.problem:
+        return []
+    text = f": {shown(status.problem, REASON_LIMIT)}"
+    return [(("Reservations may be missing here", MARK), text)]
+
+
+def _advice(status: Status) -> list[Line]:
+    """Return what a newcomer should do: take what is free, or a part; else ask, or wait.
+
+    Return nothing if this process may use only some of the devices: another line says which.
+    """
+    rows, face = status.rows, status.face
+    has_any = status.limit is not None or any(row.is_mine for row in rows)
+    if not rows or has_any or _unseen(status):
+        return []
+    if status.is_late:
+        return [(f"CUDA has started in {face.here}: only what it sees can be reserved.",)]
+    available = [row for row in rows if row.state is State.FREE]
+    if not all(map(layout.is_awaited, available)):
+        return [("Get one with ", (face.typed(messages.ANY), TYPED))]
+    states = [row.state for row in rows]
+    if reasons.is_trouble(states):
+        return [(reasons.trouble(states),)]
+    others: Line = ("Those in the queue come first for what would be free.",) if available else ()
+    own = contacts.yourself(rows, status.time, status.user, face)
+    ask = contacts.whom(rows, status.time, status.user)
+    lines = [*own, *([ask] if ask else []), *reasons.unseen(rows)]
+    if not all(map(reasons.is_dark, rows)):
+        lines.append(queueing(face.typed(messages.ANY, waits=True), is_second=bool(lines)))
+    return [line for line in (memory_parts.offer(rows, face), others, *lines) if line]
+
+
+# -- for programs ----------------------------------------------------------------------------------
+
+
+def _row_dict(row: Row, status: Status) -> dict[str, Any]:
+    device = row.device if isinstance(row.device, Device) else None
+    places = (
+        place
+        for place, ticket in enumerate(status.waiting, 1)
+        if device and ticket.could_use(device.uuid)
+    )
+    return {
+        "label": row.label,
+        "state": (State.KEPT if layout.is_kept(row, status.time) else row.state).value,
+        "reason": reasons.cause(row) or None,
+        "index": row.device.index,
+        "instance": row.device.instance,
+        "uuid": device.uuid if device else None,
+        "gpu_uuid": (device.gpu_uuid or device.uuid) if device else None,
+        "name": device.name if device else None,
+        "bus_id": device.bus_id if device else None,
+        "memory_total_mib": device.memory_mib if device else None,
+        "memory_used_mib": row.usage.used_mib if row.usage else None,
+        "memory_promisable_mib": row.promisable_mib,
+        "utilisation_percent": row.utilisation,
+        "temperature_c": row.temperature_c,
+        "power_w": row.power_w,
+        "power_limit_w": row.power_limit_w,
+        "compute_mode": COMPUTE_MODES.get(row.usage.mode) if row.usage else None,
+        "processes": [process._asdict() for process in row.processes + row.graphics],
+        "holders": [holder_dict(holder, status.time) for holder in row.holders],
+        "idle_for_s": layout.idle_s(row, status.time),
+        "free_at": end[0] if (end := contacts.last_end(row, status.time)) else None,
+        "is_this_process": row.is_mine,
+        "is_reserved_but_idle": row.is_unused,
+        "is_used_without_reservation": row.is_unreserved_use,
+        "next_in_line": next(places, None),
+    }
+
+
+def _rules_dict(rules: Rules, rows: Sequence[Row]) -> dict[str, Any]:
+    ending = rules.after_cuda
+    return {
+        "file": rules.file,
+        "user": rules.user,
+        "gpus": rules.gpus.value if rules.gpus else None,
+        "time_s": rules.time.value if rules.time else None,
+        "idle_s": rules.idle.value if rules.idle else None,
+        "after_cuda": None if ending is None else "warn" if ending.value else "end",
+        "drain": list(rules.drained),
+        "drain_unmatched": ruled.unmatched(rules, rows),
+        "problems": list(rules.problems),
+    }
+
+
+def holder_dict(holder: Holder, now: float) -> dict[str, Any]:
+    """Return a holder for programs."""
+    lease, is_known = holder.lease, holder.part_mib is None or holder.used_mib is not None
+    facts = holder.record._asdict().items()
+    return {
+        **_about(holder),
+        **{name: value for name, value in facts if name not in NOT_SHOWN},
+        "last_cell": holder.last_cell,
+        "memory_promised_mib": holder.part_mib,
+        "memory_used_mib": holder.used_mib,
+        "is_over": holder.is_over if is_known else None,
+        "until": lease.until,
+        "is_job_end": lease.is_jobs,
+        "idle_s": lease.idle_s,
+        "if_wanted": lease.if_wanted,
+        "overdue": durations.overdue_since(holder, now),
+        "kept_until": holder.record.kept_until if holder.is_kept(now) else None,
+        "is_guest": holder.record.guest_of is not None,
+        "beside": holder.beside,
+    }
+
+
+def _ticket_dict(ticket: Ticket, every_uuid: set[str]) -> dict[str, Any]:
+    """Return a waiter for programs.
+
+    every_uuid: The devices of this machine. Others are left out, as a ticket may list thousands.
+    """
+    wants = every_uuid if ticket.wants is None else ticket.wants & every_uuid
+    return {**_about(ticket.holder), "asks": ticket.asks, "wants": sorted(wants)}
+
+
+def _about(holder: Holder) -> dict[str, Any]:
+    """Return what a holder and a waiter have in common."""
+    who = holder.record.who._replace(pid=holder.pid, user=holder.user)._asdict()
+    del who["namespace"], who["mounts"]
+    ours = {"note": holder.note, "since": holder.since}
+    return {**who, **ours, "confirmed": holder.confirmed, "elsewhere": holder.elsewhere}

@@ -1,1 +1,0 @@
-"""What people read: values in, words and pictures out."""

@@ -1,0 +1,232 @@
+"""The one table of options, the parsers made of it, and the reservation that they ask for.
+
+A new option is a row here and a keyword of `reserve()`; the magic, the command line, Dask's worker
+and Tab completion take it from the table.
+"""
+
+from __future__ import annotations
+
+from argparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from reserve_gpu import api
+from reserve_gpu.allocation.request import Deadline, parse
+from reserve_gpu.commands.table import MAGIC_OPTIONS
+from reserve_gpu.gpus import names
+from reserve_gpu.model.errors import (
+    EXCUSED,
+    PROGRAM,
+    RequestError,
+    ReserveGPUError,
+    own_command,
+    shown,
+)
+from reserve_gpu.model.option import Option, add, likely
+from reserve_gpu.model.progress import News, Waiting
+from reserve_gpu.render.durations import duration
+from reserve_gpu.reservation import feature_registry
+from reserve_gpu.system import spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reserve_gpu.render.frontend import Face
+
+MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise RequestError(f"{shown(text)!r} is no number of GPUs. Give one, as -n 2.")
+    return int(text)
+
+
+DEVICES = Option(
+    "devices DEVICE",
+    "GPUs to take: an index (2, GPU2 or cuda:2), several (1,3 or 1 3, order kept), a range "
+    "(0-3), a UUID or its start (GPU-8f2a), a MIG instance (1:0), a PCI bus id (0000:03:00.0); "
+    "none: the first free one",
+    nargs="*",
+)
+COUNT = Option("-n --count COUNT", "how many, the best connected ones", "1 2 4 8", type=_count)
+MIN_MEMORY = Option(
+    "--min-memory SIZE",
+    "total memory of each: 16GB, 16GiB, 16000 (MiB)",
+    "8GiB 16GiB 24GiB 40GiB 80GiB",
+)
+NAME = Option("--name TEXT", "only GPUs with this text in their name")
+WAIT = Option(
+    "--wait DURATION",
+    "wait in the queue until there is one, for DURATION (90s, 10m, 2h, 1h30m) or for ever",
+    "10m 1h 8h 1d",
+    nargs="?",
+    const=True,
+)
+MEMORY = Option(
+    "--memory SIZE",
+    "a part of it: the most memory that you will use (10GB, or 50%% of what it has); others "
+    "may have the rest",
+    "4GB 10GB 20GB 40GB 50%",
+)
+NOTE = Option("--note TEXT", "a line for others to read beside your reservation")
+OPTIONAL = Option("--optional", "if no GPU can be had, go on without one")
+
+WHICH = (DEVICES, COUNT, MIN_MEMORY, NAME)
+HOW = (MEMORY, WAIT, NOTE, OPTIONAL)
+WHEN = feature_registry.options()
+REQUEST = (*WHICH, *HOW, *WHEN)
+REQUEST_OF_COMMAND = tuple(option for option in REQUEST if option.suits_commands)
+# Where a failure never ends the program: kernels start in any case, and so do Dask's workers.
+REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
+
+HELP = Option("-h --help", "show this")
+
+# The magic's manual page.
+MAGIC_TEXT = """\
+Reserve a GPU for this kernel, and set the CUDA variables for what it runs next.
+
+  %reserve_gpu [DEVICE ...] [OPTION ...]"""
+MAGIC_CHAPTERS = {
+    "which GPU": WHICH,
+    "how": HOW,
+    "until when": WHEN,
+    "instead of reserving one": (*MAGIC_OPTIONS, HELP),
+}
+MAGIC_EXAMPLES = """\
+examples:
+  %reserve_gpu                           the first idle GPU
+  %reserve_gpu 1,3                       GPUs 1 and 3; for CUDA they are 0 and 1
+  %reserve_gpu -n 2 --min-memory 16GB    two of 16 GB or more, close together
+  %reserve_gpu --memory 10GB             10 GB of a GPU that others share
+  %reserve_gpu --wait 1h --note thesis   wait for an hour at most, and say why
+"""
+
+
+def _typed(program: str) -> str:
+    """Return the words that start a parser's program here: `reserve-gpu` may need a path."""
+    first, *rest = program.split()
+    return " ".join([own_command() if first == PROGRAM else first, *rest])
+
+
+class Parser(ArgumentParser):
+    """A parser that raises RequestError where argparse would end the process."""
+
+    def parse_known_args(  # type: ignore[override] # with these two argparse calls it
+        self, args: Sequence[str], namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Parse the words; a subcommand's parser gets its own ones from argparse.
+
+        Raises RequestError for a word that is unknown.
+        """
+        # One way to write an option: what is like one is answered with the nearest.
+        self.allow_abbrev = self.exit_on_error = False
+        try:
+            arguments, unknown = super().parse_known_args(args, namespace)
+        except ArgumentError as error:
+            if isinstance(error.__context__, RequestError):  # of a value, in our own words
+                raise error.__context__ from None
+            flag = (error.argument_name or "").partition("/")[0]
+            action = self._option_string_actions.get(flag)
+            needs = f"needs a value: {action.help}" if action and action.nargs != 0 else ""
+            self.error(f"{flag} {needs or error.message}".replace("%%", "%"))
+        # Without the hyphens, which are alike in all of them.
+        known = [each[2:] for each in self._option_string_actions if each.startswith("--")]
+        for word in unknown:
+            flag = word.partition("=")[0]
+            if flag.startswith("-") and flag != "--":
+                near = likely(flag.lstrip("-"), known, "--")
+                raise RequestError(f"There is no option {shown(flag)}. {near}")
+        if unknown:
+            self.error(f"What is {' '.join(unknown)}? A value of several words needs quotes")
+        devices = getattr(arguments, "devices", ())
+        for word in {*known}.intersection(devices):
+            raise RequestError(f"{word!r} names no GPU. Did you mean --{word}?")
+        names.parse(devices)
+        return arguments, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Raise RequestError with argparse's message, and where to read more, if there is help."""
+        more = f" See {_typed(self.prog)} --help" if self.add_help else ""
+        if self.prog.startswith("%"):
+            more = f" See {self.prog}?"
+        raise RequestError(f"{shown(message, MESSAGE_LIMIT)}.{more}")
+
+
+class Outcome(NamedTuple):
+    """What came of a request. excused: why nothing was reserved, with --optional."""
+
+    warnings: list[str]
+    text: str
+    excused: ReserveGPUError | None = None
+
+
+def wishes(arguments: Namespace) -> dict[str, Any]:
+    """Return the keyword arguments of `reserve()` among what was parsed."""
+    names = [option.attribute for option in REQUEST_THAT_GOES_ON]
+    values = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    return {**values, "devices": arguments.devices or None}
+
+
+def reserve(
+    arguments: Namespace, face: Face, progress: Callable[[News], object] | None = None
+) -> Outcome:
+    """Reserve what was parsed, for a face. Raises what `reserve()` raises."""
+    values = wishes(arguments)
+    deadline = Deadline.after(values.pop("wait"))
+    waited_s = 0.0
+
+    def show(news: News) -> None:
+        nonlocal waited_s
+        waited_s = news.waited_s if isinstance(news, Waiting) else waited_s
+        if progress is not None:
+            progress(news)
+
+    try:
+        reservation, texts, _ = api.ask(parse(**values), deadline, show, face)
+    except EXCUSED as error:
+        if not getattr(arguments, "optional", False):  # not every command has the option
+            raise
+        return Outcome([], api.go_on_after(error), error)
+    waited = f"Waited for {duration(waited_s)}.\n" if waited_s >= 1 else ""
+    return Outcome(texts, f"{waited}{reservation}")
+
+
+def words(arguments: Namespace) -> list[str]:
+    """Return the words on a command line that mean these options of a request."""
+    result: list[str] = []
+    for option in REQUEST_THAT_GOES_ON:
+        value: Any = getattr(arguments, option.attribute, None)  # commands lack some
+        if option is DEVICES:
+            result += value
+        elif value is True:
+            result.append(option.flag)
+        elif value not in (None, False):
+            result.append(f"{option.flag}={value}")
+    return result
+
+
+def kernel_start(arguments: Namespace) -> list[str]:
+    """Return what stands before a kernel's own command, so that it has its GPU from its start."""
+    return spawn.python("-m", "reserve_gpu", "kernel", "start", *words(arguments), "--")
+
+
+def request_of(words: Sequence[str]) -> Namespace:
+    """Parse the options of a kernel's request. Raises RequestError."""
+    parser = Parser("reserve-gpu kernel install", add_help=False)
+    add(REQUEST_THAT_GOES_ON, parser)
+    return parser.parse_args(words)
+
+
+def magic_parser() -> Parser:
+    """Return the parser of the magic's line."""
+    parser = Parser(
+        prog="%reserve_gpu",
+        usage=SUPPRESS,  # it would list all options before anything is explained
+        description=MAGIC_TEXT,
+        epilog=MAGIC_EXAMPLES,
+        add_help=False,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    for title, options in MAGIC_CHAPTERS.items():
+        add(options, parser.add_argument_group(title))
+    return parser

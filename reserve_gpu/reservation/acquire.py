@@ -1,0 +1,331 @@
+"""The road of one reservation: from a request to what is held, or to the reason why it is not."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import TYPE_CHECKING
+
+from reserve_gpu.allocation import inherited_limit, policy
+from reserve_gpu.allocation.attempt import Asking, attempt
+from reserve_gpu.allocation.outcome import Denied, Granted, Locked
+from reserve_gpu.allocation.request import Deadline, idle_mib, require_settings, rules
+from reserve_gpu.gpus import cuda_environment, names
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.locks import record
+from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, preferred_paths
+from reserve_gpu.model.devices import Device, State
+from reserve_gpu.model.errors import Failure, NoFreeDeviceError, RequestError
+from reserve_gpu.model.holders import Holder, Row, Who
+from reserve_gpu.model.requests import End, Request
+from reserve_gpu.system import containers, procfs
+from reserve_gpu.system.cells import kernels_file
+from reserve_gpu.system.executor import Late
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reserve_gpu.allocation import quota, snapshot, wait
+    from reserve_gpu.locks.queue import Place
+    from reserve_gpu.model import notices as notice
+    from reserve_gpu.model.notices import Notice
+    from reserve_gpu.reservation import feature, joining, refresh
+    from reserve_gpu.reservation.holding import Held
+    from reserve_gpu.reservation.session import Reservation, Session
+else:  # what a grant mostly never needs
+    snapshot, joining = Late("allocation.snapshot"), Late("reservation.joining")
+    quota, refresh, wait = (
+        Late("allocation.quota"),
+        Late("reservation.refresh"),
+        Late("allocation.wait"),
+    )
+    feature, notice = Late("reservation.feature"), Late("model.notices")
+
+RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
+LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
+
+
+def would_get(session: Session, request: Request) -> tuple[Device, ...]:
+    """Return what is held that would do; raises as `reserve`, and Failure with what would be."""
+
+    def hold(granted: Granted, _: Request) -> None:
+        raise Failure(notice.WouldGet(tuple(locked.device for locked in granted.locked)))
+
+    reserve(session, request, Deadline.after(None), [], hold)
+    return session.devices
+
+
+def reserve(
+    session: Session,
+    request: Request,
+    deadline: Deadline,
+    before: list[Reservation | None],
+    hold: Callable[[Granted, Request], object] | None = None,
+) -> tuple[Reservation, list[Notice]]:
+    """Hold what is asked for, on the session's thread; returns that, and what to tell of it.
+
+    before: gets what was held, once that is known. hold: is called in place of holding it.
+    Raises Failure, RequestError, NoFreeDeviceError, DriverError, LockError.
+    """
+    if session.is_waiting:  # another thread's call, which goes on
+        session.go_without()
+        raise NoFreeDeviceError(notice.ANOTHER_THREAD_WAITS)
+    notices = _begin(session, request)
+    before.append(session.reservation)
+    inherited_limit.require_absolute(request.devices, session.variables.inherited())
+    held = session.held
+    request = held.as_held(request) if held else request
+    if ruled := rules():
+        request, more = quota.allowed(
+            request, ruled, session.now.lease, session.now.since_of(request), procfs.now()
+        )
+        notices += [*ruled.problems, *more]
+    require_settings(request)
+    # Held already: say so again, and change nothing.
+    if held and (met := session.met_by(request)) is not None:
+        return _answer(session, notices + met)
+    if ruled:
+        quota.require_amount(request, ruled)
+    # Too late: CUDA has started, and reads no variable any more.
+    if (is_late := cuda_environment.cuda_started()) and not cuda_environment.cuda_uuids():
+        raise Failure(notice.TooLate(session.devices))
+    with Nvml() as gpus:
+        gpus.count()  # without a driver nothing is made
+        request = _in_place(held, request) if held else request
+        if is_late:
+            request = _only_what_cuda_sees(session, request, gpus)
+        with LockDirectory() as locks:
+            if not is_late and (parent := procfs.multiprocessing_parent()):
+                inherited_limit.adopt_parents_gpus(parent, gpus, locks)
+            asking = Asking(
+                request,
+                gpus,
+                locks,
+                inherited=session.variables.inherited(),
+                held=session.now.locks_in(locks.path),
+                part_mib=session.now.part_mib,
+                idle_mib=idle_mib(),
+                driver=gpus.driver_version() if request.needed > 1 else None,
+                rules=ruled,
+                is_taking_back=is_late,
+            )
+            # Walk the GPUs in their order: lock one, then look at it. Hold all that was asked for,
+            # which sets the variables, or nothing.
+            # Who waits anyway waits for one who is stopped while it has the mutex, too.
+            limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
+            outcome = attempt(asking, hold or session.hold, mutex_limit_s=limit_s)
+            if isinstance(outcome, Denied) and hold is None:
+                outcome, changes = _wait(session, asking, outcome, deadline)
+                notices += changes
+            if isinstance(outcome, Denied):
+                raise _failure(session, asking, outcome, deadline)
+            cautions = _cautions(asking, outcome)
+            return _answer(session, [*notices, *cautions, *session.variables.notices])
+
+
+def _answer(session: Session, notices: list[Notice]) -> tuple[Reservation, list[Notice]]:
+    """Return the reservation of what is held, and what to tell of it. Raises RequestError."""
+    if session.unsigned:
+        devices, (directory, *_), (reason, *_) = zip(*session.unsigned, strict=True)
+        is_part = session.now.part_mib is not None
+        notices = [*notices, notice.Unsigned(devices, directory, reason, is_part)]
+    if reservation := session.reservation:
+        return reservation, notices
+    raise RequestError(notice.HAS_ENDED)  # other code of this process has closed its locks
+
+
+def _in_place(held: Held, request: Request) -> Request:
+    """Return the request by name, where it is for the devices that are held, in another way.
+
+    Whoever holds a part and asks for a larger one means more of the same device. A guest whose
+    holder has gone means what it has.
+    """
+    is_part = None not in (held.part_mib, request.part_mib)
+    is_left = held.guest is not None and joining.is_left(held)
+    devices = policy.kept(held.devices, request) if is_part or is_left else None
+    if not devices or request.devices:
+        return request
+    return request._replace(devices=tuple(d.number for d in devices), count=None)
+
+
+def _begin(session: Session, request: Request) -> list[Notice]:
+    """Do what comes before a reservation, features too; returns what to tell of it.
+
+    A feature that is new is imported here, so that nobody waits for that under the mutex.
+    Raises ReserveGPUError where too few descriptors are left for one.
+    """
+    if not session.devices:
+        procfs.require_descriptors()
+    notices = session.renew()
+    features = session.wanted(request.promise)
+    notices += [notice for each in features for notice in each.begins()]
+    return notices + refresh.refresh(session) if session.held else notices
+
+
+def _wait(
+    session: Session, asking: Asking, denied: Denied, deadline: Deadline
+) -> tuple[Granted | Denied, list[Notice]]:
+    """Wait in the queue, if that makes sense; attempt it again whenever something has come free.
+
+    Without a deadline, wait for the few seconds in which waiters may take a free device first.
+
+    Returns:
+        The outcome of the last attempt, and notices about changes during the wait.
+    """
+    candidates = [row.device for row in denied.rows]
+
+    def try_again(place: Place) -> Granted | Denied:
+        # Meanwhile the rules may have changed, and the lease of what is held may have ended.
+        held = session.now.locks_in(asking.locks.path)
+        now = asking._replace(held=held, part_mib=session.now.part_mib, rules=rules())
+        limit_s = RETRY_MUTEX_LIMIT_S if deadline.waits else MUTEX_LIMIT_S
+        return attempt(now, session.hold, place, limit_s, candidates)
+
+    if not deadline.waits:
+        if not policy.is_only_awaited(denied.rows, asking.request):
+            return denied, []
+        try:
+            with session.waiting():
+                return wait.wait_for_offers(asking, try_again, session.between), []
+        except BaseException:
+            session.go_without()  # as after any other wait that ends early
+            raise
+    if not policy.may_come_free(denied.rows, asking.request) or _is_above(session, asking, denied):
+        return denied, []
+    began, start, how = time.time(), time.monotonic(), End.GAVE_UP
+    try:
+        with session.waiting():
+            outcome = wait.wait_in_queue(asking, denied, deadline, try_again, session.between)
+        if isinstance(outcome, Granted):
+            how = End.GRANTED
+    finally:
+        waited = feature.Wait(deadline.asks, began, time.monotonic() - start, how)
+        for each in session.features:
+            each.waited(waited)
+    return outcome, refresh.refresh(session)  # GPUs may have come or gone during the wait
+
+
+def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Failure:
+    """Return why nothing was taken. Unless the request is wrong, no GPU is visible from now on."""
+    request, visible = asking.request, asking.inherited[cuda_environment.VISIBLE]
+    if visible is not None and not denied.rows:
+        return Failure(notice.HidesAll(request, visible, asking.gpus.count(), session.devices))
+    if policy.is_impossible(denied.rows, request):
+        return Failure(notice.Impossible(request, denied.rows, visible))
+    is_above = _is_above(session, asking, denied)
+    if not is_above:
+        session.go_without()  # first: what follows may take long, and be interrupted
+    rows = snapshot.explained(asking.gpus, denied.rows, asking.idle_mib)
+    if is_above:
+        environ = {name: asking.inherited[name] for name in cuda_environment.CUDA}
+        return Failure(notice.ReservedAbove(rows, environ))
+    has_waited = deadline.waits and policy.may_come_free(rows, request)
+    return Failure(
+        notice.Refused(
+            request,
+            rows,
+            kept=session.devices,
+            limit=visible,
+            waited_s=deadline.limit_s if has_waited else None,
+            user=procfs.user_of(os.getpid()),
+            problems=asking.rules.problems if asking.rules else (),
+            free=_free_others(asking, rows) if request.devices else (),
+            siblings=_siblings(rows),
+            ahead=[t for t in denied.ahead if any(map(t.could_use, policy.wanted(rows)))],
+        )
+    )
+
+
+def _siblings(rows: Sequence[Row]) -> set[int]:
+    """Return the holders that the same process has started as this one, with the same command.
+
+    Such are ranks of MPI, and Dask's workers: their names differ by a number. Two kernels of one
+    server have nothing to do with each other.
+    """
+    parent = os.getppid()
+    if kernels_file() or parent == 1:  # which takes over orphans
+        return set()
+    own, holders = _unnumbered(record.myself()), [each for row in rows for each in row.holders]
+    alike = {each.listed_pid or 0 for each in holders if _unnumbered(each.record.who) == own}
+    return {pid for pid in alike - {os.getpid()} if procfs.lineage(pid)[1:2] == [parent]}
+
+
+def _unnumbered(who: Who) -> str:
+    return re.sub(r"[0-9]+", "", who.command or "")
+
+
+def _free_others(asking: Asking, rows: Sequence[Row]) -> list[Row]:
+    """Return what is free in place of the named devices; rows: of these, and why they can't be had.
+
+    Nothing if an inherited limit or a rule keeps others from this process, or CUDA has started.
+    """
+    request = asking.request
+    is_limited = asking.inherited[cuda_environment.VISIBLE] is not None or asking.is_taking_back
+    if is_limited or any(row.state is State.LIMITED for row in rows):
+        return []
+    look = snapshot.look(asking.gpus, idle_mib=asking.idle_mib, ruled=asking.rules)
+    return [
+        row
+        for row in look.rows
+        if row.state is State.FREE
+        and not row.awaited_by
+        and not policy.unfit(row.device, request, asking.driver)
+    ]
+
+
+def _is_above(session: Session, asking: Asking, denied: Denied) -> bool:
+    """Tell whether an ancestor has reserved all that this process may use."""
+    if session.devices or not asking.inherited[cuda_environment.VISIBLE]:
+        return False
+    return policy.is_above(denied.rows, procfs.ancestors())
+
+
+def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Request:
+    """Return the request by the names of the devices that CUDA sees. Raises Failure.
+
+    CUDA has started, so nothing else can be reserved; but this process may have released these.
+    """
+    everything = [device for device in gpus.walk() if isinstance(device, Device)]
+    by_uuid = {names.bare_uuid(device.uuid): device for device in everything}
+    visible = [by_uuid[uuid] for uuid in cuda_environment.cuda_uuids() if uuid in by_uuid]
+    if narrowed := policy.reclaim(request, visible):
+        return narrowed
+    # Who never reserved anything sees all GPUs: to reserve them all is no advice to give.
+    is_limited = len(visible) < len(everything) or len(everything) == 1
+    held = {device.uuid for device in session.devices}
+    is_held = all(device.uuid in held for device in visible)
+    raise Failure(notice.TooLate(session.devices, visible if is_limited and not is_held else ()))
+
+
+def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
+    """Return what is to be said against the devices that were taken."""
+    rows = [_caution(asking, locked) for locked in granted.locked if not locked.row.is_mine]
+    cautions: list[Notice] = [
+        notice.Caution(row, asking.request)
+        for row in rows
+        if row.use_state is not State.IDLE or (row.usage and row.usage.awaits_reset)
+    ]
+    path = asking.locks.path
+    if containers.is_any_private(preferred_paths(path)):
+        cautions.append(notice.Private(path, containers.how_to_bind(path)))
+    return cautions
+
+
+def _caution(asking: Asking, locked: Locked) -> Row:
+    """Return what others do on the device; of what this process has there nobody is warned.
+
+    Nor of what those do who share it by parts: that was counted.
+    """
+    row, is_part = locked.row, asking.request.part_mib is not None
+    if row.usage is None or (row.use_state is State.IDLE and not row.holders):
+        return row
+    known = (Holder(listed_pid=os.getpid()), *row.holders)
+    on_it = snapshot.identified(asking.gpus, asking.gpus.processes(locked.device), known)
+    # In a container whose they are can't be seen: a sharer's, perhaps.
+    strange = (False,) if is_part else (False, None)
+    others = tuple(process for process in on_it if process.has_reserved in strange)
+    is_all_seen = len(on_it) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
+    is_own = not others and (is_part or is_all_seen)
+    use = State.IDLE if is_own else State.BUSY if is_part else row.use_state
+    return row._replace(use_state=use, processes=others)

@@ -1,0 +1,129 @@
+"""The CUDA variables of what this process holds, and the caps of a part: set, looked at, mended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reserve_gpu.gpus import cuda_environment, names
+from reserve_gpu.system.executor import Late
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu.model import notices as notice
+    from reserve_gpu.model.notices import Notice
+    from reserve_gpu.model.requests import Variables
+    from reserve_gpu.reservation import memory_caps
+    from reserve_gpu.reservation.holding import Answered, Held
+else:
+    notice = Late("model.notices")
+    memory_caps = Late("reservation.memory_caps")  # which only parts need
+
+DECIDING = (cuda_environment.VISIBLE, cuda_environment.ORDER)  # what CUDA sees
+
+
+class OurVariables:
+    """What this process has done to the variables.
+
+    changes: all of it, so that it can be undone.
+    notices: what there is to tell of the caps that keep frameworks within a part.
+    """
+
+    def __init__(self) -> None:
+        self.changes = cuda_environment.Changes()
+        self.notices: list[Notice] = []
+        self._told: notice.Changed | None = None
+
+    @property
+    def are_hidden(self) -> bool:
+        """Tell whether no device is visible, by our own doing."""
+        return self.changes.written.get(cuda_environment.VISIBLE) == ""
+
+    def inherited(self) -> dict[str, str | None]:
+        """Return the variables without our changes, nor the refusal of a process above this one."""
+        return cuda_environment.before_hiding(self.changes.inherited())
+
+    def set(self, values: Variables) -> None:
+        """Set these, and give all others that were set the values from before."""
+        self.changes = self.changes.to(values)
+
+    def hide(self) -> None:
+        """Let whatever starts from now on see no device, and know that we set it so."""
+        self.set(cuda_environment.hiding(self.changes.inherited()))
+
+    def set_for(self, held: Held) -> dict[str, str]:
+        """Set those of what is held; returns them."""
+        inherited = self.inherited()
+        before = cuda_environment.inherited_caps(inherited)
+        limits, self.notices = _caps(held, inherited | before)
+        values = cuda_environment.variables(held.devices, held.part_mib) | limits
+        self.set({cuda_environment.HIDDEN: None} | before | values)
+        return set_only(values)
+
+    def mend(self, held: Held, reservation: Answered) -> list[Notice]:
+        """Set again what other code has changed, or has taken away; returns what to tell."""
+        notices: list[Notice] = []
+        if changed := _changed(reservation, cuda_environment.CUDA):
+            cuda_environment.write(
+                {name: reservation.environ.get(name) for name in cuda_environment.CUDA}
+            )
+            notices.append(changed._replace(is_mended=True))
+        return notices if held.part_mib is None else notices + self._mend_caps(held, reservation)
+
+    def _mend_caps(self, held: Held, reservation: Answered) -> list[Notice]:
+        """Set the caps again that are gone; one that somebody has changed is theirs from now on.
+
+        What is said to be set is what frameworks find.
+        """
+        inherited = self.inherited()
+        limits, notices = _caps(held, inherited | cuda_environment.inherited_caps(inherited))
+        said = {name: v for name, v in reservation.environ.items() if name in cuda_environment.CAPS}
+        if set_only(limits) == said and cuda_environment.read(limits) == limits:
+            return []
+        values = {name: reservation.environ.get(name) for name in cuda_environment.CUDA} | limits
+        self.set({cuda_environment.HIDDEN: None} | values)
+        reservation.environ = set_only(values)
+        return notices
+
+    def are_as_set(self, reservation: Answered | None) -> bool:
+        """Tell whether what decides what CUDA sees is as it was set, and was before."""
+        if reservation is None or self.are_hidden or self._told:
+            return False
+        values = cuda_environment.read(DECIDING)
+        return all(value == reservation.environ.get(name) for name, value in values.items())
+
+    def changed_in_cell(self, reservation: Answered) -> list[Notice]:
+        """Return what a cell has made of the variables that decide what CUDA sees, once."""
+        if self.are_hidden:
+            return []
+        change = _changed(reservation, DECIDING)
+        is_news, self._told = change != self._told, change
+        return [change] if change and is_news else []
+
+
+def set_only(values: Variables) -> dict[str, str]:
+    """Return those that are set, for people; not what only processes below read."""
+    return {n: v for n, v in values.items() if v is not None and n not in cuda_environment.OWN}
+
+
+def _changed(reservation: Answered, variables: Sequence[str]) -> notice.Changed | None:
+    """Return what other code has made of these variables, None if they are as they were set."""
+    now = cuda_environment.read(variables)
+    values = {n: value for n, value in now.items() if value != reservation.environ.get(n)}
+    if not values:
+        return None
+    seen = {*cuda_environment.cuda_uuids()}
+    is_held = seen == {names.bare_uuid(device.uuid) for device in reservation.devices}
+    is_late = cuda_environment.cuda_started() and not is_held
+    return notice.Changed(values, reservation.devices, is_late, is_mended=False)
+
+
+def _caps(held: Held, inherited: Variables) -> tuple[dict[str, str], list[Notice]]:
+    """Return the caps to set for what is held, and what to tell of them."""
+    if held.part_mib is None:
+        return {}, []
+    values = memory_caps.marked(held.devices, held.part_mib, inherited)
+    is_late = cuda_environment.cuda_started()
+    return values, memory_caps.notices(
+        held.devices, held.part_mib, inherited, values, is_late=is_late
+    )

@@ -1,0 +1,134 @@
+"""What a capability adds to what a process holds: the methods by which the core calls it."""
+
+# ruff: noqa: ARG002 - the methods are empty
+
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from reserve_gpu.model.devices import Device, Process
+from reserve_gpu.model.errors import ReserveGPUError
+from reserve_gpu.model.requests import End, Fact, Lease
+from reserve_gpu.reservation.holding import Change, Held
+from reserve_gpu.system.executor import T
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from reserve_gpu.model.notices import Notice
+    from reserve_gpu.system.executor import Ts
+
+
+class UseLook(NamedTuple):
+    """A look whether this process, and what it has started, use what is held.
+
+    now: when it was, in seconds since the epoch. at: the same by time.monotonic().
+    """
+
+    now: float
+    at: float
+    is_used: bool
+
+
+class Owner(Protocol):
+    """The session, as features may use it: `held` and `run` on any thread, all else on its own.
+
+    last_look: the last one that a feature has made, for others that need one.
+    """
+
+    last_look: UseLook | None
+
+    @property
+    def held(self) -> Held | None:
+        """Return what is held now."""
+
+    def run(self, function: "Callable[[Unpack[Ts]], T]", *arguments: "Unpack[Ts]") -> T:
+        """Call the function on the session's thread."""
+
+    def run_within(
+        self, limit_s: float, function: "Callable[[Unpack[Ts]], object]", *arguments: "Unpack[Ts]"
+    ) -> None:
+        """Call the function there, and wait for its end for so long at most."""
+
+    def become(self, held: Held, *, renew_lease: bool = False) -> None:
+        """Hold that from now on."""
+
+    def hide(self) -> None:
+        """Let what starts from now on see no device; what is held stays held."""
+
+    def let_go(self, how: End = End.OVER) -> None:
+        """Release what is held, so that this process sees no device any more."""
+
+    def wake(self) -> None:
+        """Have the steps that are due looked at now."""
+
+
+class Leaving(Enum):
+    """What comes after this program, or this process."""
+
+    COMMAND = auto()  # a program that knows nothing of this package, by exec
+    KERNEL = auto()  # a kernel, which loads this package, by exec
+    RESTART = auto()  # the next kernel, as this one restarts
+
+
+class Wait(NamedTuple):
+    """A wait in the queue that is over. asks: for what. began: in seconds since the epoch."""
+
+    asks: str
+    began: float
+    waited_s: float
+    how: End
+
+
+class Feature:
+    """What a capability adds; a session makes one when it is wanted first.
+
+    Called on the session's thread, unless it says otherwise.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+
+    def begins(self) -> "list[Notice]":
+        """Do what comes before a reservation; returns what to tell of it."""
+        return []
+
+    def limited(self, lease: Lease) -> Lease:
+        """Return until when it can be held at most; perhaps under the mutex, so without a wait."""
+        return lease
+
+    def changed(self, change: Change) -> None:
+        """Take in what has become of what was held; perhaps under the mutex, so without a wait."""
+
+    def waited(self, wait: Wait) -> None:
+        """Take in how a wait in the queue has ended."""
+
+    def step(self) -> float | None:
+        """Do what is due, between two calls; returns the seconds until the next step."""
+        return None
+
+    def show(self) -> None:
+        """Show in a cell that has reserved how that stands; on the thread of the cell."""
+
+    def cell_begins(self) -> list[str]:
+        """Return warnings before a cell; on the thread of the cell."""
+        return []
+
+    def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
+        """Return warnings after a cell, in which something is held; on the thread of the cell.
+
+        look: returns what is on each device that is held, where whose it is can be seen.
+        """
+        return []
+
+    def released(self) -> str:
+        """Return what to tell who has released what was held; on their thread."""
+        return ""
+
+    def explained(self, error: ReserveGPUError) -> ReserveGPUError:
+        """Return the error of a reservation, or one that says more; on the thread of the caller."""
+        return error
+
+    def leaves(self, how: Leaving) -> Mapping[str, Fact]:
+        """Leave what is held to what comes next; returns facts for this feature there."""
+        return {}

@@ -1,0 +1,228 @@
+"""What this process holds, as a value: the locks, and the calls that were answered with them."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu.allocation import policy
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.holders import without_guests
+from reserve_gpu.locks.lock import Lock
+from reserve_gpu.model.clocks import Instant
+from reserve_gpu.model.devices import Device
+from reserve_gpu.model.errors import Failure
+from reserve_gpu.model.holders import Holder
+from reserve_gpu.model.requests import End, Fact, Lease, Promise, Request
+from reserve_gpu.system import procfs
+from reserve_gpu.system.executor import Late
+
+if TYPE_CHECKING:
+    from reserve_gpu.model import notices as notice
+else:
+    notice = Late("model.notices")  # which only a lost lock needs
+
+
+class Guest(NamedTuple):
+    """What makes a reservation a guest's.
+
+    of: since when the holder that was joined has each of the devices.
+    name: what that holder is, in a word.
+    """
+
+    of: tuple[float, ...]
+    name: str | None = None
+
+
+class Answered:
+    """What callers were answered with: the values of a `session.Reservation`."""
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        environ: Mapping[str, str],
+        memory_mib: float | None = None,
+    ) -> None:
+        self.devices = tuple(devices)
+        self.environ = dict(environ)
+        self.memory_mib = memory_mib
+
+
+class Held(NamedTuple):
+    """Devices that are held.
+
+    locks: by UUID. promise: what others may count on.
+    overdue: since when it should have ended, where it has not.
+    kept_until: for how long it is kept for the restart of this kernel, which ends now.
+    guest: of one that has joined the reservation of another process of this user.
+    facts: what features have left to themselves in the program before this one.
+    is_back: it was kept over the restart, and not asked for by size.
+    reservation: what callers were answered with.
+    answers: how many calls of reserve() were answered with it outside of a `with` block.
+    inside: the threads that are in a `with` block of it, once for each block.
+    """
+
+    devices: tuple[Device, ...]
+    locks: Mapping[str, Lock]
+    promise: Promise = Promise()
+    overdue: float | None = None
+    reservation: Answered | None = None
+    answers: int = 1
+    inside: tuple[int, ...] = ()
+    kept_until: float | None = None
+    guest: Guest | None = None
+    facts: Mapping[str, Fact] = {}
+    is_back: bool = False
+
+    @property
+    def part_mib(self) -> float | None:
+        """Return the part of each that was promised, None for all of it."""
+        return self.promise.part_mib
+
+    @property
+    def lease(self) -> Lease:
+        """Return until when it is held."""
+        return self.promise.lease
+
+    def locks_in(self, directory: str) -> dict[str, Lock]:
+        """Return the locks, by UUID, that others respect who use that directory."""
+        locks = self.locks.items()
+        return {uuid: lock for uuid, lock in locks if os.path.dirname(lock.path) == directory}
+
+    @property
+    def since(self) -> Instant:
+        """Return the time at which the first of the devices was reserved."""
+        return min((lock.taken for lock in self.locks.values()), key=lambda taken: taken.boot)
+
+    def since_of(self, request: Request) -> Instant | None:
+        """Return when what is asked for was reserved, if it is held, or a part of it."""
+        is_other = (self.part_mib is None) is not (request.part_mib is None)
+        if is_other or not policy.kept(self.devices, request):
+            return None
+        return self.since
+
+    def as_held(self, request: Request) -> Request:
+        """Return a request that names no device and no size as one for what is held.
+
+        An end or a note alone is for what the process has. So is a bare request of a kernel that
+        got back a part after its restart, and of a guest. Any other bare request is for a whole
+        device.
+        """
+        wishes = request.promise._replace(size=None)
+        is_unspecific = request == Request(promise=wishes)
+        if not (is_unspecific and (self.is_back or self.guest or wishes != Promise())):
+            return request
+        return request._replace(promise=request.promise._replace(size=self.promise.size))
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether the last `with` block has ended, and nobody outside of one counts on it."""
+        return not self.inside and not self.answers
+
+    @property
+    def is_intact(self) -> bool:
+        """Tell whether this process still has all the locks, which other code may have closed."""
+        return all(lock.held() for lock in self.locks.values())
+
+    def is_another_part_of(self, other: "Held") -> bool:
+        """Tell whether both are parts of the same devices."""
+        return None not in (self.part_mib, other.part_mib) and self.devices == other.devices
+
+    def on(self, devices: Sequence[Device]) -> "Held":
+        """Return a copy that holds only these devices.
+
+        Args:
+            devices: Some of the held ones, by their UUIDs, as the driver describes them now.
+        """
+        guest = self.guest
+        if guest:
+            since = dict(zip((device.uuid for device in self.devices), guest.of, strict=True))
+            guest = guest._replace(of=tuple(since[device.uuid] for device in devices))
+        locks = {device.uuid: self.locks[device.uuid] for device in devices}
+        return self._replace(devices=tuple(devices), locks=locks, guest=guest)
+
+    def has_same_shape(self, other: "Held") -> bool:
+        """Tell whether both set the same variables, and belong to the same reservation."""
+        mine, others = ((h.devices, h.part_mib, h.reservation) for h in (self, other))
+        return mine == others
+
+    def with_locks(self, locks: Iterable[Lock | None]) -> "Held | None":
+        """Return what is held with these locks, in the order of the devices.
+
+        None where one can't be had: the others are released then.
+        """
+        own: list[Lock] = []
+        for lock in locks:
+            if lock is None:
+                for each in own:
+                    each.release()
+                return None
+            own.append(lock)
+        uuids = (device.uuid for device in self.devices)
+        return self._replace(locks=dict(zip(uuids, own, strict=True)))
+
+    def unprotected(self) -> list[Device]:
+        """Return the devices whose locks don't keep others off any more."""
+        return [device for device in self.devices if not self.locks[device.uuid].stands()]
+
+    def relocked(
+        self, device: Device, directory: LockDirectory
+    ) -> "tuple[Held, notice.LockedAnew]":
+        """Lock the device anew; returns what is held then, and what to tell of it. Under the mutex.
+
+        Raises Failure if others have the device now, or so much of it that the part has no room.
+        """
+        old = self.locks[device.uuid]
+        new: Lock | Holder
+        if self.guest:
+            new = directory.acquire_guests(device.uuid, old.taken)
+        else:
+            new = directory.lock_device(
+                device.uuid, share=self.part_mib is not None, taken=old.taken
+            )
+        path = old.path if old.held() else None
+        if not isinstance(new, Lock):
+            raise Failure(notice.Lost(device, path, [procfs.with_user(new)]))
+        sharers = without_guests(directory.sharers_of(device.uuid, [new.name]), [old.since])
+        if not self._has_room(device, sharers):
+            new.release()
+            raise Failure(notice.Lost(device, path, list(map(procfs.with_user, sharers))))
+        held = self._replace(locks={**self.locks, device.uuid: new})
+        return held, notice.LockedAnew(device, path)
+
+    def _has_room(self, device: Device, sharers: Sequence[Holder]) -> bool:
+        """Tell whether the part of it fits beside the parts of those who share the device."""
+        if self.guest or self.part_mib is None or device.usable_mib is None:
+            return True
+        promised_mib = sum(sharer.part_mib or 0.0 for sharer in sharers)
+        return promised_mib + self.part_mib <= device.usable_mib
+
+    def answered(self, thread: int) -> "Held":
+        """Count one more call of reserve(), unless it is inside of a `with` block."""
+        return self if thread in self.inside else self._replace(answers=self.answers + 1)
+
+    def entered(self, thread: int) -> "Held":
+        """Count the start of a `with` block in place of the call that it began with."""
+        return self._replace(inside=(*self.inside, thread), answers=max(0, self.answers - 1))
+
+    def left(self, thread: int) -> "Held":
+        """Count the end of a `with` block, which another thread may have begun."""
+        inside = list(self.inside)
+        inside.remove(thread if thread in inside else inside[-1])
+        return self._replace(inside=tuple(inside))
+
+
+NOTHING = Held((), {})
+
+
+class Change(NamedTuple):
+    """What has become of what was held: what is held now, how the other has ended, and when.
+
+    now: in seconds since the epoch. at: the same by time.monotonic(). renew_lease: it begins anew.
+    """
+
+    before: Held | None
+    held: Held | None
+    how: End
+    now: float
+    at: float
+    renew_lease: bool

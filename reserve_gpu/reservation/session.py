@@ -1,0 +1,474 @@
+"""What this process holds, and what that has changed in its environment: the one place for both.
+
+A process has one session. Whatever changes it runs on the session's own thread, as
+system/executor.py explains, so no signal handler sees or leaves a half-made change. A forked child
+starts with an empty session, because its parent's locks are closed in it. The program that a
+process becomes by exec takes over what was left to it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, cast
+
+from reserve_gpu.allocation import policy
+from reserve_gpu.gpus import cuda_environment, names
+from reserve_gpu.locks.directory import BRIEF_LIMIT_S, MUTEX_LIMIT_S, LockDirectory
+from reserve_gpu.locks.record import myself
+from reserve_gpu.model.errors import Failure, LockError, NoThreadError, RequestError
+from reserve_gpu.model.holders import Record
+from reserve_gpu.model.requests import NO_LEASE, End, Lease, Promise, Request
+from reserve_gpu.reservation.environment_changes import OurVariables, set_only
+from reserve_gpu.reservation.feature_registry import FEATURES
+from reserve_gpu.reservation.holding import NOTHING, Answered, Change, Held
+from reserve_gpu.system import executor, process_identity, procfs
+from reserve_gpu.system.cells import cells
+from reserve_gpu.system.executor import Executor, Late
+from reserve_gpu.system.forks import no_fork
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typing_extensions import Self
+
+    from reserve_gpu.allocation.outcome import Granted
+    from reserve_gpu.model import notices as notice
+    from reserve_gpu.model.devices import Device
+    from reserve_gpu.model.holders import Reserved
+    from reserve_gpu.model.notices import Notice
+    from reserve_gpu.model.requests import Fact
+    from reserve_gpu.reservation import exec_handover, joining, refresh
+    from reserve_gpu.reservation.feature import Feature, Leaving, UseLook
+else:  # what a bare reservation does not need
+    exec_handover, joining = Late("reservation.exec_handover"), Late("reservation.joining")
+    refresh = Late("reservation.refresh")
+    notice = Late("model.notices")
+
+SIGN_S = 5.0  # for so long cells need not look at the record, which others may write
+
+
+class Reservation(Answered):
+    """Devices that this process holds; a context manager that releases them at the end.
+
+    devices: in the order in which CUDA numbers them in this process.
+    environ: the variables that were set for them.
+    memory_mib: the part of each that this process may use, None for all of it.
+    """
+
+    @property
+    def note(self) -> str | None:
+        """Return what others read beside the devices."""
+        return session().promise_of(self).note
+
+    @property
+    def lease(self) -> Lease:
+        """Return until when it lasts, as long as it does."""
+        return session().promise_of(self).lease.at(procfs.now())
+
+    def release(self) -> None:
+        """Release the devices and give the variables the values that they had before."""
+        session().run_in_any_case(session().release, self)
+
+    def __enter__(self) -> Self:
+        session().run(session().enter, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        session().run_in_any_case(session().leave, self)
+
+    def __repr__(self) -> str:
+        return f"<Reservation of {' and '.join(device.label for device in self.devices)}>"
+
+    def __str__(self) -> str:
+        lines = [f"Reserving {device.label}: {names.described(device)}" for device in self.devices]
+        values = [f"{name} = {value!r}" for name, value in sorted(self.environ.items())]
+        return "\n".join([*lines, *values])
+
+
+class Session(Executor):
+    """What this process holds.
+
+    Properties may be read on any thread. Whatever changes something is called through `run`.
+
+    variables: what it has done to its environment.
+    reason: why the program before this one, in the same process, has left it no device.
+    is_waiting: a call waits in the queue for a device.
+    last_look: the last one of a feature whether what is held is used.
+    unsigned: Devices whose lock files could not be written, with their directory and the reason.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(self._step)
+        self.variables = OurVariables()
+        self.reason: str | None = None
+        self.is_waiting = False
+        self.last_look: UseLook | None = None
+        self._held: Held | None = None
+        self._features: dict[str, Feature] = {}  # by name; those that were wanted so far
+        self._signed: tuple[str | None, float] = (None, 0.0)  # as which notebook, and until when
+        self.unsigned: list[tuple[Device, str, str]] = []
+        self._addresses: tuple[str, ...] | None = None  # PCI addresses at the last comparison
+        self._has_adopted = False
+        cuda_environment.remember_over_fork()
+
+    @property
+    def is_nested(self) -> bool:
+        """Tell whether a signal handler has come in the midst of a call, or as a cell begins."""
+        return super().is_nested or executor.is_mine(cells().quiet)
+
+    @property
+    def features(self) -> list[Feature]:
+        """Return the features that were wanted so far, in their order."""
+        return [self._features[row.name] for row in FEATURES if row.name in self._features]
+
+    def wanted(self, promise: Promise) -> list[Feature]:
+        """Return the features for such a promise, and those from before; new ones are made."""
+        for row in FEATURES:
+            if row.name not in self._features and row.is_wanted(promise):
+                self._features[row.name] = row.load()(self)
+        return self.features
+
+    def _step(self) -> float | None:
+        pauses = [feature.step() for feature in self.features]
+        return min((pause_s for pause_s in pauses if pause_s is not None), default=None)
+
+    # -- what is held ------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> Held | None:
+        """Return what is held; None where its locks were lost."""
+        held = self._held
+        return held if held and held.is_intact else None
+
+    @property
+    def now(self) -> Held:
+        """Return what is held; a value without devices where that is nothing."""
+        return self.held or NOTHING
+
+    @property
+    def reservation(self) -> Reservation | None:
+        """Return the reservation of what is held."""
+        return cast("Reservation | None", self.now.reservation)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Return the devices that are held."""
+        return self.now.devices
+
+    def promise_of(self, reservation: Reservation) -> Promise:
+        """Return what a reservation promises, as long as it is held."""
+        held = self._held
+        return held.promise if held and held.reservation is reservation else Promise()
+
+    # -- changes of what is held -------------------------------------------------------------------
+
+    def met_by(self, request: Request) -> list[Notice] | None:
+        """Answer a request with what is held already; returns what to say, None if it won't do.
+
+        Where less is asked for than is held, release the rest, as long as CUDA has not started.
+        """
+        held = self.held
+        if held and held.guest and joining.is_left(held):
+            held = None  # it reserves anew
+        is_more = request.promise.lease.has_end  # joining gives no time
+        if held and held.guest and (is_more or not _is_met(held, request)):
+            raise Failure(notice.IsGuest(held.devices, held.guest.name))
+        devices = held and policy.kept(held.devices, request)
+        if not (held and devices):
+            return None
+        request = request.on(devices)
+        if not policy.is_enough(held.part_mib, request.part_mib):
+            return None
+        rest = [device for device in held.devices if device not in devices]
+        is_same = tuple(devices) == held.devices
+        is_late = not is_same and cuda_environment.cuda_started()
+        if is_late and not rest:  # another order
+            return None
+        held = self._prolong(held, request.promise.lease).answered(executor.caller())
+        note = held.promise.note if request.promise.note is None else request.promise.note
+        if held.inside and request.part_mib != held.part_mib:
+            return [*self._again(held, note), notice.PART_STAYS]
+        if rest and (is_late or held.inside):
+            return [*self._again(held, note), notice.Stays(rest, is_late)]
+        if is_same and held.part_mib == request.part_mib:
+            return self._again(held, note)
+        locks = {device.uuid: held.locks[device.uuid] for device in devices}
+        now = held._replace(devices=tuple(devices), locks=locks, is_back=False)
+        now = now._replace(promise=now.promise._replace(size=request.promise.size, note=note))
+        is_other = not now.is_another_part_of(held)
+        self.become(now._replace(reservation=None) if is_other else now)
+        return self.variables.notices
+
+    def hold(self, granted: Granted, request: Request) -> None:
+        """Hold what was taken, and nothing else; if that fails, what was held before."""
+        devices = tuple(locked.device for locked in granted.locked)
+        locks = {locked.device.uuid: locked.lock for locked in granted.locked}
+        held = Held(devices, locks, request.promise._replace(lease=granted.lease))
+        before = self.held
+        if before and held.is_another_part_of(before):  # for all who count on it
+            before = before.answered(executor.caller())
+            # A rule gives a lease to what is new; growing is not.
+            new = granted.lease if request.promise.lease.has_end else NO_LEASE
+            promise = before.promise.changed_by(held.promise._replace(lease=new))
+            held = before._replace(locks=locks, promise=promise, overdue=None, is_back=False)
+        previous = self._held
+        try:
+            self.become(held, renew_lease=True, how=End.CHANGED)
+        except BaseException:  # what was taken is released then
+            self.become(previous)
+            raise
+
+    def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
+        """Release the reservation if it is still this one, None for any; returns its devices."""
+        own = self._held.reservation if self._held else None
+        if reservation not in (None, own):
+            return ()
+        devices = self.devices
+        self.become(None)
+        return devices
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Tell calls of other threads meanwhile that this session waits."""
+        self.is_waiting = True
+        try:
+            yield
+        finally:
+            self.is_waiting = False
+
+    def go_without(self) -> None:
+        """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""
+        if not self.held:
+            self.let_go()
+
+    def let_go(self, how: End = End.OVER) -> None:
+        """Release what is held, so that this process sees no device any more."""
+        self.become(None, is_hidden=True, how=how)
+
+    def hide(self) -> None:
+        """Let what starts from now on see no device; what is held stays held."""
+        self.variables.hide()
+
+    def enter(self, reservation: Reservation) -> None:
+        """Begin a `with` block. Raises RequestError if the reservation has ended."""
+        held = self.held
+        if held is None or held.reservation is not reservation:
+            raise RequestError(notice.HAS_ENDED)
+        self.become(held.entered(executor.caller()))
+
+    def leave(self, reservation: Reservation) -> None:
+        """End a `with` block, and the reservation if nobody else was answered with it."""
+        held = self._held
+        if held is None or held.reservation is not reservation or not held.inside:
+            return
+        held = held.left(executor.caller())
+        self.become(None if held.is_over else held)
+
+    def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[Notice]:
+        """Lock again what others don't respect any more; returns what to say of it.
+
+        Somebody deleted the lock file, and others look at a new one; or other code in this process
+        has closed all descriptors.
+        limit_s: for the mutex. Raises Failure if another process has the device now, LockError.
+        """
+        held = self._held
+        if held is None or not (devices := held.unprotected()):
+            return []
+        notices: list[Notice] = []
+        with LockDirectory() as directory, directory.mutex(limit_s):
+            for device in devices:
+                held, what = held.relocked(device, directory)
+                self.become(held)
+                notices.append(what)
+        return notices
+
+    def begin_cell(self) -> list[Notice]:
+        """Correct the numbers of what is held, if this cell may be the one that starts CUDA.
+
+        Returns notices for the user. Raises NoThreadError.
+        """
+        if self._held is None or self.is_busy or cuda_environment.cuda_started():
+            return []
+        addresses = refresh.pci_addresses()
+        if addresses is not None and addresses == self._addresses:
+            return []
+        self._addresses = addresses
+        notices = self.run(refresh.refresh, self)
+        # A GPU that fails for now is the business of %reserve_gpu.
+        return [each for each in notices if not isinstance(each, notice.Unusable)]
+
+    def end_cell(self) -> list[Notice]:
+        """Let others see that a cell has ended; returns what the person has to know."""
+        held = self._held
+        if held is None or self.is_busy:
+            return []
+        notebook, sign_at = self._signed
+        is_signed = notebook == process_identity.notebook() and time.monotonic() < sign_at
+        are_set = is_signed and self.variables.are_as_set(held.reservation)
+        if are_set and not held.guest and not held.unprotected():
+            for lock in held.locks.values():
+                lock.stamp()
+            return []
+        with suppress(NoThreadError):  # later is soon enough
+            return self.run(self._end_cell)
+        return []
+
+    def _end_cell(self) -> list[Notice]:
+        notices: list[Notice] = []
+        try:
+            notices = self.renew(BRIEF_LIMIT_S)
+            held = self.held
+            if held and held.guest and joining.is_left(held):
+                notices.append(notice.LeftAlone(held.devices, held.guest.name))
+        except (LockError, Failure) as error:
+            notices = [error.reason if isinstance(error, Failure) else str(error)]
+        if self._held:
+            if reservation := self._held.reservation:
+                notices += self.variables.changed_in_cell(reservation)
+            self.become(self._held)  # VS Code names the notebook only after the kernel has started
+            for lock in self._held.locks.values():
+                lock.stamp()
+        return notices
+
+    def become(
+        self,
+        held: Held | None,
+        *,
+        is_hidden: bool = False,
+        renew_lease: bool = False,
+        is_adopted: bool = False,
+        how: End = End.RELEASED,
+    ) -> None:
+        """Hold that, and nothing else: the only place where what this process holds changes.
+
+        is_hidden: whether no device is shown if none is held; else those from before are.
+        renew_lease: begin it anew. is_adopted: the variables are set already.
+        how: in which way what was held has ended.
+        First the variables change, then the locks that are not kept
+        are released: what this process starts in between finds no GPU that is somebody else's.
+        """
+        # What is imported here, mostly nothing, is so before any change, as it may fail.
+        before, features = self._held, self.features
+        if held:
+            lease = held.lease
+            for feature in self.wanted(held.promise):
+                lease = feature.limited(lease)
+            held = held._replace(promise=held.promise._replace(lease=lease))
+            features = self.wanted(held.promise)
+        with no_fork:
+            is_same = before and held and held.has_same_shape(before)
+            if held is None and is_hidden:
+                self.variables.hide()
+            elif held is None:
+                self.variables.set({})
+            elif not (is_adopted or (is_same and not self.variables.are_hidden)):
+                reservation = held.reservation or Reservation(held.devices, {})
+                reservation.environ = self.variables.set_for(held)
+                reservation.memory_mib = held.part_mib
+                reservation.devices = held.devices  # their numbers may be new
+                held = held._replace(reservation=reservation)
+            self._held = held
+        if held:
+            self._sign(held)
+        change = Change(before, held, how, time.time(), time.monotonic(), renew_lease)
+        for feature in features:
+            feature.changed(change)
+        kept = list(held.locks.values()) if held else []
+        for lock in before.locks.values() if before else ():
+            if lock not in kept:
+                lock.release()
+
+    def _sign(self, held: Held) -> None:
+        """Write into the locks who holds them."""
+        visible = cuda_environment.variables(held.devices)[cuda_environment.VISIBLE]
+        who = myself()
+        self._signed = who.notebook, time.monotonic() + SIGN_S
+        record = Record(
+            who,
+            held.promise,
+            visible=visible,
+            overdue=held.overdue,
+            kept_until=held.kept_until,
+        )
+        joined = held.guest.of if held.guest else [None] * len(held.devices)
+        self.unsigned = []
+        for device, since in zip(held.devices, joined, strict=True):
+            lock = held.locks[device.uuid]
+            own = record._replace(label=device.label, index=device.index, guest_of=since)
+            if reason := lock.write(own):
+                self.unsigned.append((device, os.path.dirname(lock.path), reason))
+
+    # -- the same again ----------------------------------------------------------------------------
+
+    def _prolong(self, held: Held, lease: Lease) -> Held:
+        """Hold what is held by this lease too, if it says anything."""
+        if lease.has_end:
+            lease = held.lease.changed_by(lease.begun(procfs.now()))
+            promise = held.promise._replace(lease=lease)
+            held = held._replace(promise=promise, overdue=None)
+            self.become(held, renew_lease=True)
+        return held
+
+    def _again(self, held: Held, note: str | None) -> list[Notice]:
+        """Answer one more call with what is held; returns what was wrong and is mended."""
+        self.become(held._replace(promise=held.promise._replace(note=note)))
+        if reservation := held.reservation:
+            return self.variables.mend(held, reservation)
+        return []
+
+    # -- a guest -----------------------------------------------------------------------------------
+
+    def join(self, reserved: Reserved) -> None:
+        """Hold, as a guest, what another process of this user has reserved.
+
+        Raises RequestError where that has released it by now, and LockError.
+        """
+        with LockDirectory() as directory, directory.mutex():
+            self.become(joining.joined(reserved, directory), renew_lease=True)
+
+    # -- over exec ---------------------------------------------------------------------------------
+
+    def leave_as(self, how: Leaving) -> dict[str, Fact]:
+        """Let features leave what is held to what comes next; returns their facts for that."""
+        return {name: f for each in self.features for name, f in each.leaves(how).items()}
+
+    def adopt(self) -> None:
+        """Take over, once, what this process held before exec made it this program."""
+        if not self._has_adopted and procfs.held_by() == os.getpid():
+            self.run(self._adopt)
+        self._has_adopted = True
+
+    def _adopt(self) -> None:
+        if self._has_adopted:
+            return
+        self._has_adopted = True
+        given = exec_handover.received()
+        if given is None:
+            return
+        self.reason, self.variables.changes = given.reason, given.changes
+        if (held := given.held).devices:
+            environ = set_only(given.changes.written)
+            reservation = Reservation(held.devices, environ, held.part_mib)
+            held = held._replace(reservation=reservation, facts=given.facts)
+            self.become(held, is_adopted=True)
+
+
+# By process id; an entry of another process is its parent's.
+_sessions: dict[int, Session] = executor.survive_reload("sessions", dict)
+
+
+def session() -> Session:
+    """Return the session of this very process."""
+    pid = os.getpid()
+    own = _sessions.get(pid) or _sessions.setdefault(pid, Session())  # one for all threads
+    own.adopt()
+    return own
+
+
+def _is_met(held: Held, request: Request) -> bool:
+    """Tell whether what is held is just what is asked for."""
+    kept = policy.kept(held.devices, request)
+    part_mib = request.on(held.devices).part_mib
+    return tuple(kept or ()) == held.devices and held.part_mib == part_mib

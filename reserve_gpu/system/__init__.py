@@ -1,0 +1,1 @@
+"""The operating system: processes, threads, containers, kernels of Jupyter, settings."""

@@ -1,0 +1,377 @@
+"""What the status is given out as: coloured text, a page for browsers, metrics for Prometheus."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu.commands.export import html_page, prometheus
+from reserve_gpu.model.devices import Device, State, Usage
+from reserve_gpu.model.holders import Holder, Row
+from reserve_gpu.model.queue import Ticket
+from reserve_gpu.model.requests import Promise, Size
+from reserve_gpu.render.layout import Layout
+from reserve_gpu.render.phrases import STRONG
+from reserve_gpu.render.pictures import Picture
+from reserve_gpu.render.progress import Frame, Terminal
+from reserve_gpu.render.status_view import Status
+from reserve_gpu.render.terminal import is_coloured
+from tests.commandline import CommandLine
+from tests.holders import a_holder, changed
+
+if TYPE_CHECKING:
+    from tests.here import Here
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture
+def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """Run `reserve-gpu` on the machine of this process."""
+    return CommandLine(capsys)
+
+
+class Tty(io.StringIO):
+    """A terminal, as far as Python asks."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+# -- colours ---------------------------------------------------------------------------------------
+
+NO, FORCE, DUMB = {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}, {"TERM": "dumb"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "on_a_terminal", "elsewhere"),
+    [
+        ({}, True, False),
+        (NO, False, False),
+        ({"NO_COLOR": ""}, True, False),
+        ({"NO_COLOR": "0"}, False, False),
+        (FORCE, True, True),
+        ({"FORCE_COLOR": ""}, True, False),
+        ({"FORCE_COLOR": "0"}, True, True),
+        ({**NO, **FORCE}, False, False),
+        (DUMB, False, False),
+        ({**DUMB, **FORCE}, True, True),
+    ],
+)
+def test_who_decides_about_colours(
+    environ: dict[str, str], *, on_a_terminal: bool, elsewhere: bool
+) -> None:
+    """NO_COLOR, FORCE_COLOR and what the output is decide, in this order."""
+    assert is_coloured(environ, is_terminal=True) is on_a_terminal
+    assert is_coloured(environ, is_terminal=False) is elsewhere
+
+
+def test_colours_in_a_pipe(here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe gets colours where they are asked for, and the same words with them and without."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    plain = typed("status").stdout
+    assert "\x1b" not in plain
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    coloured = typed("status").stdout
+    assert "\x1b[" in coloured
+    assert COLOURS.sub("", coloured).splitlines()[1:] == plain.splitlines()[1:]
+
+
+def test_colours_for_a_screen_behind_a_pipe(
+    here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In colours the lines are as wide as `watch` says that its screen is; in a log they are whole.
+
+    https://man7.org/linux/man-pages/man1/watch.1.html
+    """
+    monkeypatch.setenv("COLUMNS", "50")
+    with here.rival(note="a long story " * 10):
+        plain = typed("status").stdout.splitlines()
+        monkeypatch.delenv("NO_COLOR")
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        coloured = COLOURS.sub("", typed("status").stdout).splitlines()
+    assert {len(line) > 50 for line in coloured if "long story" in line} == {False}
+    assert {len(line) > 50 for line in plain if "long story" in line} == {True}
+
+
+@pytest.mark.parametrize(("name", "are_some"), [("NO_COLOR", False), ("NOTHING", True)])
+def test_no_colours_in_a_terminal(
+    here: Here, monkeypatch: pytest.MonkeyPatch, name: str, *, are_some: bool
+) -> None:
+    """With NO_COLOR neither the status nor what is live has colours in a terminal."""
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("TERM", "xterm")
+    live = Tty()
+    Terminal(live).show(Frame(Picture(Layout([(("words", STRONG),)]))))
+    assert ("\x1b[1m" in live.getvalue()) is are_some
+    monkeypatch.setattr(sys, "stdout", Tty())
+    assert ("\x1b[" in reserve_gpu.status().picture().to_text()) is are_some
+
+
+# -- for Prometheus --------------------------------------------------------------------------------
+
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def metrics(text: str) -> Series:
+    """Return the samples, as the Prometheus project's own parser reads them."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: Series = {}
+    for family in text_string_to_metric_families(text):
+        assert re.fullmatch(r"reserve_gpu_[a-z_]+", family.name)
+        assert (family.type, bool(family.documentation)) == ("gauge", True)
+        for sample in family.samples:
+            key = sample.name.removeprefix("reserve_gpu_"), tuple(sorted(sample.labels.items()))
+            assert key not in found, "a series stands there twice"
+            found[key] = sample.value
+    assert found
+    assert re.search("[^\n]\n$", text)  # the collector refuses a file without an end of line
+    return found
+
+
+def values(series: Series, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """Return the values of one metric, by these labels."""
+    return {
+        tuple(dict(key)[label] for label in labels): value
+        for (metric, key), value in series.items()
+        if metric == name
+    }
+
+
+def test_metrics(here: Here, typed: CommandLine) -> None:
+    """Each device has its state and its readings in base units; who has it is a label."""
+    here.write(
+        "gpu\n memory 40960\n used 1024\n utilisation 97\n temperature 71\n power 318\n"
+        " power-limit 400\n name NVIDIA A100\ngpu\n compute 5000001 2048\ngpu"
+    )
+    with here.rival():
+        series = metrics(typed("status", "--format", "prometheus").stdout)
+    status = reserve_gpu.status()
+    me = status.rows[0].device
+    assert isinstance(me, Device)
+    assert {dict(key)["hostname"] for _, key in series} == {status.host}
+    about = values(series, "info", "index", "uuid", "gpu_uuid", "devicename")
+    assert about["0", me.uuid, me.uuid, "NVIDIA A100"] == 1
+    assert values(series, "free", "index") == {("0",): 0, ("1",): 0, ("2",): 1}
+    assert values(series, "broken", "index") == {("0",): 0, ("1",): 0, ("2",): 0}
+    assert values(series, "used_without_reservation", "index")["1",] == 1
+    (user,) = {user for _, user in values(series, "idle_seconds", "index", "username")}
+    reserved = values(series, "reserved", "index", "username")
+    assert reserved == {("0", user): 1, ("1", ""): 0, ("2", ""): 0}
+    assert values(series, "waiting", "username") == {("",): 0}
+    assert values(series, "memory_used_bytes", "index")["0",] == 1 << 30
+    assert values(series, "memory_total_bytes", "index")["0",] == 40 << 30
+    assert values(series, "utilization_ratio", "index")["0",] == 0.97
+    assert values(series, "temperature_celsius", "index")["0",] == 71
+    assert values(series, "power_usage_watts", "index")["0",] == 318
+    assert values(series, "power_limit_watts", "index")["0",] == 400
+
+
+def test_metrics_of_instances(here: Here) -> None:
+    """An instance has metrics of its own; what the GPU measures is there once, as the GPU's."""
+    here.write("gpu\n mig on\n power 90\n instance 0\n instance 1\nfail nvmlDeviceGetUUID 0:1 15")
+    series = metrics(prometheus.text(reserve_gpu.status()))
+    ((_, gpu),) = values(series, "info", "index", "gpu_uuid").keys() - {("0:1", "")}
+    assert values(series, "power_usage_watts", "index", "uuid") == {("0", gpu): 90}
+    assert values(series, "free", "index") == {("0:0",): 1, ("0:1",): 0}
+
+
+def test_metrics_of_parts(here: Here) -> None:
+    """Promises and uses are sums of each user's, what is left is the device's; in bytes."""
+    here.write(f"gpu\n memory 40960\n compute {os.getpid()} 300\ngpu\n memory 40960")
+    with here.rival(part_mib=1024), here.rival(part_mib=3072):
+        series = metrics(prometheus.text(reserve_gpu.status()))
+    ((_, user),) = values(series, "user_memory_promised_bytes", "index", "username")
+    assert values(series, "user_memory_promised_bytes", "index") == {("0",): 4 << 30}
+    assert values(series, "user_memory_used_bytes", "index", "username") == {("0", user): 600 << 20}
+    assert values(series, "memory_promisable_bytes", "index") == {
+        ("0",): 36 << 30,
+        ("1",): 40 << 30,
+    }
+
+
+def test_metrics_of_parts_that_are_not_known(here: Here) -> None:
+    """Of a user of whom one process's use or size is not known there is no sum."""
+    holders = (
+        a_holder(1, "alice", promise=Promise(Size(9.0))),
+        a_holder(2, "alice", used_mib=7.0),
+        a_holder(3, "bob"),
+    )
+    row = Row(Device(0, "GPU-a"), State.RESERVED, Usage(), holders=(*holders, a_holder(4)))
+    row = row._replace(
+        holders=(*row.holders, a_holder(5, "\n}x", promise=Promise(Size(2.0)), used_mib=1.0))
+    )
+    series = metrics(prometheus.text(Status((row,))))
+    for name, mib in (("user_memory_promised_bytes", 2), ("user_memory_used_bytes", 1)):
+        assert values(series, name, "username") == {("\N{REPLACEMENT CHARACTER}}x",): mib << 20}
+    assert values(series, "memory_promisable_bytes", "index") == {}
+
+
+def test_metrics_of_what_is_not_known(here: Here) -> None:
+    """What can't be seen has no sample, least of all one that says that a GPU is free."""
+    here.write("gpu\n temperature none\n utilisation none\ngpu")
+    here.add("fail nvmlDeviceGetMemoryInfo 0 4\nfail nvmlDeviceGetMemoryInfo_v2 0 4")
+    here.add("fail nvmlDeviceGetComputeMode 1 15")
+    here.locks.mkdir(mode=0o755, exist_ok=True)
+    (here.locks / "mutex.lock").mkdir()
+    status = reserve_gpu.status()
+    assert status.problem
+    series = metrics(prometheus.text(status))
+    unknown = "temperature_celsius", "utilization_ratio", "memory_used_bytes"
+    assert [values(series, name, "index").get(("0",)) for name in unknown] == [None] * 3
+    assert not values(series, "reserved", "index")
+    assert not values(series, "waiting", "hostname")
+    assert values(series, "free", "index") == {("1",): 0}
+    assert values(series, "broken", "index") == {("0",): 0, ("1",): 1}
+
+
+NOW = 1_000_000.0
+GPU = Device(0, "GPU-0", name='a "good"\\GPU', memory_mib=1024)
+IDLE = Usage(compute=0, mps=0, used_mib=0)
+ALICE, BOB = a_holder(pid=1, user="alice", since=NOW - 500), a_holder(pid=2, user="bob")
+
+
+def status_of(*rows: Row, waiting: tuple[Ticket, ...] = (), host: str = "box") -> Status:
+    return Status(rows, waiting, None, NOW, host)
+
+
+def test_metrics_of_several_who_share() -> None:
+    """Processes of one user are counted, and who else shares a GPU has a sample too."""
+    row = Row(GPU, State.RESERVED, IDLE, holders=(ALICE, changed(ALICE, pid=3), BOB))
+    waiting = (Ticket(1, "a", None, ALICE), Ticket(2, "b", None, ALICE), Ticket(3, "c", None, BOB))
+    series = metrics(prometheus.text(status_of(row, waiting=waiting)))
+    assert values(series, "reserved", "username") == {("alice",): 2, ("bob",): 1}
+    assert values(series, "waiting", "username") == {("alice",): 2, ("bob",): 1}
+
+
+@pytest.mark.parametrize(
+    ("is_unused", "holder", "seconds"),
+    [
+        (True, ALICE, 500),
+        (True, ALICE._replace(last_cell=NOW - 60), 60),
+        (False, ALICE, 0),
+        (None, ALICE, None),
+        (True, changed(ALICE, since=None), None),
+    ],
+)
+def test_idle_seconds(*, is_unused: bool | None, holder: Holder, seconds: float | None) -> None:
+    """A GPU is idle since its holder's last cell, or since it was reserved, as far as is known."""
+    row = Row(GPU, State.RESERVED, IDLE, holders=(holder,), is_unused=is_unused)
+    series = metrics(prometheus.text(status_of(row)))
+    expected = {} if seconds is None else {("alice",): seconds}
+    assert values(series, "idle_seconds", "username") == expected
+
+
+HOSTILE = [
+    'a "b" \\',
+    "\\n",
+    'x"} 1\nreserve_gpu_free{index="0"} 1',
+    "{}",
+    "\u202e\x1b[31m",
+    "ü" * 999,
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_metrics_are_escaped(text: str) -> None:
+    """Whatever a user, a GPU or a host is called, it is one short label and no line of its own."""
+    row = Row(GPU._replace(name=text), State.RESERVED, IDLE, holders=(a_holder(user=text),))
+    series = metrics(prometheus.text(status_of(row, host=text)))
+    ((host, name),) = values(series, "info", "hostname", "devicename")
+    ((user,),) = values(series, "reserved", "username")
+    assert host == name == user == reserve_gpu.model.errors.shown(text)
+    assert len(values(series, "free", "index")) == 1
+
+
+# -- for a browser ---------------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    """What elements a page has, with their attributes, and what its text is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_page(here: Here, typed: CommandLine) -> None:
+    """The page has a title, its encoding and both themes, and stands alone."""
+    with here.rival(note="until Friday"):
+        text = typed("status", "--format", "html").stdout
+    assert text.startswith("<!DOCTYPE html>\n")
+    tags = Tags(text)
+    metas = [attributes for tag, attributes in tags.elements if tag == "meta"]
+    assert {"charset": "utf-8"} in metas
+    assert f"GPUs of {reserve_gpu.status().host}" in tags.text
+    assert "until Friday" in tags.text
+    assert "prefers-color-scheme: dark" in tags.text
+    assert "table" in dict(tags.elements)
+    assert not [
+        name for _, attributes in tags.elements for name in attributes if name in ("src", "href")
+    ]
+
+
+def test_page_is_escaped() -> None:
+    """What others have written becomes no element of the page, and what is long is cut."""
+    hostile = "</title></style><script>alert(1)</script>{reload_s}" + "x" * 5000
+    row = Row(
+        GPU, State.RESERVED, IDLE, holders=(a_holder(user=hostile, promise=Promise(note=hostile)),)
+    )
+    text = html_page.page(status_of(row, host=hostile), "GPUs")
+    assert "script" not in dict(Tags(text).elements)
+    assert "{reload_s}" in text
+    assert len(text) < 10_000
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+def test_json_in_short(here: Here, typed: CommandLine) -> None:
+    """`--json` is `--format json`, and the last one counts."""
+    short, long = (
+        json.loads(typed("status", *w).stdout) for w in (["--json"], ["--format", "json"])
+    )
+    assert {**short, "time": 0} == {**long, "time": 0}
+    assert typed("status", "--json", "--format", "text").stdout[0] != "{"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("form", ["json", "html", "prometheus"])
+def test_they_are_utf_8(here: Here, form: str) -> None:
+    """What programs read is UTF-8, whatever the locale of cron is."""
+    here.write("gpu\n name Ω-GPU")
+    command = (sys.executable, "-m", "reserve_gpu", "status", "--format", form)
+    for encoding in ("latin-1", "utf-8"):
+        text = here.command(*command, PYTHONIOENCODING=encoding, PYTHONUTF8="0").stdout
+        assert ("Ω-GPU" if form != "json" else "\\u03a9-GPU") in text
+
+
+@pytest.mark.parametrize("form", ["json", "html", "prometheus"])
+def test_without_a_driver(here: Here, typed: CommandLine, form: str) -> None:
+    """Where there is no driver nothing is given out, one line says why, and the exit code is 69."""
+    here.write("gpu\nfail nvmlInitWithFlags * 12")
+    done = typed("status", "--format", form)
+    assert (done.code, done.stdout, done.stderr.count("\n")) == (69, "", 1)
+    assert "driver" in done.stderr

@@ -1,0 +1,479 @@
+"""The lines in ipython_config.py: what they become, and what an interrupted run leaves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reserve_gpu.ipython import config_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROGRAM = Path(config_file.__file__).resolve()
+ONE, TWO = b"/one/bin/python3.11", b"/a b/two/bin/python3.10"
+# What version 2.0.0 added, to a file with a line break at its end, without one, and to a new one.
+OLD_BLOCKS = [
+    b"# >>> reserve_gpu (added by install.sh, which takes it away with --uninstall; new: %s) >>>\n"
+    b"import importlib.util\n"
+    b'if importlib.util.find_spec("reserve_gpu"):\n'
+    b'    get_config().InteractiveShellApp.extensions.append("reserve_gpu")\n'
+    b"# <<< reserve_gpu <<<\n" % new
+    for new in (b"nothing", b"break", b"file and 2 folders")
+]
+BLOCK = config_file.added(b"", ONE)
+
+
+def without(data: bytes, name: bytes = ONE) -> bytes:
+    return config_file.removed(data, name).data
+
+
+# -- the text ------------------------------------------------------------------------------------
+
+
+PIECES = [
+    *(b"x = 1", b"#", b"\xe9", b"\xef\xbb\xbf", b"  ", b"\n", b"\r\n", b"\r", b"\x0c"),
+    *(b"# for me", config_file.IMPORT, config_file.APPEND, b"# <<<"),
+]
+
+
+@given(st.lists(st.sampled_from(PIECES)).map(b"".join))
+def test_whatever_the_file_is_it_is_the_same_afterwards(data: bytes) -> None:
+    """Lines that were added and removed leave every byte, whatever its encoding and line ends."""
+    both = config_file.added(config_file.added(data, ONE), TWO)
+    assert both.startswith(data)
+    assert config_file.removed(both, TWO).others == (ONE,)
+    assert without(without(both, TWO)) == data
+
+
+@pytest.mark.parametrize("block", [BLOCK, *OLD_BLOCKS])
+@pytest.mark.parametrize("eol", [b"\n", b"\r\n"])
+def test_the_lines_of_the_user_between_the_marks_stay(block: bytes, eol: bytes) -> None:
+    """Only lines that were added are removed, wherever in the block the user has written."""
+    lines = block.replace(b"\n", eol).splitlines(keepends=True)
+    for at in range(1, len(lines)):
+        if lines[at].startswith(b" "):
+            continue  # a line before it would end the condition
+        own = b"c.InteractiveShell.autocall = 1" + eol, b"# for my own use" + eol, eol
+        data = b"".join([b"x = 1" + eol, *lines[:at], *own, *lines[at:], b"y = 2"])
+        assert config_file.removed(data, ONE) == (b"x = 1%s%sy = 2" % (eol, b"".join(own)), (), 3)
+
+
+@pytest.mark.parametrize(
+    ("inside", "stays"),
+    [
+        ("    x = 1\n", f"import importlib.util\n{config_file.GUARD.decode()}\n    x = 1\n"),
+        ("    # a remark\n", "    # a remark\n"),
+        ("print(importlib.util)\n", "import importlib.util\nprint(importlib.util)\n"),
+        ("c.TerminalIPythonApp.extensions = ['reserve_gpu']\n",) * 2,
+    ],
+)  # fmt: skip
+def test_the_rest_of_the_file_is_valid_python(inside: str, stays: str) -> None:
+    """Added lines stay if the user's lines between the marks need them."""
+    end = BLOCK.index(config_file.TAIL)
+    data = BLOCK[:end] + inside.encode() + BLOCK[end:]
+    assert without(data).decode() == stays
+    compile(stays, "", "exec")
+
+
+IN_THE_WAY = [
+    ("else:\n    x = 1\n", "", "line 6 is part of the same statement"),
+    ("", "    x = 1\n", "line 7 is part of the same statement"),
+    ("", "\n# a remark\n    x = 1\nelse:\n    x = 2\n", "line 9 is part of the same statement"),
+    ("", "x = importlib.util\nimport importlib\n", "line 7 uses the added import"),
+    ("", "# coding: latin-1\nx = '\xe9'\n", "Delete them by hand"),
+]
+
+
+@pytest.mark.parametrize(("inside", "behind", "message"), IN_THE_WAY)
+def test_lines_that_can_not_be_removed_are_left(inside: str, behind: str, message: str) -> None:
+    """If the user's code needs the added lines, the error names its line."""
+    end = BLOCK.index(config_file.TAIL)
+    data = BLOCK[:end] + inside.encode() + BLOCK[end:] + behind.encode()
+    compile(data, "", "exec")
+    with pytest.raises(config_file.StartupError, match=message):
+        without(data)
+
+
+def test_lines_that_can_not_be_added_are_not() -> None:
+    """If added lines would change a statement of the user, the error names its line."""
+    data = b"".join(BLOCK.splitlines(keepends=True)[:-2]) + b"\tx = 1\n"
+    compile(data, "", "exec")
+    with pytest.raises(config_file.StartupError, match="line 5 is part of the same statement"):
+        config_file.added(data, TWO)
+
+
+USERS = [
+    *(b"log(1)", b"    log(2)", b"\tlog(3)", b"if log(4):", b"else:", b"    pass", b"# remark"),
+    *(b"log(importlib.util)", b"import importlib.util", b"try:", b"finally:", b"'''", b""),
+]
+LINES = config_file.added(BLOCK, TWO).splitlines()
+INSERTED = st.tuples(st.integers(0, len(LINES)), st.sampled_from(USERS))
+
+
+def logged(data: bytes, *, is_installed: bool) -> list[object] | None:
+    """Return the calls of log() in a configuration, in order; None if it is not valid Python."""
+    seen: list[object] = []
+    util = SimpleNamespace(find_spec=lambda _: SimpleNamespace(origin="x" * is_installed))
+    names = {
+        "log": seen.append,
+        "get_config": lambda: SimpleNamespace(InteractiveShellApp=SimpleNamespace(extensions=[])),
+        "__builtins__": {
+            "__import__": lambda *_: SimpleNamespace(util=util), "getattr": getattr
+        },
+    }  # fmt: skip
+    try:
+        code = compile(data, "", "exec", dont_inherit=True)
+    except SyntaxError:
+        return None
+    try:
+        exec(code, names)
+    except NameError:
+        seen.append(NameError)
+    return [each for each in seen if each is not util]
+
+
+@given(
+    st.sets(st.integers(0, len(LINES) - 1), max_size=2),
+    st.lists(INSERTED, max_size=3),
+    st.sampled_from([b"\n", b"\r\n", b"\r"]),
+)
+def test_the_code_of_the_user_does_the_same_afterwards(
+    lost: set[int], inserted: list[tuple[int, bytes]], eol: bytes
+) -> None:
+    """Whatever the block has become, the user's code does the same without it, or it stays."""
+    lines = [line if at not in lost else b"" for at, line in enumerate(LINES)]
+    for at, line in inserted:
+        lines.insert(at, line)
+    data = eol.join(lines) + eol
+    new = []
+    with suppress(config_file.StartupError):
+        new.append(config_file.added(data, b"/bin/python3.9"))
+    with suppress(config_file.StartupError):
+        new.append(without(without(data), TWO))
+    for is_installed in (True, False):
+        before = logged(data, is_installed=is_installed)
+        if before is not None and NameError not in before:
+            assert all(logged(each, is_installed=is_installed) == before for each in new)
+
+
+def test_an_edited_line_is_the_users() -> None:
+    """An added line that the user has edited stays."""
+    data = BLOCK.replace(b"\nif ", b"\n# if ").replace(b"    get_config()", b"c")
+    stays = without(data)
+    assert stays.splitlines() == [
+        config_file.IMPORT,
+        b"# " + config_file.GUARD,
+        stays.splitlines()[-1],
+    ]
+    assert stays in data
+
+
+@pytest.mark.parametrize("lost", [config_file.BEGIN, config_file.END, b"none"])
+@pytest.mark.parametrize("block", [BLOCK, *OLD_BLOCKS])
+def test_a_lost_mark(lost: bytes, block: bytes) -> None:
+    """Without one of the marks the added lines are still found, and no others."""
+    lines = block.splitlines(keepends=True)
+    damaged = b"".join(line for line in lines if not line.startswith(lost))
+    data = b"import importlib\n" + damaged + b"x = 1\n" + damaged + b"import importlib.util\n"
+    assert without(data) == b"import importlib\nx = 1\nimport importlib.util\n"
+    again = config_file.added(data, TWO)
+    assert (
+        again.count(config_file.APPEND)
+        == again.count(config_file.BEGIN)
+        == again.count(config_file.END)
+        == 1
+    )
+    assert without(again, TWO) in (without(data), again.replace(b"# for " + TWO + b"\n", b""))
+
+
+def test_the_lines_of_the_user_stay_when_a_name_is_added() -> None:
+    """Another Python's name is added without a change to what the user has written."""
+    own = BLOCK.replace(b"import", b"x = 1\nimport", 1)
+    added = config_file.added(own, TWO)
+    assert added.replace(b"# for " + TWO + b"\n", b"") == own
+    assert without(added, TWO) == own
+
+
+# -- the file ------------------------------------------------------------------------------------
+
+
+class Profile:
+    """An IPython profile, and the steps of install.sh on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = folder / "home" / ".ipython" / "profile_default" / "ipython_config.py"
+        self.config.parent.mkdir(parents=True)
+        self.folder = folder
+
+    def run(self, verb: str, *prefix: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*prefix, sys.executable, str(PROGRAM), verb, str(self.config), ONE.decode()],
+            env={**os.environ, **environ}, text=True, capture_output=True, check=False, cwd="/",
+        )  # fmt: skip
+
+    def files(self) -> dict[str, bytes]:
+        return {each.name: each.read_bytes() for each in self.config.parent.iterdir()}
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Profile:
+    return Profile(tmp_path)
+
+
+@pytest.mark.process
+def test_the_file_is_replaced(profile: Profile) -> None:
+    """The old file is never overwritten: a second name of it still has the old content."""
+    profile.config.write_bytes(b"x = 1\n")
+    old = profile.folder / "old"
+    os.link(profile.config, old)
+    assert profile.run("add").returncode == 0
+    assert old.read_bytes() == b"x = 1\n"
+    os.unlink(old)
+    os.link(profile.config, old)
+    assert profile.run("remove").returncode == 0
+    assert old.read_bytes() == b"x = 1\n" + BLOCK
+    assert profile.files() == {"ipython_config.py": b"x = 1\n"}
+
+
+# Gets a signal at one of its system calls that Python tells of, once it has started.
+INTERRUPTED = """
+import os, signal, sys
+count = 0
+def watch(event, _):
+    global count
+    has_started = signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    if event.startswith(("open", "os.", "shutil.")) and has_started:
+        count += 1
+        if count == int(os.environ["AT"]):
+            os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+if os.environ.get("AT"):
+    sys.addaudithook(watch)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("verb", ["add", "remove"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interruption_leaves_the_old_file_or_the_new(
+    verb: str, number: signal.Signals, profile: Profile
+) -> None:
+    """Whenever a signal comes, the file is whole, and what it was is there."""
+    (profile.folder / "sitecustomize.py").write_text(INTERRUPTED)
+    without_lines = b"x = 1\n" * 1000
+    before = without_lines + (BLOCK if verb == "remove" else b"")
+    after = without_lines + (BLOCK if verb == "add" else b"")
+    copy = profile.config.with_name("ipython_config.py.before-reserve_gpu")
+    seen, code, at = set(), -1, 0
+    while code:
+        at += 1
+        profile.config.write_bytes(before)
+        copy.unlink(missing_ok=True)
+        path = {"PYTHONPATH": str(profile.folder), "AT": str(at), "SIGNAL": str(int(number))}
+        done = profile.run(verb, **path)
+        code = done.returncode
+        assert code in (0, -number, 128 + number), done.stderr
+        files = profile.files()
+        seen.add(files.pop("ipython_config.py"))
+        assert files.pop(copy.name, without_lines) == without_lines
+        assert number == signal.SIGKILL or not files
+        for name in files:
+            profile.config.with_name(name).unlink()
+    assert seen == {before, after}
+
+
+# Saves a change of an editor at the first system call of a kind that Python tells of.
+EDITED = """
+import os, sys
+def watch(event, arguments, done=[]):
+    if (%s) and not done:
+        done.append(1)
+        open(os.environ["CONFIG"], os.environ["MODE"]).write("y = 2")
+if os.environ.get("MODE"):
+    sys.addaudithook(watch)
+"""
+
+
+def run_edited(profile: Profile, verb: str, when: str, mode: str) -> None:
+    """Run a step that an editor comes between, and check that it says so.
+
+    when: The condition on `event` and `arguments`. mode: The mode in which the editor opens it.
+    """
+    (profile.folder / "sitecustomize.py").write_text(EDITED % when)
+    environ = {"MODE": mode, "CONFIG": str(profile.config)}
+    done = profile.run(verb, PYTHONPATH=str(profile.folder), **environ)
+    assert "was changed meanwhile" in done.stderr
+
+
+@pytest.mark.process
+def test_a_change_meanwhile_is_kept(profile: Profile) -> None:
+    """A change that an editor saves meanwhile is not overwritten."""
+    profile.config.write_bytes(b"x = 1\n")
+    opens_copy = "event == 'open' and 'before-reserve' in str(arguments[0])"
+    run_edited(profile, "add", f"event == 'os.access' or ({opens_copy})", "w")
+    assert profile.config.read_bytes() == b"y = 2"
+
+
+@pytest.mark.process
+def test_a_change_before_the_deletion_is_kept(profile: Profile) -> None:
+    """A change that an editor saves just before the file is deleted is not lost."""
+    profile.config.write_bytes(BLOCK)
+    is_file = "str(arguments[0]) == os.environ['CONFIG']"
+    run_edited(profile, "remove", f"event in ('os.rename', 'os.remove') and {is_file}", "a")
+    assert profile.files() == {"ipython_config.py": BLOCK + b"y = 2"}
+
+
+@pytest.mark.process
+def test_a_folder_that_can_not_be_made(profile: Profile) -> None:
+    """If the folder of the profile can't be made, one line says so."""
+    folder = profile.config.parent
+    folder.rmdir()
+    folder.parent.rmdir()
+    folder.parent.touch()
+    done = profile.run("add")
+    assert done.stderr == f"install.sh: {folder} could not be made (Not a directory)\n"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("verb", ["check-add", "check-remove", "add", "remove"])
+def test_a_file_that_is_too_large(verb: str, profile: Profile) -> None:
+    """A file of more than 1 MiB is neither parsed nor changed."""
+    with profile.config.open("wb") as file:
+        file.truncate(1 << 40)
+    done = profile.run(verb, "sh", "-c", 'ulimit -v 1000000; exec "$0" "$@"')
+    assert done.stderr == f"install.sh: {profile.config} is larger than 1 MiB, and stays as it is\n"
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+OTHER = 65501  # an account without a name
+
+
+def own(path: Path) -> None:
+    for each in (path, *path.rglob("*")):
+        os.lchown(each, OTHER, OTHER)
+
+
+@needs_root
+@pytest.mark.process
+@pytest.mark.parametrize("verb", ["check-add", "check-remove"])
+@pytest.mark.parametrize("owned", ["home", "home/.ipython", "home/.ipython/profile_default"])
+def test_root_takes_over_no_home(verb: str, owned: str, profile: Profile) -> None:
+    """As root in another user's home, it says in one line what to type, and changes nothing."""
+    own(profile.folder / owned)
+    done = profile.run(verb)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"belongs to user {OTHER}" in line
+    end = " --uninstall" if verb == "check-remove" else ""
+    assert line.endswith(f"run: sh {PROGRAM.parent.parent}/install.sh{end}")
+
+
+@needs_root
+@pytest.mark.process
+def test_root_follows_no_link_to_a_file_of_another_user(profile: Profile) -> None:
+    """A link in root's profile to another user's file is refused."""
+    dotfile = profile.folder / "dotfile"
+    dotfile.touch()
+    own(dotfile)
+    profile.config.symlink_to(dotfile)
+    assert f"{dotfile} belongs to user {OTHER}" in profile.run("check-add").stderr
+
+
+@needs_root
+@pytest.mark.process
+@pytest.mark.parametrize("verb", ["add", "remove"])
+def test_the_file_keeps_its_owner(verb: str, profile: Profile) -> None:
+    """The owner, group and mode of the file stay if root replaces it, and a link stays a link."""
+    dotfile = profile.folder / "dotfile"
+    dotfile.write_bytes(b"x = 1\n" + BLOCK * (verb == "remove"))
+    os.chown(dotfile, OTHER, OTHER + 1)
+    dotfile.chmod(0o640)
+    profile.config.symlink_to("../../../dotfile")
+    assert profile.run(verb).returncode == 0
+    status = dotfile.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (OTHER, OTHER + 1, 0o640)
+    assert profile.config.is_symlink()
+
+
+class OtherUser(NamedTuple):
+    """Runs the steps of install.sh as another user, on a profile that this user can reach."""
+
+    profile: Profile
+    command: tuple[str, ...]
+
+    def run(self, verb: str) -> subprocess.CompletedProcess[str]:
+        words = (*self.command, verb, str(self.profile.config), ONE.decode())
+        return subprocess.run(words, text=True, capture_output=True, check=False, cwd="/")
+
+
+@pytest.fixture
+def other() -> Iterator[OtherUser]:
+    python = shutil.which("python3", path="/usr/bin:/bin")
+    user = ("setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups")
+    if not python or subprocess.run([*user, python, "-c", ""], check=False).returncode:
+        pytest.skip("needs setpriv, and a Python that other users can run")
+    with tempfile.TemporaryDirectory() as folder:  # which other users can reach
+        profile = Profile(Path(folder))
+        program = shutil.copy(PROGRAM, folder)
+        for path in (profile.folder, *profile.folder.rglob("*")):
+            path.chmod(0o777)
+        yield OtherUser(profile, (*user, python, program))
+
+
+@needs_root
+@pytest.mark.process
+@pytest.mark.parametrize("verb", ["add", "remove"])
+def test_a_file_of_another_user_is_not_replaced(verb: str, other: OtherUser) -> None:
+    """A user who may write another's file does not become its owner."""
+    config = other.profile.config
+    before = b"x = 1\n" + BLOCK * (verb == "remove")
+    config.write_bytes(before)
+    config.chmod(0o777)
+    assert f"{config} belongs to root" in other.run(verb).stderr
+    assert other.profile.files() == {"ipython_config.py": before}
+
+
+@needs_root
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "name", ["ipython_kernel_config.py", "ipython_config.py.before-reserve_gpu"]
+)
+def test_another_file_that_can_not_be_read(name: str, other: OtherUser) -> None:
+    """Unreadable files of root in the same folder do not keep the lines from being removed."""
+    other.profile.config.write_bytes(b"x = 1\n" + BLOCK)
+    own(other.profile.folder)
+    unreadable = other.profile.config.with_name(name)
+    unreadable.write_bytes(b"y = 1\n")
+    unreadable.chmod(0o600)
+    for verb in ("check-remove", "remove"):
+        done = other.run(verb)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert other.profile.files() == {"ipython_config.py": b"x = 1\n", name: b"y = 1\n"}
+
+
+@needs_root
+@pytest.mark.process
+def test_a_file_that_can_not_be_replaced_stays(profile: Profile) -> None:
+    """A file that a container has mounted by itself is as it was, and no copy of it is left."""
+    mounted = profile.folder / "mounted"
+    mounted.write_bytes(b"x = 1\n")
+    profile.config.touch()
+    mount = 'mount --bind "$0" "$1" || exit 99; shift; exec "$@"'
+    done = profile.run("add", "unshare", "-m", "sh", "-c", mount, str(mounted), str(profile.config))
+    if done.returncode == 99 or "unshare" in done.stderr:
+        pytest.skip("nothing can be mounted here")
+    assert f"{profile.config} could not be written (Device or resource busy)" in done.stderr
+    assert mounted.read_bytes() == b"x = 1\n"
+    assert profile.files() == {"ipython_config.py": b""}
