@@ -158,7 +158,7 @@ def wait(*, quick: bool) -> Iterator[Row]:
             yield Row(f"{name}, {watch_s} s", measured, bar, percent <= CPU_LIMIT_PERCENT)
 
 
-def promise(*, quick: bool) -> Iterator[Row]:
+def terms(*, quick: bool) -> Iterator[Row]:
     """Measure what `--idle` costs a kernel that does nothing."""
     watch_s = SHORT_WATCH_S if quick else WATCH_S
     with stage(machine(2)) as on, on.kernel() as plain, on.kernel() as promising:

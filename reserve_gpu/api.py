@@ -12,8 +12,8 @@ from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.model import errors
 from reserve_gpu.model.errors import Failure
 from reserve_gpu.model.parsing import parse_duration
-from reserve_gpu.model.progress import News, Waiting
-from reserve_gpu.render.frontend import MAGIC, PYTHON, Face
+from reserve_gpu.model.progress import Progress, Waiting
+from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend
 from reserve_gpu.reservation import acquire
 from reserve_gpu.reservation.session import Reservation, Session, session
 from reserve_gpu.system.cells import kernels_file
@@ -98,7 +98,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         end_kernel=end_kernel,
     )
 
-    def of_waits(news: News) -> None:
+    def of_waits(news: Progress) -> None:
         if callable(progress) and isinstance(news, Waiting):
             progress(news)
 
@@ -119,8 +119,8 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
 def ask(
     request: Request,
     deadline: Deadline,
-    progress: Callable[[News], object] | Literal["auto"] | None,
-    face: Face = PYTHON,
+    progress: Callable[[Progress], object] | Literal["auto"] | None,
+    frontend: Frontend = PYTHON,
 ) -> tuple[Reservation, list[str], bool]:
     """Reserve for any face.
 
@@ -138,7 +138,7 @@ def ask(
             if reservation is not before[0]:
                 _undo(this_session, reservation)
             if before[0] or deadline.waits:
-                this_session.go_without()
+                this_session.hide_if_unreserved()
 
     try:
         with _shown(progress) as show:
@@ -149,7 +149,7 @@ def ask(
                 undo=undo,
             )
     except Failure as failure:
-        raise explained(failures.error(failure.reason, face)) from None
+        raise explained(failures.error(failure.reason, frontend)) from None
     except errors.ReserveGPUError as error:
         raise explained(error) from None
     except BaseException:  # what a signal handler has raised
@@ -165,14 +165,14 @@ def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
     return error
 
 
-def would_get(request: Request, face: Face) -> tuple[Device, ...]:
+def preview(request: Request, frontend: Frontend) -> tuple[Device, ...]:
     """Return what would be reserved now; nothing is. Raises what `reserve()` raises."""
     try:
-        return session().run(acquire.would_get, session(), request)
+        return session().run(acquire.preview, session(), request)
     except Failure as failure:
         if isinstance(failure.reason, notice.WouldGet):
             return failure.reason.devices
-        raise explained(failures.error(failure.reason, face)) from None
+        raise explained(failures.error(failure.reason, frontend)) from None
     except errors.ReserveGPUError as error:
         raise explained(error) from None
 
@@ -220,9 +220,9 @@ def all_left() -> Iterator[kept_for.Left]:
         yield from kept_for.all_left(connection_file)
 
 
-def go_without() -> None:
+def hide_if_unreserved() -> None:
     """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""
-    session().run_in_any_case(session().go_without)
+    session().run_in_any_case(session().hide_if_unreserved)
 
 
 def go_on_after(error: errors.ReserveGPUError) -> str:
@@ -232,7 +232,7 @@ def go_on_after(error: errors.ReserveGPUError) -> str:
     """
     # NoFreeDeviceError has seen to it.
     if not isinstance(error, (errors.NoDriverError, errors.NoFreeDeviceError)):
-        go_without()
+        hide_if_unreserved()
     visible = cuda_environment.read()[cuda_environment.VISIBLE]
     is_above = isinstance(error, errors.ReservedAboveError)
     return messages.going_on(session().devices, visible if is_above else None)
@@ -248,8 +248,8 @@ def forget_idleness() -> None:
     def forget() -> None:
         held = this_session.now
         if held.lease.idle_s is not None:
-            promise = held.promise._replace(lease=held.lease._replace(idle_s=None))
-            this_session.become(held._replace(promise=promise), renew_lease=True)
+            terms = held.terms._replace(lease=held.lease._replace(idle_s=None))
+            this_session.set_holding(held._replace(terms=terms), renew_lease=True)
 
     this_session.run(forget)
 
@@ -320,7 +320,7 @@ def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | C
         return partial(before_end, limit=limit)
     if not callable(function):
         raise errors.RequestError(
-            f"before_end() takes a function, not {errors.shown(repr(function))}."
+            f"before_end() takes a function, not {errors.sanitize(repr(function))}."
         )
     shutdown.of_this_process().call_before(function, parse_duration(limit))
     return function
@@ -328,13 +328,13 @@ def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | C
 
 @contextmanager
 def _shown(
-    progress: Callable[[News], object] | Literal["auto"] | None,
-) -> Iterator[Callable[[News], object]]:
+    progress: Callable[[Progress], object] | Literal["auto"] | None,
+) -> Iterator[Callable[[Progress], object]]:
     """Yield what to call while this waits: the caller's function, or that of a display."""
     with ExitStack() as stack:
         live: displays.Live | None = None
 
-        def show(news: News) -> None:
+        def show(news: Progress) -> None:
             nonlocal live
             if live is None and progress == "auto":
                 live = stack.enter_context(displays.for_people() or nullcontext())

@@ -107,7 +107,7 @@ class ReserveGPU(WorkerPlugin):
         if self.required:
             _pause(worker)
         if not _is_thread(worker):
-            api.go_without()  # first: from here on tasks could run beside us
+            api.hide_if_unreserved()  # first: from here on tasks could run beside us
             process_identity.call_it(f"Dask worker {worker.name} of {worker.scheduler.address}")
         try:
             reservation = await _reserve(self.arguments)
@@ -136,7 +136,7 @@ async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
             raise InterruptedError("the worker closes")
 
     def attempt() -> Reservation:
-        api.go_without()  # some errors of reserve() change no variable
+        api.hide_if_unreserved()  # some errors of reserve() change no variable
         return api.reserve(progress=stop_if_closing, **arguments)
 
     try:

@@ -19,10 +19,10 @@ from reserve_gpu.model.errors import (
     RequestError,
     ReserveGPUError,
     own_command,
-    shown,
+    sanitize,
 )
 from reserve_gpu.model.option import Option, add, likely
-from reserve_gpu.model.progress import News, Waiting
+from reserve_gpu.model.progress import Progress, Waiting
 from reserve_gpu.render.durations import duration
 from reserve_gpu.reservation import feature_registry
 from reserve_gpu.system import spawn
@@ -30,14 +30,14 @@ from reserve_gpu.system import spawn
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu.render.frontend import Face
+    from reserve_gpu.render.frontends import Frontend
 
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise RequestError(f"{shown(text)!r} is no number of GPUs. Give one, as -n 2.")
+        raise RequestError(f"{sanitize(text)!r} is no number of GPUs. Give one, as -n 2.")
     return int(text)
 
 
@@ -135,7 +135,7 @@ class Parser(ArgumentParser):
             flag = word.partition("=")[0]
             if flag.startswith("-") and flag != "--":
                 near = likely(flag.lstrip("-"), known, "--")
-                raise RequestError(f"There is no option {shown(flag)}. {near}")
+                raise RequestError(f"There is no option {sanitize(flag)}. {near}")
         if unknown:
             self.error(f"What is {' '.join(unknown)}? A value of several words needs quotes")
         devices = getattr(arguments, "devices", ())
@@ -149,7 +149,7 @@ class Parser(ArgumentParser):
         more = f" See {_typed(self.prog)} --help" if self.add_help else ""
         if self.prog.startswith("%"):
             more = f" See {self.prog}?"
-        raise RequestError(f"{shown(message, MESSAGE_LIMIT)}.{more}")
+        raise RequestError(f"{sanitize(message, MESSAGE_LIMIT)}.{more}")
 
 
 class Outcome(NamedTuple):
@@ -168,21 +168,21 @@ def wishes(arguments: Namespace) -> dict[str, Any]:
 
 
 def reserve(
-    arguments: Namespace, face: Face, progress: Callable[[News], object] | None = None
+    arguments: Namespace, frontend: Frontend, progress: Callable[[Progress], object] | None = None
 ) -> Outcome:
     """Reserve what was parsed, for a face. Raises what `reserve()` raises."""
     values = wishes(arguments)
     deadline = Deadline.after(values.pop("wait"))
     waited_s = 0.0
 
-    def show(news: News) -> None:
+    def show(news: Progress) -> None:
         nonlocal waited_s
         waited_s = news.waited_s if isinstance(news, Waiting) else waited_s
         if progress is not None:
             progress(news)
 
     try:
-        reservation, texts, _ = api.ask(parse(**values), deadline, show, face)
+        reservation, texts, _ = api.ask(parse(**values), deadline, show, frontend)
     except EXCUSED as error:
         if not getattr(arguments, "optional", False):  # not every command has the option
             raise

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from reserve_gpu.model.holders import Holder, Record, Who
-from reserve_gpu.model.requests import Promise
+from reserve_gpu.model.holders import Holder, ProcessInfo, Record
+from reserve_gpu.model.requests import ReservationTerms
 
 
 def a_holder(
@@ -24,13 +24,14 @@ def a_holder(
 def changed(holder: Holder, **facts: Any) -> Holder:
     """Return the holder with these facts, each of them where it belongs."""
 
-    def of(kind: type[Who | Promise | Record]) -> dict[str, Any]:
+    def of(kind: type[ProcessInfo | ReservationTerms | Record]) -> dict[str, Any]:
         return {name: facts.pop(name) for name in kind._fields if name in facts}
 
     if holder.seen and "pid" in facts:
         holder = holder._replace(listed_pid=facts["pid"])
     record = holder.record
     record = record._replace(
-        who=record.who._replace(**of(Who)), promise=record.promise._replace(**of(Promise))
+        who=record.who._replace(**of(ProcessInfo)),
+        terms=record.terms._replace(**of(ReservationTerms)),
     )
     return holder._replace(record=record._replace(**of(Record)), **facts)

@@ -12,7 +12,7 @@ import pytest
 import reserve_gpu
 from reserve_gpu import api
 from reserve_gpu.allocation.request import parse
-from reserve_gpu.render import frontend
+from reserve_gpu.render import frontends
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +37,7 @@ def refused(*devices: Any, **wishes: Any) -> str:
 def would_be_refused(devices: Any = None, **wishes: Any) -> reserve_gpu.NoFreeDeviceError:
     """Return the error of a request that nothing is free for, before waiters have had time."""
     with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
-        api.would_get(parse(devices, **wishes), frontend.PYTHON)
+        api.preview(parse(devices, **wishes), frontends.PYTHON)
     return caught.value
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from reserve_gpu.allocation import snapshot
-from reserve_gpu.allocation.attempt import Asking, attempt
+from reserve_gpu.allocation.attempt import AttemptContext, attempt
 from reserve_gpu.allocation.outcome import Granted
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
@@ -115,8 +115,8 @@ def seen_and_taken(here: Here, seen_from: str) -> tuple[dict[str, str], str]:
     """Return what the product says of each GPU, and which one a bare reservation takes."""
     with Nvml() as gpus, LockDirectory(str(here.locks)) as locks:
         gpus.sees_all = seen_from == "host"  # wherever the tests run
-        states = {row.device.number: SAID[row.state] for row in snapshot.look(gpus).rows}
-        outcome = attempt(Asking(Request(), gpus, locks, cuda_environment.read(), held={}))
+        states = {row.device.number: SAID[row.state] for row in snapshot.take_snapshot(gpus).rows}
+        outcome = attempt(AttemptContext(Request(), gpus, locks, cuda_environment.read(), held={}))
         if not isinstance(outcome, Granted):
             return states, NOTHING
         (locked,) = outcome.locked

@@ -21,7 +21,7 @@ import reserve_gpu
 from reserve_gpu.cli.main import _parser
 from reserve_gpu.commands.table import MAGIC_OPTIONS, NAMES, WORDS, load
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.locks.queue import Place
+from reserve_gpu.locks.queue import QueueEntry
 from reserve_gpu.request_options import DEVICES, REQUEST, magic_parser
 from tests import driver
 from tests.commands import is_understood
@@ -267,7 +267,7 @@ def test_files_made_by_root(here: Here, capsys: pytest.CaptureFixture[str]) -> N
         here.rival("2", part_mib=1024),
         here.rival("3"),
         LockDirectory(str(here.locks)) as directory,
-        Place(directory, [here.uuid("3")]) as place,
+        QueueEntry(directory, [here.uuid("3")]) as place,
     ):
         with directory.mutex():
             place.join()

@@ -342,7 +342,7 @@ def test_what_cuda_sees(
     """What CUDA sees is known by UUID, in its order; of an instance its own, not its GPU's."""
     here.write(scenario)
     environ = here.environ(CUDA_VISIBLE_DEVICES=visible, CUDA_DEVICE_ORDER="PCI_BUS_ID")
-    uuids = forker.ask(f"{IMPORT}cuda.cuInit(0)\nenvironment.cuda_uuids()", environ)
+    uuids = forker.ask(f"{IMPORT}cuda.cuInit(0)\ncuda_environment.cuda_uuids()", environ)
     assert uuids == [here.uuid(number).partition("-")[2] for number in numbers]
 
 

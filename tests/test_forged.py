@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reserve_gpu.allocation.outcome import Granted
-from reserve_gpu.model.holders import Record, Who
+from reserve_gpu.model.holders import ProcessInfo, Record
 from reserve_gpu.model.requests import Lease
 from tests.locked import have, obstructed
 from tests.machine import ROOT
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Every field that a record has in its file.
 OF_PROMISE = ("note", "part_mib", "part_unit")
 OF_WAITERS = ("asks", "needs", "wants", "behind")
-FIELDS = (*Who._fields, *Lease._fields, *Record._fields[3:], *OF_PROMISE, *OF_WAITERS)
+FIELDS = (*ProcessInfo._fields, *Lease._fields, *Record._fields[3:], *OF_PROMISE, *OF_WAITERS)
 VALUES = (0, 1e-9, 4e9, "GPU1", [UUIDS[1]])
 
 # What an owner and another user decide by what they read. It runs as the owner of the files.
@@ -53,7 +53,7 @@ def decisions(uid):
             numbers = sorted(locks.listed_numbers())
             counted = [holder.file for holder in locks.holders_by(uid, uuids)]
             tickets = [ticket.name for ticket in locks.tickets()]
-        rows = snapshot.look(gpus).rows
+        rows = snapshot.take_snapshot(gpus).rows
         joined = []
         for reserved in Reserved.among(rows):
             if reserved.holder.uid == os.geteuid():
@@ -61,10 +61,10 @@ def decisions(uid):
                     held = joining.joined(reserved, locks)
                 for lock in held.locks.values():
                     lock.release()
-                joined.append((held.guest, held.lease.until, [d.uuid for d in held.devices]))
+                joined.append((held.joined, held.lease.until, [d.uuid for d in held.devices]))
     facts = [
-        (each.file, each.uid, each.listed_pid, each.part_mib, each.record, each.record_owner)
-        for every in holders.values() for each in every
+        (h.file, h.uid, h.listed_pid, h.memory_limit_mib, h.record, h.record_owner)
+        for every in holders.values() for h in every
     ]
     seen = [(row.label, row.state.name, row.promisable_mib, len(row.holders)) for row in rows]
     return repr((facts, numbers, counted, tickets, seen, joined))

@@ -19,10 +19,10 @@ from reserve_gpu.commands import table
 from reserve_gpu.commands.run import command
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import ComputeMode, Device, Process, State, Usage
-from reserve_gpu.model.holders import Holder, Row
+from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.notices import Refused
-from reserve_gpu.model.requests import Promise, Request, Size
-from reserve_gpu.render import frontend, phrases, pictures
+from reserve_gpu.model.requests import Request, ReservationTerms, Size
+from reserve_gpu.render import frontends, phrases, pictures
 from reserve_gpu.render.status_view import Status
 from tests.holders import a_holder
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable
 
-    from reserve_gpu.render.frontend import Face
+    from reserve_gpu.render.frontends import Frontend
     from tests.here import Here
 
 SCRIPT = ["python", "train it.py", "--wait", "it's; $HOME | `x` #1"]
-FACES = {"magic": frontend.MAGIC, "shell": frontend.shell(SCRIPT), "Python": frontend.PYTHON}
+FACES = {"magic": frontends.MAGIC, "shell": frontends.shell(SCRIPT), "Python": frontends.PYTHON}
 
 WISHES: list[dict[str, Any]] = [
     {},
@@ -91,18 +91,18 @@ def understood(wishes: dict[str, Any]) -> tuple[Request, object]:
     return parse(wishes.pop("devices", None), **wishes), wait
 
 
-@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
-def test_a_hint_can_be_typed_as_it_stands(face: Face) -> None:
+@pytest.mark.parametrize("frontend", FACES.values(), ids=FACES.keys())
+def test_a_hint_can_be_typed_as_it_stands(frontend: Frontend) -> None:
     """What is to be typed asks for what was asked for, to the letter, and waits if it says so."""
     for wishes in WISHES:
-        assert_asks_for(face, wishes)
+        assert_asks_for(frontend, wishes)
 
 
-def assert_asks_for(face: Face, wishes: dict[str, Any]) -> None:
+def assert_asks_for(frontend: Frontend, wishes: dict[str, Any]) -> None:
     """Type the hint for a request; it has to make the same one."""
     request = parse(**{"devices": None, **wishes})
-    assert read(face.typed(request)) == (request, None)
-    again, wait = read(face.typed(request, waits=True))
+    assert read(frontend.typed(request)) == (request, None)
+    again, wait = read(frontend.typed(request, waits=True))
     assert again == request
     assert wait in {True, "1h"}
 
@@ -110,21 +110,21 @@ def assert_asks_for(face: Face, wishes: dict[str, Any]) -> None:
 # Also what is a little less than a short number of GB or MiB, but not for how a computer counts.
 ROOMS = [1024, 5912.78, 6200 * 1e6 / 2**20, 34816.5, 6389.617919921874, 1638.6999999999998]
 GPU0, GPU1 = Device(0, "GPU-a"), Device(1, "GPU-b")
-BUSY = Row(
+BUSY = DeviceStatus(
     GPU1,
     State.BUSY,
     Usage(compute=1, mps=0),
     processes=(Process(1, user="alice"),),
     is_unreserved_use=True,
 )
-THERE = Row(GPU0, State.FREE, Usage(compute=0, mps=0), would_be_taken=True)
+THERE = DeviceStatus(GPU0, State.FREE, Usage(compute=0, mps=0), would_be_taken=True)
 
 
-@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
-def test_each_way_out_is_what_it_says(face: Face) -> None:
+@pytest.mark.parametrize("frontend", FACES.values(), ids=FACES.keys())
+def test_each_way_out_is_what_it_says(frontend: Frontend) -> None:
     """The queue asks for the same, the smaller request for what is free, the name for that GPU."""
     request = parse(None, count=2, name="A100", note="a b")
-    foot = pictures.refusal(Refused(request, (THERE, BUSY), user="alice"), face).layout.foot
+    foot = pictures.refusal(Refused(request, (THERE, BUSY), user="alice"), frontend).layout.foot
     lines = [phrases.plain(line).split(": ", 1) for line in foot]
     (text, queue), (less, smaller), (_, named) = lines[:3]
     assert (text, less) == ("Wait in the queue", "1 can be had now")
@@ -134,7 +134,7 @@ def test_each_way_out_is_what_it_says(face: Face) -> None:
     assert read(named)[0].devices == ("1",)
 
 
-OWN_ELSEWHERE = Row(
+OWN_ELSEWHERE = DeviceStatus(
     GPU0, State.RESERVED, Usage(), holders=(a_holder(4321, "alice", "old.ipynb", seen=True),)
 )
 # What to type in a shell, by what shows it.
@@ -187,46 +187,46 @@ def test_what_only_oneself_uses_may_be_named(
 ) -> None:
     """A busy GPU is offered by name only where nobody else can be on it, or waits for it."""
     row = BUSY._replace(usage=usage, processes=tuple(processes), awaited_by=awaited_by)
-    foot = pictures.refusal(Refused(parse(None), (row,), user="alice"), frontend.MAGIC).layout.foot
+    foot = pictures.refusal(Refused(parse(None), (row,), user="alice"), frontends.MAGIC).layout.foot
     assert any("name it" in phrases.plain(line) for line in foot) is is_offered
 
 
-@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
-def test_a_hint_asks_for_the_same_memory(face: Face) -> None:
+@pytest.mark.parametrize("frontend", FACES.values(), ids=FACES.keys())
+def test_a_hint_asks_for_the_same_memory(frontend: Frontend) -> None:
     """The size in a hint is the one that was asked for, not rounded as in a sentence."""
     for size in ["16GB", "1.2345TiB", "0.004GB", "1234.5MiB"]:
         request = parse(None, min_memory=size)
-        typed = read(face.typed(request))[0]
+        typed = read(frontend.typed(request))[0]
         assert typed.min_memory_mib == pytest.approx(request.min_memory_mib)
 
 
-@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
-def test_what_would_fit_does_fit(face: Face) -> None:
+@pytest.mark.parametrize("frontend", FACES.values(), ids=FACES.keys())
+def test_what_would_fit_does_fit(frontend: Frontend) -> None:
     """The size that a refusal offers is what there is room for, or a little less, never more."""
     for unit in ["MiB", "GB", "GiB", "TB"]:
         for promisable_mib in ROOMS:
-            request = Request(promise=Promise(Size(80000.0, unit)))
-            full = Row(GPU0, State.FULL, promisable_mib=promisable_mib)
+            request = Request(terms=ReservationTerms(Size(80000.0, unit)))
+            full = DeviceStatus(GPU0, State.FULL, promisable_mib=promisable_mib)
             (line,) = [
                 phrases.plain(line)
-                for line in pictures.refusal(Refused(request, (full, BUSY)), face).layout.foot
+                for line in pictures.refusal(Refused(request, (full, BUSY)), frontend).layout.foot
                 if "can be had now: " in phrases.plain(line)
             ]
             typed = read(line.split(": ", 1)[1])[0]
-            assert typed.part_mib is not None
-            assert promisable_mib / 2 < typed.part_mib <= promisable_mib
-            assert typed._replace(promise=request.promise) == request
+            assert typed.memory_limit_mib is not None
+            assert promisable_mib / 2 < typed.memory_limit_mib <= promisable_mib
+            assert typed._replace(terms=request.terms) == request
 
 
-@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
+@pytest.mark.parametrize("frontend", FACES.values(), ids=FACES.keys())
 @pytest.mark.parametrize("note", ["a\nb", "\x1b[31m"], ids=ascii)
-def test_a_hint_is_one_printable_line(face: Face, note: str) -> None:
+def test_a_hint_is_one_printable_line(frontend: Frontend, note: str) -> None:
     """A note that would do something to a terminal is not repeated there."""
-    assert face.typed(Request(promise=Promise(note=note)), waits=True).isprintable()
+    assert frontend.typed(Request(terms=ReservationTerms(note=note)), waits=True).isprintable()
 
 
 def test_a_long_command_is_not_repeated() -> None:
     """A command that would hide the hint, or do something to a terminal, is a placeholder."""
-    assert frontend.shell(["echo", "x" * 200]).typed(Request()) == "reserve-gpu run -- COMMAND ..."
-    assert frontend.shell(["echo", "a\nb"]).typed(Request()) == "reserve-gpu run -- COMMAND ..."
-    assert frontend.shell(["echo", "a b"]).typed(Request()) == "reserve-gpu run -- echo 'a b'"
+    assert frontends.shell(["echo", "x" * 200]).typed(Request()) == "reserve-gpu run -- COMMAND ..."
+    assert frontends.shell(["echo", "a\nb"]).typed(Request()) == "reserve-gpu run -- COMMAND ..."
+    assert frontends.shell(["echo", "a b"]).typed(Request()) == "reserve-gpu run -- echo 'a b'"

@@ -651,7 +651,7 @@ def test_the_errors_of_a_clone_next_to_the_notebook_are_explained(
         (["-m", "IPython", "-c", "%load_ext reserve_gpu"], "not an IPython extension"),
         (["-c", "import reserve_gpu; reserve_gpu.reserve()"], "has no attribute 'reserve'"),
         (["-m", "reserve_gpu"], "No module named reserve_gpu.__main__"),
-        (["-c", "import reserve_gpu.system.forks"], "No module named 'reserve_gpu.system.forks'"),
+        (["-c", "import reserve_gpu.system"], "No module named 'reserve_gpu.system'"),
     ]:
         command = [str(python), *line]
         result = subprocess.run(

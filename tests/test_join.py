@@ -263,7 +263,7 @@ def test_two_guests_of_one_that_has_gone(here: Here) -> None:
             holder.kill()
             assert one.reserve().value == "0"
             assert one.run("reserve_gpu.current().lease.until").error is None
-            left = "from reserve_gpu.reservation import joining\nguests.is_left(session().held)"
+            left = "from reserve_gpu.reservation import joining\njoining.is_left(session().held)"
             assert two.run(f"{SESSION}{left}").value is False
 
 

@@ -25,9 +25,9 @@ from reserve_gpu.locks.holders import Holders
 from reserve_gpu.locks.lock import kernel_device
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import LockError, MutexHeldError
-from reserve_gpu.model.holders import Record, Who
+from reserve_gpu.model.holders import ProcessInfo, Record
 from reserve_gpu.model.notices import LockedAnew
-from reserve_gpu.model.requests import Ahead, Asks, Promise
+from reserve_gpu.model.requests import ReservationTerms, TicketAhead, WaitRequest
 from reserve_gpu.render import messages
 from tests.locked import (
     OBSTACLES,
@@ -207,10 +207,10 @@ def test_a_link_in_place_of_a_lock_is_not_that_lock(two: Here) -> None:
     with LockDirectory(str(two.locks)) as directory, directory.mutex():
         lock = directory.acquire("0.lock")
         assert lock
-        assert lock.stands()
+        assert lock.is_valid()
         (two.locks / "0.lock").rename(two.locks / "moved.lock")
         (two.locks / "0.lock").symlink_to("moved.lock")
-        assert not lock.stands()
+        assert not lock.is_valid()
         lock.release()
 
 
@@ -244,10 +244,10 @@ def test_a_shorter_record_covers_a_longer_one(two: Here) -> None:
         lock = directory.acquire("0.lock")
         assert lock
         for note in ("long " * 20, "short"):
-            lock.write(Record(promise=Promise(note=note)))
-            assert records.read(lock.descriptor).promise.note == note
+            lock.write(Record(terms=ReservationTerms(note=note)))
+            assert records.read(lock.descriptor).terms.note == note
         size = os.fstat(lock.descriptor).st_size
-        lock.write(Record(promise=Promise(note="x")))
+        lock.write(Record(terms=ReservationTerms(note="x")))
         assert os.fstat(lock.descriptor).st_size == size
         lock.release()
 
@@ -256,20 +256,20 @@ def test_a_shorter_record_covers_a_longer_one(two: Here) -> None:
 def test_a_record_with_long_texts_is_read(two: Here, letter: str) -> None:
     """A ticket counts however many bytes its texts take, and keeps the names of all before it."""
     long = 300 * letter
-    who = Who(None, long, long, long, long, long, None, long, long, long)
+    who = ProcessInfo(None, long, long, long, long, long, None, long, long, long)
     names = (f"queue-4294967294-{number}.lock" for number in range(512))
-    before = frozenset(Ahead(name, 10**18, 1e9) for name in names)
+    before = frozenset(TicketAhead(name, 10**18, 1e9) for name in names)
     wanted = frozenset(f"{UUIDS[0][:-3]}{number:03}" for number in range(128))
-    asks = Asks(long, 2, wanted, before)
+    asks = WaitRequest(long, 2, wanted, before)
     with LockDirectory(str(two.locks)) as directory, directory.mutex():
         lock = directory.acquire("0.lock")
         assert lock
-        lock.write(Record(who, Promise(note=long), asks, label="GPU0"))
+        lock.write(Record(who, ReservationTerms(note=long), asks, label="GPU0"))
         read = records.read(lock.descriptor)
         lock.release()
     assert read.asks
     assert read.asks[1:] == asks[1:]
-    assert {len(text) for text in (*read.who[1:6], read.promise.note) if text} <= {150, 300}
+    assert {len(text) for text in (*read.who[1:6], read.terms.note) if text} <= {150, 300}
     assert read.label == "GPU0"
 
 
@@ -739,7 +739,7 @@ def test_a_file_replaced_while_it_is_locked(tmp_path: Path) -> None:
         with replacing(path, times=3):
             lock = directory.acquire("a.lock")
         assert lock
-        assert lock.stands()
+        assert lock.is_valid()
         assert is_locked(path)
         lock.release()
 
@@ -1062,7 +1062,7 @@ def test_a_lock_writes_into_its_own_file_alone(two: Here) -> None:
     with letter.open("r+") as file:
         os.dup2(file.fileno(), lock.descriptor)
     number = lock.descriptor
-    lock.write(Record(promise=Promise(note="mine")))
+    lock.write(Record(terms=ReservationTerms(note="mine")))
     lock.stamp()
     lock.release()
     assert (letter.read_text(), letter.stat().st_mtime_ns) == ("dear all", before)

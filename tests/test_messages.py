@@ -13,7 +13,7 @@ import pytest
 from reserve_gpu.allocation import snapshot
 from reserve_gpu.model import notices
 from reserve_gpu.model.devices import ComputeMode, Device, Fault, Process, State, Unfit, Usage
-from reserve_gpu.model.holders import Holder, Row
+from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.notices import (
     Caution,
     Changed,
@@ -31,19 +31,19 @@ from reserve_gpu.model.notices import (
 )
 from reserve_gpu.model.progress import Waiting
 from reserve_gpu.model.queue import Ticket
-from reserve_gpu.model.requests import Lease, Promise, Request, Size
-from reserve_gpu.render import contacts, durations, failures, frontend, messages, phrases, pictures
-from reserve_gpu.render.frontend import MAGIC, SHELL
+from reserve_gpu.model.requests import Lease, Request, ReservationTerms, Size
+from reserve_gpu.render import contacts, durations, failures, frontends, messages, phrases, pictures
+from reserve_gpu.render.frontends import MAGIC, SHELL
 from reserve_gpu.render.status_view import Status
 from reserve_gpu.reservation import memory_caps
-from reserve_gpu.reservation.holding import Held
+from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.reservation.session import Reservation
 from reserve_gpu.system.executor import NESTED
 from tests.holders import a_holder, changed
 from tests.processes import own_name
 
 if TYPE_CHECKING:
-    from reserve_gpu.render.frontend import Face
+    from reserve_gpu.render.frontends import Frontend
     from reserve_gpu.render.pictures import Picture
 
 GPU0 = Device(0, "GPU-a", "NVIDIA A100", "0000:01:00.0", 40960, "92.00.45.00.03", 16)
@@ -54,7 +54,7 @@ LOST = Fault(4, "GPU is lost")
 
 ALICE = a_holder(4321000, "alice", "train.ipynb", seen=True)
 BOB = a_holder(9876, "bob", "/home/bob", seen=True)
-NOTED = changed(ALICE, promise=Promise(note="till noon, call 123"))
+NOTED = changed(ALICE, terms=ReservationTerms(note="till noon, call 123"))
 
 EMPTY = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
 COMPUTED_ON = EMPTY._replace(compute=1, used_mib=3500)
@@ -65,7 +65,7 @@ PYTHON = Process(4321000, 3500, "alice", "python")
 STRANGER = Process(77, 9000, "mallory", "python", has_reserved=False)
 
 ANY = Request()
-PYTHON_CODE = frontend.PYTHON
+PYTHON_CODE = frontends.PYTHON
 
 HOSTILE = "\x1b[31mred\n  GPU1: free\u202e"
 HARMLESS = "\ufffd[31mred\ufffd  GPU1: free\ufffd"
@@ -226,7 +226,7 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
 # -- what is said of one device --------------------------------------------------------------------
 
 
-def said(row: Row) -> str:
+def said(row: DeviceStatus) -> str:
     """Return what a refusal says of a device: `busy: no reservation: bob, python (pid 9876)`."""
     (entry,) = refused(row).layout.entries[-1:]
     assert entry.state
@@ -238,106 +238,111 @@ def said(row: Row) -> str:
     ("row", "expected"),
     [
         (
-            Row(GPU0, State.RESERVED, holders=(ALICE,)),
+            DeviceStatus(GPU0, State.RESERVED, holders=(ALICE,)),
             "reserved: alice, train.ipynb (pid 4321000)",
         ),
-        (Row(GPU0, State.RESERVED, holders=(Holder(),)), "reserved: somebody"),
+        (DeviceStatus(GPU0, State.RESERVED, holders=(Holder(),)), "reserved: somebody"),
         (
-            Row(GPU0, State.RESERVED, holders=(a_holder(17, "bob"),)),
+            DeviceStatus(GPU0, State.RESERVED, holders=(a_holder(17, "bob"),)),
             "reserved: bob (pid 17, unverified)",
         ),
         (
-            Row(GPU0, State.RESERVED, holders=(a_holder(17, "bob", elsewhere=True),)),
+            DeviceStatus(GPU0, State.RESERVED, holders=(a_holder(17, "bob", elsewhere=True),)),
             "reserved: bob (pid 17 of another container, unverified)",
         ),
         (
-            Row(GPU0, State.RESERVED, holders=(NOTED,)),
+            DeviceStatus(GPU0, State.RESERVED, holders=(NOTED,)),
             'reserved: alice, train.ipynb (pid 4321000): "till noon, call 123"',
         ),
         (
-            Row(GPU0, State.RESERVED, holders=(a_holder(notebook=HOSTILE, user=""),)),
+            DeviceStatus(GPU0, State.RESERVED, holders=(a_holder(notebook=HOSTILE, user=""),)),
             f"reserved: somebody, {HARMLESS} (unverified)",
         ),
         (
-            Row(GPU0, State.RESERVED, COMPUTED_ON, holders=(BOB,), processes=(STRANGER,)),
+            DeviceStatus(GPU0, State.RESERVED, COMPUTED_ON, holders=(BOB,), processes=(STRANGER,)),
             "reserved: bob, /home/bob (pid 9876); without a reservation: mallory, python (pid 77)",
         ),
         (
-            Row(GPU0, State.RESERVED, holders=(ALICE,), reason="Unknown Error"),
+            DeviceStatus(GPU0, State.RESERVED, holders=(ALICE,), reason="Unknown Error"),
             "reserved: alice, train.ipynb (pid 4321000); Unknown Error",
         ),
-        (Row(GPU0, State.AWAITED, EMPTY, awaited_by=BOB), "awaited: by bob (/home/bob)"),
+        (DeviceStatus(GPU0, State.AWAITED, EMPTY, awaited_by=BOB), "awaited: by bob (/home/bob)"),
         (
-            Row(GPU0, State.AWAITED, EMPTY, awaited_by=NOTED),
+            DeviceStatus(GPU0, State.AWAITED, EMPTY, awaited_by=NOTED),
             'awaited: by alice (train.ipynb): "till noon, call 123"',
         ),
         (
-            Row(GPU0, State.AWAITED, EMPTY, holders=(ALICE,), awaited_by=BOB),
+            DeviceStatus(GPU0, State.AWAITED, EMPTY, holders=(ALICE,), awaited_by=BOB),
             "awaited: alice, train.ipynb (pid 4321000); by bob (/home/bob)",
         ),
         (
-            Row(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True),
+            DeviceStatus(
+                GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True
+            ),
             "busy: no reservation: alice, python (pid 4321000)",
         ),
         (
-            Row(GPU0, State.BUSY, COMPUTED_ON, awaited_by=BOB),
+            DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, awaited_by=BOB),
             "busy: 1 compute process",
         ),
         (
-            Row(GPU0, State.BUSY, EXCLUSIVE, processes=(PYTHON,), is_unreserved_use=True),
+            DeviceStatus(GPU0, State.BUSY, EXCLUSIVE, processes=(PYTHON,), is_unreserved_use=True),
             (
                 "busy: no reservation: alice, python (pid 4321000); "
                 "compute mode is exclusive: one process at a time"
             ),
         ),
         (
-            Row(GPU0, State.BUSY, EXCLUSIVE),
+            DeviceStatus(GPU0, State.BUSY, EXCLUSIVE),
             "busy: 1 compute process; compute mode is exclusive: one process at a time",
         ),
-        (Row(GPU0, State.BUSY, EMPTY._replace(compute=2)), "busy: 2 compute processes"),
-        (Row(GPU0, State.BUSY, EMPTY._replace(mps=1)), "busy: 1 MPS client"),
-        (Row(GPU0, State.BUSY, EMPTY._replace(mps=3)), "busy: 3 MPS clients"),
-        (Row(GPU0, State.BUSY, FULL), "busy: 10.2 GiB in use by no visible process"),
-        (Row(GPU0, State.BUSY), "busy: "),
+        (DeviceStatus(GPU0, State.BUSY, EMPTY._replace(compute=2)), "busy: 2 compute processes"),
+        (DeviceStatus(GPU0, State.BUSY, EMPTY._replace(mps=1)), "busy: 1 MPS client"),
+        (DeviceStatus(GPU0, State.BUSY, EMPTY._replace(mps=3)), "busy: 3 MPS clients"),
+        (DeviceStatus(GPU0, State.BUSY, FULL), "busy: 10.2 GiB in use by no visible process"),
+        (DeviceStatus(GPU0, State.BUSY), "busy: "),
         (
-            Row(GPU0, State.PROHIBITED, PROHIBITED),
+            DeviceStatus(GPU0, State.PROHIBITED, PROHIBITED),
             "prohibited: compute mode is prohibited: nobody can use it",
         ),
         (
-            Row(GPU0, State.UNKNOWN, Usage()),
+            DeviceStatus(GPU0, State.UNKNOWN, Usage()),
             "unknown: neither its processes nor its memory can be read",
         ),
         (
-            Row(GPU0, State.UNKNOWN, reason="/run/lock/x is a link."),
+            DeviceStatus(GPU0, State.UNKNOWN, reason="/run/lock/x is a link."),
             "unknown: /run/lock/x is a link.",
         ),
-        (Row(GPU0, State.BROKEN, reason="Unknown Error"), "broken: Unknown Error"),
-        (Row(LOST, State.BROKEN, reason=HOSTILE), f"broken: {HARMLESS}"),
-        (Row(LOST, State.UNFIT, unfit=Unfit.UNREADABLE), "unfit: can't be read: GPU is lost"),
-        (Row(GPU1, State.UNFIT, unfit=Unfit.MODEL), "unfit: is a Tesla T4"),
-        (Row(GPU2, State.UNFIT, unfit=Unfit.MODEL), "unfit: is a GPU without a name"),
-        (Row(GPU1, State.UNFIT, unfit=Unfit.MEMORY), "unfit: has 15.0 GiB"),
-        (Row(GPU1, State.UNFIT, unfit=Unfit.PART), "unfit: has 15.0 GiB to share"),
+        (DeviceStatus(GPU0, State.BROKEN, reason="Unknown Error"), "broken: Unknown Error"),
+        (DeviceStatus(LOST, State.BROKEN, reason=HOSTILE), f"broken: {HARMLESS}"),
         (
-            Row(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
+            DeviceStatus(LOST, State.UNFIT, unfit=Unfit.UNREADABLE),
+            "unfit: can't be read: GPU is lost",
+        ),
+        (DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.MODEL), "unfit: is a Tesla T4"),
+        (DeviceStatus(GPU2, State.UNFIT, unfit=Unfit.MODEL), "unfit: is a GPU without a name"),
+        (DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.MEMORY), "unfit: has 15.0 GiB"),
+        (DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.PART), "unfit: has 15.0 GiB to share"),
+        (
+            DeviceStatus(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
             "unfit: does not say how much memory it has",
         ),
         (
-            Row(PART, State.UNFIT, unfit=Unfit.SECOND_INSTANCE),
+            DeviceStatus(PART, State.UNFIT, unfit=Unfit.SECOND_INSTANCE),
             "unfit: is a MIG instance; with this driver a process can use only one",
         ),
-        (Row(GPU0, State.FREE, EMPTY, would_be_taken=True), "free: "),
+        (DeviceStatus(GPU0, State.FREE, EMPTY, would_be_taken=True), "free: "),
         (
-            Row(GPU0, State.BUSY, COMPUTED_ON, would_be_taken=True),
+            DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, would_be_taken=True),
             "busy: you would get it, as you named it",
         ),
         (
-            Row(GPU0, State.RESERVED, holders=(ALICE,), is_mine=True, would_be_taken=True),
+            DeviceStatus(GPU0, State.RESERVED, holders=(ALICE,), is_mine=True, would_be_taken=True),
             "reserved: this kernel: alice, train.ipynb (pid 4321000)",
         ),
     ],
 )
-def test_a_row(row: Row, expected: str) -> None:
+def test_a_row(row: DeviceStatus, expected: str) -> None:
     """Of each device it is said who has it, what uses it or what is wrong."""
     assert said(row) == expected
 
@@ -351,7 +356,7 @@ def test_for_how_long(seconds_ago: float, expected: str) -> None:
 
     Less than a minute ahead is a clock that is set a little differently.
     """
-    holder = changed(ALICE, since=time.time() - seconds_ago, promise=Promise(note="x"))
+    holder = changed(ALICE, since=time.time() - seconds_ago, terms=ReservationTerms(note="x"))
     assert phrases.holder(holder) == f'reserved by alice, train.ipynb (pid 4321000){expected}: "x"'
 
 
@@ -392,11 +397,13 @@ def test_many_processes() -> None:
 @pytest.mark.parametrize("device", [GPU0, GPU2, PART, LOST], ids=str)
 def test_whatever_others_wrote_is_fit_to_print(device: Device | Fault) -> None:
     """Whatever the state, and however long and hostile the foreign text, each line is short."""
-    holder = a_holder(1, HOSTILE, LONG, since=0.0, promise=Promise(note=LONG), last_cell=1.0)
+    holder = a_holder(1, HOSTILE, LONG, since=0.0, terms=ReservationTerms(note=LONG), last_cell=1.0)
     processes = tuple(Process(pid, 1, LONG, HOSTILE) for pid in range(1, 9))
     readings = (None, EMPTY, COMPUTED_ON, FULL, PROHIBITED, Usage())
     for state, reading, reason in product(State, readings, (None, LONG, HOSTILE)):
-        row = Row(device, state, reading, None, processes, (holder,), reason, awaited_by=holder)
+        row = DeviceStatus(
+            device, state, reading, None, processes, (holder,), reason, awaited_by=holder
+        )
         for line in str(refused(row)).splitlines():
             assert line.isprintable()
             assert len(line) < 800
@@ -405,8 +412,10 @@ def test_whatever_others_wrote_is_fit_to_print(device: Device | Fault) -> None:
 # -- nothing free ----------------------------------------------------------------------------------
 
 
-def refused(*rows: Row, request: Request = ANY, face: Face = MAGIC, **more: Any) -> Picture:
-    return pictures.refusal(Refused(request, rows, **more), face)
+def refused(
+    *rows: DeviceStatus, request: Request = ANY, frontend: Frontend = MAGIC, **more: Any
+) -> Picture:
+    return pictures.refusal(Refused(request, rows, **more), frontend)
 
 
 def headline(picture: Picture) -> str:
@@ -425,7 +434,7 @@ def left(picture: Picture) -> str:
     return last if last.startswith(("No GPU is visible", "This ")) else ""
 
 
-RESERVED = Row(GPU0, State.RESERVED, COMPUTED_ON, holders=(ALICE,))
+RESERVED = DeviceStatus(GPU0, State.RESERVED, COMPUTED_ON, holders=(ALICE,))
 QUEUE = "Wait in the queue: %reserve_gpu --wait"
 NONE_FREE = "No free GPU devices: GPU0 is reserved by alice."
 
@@ -433,7 +442,8 @@ NONE_FREE = "No free GPU devices: GPU0 is reserved by alice."
 def test_nothing_free() -> None:
     """There is a headline, a line for each device that says who has it, and the queue."""
     picture = refused(
-        RESERVED, Row(GPU1, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True)
+        RESERVED,
+        DeviceStatus(GPU1, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True),
     )
     head = "No free GPU devices: 1 of 2 reserved, 1 busy."
     text = re.sub("[\u2588\u2591]", "", str(picture))
@@ -482,14 +492,16 @@ def test_nothing_free() -> None:
 )
 def test_headline(states: list[State], count: int, expected: str) -> None:
     """The headline says in the words of the rows why those that would do are not free."""
-    rows = [Row(Device(i, f"GPU-{i}"), state) for i, state in enumerate(states)]
+    rows = [DeviceStatus(Device(i, f"GPU-{i}"), state) for i, state in enumerate(states)]
     assert headline(refused(*rows, request=Request(count=count))) == expected
 
 
 def test_what_would_be_taken_is_no_advice() -> None:
     """Of a device that would be taken nobody is told to ask for it, or to name it."""
-    shared = Row(GPU1, State.RESERVED, EMPTY, holders=(ALICE,), is_unused=True, would_be_taken=True)
-    named = Row(
+    shared = DeviceStatus(
+        GPU1, State.RESERVED, EMPTY, holders=(ALICE,), is_unused=True, would_be_taken=True
+    )
+    named = DeviceStatus(
         GPU2,
         State.BUSY,
         COMPUTED_ON,
@@ -541,35 +553,39 @@ def test_nothing_free_without_a_wait(waited_s: float | None) -> None:
 )
 def test_the_queue_is_offered(state: State, *, is_offered: bool) -> None:
     """The queue is offered where waiting may help."""
-    assert (QUEUE in ways_out(refused(Row(GPU0, state)))) is is_offered
+    assert (QUEUE in ways_out(refused(DeviceStatus(GPU0, state)))) is is_offered
 
 
 TROUBLE = (
     "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator (a GPU that "
     "is lost needs a reset or a reboot)."
 )
-BROKEN = Row(LOST, State.BROKEN)
-BARRED = Row(GPU0, State.PROHIBITED, PROHIBITED)
+BROKEN = DeviceStatus(LOST, State.BROKEN)
+BARRED = DeviceStatus(GPU0, State.PROHIBITED, PROHIBITED)
 
 
 @pytest.mark.parametrize(
     ("rows", "request_", "is_told"),
     [
         ([BROKEN], Request(), True),
-        ([BROKEN, BARRED, Row(GPU1, State.UNFIT, unfit=Unfit.MODEL)], Request(), True),
+        ([BROKEN, BARRED, DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.MODEL)], Request(), True),
         ([BROKEN, RESERVED], Request(), False),
         ([BROKEN, RESERVED], Request(count=2), True),
         ([BROKEN, RESERVED], Request(("4", "0")), True),
-        ([BROKEN, Row(GPU1, State.FREE, would_be_taken=True)], Request(count=2), True),
-        ([BROKEN, RESERVED, Row(GPU1, State.BUSY)], Request(count=2), False),
-        ([BARRED, Row(GPU1, State.UNKNOWN, reason="its lock is a link")], Request(), False),
-        ([Row(GPU1, State.UNFIT, unfit=Unfit.MODEL)], Request(), False),
+        ([BROKEN, DeviceStatus(GPU1, State.FREE, would_be_taken=True)], Request(count=2), True),
+        ([BROKEN, RESERVED, DeviceStatus(GPU1, State.BUSY)], Request(count=2), False),
+        (
+            [BARRED, DeviceStatus(GPU1, State.UNKNOWN, reason="its lock is a link")],
+            Request(),
+            False,
+        ),
+        ([DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.MODEL)], Request(), False),
         ([RESERVED], Request(count=2), False),
         ([], Request(), False),
     ],
 )
 def test_trouble_that_waiting_does_not_end(
-    rows: list[Row], request_: Request, *, is_told: bool
+    rows: list[DeviceStatus], request_: Request, *, is_told: bool
 ) -> None:
     """Where too few of what would do can come free by themselves it is said what to do."""
     for waited_s in (None, 5.0):
@@ -579,7 +595,7 @@ def test_trouble_that_waiting_does_not_end(
 
 
 @pytest.mark.parametrize(
-    ("face", "kept", "expected"),
+    ("frontend", "kept", "expected"),
     [
         (MAGIC, [GPU1, PART], "This kernel keeps GPU1 and GPU3:0; nothing was changed."),
         (MAGIC, [], "No GPU is visible to this notebook."),
@@ -588,9 +604,9 @@ def test_trouble_that_waiting_does_not_end(
         (SHELL, [GPU1], "This process keeps GPU1; nothing was changed."),
     ],
 )
-def test_what_is_left(face: Face, kept: list[Device], expected: str) -> None:
+def test_what_is_left(frontend: Frontend, kept: list[Device], expected: str) -> None:
     """The one line says what is kept, or that no GPU can be seen, as one says it there."""
-    picture = refused(RESERVED, face=face, kept=kept)
+    picture = refused(RESERVED, frontend=frontend, kept=kept)
     assert (picture.brief, left(picture)) == (NONE_FREE, expected)
 
 
@@ -609,10 +625,10 @@ def test_what_is_left(face: Face, kept: list[Device], expected: str) -> None:
 def test_what_one_has_is_not_free(states: list[State], head: str, offered: str | None) -> None:
     """Who wants more beside a GPU sees it as their own, and is offered only what is more."""
     others = [
-        Row(Device(i, f"GPU-{i}"), state, EMPTY, would_be_taken=state is State.FREE)
+        DeviceStatus(Device(i, f"GPU-{i}"), state, EMPTY, would_be_taken=state is State.FREE)
         for i, state in enumerate(states, 1)
     ]
-    own = Row(GPU0, State.RESERVED, holders=(ALICE,), is_mine=True, would_be_taken=True)
+    own = DeviceStatus(GPU0, State.RESERVED, holders=(ALICE,), is_mine=True, would_be_taken=True)
     picture = refused(own, *others, request=Request(count=3), kept=[GPU0])
     assert headline(picture) == head
     first = picture.layout.entries[0]
@@ -631,7 +647,7 @@ def test_who_is_in_the_way_of_what_one_shares() -> None:
 
 def test_a_command_that_does_not_run_sees_nothing() -> None:
     """A command that gets no GPU is not started, so there is nothing to say of what it sees."""
-    assert left(refused(RESERVED, face=SHELL)) == ""
+    assert left(refused(RESERVED, frontend=SHELL)) == ""
 
 
 @pytest.mark.parametrize(
@@ -678,7 +694,7 @@ def test_a_variable_that_hides_every_gpu(limit: str, count: int, why: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("face", "end"),
+    ("frontend", "end"),
     [
         (
             MAGIC,
@@ -688,7 +704,7 @@ def test_a_variable_that_hides_every_gpu(limit: str, count: int, why: str) -> No
             ),
         ),
         (
-            frontend.PYTHON,
+            frontends.PYTHON,
             (
                 "To use a GPU, unset it before CUDA starts, and run reserve_gpu.reserve('1') "
                 "again:\n"
@@ -696,7 +712,7 @@ def test_a_variable_that_hides_every_gpu(limit: str, count: int, why: str) -> No
             ),
         ),
         (
-            frontend.shell(["true"]),
+            frontends.shell(["true"]),
             (
                 "To use a GPU, unset it, or leave it out for this command:\n"
                 "env -u CUDA_VISIBLE_DEVICES reserve-gpu run 1 -- true"
@@ -704,11 +720,11 @@ def test_a_variable_that_hides_every_gpu(limit: str, count: int, why: str) -> No
         ),
     ],
 )
-def test_how_to_lift_a_limit(face: Face, end: str) -> None:
+def test_how_to_lift_a_limit(frontend: Frontend, end: str) -> None:
     """People read the line that lifts the limit; a program is not told to lift it."""
     reason = HidesAll(Request(devices=("1",)), "-1", 2)
-    assert messages.hides_all(reason, face).endswith(end)
-    for_program = messages.hides_all(reason, face._replace(is_for_program=True))
+    assert messages.hides_all(reason, frontend).endswith(end)
+    for_program = messages.hides_all(reason, frontend._replace(is_for_program=True))
     assert for_program.endswith(
         "Trying again does not help. Ask the person who set it to unset it."
     )
@@ -725,9 +741,9 @@ def test_a_limit_of_a_process_with_a_reservation() -> None:
 
 def idle(
     device: Device, holder: Holder, *, since: float | None = None, cell: float | None = None
-) -> Row:
+) -> DeviceStatus:
     """Return a device that is reserved though nothing runs on it."""
-    return Row(
+    return DeviceStatus(
         device,
         State.RESERVED,
         EMPTY,
@@ -744,7 +760,7 @@ def test_the_longest_idle_is_asked_first() -> None:
         idle(GPU0, ALICE, since=now - 9000, cell=now - 1800),
         idle(GPU1, BOB, since=now - 7200),
         idle(GPU2, carol, since=now - 9000, cell=now - 3600),
-        Row(PART, State.RESERVED, COMPUTED_ON, holders=(BOB,)),
+        DeviceStatus(PART, State.RESERVED, COMPUTED_ON, holders=(BOB,)),
     )
     assert ways_out(picture) == [
         (
@@ -774,7 +790,7 @@ def test_each_is_asked_once() -> None:
     mine = [idle(Device(i, f"GPU-{i}"), ALICE, since=now - 7200) for i in (0, 1, 2)]
     eval_ = [idle(Device(i, f"GPU-{i}"), other, since=now - 3600) for i in (3, 5)]
     late = changed(other, lease=Lease(until=now - 60), since=now - 7200)
-    used = Row(Device(7, "GPU-7"), State.RESERVED, COMPUTED_ON, holders=(late,))
+    used = DeviceStatus(Device(7, "GPU-7"), State.RESERVED, COMPUTED_ON, holders=(late,))
     new = idle(Device(4, "GPU-4"), BOB, since=now - 60)
     both = "Ask alice (train.ipynb and eval.ipynb) for"
     for rows, expected in (
@@ -795,8 +811,8 @@ def test_each_is_asked_once() -> None:
 def test_all_who_share_are_asked() -> None:
     """Of those who share an idle device the first three are named; since when is not clear."""
     holders = tuple(a_holder(i, name, since=1.0) for i, name in enumerate("abcd", 1))
-    row = Row(GPU0, State.RESERVED, EMPTY, holders=holders, is_unused=True)
-    line, _ = Status((row,), face=MAGIC).picture().layout.foot
+    row = DeviceStatus(GPU0, State.RESERVED, EMPTY, holders=holders, is_unused=True)
+    line, _ = Status((row,), frontend=MAGIC).picture().layout.foot
     assert phrases.plain(line) == "Ask a, b and c for GPU0, idle."
 
 
@@ -840,9 +856,14 @@ OWN = PYTHON._replace(pid=17)
 @pytest.mark.parametrize(
     ("row", "is_advised"),
     [
-        (Row(GPU1, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True), True),
         (
-            Row(
+            DeviceStatus(
+                GPU1, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True
+            ),
+            True,
+        ),
+        (
+            DeviceStatus(
                 GPU1,
                 State.BUSY,
                 EMPTY._replace(compute=2),
@@ -852,9 +873,9 @@ OWN = PYTHON._replace(pid=17)
             True,
         ),
         # Another person's, or perhaps.
-        (Row(GPU1, State.UNKNOWN, Usage()), False),
+        (DeviceStatus(GPU1, State.UNKNOWN, Usage()), False),
         (
-            Row(
+            DeviceStatus(
                 GPU1,
                 State.BUSY,
                 COMPUTED_ON,
@@ -864,7 +885,7 @@ OWN = PYTHON._replace(pid=17)
             False,
         ),
         (
-            Row(
+            DeviceStatus(
                 GPU1,
                 State.BUSY,
                 EMPTY._replace(compute=2),
@@ -874,26 +895,32 @@ OWN = PYTHON._replace(pid=17)
             False,
         ),
         (
-            Row(
+            DeviceStatus(
                 GPU1, State.BUSY, COMPUTED_ON, processes=(Process(4321000),), is_unreserved_use=True
             ),
             False,
         ),
-        (Row(GPU1, State.BUSY, COMPUTED_ON), False),
-        (Row(GPU1, State.BUSY, FULL), False),
-        (Row(GPU1, State.RESERVED, COMPUTED_ON, processes=(PYTHON,), holders=(ALICE,)), False),
-        (Row(GPU1, State.RESERVED, EMPTY, holders=(ALICE,), is_unused=True), False),
-        (Row(GPU1, State.AWAITED, EMPTY, awaited_by=ALICE), False),
-        (Row(GPU1, State.BUSY, COMPUTED_ON, processes=(PYTHON,), awaited_by=ALICE), False),
+        (DeviceStatus(GPU1, State.BUSY, COMPUTED_ON), False),
+        (DeviceStatus(GPU1, State.BUSY, FULL), False),
+        (
+            DeviceStatus(GPU1, State.RESERVED, COMPUTED_ON, processes=(PYTHON,), holders=(ALICE,)),
+            False,
+        ),
+        (DeviceStatus(GPU1, State.RESERVED, EMPTY, holders=(ALICE,), is_unused=True), False),
+        (DeviceStatus(GPU1, State.AWAITED, EMPTY, awaited_by=ALICE), False),
+        (DeviceStatus(GPU1, State.BUSY, COMPUTED_ON, processes=(PYTHON,), awaited_by=ALICE), False),
         # Naming it would not help.
-        (Row(GPU1, State.PROHIBITED, PROHIBITED), False),
-        (Row(GPU1, State.BUSY, EXCLUSIVE, processes=(PYTHON,), is_unreserved_use=True), False),
-        (Row(GPU1, State.UNKNOWN, reason="its lock is a link"), False),
-        (Row(GPU1, State.BROKEN, reason="Unknown Error"), False),
-        (Row(LOST, State.BROKEN), False),
+        (DeviceStatus(GPU1, State.PROHIBITED, PROHIBITED), False),
+        (
+            DeviceStatus(GPU1, State.BUSY, EXCLUSIVE, processes=(PYTHON,), is_unreserved_use=True),
+            False,
+        ),
+        (DeviceStatus(GPU1, State.UNKNOWN, reason="its lock is a link"), False),
+        (DeviceStatus(GPU1, State.BROKEN, reason="Unknown Error"), False),
+        (DeviceStatus(LOST, State.BROKEN), False),
     ],
 )
-def test_naming_is_advised(row: Row, *, is_advised: bool) -> None:
+def test_naming_is_advised(row: DeviceStatus, *, is_advised: bool) -> None:
     """To name a device is advised only where it helps and takes nothing from another person."""
     advice = "To use GPU1 anyway, name it: %reserve_gpu 1"
     assert (advice in ways_out(refused(row, user="alice"))) is is_advised
@@ -902,7 +929,7 @@ def test_naming_is_advised(row: Row, *, is_advised: bool) -> None:
 def test_naming_is_advised_once() -> None:
     """One device is enough to name; without knowing who asks, none that is in use."""
     rows = [
-        Row(device, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True)
+        DeviceStatus(device, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True)
         for device in (PART, GPU1)
     ]
     lines = ways_out(refused(*rows, user="alice"))
@@ -917,18 +944,20 @@ STATES = [state for state in State if state is not State.FREE]
 def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> None:
     """Nothing that is said of another person's GPU tells to share, to name or to take it."""
     bobs = PYTHON._replace(user="bob")
-    for face, state, processes, waited_s, count in product(
+    for frontend, state, processes, waited_s, count in product(
         [MAGIC, SHELL, PYTHON_CODE], STATES, [None, (bobs,), (PYTHON, bobs)], [None, 5.0], [1, 2]
     ):
         if state is State.UNKNOWN or (state is State.BUSY and processes is None):
             continue  # nobody is known to have it
-        row = Row(GPU0, state, reading, None, processes or (), (BOB,), is_unreserved_use=True)
+        row = DeviceStatus(
+            GPU0, state, reading, None, processes or (), (BOB,), is_unreserved_use=True
+        )
         request = Request(count=count)
-        picture = refused(row, request=request, face=face, waited_s=waited_s, user="alice")
+        picture = refused(row, request=request, frontend=frontend, waited_s=waited_s, user="alice")
         text = str(picture).lower()
         assert "share" not in text
         assert "anyway" not in text
-        assert face.typed(Request(("0",))) not in text
+        assert frontend.typed(Request(("0",))) not in text
 
 
 # -- what can't be had -----------------------------------------------------------------------------
@@ -938,19 +967,22 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
     ("rows", "request_", "limit", "expected"),
     [
         (
-            [Row(GPU1, State.UNFIT, unfit=Unfit.MODEL)],
+            [DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.MODEL)],
             Request(model="H100"),
             None,
             ("Of 1 GPU none has 'H100' in its name; there is 1 Tesla T4."),
         ),
         (
-            [Row(GPU0._replace(index=n), State.UNFIT, unfit=Unfit.MEMORY) for n in range(8)],
+            [
+                DeviceStatus(GPU0._replace(index=n), State.UNFIT, unfit=Unfit.MEMORY)
+                for n in range(8)
+            ],
             Request(min_memory_mib=190734.86, memory_unit="GB"),
             None,
             "Of 8 GPUs none has 186.3 GiB; the largest has 40.0 GiB.",
         ),
         (
-            [Row(GPU, State.UNFIT, unfit=Unfit.MODEL) for GPU in (GPU0, GPU0, GPU1, GPU2)],
+            [DeviceStatus(GPU, State.UNFIT, unfit=Unfit.MODEL) for GPU in (GPU0, GPU0, GPU1, GPU2)],
             Request(model="H100"),
             None,
             (
@@ -960,8 +992,8 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
         ),
         (
             [
-                Row(GPU0, State.UNFIT, unfit=Unfit.MEMORY),
-                Row(GPU1, State.UNFIT, unfit=Unfit.MODEL),
+                DeviceStatus(GPU0, State.UNFIT, unfit=Unfit.MEMORY),
+                DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.MODEL),
             ],
             Request(model="A100", min_memory_mib=81920),
             None,
@@ -972,9 +1004,9 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
         ),
         (
             [
-                Row(GPU0, State.FREE),
-                Row(GPU1, State.UNFIT, unfit=Unfit.MEMORY),
-                Row(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
+                DeviceStatus(GPU0, State.FREE),
+                DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.MEMORY),
+                DeviceStatus(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
             ],
             Request(count=2, min_memory_mib=20480),
             None,
@@ -984,7 +1016,7 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             ),
         ),
         (
-            [Row(GPU0, State.BUSY), Row(GPU1, State.BUSY)],
+            [DeviceStatus(GPU0, State.BUSY), DeviceStatus(GPU1, State.BUSY)],
             Request(count=9),
             "0,1",
             (
@@ -993,7 +1025,7 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             ),
         ),
         (
-            [Row(GPU0, State.FREE), Row(PART, State.FREE)],
+            [DeviceStatus(GPU0, State.FREE), DeviceStatus(PART, State.FREE)],
             Request(count=2),
             None,
             (
@@ -1002,24 +1034,24 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             ),
         ),
         (
-            [Row(GPU0._replace(reserve_mib=600), State.UNFIT, unfit=Unfit.PART)],
-            Request(promise=Promise(Size(40959.0, "MiB")), min_memory_mib=1024.0),
+            [DeviceStatus(GPU0._replace(reserve_mib=600), State.UNFIT, unfit=Unfit.PART)],
+            Request(terms=ReservationTerms(Size(40959.0, "MiB")), min_memory_mib=1024.0),
             None,
             "Of 1 GPU none has 40.0 GiB; the largest has 39.4 GiB.",
         ),
         (
-            [Row(GPU, State.UNFIT, unfit=Unfit.PART) for GPU in (GPU0, GPU1)],
-            Request(promise=Promise(Size(95367.4, "GB"))),
+            [DeviceStatus(GPU, State.UNFIT, unfit=Unfit.PART) for GPU in (GPU0, GPU1)],
+            Request(terms=ReservationTerms(Size(95367.4, "GB"))),
             None,
             "Of 2 GPUs none has 93.1 GiB; the largest has 40.0 GiB.",
         ),
         (
             [
-                Row(GPU0, State.FREE),
-                Row(GPU1, State.UNFIT, unfit=Unfit.PART),
-                Row(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
+                DeviceStatus(GPU0, State.FREE),
+                DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.PART),
+                DeviceStatus(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
             ],
-            Request(count=2, promise=Promise(Size(20480.0))),
+            Request(count=2, terms=ReservationTerms(Size(20480.0))),
             None,
             (
                 "20.0 GiB of each of 2 GPUs can't be had here. Of 3 GPUs GPU0 will do; GPU1 has "
@@ -1028,11 +1060,11 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
         ),
         (
             [
-                Row(GPU0, State.UNFIT, unfit=Unfit.PART),
-                Row(GPU1, State.UNFIT, unfit=Unfit.PART),
-                Row(LOST, State.BROKEN),
+                DeviceStatus(GPU0, State.UNFIT, unfit=Unfit.PART),
+                DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.PART),
+                DeviceStatus(LOST, State.BROKEN),
             ],
-            Request(promise=Promise(Size(95367.4, "GB"))),
+            Request(terms=ReservationTerms(Size(95367.4, "GB"))),
             None,
             (
                 "Of 3 GPUs none has 93.1 GiB; the largest has 40.0 GiB; GPU4 can't be read: GPU is "
@@ -1041,7 +1073,9 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
         ),
     ],
 )
-def test_impossible(rows: list[Row], request_: Request, limit: str | None, expected: str) -> None:
+def test_impossible(
+    rows: list[DeviceStatus], request_: Request, limit: str | None, expected: str
+) -> None:
     """What no state of the machine could satisfy is said with what there is."""
     assert messages.say(Impossible(request_, rows, limit)) == expected
 
@@ -1052,8 +1086,8 @@ def test_impossible(rows: list[Row], request_: Request, limit: str | None, expec
 )
 def test_above(devices: list[Device], head: str) -> None:
     """Below a process that holds all there is it is said that nothing has to be reserved."""
-    rows = [Row(device, State.RESERVED, holders=(ALICE,)) for device in devices]
-    rows.append(Row(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN))
+    rows = [DeviceStatus(device, State.RESERVED, holders=(ALICE,)) for device in devices]
+    rows.append(DeviceStatus(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN))
     visible = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": None}
     lines = messages.above(ReservedAbove(rows, visible), MAGIC).splitlines()
     assert lines == [
@@ -1123,23 +1157,23 @@ def test_programs_are_told_in_their_words() -> None:
     ("caution", "request_", "expected"),
     [
         (
-            Row(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use_state=State.BUSY),
+            DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use_state=State.BUSY),
             Request(("0",)),
             "You asked for GPU0: it is busy, alice, python (pid 4321000)",
         ),
         (
-            Row(GPU0, State.UNKNOWN, Usage(), use_state=State.UNKNOWN),
+            DeviceStatus(GPU0, State.UNKNOWN, Usage(), use_state=State.UNKNOWN),
             Request(("0",)),
             "You asked for GPU0: it is unknown: neither its processes nor its memory can be read",
         ),
         (
-            Row(GPU0, State.BUSY, FULL, use_state=State.BUSY),
+            DeviceStatus(GPU0, State.BUSY, FULL, use_state=State.BUSY),
             Request(("0",)),
             "You asked for GPU0: it is busy, 10.2 GiB in use by no visible process",
         ),
     ],
 )
-def test_caution(caution: Row, request_: Request, expected: str) -> None:
+def test_caution(caution: DeviceStatus, request_: Request, expected: str) -> None:
     """A warning says what was asked for, and who uses it."""
     assert messages.say(Caution(caution, request_)) == expected
 
@@ -1239,9 +1273,9 @@ def test_warnings(warning: str, expected: str) -> None:
 
 # -- parts -----------------------------------------------------------------------------------------
 
-TEN_GB = Request(promise=Promise(Size(1e10 / 2**20, "GB")))
-A_PART = changed(ALICE, promise=Promise(Size(4e10 / 2**20, "GB")))
-FULL_GPU = Row(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), promisable_mib=5999.0)
+TEN_GB = Request(terms=ReservationTerms(Size(1e10 / 2**20, "GB")))
+A_PART = changed(ALICE, terms=ReservationTerms(Size(4e10 / 2**20, "GB")))
+FULL_GPU = DeviceStatus(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), promisable_mib=5999.0)
 
 
 @pytest.mark.parametrize(
@@ -1254,7 +1288,7 @@ FULL_GPU = Row(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), promisable_
         (FULL_GPU._replace(is_mine=True), "your part can grow to 5.8 GiB"),
     ],
 )
-def test_full(row: Row, expected: str) -> None:
+def test_full(row: DeviceStatus, expected: str) -> None:
     """Of a GPU with too little room a line says how much there is, below those who have it."""
     (entry,) = refused(row, request=TEN_GB).layout.entries
     assert expected in list(map(phrases.plain, entry.more))
@@ -1274,12 +1308,12 @@ def test_full(row: Row, expected: str) -> None:
             "GPU0 has no room for 9.3 GiB: 5.8 GiB at most.",
         ),
         (
-            [FULL_GPU, Row(GPU1, State.FREE, would_be_taken=True), RESERVED],
+            [FULL_GPU, DeviceStatus(GPU1, State.FREE, would_be_taken=True), RESERVED],
             TEN_GB._replace(count=2),
             "Not enough GPU devices have room for 9.3 GiB: 1 of 3 has, 2 are needed.",
         ),
         (
-            [FULL_GPU, Row(GPU1, State.UNFIT, unfit=Unfit.PART), RESERVED],
+            [FULL_GPU, DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.PART), RESERVED],
             TEN_GB._replace(count=2),
             "Not enough GPU devices have room for 9.3 GiB: none of 2 has, 2 are needed.",
         ),
@@ -1287,7 +1321,7 @@ def test_full(row: Row, expected: str) -> None:
         ([FULL_GPU], ANY, "No free GPU devices: GPU0 is full."),
     ],
 )
-def test_headline_of_parts(rows: list[Row], request_: Request, expected: str) -> None:
+def test_headline_of_parts(rows: list[DeviceStatus], request_: Request, expected: str) -> None:
     """Where it is room that is missing, the headline says how much there is, and where."""
     assert headline(refused(*rows, request=request_)) == expected
 
@@ -1298,14 +1332,16 @@ def test_headline_of_parts(rows: list[Row], request_: Request, expected: str) ->
         ([FULL_GPU], 1, "5.8GiB"),
         ([FULL_GPU, FULL_GPU._replace(promisable_mib=8000.0)], 1, "7.8GiB"),
         ([FULL_GPU, FULL_GPU._replace(promisable_mib=8000.0)], 2, "5.8GiB"),
-        ([FULL_GPU, Row(GPU1, State.FREE, would_be_taken=True)], 2, "5.8GiB"),
+        ([FULL_GPU, DeviceStatus(GPU1, State.FREE, would_be_taken=True)], 2, "5.8GiB"),
         ([FULL_GPU, FULL_GPU._replace(device=PART)], 2, None),  # not together
         ([FULL_GPU, RESERVED], 2, None),
         ([FULL_GPU._replace(promisable_mib=1000.0)], 1, None),  # no program starts in that
         ([RESERVED], 1, None),
     ],
 )
-def test_a_smaller_part_is_offered(rows: list[Row], count: int, expected: str | None) -> None:
+def test_a_smaller_part_is_offered(
+    rows: list[DeviceStatus], count: int, expected: str | None
+) -> None:
     """What is offered is the largest part that all of the devices that are needed have room for."""
     lines = ways_out(refused(*rows, request=TEN_GB._replace(count=count)))
     offers = [line for line in lines if "GiB can be had now: " in line]
@@ -1345,7 +1381,7 @@ def test_strangers_on_a_full_gpu(used_mib: float | None) -> None:
 
 def test_a_warning_of_strangers_beside_a_part() -> None:
     """Who gets a part where others compute without a reservation is told that they may use more."""
-    caution = Row(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use_state=State.BUSY)
+    caution = DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use_state=State.BUSY)
     assert messages.say(Caution(caution, TEN_GB)) == (
         "You have 9.3 GiB of GPU0, which others use without a reservation: busy, alice, python "
         "(pid 4321000). What they use now is not in your part, but they may use more"
@@ -1367,7 +1403,7 @@ def test_who_is_over(
     uses: dict[Device, float | None], before: tuple[Device, ...], expected: tuple[Device, ...]
 ) -> None:
     """A device is over with more than its part; where that can't be read it is as it was before."""
-    held = Held((GPU0, GPU1), {}, Promise(Size(10.0)))
+    held = Holding((GPU0, GPU1), {}, ReservationTerms(Size(10.0)))
     over, _ = memory_caps.exceeded(held, uses, frozenset(before))
     assert over == set(expected)
 
@@ -1385,7 +1421,7 @@ def test_who_is_over(
 )
 def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> None:
     """Who is over reads how much, what caps it if that is known, and the line to type."""
-    request = TEN_GB._replace(devices=("0",), promise=TEN_GB.promise._replace(note="x"))
+    request = TEN_GB._replace(devices=("0",), terms=TEN_GB.terms._replace(note="x"))
     assert messages.say(Exceeded(GPU0, 11540.0, request, names)) == (
         f"This kernel uses 11.3 GiB of GPU0, 2.0 GiB more than it has reserved: others may run out "
         f"of memory.{expected} Free memory (a restart frees all of it), or ask for more:\n"
@@ -1409,14 +1445,14 @@ def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> N
         (Request(min_memory_mib=16000, memory_unit="MiB"), "a GPU of 15.6 GiB or more"),
         (Request(("cuda:1", "3")), "GPU1 and GPU3"),
         (Request(model="a100\x07"), "a GPU with 'a100\ufffd' in the name"),
-        (Request(promise=Promise(Size(10240))), "10.0 GiB of a GPU"),
-        (Request(("0",), promise=Promise(Size(0, percent=50))), "50% of GPU0"),
+        (Request(terms=ReservationTerms(Size(10240))), "10.0 GiB of a GPU"),
+        (Request(("0",), terms=ReservationTerms(Size(0, percent=50))), "50% of GPU0"),
         (
-            Request(promise=Promise(Size(9536.743, "GB")), count=2),
+            Request(terms=ReservationTerms(Size(9536.743, "GB")), count=2),
             "9.3 GiB of each of 2 GPUs",
         ),
         (
-            Request(("0",), promise=Promise(Size(2048)), min_memory_mib=4096),
+            Request(("0",), terms=ReservationTerms(Size(2048)), min_memory_mib=4096),
             "2.0 GiB of GPU0 of 4.0 GiB or more",
         ),
         (
@@ -1430,8 +1466,8 @@ def test_asked(request_: Request, expected: str) -> None:
     assert messages.asked(request_) == expected
 
 
-UNUSABLE = Row(GPU1, State.UNFIT, unfit=Unfit.MODEL)
-BUSY = Row(GPU2, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True)
+UNUSABLE = DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.MODEL)
+BUSY = DeviceStatus(GPU2, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True)
 
 
 @pytest.mark.parametrize(
@@ -1501,7 +1537,7 @@ def test_what_is_likeliest_to_come_free() -> None:
     devices = (
         idle(GPU0, ALICE, since=now - 1800),
         idle(GPU1, BOB, since=now - 7200),
-        Row(GPU2, State.RESERVED, COMPUTED_ON, holders=(BOB,)),
+        DeviceStatus(GPU2, State.RESERVED, COMPUTED_ON, holders=(BOB,)),
     )
     assert ways_out(pictures.wait(Waiting(Request(), 1, 0.0, devices))) == [
         "Likeliest to come free: GPU1, idle for 2 h"
@@ -1516,32 +1552,40 @@ ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
     ("row", "expected"),
     [
         (
-            Row(GPU0, State.BUSY, FULL),
+            DeviceStatus(GPU0, State.BUSY, FULL),
             ["As root, see who may keep that memory: fuser -v /dev/nvidia*"],
         ),
         (
-            Row(GPU0, State.BUSY, FULL._replace(sees_all=False, is_wsl=True)),
+            DeviceStatus(GPU0, State.BUSY, FULL._replace(sees_all=False, is_wsl=True)),
             ["If that is Windows alone, set in the environment: RESERVE_GPU_IDLE_MEMORY=11GiB"],
         ),
-        (Row(GPU0, State.BUSY, FULL._replace(sees_all=False)), []),  # others can end it, unseen
-        (Row(GPU0, State.RESERVED, FULL, holders=(ALICE,)), []),
         (
-            Row(GPU0, State.UNKNOWN, Usage(compute=0, sees_all=False)),
+            DeviceStatus(GPU0, State.BUSY, FULL._replace(sees_all=False)),
+            [],
+        ),  # others can end it, unseen
+        (DeviceStatus(GPU0, State.RESERVED, FULL, holders=(ALICE,)), []),
+        (
+            DeviceStatus(GPU0, State.UNKNOWN, Usage(compute=0, sees_all=False)),
             ["Make sure that nobody uses GPU0. Then reserve all of it by number."],
         ),
-        (Row(GPU0, State.UNKNOWN, reason="its lock is a link"), []),
-        (Row(GPU0, State.UNKNOWN, Usage(compute=0, sees_all=False), holders=(A_PART,)), []),
-        (Row(GPU0, State.UNKNOWN, Usage(compute=1, sees_all=False)), []),
+        (DeviceStatus(GPU0, State.UNKNOWN, reason="its lock is a link"), []),
         (
-            Row(GPU0, State.BUSY, COMPUTED_ON, processes=(ZOMBIE,)),
+            DeviceStatus(GPU0, State.UNKNOWN, Usage(compute=0, sees_all=False), holders=(A_PART,)),
+            [],
+        ),
+        (DeviceStatus(GPU0, State.UNKNOWN, Usage(compute=1, sees_all=False)), []),
+        (
+            DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, processes=(ZOMBIE,)),
             [f"alice, python (pid 4321000, a zombie) goes when {HARMLESS} (pid 11) ends."],
         ),
     ],
 )
-def test_what_helps_where_a_wait_may_not_end(row: Row, expected: list[str]) -> None:
+def test_what_helps_where_a_wait_may_not_end(row: DeviceStatus, expected: list[str]) -> None:
     """A refusal, a wait and a status say what to do about use that nobody is seen to have."""
     in_wait = ways_out(pictures.wait(Waiting(Request(), 1, 0.0, (row,))))
-    in_status = [phrases.plain(line) for line in Status((row,), face=MAGIC).picture().layout.foot]
+    in_status = [
+        phrases.plain(line) for line in Status((row,), frontend=MAGIC).picture().layout.foot
+    ]
     in_refusal = ways_out(refused(row))
     assert in_wait == expected
     assert in_status[: len(expected)] == in_refusal[: len(expected)] == expected
@@ -1554,21 +1598,21 @@ def test_what_helps_where_a_wait_may_not_end(row: Row, expected: list[str]) -> N
     ("row", "expected"),
     [
         (RESERVED, "alice"),
-        (Row(GPU0, State.RESERVED, holders=(a_holder(user=HOSTILE),)), HARMLESS),
-        (Row(GPU0, State.RESERVED, holders=(Holder(),)), "reserved"),
-        (Row(GPU0, State.AWAITED, awaited_by=BOB), "awaited"),
-        (Row(LOST, State.BROKEN), "broken"),
+        (DeviceStatus(GPU0, State.RESERVED, holders=(a_holder(user=HOSTILE),)), HARMLESS),
+        (DeviceStatus(GPU0, State.RESERVED, holders=(Holder(),)), "reserved"),
+        (DeviceStatus(GPU0, State.AWAITED, awaited_by=BOB), "awaited"),
+        (DeviceStatus(LOST, State.BROKEN), "broken"),
         (FULL_GPU, "has room for 5.8 GiB"),
     ],
 )
-def test_waiting_briefly(row: Row, expected: str) -> None:
+def test_waiting_briefly(row: DeviceStatus, expected: str) -> None:
     """In one row there is a word for each device: its holder's name, else its state."""
     brief = pictures.wait(Waiting(Request(), 1, 0.0, (row,))).brief
     assert brief.partition("for 0 s. ")[2] == f"{row.label} {expected}"
 
 
 @pytest.mark.parametrize(
-    ("face", "held", "expected"),
+    ("frontend", "held", "expected"),
     [
         (MAGIC, [], "Stopped waiting; nothing is reserved. No GPU is visible to this notebook."),
         (MAGIC, [GPU0, GPU1], "Stopped waiting. This kernel keeps GPU0 and GPU1."),
@@ -1577,6 +1621,6 @@ def test_waiting_briefly(row: Row, expected: str) -> None:
         (SHELL, [GPU0], "Stopped waiting. This process keeps GPU0."),
     ],
 )
-def test_interrupted(face: Face, held: list[Device], expected: str) -> None:
+def test_interrupted(frontend: Frontend, held: list[Device], expected: str) -> None:
     """Who interrupts a wait is told what is reserved then."""
-    assert messages.interrupted(held, face) == expected
+    assert messages.interrupted(held, frontend) == expected

@@ -8,7 +8,7 @@ import pytest
 
 from reserve_gpu.gpus import names
 from reserve_gpu.model.devices import Device, Fault
-from reserve_gpu.model.errors import RequestError, shown
+from reserve_gpu.model.errors import RequestError, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -360,4 +360,4 @@ def test_model(device: Device, model: str) -> None:
 )
 def test_shown(text: str, limit: int, expected: str) -> None:
     """Foreign text becomes one line of bounded length without control characters."""
-    assert shown(text, limit) == expected
+    assert sanitize(text, limit) == expected

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.allocation.attempt import Asking, attempt
+from reserve_gpu.allocation.attempt import AttemptContext, attempt
 from reserve_gpu.allocation.outcome import Denied, Granted
 from reserve_gpu.allocation.request import idle_mib, parse
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
-from reserve_gpu.locks.queue import Place
+from reserve_gpu.locks.queue import QueueEntry
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.holders import Record
 from tests.locked import have, held, needs_root
@@ -47,31 +47,36 @@ class Waiters:
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._stack = stack
         self.directory = stack.enter_context(LockDirectory(str(path)))
-        self.places: list[Place] = []
+        self.places: list[QueueEntry] = []
 
-    def join(self, *wants: str, **about: Any) -> Place:
+    def join(self, *wants: str, **about: Any) -> QueueEntry:
         """Let one more join the queue."""
-        place = Place(self.directory, wants or UUIDS, Record.from_dict(about), STOPPED_S)
-        self.places.append(self._stack.enter_context(place))
+        entry = QueueEntry(self.directory, wants or UUIDS, Record.from_dict(about), STOPPED_S)
+        self.places.append(self._stack.enter_context(entry))
         with self.directory.mutex():
-            place.join()
-        return place
+            entry.join()
+        return entry
 
-    def look(self, place: Place, uuid: str = UUIDS[0], *, is_free: bool = True) -> int | None:
+    def look(self, entry: QueueEntry, uuid: str = UUIDS[0], *, is_free: bool = True) -> int | None:
         """Look once at a device: the number of the one who comes first, None for nobody."""
-        (number,) = self.look_at_all(place, [uuid], is_free=is_free)
+        (number,) = self.look_at_all(entry, [uuid], is_free=is_free)
         return number
 
     def look_at_all(
-        self, place: Place, uuids: Sequence[str], *, is_free: bool = True, is_enough: bool = True
+        self,
+        entry: QueueEntry,
+        uuids: Sequence[str],
+        *,
+        is_free: bool = True,
+        is_enough: bool = True,
     ) -> list[int | None]:
         """Look once at several devices. is_enough: Whether the device is enough for a waiter."""
         self.heartbeat()
         with self.directory.mutex():
-            ahead = [ticket.name for ticket in place.ahead()]
-            assert len(ahead) == self.places.index(place)  # nobody is passed over as stopped
+            ahead = [ticket.name for ticket in entry.ahead()]
+            assert len(ahead) == self.places.index(entry)  # nobody is passed over as stopped
             first = [
-                place.first_for(
+                entry.first_for(
                     uuid, is_open=is_free, is_free=lambda _: is_enough, is_possible=lambda _: True
                 )
                 for uuid in uuids
@@ -81,8 +86,8 @@ class Waiters:
     def heartbeat(self) -> None:
         """Let all give a sign of life."""
         time.sleep(TICK_S)
-        for place in self.places:
-            place.heartbeat()
+        for entry in self.places:
+            entry.heartbeat()
 
 
 @pytest.fixture
@@ -201,8 +206,10 @@ def test_needs_are_told(here: Here, wishes: dict[str, Any], needs: int) -> None:
     assert seen == [needs]
 
 
-def asking_for_gpu0(gpus: Nvml, directory: LockDirectory) -> Asking:
-    return Asking(parse("0"), gpus, directory, dict.fromkeys(cuda_environment.VARIABLES), {})
+def asking_for_gpu0(gpus: Nvml, directory: LockDirectory) -> AttemptContext:
+    return AttemptContext(
+        parse("0"), gpus, directory, dict.fromkeys(cuda_environment.VARIABLES), {}
+    )
 
 
 def states(outcome: Granted | Denied) -> list[State]:
@@ -212,12 +219,12 @@ def states(outcome: Granted | Denied) -> list[State]:
 
 def attempts(here: Here, waiters: Waiters) -> Iterator[Granted | Denied]:
     """Look for GPU 0 again and again, as one who waits behind others that are well."""
-    place = waiters.join()
+    entry = waiters.join()
     with Nvml() as gpus:
-        asking = asking_for_gpu0(gpus, waiters.directory)
+        context = asking_for_gpu0(gpus, waiters.directory)
         for _ in range(LOOKS):
             waiters.heartbeat()
-            outcome = attempt(asking, place=place)
+            outcome = attempt(context, entry=entry)
             yield outcome
             if isinstance(outcome, Granted):
                 return
@@ -247,20 +254,20 @@ def test_awaited_by_the_limit_that_was_set(here: Here, monkeypatch: pytest.Monke
     with ExitStack() as stack:
         waiters = Waiters(here.locks, stack)
         waiters.join(here.uuid("0"))
-        asking = asking_for_gpu0(stack.enter_context(Nvml()), waiters.directory)
-        assert states(attempt(asking._replace(idle_mib=idle_mib()))) == [State.AWAITED]
+        context = asking_for_gpu0(stack.enter_context(Nvml()), waiters.directory)
+        assert states(attempt(context._replace(idle_mib=idle_mib()))) == [State.AWAITED]
 
 
 IN_USE = "gpu\n memory 16384\ngpu\n memory 16384\n compute 4321 9000\n"
 
 
 @pytest.mark.parametrize(
-    ("scenario", "has_rival", "part_mib"),
+    ("scenario", "has_rival", "memory_limit_mib"),
     [(None, True, None), (IN_USE, False, None), (IN_USE, False, 12000), (None, True, 1000)],
     ids=["reserved", "in use", "too little", "whole"],
 )
 def test_who_needs_several_keeps_one(
-    here: Here, scenario: str | None, part_mib: float | None, *, has_rival: bool
+    here: Here, scenario: str | None, memory_limit_mib: float | None, *, has_rival: bool
 ) -> None:
     """A free GPU that the first in the queue needs together with another stays for him."""
     if scenario:
@@ -269,7 +276,7 @@ def test_who_needs_several_keeps_one(
         if has_rival:
             stack.enter_context(here.rival("1"))
         waiters = Waiters(here.locks, stack)
-        waiters.join(here.uuid("0"), here.uuid("1"), needs=2, part_mib=part_mib)
+        waiters.join(here.uuid("0"), here.uuid("1"), needs=2, part_mib=memory_limit_mib)
         end = time.monotonic() + 3 * STOPPED_S
         for outcome in attempts(here, waiters):
             assert isinstance(outcome, Denied)
@@ -277,14 +284,14 @@ def test_who_needs_several_keeps_one(
                 break
 
 
-@pytest.mark.parametrize("part_mib", [None, 1000])
-def test_who_leaves_several_alone_is_passed(here: Here, part_mib: float | None) -> None:
+@pytest.mark.parametrize("memory_limit_mib", [None, 1000])
+def test_who_leaves_several_alone_is_passed(here: Here, memory_limit_mib: float | None) -> None:
     """Who takes none of the GPUs that lie free for him together keeps nobody from one of them."""
-    if part_mib:
+    if memory_limit_mib:
         here.write(IN_USE)
     with ExitStack() as stack:
         waiters = Waiters(here.locks, stack)
-        waiters.join(here.uuid("0"), here.uuid("1"), needs=2, part_mib=part_mib)
+        waiters.join(here.uuid("0"), here.uuid("1"), needs=2, part_mib=memory_limit_mib)
         outcomes = list(attempts(here, waiters))
         assert isinstance(outcomes[0], Denied)
         assert isinstance(outcomes[-1], Granted)
@@ -304,7 +311,7 @@ def test_coarse_time_stamps(waiters: Waiters, monkeypatch: pytest.MonkeyPatch, u
     monkeypatch.setattr(os, "utime", coarse)
     places = [waiters.join() for _ in range(3)]
     with waiters.directory.mutex():
-        ahead = [[ticket.name for ticket in place.ahead()] for place in places]
+        ahead = [[ticket.name for ticket in entry.ahead()] for entry in places]
         names = [ticket.name for ticket in waiters.directory.tickets()]
     assert sorted(ahead) == [names[:number] for number in range(3)]
 

@@ -18,7 +18,7 @@ from tests.test_offers import EnoughError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reserve_gpu.model.holders import Row
+    from reserve_gpu.model.holders import DeviceStatus
     from tests.here import Here
 
 UID, OTHER_UID = os.geteuid(), 65534
@@ -49,7 +49,7 @@ def part(mib: float, *devices: Any, **wishes: Any) -> str:
     return got(*devices, memory=f"{mib}MiB", **wishes)
 
 
-def rows(mib: float, *devices: Any, **wishes: Any) -> list[Row]:
+def rows(mib: float, *devices: Any, **wishes: Any) -> list[DeviceStatus]:
     """Fail to reserve a part; why, of each device."""
     with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
         part(mib, *devices, **wishes)
@@ -120,7 +120,7 @@ def test_a_refusal_names_all_who_have_a_part(one: Here) -> None:
     """Who finds a GPU full is told of each sharer with the size that it was promised."""
     with promised(one, gpu0=[4000, 5000]):
         (row,) = rows(2000)
-        assert [sharer.part_mib for sharer in row.holders] == [4000, 5000]
+        assert [sharer.memory_limit_mib for sharer in row.holders] == [4000, 5000]
         assert variables() == {"CUDA_VISIBLE_DEVICES": ""}
     assert locked(one.locks) == set()
 
@@ -160,7 +160,7 @@ def test_whole_and_part_exclude_each_other(one: Here, devices: str | None) -> No
         with pytest.raises(reserve_gpu.NoFreeDeviceError) as refused:
             got(devices)
         (row,) = refused.value.rows
-        assert [sharer.part_mib for sharer in row.holders] == [1, 2000]
+        assert [sharer.memory_limit_mib for sharer in row.holders] == [1, 2000]
         assert " 0.0 of <0.1 GiB" in str(refused.value)
         assert " 0.0 of 2.0 GiB" in str(refused.value)
 

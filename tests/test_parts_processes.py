@@ -52,13 +52,13 @@ def one(here: Here) -> Here:
 def sharer(machine: Machine, mib: int, use_mib: int | None = None) -> Iterator[Child]:
     """Make a process with a part, which uses so much besides its context."""
     with machine.child() as child:
-        assert promise(child, mib).value == "0"
+        assert terms(child, mib).value == "0"
         if use_mib is not None:
             assert child.run(f"{CUDA}\nuse({use_mib}) > 2").value is True
         yield child
 
 
-def promise(child: Child, mib: float) -> Answer:
+def terms(child: Child, mib: float) -> Answer:
     """Have the process reserve a part."""
     return child.reserve(f"memory='{mib}MiB'")
 
@@ -127,15 +127,15 @@ def test_what_own_children_use_is_no_obstacle(one: Here) -> None:
 def test_growing_and_giving_back_under_cuda(one: Here) -> None:
     """Who has started CUDA grows in place where there is room, else keeps its part."""
     with sharer(one, 4000, 1000) as child, sharer(one, 3000, 500):
-        assert promise(child, 7000).value == "0"
+        assert terms(child, 7000).value == "0"
         assert child.run("os.environ['CUDA_DEVICE_MEMORY']").value == "7000"
         assert records(one.locks)[child.pid] == 7000
-        refused = promise(child, 7001)
+        refused = terms(child, 7001)
         assert refused.error == "NoFreeDeviceError"
         assert most(child) == [7000]
         assert "reserve_gpu.reserve('0', memory=" in child.run("str(refused)").value
         assert records(one.locks)[child.pid] == 7000
-        assert promise(child, 5000).value == "0"
+        assert terms(child, 5000).value == "0"
         assert part(2000) == "0"
 
 
@@ -145,7 +145,7 @@ def test_cuda_without_a_reservation(one: Here) -> None:
     with sharer(one, 3000), one.child(CUDA_VISIBLE_DEVICES="0") as child:
         child.run(f"{CUDA}\nuse(4000)")
         assert most(child) == [7000]
-        assert promise(child, 7000).value == "0"
+        assert terms(child, 7000).value == "0"
         assert records(one.locks)[child.pid] == 7000
 
 
@@ -156,9 +156,9 @@ def test_cuda_without_a_reservation(one: Here) -> None:
 def test_kill_frees_a_promise_at_once(one: Here) -> None:
     """What a process was promised, and what it used, can be promised as soon as it is killed."""
     with sharer(one, 4000, 1000) as child, sharer(one, 5000) as other:
-        assert promise(other, 6001).error == "NoFreeDeviceError"
+        assert terms(other, 6001).error == "NoFreeDeviceError"
         child.kill()
-        assert promise(other, 10_000).value == "0"
+        assert terms(other, 10_000).value == "0"
         assert records(one.locks) == {other.pid: 10_000}
         other.kill()
         assert part(TOTAL) == "0"
@@ -207,8 +207,8 @@ def test_a_command_has_the_part(machine: Machine) -> None:
         with command.stdout as told:
             assert told.readline() == b"4000\n"
         assert records(machine.locks) == {command.pid: 4000}
-        assert promise(child, 6001).error == "NoFreeDeviceError"
-        assert promise(child, 6000).value == "0"
+        assert terms(child, 6001).error == "NoFreeDeviceError"
+        assert terms(child, 6000).value == "0"
 
 
 ASKING = """
@@ -267,9 +267,9 @@ def test_growing_once_cuda_runs_where_one_process_may_use_the_gpu(machine: Machi
     """On a GPU for one process at a time this one is itself no reason to refuse it more."""
     machine.write(f"contexts {machine.folder}\n{ONE}  mode exclusive_process\n")
     with machine.child() as child:
-        assert promise(child, 4000).value == "0"
+        assert terms(child, 4000).value == "0"
         child.run(f"{CUDA}\nuse(1000)")
-        assert promise(child, 7000).value == "0"
+        assert terms(child, 7000).value == "0"
 
 
 @on_a_host
@@ -278,9 +278,9 @@ def test_who_has_a_part_is_no_stranger_to_itself(machine: Machine) -> None:
     machine.write(f"contexts {machine.folder}\n{ONE}  compute 4321000 5000\n")
     with machine.child() as child:
         child.run("import warnings; warnings.simplefilter('ignore')")
-        assert promise(child, 4000).value == "0"
+        assert terms(child, 4000).value == "0"
         child.run(f"{CUDA}\nuse(1000)")
-        text = promise(child, 7000).text
+        text = terms(child, 7000).text
         assert re.findall("without a reservation: (.*)", text) == ["pid 4321000"]
         assert f"this process: {own_name()}, " in text
 
@@ -290,14 +290,14 @@ def test_of_who_shares_by_parts_nobody_is_warned(machine: Machine) -> None:
     """A warning tells of strangers, not of sharers; in a container it can't tell them apart."""
     machine.write(ONE)
     with machine.child() as sharer, machine.child() as other, behind(machine, *CONTAINER) as inside:
-        assert promise(sharer, 4000).value == "0"
+        assert terms(sharer, 4000).value == "0"
         machine.write(f"{ONE}  compute {sharer.pid} 3000\n")
         for child in (other, inside):
             child.run("import warnings; warnings.filterwarnings('error', 'You have')")
-            assert promise(child, 1000).value == "0"
+            assert terms(child, 1000).value == "0"
             child.run("reserve_gpu.release()")
         machine.write(f"{ONE}  compute {sharer.pid} 3000\n  compute 4321000 1000\n")
-        assert promise(other, 1000).error == "ReserveGPUWarning"
+        assert terms(other, 1000).error == "ReserveGPUWarning"
 
 
 # -- containers ------------------------------------------------------------------------------------
@@ -311,15 +311,15 @@ def test_sizes_are_seen_from_containers(machine: Machine) -> None:
         behind(machine, *CONTAINER) as other,
         machine.child() as outside,
     ):
-        assert promise(inside, 4000).value == "0"
-        assert promise(outside, 3000).value == "0"
+        assert terms(inside, 4000).value == "0"
+        assert terms(outside, 3000).value == "0"
         assert most(other) == [3000]
-        assert promise(other, 3000).value == "0"
-        assert promise(outside, 3001).error == "NoFreeDeviceError"
+        assert terms(other, 3000).value == "0"
+        assert terms(outside, 3001).error == "NoFreeDeviceError"
         pid = pid_outside(inside)
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not is_running(pid))
-        assert promise(outside, 7000).value == "0"
+        assert terms(outside, 7000).value == "0"
 
 
 def test_uses_are_not_seen_from_containers(machine: Machine) -> None:
@@ -327,7 +327,7 @@ def test_uses_are_not_seen_from_containers(machine: Machine) -> None:
     machine.write(f"{ONE}  compute 4321000 5000\n")
     with machine.child() as outside, behind(machine, *CONTAINER) as inside:
         outside.run("import warnings; warnings.simplefilter('ignore')")
-        assert promise(outside, 3000).value == "0"
+        assert terms(outside, 3000).value == "0"
         assert most(inside) == [5000]
         machine.write(f"{ONE}  compute 4321000 2000\n")
         assert most(inside) == [7000]

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.allocation.attempt import Asking, attempt
+from reserve_gpu.allocation.attempt import AttemptContext, attempt
 from reserve_gpu.allocation.outcome import Denied, Granted
 from reserve_gpu.allocation.request import parse
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.locks.queue import Place
+from reserve_gpu.locks.queue import QueueEntry
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.holders import Record
 from tests.processes import own_name, wait_for
@@ -38,18 +38,22 @@ TICK_S = 0.02  # in which the kernel's clock for files moves on, whatever its HZ
 
 @contextmanager
 def waiting(
-    here: Here, part_mib: float | None, *numbers: str, needs: int = 1, stopped_s: float = 5.0
-) -> Iterator[Place]:
+    here: Here,
+    memory_limit_mib: float | None,
+    *numbers: str,
+    needs: int = 1,
+    stopped_s: float = 5.0,
+) -> Iterator[QueueEntry]:
     """Let somebody wait for a part of one of the GPUs, or None for all of one."""
     wants = [here.uuid(number) for number in numbers or ("0",)]
-    about = {"user": "carol", "part_mib": part_mib, "needs": needs}
+    about = {"user": "carol", "part_mib": memory_limit_mib, "needs": needs}
     with (
         LockDirectory(str(here.locks)) as directory,
-        Place(directory, wants, Record.from_dict(about), stopped_s) as place,
+        QueueEntry(directory, wants, Record.from_dict(about), stopped_s) as entry,
     ):
         with directory.mutex():
-            place.join()
-        yield place
+            entry.join()
+        yield entry
 
 
 # -- whose turn it is ------------------------------------------------------------------------------
@@ -113,7 +117,7 @@ def test_a_ticket_that_makes_no_sense(here: Here, size: object) -> None:
 # -- offers ----------------------------------------------------------------------------------------
 
 
-def outcomes(here: Here, mib: float, *ahead: Place) -> Iterator[Granted | Denied]:
+def outcomes(here: Here, mib: float, *ahead: QueueEntry) -> Iterator[Granted | Denied]:
     """Look again and again, for much longer than an offer lasts, behind some who are well.
 
     mib: of the part that is wanted.
@@ -121,17 +125,17 @@ def outcomes(here: Here, mib: float, *ahead: Place) -> Iterator[Granted | Denied
     inherited = dict.fromkeys(cuda_environment.VARIABLES)
     request = parse(None, memory=f"{mib}MiB")
     with (
-        waiting(here, mib, stopped_s=STOPPED_S) as place,
+        waiting(here, mib, stopped_s=STOPPED_S) as entry,
         Nvml() as gpus,
         LockDirectory(str(here.locks)) as directory,
     ):
-        asking = Asking(request, gpus, directory, inherited, {})
+        context = AttemptContext(request, gpus, directory, inherited, {})
         end = time.monotonic() + 5 * STOPPED_S
         while time.monotonic() < end:
             time.sleep(TICK_S)
             for other in ahead:
                 other.heartbeat()
-            outcome = attempt(asking, place=place)
+            outcome = attempt(context, entry=entry)
             yield outcome
             if isinstance(outcome, Granted):
                 for locked in outcome.locked:
@@ -143,8 +147,8 @@ def outcomes(here: Here, mib: float, *ahead: Place) -> Iterator[Granted | Denied
 def test_too_little_room_is_no_offer(here: Here, ahead: float | None) -> None:
     """Who waits for more than there is lets nothing lie: however long, nobody passes."""
     here.write(ONE)
-    with promised(here, gpu0=[6000]), waiting(here, ahead) as place:
-        for outcome in outcomes(here, 3000, place):
+    with promised(here, gpu0=[6000]), waiting(here, ahead) as entry:
+        for outcome in outcomes(here, 3000, entry):
             assert isinstance(outcome, Denied)
             assert [row.state for row in outcome.rows] == [State.AWAITED]
 
@@ -152,8 +156,8 @@ def test_too_little_room_is_no_offer(here: Here, ahead: float | None) -> None:
 def test_an_offer_lapses(here: Here) -> None:
     """Who could have what is waited for and does not take it is passed after a while."""
     here.write(ONE)
-    with promised(here, gpu0=[1000]), waiting(here, 8000) as place:
-        seen = list(outcomes(here, 3000, place))
+    with promised(here, gpu0=[1000]), waiting(here, 8000) as entry:
+        seen = list(outcomes(here, 3000, entry))
         assert isinstance(seen[0], Denied)
         assert isinstance(seen[-1], Granted)
 
@@ -172,8 +176,8 @@ def test_a_large_one_gets_its_turn(machine: Machine) -> None:
         waiter.sees(1, "full")
         assert second.reserve("memory='3000MiB'").error == "NoFreeDeviceError"
         others = [Waiter(machine, child, "memory='3000MiB'") for child in (second, third)]
-        for place, other in enumerate(others, 2):
-            other.sees(place, "awaited")
+        for entry, other in enumerate(others, 2):
+            other.sees(entry, "awaited")
         assert queued(machine) == [large.pid, second.pid, third.pid]
         first.run("reserve_gpu.release()")
         assert waiter.answer().value == "0"

@@ -10,13 +10,13 @@ import pytest
 from wcwidth import wcswidth
 
 from reserve_gpu.model.devices import Device, Fault, Process, State, Usage
-from reserve_gpu.model.holders import Holder, Row
+from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.notices import Refused
 from reserve_gpu.model.progress import Waiting
 from reserve_gpu.model.queue import Ticket
-from reserve_gpu.model.requests import Promise, Request, Size
+from reserve_gpu.model.requests import Request, ReservationTerms, Size
 from reserve_gpu.render import html, pictures, terminal
-from reserve_gpu.render.frontend import MAGIC, SHELL
+from reserve_gpu.render.frontends import MAGIC, SHELL
 from reserve_gpu.render.status_view import Status
 from tests.holders import a_holder, changed
 
@@ -38,19 +38,23 @@ def usage(used_mib: float) -> Usage:
     return Usage(compute=0, mps=0, total_mib=81920, used_mib=used_mib)
 
 
-def free(index: int, name: str = "NVIDIA A100-SXM4-80GB") -> Row:
-    return Row(device(index, name), State.FREE, usage(0), 0, temperature_c=30 + index, power_w=55.0)
+def free(index: int, name: str = "NVIDIA A100-SXM4-80GB") -> DeviceStatus:
+    return DeviceStatus(
+        device(index, name), State.FREE, usage(0), 0, temperature_c=30 + index, power_w=55.0
+    )
 
 
-def held(index: int, user: str, notebook: str = "train.ipynb", note: str | None = None) -> Row:
+def held(
+    index: int, user: str, notebook: str = "train.ipynb", note: str | None = None
+) -> DeviceStatus:
     since = NOW - 3600.0 * index
     holder = a_holder(4000 + index, user, notebook, since=since, note=note, seen=True)
-    row = Row(device(index), State.RESERVED, usage(41000), 97, holders=(holder,))
+    row = DeviceStatus(device(index), State.RESERVED, usage(41000), 97, holders=(holder,))
     return row._replace(temperature_c=60 + index, power_w=240.0)
 
 
-def status(*rows: Row, waiting: tuple[Ticket, ...] = (), **about: object) -> Picture:
-    fields = {"time": NOW, "host": "dgx", "face": MAGIC, **about}
+def status(*rows: DeviceStatus, waiting: tuple[Ticket, ...] = (), **about: object) -> Picture:
+    fields = {"time": NOW, "host": "dgx", "frontend": MAGIC, **about}
     return Status(rows, waiting, **fields).picture()  # type: ignore[arg-type]
 
 
@@ -58,10 +62,10 @@ def at(picture: Picture, width: int) -> list[str]:
     return terminal.lines(picture.layout, width, is_coloured=False)
 
 
-def part(holder: Holder, part_mib: float | None, used_mib: float | None) -> Holder:
+def part(holder: Holder, memory_limit_mib: float | None, used_mib: float | None) -> Holder:
     """Return the same holder as one who shares the device."""
-    size = None if part_mib is None else Size(part_mib)
-    return changed(holder, promise=holder.record.promise._replace(size=size), used_mib=used_mib)
+    size = None if memory_limit_mib is None else Size(memory_limit_mib)
+    return changed(holder, terms=holder.record.terms._replace(size=size), used_mib=used_mib)
 
 
 # Six of eight GPUs are reserved, one is used without a reservation.
@@ -71,7 +75,7 @@ EIGHT = (
     held(2, "carol", "sweep.ipynb", "until Friday"),
     *(held(index, "dave", "python train.py") for index in (3, 4, 5)),
     free(6),
-    Row(
+    DeviceStatus(
         device(7),
         State.BUSY,
         usage(70000),
@@ -85,9 +89,9 @@ PART = Device(8, "MIG-1", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", memory_mib=9728, 
 ODD = (
     held(0, "alice", note="a very long story, told in so many words that no line has room for it"),
     held(1, "bob")._replace(holders=(*held(1, "bob").holders, *held(2, "carol").holders)),
-    Row(PART, State.FREE, usage(0)),
-    Row(Fault(9, "x"), State.DENIED, reason="the driver does not let this user use it"),
-    Row(Fault(10, "x"), State.EMPTY, reason="MIG is on, but it has no MIG instances"),
+    DeviceStatus(PART, State.FREE, usage(0)),
+    DeviceStatus(Fault(9, "x"), State.DENIED, reason="the driver does not let this user use it"),
+    DeviceStatus(Fault(10, "x"), State.EMPTY, reason="MIG is on, but it has no MIG instances"),
     free(11, "NVIDIA Quadro RTX 8000 with Max-Q Design"),
 )
 TICKET = Ticket(
@@ -99,13 +103,13 @@ SHARERS = (
     part(held(2, "bob").holders[0], 30720.0, None),
 )
 IN_PARTS = held(1, "alice")._replace(holders=SHARERS, promisable_mib=38000.0)
-FULL = Row(
+FULL = DeviceStatus(
     device(1), State.FULL, usage(12390)._replace(compute=1), holders=SHARERS, promisable_mib=6000.0
 )
-LEFT_ALONE = Row(
+LEFT_ALONE = DeviceStatus(
     device(0), State.RESERVED, usage(0), holders=held(0, "alice").holders, is_unused=True
 )
-TEN_GB = Request(promise=Promise(Size(1e10 / 2**20, "GB")))
+TEN_GB = Request(terms=ReservationTerms(Size(1e10 / 2**20, "GB")))
 PICTURES = {
     "eight": status(*EIGHT),
     "parts": status(held(0, "carol"), IN_PARTS),
@@ -114,11 +118,13 @@ PICTURES = {
     "odd": status(*ODD, waiting=(TICKET,), problem="the lock directory can't be read by you"),
     "refusal": pictures.refusal(
         Refused(
-            Request(count=2, promise=Promise(note="a b")),
+            Request(count=2, terms=ReservationTerms(note="a b")),
             [
                 LEFT_ALONE,
-                Row(device(1), State.AWAITED, usage(0), awaited_by=held(1, "bob").holders[0]),
-                Row(device(2), State.FREE, usage(0), would_be_taken=True),
+                DeviceStatus(
+                    device(1), State.AWAITED, usage(0), awaited_by=held(1, "bob").holders[0]
+                ),
+                DeviceStatus(device(2), State.FREE, usage(0), would_be_taken=True),
             ],
         ),
         SHELL,
@@ -133,7 +139,7 @@ PICTURES = {
 def test_a_command_is_never_broken(width: int) -> None:
     """What can be typed stands in one piece, whatever has no room beside it."""
     note = "until Friday evening, if nobody else has to have it before"
-    request = Request(count=2, promise=Promise(note=note))
+    request = Request(count=2, terms=ReservationTerms(note=note))
     picture = pictures.refusal(Refused(request, [LEFT_ALONE]), SHELL)
     shown = terminal.lines(picture.layout, width, is_coloured=False, breaks_commands=False)
     assert f"reserve-gpu run -n 2 --note '{note}' --wait -- COMMAND ..." in shown
@@ -214,7 +220,7 @@ def test_bars_use_the_width() -> None:
 @pytest.mark.parametrize(("percent", "colour"), [(0, "32"), (49, "32"), (50, "33"), (90, "31")])
 def test_bars_have_the_colour_of_the_load(percent: int, colour: str) -> None:
     """What is in use is green, from a half on yellow, from nine tenths on red."""
-    row = Row(device(0), State.BUSY, usage(81920 * percent / 100), percent)
+    row = DeviceStatus(device(0), State.BUSY, usage(81920 * percent / 100), percent)
     (line,) = terminal.lines(status(row).layout, 140, is_coloured=True)[2:3]
     codes = re.findall("\x1b\\[(3\\d)m\N{FULL BLOCK}", line)
     assert codes == ([colour] * 2 if percent else [])
@@ -222,8 +228,8 @@ def test_bars_have_the_colour_of_the_load(percent: int, colour: str) -> None:
 
 def test_a_name_that_all_share_is_in_the_head() -> None:
     """The model stands once where all GPUs are of one, and beside each where they differ."""
-    alike: tuple[Row, ...] = (free(0), free(1))
-    lost = Row(Fault(2, "GPU is lost"), State.BROKEN)
+    alike: tuple[DeviceStatus, ...] = (free(0), free(1))
+    lost = DeviceStatus(Fault(2, "GPU is lost"), State.BROKEN)
     for rows, rest in ((alike, ""), ((*alike, lost), " and 1 that can't be read")):
         first, titles, *lines = str(status(*rows)).splitlines()
         assert first.endswith(f", 2 x A100-SXM4-80GB{rest}")
@@ -231,7 +237,7 @@ def test_a_name_that_all_share_is_in_the_head() -> None:
         assert not any("A100" in line for line in lines)
     assert "<th" in status(*alike)._repr_html_()
     assert ">name</th>" not in status(*alike)._repr_html_()
-    others = (free(1, "T4"), Row(PART, State.FREE))
+    others = (free(1, "T4"), DeviceStatus(PART, State.FREE))
     for rows in ((free(0),), *((free(0), other) for other in others)):
         first, titles, *_ = str(status(*rows)).splitlines()
         assert " x " not in first
@@ -320,7 +326,7 @@ def test_columns_stay_straight(name: str, width: int) -> None:
 
 def test_what_is_lost_has_no_empty_columns() -> None:
     """Where nothing is known but the state, there are no columns for the rest."""
-    lost = Row(Fault(0, "GPU is lost"), State.BROKEN, reason="GPU is lost")
+    lost = DeviceStatus(Fault(0, "GPU is lost"), State.BROKEN, reason="GPU is lost")
     assert at(status(lost), 80)[1:3] == ["GPU  state   who", "0    broken  GPU is lost"]
 
 
@@ -348,7 +354,7 @@ SHOWN_STATES = [state for state in State if state is not State.IDLE]
 @pytest.mark.parametrize("state", SHOWN_STATES, ids=str)
 def test_each_state_has_its_word(state: State) -> None:
     """A state is a word in every rendering, so its colour is never the only sign."""
-    picture = status(Row(device(0), state, usage(0)))
+    picture = status(DeviceStatus(device(0), state, usage(0)))
     for text in (str(picture), "\n".join(at(picture, 80))):
         assert re.search(rf"^0 +{state.value}( |$)", text, re.MULTILINE)
     assert f">{state.value}</b>" in picture._repr_html_()
@@ -359,7 +365,7 @@ def test_each_state_has_its_word(state: State) -> None:
 def test_free_reserved_and_busy_differ() -> None:
     """The states that decide have colours of their own, in a terminal and in a notebook."""
     states = (State.FREE, State.RESERVED, State.BUSY, State.UNKNOWN)
-    rows = [status(Row(device(0), state, usage(0))) for state in states]
+    rows = [status(DeviceStatus(device(0), state, usage(0))) for state in states]
     codes = [
         re.findall(r"\x1b\[1;3\dm", terminal.lines(row.layout, 80, is_coloured=True)[2])[0]
         for row in rows
@@ -534,7 +540,7 @@ def test_a_holder_is_said_once() -> None:
 
 def test_names_are_short() -> None:
     """The maker's name is left out, and of an instance what stands above it."""
-    text = str(status(free(0), Row(PART, State.FREE, usage(0))))
+    text = str(status(free(0), DeviceStatus(PART, State.FREE, usage(0))))
     assert "NVIDIA" not in text
     assert re.search(r"^8 +A100-SXM4-80GB +split by MIG$", text, re.MULTILINE)
     assert re.search(r"^  8:3 +free +1g\.10gb ", text, re.MULTILINE)
@@ -565,17 +571,21 @@ def hostile_picture() -> dict[str, Picture]:
     process = Process(5, 300, FOREIGN, FOREIGN, has_reserved=False)
     gpu = Device(0, "GPU-0", FOREIGN, FOREIGN, 81920, FOREIGN)
     rows = (
-        Row(gpu, State.RESERVED, usage(300), holders=(holder, holder), processes=(process,) * 2),
-        Row(gpu, State.BUSY, usage(300), processes=(process,), is_unreserved_use=True),
-        Row(gpu, State.UNKNOWN, reason=FOREIGN, graphics=(process._replace(memory_mib=9000),)),
-        Row(Fault(1, FOREIGN), State.BROKEN, holders=(holder,), reason=FOREIGN),
-        Row(gpu, State.FREE, usage(0), awaited_by=holder),
-        Row(gpu, State.AWAITED, usage(300), holders=(holder,), awaited_by=holder),
-        Row(gpu, State.RESERVED, usage(300), holders=(sharer, holder), promisable_mib=0.0),
-        Row(gpu, State.FULL, usage(300), holders=(sharer, holder) * 9, promisable_mib=0.5),
+        DeviceStatus(
+            gpu, State.RESERVED, usage(300), holders=(holder, holder), processes=(process,) * 2
+        ),
+        DeviceStatus(gpu, State.BUSY, usage(300), processes=(process,), is_unreserved_use=True),
+        DeviceStatus(
+            gpu, State.UNKNOWN, reason=FOREIGN, graphics=(process._replace(memory_mib=9000),)
+        ),
+        DeviceStatus(Fault(1, FOREIGN), State.BROKEN, holders=(holder,), reason=FOREIGN),
+        DeviceStatus(gpu, State.FREE, usage(0), awaited_by=holder),
+        DeviceStatus(gpu, State.AWAITED, usage(300), holders=(holder,), awaited_by=holder),
+        DeviceStatus(gpu, State.RESERVED, usage(300), holders=(sharer, holder), promisable_mib=0.0),
+        DeviceStatus(gpu, State.FULL, usage(300), holders=(sharer, holder) * 9, promisable_mib=0.5),
     )
     ticket = Ticket(1, FOREIGN, None, holder, FOREIGN)
-    request = Request(promise=Promise(note=HOSTILE))
+    request = Request(terms=ReservationTerms(note=HOSTILE))
     return {
         "status": status(*rows, waiting=(ticket,), problem=FOREIGN, host=FOREIGN, limit=FOREIGN),
         "refusal": pictures.refusal(Refused(request, rows, limit=FOREIGN), MAGIC),

@@ -7,8 +7,8 @@ import pytest
 from reserve_gpu.allocation import policy
 from reserve_gpu.gpus.nvml import Link
 from reserve_gpu.model.devices import ComputeMode, Device, Fault, State, Unfit, Usage
-from reserve_gpu.model.holders import Row
-from reserve_gpu.model.requests import Promise, Request, Size
+from reserve_gpu.model.holders import DeviceStatus
+from reserve_gpu.model.requests import Request, ReservationTerms, Size
 from tests.holders import a_holder
 
 A100 = Device(0, "GPU-a", name="NVIDIA A100-SXM4-40GB", bus_id="0000:01:00.0", memory_mib=40960)
@@ -57,7 +57,7 @@ def test_unfit(
 
 
 IDLE = Usage(compute=0, mps=0, used_mib=0)
-PART = Request(promise=Promise(Size(1024.0)))
+PART = Request(terms=ReservationTerms(Size(1024.0)))
 EXCLUSIVE = Usage(compute=1, mode=ComputeMode.EXCLUSIVE_PROCESS)
 
 
@@ -107,11 +107,11 @@ UNFIT, FREE, BUSY = State.UNFIT, State.FREE, State.BUSY
 RESERVED, AWAITED = State.RESERVED, State.AWAITED
 
 
-def rows(*states: State, instances: int = 0) -> list[Row]:
+def rows(*states: State, instances: int = 0) -> list[DeviceStatus]:
     """Return a row for each state. instances: how many of them, the last, are MIG instances."""
     whole = len(states) - instances
     return [
-        Row(Device(i, f"GPU-{i}", instance=None if i < whole else i), state)
+        DeviceStatus(Device(i, f"GPU-{i}", instance=None if i < whole else i), state)
         for i, state in enumerate(states)
     ]
 
@@ -137,38 +137,41 @@ def rows(*states: State, instances: int = 0) -> list[Row]:
         (rows(BUSY, BUSY, instances=1), Request(), False, True),
         (rows(BUSY, BUSY, instances=1), Request(count=2), True, False),
         (rows(BUSY, BUSY, instances=2), Request(count=2), False, True),
-        ([Row(Fault(0, "lost"), State.BROKEN)], Request(), False, True),
-        ([*rows(BUSY), Row(Fault(1, "lost"), State.BROKEN)], Request(), False, True),
-        ([*rows(UNFIT), Row(Fault(1, "lost"), State.BROKEN)], Request(), True, False),
+        ([DeviceStatus(Fault(0, "lost"), State.BROKEN)], Request(), False, True),
+        ([*rows(BUSY), DeviceStatus(Fault(1, "lost"), State.BROKEN)], Request(), False, True),
+        ([*rows(UNFIT), DeviceStatus(Fault(1, "lost"), State.BROKEN)], Request(), True, False),
     ],
 )
 def test_impossible(
-    given: list[Row], request_: Request, *, is_impossible: bool, may_come_free: bool
+    given: list[DeviceStatus], request_: Request, *, is_impossible: bool, may_come_free: bool
 ) -> None:
     """It makes sense to wait where as many devices of one kind as are wanted would do, if free."""
     assert policy.is_impossible(given, request_) is is_impossible
     assert policy.may_come_free(given, request_) is may_come_free
 
 
-HELD_BY_7 = Row(A100, RESERVED, holders=(a_holder(7, seen=True),))
+HELD_BY_7 = DeviceStatus(A100, RESERVED, holders=(a_holder(7, seen=True),))
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
         ([HELD_BY_7], True),
-        ([HELD_BY_7, Row(T4, UNFIT)], True),
-        ([HELD_BY_7, Row(T4, RESERVED, holders=(a_holder(8, seen=True),))], True),
-        ([HELD_BY_7, Row(T4, RESERVED, holders=(a_holder(9, seen=True),))], False),
-        ([HELD_BY_7, Row(T4, BUSY)], False),
-        ([Row(A100, RESERVED, holders=(a_holder(7),))], False),  # by the record's word alone
+        ([HELD_BY_7, DeviceStatus(T4, UNFIT)], True),
+        ([HELD_BY_7, DeviceStatus(T4, RESERVED, holders=(a_holder(8, seen=True),))], True),
+        ([HELD_BY_7, DeviceStatus(T4, RESERVED, holders=(a_holder(9, seen=True),))], False),
+        ([HELD_BY_7, DeviceStatus(T4, BUSY)], False),
+        (
+            [DeviceStatus(A100, RESERVED, holders=(a_holder(7),))],
+            False,
+        ),  # by the record's word alone
         ([HELD_BY_7._replace(holders=(a_holder(9, seen=True), a_holder(7, seen=True)))], True),
         ([HELD_BY_7._replace(state=State.FULL)], False),  # others may make room
-        ([Row(T4, UNFIT)], False),
+        ([DeviceStatus(T4, UNFIT)], False),
         ([], False),
     ],
 )
-def test_is_above(given: list[Row], *, expected: bool) -> None:
+def test_is_above(given: list[DeviceStatus], *, expected: bool) -> None:
     """What the processes hold that this one descends from is above it, by the kernel's word."""
     assert policy.is_above(given, {7, 8}) is expected
 
@@ -229,7 +232,7 @@ def test_next_look(states: list[State], *, is_lively: bool, is_told: bool, secon
         ([T4], Request(model="t4"), [T4]),
         ([T4], Request(model="a100"), None),
         ([A100, T4], Request(("0", "1"), model="t4"), None),
-        ([A100], Request(promise=Promise(note="x")), [A100]),
+        ([A100], Request(terms=ReservationTerms(note="x")), [A100]),
     ],
 )
 def test_kept(held: list[Device], request_: Request, kept: list[Device] | None) -> None:
@@ -247,7 +250,7 @@ def test_kept(held: list[Device], request_: Request, kept: list[Device] | None) 
         ([A100, T4], Request(("0", "1")), ("0", "1")),
         ([A100, T4], Request(count=2), ("0", "1")),
         ([T4, A100], Request(("1", "0")), ("1", "0")),
-        ([A100], Request(promise=Promise(note="x")), ("0",)),
+        ([A100], Request(terms=ReservationTerms(note="x")), ("0",)),
         ([A100], Request(("1",)), None),
         ([A100], Request(model="t4"), None),
         ([A100], Request(count=2), None),
@@ -264,7 +267,7 @@ def test_reclaim(seen: list[Device], request_: Request, numbers: tuple[str, ...]
     narrowed = policy.reclaim(request_, seen)
     assert (narrowed and narrowed.devices) == numbers
     if narrowed:
-        assert narrowed.promise == request_.promise
+        assert narrowed.terms == request_.terms
         assert narrowed.needed == len(seen)
 
 

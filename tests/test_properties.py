@@ -21,7 +21,7 @@ from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.ipython import magic
 from reserve_gpu.model import parsing
 from reserve_gpu.model.devices import Device, Fault
-from reserve_gpu.model.errors import RequestError, shown
+from reserve_gpu.model.errors import RequestError, sanitize
 from tests.forker import Forker
 
 if TYPE_CHECKING:
@@ -264,11 +264,11 @@ def test_durations_are_understood_or_refused(text: object) -> None:
 @example("x" * 10**6, 3)
 def test_foreign_text_is_shown_safely(text: str, limit: int) -> None:
     """What others wrote becomes one short line without control characters; harmless text stays."""
-    clean = shown(text, limit)
+    clean = sanitize(text, limit)
     assert len(clean) <= limit
     assert clean.isprintable()
     assert len(clean.splitlines()) <= 1
-    assert shown(clean, limit) == clean
+    assert sanitize(clean, limit) == clean
     if text.isprintable() and len(text) <= limit:
         assert clean == text
 

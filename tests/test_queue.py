@@ -19,11 +19,11 @@ from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.locks.queue import STOPPED_S, Place, wait_for_news
+from reserve_gpu.locks.queue import STOPPED_S, QueueEntry, wait_for_news
 from reserve_gpu.model.errors import LockError
 from reserve_gpu.model.holders import Holder, Record
 from reserve_gpu.model.queue import Ticket, in_order
-from reserve_gpu.model.requests import Ahead
+from reserve_gpu.model.requests import TicketAhead
 from reserve_gpu.system import procfs
 from reserve_gpu.system.executor import POLL_S
 from reserve_gpu.system.procfs import sees_all_locks
@@ -57,21 +57,23 @@ class Queue:
 
     def join(
         self, *wants: str, stopped_s: float = STOPPED_S, back_s: float = LONG_S, **about: Any
-    ) -> Place:
+    ) -> QueueEntry:
         """Let one more join the queue. about: what it says of itself, by default alone in that."""
         self._joined += 1
         command = f"python {self._joined}.py"
         says = {"user": "somebody", "asks": "a GPU", "command": command, **about}
-        place = Place(self.directory, wants or UUIDS, Record.from_dict(says), stopped_s, back_s)
+        place = QueueEntry(
+            self.directory, wants or UUIDS, Record.from_dict(says), stopped_s, back_s
+        )
         self._stack.enter_context(place)
         self.rejoin(place)
         return place
 
-    def rejoin(self, place: Place) -> None:
+    def rejoin(self, place: QueueEntry) -> None:
         with self.directory.mutex():
             place.join()
 
-    def ahead(self, place: Place) -> list[str]:
+    def ahead(self, place: QueueEntry) -> list[str]:
         """Return the names of the tickets that come before that place, the first one first."""
         with self.directory.mutex():
             return [ticket.name for ticket in place.ahead()]
@@ -85,7 +87,7 @@ class Queue:
         return self.path / f"queue-{os.geteuid() if uid is None else uid}-{number}.lock"
 
 
-def served(place: Place) -> None:
+def served(place: QueueEntry) -> None:
     """Let a waiter leave the queue with what it waited for."""
     place.is_served = True
     place.__exit__()
@@ -333,7 +335,7 @@ def test_a_copied_ticket_is_one_place(queue: Queue) -> None:
     queue.file(0).rename(queue.path / "moved")
     with have(queue.file(0), said):
         os.utime(queue.file(0), ns=(number, number))
-        assert not first.stands()
+        assert not first.is_valid()
         queue.rejoin(first)
         assert {*queue.ahead(first)} == {queue.file(0).name, queue.file(1).name}
         assert queue.ahead(second) == [queue.file(0).name]
@@ -412,7 +414,7 @@ def test_a_device_file_with_a_second_name(queue: Queue) -> None:
 
 def a_ticket(number: int, *behind: int) -> Ticket:
     """Return a ticket that lists the tickets with these numbers as ahead of it."""
-    listed = frozenset(Ahead(f"{each}", each) for each in behind)
+    listed = frozenset(TicketAhead(f"{each}", each) for each in behind)
     return Ticket(number, f"{number}", None, Holder(), behind=listed)
 
 
@@ -465,10 +467,10 @@ def test_deleted_ticket(queue: Queue) -> None:
     """Whose ticket was deleted takes the old place with the new one."""
     first, second = queue.join(), queue.join()
     queue.file(0).unlink()
-    assert not first.stands()
+    assert not first.is_valid()
     assert queue.ahead(second) == []
     queue.rejoin(first)
-    assert first.stands()
+    assert first.is_valid()
     assert queue.ahead(second) == [queue.file(0).name]
     assert queue.ahead(first) == []
 
@@ -695,7 +697,7 @@ def test_records_in_the_name_of_a_holder_cost_no_look(queue: Queue) -> None:
     with queue.directory.mutex(), counting(files.status_of, files.open_to_look) as looks:
         (holder,) = queue.directory.holders_of(UUIDS[0])
     lock.release()
-    assert (holder.record.promise.note, holder.record_owner) == ("the thesis", 0)
+    assert (holder.record.terms.note, holder.record_owner) == ("the thesis", 0)
     assert len(looks) < 20
 
 

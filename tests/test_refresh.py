@@ -265,12 +265,12 @@ def test_one_of_two_is_lost(here: Here) -> None:
 def test_one_of_two_is_lost_to_a_joined_process(here: Here) -> None:
     """A process that joined the reservation keeps the GPUs that still work as well."""
     here.write(A + B)
-    with here.kernel(JPY_SESSION_NAME="train.ipynb") as host, here.kernel() as guest:
+    with here.kernel(JPY_SESSION_NAME="train.ipynb") as host, here.kernel() as joined:
         host.run("%reserve_gpu 0,1")
-        guest.run("%reserve_gpu --join")
+        joined.run("%reserve_gpu --join")
         here.write(LOST.format(0) + A + B)
-        assert "GPU0 is lost" in guest.run("1").all
-        assert "CUDA_VISIBLE_DEVICES = '1'" in guest.run("%reserve_gpu").stdout
+        assert "GPU0 is lost" in joined.run("1").all
+        assert "CUDA_VISIBLE_DEVICES = '1'" in joined.run("%reserve_gpu").stdout
         assert "CUDA_VISIBLE_DEVICES = '1'" in host.run("%reserve_gpu").stdout
 
 

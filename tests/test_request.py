@@ -14,7 +14,7 @@ from reserve_gpu.allocation import request
 from reserve_gpu.allocation.request import Deadline
 from reserve_gpu.model import parsing
 from reserve_gpu.model.errors import RequestError
-from reserve_gpu.model.requests import Promise, Request, Size
+from reserve_gpu.model.requests import Request, ReservationTerms, Size
 from reserve_gpu.system import settings
 
 
@@ -35,16 +35,20 @@ from reserve_gpu.system import settings
         ({"devices": None, "min_memory": "1000"}, Request((), None, 1000, "MiB"), 1),
         ({"devices": None, "min_memory": "0.5mib"}, Request((), None, 0.5, "MiB"), 1),
         ({"devices": None, "min_memory": 0}, Request((), None, 0, "MiB"), 1),
-        ({"devices": None, "memory": "50%"}, Request(promise=Promise(Size(0, percent=50))), 1),
+        (
+            {"devices": None, "memory": "50%"},
+            Request(terms=ReservationTerms(Size(0, percent=50))),
+            1,
+        ),
         (
             {"devices": None, "memory": " 12.5 %"},
-            Request(promise=Promise(Size(0, percent=12.5))),
+            Request(terms=ReservationTerms(Size(0, percent=12.5))),
             1,
         ),
         ({"devices": None, "name": "a100"}, Request(model="a100"), 1),
         (
             {"devices": None, "note": "x"},
-            Request(promise=Promise(note="x")),
+            Request(terms=ReservationTerms(note="x")),
             1,
         ),
     ],

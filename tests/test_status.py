@@ -21,13 +21,13 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.locks.queue import Place
+from reserve_gpu.locks.queue import QueueEntry
 from reserve_gpu.model.devices import Device, Fault, Process, State, Usage
-from reserve_gpu.model.holders import Holder, Record, Row
+from reserve_gpu.model.holders import DeviceStatus, Holder, Record
 from reserve_gpu.model.queue import Ticket
-from reserve_gpu.model.requests import Promise, Size
-from reserve_gpu.render import frontend, phrases, reasons
-from reserve_gpu.render.frontend import MAGIC
+from reserve_gpu.model.requests import ReservationTerms, Size
+from reserve_gpu.render import frontends, phrases, reasons
+from reserve_gpu.render.frontends import MAGIC
 from reserve_gpu.render.pictures import Picture
 from reserve_gpu.render.status_view import Status
 from tests.holders import a_holder, changed
@@ -65,7 +65,7 @@ def devices_of(child: Child) -> list[dict[str, Any]]:
 def waiter(here: Here, wants: list[str], **about: Any) -> Iterator[None]:
     """Let somebody wait in the queue, with this record."""
     record = Record.from_dict(about)
-    with LockDirectory(str(here.locks)) as directory, Place(directory, wants, record) as place:
+    with LockDirectory(str(here.locks)) as directory, QueueEntry(directory, wants, record) as place:
         with directory.mutex():
             place.join()
         yield
@@ -668,27 +668,27 @@ READ = Usage(compute=0, mps=0, total_mib=15360, used_mib=5120)
 ALICE = a_holder(4321000, "alice", "train.ipynb", since=NOW - 7800, seen=True)
 CAROL = a_holder(99, "carol", "sweep.ipynb", since=NOW - 720, seen=True)
 TICKET = Ticket(1, "queue-1-0.lock", None, CAROL, "2 GPUs")
-FREE = [Row(device, State.FREE, READ, 3) for device in GPUS]
+FREE = [DeviceStatus(device, State.FREE, READ, 3) for device in GPUS]
 RESERVED = [row._replace(state=State.RESERVED, holders=(ALICE,)) for row in FREE]
 AWAITED = [row._replace(awaited_by=CAROL) for row in FREE]
 UNUSED = [row._replace(is_unused=True) for row in RESERVED]
 IN_PARTS = RESERVED[1]._replace(
-    holders=(changed(ALICE, promise=Promise(Size(2048.0))),), promisable_mib=12000.0
+    holders=(changed(ALICE, terms=ReservationTerms(Size(2048.0))),), promisable_mib=12000.0
 )
 PART = Device(1, "MIG-1", "Tesla T4 MIG 1g.5gb", memory_mib=4864, instance=2)
 
 
-def picture(*rows: Row, waiting: tuple[Ticket, ...] = (), **about: Any) -> list[str]:
+def picture(*rows: DeviceStatus, waiting: tuple[Ticket, ...] = (), **about: Any) -> list[str]:
     """Return the lines of a status with these rows, without the bars and the time of the day."""
-    text = repr(Status(rows, waiting, time=NOW, host="box", face=MAGIC, **about))
+    text = repr(Status(rows, waiting, time=NOW, host="box", frontend=MAGIC, **about))
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "NOW", text)
     return [re.sub("[\u2588\u2591]", "", line) for line in text.splitlines()]
 
 
-DARK = Row(GPUS[0], State.UNKNOWN, Usage(compute=0, sees_all=False))
+DARK = DeviceStatus(GPUS[0], State.UNKNOWN, Usage(compute=0, sees_all=False))
 NOBODY = "Make sure that nobody uses GPU0. Then reserve all of it by number."
 GET, QUEUE = "Get one with %reserve_gpu", "Wait in the queue: %reserve_gpu --wait"
-HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
+HEADS: dict[str, tuple[tuple[DeviceStatus, ...], str, list[str]]] = {
     "nothing": ((), "There is no GPU.", []),
     "one of three": (
         (FREE[0], RESERVED[1], RESERVED[2]), "1 of 3 GPUs is free: GPU0.", [GET]
@@ -696,12 +696,14 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
     "two of three": (
         (FREE[0], RESERVED[1], FREE[2]), "2 of 3 GPUs are free: GPU0 and GPU2.", [GET]
     ),
-    "instances": ((FREE[0], Row(PART, State.BUSY)), "1 of 2 devices is free: GPU0.", [GET]),
+    "instances": (
+        (FREE[0], DeviceStatus(PART, State.BUSY)), "1 of 2 devices is free: GPU0.", [GET]
+    ),
     "both": ((FREE[0], FREE[1]), "Both GPUs are free.", [GET]),
     "all": (tuple(FREE), "All 3 GPUs are free.", [GET]),
     "in a row": (
         (RESERVED[0], *(each._replace(device=each.device._replace(index=n)) for n, each in
-         enumerate((FREE[0],) * 4, 1)), Row(PART, State.FREE)),
+         enumerate((FREE[0],) * 4, 1)), DeviceStatus(PART, State.FREE)),
         "5 of 6 devices are free: GPU1 to GPU4 and GPU1:2.", [GET],
     ),
     "the only one, free": ((FREE[0],), "GPU0 is free.", [GET]),
@@ -714,12 +716,14 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
         ["Ask alice (train.ipynb) for GPU0, idle for 2 h 10 min.", f"Or w{QUEUE[1:]}"],
     ),
     "lost": (
-        (Row(Fault(0, "lost"), State.BROKEN), Row(GPUS[1], State.PROHIBITED)),
+        (DeviceStatus(Fault(0, "lost"), State.BROKEN), DeviceStatus(GPUS[1], State.PROHIBITED)),
         "None of 2 GPUs is free.",
         [reasons.trouble([State.BROKEN])],
     ),
     "one of two lost": (
-        (Row(Fault(0, "lost"), State.BROKEN), RESERVED[1]), "None of 2 GPUs is free.", [QUEUE]
+        (DeviceStatus(Fault(0, "lost"), State.BROKEN), RESERVED[1]),
+        "None of 2 GPUs is free.",
+        [QUEUE],
     ),
     "awaited": (
         tuple(AWAITED),
@@ -758,12 +762,12 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
 
 
 @pytest.mark.parametrize(("rows", "head", "advice"), HEADS.values(), ids=HEADS.keys())
-def test_what_to_do(rows: tuple[Row, ...], head: str, advice: list[str]) -> None:
+def test_what_to_do(rows: tuple[DeviceStatus, ...], head: str, advice: list[str]) -> None:
     """The first line counts what is free, the last says what one who has nothing should do."""
     waiting = (TICKET,) if rows == tuple(AWAITED) else ()
     lines = picture(*rows, waiting=waiting)
     assert re.sub(r", \d x Tesla T4$", "", lines[0]) == f"{head}  box, NOW"
-    layout = Status(rows, waiting, time=NOW, face=MAGIC).picture().layout
+    layout = Status(rows, waiting, time=NOW, frontend=MAGIC).picture().layout
     assert list(map(phrases.plain, layout.foot)) == advice
     assert lines[len(lines) - len(advice) :] == advice
 
@@ -771,12 +775,12 @@ def test_what_to_do(rows: tuple[Row, ...], head: str, advice: list[str]) -> None
 def test_what_one_has_is_said_first() -> None:
     """Who has a GPU reads that before the table, as it is called there."""
     row = RESERVED[0]._replace(is_mine=True)
-    for face, expected in [
+    for frontend, expected in [
         (MAGIC, "This kernel has GPU0."),
-        (frontend.PYTHON, "This process has GPU0."),
-        (frontend.SHELL, "This process has GPU0."),
+        (frontends.PYTHON, "This process has GPU0."),
+        (frontends.SHELL, "This process has GPU0."),
     ]:
-        assert str(Status((row,), face=face)).splitlines()[1] == expected
+        assert str(Status((row,), frontend=frontend)).splitlines()[1] == expected
 
 
 def test_what_the_rows_say() -> None:
@@ -787,12 +791,14 @@ def test_what_the_rows_say() -> None:
     lines = picture(
         RESERVED[0]._replace(processes=(other, mine), utilisation=97, is_unreserved_use=True),
         UNUSED[1]._replace(
-            holders=(changed(ALICE, promise=Promise(note="till noon"), last_cell=NOW - 3600),)
+            holders=(
+                changed(ALICE, terms=ReservationTerms(note="till noon"), last_cell=NOW - 3600),
+            )
         ),
-        Row(GPUS[2], State.BUSY, READ, 0, (other,), is_unreserved_use=True),
-        Row(GPUS[0], State.BUSY, READ, None, (unseen,), is_unreserved_use=None),
-        Row(GPUS[1], State.UNKNOWN, reason="can't be seen"),
-        Row(Fault(7, "GPU is lost"), State.BROKEN, reason="GPU is lost"),
+        DeviceStatus(GPUS[2], State.BUSY, READ, 0, (other,), is_unreserved_use=True),
+        DeviceStatus(GPUS[0], State.BUSY, READ, None, (unseen,), is_unreserved_use=None),
+        DeviceStatus(GPUS[1], State.UNKNOWN, reason="can't be seen"),
+        DeviceStatus(Fault(7, "GPU is lost"), State.BROKEN, reason="GPU is lost"),
         AWAITED[2],
         waiting=(TICKET,),
     )
@@ -813,7 +819,11 @@ def test_what_the_rows_say() -> None:
 
 def test_a_split_gpu_stands_above_its_instances() -> None:
     """The instances of a GPU stand under a row with its model, each with its profile."""
-    lines = picture(FREE[0], Row(PART, State.FREE, READ, 0), Row(Fault(1, "x", 4), State.BROKEN))
+    lines = picture(
+        FREE[0],
+        DeviceStatus(PART, State.FREE, READ, 0),
+        DeviceStatus(Fault(1, "x", 4), State.BROKEN),
+    )
     rows = [line for line in lines[2:] if re.match(r" *\d", line)]
     assert [line[: len("  1:2  free")] for line in rows] == [
         "0      free", "1          ", "  1:2  free", "  1:4  brok",

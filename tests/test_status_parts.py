@@ -77,14 +77,14 @@ def test_who_gave_no_size(here: Here, about: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "part_mib",
+    "memory_limit_mib",
     [9e8, 1e-9, float("nan"), -5, "10", True, [7], 10**400],
     ids=lambda size: str(size)[:9],
 )
-def test_hostile_promises(here: Here, part_mib: object) -> None:
+def test_hostile_promises(here: Here, memory_limit_mib: object) -> None:
     """Whatever size a record claims, one device has one row, and nothing below zero is promised."""
     here.write("gpu\ngpu")
-    with here.rival(part_mib=part_mib):
+    with here.rival(part_mib=memory_limit_mib):
         status = reserve_gpu.status()
         device, other = status.to_dict()["devices"]
         assert 0 <= device["memory_promisable_mib"] <= 8192
@@ -104,11 +104,11 @@ def test_parts_where_memory_can_not_be_read(here: Here) -> None:
     assert device["memory_promisable_mib"] is None
 
 
-@pytest.mark.parametrize("part_mib", [1, 8192])
-def test_a_size_in_the_lock_of_a_whole_gpu(here: Here, part_mib: float) -> None:
+@pytest.mark.parametrize("memory_limit_mib", [1, 8192])
+def test_a_size_in_the_lock_of_a_whole_gpu(here: Here, memory_limit_mib: float) -> None:
     """Who has the whole GPU has no part to exceed, whatever anybody wrote into that lock's file."""
     here.write(f"gpu\n compute {os.getpid()} 300")
-    with have(here.locks / f"{here.uuid('0')}.lock", b'{"part_mib": %d}' % part_mib):
+    with have(here.locks / f"{here.uuid('0')}.lock", b'{"part_mib": %d}' % memory_limit_mib):
         (device,) = devices()
     assert numbers(device) == [(None, 300, False)]
     assert device["memory_promisable_mib"] == 0

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from reserve_gpu import public
 from reserve_gpu.model.devices import Fault, Process, State
-from reserve_gpu.model.errors import shown
-from reserve_gpu.model.holders import Row, Who
+from reserve_gpu.model.errors import sanitize
+from reserve_gpu.model.holders import DeviceStatus, ProcessInfo
 from reserve_gpu.model.progress import Waiting
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Request
 from reserve_gpu.render import pictures
-from reserve_gpu.render.frontend import SHELL
+from reserve_gpu.render.frontends import SHELL
 from reserve_gpu.render.phrases import plain
 from reserve_gpu.render.status_view import Status
 from tests.holders import a_holder
@@ -62,10 +62,10 @@ def faults(text: str) -> list[str]:
 @example("\u3164" * 78, 80)
 def test_any_text_can_be_shown(text: str, limit: int) -> None:
     """A foreign text is shown in one line, bounded, visible, and the same if it is shown again."""
-    seen = shown(text, limit)
+    seen = sanitize(text, limit)
     assert len(seen) <= limit
     assert faults(seen) == []
-    assert shown(seen, limit) == seen
+    assert sanitize(seen, limit) == seen
     assert len(text) <= limit or seen.endswith("\u2026")
     assert unicodedata.category(f"{seen}x"[0])[0] != "M"  # it would be drawn on what is before it
 
@@ -86,13 +86,13 @@ def test_any_text_can_be_shown(text: str, limit: int) -> None:
 )
 def test_names_of_people_stay_as_they_are(name: str) -> None:
     """Names in scripts that need several marks on a letter are shown unchanged."""
-    assert shown(name) == name
+    assert sanitize(name) == name
 
 
 def test_emoji_can_be_recognized() -> None:
     """Joiners are replaced, and the emoji around them stay."""
     assert (
-        shown("\U0001f468\u200d\U0001f469 \u2764\ufe0f")
+        sanitize("\U0001f468\u200d\U0001f469 \u2764\ufe0f")
         == "\U0001f468\ufffd\U0001f469 \u2764\ufffd"
     )
 
@@ -109,7 +109,7 @@ def nasty(value: Any) -> Any:
     return value
 
 
-WHO = Who(4000, "u", "n", "c", "/cwd", "host", None, "agent", "job", "name")
+WHO = ProcessInfo(4000, "u", "n", "c", "/cwd", "host", None, "agent", "job", "name")
 
 HOLDER = a_holder(4000, "alice", "train.ipynb", since=NOW - 60, note="note", seen=True)
 HOLDER = HOLDER._replace(record=HOLDER.record._replace(who=WHO), beside="beside")
@@ -120,10 +120,10 @@ ROWS = (
     free(2)._replace(state=State.BUSY, processes=(PROCESS, PROCESS._replace(zombie_of="parent"))),
     free(3)._replace(state=State.BUSY, reason="reason"),
     free(4)._replace(awaited_by=HOLDER),
-    Row(Fault(5, "reason"), State.BROKEN, reason="reason"),
+    DeviceStatus(Fault(5, "reason"), State.BROKEN, reason="reason"),
 )
 TICKET = Ticket(1, "queue-1", None, HOLDER, "GPU0")
-SEEN = Status(ROWS, (TICKET,), time=NOW, host="host", face=SHELL, problem="problem", limit="0")
+SEEN = Status(ROWS, (TICKET,), time=NOW, host="host", frontend=SHELL, problem="problem", limit="0")
 
 
 def of_commands(seen: Status) -> Iterator[str]:

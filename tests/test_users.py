@@ -241,7 +241,7 @@ def test_users_have_parts(users: Users) -> None:
         assert users[user].reserve(f"0, memory='{mib}MiB'").value == "0"
     assert users[NOBODY].reserve("0, memory='3192MiB'").value == "0"
     assert users[DAEMON].reserve("0, memory='3001MiB'").error == "NoFreeDeviceError"
-    row = "[(h.user, h.part_mib) for h in reserve_gpu.status().rows[0].holders]"
+    row = "[(h.user, h.memory_limit_mib) for h in reserve_gpu.status().rows[0].holders]"
     assert sorted(users[ROOT].run(row).value) == [[DAEMON, 3000], [NOBODY, 3192], [ROOT, 2000]]
     users[DAEMON].run("reserve_gpu.release()")
     assert users[ROOT].reserve("0, memory='5000MiB'").value == "0"

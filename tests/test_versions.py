@@ -36,9 +36,13 @@ pytestmark = [pytest.mark.process]
 ROUNDS = int(os.environ.get("ROUNDS", "25"))  # of each of eight processes in a race
 TRAIN = {"JPY_SESSION_NAME": "/home/alice/train.ipynb"}
 IDLE_AT_ONCE = """
-from reserve_gpu.reservation.session import session
-from reserve_gpu.features.waiters.notifier import Waiters
-session()._features["Waiters"] = Waiters(session(), idle_s=0.0)
+try:
+    from reserve_gpu.reservation.session import session
+except ImportError:  # the earlier version
+    from reserve_gpu.core.session import session
+for feature in session()._features.values():
+    if hasattr(feature, "_idle_s"):
+        feature._idle_s = 0.0
 """
 START_CUDA = "import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)"
 ITS_REAL_FILE = "import os, reserve_gpu; print(os.path.realpath(reserve_gpu.__file__))"

@@ -20,18 +20,18 @@ import pytest
 import reserve_gpu
 from reserve_gpu import WaitTimeoutError
 from reserve_gpu.allocation import policy, snapshot
-from reserve_gpu.allocation.attempt import Asking, attempt
+from reserve_gpu.allocation.attempt import AttemptContext, attempt
 from reserve_gpu.allocation.outcome import Denied, Granted
 from reserve_gpu.allocation.request import parse
-from reserve_gpu.allocation.wait import Explainer, News
+from reserve_gpu.allocation.wait import Explainer, LockChanges
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
-from reserve_gpu.locks.queue import Place, wait_for_news
+from reserve_gpu.locks.queue import QueueEntry, wait_for_news
 from reserve_gpu.model.devices import Device, Fault, State
 from reserve_gpu.model.errors import NoVisibleDeviceError
-from reserve_gpu.model.holders import Record, Row
+from reserve_gpu.model.holders import DeviceStatus, Record
 from reserve_gpu.model.progress import Waiting
 from reserve_gpu.model.requests import Request
 from reserve_gpu.render.progress import CLEAR, Live
@@ -77,16 +77,16 @@ class Other:
         gpus = self._stack.enter_context(Nvml())
         locks = self._stack.enter_context(LockDirectory(str(self._here.locks)))
         inherited, driver = dict.fromkeys(cuda_environment.VARIABLES), gpus.driver_version()
-        self.asking = Asking(self._request, gpus, locks, inherited, {}, driver=driver)
-        outcome = attempt(self.asking)
+        self.context = AttemptContext(self._request, gpus, locks, inherited, {}, driver=driver)
+        outcome = attempt(self.context)
         assert isinstance(outcome, Denied)
         self.denied = outcome
-        self.place = Place(
+        self.entry = QueueEntry(
             locks,
             policy.wanted(outcome.rows),
             Record.from_dict({"user": "other", "note": "the thesis"}),
         )
-        self._stack.enter_context(self.place)
+        self._stack.enter_context(self.entry)
         assert self.look() is None
         return self
 
@@ -95,10 +95,10 @@ class Other:
 
     def look(self) -> str | None:
         """Try once more; what was taken is released at the end."""
-        outcome = attempt(self.asking, place=self.place)
+        outcome = attempt(self.context, entry=self.entry)
         if not isinstance(outcome, Granted):
             return None
-        self.place.__exit__()
+        self.entry.__exit__()
         for taken in outcome.locked:
             self._stack.callback(taken.lock.release)
         return ",".join(taken.device.number for taken in outcome.locked)
@@ -278,7 +278,7 @@ def test_news(here: Here) -> None:
     """It is news when a device is released, and no news twice, as who has it may not be listed."""
     here.write(ONE)
     with reserved(here, "0") as (free,), Other(here) as other:
-        news = News(other.asking)
+        news = LockChanges(other.context)
         news.forget(other.denied)
         assert not news()
         free()
@@ -437,9 +437,9 @@ def test_who_finds_the_queue_full_is_told_so(here: Here) -> None:
         stack.enter_context(here.rival("0"))
         locks = stack.enter_context(LockDirectory(str(here.locks)))
         for _ in range(MOST_OF_ONE_USER):
-            place = stack.enter_context(Place(locks, [], Record()))
+            entry = stack.enter_context(QueueEntry(locks, [], Record()))
             with locks.mutex():
-                place.join()
+                entry.join()
         with pytest.raises(reserve_gpu.LockError, match=f"{MOST_OF_ONE_USER} locks"):
             reserve_gpu.reserve(wait=LONG_S)
     assert not queued(here)
@@ -565,7 +565,7 @@ def test_users_and_processes_are_asked_for_now_and_then(here: Here) -> None:
     here.write(f"{BUSY}gpu\n")
     with reserved(here, "1"), Other(here) as other:
         (row, held) = other.denied.rows
-        explain = Explainer(other.asking)
+        explain = Explainer(other.context)
         before = len(here.calls())
         answer = explain(row)
         asked = len(here.calls())
@@ -585,7 +585,7 @@ def test_who_uses_a_gpu_is_asked_anew(here: Here) -> None:
     here.write(BUSY)
     with Other(here) as other:
         (row,) = other.denied.rows
-        explain = Explainer(other.asking, every_s=0.1)
+        explain = Explainer(other.context, every_s=0.1)
         assert [process.pid for process in explain(row).processes] == [4321000]
         here.write(BUSY.replace("4321000", "4321001"))
         wait_for(lambda: [process.pid for process in explain(row).processes] == [4321001])
@@ -594,8 +594,8 @@ def test_who_uses_a_gpu_is_asked_anew(here: Here) -> None:
 def test_what_one_has_oneself_is_news(here: Here) -> None:
     """Who waits for what a rule keeps from them looks when they release something elsewhere."""
     with reserved(here, "0", "1") as (free, _), Other(here) as other:
-        news, (row, _) = News(other.asking), other.denied.rows
-        news.forget(Denied((Row(row.device, State.LIMITED, counted=row.holders),)))
+        news, (row, _) = LockChanges(other.context), other.denied.rows
+        news.forget(Denied((DeviceStatus(row.device, State.LIMITED, counted=row.holders),)))
         assert not news()
         free()
         assert news()
@@ -630,16 +630,16 @@ def test_looks_leave_nothing(here: Here, *, is_deleted: bool) -> None:
     with ExitStack() as stack:
         stack.enter_context(reserved(here, "0"))
         other = stack.enter_context(Other(here))
-        news = News(other.asking)
+        news = LockChanges(other.context)
         gc.disable()  # garbage that only the collector would free counts: some switch that off
         stack.callback(gc.enable)
         for look in range(MEASURED[-1] + FEW):
-            outcome = attempt(other.asking, place=other.place)
+            outcome = attempt(other.context, entry=other.entry)
             assert isinstance(outcome, Denied)
             news.forget(outcome)
             for row in outcome.rows:
-                snapshot.explained(other.asking.gpus, [row])
-            other.place.heartbeat()
+                snapshot.explained(other.context.gpus, [row])
+            other.entry.heartbeat()
             wait_for_news(time.monotonic() + 0.0001, news)
             if is_deleted:
                 (path,) = here.locks.glob("queue-*")
@@ -685,8 +685,8 @@ def test_a_wait_is_shown_once_in_every_second() -> None:
     """However often a waiter is woken, no second is skipped, and none is shown twice."""
     log = io.StringIO()
     with Live(log) as live:
-        for place, waited_s in enumerate((0.1, 0.9, 1.1, 1.9, 2.0), 2):
-            live.show(Waiting(Request(), place, waited_s, ()))
+        for entry, waited_s in enumerate((0.1, 0.9, 1.1, 1.9, 2.0), 2):
+            live.show(Waiting(Request(), entry, waited_s, ()))
     assert re.findall(r"number ([0-9]) in the queue, for ([0-9]) s", log.getvalue()) == [
         ("2", "0"), ("4", "1"), ("6", "2"),
     ]  # fmt: skip
@@ -750,7 +750,7 @@ def test_where_the_picture_is_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINES", "3")
     monkeypatch.setenv("TERM", "vt100")
     holder, terminal = a_holder(4321000, "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 20), Terminal()
-    row = Row(Device(0, "GPU-a"), State.RESERVED, holders=(holder,))
+    row = DeviceStatus(Device(0, "GPU-a"), State.RESERVED, holders=(holder,))
     with Live(terminal) as live:
         live.show(Waiting(Request(), 1, 0.0, (row,)))
     shown = "Waiting for a GPU, next in the queue, for 0 s. GPU0 "
@@ -763,7 +763,7 @@ def test_where_the_terminal_shows_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COLUMNS", "71")
     monkeypatch.setenv("LINES", "24")
     monkeypatch.setenv("TERM", "vt100")
-    row = Row(Device(0, "GPU-a"), State.RESERVED, holders=(a_holder(4321000, "alice"),))
+    row = DeviceStatus(Device(0, "GPU-a"), State.RESERVED, holders=(a_holder(4321000, "alice"),))
     terminal = Terminal()
     with Live(terminal) as live:
         live.show(Waiting(Request(), 1, 0.0, (row,)))

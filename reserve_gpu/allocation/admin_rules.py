@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.gpus import names
-from reserve_gpu.model.errors import REASON_LIMIT, RequestError, shown
+from reserve_gpu.model.errors import REASON_LIMIT, RequestError, sanitize
 from reserve_gpu.model.parsing import LONGEST_S, parse_duration
 from reserve_gpu.model.requests import Rule, Rules
 from reserve_gpu.system import accounts, procfs, settings
@@ -149,7 +149,7 @@ class _Part(NamedTuple):
         """Raise MistakeError for a key that means nothing."""
         for key in self.fields:
             if key not in known:
-                what = f"{shown(key)!r} means nothing here; there are {', '.join(known)}"
+                what = f"{sanitize(key)!r} means nothing here; there are {', '.join(known)}"
                 raise self.mistake(what)
 
     def table(self, name: str) -> _Part:
@@ -255,7 +255,7 @@ def content(file: str, owners: Collection[int]) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is not a regular file")
         if status.st_uid not in owners:
-            owner = shown(procfs.user_name(status.st_uid))
+            owner = sanitize(procfs.user_name(status.st_uid))
             expected = " or ".join(map(procfs.user_name, sorted(owners)))
             raise OSError(f"it belongs to {owner}, and must belong to {expected}")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -276,7 +276,7 @@ def of_user() -> dict[str, Any]:
     found = tables(os.path.realpath(file), file, {0, os.geteuid()})
     if unknown := [*{*found} - {*OF_USER}]:
         raise RequestError(
-            f"{_path(file)}: there is no {shown(unknown[0])!r} in this file, only "
+            f"{_path(file)}: there is no {sanitize(unknown[0])!r} in this file, only "
             "[hosts] and history."
         )
     return found
@@ -306,7 +306,7 @@ def parsed(data: bytes, file: str) -> dict[str, Any]:
         # Some editors begin a file with a byte order mark.
         tables: dict[str, Any] = tomllib.loads(data.removeprefix(BOM_UTF8).decode())
     except (ValueError, RecursionError) as error:  # tomllib names the line
-        raise MistakeError(f"{_path(file)}: {shown(str(error), REASON_LIMIT)}") from error
+        raise MistakeError(f"{_path(file)}: {sanitize(str(error), REASON_LIMIT)}") from error
     return tables
 
 
@@ -332,13 +332,13 @@ def _group_number(name: str) -> int | None:
 
 
 def _table(place: str) -> str:
-    return f"[{shown(place)}]"
+    return f"[{sanitize(place)}]"
 
 
 def _path(file: str) -> str:
-    return shown(file, REASON_LIMIT)
+    return sanitize(file, REASON_LIMIT)
 
 
 def _value(value: object) -> str:
     """Return a value in short, nearly as it stands in the file."""
-    return shown(json.dumps(value, ensure_ascii=False, default=str), 40)
+    return sanitize(json.dumps(value, ensure_ascii=False, default=str), 40)

@@ -11,17 +11,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.allocation import inherited_limit, policy
-from reserve_gpu.allocation.outcome import Denied, Granted, Locked, Taken
+from reserve_gpu.allocation.outcome import AcquiredLocks, Denied, Granted, LockedDevice
 from reserve_gpu.gpus import names, usage
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, device_of
 from reserve_gpu.locks.holders import is_sharers, without_guests
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.locks.queue import Place
+from reserve_gpu.locks.queue import QueueEntry
 from reserve_gpu.model.devices import ComputeMode, Device, Fault, State
 from reserve_gpu.model.errors import TOO_MANY_FILES, Failure, LockError
-from reserve_gpu.model.holders import Holder, Record, Row
+from reserve_gpu.model.holders import DeviceStatus, Holder, Record
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Request, Rules
 from reserve_gpu.system import procfs
@@ -43,7 +43,7 @@ LEAST_LIMIT_S = 0.1  # for each reading
 TOUCH_S = 0.02  # GPUs are touched for so long before the mutex is taken for a look at all of them
 
 
-class Asking(NamedTuple):
+class AttemptContext(NamedTuple):
     """Who asks for what, and where: all that an attempt is given.
 
     inherited: the CUDA variables without our changes. held: locks that this process has
@@ -58,7 +58,7 @@ class Asking(NamedTuple):
     locks: LockDirectory
     inherited: Mapping[str, str | None]
     held: Mapping[str, Lock]
-    part_mib: float | None = None
+    memory_limit_mib: float | None = None
     idle_mib: float | None = None
     driver: str | None = None
     rules: Rules | None = None
@@ -66,9 +66,9 @@ class Asking(NamedTuple):
 
 
 def attempt(
-    asking: Asking,
+    context: AttemptContext,
     hold: Callable[[Granted, Request], object] = lambda *_: None,
-    place: Place | None = None,
+    entry: QueueEntry | None = None,
     mutex_limit_s: float = MUTEX_LIMIT_S,
     candidates: Sequence[Device | Fault] | None = None,
 ) -> Granted | Denied:
@@ -80,33 +80,33 @@ def attempt(
     candidates: the devices to try, None where that has still to be found out.
     Raises LockError, and RequestError for a name that means no device.
     """
-    rows: list[Row] = []
+    rows: list[DeviceStatus] = []
     ahead: list[Ticket] = []
-    queue = place or Place(asking.locks)
+    queue = entry or QueueEntry(context.locks)
     # Rules count what this user has of any device; who needs several may have any.
-    is_wide = asking.rules or queue.is_behind_several
-    everything = tuple(asking.gpus.walk()) if is_wide else ()
-    for devices in _batches(asking, candidates):
-        with asking.locks.mutex(mutex_limit_s), Taken(asking.held) as taken:
-            if place and not place.stands():
-                place.join()
+    is_wide = context.rules or queue.is_behind_several
+    everything = tuple(context.gpus.walk()) if is_wide else ()
+    for devices in _batches(context, candidates):
+        with context.locks.mutex(mutex_limit_s), AcquiredLocks(context.held) as taken:
+            if entry and not entry.is_valid():
+                entry.join()
             ahead = queue.ahead()
-            by_rules = asking.rules and _by_rules(asking, asking.rules, devices, everything)
-            if chosen := Look(asking, queue, everything, by_rules).choose(devices, taken):
-                granted = _with_lease(asking, taken.granted(chosen))
-                hold(granted, asking.request.on(chosen))
+            by_rules = context.rules and _by_rules(context, context.rules, devices, everything)
+            if chosen := DeviceScan(context, queue, everything, by_rules).choose(devices, taken):
+                granted = _with_lease(context, taken.granted(chosen))
+                hold(granted, context.request.on(chosen))
                 taken.keep(granted)
                 return granted
-            if place:
-                place.want(policy.wanted(taken.rows))
+            if entry:
+                entry.want(policy.wanted(taken.rows))
         rows += taken.rows
-    if not asking.request.devices:  # in which order they were looked at is nothing to show
+    if not context.request.devices:  # in which order they were looked at is nothing to show
         rows.sort(key=lambda row: (row.device.index, row.device.instance or 0))
     return Denied(tuple(rows), tuple(ahead))
 
 
 def _batches(
-    asking: Asking, candidates: Sequence[Device | Fault] | None
+    context: AttemptContext, candidates: Sequence[Device | Fault] | None
 ) -> Iterator[list[Device | Fault]]:
     """Yield the devices to try, in parts that are looked at together.
 
@@ -115,11 +115,11 @@ def _batches(
     the others what can be touched in an instant, as taking the mutex for each of many takes longer.
     """
     if candidates is not None:
-        anew = [_refreshed(asking.gpus, device) for device in candidates]
-        yield anew if asking.request.devices else [*asking.gpus.screens_last(anew)]
+        anew = [_refreshed(context.gpus, device) for device in candidates]
+        yield anew if context.request.devices else [*context.gpus.screens_last(anew)]
         return
-    devices = inherited_limit.candidates(asking.gpus, asking.request, asking.inherited)
-    if not policy.first_will_do(asking.request):
+    devices = inherited_limit.candidates(context.gpus, context.request, context.inherited)
+    if not policy.first_will_do(context.request):
         yield list(devices)
         return
     part: list[Device | Fault] = []
@@ -138,47 +138,47 @@ def _refreshed(gpus: Nvml, device: Device | Fault) -> Device | Fault:
     if isinstance(device, Device):
         return device
     there = gpus.devices(device.index)
-    return next((place for place in there if place.instance == device.instance), device)
+    return next((entry for entry in there if entry.instance == device.instance), device)
 
 
 def _by_rules(
-    asking: Asking,
+    context: AttemptContext,
     rules: Rules,
     devices: Sequence[Device | Fault],
     everything: Sequence[Device | Fault],
-) -> Callable[[Device], Row | None]:
+) -> Callable[[Device], DeviceStatus | None]:
     """Return what tells why the rules forbid this user a device; under the mutex.
 
     What this process has already does not count: what it asks for comes in its place.
     """
-    names = [lock.name for lock in asking.held.values()]
+    names = [lock.name for lock in context.held.values()]
     uuids = [device.uuid for device in everything if isinstance(device, Device)]
-    since = [lock.since for lock in asking.held.values()]
+    since = [lock.since for lock in context.held.values()]
     found: dict[str, list[Holder]] = {}
-    for holder in asking.locks.holders_by(os.geteuid(), uuids, names):
+    for holder in context.locks.holders_by(os.geteuid(), uuids, names):
         found.setdefault(device_of(holder.file or ""), []).append(holder)
     # A guest counts with its holder, which has the same device.
     elsewhere = [each for those in found.values() for each in without_guests(those, since)]
-    return quota.judge(rules, asking.request, devices, asking.held, elsewhere)
+    return quota.judge(rules, context.request, devices, context.held, elsewhere)
 
 
-def _with_lease(asking: Asking, granted: Granted) -> Granted:
+def _with_lease(context: AttemptContext, granted: Granted) -> Granted:
     """Return what is granted from now on; some of it this process may have had already.
 
     Raises Failure where it has had that for as long as a rule allows.
     """
-    lease = asking.request.promise.lease
+    lease = context.request.terms.lease
     now = procfs.now()
-    if asking.rules is None:
+    if context.rules is None:
         return granted._replace(lease=lease.begun(now))
     since = min((each.lock.taken for each in granted.locked), key=lambda taken: taken.boot)
-    lease = quota.counted(quota.lease(lease, asking.rules).begun(now), asking.rules, since, now)
-    if asking.rules.time and lease.until is not None and lease.until <= now.wall:
-        raise Failure(notice.CannotProlong(asking.rules.time, lease.until))
+    lease = quota.counted(quota.lease(lease, context.rules).begun(now), context.rules, since, now)
+    if context.rules.time and lease.until is not None and lease.until <= now.wall:
+        raise Failure(notice.CannotProlong(context.rules.time, lease.until))
     return granted._replace(lease=lease)
 
 
-class Look:
+class DeviceScan:
     """One look at devices under the mutex: each is locked first, and kept only if it will do.
 
     everything: the machine's devices, where somebody comes first who needs several of them.
@@ -187,12 +187,12 @@ class Look:
 
     def __init__(
         self,
-        asking: Asking,
-        queue: Place,
+        context: AttemptContext,
+        queue: QueueEntry,
         everything: Sequence[Device | Fault],
-        by_rules: Callable[[Device], Row | None] | None,
+        by_rules: Callable[[Device], DeviceStatus | None] | None,
     ) -> None:
-        self._asking, self._request = asking, asking.request
+        self._context, self._request = context, context.request
         self._queue = queue
         self._everything = everything
         self._has_enough: dict[str, bool] = {}  # of each ticket for several, as first found
@@ -202,14 +202,16 @@ class Look:
         self._numbers: Mapping[str, Sequence[Claim]] | None = None  # by label, read on first use
         self._readings_until = time.monotonic() + READINGS_LIMIT_S
 
-    def choose(self, devices: Sequence[Device | Fault], taken: Taken) -> list[Device] | None:
+    def choose(
+        self, devices: Sequence[Device | Fault], taken: AcquiredLocks
+    ) -> list[Device] | None:
         """Return the devices that will do best, all of them locked; None if they are too few."""
         first_will_do = policy.first_will_do(self._request)
         for device in devices:
             fitting = self._fitting(device)
-            found = fitting if isinstance(fitting, Row) else self._locked(fitting)
+            found = fitting if isinstance(fitting, DeviceStatus) else self._locked(fitting)
             taken.add(found)
-            if first_will_do and isinstance(found, Locked):
+            if first_will_do and isinstance(found, LockedDevice):
                 return [found.device]
         if first_will_do:
             return None
@@ -219,83 +221,88 @@ class Look:
 
     def _link(self, one: Device, other: Device) -> int:
         left_s = self._readings_until - time.monotonic()
-        return self._asking.gpus.link(one, other, left_s) if left_s > 0 else Link.SYSTEM
+        return self._context.gpus.link(one, other, left_s) if left_s > 0 else Link.SYSTEM
 
-    def _fitting(self, device: Device | Fault) -> Device | Row:
+    def _fitting(self, device: Device | Fault) -> Device | DeviceStatus:
         """Return the device if it will do, whoever has it; else why it will not."""
         reason = device.reason if isinstance(device, Fault) else None
-        if unfit := policy.unfit(device, self._request, self._asking.driver):
-            return Row(device, State.UNFIT, reason=reason, unfit=unfit)
+        if unfit := policy.unfit(device, self._request, self._context.driver):
+            return DeviceStatus(device, State.UNFIT, reason=reason, unfit=unfit)
         if isinstance(device, Fault):
-            return Row(device, device.state, reason=reason)
+            return DeviceStatus(device, device.state, reason=reason)
         return (self._by_rules(device) if self._by_rules else None) or device
 
-    def _locked(self, device: Device) -> Locked | Row:
+    def _locked(self, device: Device) -> LockedDevice | DeviceStatus:
         """Lock one device, look at it, and keep the lock only if it will do."""
-        held, part_mib = self._asking.held.get(device.uuid), self._request.on([device]).part_mib
-        is_part, held_mib = part_mib is not None, self._asking.part_mib
+        held, memory_limit_mib = (
+            self._context.held.get(device.uuid),
+            self._request.on([device]).memory_limit_mib,
+        )
+        is_part, held_mib = memory_limit_mib is not None, self._context.memory_limit_mib
         lock: Lock | Holder | None = held
         is_kept = False
         try:
             if held is None or is_sharers(held.name) != is_part:
                 taken = held.taken if held else None
-                locks = self._asking.locks
+                locks = self._context.locks
                 lock = locks.lock_device(device.uuid, share=is_part, held=held, taken=taken)
             if not isinstance(lock, Lock):
                 return self._of_others(device, lock, held)
-            if held and (part_mib is None or policy.is_enough(held_mib, part_mib)):
+            if held and (memory_limit_mib is None or policy.is_enough(held_mib, memory_limit_mib)):
                 # It is this process's already, or as much of it.
-                row = Row(device, State.FREE, holders=self._this_process(device), is_mine=True)
-            elif part_mib is not None:
-                row = self._part(device, lock, part_mib)
+                row = DeviceStatus(
+                    device, State.FREE, holders=self._this_process(device), is_mine=True
+                )
+            elif memory_limit_mib is not None:
+                row = self._part(device, lock, memory_limit_mib)
             else:
                 row = self._whole(device)
             if held is None and row.state is State.FREE:
                 row = self._numbered(device, row)
             is_kept = row.state is State.FREE
         except DeviceError as error:
-            return Row(device, error.state, reason=str(error))
+            return DeviceStatus(device, error.state, reason=str(error))
         except LockError as error:
             _require_of_device(error)
-            return Row(device, State.UNKNOWN, reason=str(error))
+            return DeviceStatus(device, State.UNKNOWN, reason=str(error))
         finally:
             if isinstance(lock, Lock) and lock is not held and not is_kept:
                 lock.release()
-        return Locked(device, lock, row) if is_kept else row
+        return LockedDevice(device, lock, row) if is_kept else row
 
-    def _numbered(self, device: Device, row: Row) -> Row:
+    def _numbered(self, device: Device, row: DeviceStatus) -> DeviceStatus:
         """Return the row of a free device, or of one on which another process may start CUDA."""
-        locks, reason = self._asking.locks, None
+        locks, reason = self._context.locks, None
         if self._numbers is None:
             self._numbers = locks.listed_numbers()
         if claims := locks.others_with_number(device.index, device.uuid, self._numbers):
-            reason = snapshot.taken_number(self._asking.gpus, claims)
+            reason = snapshot.taken_number(self._context.gpus, claims)
         return row._replace(state=State.RESERVED, reason=reason) if reason else row
 
-    def _of_others(self, device: Device, whole: Holder | None, held: Lock | None) -> Row:
+    def _of_others(self, device: Device, whole: Holder | None, held: Lock | None) -> DeviceStatus:
         """Return a device that others have: one the whole of it, or several parts."""
-        sharers = self._asking.locks.sharers_of(device.uuid, [held.name] if held else ())
+        sharers = self._context.locks.sharers_of(device.uuid, [held.name] if held else ())
         if whole and not (is_sharers(whole.file or "") and sharers):
             sharers = (whole, *sharers)
-        return Row(device, State.RESERVED, holders=sharers)
+        return DeviceStatus(device, State.RESERVED, holders=sharers)
 
     def _this_process(self, device: Device) -> tuple[Holder, ...]:
         """Return this process as others see it, if it has the device."""
-        lock = self._asking.held.get(device.uuid)
-        return (self._asking.locks.holders.of(lock.name),) if lock else ()
+        lock = self._context.held.get(device.uuid)
+        return (self._context.locks.holders.of(lock.name),) if lock else ()
 
-    def _whole(self, device: Device) -> Row:
+    def _whole(self, device: Device) -> DeviceStatus:
         """Look at a device that is to be had alone. Raises DeviceError."""
-        row = self._row(device, self._asking.gpus.usage(device, self._limit_s))
-        return row if self._asking.is_taking_back else self._behind(device, row, lambda _: True)
+        row = self._row(device, self._context.gpus.usage(device, self._limit_s))
+        return row if self._context.is_taking_back else self._behind(device, row, lambda _: True)
 
-    def _part(self, device: Device, lock: Lock, part_mib: float) -> Row:
+    def _part(self, device: Device, lock: Lock, memory_limit_mib: float) -> DeviceStatus:
         """Look at a device of which a part is to be had. Raises DeviceError."""
         # Read before the memory: what a sharer takes in between is counted twice, never missed.
         sharers, own = self._shares(device, lock)
-        reading = self._asking.gpus.usage(device, self._limit_s)
+        reading = self._context.gpus.usage(device, self._limit_s)
         row = self._row(device, reading)
-        parts = [(sharer.part_mib, sharer.used_mib) for sharer in sharers]
+        parts = [(sharer.memory_limit_mib, sharer.used_mib) for sharer in sharers]
         free_mib = usage.promisable_mib(device, reading, parts, own)
         if free_mib is None:
             return row._replace(state=State.UNKNOWN, use_state=State.UNKNOWN)
@@ -305,11 +312,15 @@ class Look:
         row = row._replace(holders=(*mine, *sharers), is_mine=bool(mine), promisable_mib=most_mib)
         if row.state is not State.FREE:
             return row
-        if most_mib < part_mib:
+        if most_mib < memory_limit_mib:
             return row._replace(state=State.FULL)
 
         def is_free(ahead: Ticket) -> bool:
-            return is_whole_free if ahead.part_mib is None else ahead.part_mib <= free_mib
+            return (
+                is_whole_free
+                if ahead.memory_limit_mib is None
+                else ahead.memory_limit_mib <= free_mib
+            )
 
         return self._behind(device, row, is_free)
 
@@ -317,14 +328,16 @@ class Look:
     def _limit_s(self) -> float:
         return max(LEAST_LIMIT_S, self._readings_until - time.monotonic())
 
-    def _row(self, device: Device, reading: "Usage") -> Row:
+    def _row(self, device: Device, reading: "Usage") -> DeviceStatus:
         """Return how a device is used: free, if it can be had where nobody else comes first."""
-        use = usage.judge(reading, self._asking.idle_mib)
+        use = usage.judge(reading, self._context.idle_mib)
         is_open = policy.is_to_be_taken(self._request, use, reading)
-        is_open = is_open or self._asking.is_taking_back  # this process itself may be on it
-        return Row(device, State.FREE if is_open else use, reading, use_state=use)
+        is_open = is_open or self._context.is_taking_back  # this process itself may be on it
+        return DeviceStatus(device, State.FREE if is_open else use, reading, use_state=use)
 
-    def _behind(self, device: Device, row: Row, is_free: Callable[[Ticket], bool]) -> Row:
+    def _behind(
+        self, device: Device, row: DeviceStatus, is_free: Callable[[Ticket], bool]
+    ) -> DeviceStatus:
         """Return the row of a device for which somebody in the queue may come first.
 
         is_free: tells whether that one could have it now.
@@ -355,7 +368,7 @@ class Look:
         return self._is_possible.get(ahead.name, True)
 
     def _is_within_reach(self, device: Device) -> bool:
-        rules, (_, reading) = self._asking.rules, self._look_at(device)
+        rules, (_, reading) = self._context.rules, self._look_at(device)
         is_drained = rules is not None and names.is_one_of(device, rules.drained)
         return not is_drained and reading is not None and reading.mode != ComputeMode.PROHIBITED
 
@@ -365,8 +378,8 @@ class Look:
             holders: tuple[Holder, ...] = ()
             reading = None
             try:
-                holders = self._asking.locks.holders_of(device.uuid)
-                reading = self._asking.gpus.usage(device, self._limit_s)
+                holders = self._context.locks.holders_of(device.uuid)
+                reading = self._context.gpus.usage(device, self._limit_s)
             except DeviceError:
                 pass
             except LockError as error:
@@ -389,11 +402,13 @@ class Look:
         holders, reading = self._look_at(device)
         if reading is None:
             return False
-        if ahead.part_mib is None or not all(is_sharers(each.file or "") for each in holders):
-            return not holders and usage.judge(reading, self._asking.idle_mib) is State.IDLE
-        parts = [(each.part_mib, each.used_mib) for each in holders]
+        if ahead.memory_limit_mib is None or not all(
+            is_sharers(each.file or "") for each in holders
+        ):
+            return not holders and usage.judge(reading, self._context.idle_mib) is State.IDLE
+        parts = [(each.memory_limit_mib, each.used_mib) for each in holders]
         free_mib = usage.promisable_mib(device, reading, parts, (0.0, 0.0))
-        return free_mib is not None and ahead.part_mib <= free_mib
+        return free_mib is not None and ahead.memory_limit_mib <= free_mib
 
     def _shares(
         self, device: Device, lock: Lock
@@ -402,17 +417,17 @@ class Look:
 
         That is what it was promised, and what it uses; None where that can't be seen.
         """
-        asking = self._asking
-        held = asking.held.get(device.uuid)
-        sharers = asking.locks.sharers_of(device.uuid, [lock.name])
-        promised_mib = (asking.part_mib or 0.0) if held else 0.0
-        if not sharers and not asking.held and not asking.is_taking_back:
+        context = self._context
+        held = context.held.get(device.uuid)
+        sharers = context.locks.sharers_of(device.uuid, [lock.name])
+        promised_mib = (context.memory_limit_mib or 0.0) if held else 0.0
+        if not sharers and not context.held and not context.is_taking_back:
             return [], (0.0, 0.0)
-        if not asking.gpus.sees_all:  # a pid may be another process's in our PID namespace
-            since = [lock.since for lock in asking.held.values()]
+        if not context.gpus.sees_all:  # a pid may be another process's in our PID namespace
+            since = [lock.since for lock in context.held.values()]
             return without_guests(sharers, since), (promised_mib, None)
         own = Holder(Record(since=held.since if held else None), os.getpid(), uid=os.geteuid())
-        everybody = procfs.with_uses((own, *sharers), asking.gpus.processes(device))
+        everybody = procfs.with_uses((own, *sharers), context.gpus.processes(device))
         this_process, *known = without_guests(everybody)
         return known, (promised_mib, this_process.used_mib)
 
@@ -425,5 +440,5 @@ def _require_of_device(error: LockError) -> None:
 
 def _fits(device: Device, ahead: Ticket) -> bool:
     """Return whether the part that a waiter asks for fits into a device at all."""
-    is_known = ahead.part_mib is not None and device.usable_mib is not None
-    return not is_known or (ahead.part_mib or 0.0) <= (device.usable_mib or 0)
+    is_known = ahead.memory_limit_mib is not None and device.usable_mib is not None
+    return not is_known or (ahead.memory_limit_mib or 0.0) <= (device.usable_mib or 0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.model.devices import Device, Fault
-from reserve_gpu.model.errors import Failure, ImpossibleError, RequestError, shown
+from reserve_gpu.model.errors import Failure, ImpossibleError, RequestError, sanitize
 from reserve_gpu.system.executor import Late
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def require_absolute(typed: Sequence[str], inherited: Variables) -> None:
             listed = names.entries(value)
             there = f"{listed[number]} of that list" if number < len(listed) else "no GPU at all"
             raise RequestError(
-                f"{shown(name)} is CUDA's number, which counts within CUDA_VISIBLE_DEVICES="
-                f"{shown(value)!r}, which was set elsewhere: it would be {shown(there)}. Name the "
-                "GPU as nvidia-smi does."
+                f"{sanitize(name)} is CUDA's number, which counts within CUDA_VISIBLE_DEVICES="
+                f"{sanitize(value)!r}, which was set elsewhere: it would be {sanitize(there)}. "
+                "Name the GPU as nvidia-smi does."
             )
 
 
@@ -69,20 +69,20 @@ def adopt_parents_gpus(parent: int, gpus: Nvml, locks: LockDirectory) -> None:
         return
     devices: list[Device] = []
     visible: str | None = None
-    part_mib: float | None = None
+    memory_limit_mib: float | None = None
     for device in gpus.walk():
         if isinstance(device, Device):
             holders = locks.listed_holders_of(device.uuid)
             if own := next((h for h in holders if h.listed_pid == parent), None):
                 devices.append(device)
                 visible = own.record.visible if own.record_owner == os.geteuid() else None
-                part_mib = own.part_mib
+                memory_limit_mib = own.memory_limit_mib
     if not devices:
         return
     ordered = cuda_environment.in_order(devices, visible or "")
-    values = cuda_environment.variables(ordered, part_mib) | {cuda_environment.HIDDEN: None}
-    if part_mib is not None:
-        values |= memory_caps.marked(ordered, part_mib, before)
+    values = cuda_environment.variables(ordered, memory_limit_mib) | {cuda_environment.HIDDEN: None}
+    if memory_limit_mib is not None:
+        values |= memory_caps.marked(ordered, memory_limit_mib, before)
     cuda_environment.write(values)
 
 
@@ -119,7 +119,7 @@ def _named(gpus: Nvml, request: Request, inherited: Variables) -> list[Device | 
         if device not in allowed:
             left = ", ".join(other.label for other in allowed)
             raise RequestError(
-                f"{device.label} is outside of CUDA_VISIBLE_DEVICES={shown(value or '')!r}, "
+                f"{device.label} is outside of CUDA_VISIBLE_DEVICES={sanitize(value or '')!r}, "
                 f"which was set elsewhere and limits this process to {left}."
             )
     return devices
@@ -146,11 +146,13 @@ def _require_one_model(value: str, order: str | None, everything: Sequence[Devic
     models = {names.model(device) for device in devices}
     sizes = {device.memory_mib for device in devices if device.instance is None}
     if len(models) > 1 or len(sizes) > 1:
-        how = f"with CUDA_DEVICE_ORDER={shown(order)!r}" if order else "without CUDA_DEVICE_ORDER"
+        how = (
+            f"with CUDA_DEVICE_ORDER={sanitize(order)!r}" if order else "without CUDA_DEVICE_ORDER"
+        )
         # Who has chosen an order means its numbers.
         remedy = "Set" if order else "Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, or"
         raise RequestError(
-            f"CUDA_VISIBLE_DEVICES={shown(value)!r} was set elsewhere, {how}, and the GPUs here "
+            f"CUDA_VISIBLE_DEVICES={sanitize(value)!r} was set elsewhere, {how}, and the GPUs here "
             "are of different models, so its numbers may mean others than nvidia-smi's. "
             f"{remedy} UUIDs for numbers (nvidia-smi -L)."
         )

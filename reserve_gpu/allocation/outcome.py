@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model.devices import Device, State
-from reserve_gpu.model.holders import Row
+from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import NO_LEASE, Lease
 
 
-class Locked(NamedTuple):
+class LockedDevice(NamedTuple):
     """A device that was locked and will do. row: how it stood before."""
 
     device: Device
     lock: Lock
-    row: Row
+    row: DeviceStatus
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -34,33 +34,33 @@ class Locked(NamedTuple):
 class Granted(NamedTuple):
     """An attempt that took what was asked for. lease: until when it is held."""
 
-    locked: tuple[Locked, ...]
+    locked: tuple[LockedDevice, ...]
     lease: Lease = NO_LEASE
 
 
 class Denied(NamedTuple):
     """An attempt that took nothing. ahead: who comes before in the queue."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[DeviceStatus, ...]
     ahead: tuple[Ticket, ...] = ()
 
 
-class Taken(AbstractContextManager["Taken"]):
+class AcquiredLocks(AbstractContextManager["AcquiredLocks"]):
     """What an attempt has taken so far; at its end it releases all that was not kept."""
 
     def __init__(self, held: Mapping[str, Lock]) -> None:
         self._held = held
-        self.locked: dict[str, Locked] = {}
-        self.rows: list[Row] = []
+        self.locked: dict[str, LockedDevice] = {}
+        self.rows: list[DeviceStatus] = []
 
     def __exit__(self, *_: object) -> None:
         for uuid, locked in self.locked.items():
             if locked.lock is not self._held.get(uuid):
                 locked.lock.release()
 
-    def add(self, answer: Locked | Row) -> None:
+    def add(self, answer: LockedDevice | DeviceStatus) -> None:
         """Count what came of one device."""
-        if isinstance(answer, Locked):
+        if isinstance(answer, LockedDevice):
             self.locked[answer.device.uuid] = answer
             answer = _spare(answer.row)
         self.rows.append(answer)
@@ -75,7 +75,7 @@ class Taken(AbstractContextManager["Taken"]):
             del self.locked[locked.device.uuid]
 
 
-def _spare(row: Row) -> Row:
+def _spare(row: DeviceStatus) -> DeviceStatus:
     """Return the row of a device that would be taken, if the others can't be had."""
     state, is_part = row.state, row.promisable_mib is not None
     if row.is_mine:

@@ -11,7 +11,7 @@ from reserve_gpu.model.devices import STUCK, Device, Fault, State, Unfit, Usage
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from reserve_gpu.model.holders import Row
+    from reserve_gpu.model.holders import DeviceStatus
     from reserve_gpu.model.requests import Request
 
 
@@ -37,10 +37,10 @@ def unfit(device: Device | Fault, request: Request, driver: str | None = None) -
         return Unfit.MEMORY_UNKNOWN
     if device.memory_mib is not None and device.memory_mib < request.min_memory_mib:
         return Unfit.MEMORY
-    if request.part_mib is not None:
+    if request.memory_limit_mib is not None:
         if device.usable_mib is None:
             return Unfit.MEMORY_UNKNOWN
-        if request.part_mib > device.usable_mib:
+        if request.memory_limit_mib > device.usable_mib:
             return Unfit.PART
     if device.instance is not None and request.needed > 1:
         major = (driver or "").partition(".")[0]
@@ -58,14 +58,14 @@ def is_to_be_taken(request: Request, state: State, reading: Usage) -> bool:
     """
     if state is State.IDLE:
         return True
-    is_part = request.part_mib is not None
+    is_part = request.memory_limit_mib is not None
     is_expected = bool(request.devices) or (is_part and state is State.BUSY)
     return is_expected and usage.is_usable(reading)
 
 
 def first_will_do(request: Request) -> bool:
     """Tell whether the first free device is as good as any; else all have to be seen."""
-    return request.needed == 1 and not request.devices and request.part_mib is None
+    return request.needed == 1 and not request.devices and request.memory_limit_mib is None
 
 
 def choose(
@@ -88,7 +88,7 @@ def choose(
         devices = whole if len(whole) >= count else instances
     if len(devices) < count:
         return None
-    if request.part_mib is not None:
+    if request.memory_limit_mib is not None:
         return sorted(devices, key=lambda device: rank[device.uuid])[:count]
     # A GPU with a screen is tried last, but CUDA numbers all in PCI bus order.
     return sorted(closest(devices, count, link), key=lambda d: (d.index, d.instance or 0))
@@ -152,7 +152,7 @@ def reclaim(request: Request, seen: Sequence[Device]) -> Request | None:
     return request._replace(devices=numbers, count=None)
 
 
-def is_impossible(rows: Sequence[Row], request: Request) -> bool:
+def is_impossible(rows: Sequence[DeviceStatus], request: Request) -> bool:
     """Tell whether no state of this machine could satisfy the request.
 
     rows: of all devices that this process may use. What can't be read may come back, but nobody
@@ -167,19 +167,19 @@ def is_impossible(rows: Sequence[Row], request: Request) -> bool:
     return max(instances, len(devices) - instances) < request.needed
 
 
-def may_come_free(rows: Sequence[Row], request: Request) -> bool:
+def may_come_free(rows: Sequence[DeviceStatus], request: Request) -> bool:
     """Tell whether it makes sense to wait: what is drained does not count."""
     there = [row for row in rows if row.state is not State.DRAINED]
     return bool(there) and not is_impossible(there, request)
 
 
-def is_only_awaited(rows: Sequence[Row], request: Request) -> bool:
+def is_only_awaited(rows: Sequence[DeviceStatus], request: Request) -> bool:
     """Return whether enough devices are free, but waiters come first for some of them."""
     awaited = sum(row.state is State.AWAITED for row in rows)
     return awaited > 0 and awaited + sum(row.would_be_taken for row in rows) >= request.needed
 
 
-def wanted(rows: Sequence[Row]) -> list[str]:
+def wanted(rows: Sequence[DeviceStatus]) -> list[str]:
     """Return the UUIDs of the devices that a waiter would take if they were free.
 
     Devices that a rule keeps from this user for now are left out, so that others can have them.
@@ -189,7 +189,7 @@ def wanted(rows: Sequence[Row]) -> list[str]:
     return [device.uuid for device in devices if isinstance(device, Device)]
 
 
-def is_above(rows: Sequence[Row], ancestors: Collection[int]) -> bool:
+def is_above(rows: Sequence[DeviceStatus], ancestors: Collection[int]) -> bool:
     """Tell whether ancestors of this process have reserved all that would do.
 
     To wait for them would be to wait for one's own end. ancestors: their pids.
@@ -209,7 +209,7 @@ def turn_s(ahead: int) -> float:
     return min(ahead * TURN_S, LIVELY_LOOK_S)
 
 
-def next_look_s(rows: Sequence[Row], *, is_lively: bool, is_told: bool) -> float:
+def next_look_s(rows: Sequence[DeviceStatus], *, is_lively: bool, is_told: bool) -> float:
     """Return the seconds until a waiter looks again.
 
     is_lively: something has changed just now. is_told: the kernel's list of locks tells of changes.

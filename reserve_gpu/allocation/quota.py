@@ -12,7 +12,7 @@ from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import device_of, lock_name
 from reserve_gpu.model.devices import Device, Fault, State
 from reserve_gpu.model.errors import Failure
-from reserve_gpu.model.holders import Holder, Row
+from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.notices import CannotProlong, EndsAnyway, Shortened, TooLong, TooMany
 from reserve_gpu.reservation import feature_registry
 
@@ -33,13 +33,13 @@ def allowed(
     Raises Failure for what they never let anybody of this user have, RequestError for an end that
     no feature would see to.
     """
-    _require_lease(request.promise.lease, ruled, now.wall)
-    feature_registry.require_end(lease(request.promise.lease, ruled))
-    if since is None or not request.promise.lease.has_end:
+    _require_lease(request.terms.lease, ruled, now.wall)
+    feature_registry.require_end(lease(request.terms.lease, ruled))
+    if since is None or not request.terms.lease.has_end:
         return request, []
-    is_asked = request.promise.lease.lasts_s is not None or request.promise.lease.until is not None
+    is_asked = request.terms.lease.lasts_s is not None or request.terms.lease.until is not None
     held = held.own
-    ends = lease(held.at(now).changed_by(request.promise.lease.begun(now)), ruled).begun(now)
+    ends = lease(held.at(now).changed_by(request.terms.lease.begun(now)), ruled).begun(now)
     stays = held.until is not None and not is_asked
     last = counted(ends, ruled, since, now)
     if not ruled.time or stays or last == ends:
@@ -87,7 +87,7 @@ def judge(
     devices: Sequence[Device | Fault],
     own: Collection[str],
     elsewhere: Sequence[Holder],
-) -> Callable[[Device], Row | None]:
+) -> Callable[[Device], DeviceStatus | None]:
     """Return a function that tells why this user may not have a device, None if they may.
 
     own: the UUIDs of what this process has already. elsewhere: who else of this user's processes
@@ -99,18 +99,18 @@ def judge(
     asked = len(places - held) if request.devices else request.needed
     is_full = ruled.gpus is not None and len(held) + asked > ruled.gpus.value
 
-    def judged(device: Device) -> Row | None:
+    def judged(device: Device) -> DeviceStatus | None:
         if device.uuid not in own and names.is_one_of(device, ruled.drained):
-            return Row(device, State.DRAINED, rule=ruled.drain)
+            return DeviceStatus(device, State.DRAINED, rule=ruled.drain)
         if is_full and device.uuid not in own and _place(device) not in held:
-            return Row(device, State.LIMITED, rule=ruled.gpus, counted=tuple(elsewhere))
+            return DeviceStatus(device, State.LIMITED, rule=ruled.gpus, counted=tuple(elsewhere))
         return None
 
     return judged
 
 
 def _with_lease(request: Request, lease: Lease) -> Request:
-    return request._replace(promise=request.promise._replace(lease=lease))
+    return request._replace(terms=request.terms._replace(lease=lease))
 
 
 def _require_lease(asked: Lease, ruled: Rules, at: float) -> None:

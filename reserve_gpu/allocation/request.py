@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.gpus import names
 from reserve_gpu.model import parsing
 from reserve_gpu.model.devices import MIB
-from reserve_gpu.model.errors import RequestError, shown
-from reserve_gpu.model.requests import UNITS, Lease, Promise, Request, Rules, Size
+from reserve_gpu.model.errors import RequestError, sanitize
+from reserve_gpu.model.requests import UNITS, Lease, Request, ReservationTerms, Rules, Size
 from reserve_gpu.reservation import feature_registry
 from reserve_gpu.system import settings
 from reserve_gpu.system.executor import Late
@@ -38,7 +38,7 @@ class Deadline(NamedTuple):
     def after(cls, wait: object) -> "Deadline":
         """Make a deadline of a duration from now. Raises RequestError."""
         is_name = isinstance(wait, str) and names.is_name(wait)
-        hint = f" To wait for GPUs by name: {shown(str(wait))} --wait." if is_name else ""
+        hint = f" To wait for GPUs by name: {sanitize(str(wait))} --wait." if is_name else ""
         limit_s = None if wait is None else parsing.parse_duration(wait, hint=hint)
         return cls(limit_s, time.monotonic() + (limit_s or 0.0))
 
@@ -100,7 +100,7 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
         min_memory_mib=least.mib,
         memory_unit=least.unit,
         model=name or "",
-        promise=Promise(size, lease, note),
+        terms=ReservationTerms(size, lease, note),
     )
 
 
@@ -122,8 +122,8 @@ def setting_mib(variable: str) -> float | None:
 
 def require_settings(request: Request) -> None:
     """Raise RequestError for a setting that is no size, or an end that nothing would see to."""
-    feature_registry.require_end(request.promise.lease)
-    if request.part_mib is not None:
+    feature_registry.require_end(request.terms.lease)
+    if request.memory_limit_mib is not None:
         setting_mib(settings.CONTEXT_MEMORY)
 
 
@@ -157,7 +157,7 @@ def _some_time(text: float | str) -> float:
     duration_s = parsing.parse_duration(text)
     if not 0 < duration_s < parsing.LONGEST_S:  # what is longer is parsed as the longest
         which = "Give 30m, 4h or 2d, and 34722d at most."
-        raise RequestError(f"{shown(str(text))!r} is no time to hold a GPU. {which}")
+        raise RequestError(f"{sanitize(str(text))!r} is no time to hold a GPU. {which}")
     return duration_s
 
 

@@ -14,8 +14,8 @@ from reserve_gpu.gpus.usage import judge, promisable_mib, split_graphics
 from reserve_gpu.locks.directory import LockDirectory, device_of, lock_name
 from reserve_gpu.locks.holders import with_hosts
 from reserve_gpu.model.devices import STUCK, Device, Fault, State
-from reserve_gpu.model.errors import LockError, MutexHeldError, shown
-from reserve_gpu.model.holders import Row
+from reserve_gpu.model.errors import LockError, MutexHeldError, sanitize
+from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ CONTEXT_MIB = 64.0
 NAME_LIMIT = 40  # characters of another process's name within a sentence
 
 
-class LookResult(NamedTuple):
+class Snapshot(NamedTuple):
     """What was seen: a row for each device, the queue, and why reservations may be missing."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[DeviceStatus, ...]
     waiting: tuple[Ticket, ...] = ()
     problem: str | None = None
 
@@ -59,7 +59,9 @@ class Reservations(NamedTuple):
     old_numbers: Mapping[str, Sequence[Claim]] = {}
 
 
-def look(nvml: Nvml, *, idle_mib: float | None = None, ruled: Rules | None = None) -> LookResult:
+def take_snapshot(
+    nvml: Nvml, *, idle_mib: float | None = None, ruled: Rules | None = None
+) -> Snapshot:
     """Look at every device of this machine that the driver shows.
 
     nvml: a conversation with the driver.
@@ -81,10 +83,10 @@ def look(nvml: Nvml, *, idle_mib: float | None = None, ruled: Rules | None = Non
         else row
         for row in rows
     ]
-    return LookResult(tuple(rows), tuple(waiting), reservations.problem)
+    return Snapshot(tuple(rows), tuple(waiting), reservations.problem)
 
 
-def reserved_without_driver() -> tuple[Row, ...]:
+def reserved_without_driver() -> tuple[DeviceStatus, ...]:
     """Return the devices that somebody has reserved, as far as their lock files tell which.
 
     Raises LockError.
@@ -95,7 +97,9 @@ def reserved_without_driver() -> tuple[Row, ...]:
     for holder in holders:
         known.setdefault(holder.record.index or 0, []).append(procfs.with_user(holder))
     return tuple(
-        Row(Fault(index, "the driver does not answer"), State.RESERVED, holders=with_hosts(those))
+        DeviceStatus(
+            Fault(index, "the driver does not answer"), State.RESERVED, holders=with_hosts(those)
+        )
         for index, those in sorted(known.items())
     )
 
@@ -105,7 +109,9 @@ def is_own(holder: Holder) -> bool:
     return bool(holder.listed_pid and procfs.uid_of(holder.listed_pid) == os.geteuid())
 
 
-def explained(nvml: Nvml, rows: Sequence[Row], idle_mib: float | None = None) -> list[Row]:
+def explained(
+    nvml: Nvml, rows: Sequence[DeviceStatus], idle_mib: float | None = None
+) -> list[DeviceStatus]:
     """Return the rows of an attempt with their users, and with what runs on the devices.
 
     The attempt's own findings stay. Users, commands and readings can be slow, so call this late,
@@ -120,7 +126,7 @@ def explained(nvml: Nvml, rows: Sequence[Row], idle_mib: float | None = None) ->
     ]
 
 
-def _with_users(nvml: Nvml, row: Row, idle_mib: float | None) -> Row:
+def _with_users(nvml: Nvml, row: DeviceStatus, idle_mib: float | None) -> DeviceStatus:
     """Return the row with its users, and read if that is still to be done."""
     first = row.awaited_by and procfs.with_user(row.awaited_by)
     holders = with_hosts([procfs.with_user(holder) for holder in row.holders])
@@ -188,7 +194,7 @@ def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
         if device in missing and device != min(missing):
             continue
         if device in missing or not _is_on(nvml, devices[device], holder):
-            name = shown(holder.name or "A process", NAME_LIMIT)
+            name = sanitize(holder.name or "A process", NAME_LIMIT)
             return (
                 f"{name} (pid {holder.pid}) reserved another GPU when that had this number; CUDA "
                 "there may still start on this one"
@@ -256,13 +262,13 @@ def _holders(
 
 def _row(
     nvml: Nvml, device: Device | Fault, reservations: Reservations, idle_mib: float | None
-) -> Row:
+) -> DeviceStatus:
     if isinstance(device, Fault):
         lost = [holder for holder in reservations.others if _has(holder, device)]
-        return _held(Row(device, device.state, reason=device.reason), lost)
+        return _held(DeviceStatus(device, device.state, reason=device.reason), lost)
     fault = reservations.faults.get(device.uuid)
     first = next((t.holder for t in reservations.waiting if t.could_use(device.uuid)), None)
-    row = Row(device, State.FREE, awaited_by=first)
+    row = DeviceStatus(device, State.FREE, awaited_by=first)
     row = _held(row, reservations.holders.get(device.uuid, ()))
     try:
         usage, processes, gauges = nvml.read_all(device)
@@ -281,7 +287,9 @@ def _row(
         row = row._replace(state=State.RESERVED, reason=reason)
     if fault:
         return row
-    parts = [(holder.part_mib, holder.used_mib) for holder in row.holders if not holder.beside]
+    parts = [
+        (holder.memory_limit_mib, holder.used_mib) for holder in row.holders if not holder.beside
+    ]
     return row._replace(promisable_mib=promisable_mib(device, usage, parts))
 
 
@@ -291,7 +299,7 @@ def _has(holder: Holder, fault: Fault) -> bool:
     return holder.record.label == fault.label or (is_whole and holder.record.index == fault.index)
 
 
-def _held(row: Row, holders: Sequence[Holder]) -> Row:
+def _held(row: DeviceStatus, holders: Sequence[Holder]) -> DeviceStatus:
     """Return the row, of a device that was not read yet, with its holders."""
     known = with_hosts(sorted(map(procfs.with_user, holders), key=_is_another))
     is_mine = bool(known) and not _is_another(known[0])
@@ -305,12 +313,12 @@ def _is_another(holder: Holder) -> bool:
 
 def _used(
     nvml: Nvml,
-    row: Row,
+    row: DeviceStatus,
     listed: Sequence[Process],
     idle_mib: float | None,
     *,
     is_complete: bool = True,
-) -> Row:
+) -> DeviceStatus:
     """Return the row, of a device that was read, with the processes on it and whose they are.
 
     idle_mib: memory in use up to which a device is idle, None for the default.
@@ -329,7 +337,7 @@ def _used(
     )
 
 
-def _is_unreserved_use(row: Row, *, is_known: bool) -> bool | None:
+def _is_unreserved_use(row: DeviceStatus, *, is_known: bool) -> bool | None:
     """Tell whether somebody uses the device who has not reserved it, None if it can't be seen."""
     if not row.holders:
         is_busy = row.use_state is State.BUSY

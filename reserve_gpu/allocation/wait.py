@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.allocation import policy, snapshot
 from reserve_gpu.allocation.outcome import Denied, Granted
-from reserve_gpu.locks.queue import EndOfQueue, Place, wait_for_news
+from reserve_gpu.locks.queue import EndOfQueue, QueueEntry, wait_for_news
 from reserve_gpu.locks.record import myself
 from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import LockError, MutexHeldError
-from reserve_gpu.model.holders import Record, Row
+from reserve_gpu.model.holders import DeviceStatus, Record
 from reserve_gpu.model.progress import Waiting
-from reserve_gpu.model.requests import NO_LEASE, Asks
+from reserve_gpu.model.requests import NO_LEASE, WaitRequest
 from reserve_gpu.system import executor, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from reserve_gpu.allocation.attempt import Asking
+    from reserve_gpu.allocation.attempt import AttemptContext
     from reserve_gpu.allocation.request import Deadline
     from reserve_gpu.model.queue import Ticket
 
@@ -29,10 +29,10 @@ EXPLAIN_EVERY_S = 5.0  # so often a waiter asks again who is on a device that is
 
 
 def wait_in_queue(
-    asking: Asking,
+    context: AttemptContext,
     denied: Denied,
     deadline: Deadline,
-    attempt: Callable[[Place], Granted | Denied],
+    attempt: Callable[[QueueEntry], Granted | Denied],
     between: Callable[[], object],
 ) -> Granted | Denied:
     """Wait in the queue until what is asked for can be taken, or the time is over.
@@ -40,34 +40,34 @@ def wait_in_queue(
     denied: what came of the first attempt. attempt: makes another one. between: called again and
     again while this waits. Each second, and after each look, the caller is told how it stands.
     """
-    request, size = asking.request, asking.request.promise.size
+    request, size = context.request, context.request.terms.size
     fitting = [row.device for row in denied.rows if row.state is not State.UNFIT]
     devices = [device for device in fitting if isinstance(device, Device)]
     # Who waits for a percentage, of devices of several sizes, is not passed for the largest one.
     size = size and max(map(size.of, devices), default=size)
-    promise = request.promise._replace(lease=NO_LEASE, size=size)
-    record = Record(myself(), promise, Asks(deadline.asks, request.needed))
-    explain = Explainer(asking)
+    terms = request.terms._replace(lease=NO_LEASE, size=size)
+    record = Record(myself(), terms, WaitRequest(deadline.asks, request.needed))
+    explain = Explainer(context)
     outcome: Granted | Denied = denied
     start = due = time.monotonic()
     lively_until = 0.0
-    with Place(asking.locks, policy.wanted(denied.rows), record) as place:
-        news = News(asking)
+    with QueueEntry(context.locks, policy.wanted(denied.rows), record) as entry:
+        news = LockChanges(context)
         while isinstance(outcome, Denied):
-            if time.monotonic() >= min(due, deadline.at) or not place.stands():
-                outcome = _try_again(asking, outcome, place, attempt)
+            if time.monotonic() >= min(due, deadline.at) or not entry.is_valid():
+                outcome = _try_again(context, outcome, entry, attempt)
                 if isinstance(outcome, Granted):
-                    place.is_served = True
+                    entry.is_served = True
                     break
                 news.forget(outcome)
                 due = time.monotonic() + policy.next_look_s(
                     outcome.rows,
-                    is_lively=time.monotonic() < lively_until or not place.stands(),
+                    is_lively=time.monotonic() < lively_until or not entry.is_valid(),
                     is_told=news.is_told,
                 )
             if not deadline.left_s:
                 break
-            place.heartbeat()
+            entry.heartbeat()
             waited_s = time.monotonic() - start
             ahead = [
                 t for t in outcome.ahead if any(t.could_use(device.uuid) for device in devices)
@@ -88,8 +88,8 @@ def wait_in_queue(
 
 
 def wait_for_offers(
-    asking: Asking,
-    attempt: Callable[[Place], Granted | Denied],
+    context: AttemptContext,
+    attempt: Callable[[QueueEntry], Granted | Denied],
     between: Callable[[], object],
 ) -> Granted | Denied:
     """Give the waiters `STOPPED_S` to take the free devices that they come first for.
@@ -98,22 +98,22 @@ def wait_for_offers(
     stopped, or never takes what it asks for, would block such requests for as long as it lives.
 
     Args:
-        asking: The request.
+        context: The request and its surroundings.
         attempt: Makes another attempt.
         between: Called repeatedly during the wait.
 
     Returns:
         The outcome of the last attempt.
     """
-    queue, news, explain = EndOfQueue(asking.locks), News(asking), Explainer(asking)
+    queue, news, explain = EndOfQueue(context.locks), LockChanges(context), Explainer(context)
     start, outcome = time.monotonic(), attempt(queue)
-    while isinstance(outcome, Denied) and policy.is_only_awaited(outcome.rows, asking.request):
+    while isinstance(outcome, Denied) and policy.is_only_awaited(outcome.rows, context.request):
         now = time.monotonic()
         limit_s = queue.passes_at - start
         if limit_s > OFFERS_LIMIT_S or now - start > OFFERS_LIMIT_S:  # inf: it will not pass
             break
-        rows, place = tuple(map(explain, outcome.rows)), 1 + len(outcome.ahead)
-        executor.tell(Waiting(asking.request, place, now - start, rows, limit_s))
+        rows, entry = tuple(map(explain, outcome.rows)), 1 + len(outcome.ahead)
+        executor.tell(Waiting(context.request, entry, now - start, rows, limit_s))
         news.forget(outcome)
         next_look = min(queue.passes_at, now + SECOND_S)
         wait_for_news(max(next_look, now + executor.POLL_S), news, between)
@@ -121,7 +121,7 @@ def wait_for_offers(
     return outcome
 
 
-class News:
+class LockChanges:
     """Tells whether somebody may have released a device, or left the queue, since a look.
 
     Attributes:
@@ -129,8 +129,8 @@ class News:
             then it is not read until the next look.
     """
 
-    def __init__(self, asking: Asking) -> None:
-        self._locks = asking.locks
+    def __init__(self, context: AttemptContext) -> None:
+        self._locks = context.locks
         self._names: list[str] = []
         self._missing: set[str] = set()
         self.is_told = False
@@ -154,9 +154,9 @@ class News:
 class Explainer:
     """Explains rows, and asks again about the same device only now and then."""
 
-    def __init__(self, asking: Asking, every_s: float = EXPLAIN_EVERY_S) -> None:
-        self._asking, self._every_s = asking, every_s
-        self._known: dict[str, tuple[object, float, Row]] = {}
+    def __init__(self, context: AttemptContext, every_s: float = EXPLAIN_EVERY_S) -> None:
+        self._context, self._every_s = context, every_s
+        self._known: dict[str, tuple[object, float, DeviceStatus]] = {}
         self._first: tuple[str, Ticket] | None = None
 
     def ticket(self, first: Ticket) -> Ticket:
@@ -165,31 +165,31 @@ class Explainer:
             self._first = first.name, first._replace(holder=procfs.with_user(first.holder))
         return self._first[1]
 
-    def __call__(self, row: Row) -> Row:
+    def __call__(self, row: DeviceStatus) -> DeviceStatus:
         """Return the row with what runs on the device and whose it is."""
-        people = [(h.pid, h.part_mib) for h in (*row.holders, row.awaited_by) if h]
+        people = [(h.pid, h.memory_limit_mib) for h in (*row.holders, row.awaited_by) if h]
         before, asked_at, answer = self._known.get(row.label, (None, 0.0, row))
         is_due = time.monotonic() - asked_at >= self._every_s
         if is_due or before != (row.state, people):
-            (answer,) = snapshot.explained(self._asking.gpus, [row], self._asking.idle_mib)
+            (answer,) = snapshot.explained(self._context.gpus, [row], self._context.idle_mib)
             self._known[row.label] = (row.state, people), time.monotonic(), answer
         return answer
 
 
 def _try_again(
-    asking: Asking,
+    context: AttemptContext,
     denied: Denied,
-    place: Place,
-    attempt: Callable[[Place], Granted | Denied],
+    entry: QueueEntry,
+    attempt: Callable[[QueueEntry], Granted | Denied],
 ) -> Granted | Denied:
     """Try once more. A fault that may pass does not end the wait of one who is in the queue.
 
     Raises LockError where this process can't even join the queue.
     """
     try:
-        asking.locks.follow()
-        return attempt(place)
+        context.locks.follow()
+        return attempt(entry)
     except LockError as error:  # a full disk, or a driver that hangs under the mutex
-        if place.has_joined or isinstance(error, MutexHeldError):
+        if entry.has_joined or isinstance(error, MutexHeldError):
             return denied
         raise

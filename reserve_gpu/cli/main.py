@@ -108,7 +108,7 @@ def _require_command(words: list[str]) -> None:
     wrong = " ".join(words[: 1 + is_group])
     near = MEANT.get(wrong) or option.likely(wrong, known)
     see = errors.own_line("--help")
-    text = f"There is no command {errors.shown(wrong)}. {near} See {see}"
+    text = f"There is no command {errors.sanitize(wrong)}. {near} See {see}"
     raise errors.RequestError(text)
 
 

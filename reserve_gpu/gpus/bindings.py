@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, LOST, NO_LIMIT, Code
 from reserve_gpu.gpus.worker import HangError, Worker
 from reserve_gpu.model.devices import State
-from reserve_gpu.model.errors import DriverError, NoThreadError, shown
+from reserve_gpu.model.errors import DriverError, NoThreadError, sanitize
 from reserve_gpu.system import executor, procfs
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def _free_in_children(lock: Any) -> None:
 def _text_of(error: Exception) -> str:
     """Return the error's own words; for an unusual code the driver is asked for them."""
     try:
-        return shown(str(error).rstrip("."), TEXT_LIMIT)
+        return sanitize(str(error).rstrip("."), TEXT_LIMIT)
     except Exception:  # noqa: BLE001 - the driver's words may be missing, or no text
         return f"error {getattr(error, 'value', '?')}"
 

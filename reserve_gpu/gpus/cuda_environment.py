@@ -68,12 +68,17 @@ class Changes(NamedTuple):
         return Changes(inherited, dict(values))
 
 
-def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[str, str | None]:
+def variables(
+    devices: Sequence[Device], memory_limit_mib: float | None = None
+) -> dict[str, str | None]:
     """Return CUDA's variables for these devices; None for one that must not be set.
 
     part_mib: what of the memory of each is reserved, in MiB; None for all of it.
     """
-    memory = [device.memory_mib if part_mib is None else int(part_mib) for device in devices]
+    memory = [
+        device.memory_mib if memory_limit_mib is None else int(memory_limit_mib)
+        for device in devices
+    ]
     return {
         MEMORY: None if None in memory else ",".join(map(str, memory)),
         ORDER: "PCI_BUS_ID",  # CUDA's own default is another order than NVML's

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model import errors
-from reserve_gpu.model.errors import COMMAND_LIMIT, REASON_LIMIT, DriverError, shown
+from reserve_gpu.model.errors import COMMAND_LIMIT, REASON_LIMIT, DriverError, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,9 +35,9 @@ def not_imported(error: BaseException) -> DriverError:
         return _taken(path)
     if isinstance(error, SyntaxError):  # written for Python 2
         return _wrong()
-    why = shown(str(error) or type(error).__name__, REASON_LIMIT)
+    why = sanitize(str(error) or type(error).__name__, REASON_LIMIT)
     if path := next(filter(None, map(_in_the_way, _files(error))), None):
-        where = shown(path, COMMAND_LIMIT)
+        where = sanitize(path, COMMAND_LIMIT)
         return DriverError(
             f"The module {NAME} can't be imported because of {where} ({why}). {_ways_out(path)}"
         )
@@ -63,7 +63,7 @@ def not_official(module: ModuleType, *, is_new: bool) -> DriverError:
 def _taken(path: str, *, is_imported: bool = False) -> DriverError:
     then = " Then restart this process, which has imported it." if is_imported else ""
     return DriverError(
-        f"{shown(path, COMMAND_LIMIT)} takes the place of the module {NAME} of nvidia-ml-py. "
+        f"{sanitize(path, COMMAND_LIMIT)} takes the place of the module {NAME} of nvidia-ml-py. "
         f"{_ways_out(path)}{then}"
     )
 

@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import TypeAlias, TypeVar
 
 from reserve_gpu.model.devices import Device, Fault
-from reserve_gpu.model.errors import REASON_LIMIT, RequestError, shown
+from reserve_gpu.model.errors import REASON_LIMIT, RequestError, sanitize
 
 AnyDevice = TypeVar("AnyDevice", Device, Device | Fault)
 DeviceNames: TypeAlias = str | int | Iterable[str | int]  # as people give them
@@ -61,8 +61,8 @@ def pick(name: str, devices: Sequence[Device | Fault]) -> Device | Fault:
     if len(matches) == 1:
         return matches[0]
     if len(matches) > 1:
-        uuids = ", ".join(shown(device.uuid) for device in matches)
-        raise RequestError(f"{shown(name)} is the start of several UUIDs: {uuids}.")
+        uuids = ", ".join(sanitize(device.uuid) for device in matches)
+        raise RequestError(f"{sanitize(name)} is the start of several UUIDs: {uuids}.")
     index = gpu_index(name)
     for fault in devices:
         if isinstance(fault, Fault) and (
@@ -78,7 +78,7 @@ def pick(name: str, devices: Sequence[Device | Fault]) -> Device | Fault:
     first, last = devices[0].label, devices[-1].label
     short = {1: f"is {first}", 2: f"are {first} and {last}"}
     there = short.get(len(devices), f"are {first} to {last}")
-    raise RequestError(f"No GPU is called {shown(name)} here. There {there}.{faults}")
+    raise RequestError(f"No GPU is called {sanitize(name)} here. There {there}.{faults}")
 
 
 def matching(name: str, devices: Iterable[AnyDevice]) -> list[AnyDevice]:
@@ -220,8 +220,8 @@ def _meant_by_word(word: str) -> list[str]:
     if any(_match(pattern, word) for pattern in (_INDEX, _INSTANCE, _BUS_ID, _UUID)):
         return [word]
     raise RequestError(
-        f"{shown(word)!r} names no GPU. Give an index (2, GPU2 or cuda:2), several (1,3), a range "
-        "(0-3), a UUID or its start (GPU-8f2a), a MIG instance (1:0) or a PCI bus id "
+        f"{sanitize(word)!r} names no GPU. Give an index (2, GPU2 or cuda:2), several (1,3), "
+        "a range (0-3), a UUID or its start (GPU-8f2a), a MIG instance (1:0) or a PCI bus id "
         "(0000:03:00.0)."
     )
 
@@ -237,7 +237,7 @@ def _match(pattern: str, text: str) -> re.Match[str] | None:
 
 
 def _described(fault: Fault) -> str:
-    return f"{fault.label} can't be used: {shown(fault.reason, REASON_LIMIT)}"
+    return f"{fault.label} can't be used: {sanitize(fault.reason, REASON_LIMIT)}"
 
 
 def described(device: Device) -> str:
@@ -248,4 +248,4 @@ def described(device: Device) -> str:
         device.name,
         device.vbios and f"(VBIOS {device.vbios})",
     ]
-    return " ".join(shown(part) for part in parts if part)
+    return " ".join(sanitize(part) for part in parts if part)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.gpus.codes import Code
-from reserve_gpu.model.errors import REASON_LIMIT, DriverError, NoDriverError, shown
+from reserve_gpu.model.errors import REASON_LIMIT, DriverError, NoDriverError, sanitize
 from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _without_library(around: Surroundings) -> str:
     if around.unloadable is None:  # the library itself gave this answer
         return ADVICE[Code.LIBRARY_NOT_FOUND]
     if around.unloadable:
-        why = shown(around.unloadable[0], REASON_LIMIT)
+        why = sanitize(around.unloadable[0], REASON_LIMIT)
         return f"The NVIDIA driver's library can't be loaded by this Python: {why}."
     if around.is_jetson:
         return JETSON

@@ -563,7 +563,7 @@ def _user(uid: int) -> str:
 def main(verb: str, path: str, name: str) -> int:
     """Run one step of install.sh; return the exit code."""
     config = Config(path, os.fsencode(name))
-    script = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "install.sh")
+    script = os.path.abspath(f"{__file__}/../../../install.sh")
     if verb == "has-block":
         return 0 if config.has_block() else 1
     if verb == "add":

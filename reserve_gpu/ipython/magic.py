@@ -14,7 +14,7 @@ from reserve_gpu.commands.table import MAGIC_OPTIONS, load
 from reserve_gpu.ipython import cell_hooks
 from reserve_gpu.model import errors
 from reserve_gpu.render import messages, phrases
-from reserve_gpu.render.frontend import MAGIC, read_here
+from reserve_gpu.render.frontends import MAGIC, read_here
 from reserve_gpu.render.progress import Live
 from reserve_gpu.reservation import status
 from reserve_gpu.reservation.session import session
@@ -62,15 +62,17 @@ def tell_start() -> None:
     if reason := session().reason:
         told = pictures.of_line(reason)
         with suppress(errors.DriverError):  # that is the reason, and is told
-            told = status.status()._replace(face=read_here(MAGIC)).picture()
+            told = status.status()._replace(frontend=read_here(MAGIC)).picture()
             told = told.below(reason.splitlines())
         pictures.tell(told)
     elif held := api.current():
         devices = [
-            f"{device.label} ({errors.shown(device.name or '?')})" for device in held.devices
+            f"{device.label} ({errors.sanitize(device.name or '?')})" for device in held.devices
         ]
         place = (
-            f"runs on {errors.shown(procfs.machine_name())} and " if jupyter_kernel.origin() else ""
+            f"runs on {errors.sanitize(procfs.machine_name())} and "
+            if jupyter_kernel.origin()
+            else ""
         )
         pictures.tell(f"This kernel {place}has {phrases.listed(devices)}.")
         api.show_reserved()
@@ -85,7 +87,7 @@ def _parse(line: str) -> Namespace:
     try:
         words = shlex.split(line, comments=True)
     except ValueError as error:  # a quotation mark that is not closed
-        raise errors.RequestError(f"{error}: {errors.shown(line)}") from error
+        raise errors.RequestError(f"{error}: {errors.sanitize(line)}") from error
     return request_options.magic_parser().parse_args(words)
 
 
@@ -100,7 +102,7 @@ def _do(arguments: Namespace) -> None:
     if arguments.help:
         print(request_options.magic_parser().format_help())
     elif asked and arguments.devices:
-        named = errors.shown(arguments.devices[0])
+        named = errors.sanitize(arguments.devices[0])
         raise errors.RequestError(asked[0].no_names.format(named))
     elif asked:
         seen = load(asked[0].home)(arguments)

@@ -46,7 +46,7 @@ from reserve_gpu.locks.lock import (
     kernel_device,
     write_lock,
 )
-from reserve_gpu.model.errors import LockError, MutexHeldError, shell_line, shown
+from reserve_gpu.model.errors import LockError, MutexHeldError, sanitize, shell_line
 from reserve_gpu.model.holders import Claim, Holder
 from reserve_gpu.model.queue import in_order
 from reserve_gpu.system import executor, process_identity, procfs, settings
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model.clocks import Instant
     from reserve_gpu.model.queue import Ticket
-    from reserve_gpu.model.requests import Ahead
+    from reserve_gpu.model.requests import TicketAhead
 
 NAME = "reserve_gpu"
 # Machine-wide places, best first. /tmp is last: a service with PrivateTmp has one of its own.
@@ -166,7 +166,7 @@ class LockDirectory:
         """
         path = f"{self.path}/{name}"
         if "/" in name or name.startswith("."):  # UUIDs come from the driver
-            raise LockError(f"{shown(name)!r} can't be the name of a lock.")
+            raise LockError(f"{sanitize(name)!r} can't be the name of a lock.")
         is_own = mode == OWN_MODE
         for _ in range(REPLACED_LIMIT):
             lock = None
@@ -344,7 +344,7 @@ class LockDirectory:
             return False
         return abs(time.time() - status.st_ctime) < for_s and not self._is_living(name)
 
-    def left_by(self, ahead: Ahead) -> tuple[int, float] | None:
+    def left_by(self, ahead: TicketAhead) -> tuple[int, float] | None:
         """Return the owner of a left ticket and its age in seconds, or None if it has changed."""
         status = files.status_of(self.descriptor, ahead.name) if is_waiters(ahead.name) else None
         if status is None or not status.st_size or status.st_mtime_ns != ahead.number:
@@ -666,7 +666,7 @@ def default_path() -> str:
     """
     configured = os.path.expanduser(os.environ.get(settings.LOCK_DIRECTORY, ""))
     if configured and not os.path.isabs(configured):
-        where = f"{settings.LOCK_DIRECTORY}={shown(configured)!r}"
+        where = f"{settings.LOCK_DIRECTORY}={sanitize(configured)!r}"
         raise LockError(f"{where} must be an absolute path.")
     if configured:
         return os.path.normpath(configured)

@@ -19,7 +19,7 @@ from reserve_gpu.locks.lock import KINDS, is_write_locked
 from reserve_gpu.model.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.model.holders import Holder, Record
 from reserve_gpu.model.queue import Ticket
-from reserve_gpu.model.requests import Asks
+from reserve_gpu.model.requests import WaitRequest
 from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class Holders:
         record, status = self._record(name)
         if status is None:
             return Ticket(0, name, None, Holder())
-        asks = record.asks or Asks()
+        asks = record.asks or WaitRequest()
         holder = self._holder(_of_nothing_shared(record), status)  # who waits holds nothing
         owner = status.st_uid
         return Ticket(
@@ -229,7 +229,7 @@ class Holders:
             asks=asks.text,
             heartbeat=status.st_ctime_ns,
             needs=max(1, asks.needs),
-            part_mib=record.promise.part_mib,
+            memory_limit_mib=record.terms.memory_limit_mib,
             behind=asks.behind,
         )
 
@@ -474,8 +474,8 @@ def _last_cell(record: Record, changed: float, now: Instant) -> float | None:
 
 def _of_nothing_shared(record: Record) -> Record:
     """Return the record without what only a sharer may say of itself."""
-    promise = record.promise._replace(size=None)
-    return record._replace(promise=promise, guest_of=None)
+    terms = record.terms._replace(size=None)
+    return record._replace(terms=terms, guest_of=None)
 
 
 class KernelList:

@@ -114,7 +114,7 @@ class Lock:
         opening = descriptors.opening(self.descriptor)
         return self._pid == os.getpid() and opening is not None and opening == self._opening
 
-    def stands(self) -> bool:
+    def is_valid(self) -> bool:
         """Tell whether it keeps others off: it is held, and they find its file under its name."""
         return self.held() and files.is_current(descriptors.NONE, self.path, self.descriptor)
 

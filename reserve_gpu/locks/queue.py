@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.locks.holders import MANY, QUEUE
 from reserve_gpu.model.holders import Holder, Record
-from reserve_gpu.model.queue import Earlier, Ticket
-from reserve_gpu.model.requests import Ahead, Asks
+from reserve_gpu.model.queue import RememberedTicket, Ticket
+from reserve_gpu.model.requests import TicketAhead, WaitRequest
 from reserve_gpu.system import executor, procfs
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ KEEP_FREE_S = 1800.0
 NOBODY = Record()
 
 
-class Place(AbstractContextManager["Place"]):
+class QueueEntry(AbstractContextManager["QueueEntry"]):
     """The place of this process in the queue; a context manager that leaves the queue at its end.
 
     Until it has joined it comes after all who have.
@@ -77,7 +77,7 @@ class Place(AbstractContextManager["Place"]):
         self.passes_at = math.inf
         self._ahead: list[Ticket] = []
         # By name, the tickets that come before; None until this process has joined.
-        self._before: dict[str, Earlier] | None = None
+        self._before: dict[str, RememberedTicket] | None = None
 
     def __exit__(self, *_: object) -> None:
         if self._lock:
@@ -88,9 +88,9 @@ class Place(AbstractContextManager["Place"]):
         """Tell whether this process has been in the queue."""
         return self._lock is not None
 
-    def stands(self) -> bool:
+    def is_valid(self) -> bool:
         """Tell whether the ticket is there, for others to see."""
-        return self._lock is not None and self._lock.stands()
+        return self._lock is not None and self._lock.is_valid()
 
     def join(self) -> None:
         """Join the queue, or take the old place again.
@@ -138,7 +138,7 @@ class Place(AbstractContextManager["Place"]):
 
     def _earlier(
         self, name: str, tickets: Sequence[Ticket], old: Ticket | None
-    ) -> dict[str, Earlier]:
+    ) -> dict[str, RememberedTicket]:
         """Return the tickets that are ahead of this process when it joins.
 
         Args:
@@ -149,10 +149,10 @@ class Place(AbstractContextManager["Place"]):
         behind = _all_behind(tickets, old) if old else set()
         there = [ticket for ticket in tickets if ticket.key not in behind]
         # Other waiters list the tickets that were there before them. Their owners may come back.
-        listed: dict[int | None, set[Ahead]] = {None: set(old.behind or ()) if old else set()}
+        listed: dict[int | None, set[TicketAhead]] = {None: set(old.behind or ()) if old else set()}
         for ticket in there:
             listed.setdefault(ticket.holder.uid, set()).update(ticket.behind or ())
-        earlier: dict[str, Earlier] = {}
+        earlier: dict[str, RememberedTicket] = {}
         names = {name, *(ticket.name for ticket in tickets)}
         for uid, listing in listed.items():
             for ahead in sorted(listing, key=lambda each: each.key)[:MANY]:
@@ -161,12 +161,12 @@ class Place(AbstractContextManager["Place"]):
                     earlier[ahead.name] = min(before, left, key=lambda each: each.left or 0.0)
         for ticket in there:
             pid = ticket.holder.listed_pid
-            earlier[ticket.name] = Earlier(
+            earlier[ticket.name] = RememberedTicket(
                 ticket.number, pid, self._directory.holders.device_files(pid)
             )
         return earlier
 
-    def _left(self, ahead: Ahead, uid: int | None) -> Earlier | None:
+    def _left(self, ahead: TicketAhead, uid: int | None) -> RememberedTicket | None:
         """Return a ticket that was left, or None if its owner can't take it again.
 
         Users can list any files of their own, so only what other users list counts for others.
@@ -180,7 +180,7 @@ class Place(AbstractContextManager["Place"]):
             return None
         now = procfs.now().boot
         left = max(0.0, now - found[1]) if ahead.left is None else min(ahead.left, now)
-        return Earlier(ahead.number, left=left) if now - left < self._back_s else None
+        return RememberedTicket(ahead.number, left=left) if now - left < self._back_s else None
 
     def _is_own(self, left: Record) -> bool:
         """Tell whether a ticket is of the same program, which has asked for the same."""
@@ -232,7 +232,7 @@ class Place(AbstractContextManager["Place"]):
         by_name = {ticket.name: ticket for ticket in tickets}
         # If a process has to create its ticket again, the file may get another name.
         by_process = {(ticket.holder.listed_pid, ticket.number): ticket for ticket in tickets}
-        before: dict[str, Earlier] = {}
+        before: dict[str, RememberedTicket] = {}
         for name, earlier in self._before.items():
             ticket = by_name.get(name)
             if ticket is None or ticket.number != earlier.number:  # another waiter has the file
@@ -247,7 +247,9 @@ class Place(AbstractContextManager["Place"]):
         here = {name for name, earlier in before.items() if earlier.left is None}
         return [ticket for ticket in tickets if ticket.name in here]
 
-    def _seen(self, name: str, earlier: Earlier, ticket: Ticket | None) -> Earlier | None:
+    def _seen(
+        self, name: str, earlier: RememberedTicket, ticket: Ticket | None
+    ) -> RememberedTicket | None:
         """Update an earlier ticket. Returns None if it has lost its place.
 
         That happens after `back_s`, or if its process has got a device. The kernel's list shows
@@ -273,7 +275,7 @@ class Place(AbstractContextManager["Place"]):
             return None
         if ticket is None:
             return earlier._replace(left=left)
-        return Earlier(ticket.number, pid, devices(pid))
+        return RememberedTicket(ticket.number, pid, devices(pid))
 
     @property
     def is_behind_several(self) -> bool:
@@ -366,10 +368,10 @@ class Offer:
         self.counted_at, self.is_offered = now, is_offered
 
 
-class EndOfQueue(Place):
+class EndOfQueue(QueueEntry):
     """The place of a request that does not wait: it comes after all waiters, and joins nothing."""
 
-    def stands(self) -> bool:
+    def is_valid(self) -> bool:
         """Return True: a ticket that was never made cannot be missing."""
         return True
 
@@ -396,7 +398,7 @@ def wait_for_news(
 
 
 def _wanting(record: Record, wants: Collection[str]) -> Record:
-    asks = record.asks or Asks()
+    asks = record.asks or WaitRequest()
     return record._replace(asks=asks._replace(wants=frozenset(wants)))
 
 
@@ -419,9 +421,9 @@ def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[tuple[str, int]]:
     return behind
 
 
-def _behind(record: Record, before: Mapping[str, Earlier]) -> Record:
-    asks = record.asks or Asks()
-    listed = (Ahead(name, each.number, each.left) for name, each in before.items())
+def _behind(record: Record, before: Mapping[str, RememberedTicket]) -> Record:
+    asks = record.asks or WaitRequest()
+    listed = (TicketAhead(name, each.number, each.left) for name, each in before.items())
     return record._replace(asks=asks._replace(behind=frozenset(listed)))
 
 

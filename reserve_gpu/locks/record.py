@@ -7,20 +7,20 @@ from contextlib import suppress
 from typing import Any
 
 from reserve_gpu.model import untrusted
-from reserve_gpu.model.holders import Record, Who
+from reserve_gpu.model.holders import ProcessInfo, Record
 from reserve_gpu.system import jupyter_kernel, process_identity, procfs, settings
 
 BYTES_LIMIT = 1 << 16  # what is longer was not written by us
 
 
-def myself() -> Who:
+def myself() -> ProcessInfo:
     """Return what this process says of itself to those who find a device reserved.
 
     Whoever can see this process goes by the system's word for its user, so here the variable that
     the login has set is enough.
     """
     title = process_identity.title()
-    return Who(
+    return ProcessInfo(
         user=os.environ.get("LOGNAME") or procfs.user_of(os.getpid()),
         # An engine inherits the variable of the notebook that has started it.
         notebook=None if title else process_identity.notebook(),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from reserve_gpu.model.holders import Row
+    from reserve_gpu.model.holders import DeviceStatus
     from reserve_gpu.model.notices import Reason
 
     class Showable(Protocol):
@@ -56,7 +56,7 @@ _INVISIBLE = {
 _MOST_MARKS = 4  # on a letter: Vietnamese and Thai have 2, Devanagari 3, Hebrew 4
 
 
-def shown(text: str, limit: int = 80) -> str:
+def sanitize(text: str, limit: int = 80) -> str:
     """Make a foreign text fit to print: one line, bounded, with nothing invisible.
 
     Args:
@@ -165,7 +165,7 @@ class NoFreeDeviceError(ReserveGPUError):
     def __init__(
         self,
         draw: Callable[[], Showable] | Showable | str,
-        rows: Sequence[Row] = (),
+        rows: Sequence[DeviceStatus] = (),
         values: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -328,16 +328,16 @@ def own_command() -> str:
     folders += [sysconfig.get_path("scripts", "posix_user")] if os.name == "posix" else []
     for path in (os.path.join(folder, PROGRAM) for folder in folders):
         if os.access(path, os.X_OK) and _runs_this_python(path):
-            return shown(quote(path), COMMAND_LIMIT)
+            return sanitize(quote(path), COMMAND_LIMIT)
     command = f"{quote(sys.executable or 'python3')} -m reserve_gpu"
     # A new Python does not know the folders that a notebook has added to its sys.path.
-    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    home = os.path.abspath(f"{__file__}/../../..")
     known = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), os.getcwd()}
     known |= {sysconfig.get_path("purelib", "posix_user")} if os.name == "posix" else set()
     known.update(os.environ.get("PYTHONPATH", "").split(os.pathsep))
     if os.path.realpath(home) not in map(os.path.realpath, filter(None, known)):
         command = f"env PYTHONPATH={quote(home)} {command}"
-    return shown(command, COMMAND_LIMIT)
+    return sanitize(command, COMMAND_LIMIT)
 
 
 def _runs_this_python(script: str) -> bool:
@@ -383,7 +383,7 @@ def install_command(package: str, instead_of: str = "") -> str:
     else:
         install, uninstall = f"{python} -m pip install", f"{python} -m pip uninstall -y"
     before = f"{uninstall} {instead_of} && " if instead_of else ""
-    return shown(shell_line(f"{before}{install} {package}"), COMMAND_LIMIT)
+    return sanitize(shell_line(f"{before}{install} {package}"), COMMAND_LIMIT)
 
 
 def _is_made_by_uv() -> bool:

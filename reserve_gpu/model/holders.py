@@ -11,18 +11,18 @@ from reserve_gpu.model.requests import (
     MOST_AHEAD,
     MOST_WANTED,
     UNITS,
-    Ahead,
-    Asks,
     Lease,
-    Promise,
+    ReservationTerms,
     Rule,
     Size,
+    TicketAhead,
+    WaitRequest,
 )
 
 LONGEST_RESTART_S = 3600.0  # for which devices are kept over the restart of a kernel
 
 
-class Who(NamedTuple):
+class ProcessInfo(NamedTuple):
     """What a process says of itself. It is shown to others, and never decides anything.
 
     notebook: the name of its file. command: in short, as `python train.py`.
@@ -61,9 +61,9 @@ class Record(NamedTuple):
         and is not, its holder has ended.
     """
 
-    who: Who = Who()
-    promise: Promise = Promise()
-    asks: Asks | None = None
+    who: ProcessInfo = ProcessInfo()
+    terms: ReservationTerms = ReservationTerms()
+    asks: WaitRequest | None = None
     since: float | None = None
     written: float | None = None
     label: str | None = None
@@ -90,16 +90,16 @@ class Record(NamedTuple):
 
         `since` and `written` stay as they are: guests know their holder by `since`.
         """
-        promise = self.promise._replace(lease=self.promise.lease.at(now))
+        terms = self.terms._replace(lease=self.terms.lease.at(now))
         set_s = 0.0 if self.written is None else now.clock_set_s(self.written, self.written_boot)
         overdue, kept_until = (
             at if at is None else max(0.0, at + set_s) for at in (self.overdue, self.kept_until)
         )
-        return self._replace(promise=promise, overdue=overdue, kept_until=kept_until)
+        return self._replace(terms=terms, overdue=overdue, kept_until=kept_until)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON takes it, without what is not known."""
-        (size, lease, note), asks = self.promise, self.asks
+        (size, lease, note), asks = self.terms, self.asks
         behind = asks.behind if asks else None
         fields = {
             **self.who._asdict(),
@@ -123,17 +123,19 @@ class Record(NamedTuple):
     def from_dict(cls, fields: Mapping[str, Any]) -> "Record":
         """Return what somebody wrote, as far as it makes sense."""
         said = untrusted.Fields(fields)
-        part_mib, unit = said.number("part_mib"), said.text("part_unit")
-        size = Size(part_mib, unit if unit in UNITS else "GiB") if part_mib else None
+        memory_limit_mib, unit = said.number("part_mib"), said.text("part_unit")
+        size = (
+            Size(memory_limit_mib, unit if unit in UNITS else "GiB") if memory_limit_mib else None
+        )
         wants, texts = (
             frozenset(said.texts(name, MOST_WANTED)) if isinstance(fields.get(name), list) else None
             for name in ("wants", "behind")
         )
-        behind = None if texts is None else frozenset(filter(None, map(Ahead.parse, texts)))
+        behind = None if texts is None else frozenset(filter(None, map(TicketAhead.parse, texts)))
         return cls(
-            Who(**untrusted.fields_of(Who, fields)),
-            Promise(size, Lease(**untrusted.fields_of(Lease, fields)), said.text("note")),
-            Asks(said.text("asks"), said.integer("needs") or 1, wants, behind),
+            ProcessInfo(**untrusted.fields_of(ProcessInfo, fields)),
+            ReservationTerms(size, Lease(**untrusted.fields_of(Lease, fields)), said.text("note")),
+            WaitRequest(said.text("asks"), said.integer("needs") or 1, wants, behind),
             **untrusted.fields_of(cls, fields),
         )
 
@@ -206,17 +208,17 @@ class Holder(NamedTuple):
     @property
     def lease(self) -> Lease:
         """Return until when it has the device."""
-        return self.record.promise.lease
+        return self.record.terms.lease
 
     @property
     def note(self) -> str | None:
         """Return its line for others to read."""
-        return self.record.promise.note
+        return self.record.terms.note
 
     @property
-    def part_mib(self) -> float | None:
+    def memory_limit_mib(self) -> float | None:
         """Return the most memory of the device that it was promised, None for all of it."""
-        return self.record.promise.part_mib
+        return self.record.terms.memory_limit_mib
 
     def is_kept(self, now: float) -> bool:
         """Tell whether its kernel has ended, and what it had is kept for its restart."""
@@ -226,9 +228,9 @@ class Holder(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Tell whether it uses more than it was promised."""
-        if self.part_mib is None or self.used_mib is None:
+        if self.memory_limit_mib is None or self.used_mib is None:
             return False
-        return self.used_mib > self.part_mib
+        return self.used_mib > self.memory_limit_mib
 
 
 class Claim(NamedTuple):
@@ -245,7 +247,7 @@ class Claim(NamedTuple):
     devices: tuple[str, ...]
 
 
-class Row(NamedTuple):
+class DeviceStatus(NamedTuple):
     """One device: its state, holders and use; in a refusal, also why it was not taken.
 
     usage: the reading of its use. use_state: the state by that reading alone, as `judge` gives it.
@@ -296,11 +298,11 @@ class Reserved(NamedTuple):
     """
 
     holder: Holder
-    rows: tuple[Row, ...]
+    rows: tuple[DeviceStatus, ...]
     began_boot: float | None = None
 
     @classmethod
-    def among(cls, rows: Sequence[Row]) -> "list[Reserved]":
+    def among(cls, rows: Sequence[DeviceStatus]) -> "list[Reserved]":
         """Return all reservations of these devices, in the order of the devices."""
         found: dict[object, Reserved] = {}
         for row in rows:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple, TypeAlias
 
 from reserve_gpu.model.devices import Device
-from reserve_gpu.model.holders import Holder, Row
+from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Request, Rule, Variables
 
@@ -31,7 +31,7 @@ ANOTHER_THREAD_WAITS = (
 class Caution(NamedTuple):
     """Others use a device that was reserved."""
 
-    row: Row
+    row: DeviceStatus
     request: Request
 
 
@@ -90,13 +90,13 @@ class Renumbered(NamedTuple):
 class LeftRunning(NamedTuple):
     """Processes of this user, started before the restart of the kernel, still use a held device."""
 
-    row: Row
+    row: DeviceStatus
 
 
 class UsedByOthers(NamedTuple):
     """Others use a device that is held."""
 
-    row: Row
+    row: DeviceStatus
 
 
 class Stays(NamedTuple):
@@ -194,7 +194,7 @@ class TooLate(NamedTuple):
 class ReservedAbove(NamedTuple):
     """An ancestor has reserved all that this process may use. environ: the CUDA variables."""
 
-    rows: Sequence[Row]
+    rows: Sequence[DeviceStatus]
     environ: Variables
 
 
@@ -209,13 +209,13 @@ class Refused(NamedTuple):
     """
 
     request: Request
-    rows: Sequence[Row]
+    rows: Sequence[DeviceStatus]
     kept: Sequence[Device] = ()
     limit: str | None = None
     waited_s: float | None = None
     user: str | None = None
     problems: Sequence[str] = ()
-    free: Sequence[Row] = ()
+    free: Sequence[DeviceStatus] = ()
     siblings: Collection[int] = ()
     ahead: Sequence[Ticket] = ()
 
@@ -233,7 +233,7 @@ class Impossible(NamedTuple):
     """
 
     request: Request
-    rows: Sequence[Row]
+    rows: Sequence[DeviceStatus]
     limit: str | None
 
 

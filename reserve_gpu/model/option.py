@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu.model.errors import RequestError, shown
+from reserve_gpu.model.errors import RequestError, sanitize
 
 if TYPE_CHECKING:
     from argparse import _ActionsContainer
@@ -65,7 +65,7 @@ class Option:
     def _choice(self, text: str) -> str:
         choices = self.settings["choices"]
         if text not in choices:
-            raise RequestError(f"There is no {self.flag} {shown(text)}. {likely(text, choices)}")
+            raise RequestError(f"There is no {self.flag} {sanitize(text)}. {likely(text, choices)}")
         return text
 
 

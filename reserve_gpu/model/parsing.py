@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model.devices import MIB
-from reserve_gpu.model.errors import RequestError, shown
+from reserve_gpu.model.errors import RequestError, sanitize
 from reserve_gpu.model.requests import UNITS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def size_and_unit(text: str | float) -> tuple[float, str | None]:
     """Parse a size as a number and its unit, None where none was given. Raises RequestError."""
     match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
     if not match:
-        raise RequestError(f"{shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB).")
+        raise RequestError(f"{sanitize(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB).")
     unit = f"{match[2].upper()}{match[3].lower()}B" if match[2] else None
     return float(match[1]), unit
 
@@ -53,7 +53,9 @@ def parse_percent(text: object) -> float | None:
     match = re.fullmatch(rf"({_NUMBER})\s*%", typed, re.ASCII)
     if match and 0 < float(match[1]) <= 100:
         return float(match[1])
-    raise RequestError(f"{shown(typed)!r} is no part of a GPU. Give 50%: more than 0%, up to 100%.")
+    raise RequestError(
+        f"{sanitize(typed)!r} is no part of a GPU. Give 50%: more than 0%, up to 100%."
+    )
 
 
 def parse_duration(text: object, *, hint: str = "") -> float:
@@ -71,7 +73,7 @@ def parse_duration(text: object, *, hint: str = "") -> float:
         raise RequestError(f"{typed} what? Give {typed}s, {typed}m, {typed}h or {typed}d.{hint}")
     flags = re.IGNORECASE | re.ASCII
     if not re.fullmatch(f"(?:{_DURATION})+", typed, flags):
-        raise RequestError(f"{shown(typed)!r} is no duration. Give 90s, 10m, 2h or 1h30m.{hint}")
+        raise RequestError(f"{sanitize(typed)!r} is no duration. Give 90s, 10m, 2h or 1h30m.{hint}")
     parts = re.findall(_DURATION, typed, flags)
     return min(sum(float(n) * _SECONDS[unit.lower()] for n, unit in parts), LONGEST_S)
 
@@ -85,14 +87,14 @@ def parse_moment(text: object, now: float) -> float:
     moment = _moment(str(text), now)
     if moment is None:
         raise RequestError(
-            f"{shown(str(text))!r} is no time. Give 18:00, 6pm, Fri, tomorrow, 2026-12-01 or "
+            f"{sanitize(str(text))!r} is no time. Give 18:00, 6pm, Fri, tomorrow, 2026-12-01 or "
             "'Fri 18:00'."
         )
     if moment <= now:
         here = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
-        raise RequestError(f"{shown(str(text))!r} is over: here it is {here}.")
+        raise RequestError(f"{sanitize(str(text))!r} is over: here it is {here}.")
     if moment > now + LONGEST_S:
-        raise RequestError(f"{shown(str(text))!r} is more than a century away.")
+        raise RequestError(f"{sanitize(str(text))!r} is more than a century away.")
     return moment
 
 
@@ -114,12 +116,12 @@ def parse_since(text: str, now: float) -> tuple[float, float | None]:
         moment, lasts_s = _hour_of(day), None
     else:
         raise RequestError(
-            f"{shown(text)!r} is no time. Give 7d, 12h, yesterday, Mon, 2026-11-01 or "
+            f"{sanitize(text)!r} is no time. Give 7d, 12h, yesterday, Mon, 2026-11-01 or "
             "'2026-11-01 18:00'."
         )
     if moment > now:
         here = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
-        raise RequestError(f"{shown(text)!r} is still to come: here it is {here}.")
+        raise RequestError(f"{sanitize(text)!r} is still to come: here it is {here}.")
     return max(0.0, moment), lasts_s
 
 

@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple, TypeAlias
 
-from reserve_gpu.model.holders import Row
+from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Request
 
@@ -19,7 +19,7 @@ class Waiting(NamedTuple):
     request: Request
     place: int
     waited_s: float
-    rows: tuple[Row, ...]
+    rows: tuple[DeviceStatus, ...]
     limit_s: float = math.inf
     first: Ticket | None = None
 
@@ -31,4 +31,4 @@ class Slow(NamedTuple):
     waited_s: float
 
 
-News: TypeAlias = "Waiting | Slow"  # what somebody who reserves is told meanwhile
+Progress: TypeAlias = "Waiting | Slow"  # what somebody who reserves is told meanwhile

@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from reserve_gpu.model.holders import Holder
-from reserve_gpu.model.requests import Ahead
+from reserve_gpu.model.requests import TicketAhead
 
 
 class Ticket(NamedTuple):
@@ -18,8 +18,8 @@ class Ticket(NamedTuple):
     asks: str | None = None  # the request in words, as its holder wrote it
     heartbeat: int = 0  # its holder's last sign of life; only whether it changes means anything
     needs: int = 1  # devices at once
-    part_mib: float | None = None  # of each; None for all of it
-    behind: frozenset[Ahead] | None = None  # tickets ahead of it, as its owner wrote
+    memory_limit_mib: float | None = None  # of each; None for all of it
+    behind: frozenset[TicketAhead] | None = None  # tickets ahead of it, as its owner wrote
 
     @property
     def key(self) -> tuple[str, int]:
@@ -64,7 +64,7 @@ def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
     return ordered
 
 
-class Earlier(NamedTuple):
+class RememberedTicket(NamedTuple):
     """A ticket ahead of a waiter, as the waiter remembers it.
 
     number: The number of the ticket.

@@ -150,7 +150,7 @@ class Lease(NamedTuple):
 NO_LEASE = Lease()
 
 
-class Promise(NamedTuple):
+class ReservationTerms(NamedTuple):
     """What somebody says of their use of each device.
 
     size: the most memory that they will use, None for all of it. note: a line for others to read.
@@ -161,17 +161,17 @@ class Promise(NamedTuple):
     note: str | None = None
 
     @property
-    def part_mib(self) -> float | None:
+    def memory_limit_mib(self) -> float | None:
         """Return the size in MiB, None for the whole device."""
         return self.size.mib if self.size else None
 
-    def changed_by(self, new: "Promise") -> "Promise":
+    def changed_by(self, new: "ReservationTerms") -> "ReservationTerms":
         """Return this promise after a new call: it sets the size, and keeps what it leaves out."""
         note = self.note if new.note is None else new.note
-        return Promise(new.size, self.lease.changed_by(new.lease), note)
+        return ReservationTerms(new.size, self.lease.changed_by(new.lease), note)
 
 
-class Ahead(NamedTuple):
+class TicketAhead(NamedTuple):
     """A ticket that a waiter lists as one ahead of it.
 
     name, number: The name and the number of the ticket.
@@ -192,7 +192,7 @@ class Ahead(NamedTuple):
         return f"{self.name} {self.number}{'' if self.left is None else f' {self.left:.0f}'}"
 
     @classmethod
-    def parse(cls, text: str) -> "Ahead | None":
+    def parse(cls, text: str) -> "TicketAhead | None":
         """Parse an entry of a list, or return None if it is invalid."""
         name, _, rest = text.partition(" ")
         number, has_left, left = rest.partition(" ")
@@ -202,7 +202,7 @@ class Ahead(NamedTuple):
         return cls(name, int(number), float(left) if has_left else None)
 
 
-class Asks(NamedTuple):
+class WaitRequest(NamedTuple):
     """What somebody waits for.
 
     text: in words. needs: how many devices at once.
@@ -213,7 +213,7 @@ class Asks(NamedTuple):
     text: str | None = None
     needs: int = 1
     wants: frozenset[str] | None = None
-    behind: frozenset[Ahead] | None = None
+    behind: frozenset[TicketAhead] | None = None
 
 
 class Rule(NamedTuple):
@@ -260,12 +260,12 @@ class Request(NamedTuple):
     min_memory_mib: float = 0.0  # total memory of each
     memory_unit: str = "GiB"  # in which that was asked for
     model: str = ""  # text that the name of each must contain
-    promise: Promise = Promise()  # of each
+    terms: ReservationTerms = ReservationTerms()  # of each
 
     @property
-    def part_mib(self) -> float | None:
+    def memory_limit_mib(self) -> float | None:
         """Return the part of each that is asked for, None for all of it."""
-        return self.promise.part_mib
+        return self.terms.memory_limit_mib
 
     @property
     def needed(self) -> int:
@@ -274,11 +274,11 @@ class Request(NamedTuple):
 
     def on(self, devices: Sequence[Device]) -> "Request":
         """Return the request for these devices: a percentage is of the smallest of them."""
-        size = self.promise.size
+        size = self.terms.size
         if size is None or size.percent is None:
             return self
         size = min(map(size.of, devices))
-        return self._replace(promise=self.promise._replace(size=size))
+        return self._replace(terms=self.terms._replace(size=size))
 
 
 class End(Enum):

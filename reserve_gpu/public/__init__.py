@@ -14,7 +14,7 @@ from reserve_gpu.allocation import snapshot
 from reserve_gpu.commands.table import Seen, others_of
 from reserve_gpu.model import errors, untrusted
 from reserve_gpu.render import layout, reservation_list
-from reserve_gpu.render.frontend import MAGIC
+from reserve_gpu.render.frontends import MAGIC
 from reserve_gpu.render.status_view import Status
 from reserve_gpu.reservation import remote_release
 from reserve_gpu.system import procfs
@@ -22,7 +22,7 @@ from reserve_gpu.system import procfs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reserve_gpu.model.holders import Holder, Row
+    from reserve_gpu.model.holders import DeviceStatus, Holder
 
 
 def status_without_driver() -> Status:
@@ -30,7 +30,7 @@ def status_without_driver() -> Status:
 
     Each device is a row that can't be read. Where the lock directory can't be used there are none.
     """
-    rows: tuple[Row, ...] = ()
+    rows: tuple[DeviceStatus, ...] = ()
     with suppress(errors.LockError):
         rows = snapshot.reserved_without_driver()
     return Status(rows, time=time.time(), host=procfs.machine_name())
@@ -42,7 +42,7 @@ def html(status: Status) -> str:
     What it says to type is typed in a cell, as `%reserve_gpu`. All foreign text is escaped.
     """
     rows = [row._replace(is_mine=any(map(is_own, row.holders))) for row in status.rows]
-    picture = status._replace(face=MAGIC).picture()
+    picture = status._replace(frontend=MAGIC).picture()
     entries = layout.entries(rows, layout.View(status.time))
     return picture._replace(layout=picture.layout._replace(entries=entries))._repr_html_()
 
@@ -64,7 +64,7 @@ def printable(value: Any) -> Any:
     value: what `to_dict()` of a status returns, in which texts are as other users wrote them.
     """
     if isinstance(value, str):
-        return errors.shown(value, untrusted.TEXT_LIMIT)
+        return errors.sanitize(value, untrusted.TEXT_LIMIT)
     if isinstance(value, list):
         return [printable(each) for each in value]
     if isinstance(value, dict):

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import own_line
-from reserve_gpu.model.holders import Holder, Reserved, Row
+from reserve_gpu.model.holders import DeviceStatus, Holder, Reserved
 from reserve_gpu.render import durations, layout, phrases, reservation_list
 from reserve_gpu.render.phrases import MARK, STRONG, TYPED, Line, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.render.frontend import Face
+    from reserve_gpu.render.frontends import Frontend
 
 
 def yourself(
-    rows: Sequence[Row], now: float, user: str | None, face: Face, at: str = ""
+    rows: Sequence[DeviceStatus], now: float, user: str | None, frontend: Frontend, at: str = ""
 ) -> list[Line]:
     """Return what the user who reads it holds in other processes, and how to release it.
 
@@ -31,7 +31,7 @@ def yourself(
     Another user may have written the name, but not the pid.
     at: `ssh lab1 ` of another machine.
     """
-    if user is None or face.is_for_program:
+    if user is None or frontend.is_for_program:
         return []
     own = [
         each
@@ -50,7 +50,7 @@ def yourself(
     ]
 
 
-def whom(rows: Sequence[Row], now: float, user: str | None = None) -> Line:
+def whom(rows: Sequence[DeviceStatus], now: float, user: str | None = None) -> Line:
     """Return whom to ask: holders of idle devices, the longest idle first, then overdue ones.
 
     Each is named once, with all that they could release. The reader, `user`, is left out.
@@ -65,7 +65,7 @@ def whom(rows: Sequence[Row], now: float, user: str | None = None) -> Line:
         ]
     idle = _longest_idle(rows, now)
     late = [row for row in _others(rows) if row not in idle and _overdue(row, now)]
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[DeviceStatus]] = {}
     for row in [*idle, *late]:
         groups.setdefault(tuple(map(_user, _asked(row, now))), []).append(row)
     left_alone = [
@@ -76,7 +76,7 @@ def whom(rows: Sequence[Row], now: float, user: str | None = None) -> Line:
     return tuple(part for line in lines for part in (" ", *line))[1:]
 
 
-def _request(rows: Sequence[Row], now: float) -> Line:
+def _request(rows: Sequence[DeviceStatus], now: float) -> Line:
     """Return `Ask bob (a.ipynb) for GPU1, idle for 2 h, and GPU3, overdue since 18:00.`."""
     asked = [holder for row in rows for holder in _asked(row, now)]
     users = [*dict.fromkeys(map(_user, asked))][: phrases.NAMED_SHARERS]
@@ -88,7 +88,7 @@ def _request(rows: Sequence[Row], now: float) -> Line:
     return (*line, ".")
 
 
-def _why(row: Row, now: float) -> Line:
+def _why(row: DeviceStatus, now: float) -> Line:
     """Return `, idle for 2 h, overdue since 18:00`, as far as that is so."""
     line: Line = (f", {durations.idle(layout.idle_s(row, now))}",) if row.is_unused else ()
     since = [durations.overdue_since(holder, now) or now for holder in _overdue(row, now)]
@@ -103,17 +103,17 @@ def _user(holder: Holder) -> str:
     return holder.user or phrases.person(holder)
 
 
-def _asked(row: Row, now: float) -> Sequence[Holder]:
+def _asked(row: DeviceStatus, now: float) -> Sequence[Holder]:
     """Return those who are asked for a device: who is overdue, else all who have it."""
     return _overdue(row, now) or row.holders
 
 
-def _is_left_alone(row: Row, now: float) -> bool:
+def _is_left_alone(row: DeviceStatus, now: float) -> bool:
     """Tell whether a device is overdue, or idle for so long that nobody may need it."""
     return bool(_overdue(row, now)) or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S
 
 
-def likeliest(rows: Sequence[Row], now: float) -> Line:
+def likeliest(rows: Sequence[DeviceStatus], now: float) -> Line:
     """Return `GPU3, reserved until 18:00`: what ends first, else what is idle the longest."""
     ending = [(*last, row) for row in _others(rows) if (last := last_end(row, now))]
     if not ending:
@@ -129,7 +129,7 @@ def likeliest(rows: Sequence[Row], now: float) -> Line:
     return (f"{_seen(row, now)}, released after {idle} idle",)
 
 
-def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
+def last_end(row: DeviceStatus, now: float) -> tuple[float, Holder] | None:
     """Return when a device's last holder is expected to release it, and who; None without an end.
 
     If the moment is past, the holder is overdue, or releases it once somebody waits.
@@ -139,13 +139,13 @@ def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
     return max(known, key=lambda each: each[0]) if known and len(known) == len(ends) else None
 
 
-def first_end(rows: Sequence[Row], now: float) -> dict[str, Any] | None:
+def first_end(rows: Sequence[DeviceStatus], now: float) -> dict[str, Any] | None:
     """Return for programs which device is expected to come free first, and when."""
     ends = [{"label": row.label, "at": end[0]} for row in rows if (end := last_end(row, now))]
     return min(ends, key=itemgetter("at"), default=None)
 
 
-def _end(holder: Holder, row: Row, now: float) -> float | None:
+def _end(holder: Holder, row: DeviceStatus, now: float) -> float | None:
     """Return when a holder's reservation ends: at its set time, or after its idle limit."""
     moments = [
         durations.end(holder, now),
@@ -157,12 +157,12 @@ def _end(holder: Holder, row: Row, now: float) -> float | None:
     return min((at for at in moments if at is not None), default=None)
 
 
-def _others(rows: Sequence[Row]) -> list[Row]:
+def _others(rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
     """Return the devices that others use, without those that nobody gets after them."""
     return [row for row in rows if not row.is_mine and row.state is not State.DRAINED]
 
 
-def _longest_idle(rows: Sequence[Row], now: float) -> list[Row]:
+def _longest_idle(rows: Sequence[DeviceStatus], now: float) -> list[DeviceStatus]:
     """Return the reserved devices of others on which nothing runs, the longest idle first."""
     unused = [
         row
@@ -172,11 +172,11 @@ def _longest_idle(rows: Sequence[Row], now: float) -> list[Row]:
     return sorted(unused, key=lambda row: -(layout.idle_s(row, now) or 0.0))
 
 
-def _overdue(row: Row, now: float) -> list[Holder]:
+def _overdue(row: DeviceStatus, now: float) -> list[Holder]:
     """Return the holders of a device who are past their own end."""
     return [holder for holder in row.holders if durations.overdue_since(holder, now) is not None]
 
 
-def _seen(row: Row, now: float) -> str:
+def _seen(row: DeviceStatus, now: float) -> str:
     """Return `GPU3, idle for 2 h`, or `GPU3` alone if its holders run something on it."""
     return f"{row.label}, {durations.idle(layout.idle_s(row, now))}" if row.is_unused else row.label

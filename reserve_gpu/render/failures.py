@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.model import errors, notices
-from reserve_gpu.render.frontend import Face, read_here
+from reserve_gpu.render.frontends import Frontend, read_here
 from reserve_gpu.system.executor import Late
 
 if TYPE_CHECKING:
@@ -24,29 +24,31 @@ else:  # what a program that catches the error never needs
 SOONEST_S, LATEST_S, UNKNOWN_S = 5, 600, 60
 
 
-def error(reason: notices.Reason, face: Face) -> errors.ReserveGPUError:
+def error(reason: notices.Reason, frontend: Frontend) -> errors.ReserveGPUError:
     """Return the error to raise. face: where it is read, which decides how its hints are typed."""
-    face = read_here(face)
+    frontend = read_here(frontend)
     if isinstance(reason, notices.Refused):
         is_first_try = reason.waited_s is None
         kind = errors.NoFreeDeviceError if is_first_try else errors.WaitTimeoutError
         return kind(
-            lambda: pictures.refusal(reason, face), reason.rows, lambda: values(reason, face)
+            lambda: pictures.refusal(reason, frontend),
+            reason.rows,
+            lambda: values(reason, frontend),
         )
     if isinstance(reason, notices.ReservedAbove):
-        return errors.ReservedAboveError(messages.above(reason, face), reason.rows)
+        return errors.ReservedAboveError(messages.above(reason, frontend), reason.rows)
     if isinstance(reason, notices.TooLate):
-        return errors.TooLateError(messages.too_late(reason, face))
+        return errors.TooLateError(messages.too_late(reason, frontend))
     if isinstance(reason, notices.Lost):
         return errors.LockError(messages.say(reason))
     if isinstance(reason, notices.HidesAll):
-        return errors.NoVisibleDeviceError(messages.hides_all(reason, face))
+        return errors.NoVisibleDeviceError(messages.hides_all(reason, frontend))
     if isinstance(reason, (notices.Impossible, notices.TooMany)):
         return errors.ImpossibleError(messages.say(reason))
     return errors.RequestError(messages.say(reason))
 
 
-def values(reason: notices.Refused, face: Face) -> dict[str, Any]:
+def values(reason: notices.Refused, frontend: Frontend) -> dict[str, Any]:
     """Return what the picture of the refusal says, in the shape that docs/formats.md describes.
 
     face: where it is read. What is named there to be typed ends nothing, releases nothing, and
@@ -64,5 +66,5 @@ def values(reason: notices.Refused, face: Face) -> dict[str, Any]:
         "first_free": first,
         "place": 1 + len(reason.ahead) if waits else None,
         "retry_after_s": min(max(math.ceil(after_s), SOONEST_S), LATEST_S) if waits else None,
-        "next": pictures.next_lines(reason, face, waits=waits)[:2],
+        "next": pictures.next_lines(reason, frontend, waits=waits)[:2],
     }

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.usage import idle_limit_mib
 from reserve_gpu.model.devices import Device, Process, State
-from reserve_gpu.model.errors import shown
+from reserve_gpu.model.errors import sanitize
 from reserve_gpu.render import durations, phrases, reasons
 from reserve_gpu.render.phrases import FAINT, MARK, Line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model.holders import Holder, Row
+    from reserve_gpu.model.holders import DeviceStatus, Holder
     from reserve_gpu.render.tables import Sheet
 
 NAME_LIMIT = 40  # characters
@@ -87,7 +87,7 @@ class View(NamedTuple):
     is_all: bool = False
 
 
-def entries(rows: Sequence[Row], view: View) -> list[Entry]:
+def entries(rows: Sequence[DeviceStatus], view: View) -> list[Entry]:
     """Return an entry for each device, and one above the instances of each GPU split by MIG.
 
     On a machine of many GPUs those that are free and alike have one for all of them.
@@ -104,14 +104,14 @@ def entries(rows: Sequence[Row], view: View) -> list[Entry]:
     return folded
 
 
-def common_model(rows: Sequence[Row], before: str = "  ") -> Line:
+def common_model(rows: Sequence[DeviceStatus], before: str = "  ") -> Line:
     """Return `8 x A100-SXM4-80GB`, for the head, if all devices that can be read share one name."""
     name, count = _shared_name(rows), sum(isinstance(row.device, Device) for row in rows)
     rest = f" and {len(rows) - count} that can't be read" if count < len(rows) else ""
     return ((f"{before}{count} x {name}{rest}", FAINT),) if name else ()
 
 
-def _shared_name(rows: Sequence[Row]) -> str:
+def _shared_name(rows: Sequence[DeviceStatus]) -> str:
     """Return the name of all devices, empty if they differ or it is only one."""
     devices = [row.device for row in rows if isinstance(row.device, Device)]
     found = {device.name for device in devices}
@@ -130,7 +130,7 @@ def _folded(group: Sequence[Entry]) -> Entry:
     return group[0]._replace(number=number, temperature="", power="")
 
 
-def _entries(rows: Sequence[Row], view: View) -> list[Entry]:
+def _entries(rows: Sequence[DeviceStatus], view: View) -> list[Entry]:
     made: list[Entry] = []
     split: set[int] = set()
     for row in rows:
@@ -144,30 +144,30 @@ def _entries(rows: Sequence[Row], view: View) -> list[Entry]:
     return made
 
 
-def is_awaited(row: Row) -> bool:
+def is_awaited(row: DeviceStatus) -> bool:
     """Tell whether the device is free but for those who wait for it."""
     return row.state in (State.FREE, State.AWAITED) and row.awaited_by is not None
 
 
-def free(rows: Sequence[Row]) -> list[Row]:
+def free(rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
     """Return the devices that can be had at once."""
     return [row for row in rows if row.state is State.FREE and not is_awaited(row)]
 
 
-def state(row: Row, now: float) -> State:
+def state(row: DeviceStatus, now: float) -> State:
     """Return the state that is shown: also whether a device is awaited, or kept for a restart."""
     if is_awaited(row):
         return State.AWAITED
     return State.KEPT if is_kept(row, now) else row.state
 
 
-def is_kept(row: Row, now: float) -> bool:
+def is_kept(row: DeviceStatus, now: float) -> bool:
     """Tell whether all holders of the device are kernels that restart."""
     kept = [holder.is_kept(now) for holder in row.holders]
     return row.state is State.RESERVED and bool(kept) and all(kept)
 
 
-def idle_s(row: Row, now: float) -> float | None:
+def idle_s(row: DeviceStatus, now: float) -> float | None:
     """Return for how long a reserved device has been idle; None if that is not known.
 
     It counts from the holder's last cell, or from the start of the reservation. With several
@@ -180,13 +180,13 @@ def idle_s(row: Row, now: float) -> float | None:
     return None if since is None else durations.time_since(since, now)
 
 
-def is_in_parts(row: Row) -> bool:
+def is_in_parts(row: DeviceStatus) -> bool:
     """Tell whether somebody was promised a part of the device, or wants one and finds it full."""
-    has_parts = any(holder.part_mib is not None for holder in row.holders)
+    has_parts = any(holder.memory_limit_mib is not None for holder in row.holders)
     return row.promisable_mib is not None and (has_parts or row.state is State.FULL)
 
 
-def _entry(row: Row, view: View) -> Entry:
+def _entry(row: DeviceStatus, view: View) -> Entry:
     device = row.device
     is_instance = device.instance is not None
     name, total_mib = None, None
@@ -213,7 +213,7 @@ def _entry(row: Row, view: View) -> Entry:
     )
 
 
-def _taken(row: Row) -> float | None:
+def _taken(row: DeviceStatus) -> float | None:
     """Return the share of a device's memory that can't be promised; None if it has no parts."""
     device = row.device
     if not isinstance(device, Device) or not device.memory_mib or not is_in_parts(row):
@@ -224,7 +224,7 @@ def _taken(row: Row) -> float | None:
 
 def _name(name: str | None) -> str:
     """Return `A100-SXM4-80GB`, without the maker, whom everybody knows."""
-    return shown((name or "").removeprefix("NVIDIA "), NAME_LIMIT)
+    return sanitize((name or "").removeprefix("NVIDIA "), NAME_LIMIT)
 
 
 def _memory(used_mib: float | None, total_mib: int | None) -> str:
@@ -235,7 +235,7 @@ def _memory(used_mib: float | None, total_mib: int | None) -> str:
     return f"{used} of {total} GiB"
 
 
-def _lines(row: Row, view: View) -> list[Line]:
+def _lines(row: DeviceStatus, view: View) -> list[Line]:
     """Return who has the device, who else uses it, and remarks; mostly one line."""
     lines = [_holder(row, holder, view) for holder in row.holders]
     if row.awaited_by and is_awaited(row):
@@ -254,11 +254,11 @@ def _lines(row: Row, view: View) -> list[Line]:
     return lines
 
 
-def _holder(row: Row, holder: Holder, view: View) -> Line:
+def _holder(row: DeviceStatus, holder: Holder, view: View) -> Line:
     """Return `this kernel: alice, train.ipynb (pid 4321) for 2 h, idle for 1 h: a note`."""
     what: Line = ()
     if not isinstance(row.device, Device):  # only the record says that it is this one
-        what = (f"reserved as {shown(holder.record.label or row.label)} by ",)
+        what = (f"reserved as {sanitize(holder.record.label or row.label)} by ",)
     idle: Line = ()
     seconds = idle_s(row, view.now)
     is_new = row.is_mine and (seconds is None or seconds < NEW_S)
@@ -277,7 +277,7 @@ def _idle(holder: Holder, seconds: float | None) -> str:
     return "never used" if holder.last_cell - holder.since < NEVER_S else durations.idle(seconds)
 
 
-def _uses(row: Row) -> list[Line]:
+def _uses(row: DeviceStatus) -> list[Line]:
     """Return the processes that no holder is known to have started.
 
     A holder's own processes are left out: the holder has a line already.
@@ -292,7 +292,7 @@ def _uses(row: Row) -> list[Line]:
             continue
         what: Line = (("used by ", FAINT),)
         if process.beside:
-            name = shown(process.beside, phrases.NOTEBOOK_LIMIT)
+            name = sanitize(process.beside, phrases.NOTEBOOK_LIMIT)
             what = ((f"not joined, beside {name}: ", FAINT),)
         elif process.has_reserved is False:
             what = (("without a reservation: ", MARK),)

@@ -6,22 +6,22 @@ import math
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model.devices import State
-from reserve_gpu.model.requests import Promise, Request, Size
+from reserve_gpu.model.requests import Request, ReservationTerms, Size
 from reserve_gpu.render import phrases
 from reserve_gpu.render.phrases import TYPED, Line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model.holders import Row
-    from reserve_gpu.render.frontend import Face
+    from reserve_gpu.model.holders import DeviceStatus
+    from reserve_gpu.render.frontends import Frontend
 
 OFFERED_MIB = 10240.0  # what most notebooks need
 # A smaller part is not offered: the CUDA context of a program takes most of it.
 LEAST_MIB = 1024.0
 
 
-def offer(rows: Sequence[Row], face: Face) -> Line:
+def offer(rows: Sequence[DeviceStatus], frontend: Frontend) -> Line:
     """Say how to get a part of a device that others share; empty if no part is left.
 
     Nothing is offered of a device that somebody waits for.
@@ -34,12 +34,12 @@ def offer(rows: Sequence[Row], face: Face) -> Line:
     most_mib = max(rooms, default=0.0)
     if most_mib < LEAST_MIB:
         return ()
-    part_mib = min(OFFERED_MIB, phrases.rounded_down(most_mib))
-    part = Request(promise=Promise(Size(part_mib)))
-    return "Get a part of a GPU with ", (face.typed(part), TYPED)
+    memory_limit_mib = min(OFFERED_MIB, phrases.rounded_down(most_mib))
+    part = Request(terms=ReservationTerms(Size(memory_limit_mib)))
+    return "Get a part of a GPU with ", (frontend.typed(part), TYPED)
 
 
-def no_room(request: Request, size: Size, rows: Sequence[Row]) -> str:
+def no_room(request: Request, size: Size, rows: Sequence[DeviceStatus]) -> str:
     """Return `No GPU has room for 9.3 GiB: the most is 6.2 GiB on GPU2.`, if that is the reason.
 
     size: of the part. rows: of the devices that would do.
@@ -59,7 +59,7 @@ def no_room(request: Request, size: Size, rows: Sequence[Row]) -> str:
     return f"No GPU has room for {wanted}: the most is {room} on {most.label}."
 
 
-def smaller(request: Request, size: Size, rows: Sequence[Row]) -> Request | None:
+def smaller(request: Request, size: Size, rows: Sequence[DeviceStatus]) -> Request | None:
     """Return the request for the largest parts that would fit now; None if they are too small.
 
     size: what was asked for.
@@ -73,13 +73,13 @@ def smaller(request: Request, size: Size, rows: Sequence[Row]) -> Request | None
         )  # fmt: skip
         if len(rooms) >= request.needed:
             most_mib = max(most_mib, rooms[request.needed - 1])
-    part_mib = phrases.rounded_down(most_mib)
-    if most_mib < LEAST_MIB or not 0 < part_mib < (size.mib or math.inf):
+    memory_limit_mib = phrases.rounded_down(most_mib)
+    if most_mib < LEAST_MIB or not 0 < memory_limit_mib < (size.mib or math.inf):
         return None
-    return request._replace(promise=request.promise._replace(size=Size(part_mib)))
+    return request._replace(terms=request.terms._replace(size=Size(memory_limit_mib)))
 
 
-def _promisable_mib(row: Row, part_mib: float) -> float:
+def _promisable_mib(row: DeviceStatus, memory_limit_mib: float) -> float:
     if row.would_be_taken:
-        return max(part_mib, row.promisable_mib or 0.0)
+        return max(memory_limit_mib, row.promisable_mib or 0.0)
     return row.promisable_mib or 0.0 if row.state is State.FULL else 0.0

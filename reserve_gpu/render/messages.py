@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 from reserve_gpu.gpus.names import entries, gpu_index
 from reserve_gpu.model import notices
 from reserve_gpu.model.devices import Device, Fault, State, Unfit
-from reserve_gpu.model.errors import REASON_LIMIT, shell_line, shown
-from reserve_gpu.model.requests import Lease, Promise, Request, Size
+from reserve_gpu.model.errors import REASON_LIMIT, sanitize, shell_line
+from reserve_gpu.model.requests import Lease, Request, ReservationTerms, Size
 from reserve_gpu.render import durations, phrases, reasons
-from reserve_gpu.render.frontend import MAGIC, Face, read_here
+from reserve_gpu.render.frontends import MAGIC, Frontend, read_here
 from reserve_gpu.render.phrases import labels, listed, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from reserve_gpu.model.holders import Row
+    from reserve_gpu.model.holders import DeviceStatus
     from reserve_gpu.model.progress import Slow
     from reserve_gpu.model.requests import Variables
 
@@ -78,11 +78,11 @@ def released(devices: Sequence[Device], environ: Variables, *, started: bool) ->
     return "\n".join(lines)
 
 
-def left_with(kept: Sequence[Device], face: Face) -> str:
+def left_with(kept: Sequence[Device], frontend: Frontend) -> str:
     """Say what this process has left after nothing was reserved. kept: what stays reserved."""
     if kept:
-        return f"{face.here.capitalize()} keeps {labels(kept)}; nothing was changed."
-    return f"No GPU is visible to this {face.sight}." if face.sight else ""
+        return f"{frontend.here.capitalize()} keeps {labels(kept)}; nothing was changed."
+    return f"No GPU is visible to this {frontend.sight}." if frontend.sight else ""
 
 
 def going_on(held: Sequence[Device], visible: str | None = None) -> str:
@@ -93,7 +93,7 @@ def going_on(held: Sequence[Device], visible: str | None = None) -> str:
     if held:
         return f"Going on with {labels(held)}, as before."
     if visible:
-        return f"Going on with CUDA_VISIBLE_DEVICES = {shown(visible)!r}, as before."
+        return f"Going on with CUDA_VISIBLE_DEVICES = {sanitize(visible)!r}, as before."
     return "Going on without a GPU."
 
 
@@ -125,12 +125,12 @@ def impossible(reason: notices.Impossible) -> str:
     if 0 < len(instances) < len(fitting):
         against.append("CUDA gives a process whole GPUs or MIG instances, not both")
     against += [
-        f"{fault.label} can't be read: {shown(fault.reason, REASON_LIMIT)}" for fault in lost
+        f"{fault.label} can't be read: {sanitize(fault.reason, REASON_LIMIT)}" for fault in lost
     ]
     return f"{of} {'; '.join(against)}.{more}"
 
 
-def _unfit(request: Request, group: Sequence[Row], total: int) -> str:
+def _unfit(request: Request, group: Sequence[DeviceStatus], total: int) -> str:
     """Return why these devices will never do, to follow `Of 8 GPUs`. total: of all devices."""
     devices = [row.device for row in group if isinstance(row.device, Device)]
     is_all, unfit = len(group) == total, group[0].unfit
@@ -138,24 +138,24 @@ def _unfit(request: Request, group: Sequence[Row], total: int) -> str:
         wanted_mib = request.min_memory_mib or 0.0
         most_mib = max(device.memory_mib or 0 for device in devices)
         if unfit is Unfit.PART:
-            wanted_mib = request.part_mib or 0.0
+            wanted_mib = request.memory_limit_mib or 0.0
             most_mib = max(device.usable_mib or 0 for device in devices)
         largest = phrases.room(most_mib)
         if is_all:
             return f"none has {phrases.gib(wanted_mib)}; the largest has {largest}"
         return f"{labels(group)} {'has' if len(group) == 1 else 'have at most'} {largest}"
     if unfit is Unfit.MODEL:
-        models = Counter(shown(device.name or "without a name") for device in devices)
+        models = Counter(sanitize(device.name or "without a name") for device in devices)
         short = {name.removeprefix("NVIDIA "): count for name, count in models.items()}
         if is_all:
             models_here = listed([f"{count} {name}" for name, count in short.items()])
-            wanted = f"none has {shown(request.model)!r} in its name"
+            wanted = f"none has {sanitize(request.model)!r} in its name"
             return f"{wanted}; there {phrases.be(len(group))} {models_here}"
         return f"{labels(group)} {phrases.be(len(group))} called {listed([*short])}"
     return "; ".join(f"{row.label} {reasons.reason(row)}" for row in group)
 
 
-def above(reason: notices.ReservedAbove, face: Face) -> str:
+def above(reason: notices.ReservedAbove, frontend: Frontend) -> str:
     """Say that a process above this one has reserved every GPU that this one may use."""
     rows, environ = reason
     held = [row for row in rows if row.holders]
@@ -165,25 +165,25 @@ def above(reason: notices.ReservedAbove, face: Face) -> str:
     )
     about = ("; ".join(map(phrases.holder, row.holders)) or reasons.reason(row) for row in rows)
     lines = [f"  {row.label}: {text}" for row, text in zip(rows, about, strict=True)]
-    way_out = f"The variables are set already: leave out {face.program or 'reserve()'} here."
+    way_out = f"The variables are set already: leave out {frontend.program or 'reserve()'} here."
     return "\n".join([head, *lines, way_out, *variables(environ)])
 
 
-def hides_all(reason: notices.HidesAll, face: Face) -> str:
+def hides_all(reason: notices.HidesAll, frontend: Frontend) -> str:
     """Say that CUDA_VISIBLE_DEVICES hides every GPU, why, and how to take that limit away.
 
     A program is not told to lift the limit: a person may have set it for that program on purpose.
     """
-    limit = f"{VARIABLE}={shown(reason.limit)!r}"
+    limit = f"{VARIABLE}={sanitize(reason.limit)!r}"
     why = _why_it_hides(reason.limit, reason.total)
     text = f"{limit} hides every GPU{why}. It was set outside of reserve_gpu. "
-    text += left_with(reason.kept, face) if reason.kept else "Nothing was reserved or changed."
-    if face.is_for_program:
+    text += left_with(reason.kept, frontend) if reason.kept else "Nothing was reserved or changed."
+    if frontend.is_for_program:
         return f"{text} Trying again does not help. Ask the person who set it to unset it."
-    again = face.typed(reason.request)
-    if face.place:
+    again = frontend.typed(reason.request)
+    if frontend.place:
         line = f'import os; os.environ.pop("{VARIABLE}", None)'
-        before = "" if face.program else " before CUDA starts"
+        before = "" if frontend.program else " before CUDA starts"
         return f"{text} To use a GPU, unset it{before}, and run {again} again:\n{line}"
     line = f"env -u {VARIABLE} {again}"
     return f"{text} To use a GPU, unset it, or leave it out for this command:\n{line}"
@@ -209,23 +209,23 @@ def _why_it_hides(limit: str, total: int) -> str:
     return f", because its first entry means {what} here. This machine has {there}"
 
 
-def too_late(reason: notices.TooLate, face: Face) -> str:
+def too_late(reason: notices.TooLate, frontend: Frontend) -> str:
     """Say why a process that has started CUDA can't get another GPU."""
     held, seen = reason
     keeps = "Nothing was reserved or changed."
     if held:
-        keeps = f"This {face.place} keeps {labels(held)}."
+        keeps = f"This {frontend.place} keeps {labels(held)}."
     restart = "Restart"
     if seen:
         these = "it" if len(seen) == 1 else "these"
         keeps += f" CUDA sees {labels(seen)} here: {these} can still be reserved, with "
         numbers = ",".join(device.number for device in seen)
-        keeps += f"{face.typed(Request(devices=(numbers,)))}."
+        keeps += f"{frontend.typed(Request(devices=(numbers,)))}."
         restart = "For another GPU, restart"
     return (
-        f"Too late: CUDA has already started in this {face.place}, and it reads "
-        f"CUDA_VISIBLE_DEVICES only when it starts. {keeps} {restart} the {face.place} and run "
-        f"{face.typed(ANY)} before anything that uses a GPU."
+        f"Too late: CUDA has already started in this {frontend.place}, and it reads "
+        f"CUDA_VISIBLE_DEVICES only when it starts. {keeps} {restart} the {frontend.place} and run "
+        f"{frontend.typed(ANY)} before anything that uses a GPU."
     )
 
 
@@ -238,7 +238,7 @@ def caution(notice: notices.Caution) -> str:
     row, request = notice
     if row.use_state is State.IDLE:
         return f"{row.label} can be used, but {reasons.cause(row)}"
-    if size := request.promise.size:  # what others use is counted, but nothing stops its growth
+    if size := request.terms.size:  # what others use is counted, but nothing stops its growth
         part = phrases.part(size)
         return (
             f"You have {part} of {row.label}, which others use without a reservation: "
@@ -253,7 +253,8 @@ def unsigned(notice: notices.Unsigned) -> str:
     devices, directory, reason, is_part = notice
     text = (
         f"{labels(devices)} {phrases.be(len(devices))} reserved, but others can't read the end, "
-        f"the note or the notebook: {directory} can't be written ({shown(reason, REASON_LIMIT)})."
+        f"the note or the notebook: {directory} can't be written "
+        f"({sanitize(reason, REASON_LIMIT)})."
     )
     counts = " Your part counts as the whole GPU for them." if is_part else ""
     return f"{text}{counts} Free some space there, or tell the administrator."
@@ -266,7 +267,7 @@ def unusable(notice: notices.Unusable) -> str:
     run = "restart the kernel, then run" if is_late else "run"
     return (
         f"The NVIDIA driver can't use {device.label} now, which this kernel holds: "
-        f"{shown(reason, REASON_LIMIT)}. To get another GPU, {run} %reserve_gpu --release and "
+        f"{sanitize(reason, REASON_LIMIT)}. To get another GPU, {run} %reserve_gpu --release and "
         f"then %reserve_gpu. {TELL_ADMINISTRATOR}"
     )
 
@@ -275,7 +276,7 @@ def unusable(notice: notices.Unusable) -> str:
 def lost_device(notice: notices.LostDevice) -> str:
     """Tell the holder of a device that the driver has lost it."""
     device, reason, is_late = notice
-    text = f"{device.label} is lost: {shown(reason, REASON_LIMIT)}."
+    text = f"{device.label} is lost: {sanitize(reason, REASON_LIMIT)}."
     if is_late:
         return f"{text} Restart the kernel: %reserve_gpu then reserves another GPU."
     return f"{text} It is no longer reserved for this kernel."
@@ -300,7 +301,7 @@ def holds_already(reason: notices.HoldsAlready) -> str:
 
 def joined(devices: Sequence[Device], name: str | None, environ: Mapping[str, str]) -> str:
     """Say what a guest has joined. name: the holder, in a word."""
-    where = shown(name or "a process", phrases.NOTEBOOK_LIMIT)
+    where = sanitize(name or "a process", phrases.NOTEBOOK_LIMIT)
     return "\n".join([f"Joined {where} on {labels(devices)}.", *variables(environ)])
 
 
@@ -308,7 +309,7 @@ def joined(devices: Sequence[Device], name: str | None, environ: Mapping[str, st
 def is_guest(reason: notices.IsGuest) -> str:
     """Say why a guest can't have something else."""
     devices, name = reason
-    where = shown(name or "another process", phrases.NOTEBOOK_LIMIT)
+    where = sanitize(name or "another process", phrases.NOTEBOOK_LIMIT)
     return (
         f"This kernel has joined {where} on {labels(devices)}. To get something else, release "
         f"{_them(devices)} first: %reserve_gpu --release"
@@ -321,7 +322,8 @@ def left_alone(notice: notices.LeftAlone) -> str:
     devices, name = notice
     what = _them(devices)
     return (
-        f"{shown(name or 'The process', phrases.NOTEBOOK_LIMIT)} has released {labels(devices)}, "
+        f"{sanitize(name or 'The process', phrases.NOTEBOOK_LIMIT)} has released "
+        f"{labels(devices)}, "
         f"which this kernel has joined. Reserve {what} with %reserve_gpu, or release {what} with "
         "%reserve_gpu --release."
     )
@@ -374,7 +376,7 @@ def changed(notice: notices.Changed) -> str:
     """Say that other code has changed variables during a reservation."""
     values, held, is_late, is_mended = notice
     ways = [
-        f"{name} was unset" if value is None else f"{name} was set to {shown(value)!r}"
+        f"{name} was unset" if value is None else f"{name} was set to {sanitize(value)!r}"
         for name, value in values.items()
     ]
     what, gpus = f"{listed(ways)} after the reservation", labels(held)
@@ -438,9 +440,9 @@ def to_type(notice: notices.ToType) -> str:
 def exceeded(notice: notices.Exceeded) -> str:
     """Warn a process that uses more of a device than its part."""
     device, used_mib, request, caps = notice
-    used, over = phrases.gib(used_mib), phrases.gib(used_mib - (request.part_mib or 0.0))
+    used, over = phrases.gib(used_mib), phrases.gib(used_mib - (request.memory_limit_mib or 0.0))
     size = Size(math.ceil(used_mib / phrases.MIB_OF_GIB) * phrases.MIB_OF_GIB)
-    more = Request(request.devices, promise=Promise(size))
+    more = Request(request.devices, terms=ReservationTerms(size))
     capped = f" It is capped by {listed(caps)}, which not every program reads." if caps else ""
     return (
         f"This kernel uses {used} of {device.label}, {over} more than it has reserved: others "
@@ -508,8 +510,8 @@ def asked(request: Request) -> str:
     if request.min_memory_mib:
         what += f" of {phrases.gib(request.min_memory_mib)} or more"
     if request.model:
-        what += f" with {shown(request.model)!r} in the name"
-    if size := request.promise.size:
+        what += f" with {sanitize(request.model)!r} in the name"
+    if size := request.terms.size:
         of = "of each of" if request.needed > 1 else "of"
         return f"{phrases.part(size)} {of} {what}"
     return what
@@ -521,11 +523,11 @@ def slow(news: Slow) -> str:
     return f"Waiting for the NVIDIA driver for {durations.duration(news.waited_s)}{what}."
 
 
-def interrupted(held: Sequence[Device], face: Face) -> str:
+def interrupted(held: Sequence[Device], frontend: Frontend) -> str:
     """Say what is left after a wait was interrupted."""
     if held:
-        return f"Stopped waiting. {face.here.capitalize()} keeps {labels(held)}."
-    return f"Stopped waiting; nothing is reserved. {left_with((), face)}".rstrip()
+        return f"Stopped waiting. {frontend.here.capitalize()} keeps {labels(held)}."
+    return f"Stopped waiting; nothing is reserved. {left_with((), frontend)}".rstrip()
 
 
 # -- parts of them ---------------------------------------------------------------------------------
@@ -534,7 +536,7 @@ def interrupted(held: Sequence[Device], face: Face) -> str:
 def limit_line(limit: str, count: int) -> str:
     """Say how an inherited CUDA_VISIBLE_DEVICES limits this process. count: of its devices."""
     inside = "that one" if count == 1 else "those"
-    return f"{VARIABLE}={shown(limit)!r} was set elsewhere: it limits this process to {inside}."
+    return f"{VARIABLE}={sanitize(limit)!r} was set elsewhere: it limits this process to {inside}."
 
 
 def hides_on_purpose(limit: str) -> bool:
@@ -542,7 +544,7 @@ def hides_on_purpose(limit: str) -> bool:
     return not limit.strip() or limit.strip() in NO_DEVICES
 
 
-def fit(rows: Sequence[Row]) -> list[Row]:
+def fit(rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
     """Return those of the devices that would do."""
     return [row for row in rows if row.state is not State.UNFIT]
 

@@ -7,14 +7,14 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.model.devices import GRAPHICS, Device, Fault, Process, State
-from reserve_gpu.model.errors import REASON_LIMIT, shown
+from reserve_gpu.model.errors import REASON_LIMIT, sanitize
 from reserve_gpu.model.parsing import LONGEST_S
 from reserve_gpu.render import durations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model.holders import Holder, Row, Who
+    from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo
     from reserve_gpu.model.requests import Rule, Size
 
 
@@ -75,14 +75,14 @@ def be(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def labels(devices: Sequence[Device | Fault | Row]) -> str:
+def labels(devices: Sequence[Device | Fault | DeviceStatus]) -> str:
     """Return `GPU1`, `GPU1 and GPU3`, or `GPU0, GPU1 and GPU3`."""
     return listed([device.label for device in devices])
 
 
-def ranges(rows: Sequence[Row]) -> str:
+def ranges(rows: Sequence[DeviceStatus]) -> str:
     """Return `GPU0, GPU2 to GPU5 and GPU7`: three or more in a row are written in short."""
-    runs: list[list[Row]] = []
+    runs: list[list[DeviceStatus]] = []
     for row in rows:
         last = runs[-1][-1].device if runs else None
         is_next = last and last.index + 1 == row.device.index
@@ -131,16 +131,16 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
         line += (this_process, MARK), ": "
     line += ((user_of(holder), STRONG),)
     if name := holder.name:
-        line += ", ", (shown(name, NOTEBOOK_LIMIT), STRONG)
+        line += ", ", (sanitize(name, NOTEBOOK_LIMIT), STRONG)
     if origin := holder.record.who.origin:
-        line += (" from ", FAINT), (shown(origin, NOTEBOOK_LIMIT), STRONG)
+        line += (" from ", FAINT), (sanitize(origin, NOTEBOOK_LIMIT), STRONG)
     if process := _process_of(holder):
         line += (f" ({process})",)
     if holder.beside:
-        line += (" beside ", FAINT), (shown(holder.beside, NOTEBOOK_LIMIT), STRONG)
+        line += (" beside ", FAINT), (sanitize(holder.beside, NOTEBOOK_LIMIT), STRONG)
     line += _part(holder)
     if asks:
-        line += (" has waited for ", FAINT), (shown(asks), STRONG)
+        line += (" has waited for ", FAINT), (sanitize(asks), STRONG)
     seconds = None if holder.since is None else durations.time_since(holder.since, now)
     if seconds is not None:
         line += (f"{',' if holder.is_over else ''} for {durations.duration(seconds)}",)
@@ -190,15 +190,15 @@ def plain(line: Line) -> str:
 
 def user_of(holder: Holder) -> str:
     """Return `alice`, or `alice (claude)` of a program that asks in her place."""
-    user, agent = shown(holder.user or "somebody"), holder.record.who.agent
-    return f"{user} ({shown(agent, NOTEBOOK_LIMIT)})" if agent else user
+    user, agent = sanitize(holder.user or "somebody"), holder.record.who.agent
+    return f"{user} ({sanitize(agent, NOTEBOOK_LIMIT)})" if agent else user
 
 
 def person(*holders: Holder) -> str:
     """Return whom to talk to: `alice (train.ipynb)`. holders: all of one user."""
-    user = shown(holders[0].user or "somebody")
+    user = sanitize(holders[0].user or "somebody")
     texts = (text for holder in holders for text in (holder.record.who.agent, holder.name))
-    names = dict.fromkeys(shown(text) for text in texts if text)
+    names = dict.fromkeys(sanitize(text) for text in texts if text)
     return f"{user} ({listed([*names][:NAMED_SHARERS])})" if names else user
 
 
@@ -210,19 +210,19 @@ def is_of(holder: Holder, user: str | None) -> bool:
 def one_of(holder: Holder, user: str | None) -> str:
     """Return `your train.ipynb` for a process of the user who reads it, else `alice`."""
     if not is_of(holder, user):
-        return shown(holder.user or "somebody")
-    return f"your {shown(holder.name or f'process {holder.pid}', NOTEBOOK_LIMIT)}"
+        return sanitize(holder.user or "somebody")
+    return f"your {sanitize(holder.name or f'process {holder.pid}', NOTEBOOK_LIMIT)}"
 
 
 def name_of(holder: Holder) -> str:
     """Return which process it is: `train.ipynb (pid 4321)`, as far as known."""
-    name = shown(holder.name or "a process", NOTEBOOK_LIMIT)
+    name = sanitize(holder.name or "a process", NOTEBOOK_LIMIT)
     return f"{name} (pid {holder.pid})" if holder.pid else name
 
 
 def note(holder: Holder) -> Line:
     """Return what somebody has written for others to read, in quotation marks."""
-    return (": ", (f'"{shown(holder.note)}"', STRONG)) if holder.note else ()
+    return (": ", (f'"{sanitize(holder.note)}"', STRONG)) if holder.note else ()
 
 
 def users(processes: Sequence[Process], *, has_kind: bool = True) -> str:
@@ -241,7 +241,7 @@ def users(processes: Sequence[Process], *, has_kind: bool = True) -> str:
 
 def named(rule: Rule) -> str:
     """Return `gpus = 1 ([groups.students] in /etc/reserve_gpu.toml)`."""
-    return f"{rule.text} ({rule.table} in {shown(rule.file, REASON_LIMIT)})"
+    return f"{rule.text} ({rule.table} in {sanitize(rule.file, REASON_LIMIT)})"
 
 
 def _process_of(holder: Holder) -> str:
@@ -254,10 +254,10 @@ def _process_of(holder: Holder) -> str:
     return ", ".join(filter(None, [pid, in_job, "unverified" if is_unverified else ""]))
 
 
-def _in_job(who: Who) -> str:
+def _in_job(who: ProcessInfo) -> str:
     """Return `job 4711, part of train.sh`."""
-    of = f", part of {shown(who.job_name, NOTEBOOK_LIMIT)}" if who.job_name else ""
-    return f"job {shown(who.job or '')}{of}"
+    of = f", part of {sanitize(who.job_name, NOTEBOOK_LIMIT)}" if who.job_name else ""
+    return f"job {sanitize(who.job or '')}{of}"
 
 
 def _part(holder: Holder) -> Line:
@@ -265,21 +265,21 @@ def _part(holder: Holder) -> Line:
 
     Empty for a holder of a whole device.
     """
-    if holder.part_mib is None:
+    if holder.memory_limit_mib is None:
         return ()
     if holder.used_mib is None:
-        return (f" up to {gib(holder.part_mib)}",)
-    line: Line = (f" {holder.used_mib / MIB_OF_GIB:.1f} of {gib(holder.part_mib)}",)
+        return (f" up to {gib(holder.memory_limit_mib)}",)
+    line: Line = (f" {holder.used_mib / MIB_OF_GIB:.1f} of {gib(holder.memory_limit_mib)}",)
     return (*line, ": ", ("over", MARK)) if holder.is_over else line
 
 
 def _process(process: Process, *, has_memory: bool, has_kind: bool) -> str:
     """Return `bob, python (pid 9876) 1.2 GiB`. has_memory: with its memory."""
-    user = f"{shown(process.user)}, " if process.user else ""
+    user = f"{sanitize(process.user)}, " if process.user else ""
     memory = "" if process.memory_mib is None or not has_memory else gib(process.memory_mib)
     pid = f"pid {process.pid}{', a zombie' if process.zombie_of else ''}"
     if has_kind and process.kind == GRAPHICS:
         pid += ", graphics"
     if not process.command:
         return f"{user}{pid}{', ' if memory else ''}{memory}"
-    return f"{user}{shown(process.command, COMMAND_LIMIT)} ({pid}) {memory}".rstrip()
+    return f"{user}{sanitize(process.command, COMMAND_LIMIT)} ({pid}) {memory}".rstrip()

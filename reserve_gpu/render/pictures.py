@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model.devices import State
-from reserve_gpu.model.errors import shown
+from reserve_gpu.model.errors import sanitize
 from reserve_gpu.render import (
     contacts,
     durations,
@@ -23,7 +23,7 @@ from reserve_gpu.render import (
     terminal,
 )
 from reserve_gpu.render import rule_text as ruled
-from reserve_gpu.render.frontend import is_watched
+from reserve_gpu.render.frontends import is_watched
 from reserve_gpu.render.html import html
 from reserve_gpu.render.layout import Layout, View
 from reserve_gpu.render.phrases import MARK, STRONG, TYPED, Line
@@ -32,11 +32,11 @@ from reserve_gpu.system import procfs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.model.holders import Row
+    from reserve_gpu.model.holders import DeviceStatus
     from reserve_gpu.model.notices import Refused
     from reserve_gpu.model.progress import Waiting
     from reserve_gpu.model.requests import Request
-    from reserve_gpu.render.frontend import Face
+    from reserve_gpu.render.frontends import Frontend
 
 # What may end by itself.
 PASSING = {State.RESERVED, State.FULL, State.BUSY, State.AWAITED, State.LIMITED, State.UNKNOWN}
@@ -125,7 +125,7 @@ def tell(what: Picture | str) -> None:
 # -- why nothing was reserved ----------------------------------------------------------------------
 
 
-def refusal(reason: Refused, face: Face) -> Picture:
+def refusal(reason: Refused, frontend: Frontend) -> Picture:
     """Show why nothing was reserved, device by device, and what can be done.
 
     A GPU that only this user's own processes use may be taken by name.
@@ -133,21 +133,21 @@ def refusal(reason: Refused, face: Face) -> Picture:
     request, rows, now = reason.request, reason.rows, time.time()
     waited = f"Waited for {durations.time_limit(reason.waited_s)}. " if reason.waited_s else ""
     headline = waited + _none_free(request, rows, now, reason.user)
-    foot = _ways_out(reason, face, now)
+    foot = _ways_out(reason, frontend, now)
     if len(reason.free) >= request.needed:
         are = f"{phrases.ranges(reason.free)} {phrases.be(len(reason.free))} free: "
-        foot.insert(0, (are, (_instead(reason, face), TYPED)))
+        foot.insert(0, (are, (_instead(reason, frontend), TYPED)))
     if reason.limit is not None:
         foot.append((messages.limit_line(reason.limit, len(rows)),))
-    if end := messages.left_with(reason.kept, face):
+    if end := messages.left_with(reason.kept, frontend):
         foot.append((end,))
     foot += [(("Warning: ", MARK), problem) for problem in reason.problems]
-    entries = layout.entries(rows, View(now, face.here))
+    entries = layout.entries(rows, View(now, frontend.here))
     head: Line = ((headline, STRONG), *layout.common_model(rows))
     return Picture(Layout([head], entries, (), foot), headline)
 
 
-def _none_free(request: Request, rows: Sequence[Row], now: float, user: str | None) -> str:
+def _none_free(request: Request, rows: Sequence[DeviceStatus], now: float, user: str | None) -> str:
     """Return in the words of the rows why none is free.
 
     What this process keeps in any case does not count.
@@ -155,7 +155,7 @@ def _none_free(request: Request, rows: Sequence[Row], now: float, user: str | No
     fit = messages.fit(rows)
     if limited := ruled.limited(fit):
         return limited
-    if (size := request.promise.size) and (no_room := memory_parts.no_room(request, size, fit)):
+    if (size := request.terms.size) and (no_room := memory_parts.no_room(request, size, fit)):
         return no_room
     others = [row for row in fit if not (row.is_mine and row.would_be_taken)]
     states = [layout.state(row, now) for row in others]
@@ -175,7 +175,7 @@ def _none_free(request: Request, rows: Sequence[Row], now: float, user: str | No
     return f"No {what}: {', '.join(counts)}."
 
 
-def _stands(row: Row, now: float, user: str | None) -> str:
+def _stands(row: DeviceStatus, now: float, user: str | None) -> str:
     """Return `is busy`, or `is reserved by alice`: the state of a device, and who has it.
 
     The reader's own processes, those of `user`, are called `your train.ipynb`.
@@ -193,7 +193,7 @@ def _stands(row: Row, now: float, user: str | None) -> str:
     return f"has {state}" if state.startswith("no ") else f"is {state}"
 
 
-def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
+def _ways_out(reason: Refused, frontend: Frontend, now: float) -> list[Line]:
     """Return whom to ask, the queue, a smaller request, and what may be taken by name.
 
     That is never what another person has.
@@ -206,8 +206,8 @@ def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
     available = [row for row in rows if row.would_be_taken]
     ways = contacts.whom(missing, now, user)
     if any(row.counted for row in rows):  # by what this user has, so that nobody else can help
-        ways = () if siblings or face.is_for_program else ("Release what you have there.",)
-    lines = contacts.yourself(missing, now, user, face)
+        ways = () if siblings or frontend.is_for_program else ("Release what you have there.",)
+    lines = contacts.yourself(missing, now, user, frontend)
     if siblings:
         those = (
             f"Processes that were started together with this one hold {phrases.ranges(siblings)}"
@@ -217,16 +217,16 @@ def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
     if reasons.is_trouble(states, request.needed):
         lines.append((reasons.trouble(states),))
     elif can_wait(reason) and not reason.waited_s:
-        lines.append(queueing(face.typed(request, waits=True), is_second=bool(lines)))
+        lines.append(queueing(frontend.typed(request, waits=True), is_second=bool(lines)))
     if not request.devices and not all(row.is_mine for row in available):
-        smaller = face.typed(request._replace(count=len(available)))
+        smaller = frontend.typed(request._replace(count=len(available)))
         lines.append((f"{len(available)} can be had now: ", (smaller, TYPED)))
-    if request.promise.size and (less := memory_parts.smaller(request, request.promise.size, fit)):
-        size = phrases.gib(less.part_mib or 0.0)
-        lines.append((f"{size} can be had now: ", (face.typed(less), TYPED)))
+    if request.terms.size and (less := memory_parts.smaller(request, request.terms.size, fit)):
+        size = phrases.gib(less.memory_limit_mib or 0.0)
+        lines.append((f"{size} can be had now: ", (frontend.typed(less), TYPED)))
     usable = next((row for row in missing if _may_be_named(row, user)), None)
-    if usable and not face.is_for_program:
-        named = face.typed(request._replace(devices=(usable.device.number,)))
+    if usable and not frontend.is_for_program:
+        named = frontend.typed(request._replace(devices=(usable.device.number,)))
         lines.append((f"To use {usable.label} anyway, name it: ", (named, TYPED)))
     return lines
 
@@ -238,25 +238,25 @@ def can_wait(reason: Refused) -> bool:
     return any(row.state in PASSING and not reasons.is_dark(row) for row in _missing(reason))
 
 
-def _missing(reason: Refused) -> list[Row]:
+def _missing(reason: Refused) -> list[DeviceStatus]:
     """Return the devices that could not be had, but for those of processes started together."""
     return [r for r in reason.rows if not (r.would_be_taken or _is_siblings(r, reason))]
 
 
-def _is_siblings(row: Row, reason: Refused) -> bool:
+def _is_siblings(row: DeviceStatus, reason: Refused) -> bool:
     return not {holder.listed_pid for holder in row.holders}.isdisjoint(reason.siblings)
 
 
-def next_lines(reason: Refused, face: Face, *, waits: bool) -> list[str]:
+def next_lines(reason: Refused, frontend: Frontend, *, waits: bool) -> list[str]:
     """Return what may be typed next, and never takes or ends what somebody has.
 
     waits: waiting in the queue is one of them.
     """
-    free = [_instead(reason, face)] if len(reason.free) >= reason.request.needed else []
-    return [*free, *([face.typed(reason.request, waits=True)] if waits else [])]
+    free = [_instead(reason, frontend)] if len(reason.free) >= reason.request.needed else []
+    return [*free, *([frontend.typed(reason.request, waits=True)] if waits else [])]
 
 
-def _instead(reason: Refused, face: Face) -> str:
+def _instead(reason: Refused, frontend: Frontend) -> str:
     """Return what gets others than those that were named.
 
     With their numbers where something is held, which it would mean without.
@@ -264,10 +264,10 @@ def _instead(reason: Refused, face: Face) -> str:
     needed = reason.request.needed
     numbers = tuple(row.device.number for row in reason.free[:needed]) if reason.kept else ()
     count = needed if needed > 1 and not reason.kept else None
-    return face.typed(reason.request._replace(devices=numbers, count=count))
+    return frontend.typed(reason.request._replace(devices=numbers, count=count))
 
 
-def _may_be_named(row: Row, user: str | None) -> bool:
+def _may_be_named(row: DeviceStatus, user: str | None) -> bool:
     """Tell whether naming the device would get it, and would take nothing from another person."""
     if row.state is not State.BUSY or row.awaited_by or row.usage is None:
         return False
@@ -292,7 +292,7 @@ def wait(waiting: Waiting) -> Picture:
     first = contacts.likeliest(rows, now)
     foot = reasons.unseen(rows)
     if (ticket := waiting.first) is not None:
-        asks, user = shown(ticket.asks or "a GPU"), procfs.user_of(os.getpid())
+        asks, user = sanitize(ticket.asks or "a GPU"), procfs.user_of(os.getpid())
         is_own = phrases.is_of(ticket.holder, user)
         people = phrases.one_of(ticket.holder, user) if is_own else phrases.person(ticket.holder)
         waits = f", {'which' if is_own else 'who'} waits for {asks}."
@@ -313,14 +313,14 @@ def awaited(waiting: Waiting) -> str:
     return f"Waiting for {messages.asked(waiting.request)}, {place} in the queue, for {time_}."
 
 
-def _who(row: Row, now: float) -> str:
+def _who(row: DeviceStatus, now: float) -> str:
     """Return who has a device, in a word; for a full one, how much of it can be promised."""
     if row.state is State.FULL:
         return f"has room for {phrases.room(row.promisable_mib or 0.0)}"
     user = row.holders[0].user if row.holders else None
     if layout.state(row, now) is State.KEPT:
         return f"kept for the restart of {phrases.person(row.holders[0])}"
-    return shown(user) if user and row.state is State.RESERVED else row.state.value
+    return sanitize(user) if user and row.state is State.RESERVED else row.state.value
 
 
 # -- parts of them ---------------------------------------------------------------------------------

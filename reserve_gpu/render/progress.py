@@ -12,9 +12,9 @@ import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from reserve_gpu.model.progress import News, Slow, Waiting
+from reserve_gpu.model.progress import Progress, Slow, Waiting
 from reserve_gpu.render import columns, messages, pictures, terminal
-from reserve_gpu.render.frontend import is_watched
+from reserve_gpu.render.frontends import is_watched
 from reserve_gpu.system.nonblocking import Printer
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Live(AbstractContextManager["Live"]):
         self._screen.close()
         self._is_over = True
 
-    def show(self, news: News) -> None:
+    def show(self, news: Progress) -> None:
         """Show how a wait stands, or what the driver takes long for.
 
         News for a log is another place in the queue, another holder or state.

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus.usage import is_rendered_on, is_usable
 from reserve_gpu.model.devices import STUCK, ComputeMode, Device, Fault, State, Unfit
-from reserve_gpu.model.errors import REASON_LIMIT, shown
+from reserve_gpu.model.errors import REASON_LIMIT, sanitize
 from reserve_gpu.render.phrases import TYPED, Line, gib, named, room, rounded_down, users
 from reserve_gpu.system import settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model.holders import Row
+    from reserve_gpu.model.holders import DeviceStatus
 
 
 # What to do where no device can come free by itself.
@@ -31,7 +31,7 @@ MODES = {
 }
 
 
-def reason(row: Row) -> str:
+def reason(row: DeviceStatus) -> str:
     """Return a remark on a device beside its state, its processes and its mode; may be empty."""
     if row.would_be_taken and row.state is State.BUSY:
         return "you would get it, as you named it"
@@ -41,10 +41,10 @@ def reason(row: Row) -> str:
         return f"by {named(row.rule)}"
     use = row.use_state or row.state
     is_said = use is State.PROHIBITED or (use is State.BUSY and row.processes)
-    return "" if is_said and not row.reason else shown(cause(row), REASON_LIMIT)
+    return "" if is_said and not row.reason else sanitize(cause(row), REASON_LIMIT)
 
 
-def cause(row: Row) -> str:
+def cause(row: DeviceStatus) -> str:
     """Return why a device can't be used or asked, or what in its readings makes it busy."""
     use, usage = row.use_state or row.state, row.usage
     if row.reason:
@@ -70,7 +70,7 @@ def cause(row: Row) -> str:
     return ""
 
 
-def use(row: Row) -> str:
+def use(row: DeviceStatus) -> str:
     """Return `busy, bob, python (pid 9876)`, or `busy, 2 compute processes` without names."""
     if row.use_state is State.UNKNOWN:
         return f"unknown: {cause(row)}"
@@ -81,7 +81,7 @@ def use(row: Row) -> str:
     return ", ".join(filter(None, [busy, users(row.processes) or cause(row)]))
 
 
-def promisable(row: Row) -> str:
+def promisable(row: DeviceStatus) -> str:
     """Return `34.2 GiB can still be promised` of a device, or why nothing can."""
     mib = row.promisable_mib or 0.0
     if not rounded_down(mib):
@@ -91,7 +91,7 @@ def promisable(row: Row) -> str:
     return f"{room(mib)} can still be promised"
 
 
-def unseen(rows: Sequence[Row]) -> list[Line]:
+def unseen(rows: Sequence[DeviceStatus]) -> list[Line]:
     """Return what to do where it can't be seen whether a device is in use, or by whom."""
     lines: list[Line] = []
     if dark := next((r.label for r in rows if is_dark(r) and not (r.reason or r.holders)), None):
@@ -103,16 +103,16 @@ def unseen(rows: Sequence[Row]) -> list[Line]:
     elif usage and usage.sees_all:
         lines.append(("As root, see who may keep that memory: ", ("fuser -v /dev/nvidia*", TYPED)))
     zombies = [p for row in rows for p in row.processes if p.zombie_of][:1]
-    lines += [(f"{users([p])} goes when {shown(p.zombie_of or '')} ends.",) for p in zombies]
+    lines += [(f"{users([p])} goes when {sanitize(p.zombie_of or '')} ends.",) for p in zombies]
     return lines
 
 
-def is_dark(row: Row) -> bool:
+def is_dark(row: DeviceStatus) -> bool:
     """Tell whether it can't be seen if a device is in use, and no wait will tell."""
     return row.state is State.UNKNOWN and not (row.usage and row.usage.compute)
 
 
-def is_nobodys(row: Row) -> bool:
+def is_nobodys(row: DeviceStatus) -> bool:
     """Tell whether a device is busy by memory that no visible process has."""
     usage = row.usage if row.state is State.BUSY and not row.processes else None
     if usage is None or usage.compute or usage.mps or is_rendered_on(usage):
@@ -134,9 +134,9 @@ def trouble(states: Sequence[State]) -> str:
 
 def _unfit(device: Device | Fault, unfit: Unfit) -> str:
     if isinstance(device, Fault):
-        return f"can't be read: {shown(device.reason, REASON_LIMIT)}"
+        return f"can't be read: {sanitize(device.reason, REASON_LIMIT)}"
     if unfit is Unfit.MODEL:
-        return f"is a {shown(device.name) if device.name else 'GPU without a name'}"
+        return f"is a {sanitize(device.name) if device.name else 'GPU without a name'}"
     if unfit is Unfit.MEMORY:
         return f"has {gib(device.memory_mib or 0)}"
     if unfit is Unfit.PART:

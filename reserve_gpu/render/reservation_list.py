@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import names
 from reserve_gpu.model import errors
-from reserve_gpu.model.holders import Answer, Reserved, Row
+from reserve_gpu.model.holders import Answer, DeviceStatus, Reserved
 from reserve_gpu.render import durations, layout, phrases
 from reserve_gpu.render.phrases import MARK, Line, labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.render.frontend import Face
+    from reserve_gpu.render.frontends import Frontend
 
 
 NONE = "You hold no GPU on this machine."
@@ -76,7 +76,7 @@ def no_such(word: str, every: Sequence[Reserved], command: str, now: float) -> s
     )
 
 
-def still_there(done: Sequence[Reserved], rows: Sequence[Row]) -> list[str]:
+def still_there(done: Sequence[Reserved], rows: Sequence[DeviceStatus]) -> list[str]:
     """Say of each device that was released who still has it, or is on it."""
     labels_ = {row.label for each in done for row in each.rows}
     lines = []
@@ -88,13 +88,15 @@ def still_there(done: Sequence[Reserved], rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def released(reserved: Reserved, answer: Answer, every: Sequence[Reserved], face: Face) -> str:
+def released(
+    reserved: Reserved, answer: Answer, every: Sequence[Reserved], frontend: Frontend
+) -> str:
     """Say what came of asking a process to release what it holds, or to end."""
     who, what = phrases.name_of(reserved.holder), labels(reserved.rows)
     typed = f"{errors.own_command()} release"
     end = f"To end {who}:\n{typed} {name(reserved, every)} --end"
     anyway = f"To release it by its pid:\n{typed} {reserved.holder.pid}"
-    if face.is_for_program:
+    if frontend.is_for_program:
         anyway = end = "Leave it to whoever has started it."
     return {
         Answer.RELEASED: f"Released {what} of {who}.",

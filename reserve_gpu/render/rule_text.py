@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import names
 from reserve_gpu.model.devices import State
-from reserve_gpu.model.errors import REASON_LIMIT, shown
+from reserve_gpu.model.errors import REASON_LIMIT, sanitize
 from reserve_gpu.render import durations, phrases
 from reserve_gpu.render.phrases import MARK, STRONG, Line, listed, named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model.holders import Holder, Row
+    from reserve_gpu.model.holders import DeviceStatus, Holder
     from reserve_gpu.model.requests import Rules
 
 
@@ -25,26 +25,26 @@ MESSAGE_LIMIT = 300  # characters
 
 def head(rules: Rules | None) -> list[Line]:
     """Return what stands above a status: the administrator's message."""
-    return [((shown(rules.message, MESSAGE_LIMIT), MARK),)] if rules and rules.message else []
+    return [((sanitize(rules.message, MESSAGE_LIMIT), MARK),)] if rules and rules.message else []
 
 
-def foot(rules: Rules | None, rows: Sequence[Row]) -> list[Line]:
+def foot(rules: Rules | None, rows: Sequence[DeviceStatus]) -> list[Line]:
     """Return what stands below it: the rules for who looks, and what is wrong in their file."""
     if rules is None:
         return []
-    file = shown(rules.file, REASON_LIMIT)
+    file = sanitize(rules.file, REASON_LIMIT)
     lines: list[Line] = []
     if limits := ", ".join(filter(None, _limits(rules))):
-        lines.append(((f"Rules for {shown(rules.user)}", STRONG), f" ({file}): {limits}."))
+        lines.append(((f"Rules for {sanitize(rules.user)}", STRONG), f" ({file}): {limits}."))
     drained = [
-        f"{file}, [devices]: drain: {shown(name)!r} means no GPU here, or several."
+        f"{file}, [devices]: drain: {sanitize(name)!r} means no GPU here, or several."
         for name in unmatched(rules, rows)
     ]
     problems = [*rules.problems, *drained]
     return [*lines, *((("Warning: ", MARK), problem) for problem in problems)]
 
 
-def unmatched(rules: Rules, rows: Sequence[Row]) -> list[str]:
+def unmatched(rules: Rules, rows: Sequence[DeviceStatus]) -> list[str]:
     """Return the names of drained devices that mean none of these, or several GPUs."""
     devices = [row.device for row in rows]
     return [
@@ -69,7 +69,7 @@ def _limits(rules: Rules) -> list[str]:
 # -- why somebody may not have more ----------------------------------------------------------------
 
 
-def limited(rows: Sequence[Row]) -> str:
+def limited(rows: Sequence[DeviceStatus]) -> str:
     """Return the limit that this user has reached, and what they have; empty without one."""
     for row in rows:
         if row.state is State.LIMITED and row.rule:
@@ -80,8 +80,8 @@ def limited(rows: Sequence[Row]) -> str:
 
 def _held(holder: Holder) -> str:
     """Return `GPU0 in train.ipynb (pid 4321)`: what one process of this user has."""
-    what = shown(holder.record.label or "a GPU")
-    if holder.part_mib is not None:
-        what = f"{phrases.gib(holder.part_mib)} of {what}"
-    where = f" in {shown(holder.name, phrases.NOTEBOOK_LIMIT)}" if holder.name else ""
+    what = sanitize(holder.record.label or "a GPU")
+    if holder.memory_limit_mib is not None:
+        what = f"{phrases.gib(holder.memory_limit_mib)} of {what}"
+    where = f" in {sanitize(holder.name, phrases.NOTEBOOK_LIMIT)}" if holder.name else ""
     return f"{what}{where}{f' (pid {holder.pid})' if holder.pid else ''}"

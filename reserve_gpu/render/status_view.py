@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.model.devices import ComputeMode, Device, State
-from reserve_gpu.model.errors import REASON_LIMIT, shown
+from reserve_gpu.model.errors import REASON_LIMIT, sanitize
 from reserve_gpu.render import contacts, durations, layout, memory_parts, messages, phrases, reasons
 from reserve_gpu.render import rule_text as ruled
-from reserve_gpu.render.frontend import PYTHON, Face
+from reserve_gpu.render.frontends import PYTHON, Frontend
 from reserve_gpu.render.layout import Layout, View
 from reserve_gpu.render.phrases import FAINT, MARK, STRONG, TYPED, Line
 from reserve_gpu.render.pictures import Picture, queueing
@@ -17,14 +17,14 @@ from reserve_gpu.render.pictures import Picture, queueing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model.holders import Holder, Row
+    from reserve_gpu.model.holders import DeviceStatus, Holder
     from reserve_gpu.model.queue import Ticket
     from reserve_gpu.model.requests import Rules
 
 
 VERSION = 1  # of the JSON; names are only ever added to it
 # Of a record: what is shown in another way, or not at all.
-NOT_SHOWN = {"who", "promise", "asks", "written", "label", "index", "visible", "guest_of"}
+NOT_SHOWN = {"who", "terms", "asks", "written", "label", "index", "visible", "guest_of"}
 NOT_SHOWN |= {"since_boot", "written_boot", "write_locked"}
 COMPUTE_MODES: dict[int | None, str] = {
     ComputeMode.DEFAULT: "default",
@@ -49,13 +49,13 @@ class Status(NamedTuple):
     user: who looks.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[DeviceStatus, ...]
     waiting: tuple[Ticket, ...] = ()
     problem: str | None = None
     time: float = 0.0
     host: str = ""
     limit: str | None = None
-    face: Face = PYTHON
+    frontend: Frontend = PYTHON
     rules: Rules | None = None
     is_above: bool = False
     is_late: bool = False
@@ -78,7 +78,7 @@ class Status(NamedTuple):
 
     def picture(self) -> Picture:
         """Return what it looks like."""
-        view = View(self.time, self.face.here, is_all=self.is_all)
+        view = View(self.time, self.frontend.here, is_all=self.is_all)
         entries = layout.entries(self.rows, view)
         return Picture(Layout(_head(self), entries, queue(self), _foot(self)))
 
@@ -131,7 +131,7 @@ def free(status: Status) -> str:
     return f"{len(available)} of {what} {phrases.be(len(available))} free: {named}."
 
 
-def _unseen(status: Status) -> list[Row]:
+def _unseen(status: Status) -> list[DeviceStatus]:
     """Return what may be free for all that is known of reservations, where nothing else is."""
     is_told = status.problem is None or layout.free(status.rows)
     return [] if is_told else [row for row in status.rows if row.state is State.UNKNOWN]
@@ -139,11 +139,11 @@ def _unseen(status: Status) -> list[Row]:
 
 def _head(status: Status) -> list[Line]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.time))
-    about = (f"  {shown(status.host)}, {when}", FAINT)
+    about = (f"  {sanitize(status.host)}, {when}", FAINT)
     first = ((free(status), STRONG), about, *layout.common_model(status.rows, ", "))
     lines: list[Line] = [*ruled.head(status.rules), first]
     if mine := [row for row in status.rows if row.is_mine]:
-        lines.append(((f"{status.face.here.capitalize()} has {phrases.labels(mine)}.", MARK),))
+        lines.append(((f"{status.frontend.here.capitalize()} has {phrases.labels(mine)}.", MARK),))
     return lines
 
 
@@ -157,7 +157,7 @@ def _foot(status: Status) -> list[Line]:
             )
         if status.is_above:
             text = " was set by your own reservation, above this process: use it as it is."
-        foot.append(((f"CUDA_VISIBLE_DEVICES={shown(status.limit)!r}", STRONG), text))
+        foot.append(((f"CUDA_VISIBLE_DEVICES={sanitize(status.limit)!r}", STRONG), text))
     return [*foot, *missing(status), *ruled.foot(status.rules, status.rows)]
 
 
@@ -165,7 +165,7 @@ def missing(status: Status) -> list[Line]:
     """Return why not all reservations are known, if so."""
     if not status.problem:
         return []
-    text = f": {shown(status.problem, REASON_LIMIT)}"
+    text = f": {sanitize(status.problem, REASON_LIMIT)}"
     return [(("Reservations may be missing here", MARK), text)]
 
 
@@ -174,31 +174,31 @@ def _advice(status: Status) -> list[Line]:
 
     Return nothing if this process may use only some of the devices: another line says which.
     """
-    rows, face = status.rows, status.face
+    rows, frontend = status.rows, status.frontend
     has_any = status.limit is not None or any(row.is_mine for row in rows)
     if not rows or has_any or _unseen(status):
         return []
     if status.is_late:
-        return [(f"CUDA has started in {face.here}: only what it sees can be reserved.",)]
+        return [(f"CUDA has started in {frontend.here}: only what it sees can be reserved.",)]
     available = [row for row in rows if row.state is State.FREE]
     if not all(map(layout.is_awaited, available)):
-        return [("Get one with ", (face.typed(messages.ANY), TYPED))]
+        return [("Get one with ", (frontend.typed(messages.ANY), TYPED))]
     states = [row.state for row in rows]
     if reasons.is_trouble(states):
         return [(reasons.trouble(states),)]
     others: Line = ("Those in the queue come first for what would be free.",) if available else ()
-    own = contacts.yourself(rows, status.time, status.user, face)
+    own = contacts.yourself(rows, status.time, status.user, frontend)
     ask = contacts.whom(rows, status.time, status.user)
     lines = [*own, *([ask] if ask else []), *reasons.unseen(rows)]
     if not all(map(reasons.is_dark, rows)):
-        lines.append(queueing(face.typed(messages.ANY, waits=True), is_second=bool(lines)))
-    return [line for line in (memory_parts.offer(rows, face), others, *lines) if line]
+        lines.append(queueing(frontend.typed(messages.ANY, waits=True), is_second=bool(lines)))
+    return [line for line in (memory_parts.offer(rows, frontend), others, *lines) if line]
 
 
 # -- for programs ----------------------------------------------------------------------------------
 
 
-def _row_dict(row: Row, status: Status) -> dict[str, Any]:
+def _row_dict(row: DeviceStatus, status: Status) -> dict[str, Any]:
     device = row.device if isinstance(row.device, Device) else None
     places = (
         place
@@ -234,7 +234,7 @@ def _row_dict(row: Row, status: Status) -> dict[str, Any]:
     }
 
 
-def _rules_dict(rules: Rules, rows: Sequence[Row]) -> dict[str, Any]:
+def _rules_dict(rules: Rules, rows: Sequence[DeviceStatus]) -> dict[str, Any]:
     ending = rules.after_cuda
     return {
         "file": rules.file,
@@ -251,13 +251,13 @@ def _rules_dict(rules: Rules, rows: Sequence[Row]) -> dict[str, Any]:
 
 def holder_dict(holder: Holder, now: float) -> dict[str, Any]:
     """Return a holder for programs."""
-    lease, is_known = holder.lease, holder.part_mib is None or holder.used_mib is not None
+    lease, is_known = holder.lease, holder.memory_limit_mib is None or holder.used_mib is not None
     facts = holder.record._asdict().items()
     return {
         **_about(holder),
         **{name: value for name, value in facts if name not in NOT_SHOWN},
         "last_cell": holder.last_cell,
-        "memory_promised_mib": holder.part_mib,
+        "memory_promised_mib": holder.memory_limit_mib,
         "memory_used_mib": holder.used_mib,
         "is_over": holder.is_over if is_known else None,
         "until": lease.until,

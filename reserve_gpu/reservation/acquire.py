@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 from reserve_gpu.allocation import inherited_limit, policy
-from reserve_gpu.allocation.attempt import Asking, attempt
-from reserve_gpu.allocation.outcome import Denied, Granted, Locked
+from reserve_gpu.allocation.attempt import AttemptContext, attempt
+from reserve_gpu.allocation.outcome import Denied, Granted, LockedDevice
 from reserve_gpu.allocation.request import Deadline, idle_mib, require_settings, rules
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.gpus.nvml import Nvml
@@ -17,7 +17,7 @@ from reserve_gpu.locks import record
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, preferred_paths
 from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import Failure, NoFreeDeviceError, RequestError
-from reserve_gpu.model.holders import Holder, Row, Who
+from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo
 from reserve_gpu.model.requests import End, Request
 from reserve_gpu.system import containers, procfs
 from reserve_gpu.system.cells import kernels_file
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reserve_gpu.allocation import quota, snapshot, wait
-    from reserve_gpu.locks.queue import Place
+    from reserve_gpu.locks.queue import QueueEntry
     from reserve_gpu.model import notices as notice
     from reserve_gpu.model.notices import Notice
     from reserve_gpu.reservation import feature, joining, refresh
-    from reserve_gpu.reservation.holding import Held
+    from reserve_gpu.reservation.holding import Holding
     from reserve_gpu.reservation.session import Reservation, Session
 else:  # what a grant mostly never needs
     snapshot, joining = Late("allocation.snapshot"), Late("reservation.joining")
@@ -46,7 +46,7 @@ RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for 
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
 
 
-def would_get(session: Session, request: Request) -> tuple[Device, ...]:
+def preview(session: Session, request: Request) -> tuple[Device, ...]:
     """Return what is held that would do; raises as `reserve`, and Failure with what would be."""
 
     def hold(granted: Granted, _: Request) -> None:
@@ -69,7 +69,7 @@ def reserve(
     Raises Failure, RequestError, NoFreeDeviceError, DriverError, LockError.
     """
     if session.is_waiting:  # another thread's call, which goes on
-        session.go_without()
+        session.hide_if_unreserved()
         raise NoFreeDeviceError(notice.ANOTHER_THREAD_WAITS)
     notices = _begin(session, request)
     before.append(session.reservation)
@@ -83,7 +83,7 @@ def reserve(
         notices += [*ruled.problems, *more]
     require_settings(request)
     # Held already: say so again, and change nothing.
-    if held and (met := session.met_by(request)) is not None:
+    if held and (met := session.satisfy_from_current(request)) is not None:
         return _answer(session, notices + met)
     if ruled:
         quota.require_amount(request, ruled)
@@ -98,13 +98,13 @@ def reserve(
         with LockDirectory() as locks:
             if not is_late and (parent := procfs.multiprocessing_parent()):
                 inherited_limit.adopt_parents_gpus(parent, gpus, locks)
-            asking = Asking(
+            context = AttemptContext(
                 request,
                 gpus,
                 locks,
                 inherited=session.variables.inherited(),
                 held=session.now.locks_in(locks.path),
-                part_mib=session.now.part_mib,
+                memory_limit_mib=session.now.memory_limit_mib,
                 idle_mib=idle_mib(),
                 driver=gpus.driver_version() if request.needed > 1 else None,
                 rules=ruled,
@@ -114,13 +114,13 @@ def reserve(
             # which sets the variables, or nothing.
             # Who waits anyway waits for one who is stopped while it has the mutex, too.
             limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
-            outcome = attempt(asking, hold or session.hold, mutex_limit_s=limit_s)
+            outcome = attempt(context, hold or session.hold, mutex_limit_s=limit_s)
             if isinstance(outcome, Denied) and hold is None:
-                outcome, changes = _wait(session, asking, outcome, deadline)
+                outcome, changes = _wait(session, context, outcome, deadline)
                 notices += changes
             if isinstance(outcome, Denied):
-                raise _failure(session, asking, outcome, deadline)
-            cautions = _cautions(asking, outcome)
+                raise _failure(session, context, outcome, deadline)
+            cautions = _cautions(context, outcome)
             return _answer(session, [*notices, *cautions, *session.variables.notices])
 
 
@@ -128,21 +128,21 @@ def _answer(session: Session, notices: list[Notice]) -> tuple[Reservation, list[
     """Return the reservation of what is held, and what to tell of it. Raises RequestError."""
     if session.unsigned:
         devices, (directory, *_), (reason, *_) = zip(*session.unsigned, strict=True)
-        is_part = session.now.part_mib is not None
+        is_part = session.now.memory_limit_mib is not None
         notices = [*notices, notice.Unsigned(devices, directory, reason, is_part)]
     if reservation := session.reservation:
         return reservation, notices
     raise RequestError(notice.HAS_ENDED)  # other code of this process has closed its locks
 
 
-def _in_place(held: Held, request: Request) -> Request:
+def _in_place(held: Holding, request: Request) -> Request:
     """Return the request by name, where it is for the devices that are held, in another way.
 
     Whoever holds a part and asks for a larger one means more of the same device. A guest whose
     holder has gone means what it has.
     """
-    is_part = None not in (held.part_mib, request.part_mib)
-    is_left = held.guest is not None and joining.is_left(held)
+    is_part = None not in (held.memory_limit_mib, request.memory_limit_mib)
+    is_left = held.joined is not None and joining.is_left(held)
     devices = policy.kept(held.devices, request) if is_part or is_left else None
     if not devices or request.devices:
         return request
@@ -158,13 +158,13 @@ def _begin(session: Session, request: Request) -> list[Notice]:
     if not session.devices:
         procfs.require_descriptors()
     notices = session.renew()
-    features = session.wanted(request.promise)
+    features = session.wanted(request.terms)
     notices += [notice for each in features for notice in each.begins()]
     return notices + refresh.refresh(session) if session.held else notices
 
 
 def _wait(
-    session: Session, asking: Asking, denied: Denied, deadline: Deadline
+    session: Session, context: AttemptContext, denied: Denied, deadline: Deadline
 ) -> tuple[Granted | Denied, list[Notice]]:
     """Wait in the queue, if that makes sense; attempt it again whenever something has come free.
 
@@ -175,28 +175,32 @@ def _wait(
     """
     candidates = [row.device for row in denied.rows]
 
-    def try_again(place: Place) -> Granted | Denied:
+    def try_again(entry: QueueEntry) -> Granted | Denied:
         # Meanwhile the rules may have changed, and the lease of what is held may have ended.
-        held = session.now.locks_in(asking.locks.path)
-        now = asking._replace(held=held, part_mib=session.now.part_mib, rules=rules())
+        held = session.now.locks_in(context.locks.path)
+        now = context._replace(
+            held=held, memory_limit_mib=session.now.memory_limit_mib, rules=rules()
+        )
         limit_s = RETRY_MUTEX_LIMIT_S if deadline.waits else MUTEX_LIMIT_S
-        return attempt(now, session.hold, place, limit_s, candidates)
+        return attempt(now, session.hold, entry, limit_s, candidates)
 
     if not deadline.waits:
-        if not policy.is_only_awaited(denied.rows, asking.request):
+        if not policy.is_only_awaited(denied.rows, context.request):
             return denied, []
         try:
             with session.waiting():
-                return wait.wait_for_offers(asking, try_again, session.between), []
+                return wait.wait_for_offers(context, try_again, session.between), []
         except BaseException:
-            session.go_without()  # as after any other wait that ends early
+            session.hide_if_unreserved()  # as after any other wait that ends early
             raise
-    if not policy.may_come_free(denied.rows, asking.request) or _is_above(session, asking, denied):
+    if not policy.may_come_free(denied.rows, context.request) or _is_above(
+        session, context, denied
+    ):
         return denied, []
     began, start, how = time.time(), time.monotonic(), End.GAVE_UP
     try:
         with session.waiting():
-            outcome = wait.wait_in_queue(asking, denied, deadline, try_again, session.between)
+            outcome = wait.wait_in_queue(context, denied, deadline, try_again, session.between)
         if isinstance(outcome, Granted):
             how = End.GRANTED
     finally:
@@ -206,19 +210,21 @@ def _wait(
     return outcome, refresh.refresh(session)  # GPUs may have come or gone during the wait
 
 
-def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Failure:
+def _failure(
+    session: Session, context: AttemptContext, denied: Denied, deadline: Deadline
+) -> Failure:
     """Return why nothing was taken. Unless the request is wrong, no GPU is visible from now on."""
-    request, visible = asking.request, asking.inherited[cuda_environment.VISIBLE]
+    request, visible = context.request, context.inherited[cuda_environment.VISIBLE]
     if visible is not None and not denied.rows:
-        return Failure(notice.HidesAll(request, visible, asking.gpus.count(), session.devices))
+        return Failure(notice.HidesAll(request, visible, context.gpus.count(), session.devices))
     if policy.is_impossible(denied.rows, request):
         return Failure(notice.Impossible(request, denied.rows, visible))
-    is_above = _is_above(session, asking, denied)
+    is_above = _is_above(session, context, denied)
     if not is_above:
-        session.go_without()  # first: what follows may take long, and be interrupted
-    rows = snapshot.explained(asking.gpus, denied.rows, asking.idle_mib)
+        session.hide_if_unreserved()  # first: what follows may take long, and be interrupted
+    rows = snapshot.explained(context.gpus, denied.rows, context.idle_mib)
     if is_above:
-        environ = {name: asking.inherited[name] for name in cuda_environment.CUDA}
+        environ = {name: context.inherited[name] for name in cuda_environment.CUDA}
         return Failure(notice.ReservedAbove(rows, environ))
     has_waited = deadline.waits and policy.may_come_free(rows, request)
     return Failure(
@@ -229,15 +235,15 @@ def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadlin
             limit=visible,
             waited_s=deadline.limit_s if has_waited else None,
             user=procfs.user_of(os.getpid()),
-            problems=asking.rules.problems if asking.rules else (),
-            free=_free_others(asking, rows) if request.devices else (),
+            problems=context.rules.problems if context.rules else (),
+            free=_free_others(context, rows) if request.devices else (),
             siblings=_siblings(rows),
             ahead=[t for t in denied.ahead if any(map(t.could_use, policy.wanted(rows)))],
         )
     )
 
 
-def _siblings(rows: Sequence[Row]) -> set[int]:
+def _siblings(rows: Sequence[DeviceStatus]) -> set[int]:
     """Return the holders that the same process has started as this one, with the same command.
 
     Such are ranks of MPI, and Dask's workers: their names differ by a number. Two kernels of one
@@ -251,32 +257,32 @@ def _siblings(rows: Sequence[Row]) -> set[int]:
     return {pid for pid in alike - {os.getpid()} if procfs.lineage(pid)[1:2] == [parent]}
 
 
-def _unnumbered(who: Who) -> str:
+def _unnumbered(who: ProcessInfo) -> str:
     return re.sub(r"[0-9]+", "", who.command or "")
 
 
-def _free_others(asking: Asking, rows: Sequence[Row]) -> list[Row]:
+def _free_others(context: AttemptContext, rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
     """Return what is free in place of the named devices; rows: of these, and why they can't be had.
 
     Nothing if an inherited limit or a rule keeps others from this process, or CUDA has started.
     """
-    request = asking.request
-    is_limited = asking.inherited[cuda_environment.VISIBLE] is not None or asking.is_taking_back
+    request = context.request
+    is_limited = context.inherited[cuda_environment.VISIBLE] is not None or context.is_taking_back
     if is_limited or any(row.state is State.LIMITED for row in rows):
         return []
-    look = snapshot.look(asking.gpus, idle_mib=asking.idle_mib, ruled=asking.rules)
+    look = snapshot.take_snapshot(context.gpus, idle_mib=context.idle_mib, ruled=context.rules)
     return [
         row
         for row in look.rows
         if row.state is State.FREE
         and not row.awaited_by
-        and not policy.unfit(row.device, request, asking.driver)
+        and not policy.unfit(row.device, request, context.driver)
     ]
 
 
-def _is_above(session: Session, asking: Asking, denied: Denied) -> bool:
+def _is_above(session: Session, context: AttemptContext, denied: Denied) -> bool:
     """Tell whether an ancestor has reserved all that this process may use."""
-    if session.devices or not asking.inherited[cuda_environment.VISIBLE]:
+    if session.devices or not context.inherited[cuda_environment.VISIBLE]:
         return False
     return policy.is_above(denied.rows, procfs.ancestors())
 
@@ -298,30 +304,30 @@ def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Requ
     raise Failure(notice.TooLate(session.devices, visible if is_limited and not is_held else ()))
 
 
-def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
+def _cautions(context: AttemptContext, granted: Granted) -> list[Notice]:
     """Return what is to be said against the devices that were taken."""
-    rows = [_caution(asking, locked) for locked in granted.locked if not locked.row.is_mine]
+    rows = [_caution(context, locked) for locked in granted.locked if not locked.row.is_mine]
     cautions: list[Notice] = [
-        notice.Caution(row, asking.request)
+        notice.Caution(row, context.request)
         for row in rows
         if row.use_state is not State.IDLE or (row.usage and row.usage.awaits_reset)
     ]
-    path = asking.locks.path
+    path = context.locks.path
     if containers.is_any_private(preferred_paths(path)):
         cautions.append(notice.Private(path, containers.how_to_bind(path)))
     return cautions
 
 
-def _caution(asking: Asking, locked: Locked) -> Row:
+def _caution(context: AttemptContext, locked: LockedDevice) -> DeviceStatus:
     """Return what others do on the device; of what this process has there nobody is warned.
 
     Nor of what those do who share it by parts: that was counted.
     """
-    row, is_part = locked.row, asking.request.part_mib is not None
+    row, is_part = locked.row, context.request.memory_limit_mib is not None
     if row.usage is None or (row.use_state is State.IDLE and not row.holders):
         return row
     known = (Holder(listed_pid=os.getpid()), *row.holders)
-    on_it = snapshot.identified(asking.gpus, asking.gpus.processes(locked.device), known)
+    on_it = snapshot.identified(context.gpus, context.gpus.processes(locked.device), known)
     # In a container whose they are can't be seen: a sharer's, perhaps.
     strange = (False,) if is_part else (False, None)
     others = tuple(process for process in on_it if process.has_reserved in strange)

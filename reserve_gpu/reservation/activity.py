@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from reserve_gpu.model.devices import Device
-    from reserve_gpu.reservation.holding import Held
+    from reserve_gpu.reservation.holding import Holding
 
 DRIVER_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 # cuInit reads the variables at its begin, and takes up to 3 s without persistence mode
@@ -26,7 +26,7 @@ HIDDEN_S = 5.0
 HIDDEN_POLL_S = 0.05
 
 
-class Use(NamedTuple):
+class DeviceActivity(NamedTuple):
     """What they have done on one device lately; None for what can't be read.
 
     percent: of the time in which their kernels ran. mib: of its memory that they have.
@@ -41,17 +41,17 @@ class Use(NamedTuple):
 
 def read(
     devices: Sequence[Device], own: Collection[int], since: float, limit_s: float
-) -> dict[Device, Use]:
+) -> dict[Device, DeviceActivity]:
     """Return what these processes, and those that they have started, have done since a moment.
 
     own: their pids. since: in seconds since the epoch. limit_s: for the driver to answer a call.
     """
     with suppress(DriverError), Nvml(limit_s) as gpus:
         return {device: _of_device(gpus, device, own, since) for device in devices}
-    return {device: Use() for device in devices}
+    return {device: DeviceActivity() for device in devices}
 
 
-def _of_device(gpus: Nvml, device: Device, own: Collection[int], since: float) -> Use:
+def _of_device(gpus: Nvml, device: Device, own: Collection[int], since: float) -> DeviceActivity:
     """Return what these processes have done on a device: by process, else by the device.
 
     To be on a device is not to use it: a notebook that has started CUDA stays there to its end.
@@ -59,10 +59,10 @@ def _of_device(gpus: Nvml, device: Device, own: Collection[int], since: float) -
     try:
         usage, processes, gauges = gpus.read_all(device)
     except DeviceError:
-        return Use()
+        return DeviceActivity()
     share = gpus.share(device)
     if not gpus.sees_all:  # a pid may mean another process
-        return Use(_is_above_zero(gauges.utilisation), share=share)
+        return DeviceActivity(_is_above_zero(gauges.utilisation), share=share)
     is_listed = usage.compute is not None
     is_own = {process.pid: procfs.is_below(process.pid, own) for process in processes}
     mine = [process for process in processes if is_own[process.pid]]
@@ -75,16 +75,16 @@ def _of_device(gpus: Nvml, device: Device, own: Collection[int], since: float) -
             for pid, percent in workers.items()
             if (is_own[pid] if pid in is_own else procfs.is_below(pid, own))
         ]
-        return Use(bool(shares), float(min(100, sum(shares))), mib, share)
+        return DeviceActivity(bool(shares), float(min(100, sum(shares))), mib, share)
     is_used = False if is_listed and not mine else _is_above_zero(gauges.utilisation)
-    return Use(is_used, mib=mib, share=share)
+    return DeviceActivity(is_used, mib=mib, share=share)
 
 
 def _is_above_zero(utilisation: int | None) -> bool | None:
     return None if utilisation is None else utilisation > 0
 
 
-def is_used(held: Held, since: float) -> bool:
+def is_used(held: Holding, since: float) -> bool:
     """Tell whether this process, a guest, or what one has started, has used a device since then.
 
     What can't be read is never taken for idle.
@@ -93,7 +93,7 @@ def is_used(held: Held, since: float) -> bool:
     return any(each.is_used is not False for each in uses.values())
 
 
-def of_hidden(held: Held) -> tuple[bool, bool]:
+def of_hidden(held: Holding) -> tuple[bool, bool]:
     """Return whether CUDA has started here, and whether a child uses what is hidden by now.
 
     What has begun to start before it was hidden is waited for.
@@ -102,7 +102,7 @@ def of_hidden(held: Held) -> tuple[bool, bool]:
     return cuda_environment.cuda_started(), by_child(held)
 
 
-def by_child(held: Held) -> bool:
+def by_child(held: Holding) -> bool:
     """Tell whether a process that this one has started is on one of the devices.
 
     A device that can't be read counts as used if this process has any descendant. If the driver
@@ -111,7 +111,7 @@ def by_child(held: Held) -> bool:
     own = os.getpid()
     with suppress(DriverError, DeviceError), Nvml(DRIVER_LIMIT_S) as gpus:
         if not gpus.sees_all:
-            readings = [] if held.part_mib is not None else map(gpus.usage, held.devices)
+            readings = [] if held.memory_limit_mib is not None else map(gpus.usage, held.devices)
             return any(reading.compute or reading.mps for reading in readings)
         pids = {process.pid for device in held.devices for process in gpus.processes(device)}
         return any(procfs.is_below(pid, {own}) for pid in pids - {own})

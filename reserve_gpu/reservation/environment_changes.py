@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.notices import Notice
     from reserve_gpu.model.requests import Variables
     from reserve_gpu.reservation import memory_caps
-    from reserve_gpu.reservation.holding import Answered, Held
+    from reserve_gpu.reservation.holding import Answered, Holding
 else:
     notice = Late("model.notices")
     memory_caps = Late("reservation.memory_caps")  # which only parts need
@@ -51,16 +51,16 @@ class OurVariables:
         """Let whatever starts from now on see no device, and know that we set it so."""
         self.set(cuda_environment.hiding(self.changes.inherited()))
 
-    def set_for(self, held: Held) -> dict[str, str]:
+    def set_for(self, held: Holding) -> dict[str, str]:
         """Set those of what is held; returns them."""
         inherited = self.inherited()
         before = cuda_environment.inherited_caps(inherited)
         limits, self.notices = _caps(held, inherited | before)
-        values = cuda_environment.variables(held.devices, held.part_mib) | limits
+        values = cuda_environment.variables(held.devices, held.memory_limit_mib) | limits
         self.set({cuda_environment.HIDDEN: None} | before | values)
         return set_only(values)
 
-    def mend(self, held: Held, reservation: Answered) -> list[Notice]:
+    def mend(self, held: Holding, reservation: Answered) -> list[Notice]:
         """Set again what other code has changed, or has taken away; returns what to tell."""
         notices: list[Notice] = []
         if changed := _changed(reservation, cuda_environment.CUDA):
@@ -68,9 +68,13 @@ class OurVariables:
                 {name: reservation.environ.get(name) for name in cuda_environment.CUDA}
             )
             notices.append(changed._replace(is_mended=True))
-        return notices if held.part_mib is None else notices + self._mend_caps(held, reservation)
+        return (
+            notices
+            if held.memory_limit_mib is None
+            else notices + self._mend_caps(held, reservation)
+        )
 
-    def _mend_caps(self, held: Held, reservation: Answered) -> list[Notice]:
+    def _mend_caps(self, held: Holding, reservation: Answered) -> list[Notice]:
         """Set the caps again that are gone; one that somebody has changed is theirs from now on.
 
         What is said to be set is what frameworks find.
@@ -118,12 +122,12 @@ def _changed(reservation: Answered, variables: Sequence[str]) -> notice.Changed 
     return notice.Changed(values, reservation.devices, is_late, is_mended=False)
 
 
-def _caps(held: Held, inherited: Variables) -> tuple[dict[str, str], list[Notice]]:
+def _caps(held: Holding, inherited: Variables) -> tuple[dict[str, str], list[Notice]]:
     """Return the caps to set for what is held, and what to tell of them."""
-    if held.part_mib is None:
+    if held.memory_limit_mib is None:
         return {}, []
-    values = memory_caps.marked(held.devices, held.part_mib, inherited)
+    values = memory_caps.marked(held.devices, held.memory_limit_mib, inherited)
     is_late = cuda_environment.cuda_started()
     return values, memory_caps.notices(
-        held.devices, held.part_mib, inherited, values, is_late=is_late
+        held.devices, held.memory_limit_mib, inherited, values, is_late=is_late
     )

@@ -22,7 +22,7 @@ from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import LockError
 from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import Fact
-from reserve_gpu.reservation.holding import Guest, Held
+from reserve_gpu.reservation.holding import Holding, Joined
 from reserve_gpu.system import procfs, settings, subprocesses
 
 ERRORS = (ValueError, TypeError, KeyError, AttributeError)
@@ -39,7 +39,7 @@ class Handover(NamedTuple):
     """
 
     changes: cuda_environment.Changes
-    held: Held
+    held: Holding
     reason: str | None = None
     facts: Mapping[str, Fact] = {}
 
@@ -60,7 +60,7 @@ def offer(handover: Handover) -> None:
     os.environ[settings.HELD] = f"{pid} {json.dumps(fields)}"
 
 
-def described(held: Held) -> dict[str, Any]:
+def described(held: Holding) -> dict[str, Any]:
     """Return what is held, as JSON takes it."""
     locks = [held.locks[device.uuid] for device in held.devices]
     return {
@@ -69,12 +69,12 @@ def described(held: Held) -> dict[str, Any]:
         # Older versions do not know of these two.
         "owned": [(own.descriptor, own.name) if (own := lock.owned) else None for lock in locks],
         "taken": [lock.taken for lock in locks],
-        "record": Record(promise=held.promise).to_dict(),
-        "guest": held.guest,
+        "record": Record(terms=held.terms).to_dict(),
+        "guest": held.joined,
     }
 
 
-def follow(module: str, held: Held, about: Mapping[str, Any], open_files: Sequence[int]) -> None:
+def follow(module: str, held: Holding, about: Mapping[str, Any], open_files: Sequence[int]) -> None:
     """Leave a process that calls `main` of that module, and follows what this process becomes.
 
     about: what it gets besides what is held. open_files: descriptors that it keeps. Raises OSError.
@@ -91,18 +91,18 @@ def are_locked(about: Mapping[str, Any]) -> bool:
         return directory.are_listed(names, about["pid"])
 
 
-def held_of(fields: Mapping[str, Any]) -> Held:
+def held_of(fields: Mapping[str, Any]) -> Holding:
     """Return what was described, without its locks. Raises ERRORS for what makes no sense."""
-    guest = fields.get("guest")
-    if guest is not None:
-        of, name = guest
-        guest = Guest(tuple(map(untrusted.number, of)), _text(name))
-    promise = Record.from_dict(fields["record"]).promise
+    joined = fields.get("guest")
+    if joined is not None:
+        of, name = joined
+        joined = Joined(tuple(map(untrusted.number, of)), _text(name))
+    terms = Record.from_dict(fields["record"]).terms
     devices = tuple(map(_device, fields["devices"]))
     for device, (_, name, *_) in zip(devices, fields["locks"], strict=True):
         if device_of(os.path.basename(name)) != device_of(lock_name(device.uuid)):
             raise ValueError(name)  # the lock of another device
-    return Held(devices, {}, promise, guest=guest)
+    return Holding(devices, {}, terms, joined=joined)
 
 
 def received() -> Handover | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from reserve_gpu.model.devices import Device, Process
 from reserve_gpu.model.errors import ReserveGPUError
 from reserve_gpu.model.requests import End, Fact, Lease
-from reserve_gpu.reservation.holding import Change, Held
+from reserve_gpu.reservation.holding import Change, Holding
 from reserve_gpu.system.executor import T
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Owner(Protocol):
     last_look: UseLook | None
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> Holding | None:
         """Return what is held now."""
 
     def run(self, function: "Callable[[Unpack[Ts]], T]", *arguments: "Unpack[Ts]") -> T:
@@ -50,13 +50,13 @@ class Owner(Protocol):
     ) -> None:
         """Call the function there, and wait for its end for so long at most."""
 
-    def become(self, held: Held, *, renew_lease: bool = False) -> None:
+    def set_holding(self, held: Holding, *, renew_lease: bool = False) -> None:
         """Hold that from now on."""
 
     def hide(self) -> None:
         """Let what starts from now on see no device; what is held stays held."""
 
-    def let_go(self, how: End = End.OVER) -> None:
+    def release_and_hide(self, how: End = End.OVER) -> None:
         """Release what is held, so that this process sees no device any more."""
 
     def wake(self) -> None:

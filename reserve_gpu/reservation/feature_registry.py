@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.model.errors import RequestError
-from reserve_gpu.model.requests import Lease, Promise
+from reserve_gpu.model.requests import Lease, ReservationTerms
 from reserve_gpu.system import cells, settings
 from reserve_gpu.system.executor import Late
 
@@ -26,7 +26,7 @@ class FeatureRow(NamedTuple):
 
     module: str
     name: str
-    is_wanted: Callable[[Promise], bool]
+    is_wanted: Callable[[ReservationTerms], bool]
     options: str = ""
     ends: bool = False
 
@@ -36,15 +36,15 @@ class FeatureRow(NamedTuple):
         return loaded
 
 
-def _may_log(_: Promise) -> bool:
+def _may_log(_: ReservationTerms) -> bool:
     return settings.may_keep_history()
 
 
-def _in_cells(_: Promise) -> bool:
+def _in_cells(_: ReservationTerms) -> bool:
     return cells.cells().shell is not None
 
 
-def _in_job(_: Promise) -> bool:
+def _in_job(_: ReservationTerms) -> bool:
     return not _JOBS.isdisjoint(os.environ)
 
 
@@ -57,14 +57,14 @@ FEATURES = (
     FeatureRow(
         "features.lease.timer",
         "LeaseTimer",
-        lambda promise: promise.lease.has_end,
+        lambda terms: terms.lease.has_end,
         "features.lease.lease_options",
         ends=True,
     ),
-    FeatureRow("reservation.memory_caps", "PartWatch", lambda promise: promise.size is not None),
+    FeatureRow("reservation.memory_caps", "PartWatch", lambda terms: terms.size is not None),
     FeatureRow("features.restart.keeper", "Restart", lambda _: cells.kernels_file() is not None),
-    FeatureRow("features.remote_requests.handler", "Asked", _in_cells),
-    FeatureRow("features.waiters.notifier", "Waiters", _in_cells),
+    FeatureRow("features.remote_requests.handler", "RemoteRequests", _in_cells),
+    FeatureRow("features.waiters.notifier", "WaiterNotices", _in_cells),
 )
 
 

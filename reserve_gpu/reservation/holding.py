@@ -12,7 +12,7 @@ from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import Failure
 from reserve_gpu.model.holders import Holder
-from reserve_gpu.model.requests import End, Fact, Lease, Promise, Request
+from reserve_gpu.model.requests import End, Fact, Lease, Request, ReservationTerms
 from reserve_gpu.system import procfs
 from reserve_gpu.system.executor import Late
 
@@ -22,7 +22,7 @@ else:
     notice = Late("model.notices")  # which only a lost lock needs
 
 
-class Guest(NamedTuple):
+class Joined(NamedTuple):
     """What makes a reservation a guest's.
 
     of: since when the holder that was joined has each of the devices.
@@ -47,7 +47,7 @@ class Answered:
         self.memory_mib = memory_mib
 
 
-class Held(NamedTuple):
+class Holding(NamedTuple):
     """Devices that are held.
 
     locks: by UUID. promise: what others may count on.
@@ -63,25 +63,25 @@ class Held(NamedTuple):
 
     devices: tuple[Device, ...]
     locks: Mapping[str, Lock]
-    promise: Promise = Promise()
+    terms: ReservationTerms = ReservationTerms()
     overdue: float | None = None
     reservation: Answered | None = None
     answers: int = 1
     inside: tuple[int, ...] = ()
     kept_until: float | None = None
-    guest: Guest | None = None
+    joined: Joined | None = None
     facts: Mapping[str, Fact] = {}
     is_back: bool = False
 
     @property
-    def part_mib(self) -> float | None:
+    def memory_limit_mib(self) -> float | None:
         """Return the part of each that was promised, None for all of it."""
-        return self.promise.part_mib
+        return self.terms.memory_limit_mib
 
     @property
     def lease(self) -> Lease:
         """Return until when it is held."""
-        return self.promise.lease
+        return self.terms.lease
 
     def locks_in(self, directory: str) -> dict[str, Lock]:
         """Return the locks, by UUID, that others respect who use that directory."""
@@ -95,7 +95,7 @@ class Held(NamedTuple):
 
     def since_of(self, request: Request) -> Instant | None:
         """Return when what is asked for was reserved, if it is held, or a part of it."""
-        is_other = (self.part_mib is None) is not (request.part_mib is None)
+        is_other = (self.memory_limit_mib is None) is not (request.memory_limit_mib is None)
         if is_other or not policy.kept(self.devices, request):
             return None
         return self.since
@@ -107,11 +107,11 @@ class Held(NamedTuple):
         got back a part after its restart, and of a guest. Any other bare request is for a whole
         device.
         """
-        wishes = request.promise._replace(size=None)
-        is_unspecific = request == Request(promise=wishes)
-        if not (is_unspecific and (self.is_back or self.guest or wishes != Promise())):
+        wishes = request.terms._replace(size=None)
+        is_unspecific = request == Request(terms=wishes)
+        if not (is_unspecific and (self.is_back or self.joined or wishes != ReservationTerms())):
             return request
-        return request._replace(promise=request.promise._replace(size=self.promise.size))
+        return request._replace(terms=request.terms._replace(size=self.terms.size))
 
     @property
     def is_over(self) -> bool:
@@ -123,29 +123,32 @@ class Held(NamedTuple):
         """Tell whether this process still has all the locks, which other code may have closed."""
         return all(lock.held() for lock in self.locks.values())
 
-    def is_another_part_of(self, other: "Held") -> bool:
+    def is_another_part_of(self, other: "Holding") -> bool:
         """Tell whether both are parts of the same devices."""
-        return None not in (self.part_mib, other.part_mib) and self.devices == other.devices
+        return (
+            None not in (self.memory_limit_mib, other.memory_limit_mib)
+            and self.devices == other.devices
+        )
 
-    def on(self, devices: Sequence[Device]) -> "Held":
+    def on(self, devices: Sequence[Device]) -> "Holding":
         """Return a copy that holds only these devices.
 
         Args:
             devices: Some of the held ones, by their UUIDs, as the driver describes them now.
         """
-        guest = self.guest
-        if guest:
-            since = dict(zip((device.uuid for device in self.devices), guest.of, strict=True))
-            guest = guest._replace(of=tuple(since[device.uuid] for device in devices))
+        joined = self.joined
+        if joined:
+            since = dict(zip((device.uuid for device in self.devices), joined.of, strict=True))
+            joined = joined._replace(of=tuple(since[device.uuid] for device in devices))
         locks = {device.uuid: self.locks[device.uuid] for device in devices}
-        return self._replace(devices=tuple(devices), locks=locks, guest=guest)
+        return self._replace(devices=tuple(devices), locks=locks, joined=joined)
 
-    def has_same_shape(self, other: "Held") -> bool:
+    def has_same_shape(self, other: "Holding") -> bool:
         """Tell whether both set the same variables, and belong to the same reservation."""
-        mine, others = ((h.devices, h.part_mib, h.reservation) for h in (self, other))
+        mine, others = ((h.devices, h.memory_limit_mib, h.reservation) for h in (self, other))
         return mine == others
 
-    def with_locks(self, locks: Iterable[Lock | None]) -> "Held | None":
+    def with_locks(self, locks: Iterable[Lock | None]) -> "Holding | None":
         """Return what is held with these locks, in the order of the devices.
 
         None where one can't be had: the others are released then.
@@ -162,22 +165,22 @@ class Held(NamedTuple):
 
     def unprotected(self) -> list[Device]:
         """Return the devices whose locks don't keep others off any more."""
-        return [device for device in self.devices if not self.locks[device.uuid].stands()]
+        return [device for device in self.devices if not self.locks[device.uuid].is_valid()]
 
     def relocked(
         self, device: Device, directory: LockDirectory
-    ) -> "tuple[Held, notice.LockedAnew]":
+    ) -> "tuple[Holding, notice.LockedAnew]":
         """Lock the device anew; returns what is held then, and what to tell of it. Under the mutex.
 
         Raises Failure if others have the device now, or so much of it that the part has no room.
         """
         old = self.locks[device.uuid]
         new: Lock | Holder
-        if self.guest:
+        if self.joined:
             new = directory.acquire_guests(device.uuid, old.taken)
         else:
             new = directory.lock_device(
-                device.uuid, share=self.part_mib is not None, taken=old.taken
+                device.uuid, share=self.memory_limit_mib is not None, taken=old.taken
             )
         path = old.path if old.held() else None
         if not isinstance(new, Lock):
@@ -191,27 +194,27 @@ class Held(NamedTuple):
 
     def _has_room(self, device: Device, sharers: Sequence[Holder]) -> bool:
         """Tell whether the part of it fits beside the parts of those who share the device."""
-        if self.guest or self.part_mib is None or device.usable_mib is None:
+        if self.joined or self.memory_limit_mib is None or device.usable_mib is None:
             return True
-        promised_mib = sum(sharer.part_mib or 0.0 for sharer in sharers)
-        return promised_mib + self.part_mib <= device.usable_mib
+        promised_mib = sum(sharer.memory_limit_mib or 0.0 for sharer in sharers)
+        return promised_mib + self.memory_limit_mib <= device.usable_mib
 
-    def answered(self, thread: int) -> "Held":
+    def answered(self, thread: int) -> "Holding":
         """Count one more call of reserve(), unless it is inside of a `with` block."""
         return self if thread in self.inside else self._replace(answers=self.answers + 1)
 
-    def entered(self, thread: int) -> "Held":
+    def entered(self, thread: int) -> "Holding":
         """Count the start of a `with` block in place of the call that it began with."""
         return self._replace(inside=(*self.inside, thread), answers=max(0, self.answers - 1))
 
-    def left(self, thread: int) -> "Held":
+    def left(self, thread: int) -> "Holding":
         """Count the end of a `with` block, which another thread may have begun."""
         inside = list(self.inside)
         inside.remove(thread if thread in inside else inside[-1])
         return self._replace(inside=tuple(inside))
 
 
-NOTHING = Held((), {})
+NOTHING = Holding((), {})
 
 
 class Change(NamedTuple):
@@ -220,8 +223,8 @@ class Change(NamedTuple):
     now: in seconds since the epoch. at: the same by time.monotonic(). renew_lease: it begins anew.
     """
 
-    before: Held | None
-    held: Held | None
+    before: Holding | None
+    held: Holding | None
     how: End
     now: float
     at: float

@@ -19,8 +19,8 @@ from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import LockError, RequestError, own_line
 from reserve_gpu.model.notices import HAS_GONE, TIME_IS_OVER
-from reserve_gpu.model.requests import NO_LEASE, Lease, Promise
-from reserve_gpu.reservation.holding import Guest, Held
+from reserve_gpu.model.requests import NO_LEASE, Lease, ReservationTerms
+from reserve_gpu.reservation.holding import Holding, Joined
 from reserve_gpu.system import procfs
 from reserve_gpu.system.executor import Late
 
@@ -31,7 +31,7 @@ else:
     quota = Late("allocation.quota")  # which only rules need
 
 
-def joined(reserved: Reserved, directory: LockDirectory) -> Held:
+def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
     """Lock the files of a guest; returns what it holds then. Under the mutex.
 
     Raises RequestError where the reservation has ended, or its time is over, and LockError.
@@ -62,8 +62,8 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
     visible = host.record.visible if is_own_word(reserved.holder) else None
     devices = cuda_environment.in_order(host_of, visible or "")
     of = tuple(taken[device].wall for device in devices)
-    promise = Promise(host.record.promise.size, lease)
-    return Held(devices, locks, promise, guest=Guest(of, host.name))
+    terms = ReservationTerms(host.record.terms.size, lease)
+    return Holding(devices, locks, terms, joined=Joined(of, host.name))
 
 
 def _taken(host: Holder, now: Instant) -> Instant:
@@ -98,7 +98,7 @@ def _lease(holder: Holder, since: Instant, now: Instant) -> Lease:
     return quota.counted(own, ruled, since, now)._replace(idle_s=None)
 
 
-def own_pids(held: Held) -> set[int]:
+def own_pids(held: Holding) -> set[int]:
     """Return this process and those that have joined what it holds, as far as they can be seen."""
     with suppress(LockError), LockDirectory() as directory:
         holders = [
@@ -111,7 +111,7 @@ def own_pids(held: Held) -> set[int]:
     return {os.getpid()}
 
 
-def prolonged(held: Held) -> Held | None:
+def prolonged(held: Holding) -> Holding | None:
     """Return what a guest holds where its holder has prolonged its lease. Raises LockError."""
     with LockDirectory() as directory, directory.mutex(BRIEF_LIMIT_S):
         hosts = [host for host in _hosts(held, directory) if host]
@@ -120,20 +120,20 @@ def prolonged(held: Held) -> Held | None:
     for host in hosts:
         lease = _lease(host, held.since, now)
         if lease.until and lease.until > (until or lease.until):
-            return held._replace(promise=held.promise._replace(lease=lease), overdue=None)
+            return held._replace(terms=held.terms._replace(lease=lease), overdue=None)
     return None
 
 
-def is_left(held: Held) -> bool:
+def is_left(held: Holding) -> bool:
     """Tell whether the holder that a guest has joined has gone. Raises LockError."""
     with LockDirectory() as directory, directory.mutex(BRIEF_LIMIT_S):
         return None in _hosts(held, directory)
 
 
-def _hosts(held: Held, directory: LockDirectory) -> list[Holder | None]:
+def _hosts(held: Holding, directory: LockDirectory) -> list[Holder | None]:
     """Return the holder of each device that a guest has joined, None for one that has gone."""
     hosts: list[Holder | None] = []
-    for device, since in zip(held.devices, held.guest.of if held.guest else (), strict=False):
+    for device, since in zip(held.devices, held.joined.of if held.joined else (), strict=False):
         there = directory.holders_of(device.uuid)
         at = place_of_host(since, os.geteuid(), there)
         hosts.append(None if at is None else there[at])

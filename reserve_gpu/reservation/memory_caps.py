@@ -16,7 +16,7 @@ from reserve_gpu.allocation.request import setting_mib
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.model.devices import MIB, Device, Process
 from reserve_gpu.model.notices import CAPS_ARE_LATE, CapsStand, Exceeded, Notice, ToType
-from reserve_gpu.model.requests import Promise, Request, Variables
+from reserve_gpu.model.requests import Request, ReservationTerms, Variables
 from reserve_gpu.reservation.feature import Feature, Owner
 from reserve_gpu.system import procfs, settings
 from reserve_gpu.system.executor import Late
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from reserve_gpu.render import messages
-    from reserve_gpu.reservation.holding import Change, Held
+    from reserve_gpu.reservation.holding import Change, Holding
 else:
     messages = Late("render.messages")
 
@@ -44,7 +44,7 @@ MODULES, INSTALLED = ("torch", "tensorflow"), (".dist-info", ".egg-info")
 UNLIMITED = ("platform", "cuda_async")  # of JAX's allocators
 
 
-def cap(devices: Sequence[Device], part_mib: float) -> tuple[float, str]:
+def cap(devices: Sequence[Device], memory_limit_mib: float) -> tuple[float, str]:
     """Return what frameworks are kept to with this part of each device. Raises RequestError.
 
     First what is left of the part beside the CUDA context, in MiB; then the fraction that this is
@@ -52,13 +52,15 @@ def cap(devices: Sequence[Device], part_mib: float) -> tuple[float, str]:
     """
     context_mib = setting_mib(settings.CONTEXT_MEMORY)
     context_mib = DEFAULT_CONTEXT_MIB if context_mib is None else context_mib
-    room_mib = part_mib - min(context_mib, part_mib / 2)
+    room_mib = memory_limit_mib - min(context_mib, memory_limit_mib / 2)
     totals = [device.memory_mib or 0 for device in devices]
     fraction = int(room_mib / max(totals) * 1e6) / 1e6 if all(totals) else 0.0  # rounded down
     return room_mib, f"{fraction:.6f}" if fraction else ""
 
 
-def variables(devices: Sequence[Device], part_mib: float, inherited: Variables) -> dict[str, str]:
+def variables(
+    devices: Sequence[Device], memory_limit_mib: float, inherited: Variables
+) -> dict[str, str]:
     """Return what to set for a part of each of these devices.
 
     JAX reads its fraction when it first uses a device, and takes it of the total. CuPy reads its
@@ -70,7 +72,7 @@ def variables(devices: Sequence[Device], part_mib: float, inherited: Variables) 
 
     inherited: the variables without our changes.
     """
-    room_mib, fraction = cap(devices, part_mib)
+    room_mib, fraction = cap(devices, memory_limit_mib)
     theirs = capped_by(inherited)
     values = {}
     if "cupy" not in theirs:
@@ -87,9 +89,11 @@ def variables(devices: Sequence[Device], part_mib: float, inherited: Variables) 
     return values
 
 
-def marked(devices: Sequence[Device], part_mib: float, inherited: Variables) -> dict[str, str]:
+def marked(
+    devices: Sequence[Device], memory_limit_mib: float, inherited: Variables
+) -> dict[str, str]:
     """Return the variables, and a mark by which children don't take them for the user's."""
-    values = variables(devices, part_mib, inherited)
+    values = variables(devices, memory_limit_mib, inherited)
     if values:
         values[cuda_environment.OWN_CAPS] = cuda_environment.own_caps(values, inherited)
     return values
@@ -116,13 +120,13 @@ def kept_by(values: Variables) -> dict[str, str]:
     return names
 
 
-def to_type(devices: Sequence[Device], part_mib: float) -> dict[str, str]:
+def to_type(devices: Sequence[Device], memory_limit_mib: float) -> dict[str, str]:
     """Return the line that caps each framework for which there may be no variable, by its module.
 
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.set_per_process_memory_fraction.html
     https://www.tensorflow.org/api_docs/python/tf/config/set_logical_device_configuration
     """
-    room_mib, fraction = cap(devices, part_mib)
+    room_mib, fraction = cap(devices, memory_limit_mib)
     limit = f"tf.config.LogicalDeviceConfiguration(memory_limit={int(room_mib)})"
     lines = {
         "tensorflow": 'for gpu in tf.config.list_physical_devices("GPU"): '
@@ -137,7 +141,7 @@ def to_type(devices: Sequence[Device], part_mib: float) -> dict[str, str]:
 
 def notices(
     devices: Sequence[Device],
-    part_mib: float,
+    memory_limit_mib: float,
     inherited: Variables,
     written: Variables,
     *,
@@ -154,7 +158,7 @@ def notices(
     late = [CAPS_ARE_LATE] if is_late else []
     lines = [
         ToType(key, line)
-        for key, line in to_type(devices, part_mib).items()
+        for key, line in to_type(devices, memory_limit_mib).items()
         if key in found and key not in (theirs if is_late else capped)
     ]
     return [*stand, *late, *lines]
@@ -175,7 +179,7 @@ class PartWatch(Feature):
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
         """Return a warning for each device of which more than the part is used, once."""
         held, pid = self.owner.held, os.getpid()
-        if held is None or held.part_mib is None:
+        if held is None or held.memory_limit_mib is None:
             return []
         uses = {device: procfs.uses(those, {pid})[pid] for device, those in look().items()}
         self._over, notices = exceeded(held, uses, self._over)
@@ -183,7 +187,7 @@ class PartWatch(Feature):
 
 
 def exceeded(
-    held: Held,
+    held: Holding,
     uses: Mapping[Device, float | None],
     before: frozenset[Device],
 ) -> tuple[frozenset[Device], list[Notice]]:
@@ -192,13 +196,13 @@ def exceeded(
     held: with a part of each device. uses: by this process and its children, in MiB, None where it
     can't be seen: then the device stays as it was. before: what was returned after the last cell.
     """
-    part_mib = held.part_mib or 0.0
+    memory_limit_mib = held.memory_limit_mib or 0.0
     over = frozenset(
         device
         for device, used_mib in uses.items()
-        if (device in before if used_mib is None else used_mib > part_mib)
+        if (device in before if used_mib is None else used_mib > memory_limit_mib)
     )
-    request = Request(promise=Promise(held.promise.size))
+    request = Request(terms=ReservationTerms(held.terms.size))
     environ = held.reservation.environ if held.reservation else {}
     names = sorted(capped_by(environ).values())
     new = [device for device in held.devices if device in over - before]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from reserve_gpu.reservation.feature import Owner
-    from reserve_gpu.reservation.holding import Held
+    from reserve_gpu.reservation.holding import Holding
 
 # The kernel module lists its GPUs here by PCI address, and NVML numbers them in that order.
 PCI_ADDRESSES = "/proc/driver/nvidia/gpus"
@@ -123,8 +123,8 @@ def _look(gpus: Nvml, device: Device) -> Device | DeviceError:
     return now if now.number != device.number else device
 
 
-def _hold(owner: Owner, held: Held, devices: tuple[Device, ...]) -> None:
+def _hold(owner: Owner, held: Holding, devices: tuple[Device, ...]) -> None:
     if devices:
-        owner.become(held.on(devices))
+        owner.set_holding(held.on(devices))
     else:
-        owner.let_go(End.RELEASED)
+        owner.release_and_hide(End.RELEASED)

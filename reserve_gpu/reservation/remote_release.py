@@ -23,7 +23,7 @@ from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import default_path, device_of
 from reserve_gpu.model import untrusted
 from reserve_gpu.model.devices import Device
-from reserve_gpu.model.holders import Answer, Holder, Reserved, Row
+from reserve_gpu.model.holders import Answer, DeviceStatus, Holder, Reserved
 from reserve_gpu.reservation import restart_handover, socket_directory, status
 from reserve_gpu.system import process_identity, procfs, watchdog
 from reserve_gpu.system.shutdown import LONGEST_S, STOP_S
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
     """
 
     reserved: Reserved
-    rows: tuple[Row, ...]
+    rows: tuple[DeviceStatus, ...]
     notebook: str | None = None
     is_unproven: bool = False
 
@@ -118,7 +118,7 @@ def left_of(holder: Holder) -> restart_handover.Left | None:
     return next((left for left in lefts if _has_locked(left.lock_keeper, files)), None)
 
 
-def is_proven(reserved: Reserved, row: Row) -> bool:
+def is_proven(reserved: Reserved, row: DeviceStatus) -> bool:
     """Return whether no other user can have made it look as if the process had that device.
 
     The number of a device that the driver does not show is in the record alone. And the owner of a
@@ -142,7 +142,7 @@ def is_proven(reserved: Reserved, row: Row) -> bool:
     )
 
 
-def _files_of(reserved: Reserved, rows: Sequence[Row]) -> set[str]:
+def _files_of(reserved: Reserved, rows: Sequence[DeviceStatus]) -> set[str]:
     """Return the names of the files that the process has locked for these devices."""
     pid = reserved.holder.listed_pid
     holders = [holder for row in rows for holder in row.holders]

@@ -25,7 +25,7 @@ from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import untrusted
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import DriverError
-from reserve_gpu.model.holders import Holder, Record, Row
+from reserve_gpu.model.holders import DeviceStatus, Holder, Record
 from reserve_gpu.model.notices import LeftRunning, Notice, UsedByOthers
 from reserve_gpu.reservation import exec_handover, joining
 from reserve_gpu.reservation.activity import DRIVER_LIMIT_S
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.clocks import Instant
     from reserve_gpu.model.devices import Process
     from reserve_gpu.reservation.feature import Owner
-    from reserve_gpu.reservation.holding import Held
+    from reserve_gpu.reservation.holding import Holding
 
 LIMIT = 200_000  # bytes of what was left
 ENDS_S = 2.0  # for a process that was killed, and for the kernel that has left its locks to it
@@ -65,7 +65,7 @@ class Left(NamedTuple):
     until: float
     directory: str
     names: tuple[tuple[str, Instant], ...]
-    held: Held
+    held: Holding
 
     def is_of(self, pid: int) -> bool:
         """Return whether a process is the kernel that left this. It may have ended meanwhile."""
@@ -82,7 +82,7 @@ def leave(owner: Owner, connection_file: str, seconds: float) -> None:
     What is overdue is not left. Raises OSError, LockError.
     """
     held = owner.held
-    if held is None or held.overdue is not None or (held.guest and joining.is_left(held)):
+    if held is None or held.overdue is not None or (held.joined and joining.is_left(held)):
         return
     now = procfs.now()
     until = min(now.wall + seconds, held.lease.at(now).until or inf)
@@ -101,7 +101,7 @@ def leave(owner: Owner, connection_file: str, seconds: float) -> None:
     numbers = [each.descriptor for lock in locks for each in (lock, lock.owned) if each]
     words = [*lock_keeper.WORDS, connection_file, repr(end.wall - now.wall)]
     subprocesses.leave(words, numbers, {lock_keeper.LEFT: json.dumps(left)})
-    owner.become(held._replace(kept_until=end.wall))
+    owner.set_holding(held._replace(kept_until=end.wall))
 
 
 def take_over(owner: Owner, connection_file: str | None) -> list[Notice]:
@@ -117,13 +117,13 @@ def take_over(owner: Owner, connection_file: str | None) -> list[Notice]:
                 continue
             with directory.mutex():
                 if held := _taken(left, directory):
-                    owner.become(held._replace(is_back=True), renew_lease=True)
+                    owner.set_holding(held._replace(is_back=True), renew_lease=True)
         if owner.held:
             return [*refresh(owner), *_cautions(owner.held, left)]
     return []
 
 
-def _cautions(held: Held | None, left: Left) -> list[Notice]:
+def _cautions(held: Holding | None, left: Left) -> list[Notice]:
     """Return warnings about processes on the kept devices.
 
     Args:
@@ -131,7 +131,7 @@ def _cautions(held: Held | None, left: Left) -> list[Notice]:
         left: What the kernel before this one has left. The driver may take seconds to free its
             memory.
     """
-    if held is None or held.part_mib is not None:  # those with parts share the device
+    if held is None or held.memory_limit_mib is not None:  # those with parts share the device
         return []
     with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
         if gpus.sees_all:  # else a pid may be another process's in this PID namespace
@@ -149,7 +149,7 @@ def _users(
     without = [process for process in known if not process.has_reserved]
     own = tuple(p for p in without if procfs.uid_of(p.pid) == os.geteuid())
     others = tuple(p for p in without if p not in own)
-    row = Row(device, State.RESERVED, use_state=State.BUSY)
+    row = DeviceStatus(device, State.RESERVED, use_state=State.BUSY)
     if own:
         yield LeftRunning(row._replace(processes=own))
     if others:
@@ -168,7 +168,7 @@ def all_left(connection_file: str | None = None, uid: int | None = None) -> Iter
                 yield _read(pid, arguments[0])
 
 
-def _taken(left: Left, directory: LockDirectory) -> Held | None:
+def _taken(left: Left, directory: LockDirectory) -> Holding | None:
     """Take what was left, from the heir; None where it is not kept any more. Under the mutex.
 
     The kernel may have released it after it had left it, and somebody may have deleted a file: then

@@ -19,10 +19,10 @@ from reserve_gpu.locks.directory import BRIEF_LIMIT_S, MUTEX_LIMIT_S, LockDirect
 from reserve_gpu.locks.record import myself
 from reserve_gpu.model.errors import Failure, LockError, NoThreadError, RequestError
 from reserve_gpu.model.holders import Record
-from reserve_gpu.model.requests import NO_LEASE, End, Lease, Promise, Request
+from reserve_gpu.model.requests import NO_LEASE, End, Lease, Request, ReservationTerms
 from reserve_gpu.reservation.environment_changes import OurVariables, set_only
 from reserve_gpu.reservation.feature_registry import FEATURES
-from reserve_gpu.reservation.holding import NOTHING, Answered, Change, Held
+from reserve_gpu.reservation.holding import NOTHING, Answered, Change, Holding
 from reserve_gpu.system import executor, process_identity, procfs
 from reserve_gpu.system.cells import cells
 from reserve_gpu.system.executor import Executor, Late
@@ -105,7 +105,7 @@ class Session(Executor):
         self.reason: str | None = None
         self.is_waiting = False
         self.last_look: UseLook | None = None
-        self._held: Held | None = None
+        self._held: Holding | None = None
         self._features: dict[str, Feature] = {}  # by name; those that were wanted so far
         self._signed: tuple[str | None, float] = (None, 0.0)  # as which notebook, and until when
         self.unsigned: list[tuple[Device, str, str]] = []
@@ -123,10 +123,10 @@ class Session(Executor):
         """Return the features that were wanted so far, in their order."""
         return [self._features[row.name] for row in FEATURES if row.name in self._features]
 
-    def wanted(self, promise: Promise) -> list[Feature]:
+    def wanted(self, terms: ReservationTerms) -> list[Feature]:
         """Return the features for such a promise, and those from before; new ones are made."""
         for row in FEATURES:
-            if row.name not in self._features and row.is_wanted(promise):
+            if row.name not in self._features and row.is_wanted(terms):
                 self._features[row.name] = row.load()(self)
         return self.features
 
@@ -137,13 +137,13 @@ class Session(Executor):
     # -- what is held ------------------------------------------------------------------------------
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> Holding | None:
         """Return what is held; None where its locks were lost."""
         held = self._held
         return held if held and held.is_intact else None
 
     @property
-    def now(self) -> Held:
+    def now(self) -> Holding:
         """Return what is held; a value without devices where that is nothing."""
         return self.held or NOTHING
 
@@ -157,67 +157,67 @@ class Session(Executor):
         """Return the devices that are held."""
         return self.now.devices
 
-    def promise_of(self, reservation: Reservation) -> Promise:
+    def promise_of(self, reservation: Reservation) -> ReservationTerms:
         """Return what a reservation promises, as long as it is held."""
         held = self._held
-        return held.promise if held and held.reservation is reservation else Promise()
+        return held.terms if held and held.reservation is reservation else ReservationTerms()
 
     # -- changes of what is held -------------------------------------------------------------------
 
-    def met_by(self, request: Request) -> list[Notice] | None:
+    def satisfy_from_current(self, request: Request) -> list[Notice] | None:
         """Answer a request with what is held already; returns what to say, None if it won't do.
 
         Where less is asked for than is held, release the rest, as long as CUDA has not started.
         """
         held = self.held
-        if held and held.guest and joining.is_left(held):
+        if held and held.joined and joining.is_left(held):
             held = None  # it reserves anew
-        is_more = request.promise.lease.has_end  # joining gives no time
-        if held and held.guest and (is_more or not _is_met(held, request)):
-            raise Failure(notice.IsGuest(held.devices, held.guest.name))
+        is_more = request.terms.lease.has_end  # joining gives no time
+        if held and held.joined and (is_more or not _is_met(held, request)):
+            raise Failure(notice.IsGuest(held.devices, held.joined.name))
         devices = held and policy.kept(held.devices, request)
         if not (held and devices):
             return None
         request = request.on(devices)
-        if not policy.is_enough(held.part_mib, request.part_mib):
+        if not policy.is_enough(held.memory_limit_mib, request.memory_limit_mib):
             return None
         rest = [device for device in held.devices if device not in devices]
         is_same = tuple(devices) == held.devices
         is_late = not is_same and cuda_environment.cuda_started()
         if is_late and not rest:  # another order
             return None
-        held = self._prolong(held, request.promise.lease).answered(executor.caller())
-        note = held.promise.note if request.promise.note is None else request.promise.note
-        if held.inside and request.part_mib != held.part_mib:
+        held = self._prolong(held, request.terms.lease).answered(executor.caller())
+        note = held.terms.note if request.terms.note is None else request.terms.note
+        if held.inside and request.memory_limit_mib != held.memory_limit_mib:
             return [*self._again(held, note), notice.PART_STAYS]
         if rest and (is_late or held.inside):
             return [*self._again(held, note), notice.Stays(rest, is_late)]
-        if is_same and held.part_mib == request.part_mib:
+        if is_same and held.memory_limit_mib == request.memory_limit_mib:
             return self._again(held, note)
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
         now = held._replace(devices=tuple(devices), locks=locks, is_back=False)
-        now = now._replace(promise=now.promise._replace(size=request.promise.size, note=note))
+        now = now._replace(terms=now.terms._replace(size=request.terms.size, note=note))
         is_other = not now.is_another_part_of(held)
-        self.become(now._replace(reservation=None) if is_other else now)
+        self.set_holding(now._replace(reservation=None) if is_other else now)
         return self.variables.notices
 
     def hold(self, granted: Granted, request: Request) -> None:
         """Hold what was taken, and nothing else; if that fails, what was held before."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
-        held = Held(devices, locks, request.promise._replace(lease=granted.lease))
+        held = Holding(devices, locks, request.terms._replace(lease=granted.lease))
         before = self.held
         if before and held.is_another_part_of(before):  # for all who count on it
             before = before.answered(executor.caller())
             # A rule gives a lease to what is new; growing is not.
-            new = granted.lease if request.promise.lease.has_end else NO_LEASE
-            promise = before.promise.changed_by(held.promise._replace(lease=new))
-            held = before._replace(locks=locks, promise=promise, overdue=None, is_back=False)
+            new = granted.lease if request.terms.lease.has_end else NO_LEASE
+            terms = before.terms.changed_by(held.terms._replace(lease=new))
+            held = before._replace(locks=locks, terms=terms, overdue=None, is_back=False)
         previous = self._held
         try:
-            self.become(held, renew_lease=True, how=End.CHANGED)
+            self.set_holding(held, renew_lease=True, how=End.CHANGED)
         except BaseException:  # what was taken is released then
-            self.become(previous)
+            self.set_holding(previous)
             raise
 
     def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
@@ -226,7 +226,7 @@ class Session(Executor):
         if reservation not in (None, own):
             return ()
         devices = self.devices
-        self.become(None)
+        self.set_holding(None)
         return devices
 
     @contextmanager
@@ -238,14 +238,14 @@ class Session(Executor):
         finally:
             self.is_waiting = False
 
-    def go_without(self) -> None:
+    def hide_if_unreserved(self) -> None:
         """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""
         if not self.held:
-            self.let_go()
+            self.release_and_hide()
 
-    def let_go(self, how: End = End.OVER) -> None:
+    def release_and_hide(self, how: End = End.OVER) -> None:
         """Release what is held, so that this process sees no device any more."""
-        self.become(None, is_hidden=True, how=how)
+        self.set_holding(None, is_hidden=True, how=how)
 
     def hide(self) -> None:
         """Let what starts from now on see no device; what is held stays held."""
@@ -256,7 +256,7 @@ class Session(Executor):
         held = self.held
         if held is None or held.reservation is not reservation:
             raise RequestError(notice.HAS_ENDED)
-        self.become(held.entered(executor.caller()))
+        self.set_holding(held.entered(executor.caller()))
 
     def leave(self, reservation: Reservation) -> None:
         """End a `with` block, and the reservation if nobody else was answered with it."""
@@ -264,7 +264,7 @@ class Session(Executor):
         if held is None or held.reservation is not reservation or not held.inside:
             return
         held = held.left(executor.caller())
-        self.become(None if held.is_over else held)
+        self.set_holding(None if held.is_over else held)
 
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[Notice]:
         """Lock again what others don't respect any more; returns what to say of it.
@@ -280,7 +280,7 @@ class Session(Executor):
         with LockDirectory() as directory, directory.mutex(limit_s):
             for device in devices:
                 held, what = held.relocked(device, directory)
-                self.become(held)
+                self.set_holding(held)
                 notices.append(what)
         return notices
 
@@ -307,7 +307,7 @@ class Session(Executor):
         notebook, sign_at = self._signed
         is_signed = notebook == process_identity.notebook() and time.monotonic() < sign_at
         are_set = is_signed and self.variables.are_as_set(held.reservation)
-        if are_set and not held.guest and not held.unprotected():
+        if are_set and not held.joined and not held.unprotected():
             for lock in held.locks.values():
                 lock.stamp()
             return []
@@ -320,21 +320,23 @@ class Session(Executor):
         try:
             notices = self.renew(BRIEF_LIMIT_S)
             held = self.held
-            if held and held.guest and joining.is_left(held):
-                notices.append(notice.LeftAlone(held.devices, held.guest.name))
+            if held and held.joined and joining.is_left(held):
+                notices.append(notice.LeftAlone(held.devices, held.joined.name))
         except (LockError, Failure) as error:
             notices = [error.reason if isinstance(error, Failure) else str(error)]
         if self._held:
             if reservation := self._held.reservation:
                 notices += self.variables.changed_in_cell(reservation)
-            self.become(self._held)  # VS Code names the notebook only after the kernel has started
+            self.set_holding(
+                self._held
+            )  # VS Code names the notebook only after the kernel has started
             for lock in self._held.locks.values():
                 lock.stamp()
         return notices
 
-    def become(
+    def set_holding(
         self,
-        held: Held | None,
+        held: Holding | None,
         *,
         is_hidden: bool = False,
         renew_lease: bool = False,
@@ -353,10 +355,10 @@ class Session(Executor):
         before, features = self._held, self.features
         if held:
             lease = held.lease
-            for feature in self.wanted(held.promise):
+            for feature in self.wanted(held.terms):
                 lease = feature.limited(lease)
-            held = held._replace(promise=held.promise._replace(lease=lease))
-            features = self.wanted(held.promise)
+            held = held._replace(terms=held.terms._replace(lease=lease))
+            features = self.wanted(held.terms)
         with no_fork:
             is_same = before and held and held.has_same_shape(before)
             if held is None and is_hidden:
@@ -366,7 +368,7 @@ class Session(Executor):
             elif not (is_adopted or (is_same and not self.variables.are_hidden)):
                 reservation = held.reservation or Reservation(held.devices, {})
                 reservation.environ = self.variables.set_for(held)
-                reservation.memory_mib = held.part_mib
+                reservation.memory_mib = held.memory_limit_mib
                 reservation.devices = held.devices  # their numbers may be new
                 held = held._replace(reservation=reservation)
             self._held = held
@@ -380,19 +382,19 @@ class Session(Executor):
             if lock not in kept:
                 lock.release()
 
-    def _sign(self, held: Held) -> None:
+    def _sign(self, held: Holding) -> None:
         """Write into the locks who holds them."""
         visible = cuda_environment.variables(held.devices)[cuda_environment.VISIBLE]
         who = myself()
         self._signed = who.notebook, time.monotonic() + SIGN_S
         record = Record(
             who,
-            held.promise,
+            held.terms,
             visible=visible,
             overdue=held.overdue,
             kept_until=held.kept_until,
         )
-        joined = held.guest.of if held.guest else [None] * len(held.devices)
+        joined = held.joined.of if held.joined else [None] * len(held.devices)
         self.unsigned = []
         for device, since in zip(held.devices, joined, strict=True):
             lock = held.locks[device.uuid]
@@ -402,18 +404,18 @@ class Session(Executor):
 
     # -- the same again ----------------------------------------------------------------------------
 
-    def _prolong(self, held: Held, lease: Lease) -> Held:
+    def _prolong(self, held: Holding, lease: Lease) -> Holding:
         """Hold what is held by this lease too, if it says anything."""
         if lease.has_end:
             lease = held.lease.changed_by(lease.begun(procfs.now()))
-            promise = held.promise._replace(lease=lease)
-            held = held._replace(promise=promise, overdue=None)
-            self.become(held, renew_lease=True)
+            terms = held.terms._replace(lease=lease)
+            held = held._replace(terms=terms, overdue=None)
+            self.set_holding(held, renew_lease=True)
         return held
 
-    def _again(self, held: Held, note: str | None) -> list[Notice]:
+    def _again(self, held: Holding, note: str | None) -> list[Notice]:
         """Answer one more call with what is held; returns what was wrong and is mended."""
-        self.become(held._replace(promise=held.promise._replace(note=note)))
+        self.set_holding(held._replace(terms=held.terms._replace(note=note)))
         if reservation := held.reservation:
             return self.variables.mend(held, reservation)
         return []
@@ -426,7 +428,7 @@ class Session(Executor):
         Raises RequestError where that has released it by now, and LockError.
         """
         with LockDirectory() as directory, directory.mutex():
-            self.become(joining.joined(reserved, directory), renew_lease=True)
+            self.set_holding(joining.joined(reserved, directory), renew_lease=True)
 
     # -- over exec ---------------------------------------------------------------------------------
 
@@ -450,9 +452,9 @@ class Session(Executor):
         self.reason, self.variables.changes = given.reason, given.changes
         if (held := given.held).devices:
             environ = set_only(given.changes.written)
-            reservation = Reservation(held.devices, environ, held.part_mib)
+            reservation = Reservation(held.devices, environ, held.memory_limit_mib)
             held = held._replace(reservation=reservation, facts=given.facts)
-            self.become(held, is_adopted=True)
+            self.set_holding(held, is_adopted=True)
 
 
 # By process id; an entry of another process is its parent's.
@@ -467,8 +469,8 @@ def session() -> Session:
     return own
 
 
-def _is_met(held: Held, request: Request) -> bool:
+def _is_met(held: Holding, request: Request) -> bool:
     """Tell whether what is held is just what is asked for."""
     kept = policy.kept(held.devices, request)
-    part_mib = request.on(held.devices).part_mib
-    return tuple(kept or ()) == held.devices and held.part_mib == part_mib
+    memory_limit_mib = request.on(held.devices).memory_limit_mib
+    return tuple(kept or ()) == held.devices and held.memory_limit_mib == memory_limit_mib

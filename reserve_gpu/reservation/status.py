@@ -13,7 +13,7 @@ from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import DriverError, LockError
-from reserve_gpu.render.frontend import PYTHON, read_here
+from reserve_gpu.render.frontends import PYTHON, read_here
 from reserve_gpu.render.status_view import Status
 from reserve_gpu.reservation.session import session
 from reserve_gpu.system import executor, procfs
@@ -21,8 +21,8 @@ from reserve_gpu.system import executor, procfs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from reserve_gpu.model.holders import Row
-    from reserve_gpu.model.progress import News
+    from reserve_gpu.model.holders import DeviceStatus
+    from reserve_gpu.model.progress import Progress
 
 
 def status() -> Status:
@@ -34,13 +34,13 @@ def status() -> Status:
     return look()
 
 
-def look(show: Callable[[News], object] = lambda _: None) -> Status:
+def look(show: Callable[[Progress], object] = lambda _: None) -> Status:
     """Look at the machine, for any face. show: is told of a driver that takes long."""
     with looking(show) as look_now:
         return look_now()
 
 
-def reserved_rows() -> tuple[Row, ...]:
+def reserved_rows() -> tuple[DeviceStatus, ...]:
     """Return the devices, where the driver does not answer only those that somebody has reserved.
 
     Raises LockError.
@@ -55,7 +55,7 @@ def reserved_rows() -> tuple[Row, ...]:
 
 
 @contextmanager
-def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callable[[], Status]]:
+def looking(show: Callable[[Progress], object] = lambda _: None) -> Iterator[Callable[[], Status]]:
     """Yield a function that looks at the machine, in one conversation with the driver.
 
     show: is told of a driver that takes long. After a look that failed, or found a broken device,
@@ -72,7 +72,7 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
                 gpus = conversation.enter_context(Nvml())
             using, gpus = gpus, None
             ruled = rules()
-            seen = snapshot.look(using, idle_mib=idle_mib(), ruled=ruled)
+            seen = snapshot.take_snapshot(using, idle_mib=idle_mib(), ruled=ruled)
             if all(row.state is not State.BROKEN for row in seen.rows):
                 gpus = using
             return Status(
@@ -86,13 +86,13 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
                 is_above=visible is not None and _is_above(seen.rows),
                 is_late=cuda_environment.cuda_started(),
                 user=procfs.user_of(os.getpid()),
-                face=read_here(PYTHON),
+                frontend=read_here(PYTHON),
             )
 
         yield lambda: executor.apart(look_now, show=show)
 
 
-def _is_above(rows: Sequence[Row]) -> bool:
+def _is_above(rows: Sequence[DeviceStatus]) -> bool:
     """Tell whether an ancestor of this process has reserved one of the devices."""
     pids = {h.listed_pid for row in rows if not row.is_mine for h in row.holders if h.listed_pid}
     return bool(pids) and not pids.isdisjoint(procfs.ancestors())

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu.model.errors import shown
+from reserve_gpu.model.errors import sanitize
 from reserve_gpu.system import accounts
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def own_command() -> str | None:
 def call_it(name: str) -> None:
     """Let others read that name of this process in place of its own command."""
     global _name
-    _name = shown(name, NAME_LIMIT)
+    _name = sanitize(name, NAME_LIMIT)
 
 
 def command(words: Sequence[str], directory: str | None = None) -> str | None:
@@ -48,7 +48,9 @@ def command(words: Sequence[str], directory: str | None = None) -> str | None:
     directory: in which it runs, where that is known.
     """
     if KERNEL_MODULE in words:
-        return shown(f"kernel in {_below_home(directory)}" if directory else "kernel", NAME_LIMIT)
+        return sanitize(
+            f"kernel in {_below_home(directory)}" if directory else "kernel", NAME_LIMIT
+        )
     # What is no path is a title that the process has given itself, as `ray::train /data`.
     short = [word if " " in word else os.path.basename(word) for word in words[:1]] + [*words[1:]]
     for place, word in enumerate(words[1:], 1):
@@ -59,7 +61,7 @@ def command(words: Sequence[str], directory: str | None = None) -> str | None:
             is_program = short[0].startswith("python") and place == 1 and "." not in short[1]
             short = short[1:] if is_program else short
             break
-    return shown(" ".join(" ".join(short).split()), NAME_LIMIT) or None
+    return sanitize(" ".join(" ".join(short).split()), NAME_LIMIT) or None
 
 
 def notebook() -> str | None:
@@ -131,7 +133,7 @@ def _engine() -> str | None:
     if engine is None:
         return None
     cluster = f" of cluster {engine.cluster_id}" if engine.cluster_id else ""
-    return shown(f"engine {'?' if engine.id is None else engine.id}{cluster}", NAME_LIMIT)
+    return sanitize(f"engine {'?' if engine.id is None else engine.id}{cluster}", NAME_LIMIT)
 
 
 def working_directory() -> str | None:

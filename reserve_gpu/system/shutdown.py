@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model.errors import REASON_LIMIT, shown
+from reserve_gpu.model.errors import REASON_LIMIT, sanitize
 from reserve_gpu.system import executor
 from reserve_gpu.system.cells import cells
 
@@ -113,14 +113,14 @@ def _end_process(is_due: Callable[[], bool]) -> None:
 def _called(function: Callable[[], object], limit_s: float) -> str | None:
     """Call a function of before_end(); returns what to say where it has not done its work."""
     name = _name_of(function)
-    named = f"before_end: {shown(name)}"
+    named = f"before_end: {sanitize(name)}"
     problems: list[str] = []
 
     def call() -> None:
         try:
             function()
         except BaseException as error:  # noqa: BLE001 - a person's code may raise anything
-            why = shown(f"raised {type(error).__name__}: {error}", REASON_LIMIT)
+            why = sanitize(f"raised {type(error).__name__}: {error}", REASON_LIMIT)
             problems.append(f"{named} {why}.")
 
     thread = threading.Thread(target=call, name=f"before_end {name}", daemon=True)

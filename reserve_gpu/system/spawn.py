@@ -14,7 +14,7 @@ import shutil
 import sys
 
 # The folder that this package was imported from.
-HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+HOME = os.path.abspath(f"{__file__}/../../..")
 # https://docs.python.org/3/using/cmdline.html#cmdoption-P
 HAS_SAFE_PATH = sys.version_info >= (3, 11)
 WITHOUT_FIRST = "import sys; del sys.path[0]; "
@@ -27,7 +27,7 @@ def python(*words: str) -> list[str]:
         package, perhaps behind `-I`.
     """
     kind, *rest = words
-    if kind.startswith("-I"):  # -I implies -P, and kept.py finds an heir by its first words
+    if kind.startswith("-I"):  # -I implies -P; the words of a lock keeper start so
         return [sys.executable, *words]
     if HAS_SAFE_PATH:
         return [sys.executable, "-P", *words]

@@ -332,7 +332,7 @@ static void free_allocations(int ordinal) {
     }
 }
 
-static void let_go(struct context *context) {
+static void release_and_hide(struct context *context) {
     if (--context->references) return;
     if (!contexts_on(context->ordinal)) free_allocations(context->ordinal);
     if (current == context) current = NULL;
@@ -351,7 +351,7 @@ static int retain_primary(struct context **context, int ordinal) {
 static int release_primary(int ordinal) {
     struct context *primary = find_primary(ordinal);
     if (!primary) return INVALID_CONTEXT;
-    let_go(primary);
+    release_and_hide(primary);
     return SUCCESS;
 }
 
@@ -364,7 +364,7 @@ static int create(struct context **context, int ordinal) {
 
 static int destroy(struct context *context) {
     if (!is_open(context) || context->is_primary) return INVALID_CONTEXT;
-    let_go(context);
+    release_and_hide(context);
     return SUCCESS;
 }
 

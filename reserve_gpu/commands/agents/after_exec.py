@@ -20,7 +20,7 @@ from reserve_gpu.system.nonblocking import Writer
 
 if TYPE_CHECKING:
     from reserve_gpu.model.requests import Lease
-    from reserve_gpu.reservation.holding import Held
+    from reserve_gpu.reservation.holding import Holding
 
 BEFORE_S = (600.0, 60.0)  # of an end, at which it is told
 LOOK_S, LEFT_S = 1.0, 0.1  # between two looks at the locks, and once the command has ended
@@ -53,7 +53,7 @@ class Sender:
         self.lost = 0 if self._writer.write(line, patience_s) else self.lost + 1
 
 
-def start(sender: Sender, held: Held) -> None:
+def start(sender: Sender, held: Holding) -> None:
     """Leave a process that follows this one, and goes on with the events. Raises OSError."""
     out = os.dup(sender.descriptor)  # its own stderr is another one
     told = {"out": out, "lost": sender.lost, "rest": sender.rest}

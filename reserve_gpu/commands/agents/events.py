@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from reserve_gpu.commands.agents import after_exec
 from reserve_gpu.commands.agents.after_exec import READER_LIMIT_S, Sender
 from reserve_gpu.commands.run.command import Teller
-from reserve_gpu.model.errors import RequestError, ReserveGPUError, shown
-from reserve_gpu.model.progress import News, Waiting
+from reserve_gpu.model.errors import RequestError, ReserveGPUError, sanitize
+from reserve_gpu.model.progress import Progress, Waiting
 from reserve_gpu.render import contacts, messages
 from reserve_gpu.render.progress import stands
 from reserve_gpu.reservation.session import session
@@ -33,7 +33,7 @@ class Events(Teller):
         self._sender = Sender(descriptor)
         self._stands: object = None
 
-    def show(self, news: News) -> None:
+    def show(self, news: Progress) -> None:
         """Tell how a wait stands, whenever that has changed."""
         if not isinstance(news, Waiting) or self._stands == stands(news):
             return
@@ -59,7 +59,7 @@ class Events(Teller):
             READER_LIMIT_S,
             pid=os.getpid(),
             devices=[{"label": each.label, "uuid": each.uuid} for each in held.devices],
-            memory_promised_mib=held.part_mib,
+            memory_promised_mib=held.memory_limit_mib,
             until=held.lease.until,
             environ=held.reservation.environ if held.reservation else {},
             warnings=outcome.warnings,
@@ -88,7 +88,7 @@ def of_arguments(arguments: Namespace) -> Events | None:
         return Events(int(word))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or "there is no such descriptor"
-        raise RequestError(f"--events {shown(word)}: {reason}.") from error
+        raise RequestError(f"--events {sanitize(word)}: {reason}.") from error
 
 
 def _opened(path: str) -> int:

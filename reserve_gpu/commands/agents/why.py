@@ -10,7 +10,7 @@ from reserve_gpu.allocation.request import parse
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.model.errors import VERSION, NoFreeDeviceError
-from reserve_gpu.render import frontend
+from reserve_gpu.render import frontends
 from reserve_gpu.render.phrases import labels
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def why(arguments: Namespace) -> Output:
     wishes = request_options.wishes(arguments)
     del wishes["wait"]
     try:
-        devices = api.would_get(parse(**wishes), frontend.shell(arguments.command))
+        devices = api.preview(parse(**wishes), frontends.shell(arguments.command))
     except NoFreeDeviceError as error:
         answer, text, code = error.to_dict(), command.error_text(error), error.exit_code
     else:

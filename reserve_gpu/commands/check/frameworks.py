@@ -24,15 +24,15 @@ from reserve_gpu.model.errors import (
     ReserveGPUError,
     WaitInterrupted,
     own_command,
-    shown,
+    sanitize,
 )
 from reserve_gpu.model.notices import ToType
 from reserve_gpu.model.option import Option
-from reserve_gpu.model.requests import Promise, Size
+from reserve_gpu.model.requests import ReservationTerms, Size
 from reserve_gpu.render import html, messages, phrases
 from reserve_gpu.render.columns import GAP, width_of, wrapped
 from reserve_gpu.render.durations import duration
-from reserve_gpu.render.frontend import MAGIC, PYTHON, Face, shell
+from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, shell
 from reserve_gpu.render.phrases import escape, listed, plain
 from reserve_gpu.render.progress import Live
 from reserve_gpu.render.terminal import PLAIN_COLUMNS, is_terminal, size
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Mapping, Sequence
 
-    from reserve_gpu.model.holders import Row
-    from reserve_gpu.model.progress import News
+    from reserve_gpu.model.holders import DeviceStatus
+    from reserve_gpu.model.progress import Progress
 
 
 LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
@@ -79,7 +79,7 @@ class Check:
     visible: str | None = None
     python: str = ""
     part: Size | None = None
-    face: Face = PYTHON
+    frontend: Frontend = PYTHON
 
     @property
     def is_well(self) -> bool:
@@ -123,8 +123,8 @@ def check(
     *,
     limit_s: float = LIMIT_S,
     progress: Callable[[str, float], object] | None = None,
-    slow: Callable[[News], object] = lambda _: None,
-    face: Face = PYTHON,
+    slow: Callable[[Progress], object] = lambda _: None,
+    frontend: Frontend = PYTHON,
 ) -> Check:
     """Ask the driver and each installed framework what they see with this process's variables.
 
@@ -145,9 +145,9 @@ def check(
         if reservation is None:
             raise
         rows = ()
-    reserved, promise = _inherited(rows)
+    reserved, terms = _inherited(rows)
     if reservation:
-        reserved, promise = reservation.devices, session().promise_of(reservation)
+        reserved, terms = reservation.devices, session().promise_of(reservation)
     answers = _answers(reserved, limit_s, progress)
     place = verdict.Expectation(
         reserved=reserved,
@@ -157,12 +157,12 @@ def check(
         driver=answers[DRIVER],
     )
     findings = [
-        _capped(key, verdict.judge(name, answers[key], place), reserved, promise.size)
+        _capped(key, verdict.judge(name, answers[key], place), reserved, terms.size)
         if key in answers
         else Finding(name, Verdict.ABSENT)
         for key, name in NAMES.items()
     ]
-    return Check((*findings,), reserved, place.visible, sys.executable, promise.size, face)
+    return Check((*findings,), reserved, place.visible, sys.executable, terms.size, frontend)
 
 
 def _capped(key: str, found: Finding, devices: Sequence[Device], part: Size | None) -> Finding:
@@ -171,7 +171,7 @@ def _capped(key: str, found: Finding, devices: Sequence[Device], part: Size | No
         return found
     names = memory_caps.kept_by(os.environ)
     if name := names.get(key):
-        return found._replace(cap=f"{name}={shown(os.environ[name], VALUE_LIMIT)}")
+        return found._replace(cap=f"{name}={sanitize(os.environ[name], VALUE_LIMIT)}")
     return found._replace(to_type=memory_caps.to_type(devices, part.mib).get(key))
 
 
@@ -212,18 +212,18 @@ def _run(
     return {**late, **answers}
 
 
-def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], Promise]:
+def _inherited(rows: Sequence[DeviceStatus]) -> tuple[tuple[Device, ...], ReservationTerms]:
     """Return what an ancestor has reserved for this process, in CUDA's order, and its promise."""
     ancestors = procfs.ancestors()
     held = {
-        row.device: holder.record.promise
+        row.device: holder.record.terms
         for row in rows
         if isinstance(row.device, Device)
         for holder in row.holders
         if holder.listed_pid in ancestors
     }
     devices = cuda_environment.in_order(held, os.environ.get(cuda_environment.VISIBLE, ""))
-    return devices, next(iter(held.values()), Promise())
+    return devices, next(iter(held.values()), ReservationTerms())
 
 
 # -- the parts of a result -------------------------------------------------------------------------
@@ -231,15 +231,15 @@ def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], Promise]:
 
 def _above(check: Check) -> list[str]:
     """Return the lines above the table; what can be typed stands alone on one."""
-    python = f" Python: {shown(check.python, PATH_LIMIT)}."
+    python = f" Python: {sanitize(check.python, PATH_LIMIT)}."
     if check.reserved:
         part = f"{phrases.part(check.part)} of " if check.part else ""
         return [f"Reserved: {part}{phrases.labels(check.reserved)}.{python}"]
-    now = "not set" if check.visible is None else repr(shown(check.visible))
+    now = "not set" if check.visible is None else repr(sanitize(check.visible))
     return [
         "Nothing is reserved here, so no framework was started on a GPU.",
         "Reserve one first:",
-        check.face.typed(messages.ANY),
+        check.frontend.typed(messages.ANY),
         f"CUDA_VISIBLE_DEVICES is {now}.{python}",
     ]
 
@@ -292,8 +292,8 @@ def _row_dict(row: Finding) -> dict[str, Any]:
 def check_in_shell(arguments: Namespace) -> Output:
     """Return what a check comes to."""
     with Live(sys.stderr) as live:
-        face = shell([*shlex.split(own_command()), "check"])
-        found = check(progress=live.show_check, slow=live.show, face=face)
+        frontend = shell([*shlex.split(own_command()), "check"])
+        found = check(progress=live.show_check, slow=live.show, frontend=frontend)
     text = json.dumps(found.to_dict(), indent=2) if arguments.json else str(found)
     return Output(text, 0 if found.is_well else DOES_NOT_FIT)
 
@@ -302,7 +302,7 @@ def check_in_notebook(_arguments: Namespace) -> Check:
     """Return what a check comes to. Raises WaitInterrupted."""
     try:
         with Live() as live:
-            return check(progress=live.show_check, slow=live.show, face=MAGIC)
+            return check(progress=live.show_check, slow=live.show, frontend=MAGIC)
     except KeyboardInterrupt:
         raise WaitInterrupted("Stopped the check; nothing was changed.") from None
 

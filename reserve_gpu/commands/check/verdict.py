@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reserve_gpu.commands.check.probes import MISSING
 from reserve_gpu.gpus import names
 from reserve_gpu.model import untrusted
-from reserve_gpu.model.errors import shown
+from reserve_gpu.model.errors import sanitize
 from reserve_gpu.render.phrases import listed
 
 if TYPE_CHECKING:
@@ -152,8 +152,8 @@ def judge(name: str, answer: FrameworkAnswer, place: Expectation) -> Finding:
     return Finding(
         name,
         verdict,
-        version=answer.version and shown(answer.version, 40),
-        build=None if answer.build is None else shown(answer.build, 20),
+        version=answer.version and sanitize(answer.version, 40),
+        build=None if answer.build is None else sanitize(answer.build, 20),
         sees=tuple(map(place.named, answer.devices or ())),
         reason=reason,
         remedy=REMEDIES.get(answer.driver_code or 0) if is_cause else None,
@@ -250,13 +250,13 @@ def _why_none(answer: FrameworkAnswer, place: Expectation) -> str:
         if not place.visible.strip():
             return "CUDA_VISIBLE_DEVICES is empty"
         if not names.visible(names.entries(place.visible), (*place.reserved, *place.known)):
-            return f"CUDA_VISIBLE_DEVICES={shown(place.visible)!r} names no device here"
+            return f"CUDA_VISIBLE_DEVICES={sanitize(place.visible)!r} names no device here"
     if driver.error:
         return failure
     if _major(driver.version) < _major(answer.build):
         return (
             f"the driver is too old: it knows CUDA {driver.version}, "
-            f"this build is for {shown(answer.build or '', 20)}"
+            f"this build is for {sanitize(answer.build or '', 20)}"
         )
     return _foreign(answer.error or answer.stderr or "it gives no reason")
 
@@ -265,7 +265,7 @@ def _why_other(answer: FrameworkAnswer, reserved: Sequence[str], place: Expectat
     if answer.visible != place.visible:
         return _at_import(answer)
     if place.expected is not None and place.visible != place.expected:
-        now = "unset" if place.visible is None else f"set to {shown(place.visible)!r}"
+        now = "unset" if place.visible is None else f"set to {sanitize(place.visible)!r}"
         return f"CUDA_VISIBLE_DEVICES was {now} after the reservation; reserve again"
     devices = answer.devices or ()
     if len(devices) == len(reserved) and {*devices} == {*reserved}:
@@ -278,11 +278,11 @@ def _why_other(answer: FrameworkAnswer, reserved: Sequence[str], place: Expectat
 def _at_import(answer: FrameworkAnswer) -> str:
     if answer.visible is None:
         return "importing it unsets CUDA_VISIBLE_DEVICES"
-    return f"importing it sets CUDA_VISIBLE_DEVICES to {shown(answer.visible)!r}"
+    return f"importing it sets CUDA_VISIBLE_DEVICES to {sanitize(answer.visible)!r}"
 
 
 def _foreign(text: str) -> str:
-    return shown(text.strip(), TEXT_LIMIT)
+    return sanitize(text.strip(), TEXT_LIMIT)
 
 
 def _major(version: str | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model.errors import shown
+from reserve_gpu.model.errors import sanitize
 from reserve_gpu.render.phrases import escape
 
 if TYPE_CHECKING:
@@ -38,5 +38,5 @@ def page(seen: Shown, about: str) -> str:
 
     about: what it shows, for its title.
     """
-    title = escape(f"{about} of {shown(seen.host)}")
+    title = escape(f"{about} of {sanitize(seen.host)}")
     return PAGE.format(title=title, picture=seen.picture()._repr_html_())

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model.devices import MIB, Device, State
-from reserve_gpu.model.errors import shown
+from reserve_gpu.model.errors import sanitize
 from reserve_gpu.render import durations
 from reserve_gpu.render.layout import idle_s
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from reserve_gpu.commands.table import Seen
-    from reserve_gpu.model.holders import Holder, Row
+    from reserve_gpu.model.holders import DeviceStatus, Holder
     from reserve_gpu.render.status_view import Status
 
     Labels = Mapping[str, str]
     Sample = tuple[Labels, float | None]
-    Gauge = tuple[str, str, Callable[[Row], float | None]]
+    Gauge = tuple[str, str, Callable[[DeviceStatus], float | None]]
     GaugeOfUser = tuple[
         str, str, Callable[[Holder, float], float | None], Callable[[list[float]], float]
     ]
@@ -61,7 +61,7 @@ OF_BOARD: tuple[Gauge, ...] = (
 # The same of a user's reservations of a device; the last one sums up those of several processes.
 OF_USER: tuple[GaugeOfUser, ...] = (
     ("user_memory_promised_bytes", "Memory of parts that a user has reserved of it.",
-     lambda holder, _: _bytes(0.0 if holder.beside and holder.part_mib else holder.part_mib), sum),
+     lambda holder, _: _bytes(_promised_mib(holder)), sum),
     ("user_memory_used_bytes", "Memory that those use of it who have reserved it.",
      lambda holder, _: _bytes(holder.used_mib), sum),
     ("until_timestamp_seconds", "When the last reservation of a user of it is to end.",
@@ -116,33 +116,40 @@ def _family(name: str, about: str, samples: list[Sample]) -> str:
     return "".join([f"# HELP {name} {about}\n# TYPE {name} gauge\n", *lines]) if lines else ""
 
 
+def _promised_mib(holder: Holder) -> float | None:
+    """Return the part of a device, 0 for one that another holder counts already."""
+    return 0.0 if holder.beside and holder.memory_limit_mib else holder.memory_limit_mib
+
+
 def _in_braces(labels: Labels) -> str:
     # Fit to print first, as others have written some: that leaves no line break to escape but ours.
-    return ",".join(f'{name}="{shown(value).translate(ESCAPES)}"' for name, value in labels.items())
+    return ",".join(
+        f'{name}="{sanitize(value).translate(ESCAPES)}"' for name, value in labels.items()
+    )
 
 
-def _labels(row: Row) -> Labels:
+def _labels(row: DeviceStatus) -> Labels:
     uuid = row.device.uuid if isinstance(row.device, Device) else ""
     return {"index": row.device.number, "uuid": uuid}
 
 
-def _board_labels(row: Row) -> Labels:
+def _board_labels(row: DeviceStatus) -> Labels:
     device = row.device if isinstance(row.device, Device) else None
     uuid = (device.gpu_uuid or device.uuid) if device else ""
     return {"index": str(row.device.index), "uuid": uuid}
 
 
-def _about(row: Row) -> Labels:
+def _about(row: DeviceStatus) -> Labels:
     name = row.device.name if isinstance(row.device, Device) else None
     return {"devicename": name or "", "gpu_uuid": _board_labels(row)["uuid"]}
 
 
-def _reserved(labels: Labels, row: Row, status: Status) -> Iterator[Sample]:
+def _reserved(labels: Labels, row: DeviceStatus, status: Status) -> Iterator[Sample]:
     is_read = None not in (row.usage, row.is_unreserved_use) and row.state is not State.UNKNOWN
     return _by_user(labels, row.holders, is_all=is_read and not status.problem)
 
 
-def _idle(labels: Labels, row: Row, status: Status) -> Iterator[Sample]:
+def _idle(labels: Labels, row: DeviceStatus, status: Status) -> Iterator[Sample]:
     seconds = idle_s(row, status.time) if row.is_unused else 0
     for user in dict.fromkeys(map(_user, row.holders)) if row.is_unused is not None else ():
         yield {**labels, "username": user}, seconds
@@ -164,7 +171,7 @@ def _by_user(labels: Labels, holders: Iterable[Holder], *, is_all: bool) -> Iter
 
 def _of_each_user(
     labels: Labels,
-    row: Row,
+    row: DeviceStatus,
     status: Status,
     read: Callable[[Holder, float], float | None],
     total: Callable[[list[float]], float],
@@ -178,7 +185,7 @@ def _of_each_user(
 
 
 def _user(holder: Holder) -> str:
-    return shown(holder.user or SOMEBODY)
+    return sanitize(holder.user or SOMEBODY)
 
 
 def _bytes(mib: float | None) -> float | None:

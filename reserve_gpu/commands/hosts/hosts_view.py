@@ -7,10 +7,10 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.commands.table import NAMES
-from reserve_gpu.model.errors import REASON_LIMIT, own_line, shell_line, shown
+from reserve_gpu.model.errors import REASON_LIMIT, own_line, sanitize, shell_line
 from reserve_gpu.render import contacts, layout, phrases, status_view
 from reserve_gpu.render import rule_text as ruled
-from reserve_gpu.render.frontend import COMMAND, SHELL, read_here
+from reserve_gpu.render.frontends import COMMAND, SHELL, read_here
 from reserve_gpu.render.layout import Layout, View
 from reserve_gpu.render.phrases import FAINT, MARK, STRONG, TYPED, Line
 from reserve_gpu.render.pictures import Picture
@@ -109,7 +109,7 @@ def _head(hosts: Hosts) -> Iterator[Line]:
 
 def _section(name: str, seen: Status) -> Layout:
     """Return the picture of one host: as its own status, without what is to be typed there."""
-    own = shown(seen.host)
+    own = sanitize(seen.host)
     is_same = own.partition(".")[0] == name.rpartition("@")[2].partition(".")[0]
     head: Line = (
         (name, STRONG),
@@ -164,4 +164,4 @@ def another_format(name: str, version: int | None, text: str, command: str) -> s
 def _last(text: str) -> str:
     """Return the last line of what somebody else has said, fit to print."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
-    return shown(lines[-1], REASON_LIMIT).removeprefix("ssh: ").rstrip(".") if lines else ""
+    return sanitize(lines[-1], REASON_LIMIT).removeprefix("ssh: ").rstrip(".") if lines else ""

@@ -75,7 +75,7 @@ class HostsProvisioner(SSHKernelProvisioner):
                     return made
                 failed[name] = f"the kernel has no GPU. Try: ssh {name} reserve-gpu status"
             except FAILURES as error:
-                failed[name] = errors.shown(str(error), errors.REASON_LIMIT)
+                failed[name] = errors.sanitize(str(error), errors.REASON_LIMIT)
             await self._give_up()
             if time.monotonic() > until:  # clients give up on a kernel after 60 s
                 raise remote_kernel.NoHostError(f"No kernel was started. {name}: {failed[name]}.")

@@ -25,7 +25,7 @@ from reserve_gpu.system.subprocesses import Program, heard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from reserve_gpu.model.holders import Row
+    from reserve_gpu.model.holders import DeviceStatus
     from reserve_gpu.model.requests import Request
 
 
@@ -96,13 +96,15 @@ def fits(seen: statuses.Status, asked: Request) -> bool:
     return sum(_fits(row, asked) for row in seen.rows) >= asked.needed
 
 
-def _fits(row: Row, asked: Request) -> bool:
+def _fits(row: DeviceStatus, asked: Request) -> bool:
     if not isinstance(row.device, Device) or row.awaited_by or policy.unfit(row.device, asked):
         return False
     if row.state is State.FREE:
         return True
-    is_shared = row.state is State.RESERVED and asked.part_mib is not None
-    return is_shared and (row.promisable_mib or 0.0) >= (asked.on([row.device]).part_mib or 0.0)
+    is_shared = row.state is State.RESERVED and asked.memory_limit_mib is not None
+    return is_shared and (row.promisable_mib or 0.0) >= (
+        asked.on([row.device]).memory_limit_mib or 0.0
+    )
 
 
 def has_gpu(name: str, pid: int) -> bool:
@@ -145,7 +147,7 @@ def _first_to_reserve(
                 else:
                     text = "it has not kept the GPU that it had reserved"
             text = text or fields.get("refused") or hosts.problem(name, asked[name])
-            why[name] = errors.shown(str(text), errors.REASON_LIMIT)
+            why[name] = errors.sanitize(str(text), errors.REASON_LIMIT)
     return None
 
 

@@ -24,7 +24,7 @@ from reserve_gpu.allocation import admin_rules
 from reserve_gpu.commands.hosts import hosts_view as said
 from reserve_gpu.commands.hosts import status_from_json
 from reserve_gpu.model import untrusted
-from reserve_gpu.model.errors import RequestError, shown
+from reserve_gpu.model.errors import RequestError, sanitize
 from reserve_gpu.system import procfs, settings, spawn
 from reserve_gpu.system.subprocesses import Program, heard, started
 
@@ -135,9 +135,9 @@ def expanded(pattern: str) -> list[str]:
     """
     found = [*islice(_expanded(pattern), MOST_HOSTS + 1)] if len(pattern) <= LONGEST else []
     if len(found) > MOST_HOSTS:
-        raise RequestError(f"{shown(pattern)!r} names more than {MOST_HOSTS} hosts.")
+        raise RequestError(f"{sanitize(pattern)!r} names more than {MOST_HOSTS} hosts.")
     if not found or not all(map(NAME.fullmatch, found)):
-        raise RequestError(f"{shown(pattern)!r} names no host.")
+        raise RequestError(f"{sanitize(pattern)!r} names no host.")
     return found
 
 
@@ -150,7 +150,7 @@ def _expanded(pattern: str) -> Iterator[str]:
     for each in numbers.split(","):
         first, _, last = each.partition("-")
         if int(last or first) < int(first):  # with none of it, a product would have no end
-            raise RequestError(f"{shown(pattern)!r} names no host: {each} is no range.")
+            raise RequestError(f"{sanitize(pattern)!r} names no host: {each} is no range.")
         for number in range(int(first), int(last or first) + 1):
             yield from _expanded(f"{before}{number:0{len(first)}}{after}")
 
@@ -158,12 +158,13 @@ def _expanded(pattern: str) -> Iterator[str]:
 def _groups(tables: Mapping[str, Any], file: str) -> dict[str, list[str]]:
     table = tables.get(admin_rules.HOSTS, {})
     if not isinstance(table, dict):
-        raise RequestError(f"{shown(file, 300)}: [hosts] must be a table.")
+        raise RequestError(f"{sanitize(file, 300)}: [hosts] must be a table.")
     for name, patterns in table.items():
         is_list = isinstance(patterns, list) and all(isinstance(each, str) for each in patterns)
         if not (is_list and patterns):
             raise RequestError(
-                f'{shown(file, 300)}, [hosts]: {shown(name)} must be a list, as ["lab1", "lab2"].'
+                f"{sanitize(file, 300)}, [hosts]: {sanitize(name)} must be a list, "
+                'as ["lab1", "lab2"].'
             )
     return {name: [x for each in those for x in expanded(each)] for name, those in table.items()}
 

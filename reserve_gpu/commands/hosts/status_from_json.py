@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus.usage import split_graphics
 from reserve_gpu.model.devices import GRAPHICS, Device, Fault, Gauges, Process, State, Usage
-from reserve_gpu.model.holders import Holder, Record, Row
+from reserve_gpu.model.holders import DeviceStatus, Holder, Record
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Rules
 from reserve_gpu.model.untrusted import Fields, fields_of, known, table
@@ -40,14 +40,14 @@ def status(fields: object) -> Status:
     )
 
 
-def _row(said: Fields, waiting: Sequence[Ticket]) -> Row:
+def _row(said: Fields, waiting: Sequence[Ticket]) -> DeviceStatus:
     fields = (fields_of(Process, each.fields) for each in said.tables("processes"))
     every = [Process(**{"pid": 0, **each}) for each in fields]
     uses, drawing = split_graphics(every, said.number("memory_total_mib"))
     state, reason = _state(said), said.text("reason")
     place = said.integer("next_in_line") or 0
     percent = said.integer("utilisation_percent")
-    row = Row(
+    row = DeviceStatus(
         _device(said, reason),
         State.RESERVED if state is State.KEPT else state,  # as a row has it; its holder tells
         usage=_usage(said, every),

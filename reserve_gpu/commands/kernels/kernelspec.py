@@ -25,11 +25,11 @@ from reserve_gpu.commands.table import (
     others,
 )
 from reserve_gpu.model import errors, untrusted
-from reserve_gpu.model.errors import RequestError, ReserveGPUError, shown
+from reserve_gpu.model.errors import RequestError, ReserveGPUError, sanitize
 from reserve_gpu.model.option import Option
 from reserve_gpu.model.parsing import parse_duration
-from reserve_gpu.model.progress import News, Waiting
-from reserve_gpu.render import frontend, phrases
+from reserve_gpu.model.progress import Progress, Waiting
+from reserve_gpu.render import frontends, phrases
 from reserve_gpu.system import jupyter_kernel, process_identity, procfs, settings
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _name(given: str | None, places: Sequence[str]) -> str:
     name = given or re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-")
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name, re.IGNORECASE | re.ASCII):
         raise RequestError(
-            f"{shown(name)!r} can't be the name of a kernel: letters, digits, '.', '-' and '_'."
+            f"{sanitize(name)!r} can't be the name of a kernel: letters, digits, '.', '-' and '_'."
         )
     return name.lower()  # as Jupyter has it
 
@@ -244,10 +244,10 @@ def start_kernel(arguments: Namespace) -> NoReturn:
         for text in api.take_over(jupyter_kernel.connection_file(arguments.command)):
             command.say(f"Warning: {text}")
         if not started:
-            command.reserve(arguments, frontend.MAGIC)
+            command.reserve(arguments, frontends.MAGIC)
         elif not api.current():  # what was asked for from afar has not been kept
             wishes = filter(None, started.get("wishes", "").split("\0"))
-            command.reserve(request_options.request_of([*wishes]), frontend.MAGIC)
+            command.reserve(request_options.request_of([*wishes]), frontends.MAGIC)
     except errors.ReserveGPUError as error:
         first = "This kernel was started without a GPU of its own."
         going_on = api.go_on_after(error)
@@ -273,7 +273,7 @@ def hold(arguments: Namespace) -> Output:
         return Output(code=errors.RequestError.exit_code)
     process_identity.call_it("a kernel that starts")
     try:
-        request_options.reserve(arguments, frontend.MAGIC, _end_if_alone)
+        request_options.reserve(arguments, frontends.MAGIC, _end_if_alone)
         reservation = api.current()
     except errors.ReserveGPUError as error:
         _say(refused=error.picture.brief if error.picture else str(error).partition("\n")[0])
@@ -300,7 +300,7 @@ def _say(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def _end_if_alone(news: News) -> None:
+def _end_if_alone(news: Progress) -> None:
     """Wait no longer in the queue if the one who asks has gone."""
     if isinstance(news, Waiting) and select.select([STDIN], [], [], 0)[0]:
         raise GoneError("The one who asks has gone.")

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.commands.report.totals import KEYS, UNKNOWN, Hours, Idle, together
-from reserve_gpu.model.errors import REASON_LIMIT, shown
+from reserve_gpu.model.errors import REASON_LIMIT, sanitize
 from reserve_gpu.model.untrusted import Fields, fields_of, table
 from reserve_gpu.render import durations, phrases
 from reserve_gpu.render.layout import Layout
@@ -112,12 +112,12 @@ def _rounded(hours: Hours) -> dict[str, float]:
 def _head(report: Report) -> Iterator[Line]:
     yield ((_sentence(report), STRONG),)
     since = time.strftime("%a %Y-%m-%d %H:%M", time.localtime(report.since))
-    whose = f", {shown(report.user)}" if report.user else ""
-    yield ((f"{shown(report.host, REASON_LIMIT)}{whose}, since {since}", FAINT),)
+    whose = f", {sanitize(report.user)}" if report.user else ""
+    yield ((f"{sanitize(report.host, REASON_LIMIT)}{whose}, since {since}", FAINT),)
     for host, problem in report.problems.items():
-        yield (shown(host), STRONG), ": ", (shown(problem, REASON_LIMIT), MARK)
+        yield (sanitize(host), STRONG), ": ", (sanitize(problem, REASON_LIMIT), MARK)
     for user in report.cut:
-        yield (shown(user), STRONG), ": ", ("too many lines, of which the newest count", MARK)
+        yield (sanitize(user), STRONG), ": ", ("too many lines, of which the newest count", MARK)
 
 
 def _sentence(report: Report) -> str:
@@ -155,7 +155,7 @@ def _hours(report: Report) -> Sheet:
     longest = max((hours.reserved for _, hours in rows), default=0.0)
     has_total = len(rows) > 1
     every = [hours for _, hours in rows] + [report.total] * has_total
-    names = [shown(name, NOTEBOOK_LIMIT) for name, _ in rows] + ["total"] * has_total
+    names = [sanitize(name, NOTEBOOK_LIMIT) for name, _ in rows] + ["total"] * has_total
     columns = [Column(report.by.replace("gpu", "GPU"), tuple(names))]
     for kind in _told(rows):
         cells = (phrases.hours(getattr(each, kind), is_zero_told=kind in ALWAYS) for each in every)
@@ -175,10 +175,10 @@ def _longest_idle(report: Report) -> Sheet:
     """Return the table of the reservations that lay idle for longest."""
     every = report.longest_idle
     columns = [
-        Column("notebook", tuple(shown(each.name or "?", NOTEBOOK_LIMIT) for each in every)),
+        Column("notebook", tuple(sanitize(each.name or "?", NOTEBOOK_LIMIT) for each in every)),
         Column("idle", tuple(phrases.hours(each.idle_hours) for each in every), 9, is_figure=True),
         Column("GPU", tuple(_devices(each.gpus) for each in every), 6),
-        Column("user", tuple(shown(each.user, NOTEBOOK_LIMIT) for each in every), 8),
+        Column("user", tuple(sanitize(each.user, NOTEBOOK_LIMIT) for each in every), 8),
         Column("since", tuple(durations.moment(each.since, report.until) for each in every), 7),
     ]
     if report.user:
@@ -187,13 +187,13 @@ def _longest_idle(report: Report) -> Sheet:
 
 
 def _devices(gpus: Sequence[str]) -> str:
-    named = [shown(gpu, NOTEBOOK_LIMIT) for gpu in gpus[:2]]
+    named = [sanitize(gpu, NOTEBOOK_LIMIT) for gpu in gpus[:2]]
     return listed([*named, f"{len(gpus) - 2} more"] if len(gpus) > 2 else named)
 
 
 def _foot(report: Report) -> Iterator[Line]:
     if not report.is_kept:
-        yield "Switch it on with ", SWITCH, f" in {shown(report.file, REASON_LIMIT)}"
+        yield "Switch it on with ", SWITCH, f" in {sanitize(report.file, REASON_LIMIT)}"
         yield (("What is logged then, and where: docs/history.md", FAINT),)
         return
     total, told = report.total, _told([*report.rows.items()])
@@ -203,7 +203,7 @@ def _foot(report: Report) -> Iterator[Line]:
     if meanings := [f"{kind}: {COLUMNS[kind][1]}" for kind in told if COLUMNS[kind][1]]:
         yield (("; ".join(meanings), FAINT),)
     if report.user:
-        whose = f"This is {shown(report.user)}'s history alone."
+        whose = f"This is {sanitize(report.user)}'s history alone."
         yield ((f"{whose} How root sees that of all users: docs/history.md", FAINT),)
 
 

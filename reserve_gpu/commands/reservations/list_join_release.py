@@ -12,11 +12,11 @@ from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.model.devices import Device
-from reserve_gpu.model.errors import RequestError, own_command, shown
+from reserve_gpu.model.errors import RequestError, own_command, sanitize
 from reserve_gpu.model.option import Option
 from reserve_gpu.render import messages, status_view
 from reserve_gpu.render import reservation_list as said
-from reserve_gpu.render.frontend import SHELL, read_here
+from reserve_gpu.render.frontends import SHELL, read_here
 from reserve_gpu.reservation import remote_release
 from reserve_gpu.reservation.remote_release import Choice, of_anybody, of_user
 from reserve_gpu.reservation.session import session
@@ -90,8 +90,8 @@ def release(arguments: Namespace) -> Output:
         else _chosen(which, every, f"{own_command()} release")
     )
     answers = [(each.reserved, _released(each, is_end=arguments.end)) for each in choices]
-    face = read_here(SHELL)
-    lines = [said.released(each, answer, every, face) for each, answer in answers]
+    frontend = read_here(SHELL)
+    lines = [said.released(each, answer, every, frontend) for each, answer in answers]
     done = [each for each, answer in answers if answer in remote_release.DONE]
     rest = said.still_there(done, reserved_rows()) if done else []
     is_done = len(done) == len(answers) and not rest
@@ -138,7 +138,7 @@ def _chosen(words: Sequence[str], every: Sequence[Reserved], command: str) -> li
         # A guest is meant only if its host is not.
         meant = [each for each in meant if not each.reserved.holder.beside] or meant
         if not meant:
-            raise RequestError(said.no_such(shown(word), every, command, now))
+            raise RequestError(said.no_such(sanitize(word), every, command, now))
         if len(meant) > 1:
             raise RequestError(said.which([each.reserved for each in meant], command, now))
         chosen.setdefault(meant[0].reserved.holder.listed_pid, meant[0])

@@ -21,10 +21,10 @@ from reserve_gpu.commands.run.lookup import CommandError
 from reserve_gpu.commands.table import Subcommand
 from reserve_gpu.gpus import names
 from reserve_gpu.model import errors
-from reserve_gpu.model.errors import PROGRAM, own_command, shown
+from reserve_gpu.model.errors import PROGRAM, own_command, sanitize
 from reserve_gpu.model.option import Option
 from reserve_gpu.model.requests import NO_LEASE
-from reserve_gpu.render import frontend, messages
+from reserve_gpu.render import frontends, messages
 from reserve_gpu.render.progress import Live
 from reserve_gpu.system import jupyter_kernel, process_identity, subprocesses, watchdog
 from reserve_gpu.system.nonblocking import Printer
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
-    from reserve_gpu.model.progress import News
+    from reserve_gpu.model.progress import Progress
 
 SYNOPSIS = "reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
 INTERRUPTED = 130  # as shells have it
@@ -50,7 +50,7 @@ def run(arguments: Namespace) -> NoReturn:
     found = (table.load(each.home)(arguments) for each in table.RUN_OPTIONS if each.home)
     events: Teller | None = next(found, None)
     teller = events or Teller(is_quiet=arguments.quiet)
-    reserve(arguments, frontend.shell(arguments.command), teller)
+    reserve(arguments, frontends.shell(arguments.command), teller)
     api.forget_idleness()
     set_alarm(is_timed=is_timed, is_quiet=arguments.quiet or events is not None)
     teller.follow()
@@ -84,7 +84,7 @@ def set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
         else:
             subprocesses.leave(watchdog.words(until_boot, clock=time.CLOCK_BOOTTIME))
     except OSError as error:
-        reason = shown(str(error))
+        reason = sanitize(str(error))
         raise CommandError(f"The command can't be ended at its time: {reason}.") from error
     if not is_quiet:
         say(messages.command_ends(lease, time.time()))
@@ -159,7 +159,7 @@ def become(program: str, command: list[str], reason: str | None = None) -> NoRet
     try:
         os.execv(program, command)  # noqa: S606 - no shell is what is wanted
     except OSError as error:
-        text = f"{shown(command[0])} can't be run: {error.strerror}"
+        text = f"{sanitize(command[0])} can't be run: {error.strerror}"
         if error.errno == errno.ENOEXEC:
             text += ". A script needs a first line such as #!/bin/sh"
         elif error.errno == errno.ENOENT:
@@ -194,7 +194,7 @@ class Teller:
         self._live = Live(sys.stderr)
         self._is_quiet = is_quiet
 
-    def show(self, news: News) -> None:
+    def show(self, news: Progress) -> None:
         """Show how a wait stands."""
         if not self._is_quiet:
             self._live.show(news)
@@ -217,11 +217,13 @@ class Teller:
         """Leave the rest to the command, which this process becomes now."""
 
 
-def reserve(arguments: Namespace, face: frontend.Face, teller: Teller | None = None) -> None:
+def reserve(
+    arguments: Namespace, frontend: frontends.Frontend, teller: Teller | None = None
+) -> None:
     """Reserve, and tell what comes of it, meanwhile too."""
     teller = teller or Teller()
     try:
-        outcome = request_options.reserve(arguments, face, teller.show)
+        outcome = request_options.reserve(arguments, frontend, teller.show)
     except BaseException as error:
         teller.failed(error)
         raise

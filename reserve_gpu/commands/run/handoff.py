@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.commands.run.wrappers import ENV, Syntax, levels, name_of
 from reserve_gpu.gpus.cuda_environment import VISIBLE
-from reserve_gpu.model.errors import COMMAND_LIMIT, PROGRAM, RequestError, own_command, shown
-from reserve_gpu.render.frontend import COMMAND
+from reserve_gpu.model.errors import COMMAND_LIMIT, PROGRAM, RequestError, own_command, sanitize
+from reserve_gpu.render.frontends import COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +102,7 @@ def require_own(command: Sequence[str], ours: Callable[[], str]) -> None:
 
 def _error(why: str, way_out: str, line: str = "") -> RequestError:
     text = f"{why} Nothing was reserved. {way_out}"
-    return RequestError(f"{text}:\n{shown(line, COMMAND_LIMIT)}" if line else f"{text}.")
+    return RequestError(f"{text}:\n{sanitize(line, COMMAND_LIMIT)}" if line else f"{text}.")
 
 
 def _why(words: Sequence[str], name: str) -> str:

@@ -17,8 +17,8 @@ from reserve_gpu.commands.run.handoff import named_by_variable
 from reserve_gpu.commands.run.wrappers import is_assignment, levels
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.cuda_environment import VISIBLE
-from reserve_gpu.model.errors import COMMAND_LIMIT, ReserveGPUError, shown
-from reserve_gpu.render.frontend import COMMAND
+from reserve_gpu.model.errors import COMMAND_LIMIT, ReserveGPUError, sanitize
+from reserve_gpu.render.frontends import COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,9 +70,9 @@ def _path(command: Sequence[str], ours: Callable[[], str]) -> str:
             _require_interpreter(path, command, ours)
             return path
         if os.path.dirname(name) and os.path.isdir(name):
-            raise CommandError(f"{shown(name)} is a directory.")
+            raise CommandError(f"{sanitize(name)} is a directory.")
         if file := shutil.which(name, os.F_OK):
-            text = f"{shown(name)} may not be executed by this user."
+            text = f"{sanitize(name)} may not be executed by this user."
             line = _run_by(file, command, ours)
             raise _error(text, "Have its interpreter run it", line, CANNOT_RUN)
     raise _not_found(command, ours)
@@ -91,7 +91,9 @@ def _require_program(command: Sequence[str], ours: Callable[[], str]) -> None:
 
 
 def _error(text: str, way_out: str, line: str, code: int = NOT_FOUND) -> CommandError:
-    return CommandError(f"{text} {way_out}:\n{shown(line, COMMAND_LIMIT)}" if line else text, code)
+    return CommandError(
+        f"{text} {way_out}:\n{sanitize(line, COMMAND_LIMIT)}" if line else text, code
+    )
 
 
 # -- scripts ---------------------------------------------------------------------------------------
@@ -128,17 +130,17 @@ def _run_by(file: str, command: Sequence[str], ours: Callable[[], str]) -> str:
 
 def _require_interpreter(path: str, command: Sequence[str], ours: Callable[[], str]) -> None:
     """Raise CommandError for a script whose first line names a program that is not here."""
-    name, interpreter = shown(command[0]), _interpreter(_first_line(path))
+    name, interpreter = sanitize(command[0]), _interpreter(_first_line(path))
     if not interpreter or shutil.which(interpreter):
         return
     if interpreter.endswith("\r"):
-        named = shown(repr(interpreter))
+        named = sanitize(repr(interpreter))
         text = f"{name} has the line ends of Windows, so its first line names {named}."
         raise _error(text, "To convert it", f"sed -i 's/\\r$//' {quote(path)}")
     if os.path.isfile(interpreter):
-        text = f"The first line of {name} names {shown(interpreter)}, which may not be executed."
+        text = f"The first line of {name} names {sanitize(interpreter)}, which may not be executed."
         raise CommandError(text)
-    text = f"The first line of {name} names {shown(interpreter)}, which is not here."
+    text = f"The first line of {name} names {sanitize(interpreter)}, which is not here."
     kind = re.match(r"python|bash|sh|perl|ruby", os.path.basename(interpreter))
     here = kind and (shutil.which(kind[0]) or shutil.which(f"{kind[0]}3"))
     line = f"{ours()} {os.path.basename(here)} {join([path, *command[1:]])}" if here else ""
@@ -157,7 +159,7 @@ def _not_found(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUErr
 
 
 def _unknown(command: Sequence[str]) -> str:
-    return f"There is no command {shown(command[0])}"
+    return f"There is no command {sanitize(command[0])}"
 
 
 def _quoted(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUError | None:

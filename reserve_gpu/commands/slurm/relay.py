@@ -25,7 +25,7 @@ from reserve_gpu import request_options
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.slurm import framing, sockets, srun
 from reserve_gpu.commands.table import Output
-from reserve_gpu.model.errors import REASON_LIMIT, RequestError, own_line, shown
+from reserve_gpu.model.errors import REASON_LIMIT, RequestError, own_line, sanitize
 from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Relay:
                 self._requests.pop((kind, parent.get("msg_id")), None)
             await self._sockets[kind].send_multipart(frames)
             return
-        words = [shown(frame.decode(errors="replace"), REASON_LIMIT) for frame in frames]
+        words = [sanitize(frame.decode(errors="replace"), REASON_LIMIT) for frame in frames]
         if kind == "job":
             self._had_job = True
             self._tell(f"Job {words[0]} has started on {words[1]}; the kernel starts there.")
@@ -215,7 +215,7 @@ class Relay:
             text = line.decode(errors="replace").rstrip()
             command.say(text)
             if said := re.match(SAYS, text):
-                self._said.append(shown(said[1], REASON_LIMIT))
+                self._said.append(sanitize(said[1], REASON_LIMIT))
                 self._tell(self._said[-1])
 
     async def _ask(self, pid: int) -> None:
@@ -325,7 +325,7 @@ def _going_on() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - one message, and not the kernel, is lost
-        reason = shown(f"{type(error).__name__}: {error}", REASON_LIMIT)
+        reason = sanitize(f"{type(error).__name__}: {error}", REASON_LIMIT)
         command.say(f"Warning: a message of the kernel or its client was dropped: {reason}")
 
 
@@ -338,7 +338,7 @@ def serve(arguments: Namespace) -> Output:
         with open(arguments.file, encoding="utf-8") as file:
             info = json.load(file)
     except (OSError, ValueError) as error:
-        text = f"The connection file can't be read: {shown(str(error), REASON_LIMIT)}"
+        text = f"The connection file can't be read: {sanitize(str(error), REASON_LIMIT)}"
         raise RequestError(text) from error
     kernel: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])
     words = request_options.kernel_start(arguments) + kernel["argv"]
@@ -348,7 +348,7 @@ def serve(arguments: Namespace) -> Output:
             relay = Relay(info, arguments.command)
             relay.listen()
         except (OSError, KeyError, TypeError, AttributeError, zmq.ZMQError) as error:
-            reason = shown(str(error), REASON_LIMIT)
+            reason = sanitize(str(error), REASON_LIMIT)
             text = f"The kernel can't listen where its client expects it: {reason}"
             raise RequestError(text) from error
         return await relay.serve(words)

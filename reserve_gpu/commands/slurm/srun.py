@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import request_options
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import Output, Subcommand
-from reserve_gpu.model.errors import RequestError, shown
+from reserve_gpu.model.errors import RequestError, sanitize
 from reserve_gpu.model.option import Option
 from reserve_gpu.model.parsing import parse_duration
 from reserve_gpu.render import durations
@@ -115,7 +115,7 @@ def waits(srun: str, pid: int) -> str:
             _, _, job, partition, expected, reason, _ = row
             queue = [each for each in rows if each[3] == partition]
             place = f" (place {queue.index(row) + 1} of {len(queue)})"
-            text = f"Job {shown(job)} waits: {shown(reason)}{place}"
+            text = f"Job {sanitize(job)} waits: {sanitize(reason)}{place}"
             with suppress(ValueError, OverflowError):  # it does not know
                 at = datetime.fromisoformat(expected).timestamp()
                 text += f"; Slurm expects {durations.moment(at, time.time())}"

@@ -11,7 +11,7 @@ from reserve_gpu.commands.table import OTHERS, Others, Output, Seen, Subcommand,
 from reserve_gpu.model.errors import DriverError
 from reserve_gpu.model.option import Option
 from reserve_gpu.render import pictures
-from reserve_gpu.render.frontend import MAGIC, SHELL, Face, read_here
+from reserve_gpu.render.frontends import MAGIC, SHELL, Frontend, read_here
 from reserve_gpu.render.progress import Live
 from reserve_gpu.reservation import status
 
@@ -43,11 +43,11 @@ def show_in_notebook(arguments: Namespace) -> None:
         pictures.tell(pictures.of_line(text))
 
 
-def _look(machines: Others | None, live: Live, face: Face, *, is_all: bool) -> Seen:
+def _look(machines: Others | None, live: Live, frontend: Frontend, *, is_all: bool) -> Seen:
     if machines:
         return machines.look(is_all=is_all)
     with live:
-        return status.look(live.show)._replace(face=read_here(face), is_all=is_all)
+        return status.look(live.show)._replace(frontend=read_here(frontend), is_all=is_all)
 
 
 STATUS = Subcommand(show, (*table.format_option(table.FORMS), ALL, *OTHERS))

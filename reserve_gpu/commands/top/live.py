@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.commands.table import Output, Subcommand
-from reserve_gpu.model.errors import DriverError, RequestError, own_line, shown
+from reserve_gpu.model.errors import DriverError, RequestError, own_line, sanitize
 from reserve_gpu.render import columns, pictures, terminal
-from reserve_gpu.render.frontend import SHELL, read_here
+from reserve_gpu.render.frontends import SHELL, read_here
 from reserve_gpu.render.phrases import COMMAND_LIMIT, FAINT, Line, gib
 from reserve_gpu.render.progress import Live
 from reserve_gpu.reservation.status import looking
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator, Sequence
 
-    from reserve_gpu.model.holders import Row
+    from reserve_gpu.model.holders import DeviceStatus
     from reserve_gpu.render.status_view import Status
 
 
@@ -54,7 +54,7 @@ def run(_arguments: Namespace) -> Output:
             live.clear()  # before the screen is another one
             curses.wrapper(lambda screen: Top(screen, look, is_coloured=is_coloured).run(first))
     except curses.error as error:
-        name = shown(os.environ.get("TERM", ""))
+        name = sanitize(os.environ.get("TERM", ""))
         text = f"This terminal can't show a live picture (TERM={name}: {error}); {_elsewhere()}"
         raise RequestError(text) from None
     finally:
@@ -65,7 +65,7 @@ def run(_arguments: Namespace) -> Output:
 TOP = Subcommand(run)
 
 
-def processes(rows: Sequence[Row], room: int) -> list[Line]:
+def processes(rows: Sequence[DeviceStatus], room: int) -> list[Line]:
     """Return a line for each process on a device, those with the most memory first.
 
     room: so many lines at most, the title and a blank line among them; else none.
@@ -78,7 +78,7 @@ def processes(rows: Sequence[Row], room: int) -> list[Line]:
     shown_ = found if len(found) <= room - len(lines) else found[: room - len(lines) - 1]
     for row, process in shown_:
         memory = "" if process.memory_mib is None else gib(process.memory_mib)
-        who = f"{shown(process.user or '?')}  {shown(process.command or '?', COMMAND_LIMIT)}"
+        who = f"{sanitize(process.user or '?')}  {sanitize(process.command or '?', COMMAND_LIMIT)}"
         lines.append((f"{row.label:<6}{memory:>10}  {process.kind:<8}  {process.pid:>8}  {who}",))
     if rest := len(found) - len(shown_):
         lines.append((f"{rest} more",))
@@ -129,7 +129,7 @@ class Top:
         if isinstance(seen, DriverError):
             yield from terminal.rows(pictures.of_line(str(seen)).layout, width - 1)
             return
-        picture = seen._replace(face=read_here(SHELL), is_all=True).picture().layout
+        picture = seen._replace(frontend=read_here(SHELL), is_all=True).picture().layout
         lines = list(terminal.rows(picture, width - 1))
         lines = list(terminal.rows(picture, width - 1, spare=max(0, height - 1 - len(lines))))
         yield from lines

@@ -18,7 +18,7 @@ from reserve_gpu.features.history.recorder import EVERY_S, Recorder
 from reserve_gpu.locks.record import myself
 from reserve_gpu.log import log_writer, places
 from reserve_gpu.log.log_lines import Kind, LogLine
-from reserve_gpu.model.errors import REASON_LIMIT, ReserveGPUError, shown
+from reserve_gpu.model.errors import REASON_LIMIT, ReserveGPUError, sanitize
 from reserve_gpu.model.requests import End, Fact
 from reserve_gpu.reservation import joining
 from reserve_gpu.reservation.feature import Feature, Leaving, Owner, UseLook, Wait
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from reserve_gpu.features.history import command_log
-    from reserve_gpu.reservation.holding import Change, Held
+    from reserve_gpu.reservation.holding import Change, Holding
     from reserve_gpu.system.executor import T, Ts
 else:
     command_log = Late("features.history.command_log")  # which only a command needs
@@ -99,7 +99,7 @@ class History(Feature):
                 self._recorder.held = held
             return
         self._end(End.RESTART if held and held.kept_until else how)
-        if held and not (held.guest or held.kept_until or held.facts.get(IS_LOGGED) is True):
+        if held and not (held.joined or held.kept_until or held.facts.get(IS_LOGGED) is True):
             self._recorder = tried(_begun, held, change)
 
     def _end(self, how: End) -> None:
@@ -120,7 +120,7 @@ def tried(function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> T | No
     except Exception as error:  # noqa: BLE001
         if not _warned:
             _warned.append(str(error))
-            why = shown(str(error), REASON_LIMIT)
+            why = sanitize(str(error), REASON_LIMIT)
             warn(f"The history of what you use is not complete: {why}")
         return None
 
@@ -137,13 +137,13 @@ def at_exit(function: Callable[[], object]) -> None:
     atexit.register(end)
 
 
-def _is_same(before: Held, held: Held) -> bool:
+def _is_same(before: Holding, held: Holding) -> bool:
     """Tell whether both are one reservation to a history."""
-    mine, others = ((h.devices, h.part_mib, h.kept_until) for h in (before, held))
+    mine, others = ((h.devices, h.memory_limit_mib, h.kept_until) for h in (before, held))
     return mine == others
 
 
-def _begun(held: Held, change: Change) -> Recorder | None:
+def _begun(held: Holding, change: Change) -> Recorder | None:
     """Begin to log what is held; None if no history is kept. Raises OSError, ReserveGPUError."""
     folder = places.to_write(rules())
     if folder is None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from reserve_gpu.log.log_writer import Page
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.requests import End
-    from reserve_gpu.reservation.holding import Held
+    from reserve_gpu.reservation.holding import Holding
 
 EVERY_S = 60.0  # between two looks
 # A look speaks for so long at most: a process that was stopped for hours has not been looked at.
@@ -32,11 +32,16 @@ class Recorder:
     """
 
     def __init__(
-        self, page: Page, held: Held, now: float, at: float | None = None, every_s: float = EVERY_S
+        self,
+        page: Page,
+        held: Holding,
+        now: float,
+        at: float | None = None,
+        every_s: float = EVERY_S,
     ) -> None:
         self.page, self.held, self._every_s = page, held, every_s
         self._entries = {device: _first(page.id, device, held, now) for device in held.devices}
-        self._uses: dict[Device, activity.Use] = {}  # by the last look
+        self._uses: dict[Device, activity.DeviceActivity] = {}  # by the last look
         self._looked_at = now
         self.at = time.monotonic() if at is None else at  # up to which the lines count
         self._next_look = time.monotonic() + every_s
@@ -92,7 +97,7 @@ class Recorder:
         before, self.at = self.at, time.monotonic()
         passed_s, now = self.at - before, time.time()
         for device, entry in self._entries.items():
-            used = self._uses.get(device, activity.Use())
+            used = self._uses.get(device, activity.DeviceActivity())
             line = added(entry, passed_s, used, now, is_over=_is_over(self.held, used))
             self._entries[device] = _described(line, device, self.held, used)
 
@@ -101,7 +106,12 @@ class Recorder:
 
 
 def added(
-    entry: LogLine, passed_s: float, used: activity.Use, now: float, *, is_over: bool | None = None
+    entry: LogLine,
+    passed_s: float,
+    used: activity.DeviceActivity,
+    now: float,
+    *,
+    is_over: bool | None = None,
 ) -> LogLine:
     """Return the line with the time that has passed.
 
@@ -145,36 +155,38 @@ def _next(entry: LogLine) -> LogLine:
     return entry._replace(mib=None, percent=None)
 
 
-def _first(own_id: str, device: Device, held: Held, now: float) -> LogLine:
+def _first(own_id: str, device: Device, held: Holding, now: float) -> LogLine:
     """Return the first line of a reservation."""
     entry = LogLine(Kind.RESERVED, own_id, now, now, now, gpu=device.uuid, label=device.label)
-    return _described(entry, device, held, activity.Use())
+    return _described(entry, device, held, activity.DeviceActivity())
 
 
-def _described(entry: LogLine, device: Device, held: Held, used: activity.Use) -> LogLine:
+def _described(
+    entry: LogLine, device: Device, held: Holding, used: activity.DeviceActivity
+) -> LogLine:
     """Return the line with what is said of the reservation now.
 
     Its share is of a whole GPU, by memory; 1 if that is not known.
     """
     who, lease = myself(), held.lease
     share = used.share or 1.0
-    if held.part_mib is not None and device.memory_mib:
-        share *= min(1.0, held.part_mib / device.memory_mib)
+    if held.memory_limit_mib is not None and device.memory_mib:
+        share *= min(1.0, held.memory_limit_mib / device.memory_mib)
     return entry._replace(
         share=share,
         name=who.notebook or who.command,
         agent=who.agent,
         job=who.job,
-        note=held.promise.note,
-        part_mib=held.part_mib,
+        note=held.terms.note,
+        part_mib=held.memory_limit_mib,
         until=lease.until,
         idle_limit_s=lease.idle_s,
     )
 
 
-def _is_over(held: Held, used: activity.Use) -> bool | None:
+def _is_over(held: Holding, used: activity.DeviceActivity) -> bool | None:
     if held.overdue is not None:
         return True
-    if held.part_mib is None or used.mib is None:
+    if held.memory_limit_mib is None or used.mib is None:
         return None
-    return used.mib > held.part_mib
+    return used.mib > held.memory_limit_mib

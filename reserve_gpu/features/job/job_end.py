@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from reserve_gpu.features.job import no_gpu
-from reserve_gpu.model.errors import shell_line, shown
+from reserve_gpu.model.errors import sanitize, shell_line
 from reserve_gpu.model.parsing import LONGEST_S
 from reserve_gpu.model.requests import End
 from reserve_gpu.render import durations
@@ -51,7 +51,7 @@ class Job(Feature):
         now = time.time()
         if self._end is not None or not self._told or self._told > now:
             return []
-        job = shown(process_identity.job() or "?")
+        job = sanitize(process_identity.job() or "?")
         at = durations.moment(self._told, now)
         text = f"Job {job} should have ended at {at}, so its end does not limit this reservation. "
         return [f"{text}If this process is not in that job, run before it: unset {JOB} {JOB_END}"]
@@ -80,7 +80,7 @@ class Job(Feature):
             return None
         self._look()
         if self.limited(held.lease) != held.lease:  # the end was moved, or the wall clock was set
-            self.owner.become(held)
+            self.owner.set_holding(held)
         return max(0.0, min(self._look_in_s(), self._save_in_s(), LONGEST_PAUSE_S))
 
     def released(self) -> str:

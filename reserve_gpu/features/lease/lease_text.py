@@ -7,14 +7,14 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
-from reserve_gpu.model.errors import shown
-from reserve_gpu.model.requests import Lease, Promise, Request
+from reserve_gpu.model.errors import sanitize
+from reserve_gpu.model.requests import Lease, Request, ReservationTerms
 from reserve_gpu.render import durations, phrases
 from reserve_gpu.render.durations import MINUTE_S
 from reserve_gpu.render.phrases import labels
 
 if TYPE_CHECKING:
-    from reserve_gpu.render.frontend import Face
+    from reserve_gpu.render.frontends import Frontend
 
 HOUR_S = 3600
 NEAR_S = 2 * MINUTE_S  # a moment that is so near has its seconds
@@ -27,23 +27,23 @@ OVER = (  # the last word, and the same where another reservation follows
 JOB_OVER = "The end of the job has passed: this reservation lasts as long as its process."
 
 
-def say(notice: LeaseNotice, face: Face) -> str:
+def say(notice: LeaseNotice, frontend: Frontend) -> str:
     """Return what the holder reads there."""
     if notice.action is Action.LAST:
         return _lasts(notice)
     if notice.action is Action.RELEASE:
-        text = f"{_has_ended(notice)}. No GPU is visible to this {face.sight} now."
+        text = f"{_has_ended(notice)}. No GPU is visible to this {frontend.sight} now."
         count = len(notice.devices)
-        again = Request(count=count if count > 1 else None, promise=Promise(notice.size))
+        again = Request(count=count if count > 1 else None, terms=ReservationTerms(notice.size))
         what = f"{count} again" if count > 1 else "one"
-        return f"{text}{_still_visible(notice)} To get {what}:\n{face.typed(again)}"
+        return f"{text}{_still_visible(notice)} To get {what}:\n{frontend.typed(again)}"
     if notice.action is Action.END_PROCESS:
         what = f"the reservation of {labels(notice.devices)} is over"
-        return f"This {face.place} ends: {what}{_why(notice)}."
-    return f"{_goes_on(notice, face)}{_to_keep(notice, face)}"
+        return f"This {frontend.place} ends: {what}{_why(notice)}."
+    return f"{_goes_on(notice, frontend)}{_to_keep(notice, frontend)}"
 
 
-def _goes_on(notice: LeaseNotice, face: Face) -> str:
+def _goes_on(notice: LeaseNotice, frontend: Frontend) -> str:
     """Say how a reservation goes on that ends, or should have ended."""
     overdue = f"The reservation of {labels(notice.devices)} is overdue{_why(notice)}."
     if notice.action is Action.PUT_OFF:
@@ -54,8 +54,8 @@ def _goes_on(notice: LeaseNotice, face: Face) -> str:
         child = "A process that was started from here uses the GPU"
         return f"{overdue} {child}: the reservation ends with it."
     if notice.action is Action.MARK_OVERDUE:
-        cuda = f"CUDA runs in this {face.place} and keeps the GPU's memory"
-        return f"{overdue} {cuda}: restart the {face.place} to free it."
+        cuda = f"CUDA runs in this {frontend.place} and keeps the GPU's memory"
+        return f"{overdue} {cuda}: restart the {frontend.place} to free it."
     return _near(notice)
 
 
@@ -88,7 +88,7 @@ def _still_visible(notice: LeaseNotice) -> str:
     """Name what was started from here, and has the variables of the reservation still."""
     if not notice.children:
         return ""
-    named = [shown(child) for child in notice.children[:NAMED_CHILDREN]]
+    named = [sanitize(child) for child in notice.children[:NAMED_CHILDREN]]
     more = len(notice.children) - len(named)
     named += [f"{more} more"] if more else []
     return (
@@ -104,7 +104,7 @@ def _clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at)) if is_near else durations.moment(at, now)
 
 
-def _to_keep(notice: LeaseNotice, face: Face) -> str:
+def _to_keep(notice: LeaseNotice, frontend: Frontend) -> str:
     """Return what to type to hold it for longer, as it was asked for.
 
     An end alone is for what is held: see `Held.as_held`.
@@ -118,7 +118,7 @@ def _to_keep(notice: LeaseNotice, face: Face) -> str:
         left_s = max(0.0, notice.at - time.time())
         if notice.rule and longest_s < left_s + MINUTE_S:
             return f" It can't last longer: {phrases.named(notice.rule)}."
-    typed = face.typed(Request(promise=Promise(lease=lease)))
+    typed = frontend.typed(Request(terms=ReservationTerms(lease=lease)))
     return f" To keep {labels(notice.devices)}:\n{typed}"
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from reserve_gpu.allocation import quota
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.requests import Lease
-    from reserve_gpu.reservation.holding import Change, Held
+    from reserve_gpu.reservation.holding import Change, Holding
 else:
     quota = Late("allocation.quota")  # only rules need it
 
@@ -54,7 +54,7 @@ class LeaseTimer(Feature):
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         self.display = lease_line.LeaseLine()
-        self._held: Held | None = None  # whose lease is followed
+        self._held: Holding | None = None  # whose lease is followed
         # The last act, whether by idleness, and the end by the wall clock as that was set then.
         self._done: tuple[Action, bool, float | None] | None = None
         self._began, self._looked_at = procfs.now(), time.time()
@@ -103,10 +103,10 @@ class LeaseTimer(Feature):
     def _follow_holder(self) -> None:
         """Hold what a guest has joined for longer, where its holder has prolonged it."""
         held = self.owner.held
-        if held and held.guest and held.lease.until is not None and held.overdue is None:
+        if held and held.joined and held.lease.until is not None and held.overdue is None:
             with suppress(LockError):
                 if longer := joining.prolonged(held):
-                    self.owner.become(longer, renew_lease=True)
+                    self.owner.set_holding(longer, renew_lease=True)
 
     def _step(self) -> float | None:
         held = self.owner.held
@@ -114,7 +114,7 @@ class LeaseTimer(Feature):
             return None
         lease = held.lease.at(procfs.now())
         if lease.is_jobs is not held.lease.is_jobs:  # the job's end has passed
-            self.owner.become(held._replace(promise=held.promise._replace(lease=lease)))
+            self.owner.set_holding(held._replace(terms=held.terms._replace(lease=lease)))
             return 0.0
         self._look_at_use(held)
         is_over = schedule.is_over(held.lease, self._see())
@@ -134,7 +134,7 @@ class LeaseTimer(Feature):
             return due.pause_s
         return min(due.pause_s, max(0.0, self._next_look - time.monotonic()))
 
-    def _release_hidden(self, held: Held, due: Step, seen: Circumstances) -> Step:
+    def _release_hidden(self, held: Holding, due: Step, seen: Circumstances) -> Step:
         """Release what this process does not see any more, unless it has begun to use it before.
 
         Returns what was done in the end.
@@ -144,10 +144,10 @@ class LeaseTimer(Feature):
         if seen.has_cuda or seen.has_child:
             seen = seen._replace(is_running=False, is_wanted=True)
             return self._do_once(held, self._due(held, seen))
-        self.owner.let_go()
+        self.owner.release_and_hide()
         return due
 
-    def _do_once(self, held: Held, due: Step) -> Step:
+    def _do_once(self, held: Holding, due: Step) -> Step:
         """Do what has become due, if that was not done before; returns it."""
         action, at, _ = due
         lease = held.lease.at(procfs.now())
@@ -159,18 +159,18 @@ class LeaseTimer(Feature):
             self.owner.hide()
         elif action in (Action.MARK_OVERDUE, Action.LEAVE_TO_CHILD, Action.END_PROCESS):
             # It is in use, so that the variables name it, whatever was hidden before.
-            self.owner.become(held._replace(overdue=at))
+            self.owner.set_holding(held._replace(overdue=at))
         self._show(held, action, at)
         if action is Action.END_PROCESS:
             go_on = partial(self.owner.run, self._go_on, held.lease)
             shutdown.of_this_process().begin(self.is_to_end(held), self.display.log, go_on)
         return due
 
-    def _show(self, held: Held, action: Action, at: float) -> None:
+    def _show(self, held: Holding, action: Action, at: float) -> None:
         self.display.show(self.notice(held, action, at))
 
     @staticmethod
-    def notice(held: Held, action: Action, at: float) -> LeaseNotice:
+    def notice(held: Holding, action: Action, at: float) -> LeaseNotice:
         """Return the state of the lease, by the rules as they are now."""
         now, ruled = procfs.now(), rules()
         return LeaseNotice(
@@ -179,8 +179,8 @@ class LeaseTimer(Feature):
             held.lease.at(now),
             at,
             procfs.children() if action is Action.RELEASE else (),
-            held.guest is not None,
-            held.promise.size,
+            held.joined is not None,
+            held.terms.size,
             quota.left_s(ruled, held.since, now) if ruled else inf,
             ruled.time if ruled else None,
         )
@@ -214,7 +214,7 @@ class LeaseTimer(Feature):
         wall, boot = procfs.now()
         return Circumstances(wall, self._idle_s(), cells().is_running, boot=boot)
 
-    def _due(self, held: Held, seen: Circumstances) -> Step:
+    def _due(self, held: Holding, seen: Circumstances) -> Step:
         return schedule.step(held.lease, self._began.at(seen.instant).wall, seen)
 
     def _idle_s(self) -> float:
@@ -225,7 +225,7 @@ class LeaseTimer(Feature):
             self._used = max(self._used, cells().last)
         return time.monotonic() - self._used
 
-    def _look_at_use(self, held: Held) -> None:
+    def _look_at_use(self, held: Holding) -> None:
         """Look now and then whether this process, or one that it has started, uses a device."""
         now, idle_s = time.monotonic(), held.lease.idle_s
         look = self.owner.last_look
@@ -250,7 +250,7 @@ class LeaseTimer(Feature):
         self._heartbeats = {name: known.get(name, first) for name, first in heartbeats.items()}
         return self._heartbeats != heartbeats
 
-    def is_to_end(self, held: Held) -> Callable[[], bool]:
+    def is_to_end(self, held: Holding) -> Callable[[], bool]:
         """Return what tells, on any thread, whether this process is still to end."""
         began = time.monotonic()
 
@@ -275,14 +275,14 @@ def _watch_cells() -> None:
             shell.extension_manager.load_extension("reserve_gpu")
 
 
-def _is_same(before: Held | None, held: Held | None) -> bool:
+def _is_same(before: Holding | None, held: Holding | None) -> bool:
     """Return whether the devices and the lease are the same. The devices may have new numbers."""
     return bool(
         before and held and (*before.locks,) == (*held.locks,) and before.lease == held.lease
     )
 
 
-def _goes_on(before: Held | None, held: Held | None) -> bool:
+def _goes_on(before: Holding | None, held: Holding | None) -> bool:
     """Return whether some devices stay held, by whichever lease."""
     return bool(before and held and {*before.locks} & {*held.locks})
 

@@ -11,7 +11,7 @@ from reserve_gpu.features.remote_requests.listener import Listener
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import default_path, device_of, lock_name
-from reserve_gpu.model.errors import ReserveGPUError, own_command, shown
+from reserve_gpu.model.errors import ReserveGPUError, own_command, sanitize
 from reserve_gpu.model.holders import Answer
 from reserve_gpu.model.requests import End
 from reserve_gpu.render import durations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.holding import Change
 
 
-class Asked(Feature):
+class RemoteRequests(Feature):
     """Listens as long as anything is held here in IPython."""
 
     def __init__(self, owner: Owner) -> None:
@@ -106,16 +106,16 @@ class Asked(Feature):
             self.owner.hide()
         has_cuda, has_child = activity.of_hidden(held)
         if has_cuda or has_child:
-            self.owner.become(held)
+            self.owner.set_holding(held)
             return Answer.CUDA if has_cuda else Answer.CHILD
-        self.owner.let_go(End.ASKED)
+        self.owner.release_and_hide(End.ASKED)
         self._warnings.append(released_by(held.devices, request["by"], time.time()))
         return Answer.RELEASED
 
 
 def released_by(devices: Sequence[Device], user: str, at: float) -> str:
     """Say that a user has had devices released. at: in seconds since the epoch."""
-    who = "You" if user == procfs.user_name(os.geteuid()) else shown(user)
+    who = "You" if user == procfs.user_name(os.geteuid()) else sanitize(user)
     what = (
         f"{who} released {labels(devices)} at {durations.moment(at, at)} with reserve-gpu release"
     )
@@ -125,9 +125,9 @@ def released_by(devices: Sequence[Device], user: str, at: float) -> str:
 def unreachable(devices: Sequence[Device], error: Exception) -> str:
     """Say that other processes can't ask this one to release devices, and what that means."""
     what, directory = labels(devices), default_path()
-    reason, advice = shown(str(error)), ""
+    reason, advice = sanitize(str(error)), ""
     if isinstance(error, OSError):
-        reason, advice = shown(error.strerror or ""), f" {files.remedy(error.errno, directory)}"
+        reason, advice = sanitize(error.strerror or ""), f" {files.remedy(error.errno, directory)}"
     return (
         f"{own_command()} release can't ask this kernel to release {what}: it can't create a "
         f"socket in {directory} ({reason}). With --end it ends the kernel without before_end()."

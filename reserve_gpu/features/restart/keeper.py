@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model.errors import RequestError, shown
+from reserve_gpu.model.errors import RequestError, sanitize
 from reserve_gpu.model.holders import LONGEST_RESTART_S
 from reserve_gpu.reservation import restart_handover
 from reserve_gpu.reservation.feature import Feature, Leaving, Owner
@@ -55,6 +55,6 @@ def restart_s() -> float:
         if 0 <= (seconds := float(text)) <= LONGEST_RESTART_S:
             return seconds
     raise RequestError(
-        f"{RESTART}={shown(text)!r} must be a number of seconds, as 60, up to an hour; "
+        f"{RESTART}={sanitize(text)!r} must be a number of seconds, as 60, up to an hour; "
         "0 keeps nothing."
     )

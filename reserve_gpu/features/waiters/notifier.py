@@ -13,8 +13,8 @@ from reserve_gpu.gpus.usage import DESKTOP_MIB
 from reserve_gpu.locks import queue
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model.devices import GRAPHICS, Device, Process, State
-from reserve_gpu.model.errors import LockError, shown
-from reserve_gpu.model.holders import Row
+from reserve_gpu.model.errors import LockError, sanitize
+from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.notices import UsedByOthers
 from reserve_gpu.reservation import activity
 from reserve_gpu.reservation.feature import Feature, Owner
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from reserve_gpu.model.queue import Ticket
-    from reserve_gpu.render import durations, frontend, messages, phrases, pictures
-    from reserve_gpu.reservation.holding import Answered, Held
+    from reserve_gpu.render import durations, frontends, messages, phrases, pictures
+    from reserve_gpu.reservation.holding import Answered, Holding
 else:  # what a cell mostly has no need of
-    frontend = Late("render.frontend")
+    frontends = Late("render.frontends")
     messages, pictures = Late("render.messages"), Late("render.pictures")
     durations, phrases = Late("render.durations"), Late("render.phrases")
 
@@ -42,7 +42,7 @@ PAUSE_S = 5.0  # a cell is no reason to ask the driver again at once
 QUICK_S = 0.05  # a look that takes longer is made again so much later
 
 
-class Waiters(Feature):
+class WaiterNotices(Feature):
     """Tells of each of those who wait once, and of each stranger on a device.
 
     pause_s: between two looks; longer after a slow one. idle_s: see IDLE_S.
@@ -66,14 +66,14 @@ class Waiters(Feature):
         if began < self._look_at and not is_new:
             return []
         self._seen = held.reservation
-        rows = [] if held.part_mib is not None else strangers(look(), self._known)
-        if text := self.tell(held, frontend.is_watched):
+        rows = [] if held.memory_limit_mib is not None else strangers(look(), self._known)
+        if text := self.tell(held, frontends.is_watched):
             pictures.tell(pictures.of_line(text))
         took_s = time.monotonic() - began
         self._look_at = began + took_s + self._pause_s * max(1.0, took_s / QUICK_S)
         return [] if is_new else messages.said(map(UsedByOthers, rows))  # it was told of the others
 
-    def tell(self, held: Held, is_watched: Callable[[], bool]) -> str | None:
+    def tell(self, held: Holding, is_watched: Callable[[], bool]) -> str | None:
         """Return what to tell of those who wait for what lies idle here, not too often.
 
         is_watched: tells whether a person reads it.
@@ -93,7 +93,7 @@ class Waiters(Feature):
         self._known.add(key(first))
         return somebody_waits(first, held.devices, is_late=cuda_environment.cuda_started())
 
-    def _may_be_used(self, held: Held, now: float) -> bool:
+    def _may_be_used(self, held: Holding, now: float) -> bool:
         """Return whether the devices were reserved, or seen in use, a short time ago."""
         look = self.owner.last_look
         if look and look.is_used:
@@ -126,13 +126,15 @@ def _tickets(directory: LockDirectory) -> list[Ticket]:
         return directory.tickets()
 
 
-def strangers(listed: Mapping[Device, Sequence[Process]], told: set[tuple[str, int]]) -> list[Row]:
+def strangers(
+    listed: Mapping[Device, Sequence[Process]], told: set[tuple[str, int]]
+) -> list[DeviceStatus]:
     """Return a row for each device on which another user has begun to use gigabytes.
 
     listed: what uses each device that is held; graphics processes are listed only if they hold
     more than a desktop. told: which of them are known; grows by the others.
     """
-    rows: list[Row] = []
+    rows: list[DeviceStatus] = []
     for device, processes in listed.items():
         new = [
             process
@@ -145,18 +147,18 @@ def strangers(listed: Mapping[Device, Sequence[Process]], told: set[tuple[str, i
         told |= {(device.uuid, process.pid) for process in new}
         if new:  # whose they are is slow to find out
             known = tuple(map(procfs.identified, new))
-            rows.append(Row(device, State.RESERVED, processes=known, use_state=State.BUSY))
+            rows.append(DeviceStatus(device, State.RESERVED, processes=known, use_state=State.BUSY))
     return rows
 
 
 def somebody_waits(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) -> str:
     """Tell the holder of idle devices who waits for one. is_late: CUDA has started here."""
-    who, them = shown(ticket.holder.user or "Another user"), "them"
+    who, them = sanitize(ticket.holder.user or "Another user"), "them"
     if phrases.is_of(ticket.holder, procfs.user_of(os.getpid())):
         them = phrases.one_of(ticket.holder, ticket.holder.user)
         who = them[:1].upper() + them[1:]
-    note = f' ("{shown(ticket.holder.note)}")' if ticket.holder.note else ""
-    what = shown(ticket.asks or "a GPU")
+    note = f' ("{sanitize(ticket.holder.note)}")' if ticket.holder.note else ""
+    what = sanitize(ticket.asks or "a GPU")
     how = f"%reserve_gpu --release gives it to {them}."
     if is_late:
         how = f"%reserve_gpu --release and a restart of this kernel give it to {them}."

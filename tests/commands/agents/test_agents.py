@@ -16,7 +16,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.locks.queue import Place
+from reserve_gpu.locks.queue import QueueEntry
 from reserve_gpu.model.errors import MutexHeldError, NoFreeDeviceError, ReserveGPUError
 from reserve_gpu.model.holders import Record
 from tests.commandline import CommandLine
@@ -260,7 +260,7 @@ def test_why_comes_after_who_waits(here: Here, typed: CommandLine) -> None:
     """Who only asks is told that those who wait come first."""
     record = Record.from_dict({"user": "alice", "asks": "2 GPUs", "needs": 2})
     wants = [here.uuid("0"), here.uuid("1")]
-    with LockDirectory(str(here.locks)) as directory, Place(directory, wants, record) as place:
+    with LockDirectory(str(here.locks)) as directory, QueueEntry(directory, wants, record) as place:
         with directory.mutex():
             place.join()
         ended = typed("why", "--json")

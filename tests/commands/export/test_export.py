@@ -15,9 +15,9 @@ import pytest
 import reserve_gpu
 from reserve_gpu.commands.export import html_page, prometheus
 from reserve_gpu.model.devices import Device, State, Usage
-from reserve_gpu.model.holders import Holder, Row
+from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.queue import Ticket
-from reserve_gpu.model.requests import Promise, Size
+from reserve_gpu.model.requests import ReservationTerms, Size
 from reserve_gpu.render.layout import Layout
 from reserve_gpu.render.phrases import STRONG
 from reserve_gpu.render.pictures import Picture
@@ -206,13 +206,13 @@ def test_metrics_of_parts(here: Here) -> None:
 def test_metrics_of_parts_that_are_not_known(here: Here) -> None:
     """Of a user of whom one process's use or size is not known there is no sum."""
     holders = (
-        a_holder(1, "alice", promise=Promise(Size(9.0))),
+        a_holder(1, "alice", terms=ReservationTerms(Size(9.0))),
         a_holder(2, "alice", used_mib=7.0),
         a_holder(3, "bob"),
     )
-    row = Row(Device(0, "GPU-a"), State.RESERVED, Usage(), holders=(*holders, a_holder(4)))
+    row = DeviceStatus(Device(0, "GPU-a"), State.RESERVED, Usage(), holders=(*holders, a_holder(4)))
     row = row._replace(
-        holders=(*row.holders, a_holder(5, "\n}x", promise=Promise(Size(2.0)), used_mib=1.0))
+        holders=(*row.holders, a_holder(5, "\n}x", terms=ReservationTerms(Size(2.0)), used_mib=1.0))
     )
     series = metrics(prometheus.text(Status((row,))))
     for name, mib in (("user_memory_promised_bytes", 2), ("user_memory_used_bytes", 1)):
@@ -244,13 +244,13 @@ IDLE = Usage(compute=0, mps=0, used_mib=0)
 ALICE, BOB = a_holder(pid=1, user="alice", since=NOW - 500), a_holder(pid=2, user="bob")
 
 
-def status_of(*rows: Row, waiting: tuple[Ticket, ...] = (), host: str = "box") -> Status:
+def status_of(*rows: DeviceStatus, waiting: tuple[Ticket, ...] = (), host: str = "box") -> Status:
     return Status(rows, waiting, None, NOW, host)
 
 
 def test_metrics_of_several_who_share() -> None:
     """Processes of one user are counted, and who else shares a GPU has a sample too."""
-    row = Row(GPU, State.RESERVED, IDLE, holders=(ALICE, changed(ALICE, pid=3), BOB))
+    row = DeviceStatus(GPU, State.RESERVED, IDLE, holders=(ALICE, changed(ALICE, pid=3), BOB))
     waiting = (Ticket(1, "a", None, ALICE), Ticket(2, "b", None, ALICE), Ticket(3, "c", None, BOB))
     series = metrics(prometheus.text(status_of(row, waiting=waiting)))
     assert values(series, "reserved", "username") == {("alice",): 2, ("bob",): 1}
@@ -269,7 +269,7 @@ def test_metrics_of_several_who_share() -> None:
 )
 def test_idle_seconds(*, is_unused: bool | None, holder: Holder, seconds: float | None) -> None:
     """A GPU is idle since its holder's last cell, or since it was reserved, as far as is known."""
-    row = Row(GPU, State.RESERVED, IDLE, holders=(holder,), is_unused=is_unused)
+    row = DeviceStatus(GPU, State.RESERVED, IDLE, holders=(holder,), is_unused=is_unused)
     series = metrics(prometheus.text(status_of(row)))
     expected = {} if seconds is None else {("alice",): seconds}
     assert values(series, "idle_seconds", "username") == expected
@@ -288,11 +288,13 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 def test_metrics_are_escaped(text: str) -> None:
     """Whatever a user, a GPU or a host is called, it is one short label and no line of its own."""
-    row = Row(GPU._replace(name=text), State.RESERVED, IDLE, holders=(a_holder(user=text),))
+    row = DeviceStatus(
+        GPU._replace(name=text), State.RESERVED, IDLE, holders=(a_holder(user=text),)
+    )
     series = metrics(prometheus.text(status_of(row, host=text)))
     ((host, name),) = values(series, "info", "hostname", "devicename")
     ((user,),) = values(series, "reserved", "username")
-    assert host == name == user == reserve_gpu.model.errors.shown(text)
+    assert host == name == user == reserve_gpu.model.errors.sanitize(text)
     assert len(values(series, "free", "index")) == 1
 
 
@@ -336,8 +338,11 @@ def test_page(here: Here, typed: CommandLine) -> None:
 def test_page_is_escaped() -> None:
     """What others have written becomes no element of the page, and what is long is cut."""
     hostile = "</title></style><script>alert(1)</script>{reload_s}" + "x" * 5000
-    row = Row(
-        GPU, State.RESERVED, IDLE, holders=(a_holder(user=hostile, promise=Promise(note=hostile)),)
+    row = DeviceStatus(
+        GPU,
+        State.RESERVED,
+        IDLE,
+        holders=(a_holder(user=hostile, terms=ReservationTerms(note=hostile)),),
     )
     text = html_page.page(status_of(row, host=hostile), "GPUs")
     assert "script" not in dict(Tags(text).elements)

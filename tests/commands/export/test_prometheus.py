@@ -24,9 +24,9 @@ import pytest
 
 from reserve_gpu.commands.export import prometheus
 from reserve_gpu.model.devices import Device, State, Usage
-from reserve_gpu.model.holders import Holder, Row
+from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.queue import Ticket
-from reserve_gpu.model.requests import Promise, Size
+from reserve_gpu.model.requests import ReservationTerms, Size
 from reserve_gpu.render.status_view import Status
 from tests.holders import a_holder
 from tests.hosts import free_port
@@ -72,7 +72,7 @@ class Hold(NamedTuple):
     user: str
     first: int
     last: int
-    part_mib: float | None = None
+    memory_limit_mib: float | None = None
     used_mib: float | None = None
     idle_from: int = NEVER
 
@@ -140,7 +140,7 @@ def status(host: str, minute: int, start: float) -> Status:
     return Status(rows, waiting, time=now, host=host)
 
 
-def row(host: str, gpu: str, minute: int, start: float) -> Row:
+def row(host: str, gpu: str, minute: int, start: float) -> DeviceStatus:
     index, _, instance = gpu.partition(":")
     device = Device(
         int(index), f"GPU-{host}-{gpu}", "A100", memory_mib=MEMORY_MIB[host][gpu],
@@ -149,7 +149,7 @@ def row(host: str, gpu: str, minute: int, start: float) -> Row:
     holds = [each for each in active(HOLDS, host, minute) if each.gpu == gpu]
     is_stray = any(each.gpu == gpu for each in active(STRAYS, host, minute))
     state = State.RESERVED if holds else State.BUSY if is_stray else State.FREE
-    return Row(
+    return DeviceStatus(
         device, state, Usage(compute=0, mps=0, used_mib=0),
         holders=tuple(holder(pid, each, start) for pid, each in enumerate(holds, 1)),
         is_unused=bool(holds) and all(minute >= each.idle_from for each in holds),
@@ -160,7 +160,8 @@ def row(host: str, gpu: str, minute: int, start: float) -> Row:
 def holder(pid: int, hold: Hold, start: float) -> Holder:
     return a_holder(
         pid, hold.user, since=start + 60 * hold.first - 20,
-        promise=Promise(Size(hold.part_mib) if hold.part_mib else None), used_mib=hold.used_mib,
+        terms=ReservationTerms(Size(hold.memory_limit_mib) if hold.memory_limit_mib else None),
+        used_mib=hold.used_mib,
         last_cell=None if hold.idle_from == NEVER else start + 60 * hold.idle_from - 20,
     )  # fmt: skip
 
@@ -390,7 +391,7 @@ def reserved(host: str, minute: int) -> Iterator[tuple[str, float]]:
 
 def by_size(host: str, minute: int) -> Iterator[tuple[str, float]]:
     for (gpu, user), holds in of_each_user(host, minute).items():
-        parts = [hold.part_mib for hold in holds if hold.part_mib is not None]
+        parts = [hold.memory_limit_mib for hold in holds if hold.memory_limit_mib is not None]
         yield user, sum(parts) / MEMORY_MIB[host][gpu] if len(parts) == len(holds) else 1
 
 
@@ -411,9 +412,9 @@ def idle(host: str, minute: int) -> Iterator[tuple[str, float]]:
 def over_by(host: str, minute: int) -> Iterator[tuple[str, str, float]]:
     """Yield the device, the user and the use of each user who is over."""
     for (gpu, user), holds in of_each_user(host, minute).items():
-        if all(hold.part_mib is not None for hold in holds):
+        if all(hold.memory_limit_mib is not None for hold in holds):
             used = sum(hold.used_mib or 0 for hold in holds)
-            if used > sum(hold.part_mib or 0 for hold in holds):
+            if used > sum(hold.memory_limit_mib or 0 for hold in holds):
                 yield gpu, user, used
 
 

@@ -397,7 +397,9 @@ def test_a_kernel_with_a_part(machine: Machine) -> None:
     start = (*US, "kernel", "start", "--memory=2GiB", "--", sys.executable, "-c")
     code = "import os, reserve_gpu; (row,) = reserve_gpu.status().rows\n"
     code += "names = 'CUDA_DEVICE_MEMORY', 'CUPY_GPU_MEMORY_LIMIT'\n"
-    code += "print([os.environ[name] for name in names], row.holders[0].part_mib, end=' ')\n"
+    code += (
+        "print([os.environ[name] for name in names], row.holders[0].memory_limit_mib, end=' ')\n"
+    )
     code += "print(row.promisable_mib)"
     done = machine.command(*start, code)
     assert done.stdout == "['2048', '1610612736'] 2048.0 6144.0\n", done.stderr

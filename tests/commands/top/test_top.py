@@ -14,7 +14,7 @@ import pytest
 from reserve_gpu.cli.main import main
 from reserve_gpu.commands.top import live as top
 from reserve_gpu.model.devices import Device, Process, State
-from reserve_gpu.model.holders import Row
+from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.render.phrases import plain
 from reserve_gpu.render.status_view import Status
 from tests.machine import LIMIT_S
@@ -29,8 +29,8 @@ pexpect = pytest.importorskip("pexpect")  # IPython brings it
 LEFT = "\x1b[?1049l"  # back from the screen that programs have for themselves (xterm's terminfo)
 
 
-def row(index: int) -> Row:
-    return Row(Device(index, f"GPU-{index}"), State.FREE)
+def row(index: int) -> DeviceStatus:
+    return DeviceStatus(Device(index, f"GPU-{index}"), State.FREE)
 
 
 def test_it_needs_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:

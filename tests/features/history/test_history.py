@@ -24,7 +24,7 @@ from reserve_gpu.log.log_lines import Kind, LogLine, parsed
 from reserve_gpu.log.log_writer import Page
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.requests import End, Rules
-from reserve_gpu.reservation.activity import Use
+from reserve_gpu.reservation.activity import DeviceActivity
 from reserve_gpu.reservation.session import session
 from tests.features import needs_feature
 from tests.here import feature
@@ -74,17 +74,36 @@ NOTE = "from reserve_gpu.reservation.session import session\nsession().run(sessi
 @pytest.mark.parametrize(
     ("passed_s", "used", "is_over", "expected"),
     [
-        (60, Use(is_used=True, percent=80.0, mib=9.0), None, (60.0, 60.0, 0.0, None, 9.0, 80.0)),
-        (60, Use(is_used=False, percent=0.0, mib=0.0), None, (60.0, 0.0, 60.0, None, 0.0, 0.0)),
-        (60, Use(), None, (60.0, None, None, None, None, None)),
-        (60, Use(is_used=True, mib=900.0), True, (60.0, 60.0, 0.0, 60.0, 900.0, None)),
-        (60, Use(is_used=True, mib=900.0), False, (60.0, 60.0, 0.0, 0.0, 900.0, None)),
-        (9000, Use(is_used=True, percent=80.0), None, (9000.0, 120.0, 0.0, None, None, 80.0)),
+        (
+            60,
+            DeviceActivity(is_used=True, percent=80.0, mib=9.0),
+            None,
+            (60.0, 60.0, 0.0, None, 9.0, 80.0),
+        ),
+        (
+            60,
+            DeviceActivity(is_used=False, percent=0.0, mib=0.0),
+            None,
+            (60.0, 0.0, 60.0, None, 0.0, 0.0),
+        ),
+        (60, DeviceActivity(), None, (60.0, None, None, None, None, None)),
+        (60, DeviceActivity(is_used=True, mib=900.0), True, (60.0, 60.0, 0.0, 60.0, 900.0, None)),
+        (60, DeviceActivity(is_used=True, mib=900.0), False, (60.0, 60.0, 0.0, 0.0, 900.0, None)),
+        (
+            9000,
+            DeviceActivity(is_used=True, percent=80.0),
+            None,
+            (9000.0, 120.0, 0.0, None, None, 80.0),
+        ),
     ],
     ids=["used", "idle", "unreadable", "over", "not over", "stopped for hours"],
 )
 def test_a_look_adds_what_it_has_seen(
-    passed_s: float, used: Use, expected: tuple[float | None, ...], *, is_over: bool | None
+    passed_s: float,
+    used: DeviceActivity,
+    expected: tuple[float | None, ...],
+    *,
+    is_over: bool | None,
 ) -> None:
     """A look speaks for the time since the last one, two minutes at most, and not of the unread."""
     line = LogLine(Kind.RESERVED, "a", NOW, NOW, NOW)
@@ -97,10 +116,10 @@ def test_looks_add_up() -> None:
     """Several looks sum up the times, keep the most memory, and weigh the utilisation by time."""
     line = LogLine(Kind.RESERVED, "a", NOW, NOW, NOW)
     for passed_s, used in (
-        (60, Use(is_used=True, percent=90.0, mib=900.0)),
-        (30, Use(is_used=False, percent=0.0, mib=100.0)),
-        (10, Use()),
-        (90, Use(is_used=True, percent=20.0, mib=500.0)),
+        (60, DeviceActivity(is_used=True, percent=90.0, mib=900.0)),
+        (30, DeviceActivity(is_used=False, percent=0.0, mib=100.0)),
+        (10, DeviceActivity()),
+        (90, DeviceActivity(is_used=True, percent=20.0, mib=500.0)),
     ):
         line = recorder.added(line, passed_s, used, NOW)
     assert (line.seconds, line.used_s, line.idle_s) == (190.0, 150.0, 30.0)

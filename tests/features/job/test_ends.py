@@ -11,7 +11,7 @@ import pytest
 from reserve_gpu.allocation import quota
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.holders import Record
-from reserve_gpu.model.requests import NO_LEASE, Lease, Promise, Request, Rule, Rules
+from reserve_gpu.model.requests import NO_LEASE, Lease, Request, ReservationTerms, Rule, Rules
 from tests.features import needs_feature
 
 HOUR_S = 3600.0
@@ -72,11 +72,11 @@ def test_the_wall_clock_is_set_in_a_job() -> None:
 def test_a_record_has_both_ends() -> None:
     """A lock file tells both ends, and the first one where older versions look for it."""
     lease = in_job(60)
-    fields = Record(promise=Promise(lease=lease)).to_dict()
+    fields = Record(terms=ReservationTerms(lease=lease)).to_dict()
     assert (fields["until"], fields["is_jobs"]) == (NOW.wall + 60, True)
-    assert Record.from_dict(fields).promise.lease == lease
+    assert Record.from_dict(fields).terms.lease == lease
     older = {name: fields[name] for name in fields if not name.startswith("own_")}
-    read = Record.from_dict(older).promise.lease
+    read = Record.from_dict(older).terms.lease
     assert (read.until, read.is_jobs, read.own.until) == (NOW.wall + 60, True, None)
 
 
@@ -109,6 +109,6 @@ def test_a_rule_holds_in_a_job(job_s: float) -> None:
     assert lease.own.until == end
     later = NOW.later(600)
     for wish in (Lease(lasts_s=HOUR_S), Lease(idle_s=60.0)):
-        request = Request(promise=Promise(lease=wish))
+        request = Request(terms=ReservationTerms(lease=wish))
         allowed, _ = quota.allowed(request, ruled, lease, NOW, later)
-        assert lease.changed_by(allowed.promise.lease).own.until == end
+        assert lease.changed_by(allowed.terms.lease).own.until == end

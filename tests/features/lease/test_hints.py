@@ -12,14 +12,14 @@ from reserve_gpu.features.lease import lease_text
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
 from reserve_gpu.features.lease.timer import LeaseTimer
 from reserve_gpu.model.requests import Lease, Rule, Size
-from reserve_gpu.render.frontend import MAGIC, PYTHON
+from reserve_gpu.render.frontends import MAGIC, PYTHON
 from reserve_gpu.reservation.session import session
 from tests.reserving import variables
 from tests.test_frontends import GPU0, GPU1
 from tests.test_parts import ONE, promised, records
 
 if TYPE_CHECKING:
-    from reserve_gpu.render.frontend import Face
+    from reserve_gpu.render.frontends import Frontend
     from tests.here import Here
 
 RULE = Rule('time = "24h"', "[limits]", "/etc/reserve_gpu.toml", 86400.0)
@@ -37,7 +37,7 @@ def typed(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("size", "devices", "face", "expected"),
+    ("size", "devices", "frontend", "expected"),
     [
         (None, [GPU0], MAGIC, "%reserve_gpu"),
         (Size(4000.0, "MiB"), [GPU0], MAGIC, "%reserve_gpu --memory 4000MiB"),
@@ -51,10 +51,10 @@ def typed(text: str) -> str:
     ],
 )
 def test_the_same_again_after_the_end(
-    size: Size | None, devices: list[reserve_gpu.Device], face: Face, expected: str
+    size: Size | None, devices: list[reserve_gpu.Device], frontend: Frontend, expected: str
 ) -> None:
     """After the end the hint asks for as many GPUs, and as large a part, as were held."""
-    text = lease_text.say(notice(Action.RELEASE, -1.0, size=size, devices=devices), face)
+    text = lease_text.say(notice(Action.RELEASE, -1.0, size=size, devices=devices), frontend)
     assert typed(text) == expected
 
 

@@ -25,8 +25,8 @@ import reserve_gpu
 from reserve_gpu.features.lease.lease_notices import Action
 from reserve_gpu.features.lease.schedule import LONGEST_PAUSE_S
 from reserve_gpu.features.lease.timer import LeaseTimer, waiters_for
-from reserve_gpu.model.requests import Lease, Promise
-from reserve_gpu.reservation.holding import Held
+from reserve_gpu.model.requests import Lease, ReservationTerms
+from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.reservation.session import session
 from reserve_gpu.system.cells import cells
 from reserve_gpu.system.shutdown import ProcessEnd
@@ -520,8 +520,8 @@ def test_whether_the_process_is_to_end_still(
     What before_end() has released ends the process only if no cell has come since.
     """
     shell = here.shell()
-    owner: Any = SimpleNamespace(held=now and Held((), {}, Promise(lease=now)))
-    is_to_end = LeaseTimer(owner).is_to_end(Held((), {}, Promise(lease=lease)))
+    owner: Any = SimpleNamespace(held=now and Holding((), {}, ReservationTerms(lease=now)))
+    is_to_end = LeaseTimer(owner).is_to_end(Holding((), {}, ReservationTerms(lease=lease)))
     answers: list[bool] = []
     if cell == "later":
         shell.run("1")

@@ -15,15 +15,15 @@ from tests.test_executor import LOCK_IMPORTS, no_threads
 from tests.test_frontends import FACES, assert_asks_for
 
 if TYPE_CHECKING:
-    from reserve_gpu.render.frontend import Face
+    from reserve_gpu.render.frontends import Frontend
     from tests.here import Here
     from tests.machine import Machine
 
 
-@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
-def test_a_hint_can_be_typed_as_it_stands(face: Face) -> None:
+@pytest.mark.parametrize("frontend", FACES.values(), ids=FACES.keys())
+def test_a_hint_can_be_typed_as_it_stands(frontend: Frontend) -> None:
     """What is to be typed asks for the end that was asked for."""
-    assert_asks_for(face, {"for_": 3660})
+    assert_asks_for(frontend, {"for_": 3660})
 
 
 def test_the_thread_that_lives_is_enough(here: Here) -> None:

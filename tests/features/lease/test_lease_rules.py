@@ -103,7 +103,7 @@ def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> Non
     request = parse(None, for_="20h")
     for since, last in ((now, 72000), (now.later(-36000), 50400)):
         allowed, texts = quota.allowed(request, found, NO_LEASE, since, now)
-        assert allowed.promise.lease == Lease(
+        assert allowed.terms.lease == Lease(
             until=now.wall + last, until_boot=now.boot + last, idle_s=7200
         )
         assert bool(texts) is (since < now)
@@ -112,7 +112,7 @@ def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> Non
     assert "can't be prolonged" in say(caught.value.reason)
     since = now.later(-36000)
     allowed, texts = quota.allowed(parse(None, idle="1h"), found, NO_LEASE, since, now)
-    assert (allowed.promise.lease.until, allowed.promise.lease.idle_s, texts) == (
+    assert (allowed.terms.lease.until, allowed.terms.lease.idle_s, texts) == (
         now.wall + 50400,
         3600,
         [],

@@ -12,11 +12,11 @@ import pytest
 import reserve_gpu
 from reserve_gpu.commands.table import load
 from reserve_gpu.model.devices import Device, State, Usage
-from reserve_gpu.model.holders import Holder, Row
+from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.progress import Waiting
-from reserve_gpu.model.requests import Lease, Promise, Request
+from reserve_gpu.model.requests import Lease, Request, ReservationTerms
 from reserve_gpu.render import columns, contacts, durations, html, phrases, pictures, terminal
-from reserve_gpu.render.frontend import MAGIC
+from reserve_gpu.render.frontends import MAGIC
 from reserve_gpu.render.phrases import MARK
 from reserve_gpu.render.status_view import Status
 from tests.commands import needs_command
@@ -29,8 +29,8 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 # A Friday, at noon where the tests run.
 NOW = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
 ALICE = a_holder(4321000, "alice", "train.ipynb", since=NOW - 2 * HOUR_S, seen=True)
-ALICE = changed(ALICE, promise=Promise(note="thesis"))
-BOB = changed(ALICE, pid=4410, user="bob", notebook="fit.ipynb", promise=Promise())
+ALICE = changed(ALICE, terms=ReservationTerms(note="thesis"))
+BOB = changed(ALICE, pid=4410, user="bob", notebook="fit.ipynb", terms=ReservationTerms())
 GPUS = [Device(index, f"GPU-{index}", memory_mib=40960) for index in range(4)]
 EMPTY = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
 COMPUTED_ON = EMPTY._replace(compute=1, used_mib=3500)
@@ -42,12 +42,12 @@ def until(at: float | None = None, idle_s: float | None = None, **more: bool) ->
 
 
 def with_lease(holder: Holder, lease: Lease, **changes: Any) -> Holder:
-    return changed(holder, promise=holder.record.promise._replace(lease=lease), **changes)
+    return changed(holder, terms=holder.record.terms._replace(lease=lease), **changes)
 
 
-def row(number: int, *holders: Holder, is_unused: bool = False) -> Row:
+def row(number: int, *holders: Holder, is_unused: bool = False) -> DeviceStatus:
     usage = EMPTY if is_unused else COMPUTED_ON
-    return Row(GPUS[number], State.RESERVED, usage, holders=holders, is_unused=is_unused)
+    return DeviceStatus(GPUS[number], State.RESERVED, usage, holders=holders, is_unused=is_unused)
 
 
 # -- in words --------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_who_waits_has_no_end() -> None:
 def test_it_has_room_everywhere(width: int) -> None:
     """In a terminal of any width all of it can be read, and no line is wider."""
     terms = until(6, HOUR_S, **WANTED)
-    status = Status((row(0, with_lease(ALICE, terms)),), time=NOW, face=MAGIC)
+    status = Status((row(0, with_lease(ALICE, terms)),), time=NOW, frontend=MAGIC)
     lines = terminal.lines(status.picture().layout, width, is_coloured=False)
     assert all(columns.width_of(line) <= width for line in lines)
     text = re.sub(r"\s+", " ", " ".join(lines))
@@ -182,7 +182,7 @@ def test_json(here: Here) -> None:
     ]
 
 
-def metric(name: str, *rows: Row) -> dict[str, float]:
+def metric(name: str, *rows: DeviceStatus) -> dict[str, float]:
     text = load("export.prometheus.text")(Status(rows, time=NOW))
     found = re.findall(rf'^reserve_gpu_{name}{{.*username="(\w+)"}} (\S+)$', text, re.MULTILINE)
     return {user: float(value) for user, value in found}
@@ -200,7 +200,7 @@ def test_metrics() -> None:
 # -- what comes free -------------------------------------------------------------------------------
 
 
-def likeliest(*rows: Row) -> str:
+def likeliest(*rows: DeviceStatus) -> str:
     return phrases.plain(contacts.likeliest(rows, NOW))
 
 
@@ -261,7 +261,7 @@ def test_whom_to_ask() -> None:
 def test_a_wait_names_it() -> None:
     """The picture of a wait ends with the GPU that is likeliest to come free."""
     now = time.time()
-    busy = Row(GPUS[0], State.RESERVED, COMPUTED_ON, holders=(ALICE,))
+    busy = DeviceStatus(GPUS[0], State.RESERVED, COMPUTED_ON, holders=(ALICE,))
     ending = with_lease(ALICE, Lease(until=now + 9 * DAY_S), since=now - 9)
     waiting = Waiting(Request(), 1, 5.0, (busy, busy._replace(device=GPUS[1], holders=(ending,))))
     (line,) = pictures.wait(waiting).layout.foot

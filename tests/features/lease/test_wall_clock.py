@@ -18,7 +18,7 @@ from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.holders import Holders, named
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.holders import Record
-from reserve_gpu.model.requests import Lease, Promise
+from reserve_gpu.model.requests import Lease, ReservationTerms
 from reserve_gpu.render import durations, phrases
 from reserve_gpu.system import procfs
 from tests.processes import US, wait_for
@@ -81,7 +81,7 @@ def test_others_read_an_age_and_an_end_that_are_right(set_s: float) -> None:
     began = now.wall - age_s
     taken = now.later(-age_s)._replace(wall=began - set_s)
     written = Record(
-        promise=Promise(lease=Lease(lasts_s=HOUR_S).begun(taken)),
+        terms=ReservationTerms(lease=Lease(lasts_s=HOUR_S).begun(taken)),
         since=taken.wall, since_boot=taken.boot, written=taken.wall, written_boot=taken.boot,
         overdue=taken.wall, kept_until=taken.wall,
     )  # fmt: skip

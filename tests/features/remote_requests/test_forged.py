@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reserve_gpu.model.devices import Device, State
-from reserve_gpu.model.holders import Answer, Reserved, Row
+from reserve_gpu.model.holders import Answer, DeviceStatus, Reserved
 from reserve_gpu.render import reservation_list
 from reserve_gpu.reservation import remote_release
 from reserve_gpu.reservation.remote_release import Choice
@@ -318,8 +318,8 @@ def test_a_forged_pid_joins_no_reservations() -> None:
     own = a_holder(4321, seen=True)._replace(file="GPU-0.lock")
     other = a_holder(4321)._replace(file="GPU-1.lock")
     rows = (
-        Row(Device(0, "GPU-0"), State.RESERVED, holders=(own,)),
-        Row(Device(1, "GPU-1"), State.RESERVED, holders=(other,)),
+        DeviceStatus(Device(0, "GPU-0"), State.RESERVED, holders=(own,)),
+        DeviceStatus(Device(1, "GPU-1"), State.RESERVED, holders=(other,)),
     )
     assert [(each.holder, each.rows) for each in Reserved.among(rows)] == [
         (own, rows[:1]), (other, rows[1:])
@@ -329,8 +329,8 @@ def test_a_forged_pid_joins_no_reservations() -> None:
 def test_a_pid_that_is_a_gpus_number_too() -> None:
     """A process is named by its GPU if its pid equals a GPU's number."""
     holder = a_holder(1, seen=True)
-    each = Reserved(holder, (Row(Device(0, "GPU-0"), State.RESERVED, holders=(holder,)),))
-    there = Reserved(a_holder(9, seen=True), (Row(Device(1, "GPU-1"), State.RESERVED),))
+    each = Reserved(holder, (DeviceStatus(Device(0, "GPU-0"), State.RESERVED, holders=(holder,)),))
+    there = Reserved(a_holder(9, seen=True), (DeviceStatus(Device(1, "GPU-1"), State.RESERVED),))
     assert reservation_list.name(each, [each]) == "1"
     assert reservation_list.name(each, [each, there]) == "GPU0"
 

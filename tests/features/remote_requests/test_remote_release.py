@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reserve_gpu.model.devices import Device, State
-from reserve_gpu.model.holders import Answer, Reserved, Row
+from reserve_gpu.model.holders import Answer, DeviceStatus, Reserved
 from reserve_gpu.render import reservation_list
-from reserve_gpu.render.frontend import SHELL
+from reserve_gpu.render.frontends import SHELL
 from reserve_gpu.reservation import remote_release
 from tests.holders import a_holder
 from tests.locked import held
@@ -366,7 +366,7 @@ def test_a_fork_does_not_listen(here: Here) -> None:
 @pytest.mark.parametrize("answer", [Answer.CUDA, Answer.CHILD, Answer.PROGRAM, Answer.SILENT])
 def test_who_sits_there_reads_how_to_end_it(answer: Answer) -> None:
     """A person is told what ends a process that can't release; a program is not."""
-    each = Reserved(a_holder(pid=4321), (Row(Device(0, "GPU-1"), State.RESERVED),))
+    each = Reserved(a_holder(pid=4321), (DeviceStatus(Device(0, "GPU-1"), State.RESERVED),))
     typed = "reserve-gpu release 4321 --end"
     assert typed in reservation_list.released(each, answer, [each], SHELL)
     program = SHELL._replace(is_for_program=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.features.waiters.notifier import Waiters, somebody_waits
+from reserve_gpu.features.waiters.notifier import WaiterNotices, somebody_waits
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.reservation.session import session
@@ -34,15 +34,15 @@ pytestmark = [pytest.mark.process]
 
 NO_PAUSE = """
 from reserve_gpu.reservation.session import session
-from reserve_gpu.features.waiters.notifier import Waiters
-session()._features["Waiters"] = Waiters(session(), pause_s=0.0, idle_s=0.0)
+from reserve_gpu.features.waiters.notifier import WaiterNotices
+session()._features["WaiterNotices"] = WaiterNotices(session(), pause_s=0.0, idle_s=0.0)
 """
 IDLE = "gpu\n  memory 8192\n"
 
 
 @pytest.fixture(autouse=True)
 def _nobody_was_told(here: Here) -> None:
-    session()._features["Waiters"] = Waiters(session(), pause_s=0.0, idle_s=0.0)
+    session()._features["WaiterNotices"] = WaiterNotices(session(), pause_s=0.0, idle_s=0.0)
 
 
 @pytest.mark.promise
@@ -57,7 +57,7 @@ def test_who_waits_is_told_once(here: Here) -> None:
         here.write(f"{IDLE}  compute {os.getpid()} 900\n  utilisation 90\n")
         assert "has waited" not in shell.run("pass").all
         here.write(IDLE)
-        feature(Waiters)._tell_at = 0.0  # a moment later
+        feature(WaiterNotices)._tell_at = 0.0  # a moment later
         told = shell.run("pass").shown.strip()
         assert told.startswith(f"Your {CHILD} has waited ")
         how = f"GPU0 is idle here: %reserve_gpu --release gives it to your {CHILD}."
@@ -70,7 +70,7 @@ def test_who_waits_is_told_once(here: Here) -> None:
 def test_nothing_is_called_idle_in_its_first_ten_minutes(here: Here) -> None:
     """A GPU that was reserved or used in the last ten minutes is not offered to waiters."""
     here.write(IDLE)
-    session()._features["Waiters"] = waiters = Waiters(session(), pause_s=0.0)
+    session()._features["WaiterNotices"] = waiters = WaiterNotices(session(), pause_s=0.0)
     shell = here.shell(is_notebook=True)
     shell.run("%reserve_gpu")
     with here.child() as child:
@@ -109,7 +109,7 @@ def test_at_most_every_ten_minutes(here: Here) -> None:
         assert '("first")' in shell.run("pass").shown
         Waiter(here, two, "note='second'")
         assert "has waited" not in shell.run("pass").shown
-        feature(Waiters)._tell_at = 0.0  # ten minutes later
+        feature(WaiterNotices)._tell_at = 0.0  # ten minutes later
         assert '("second")' in shell.run("pass").shown
 
 
@@ -163,7 +163,9 @@ def test_what_has_ended_meanwhile_is_told_of_nobody(here: Here) -> None:
     shell.run("%reserve_gpu")
     with here.child() as child:
         Waiter(here, child)
-        assert feature(Waiters).tell(session().now, lambda: bool(reserve_gpu.release())) is None
+        assert (
+            feature(WaiterNotices).tell(session().now, lambda: bool(reserve_gpu.release())) is None
+        )
         assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
 
 
@@ -247,7 +249,7 @@ def run_until(shell: Shell, text: str) -> str:
 
 def test_the_next_cell_does_not_look_again(here: Here) -> None:
     """Of two cells, one right after the other, only the first talks to the driver at its end."""
-    session()._features["Waiters"] = Waiters(session())
+    session()._features["WaiterNotices"] = WaiterNotices(session())
     shell = here.shell()
     assert not shell.run("%reserve_gpu").error
     before = here.calls().count("nvmlInitWithFlags")

@@ -15,7 +15,7 @@ COMMAND = "COMMAND ..."
 SECONDS = {"d": 86400, "h": 3600, "m": 60}
 
 
-class Face(NamedTuple):
+class Frontend(NamedTuple):
     """One of the ways in which people ask for a GPU.
 
     program: the first word of a line; empty for Python's `reserve()`. command: what follows `--`.
@@ -52,12 +52,12 @@ class Face(NamedTuple):
         return " ".join([*words, *(["--", self.command] if self.command else [])])
 
 
-MAGIC = Face("%reserve_gpu", "kernel")
-PYTHON = Face("", "process")
-SHELL = Face("reserve-gpu run", "", COMMAND)
+MAGIC = Frontend("%reserve_gpu", "kernel")
+PYTHON = Frontend("", "process")
+SHELL = Frontend("reserve-gpu run", "", COMMAND)
 
 
-def shell(command: list[str]) -> Face:
+def shell(command: list[str]) -> Frontend:
     """Return the face of a shell in which a command was typed, or none."""
     line = " ".join(map(_quoted, command))
     is_short = 0 < len(line) <= COMMAND_LIMIT and line.isprintable()
@@ -79,12 +79,12 @@ def is_watched() -> bool:
     return bool(shell.get_parent().get("content", {}).get("allow_stdin"))
 
 
-def read_here(face: Face) -> Face:
+def read_here(frontend: Frontend) -> Frontend:
     """Return the face as it is read in this process: by a person, or by a program."""
     ipython = sys.modules.get("IPython.core.getipython")
     is_kernel = hasattr(ipython and ipython.get_ipython(), "kernel")
     is_person = is_watched() if is_kernel else bool(sys.stdin and sys.stdin.isatty())
-    return face._replace(is_for_program=not (is_person or errors.is_beside_cells))
+    return frontend._replace(is_for_program=not (is_person or errors.is_beside_cells))
 
 
 def _words(request: Request) -> Iterator[str]:
@@ -110,14 +110,14 @@ def _arguments(request: Request) -> Iterator[str]:
 
 def _wishes(request: Request) -> dict[str, Any]:
     """Return what the request asks for, by the keywords of `reserve()`; a flag has True."""
-    promise, lease = request.promise, request.promise.lease
+    terms, lease = request.terms, request.terms.lease
     values = {
         "devices": request.devices,
         "count": None if request.devices else request.count,
         "min_memory": request.min_memory_mib and _size(request.min_memory_mib, request.memory_unit),
         "name": request.model,
-        "memory": promise.size and _part(promise.size),
-        "note": promise.note,
+        "memory": terms.size and _part(terms.size),
+        "note": terms.note,
         "for_": lease.lasts_s and _seconds(lease.lasts_s),
         "until": lease.until and time.strftime("%Y-%m-%d %H:%M", time.localtime(lease.until)),
         "idle": lease.idle_s and _seconds(lease.idle_s),
