@@ -92,20 +92,16 @@ _HOMES = {
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Add %reserve_gpu to the shell; called by `%load_ext reserve_gpu`."""
-    _late("extension").load(shell)
+    with no_fork:
+        from reserve_gpu import extension
+    extension.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take %reserve_gpu away again; what is reserved stays reserved."""
-    _late("extension").unload(shell)
-
-
-def _late(name: str) -> Any:
-    """Return a module of ours, which its first use imports."""
     with no_fork:
-        from reserve_gpu.system.executor import Late
-
-    return Late(name)
+        from reserve_gpu import extension
+    extension.unload(shell)
 
 
 if not TYPE_CHECKING:  # to which every name would be one of ours
@@ -114,7 +110,9 @@ if not TYPE_CHECKING:  # to which every name would be one of ours
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
-            return getattr(_late(_HOMES.get(name, "model.errors")), name)
+            with no_fork:
+                from reserve_gpu.system.loader import load
+            return getattr(load(_HOMES.get(name, "model.errors")), name)
         except ImportError as error:
             if _exists(__file__):
                 raise

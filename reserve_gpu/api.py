@@ -10,35 +10,28 @@ from typing import TYPE_CHECKING, Literal, TypeVar, overload
 from reserve_gpu.allocation.request import Deadline, parse
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.model import errors
+from reserve_gpu.model import notices as notice
 from reserve_gpu.model.errors import Failure
 from reserve_gpu.model.parsing import parse_duration
 from reserve_gpu.model.progress import Progress, Waiting
+from reserve_gpu.render import failures, messages
+from reserve_gpu.render import progress as displays
 from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend
-from reserve_gpu.reservation import acquire
+from reserve_gpu.reservation import acquire, exec_handover, feature, imports
+from reserve_gpu.reservation import restart_handover as kept_for
 from reserve_gpu.reservation.session import Reservation, Session, session
+from reserve_gpu.system import shutdown
 from reserve_gpu.system.cells import kernels_file
-from reserve_gpu.system.executor import Late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from reserve_gpu.gpus.names import DeviceNames
-    from reserve_gpu.model import notices as notice
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.holders import Reserved
     from reserve_gpu.model.requests import Request
-    from reserve_gpu.render import failures, messages
-    from reserve_gpu.render import progress as displays
-    from reserve_gpu.reservation import exec_handover, feature
-    from reserve_gpu.reservation import restart_handover as kept_for
-    from reserve_gpu.system import shutdown
 
     F = TypeVar("F", bound=Callable[[], object])
-else:  # what a reservation that is granted at once never needs
-    displays, kept_for = Late("render.progress"), Late("reservation.restart_handover")
-    exec_handover, shutdown = Late("reservation.exec_handover"), Late("system.shutdown")
-    feature, notice = Late("reservation.feature"), Late("model.notices")
-    failures, messages = Late("render.failures"), Late("render.messages")
 
 
 def reserve(  # noqa: PLR0913 - all but the first are keywords
@@ -141,6 +134,7 @@ def ask(
                 this_session.hide_if_unreserved()
 
     try:
+        imports.load_for_reserving(request.terms)
         with _shown(progress) as show:
             reservation, notices = this_session.run(
                 partial(acquire.reserve, this_session, request, deadline, before),
@@ -167,6 +161,7 @@ def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
 
 def preview(request: Request, frontend: Frontend) -> tuple[Device, ...]:
     """Return what would be reserved now; nothing is. Raises what `reserve()` raises."""
+    imports.load_for_reserving(request.terms)
     try:
         return session().run(acquire.preview, session(), request)
     except Failure as failure:
@@ -282,6 +277,7 @@ def join(reserved: Reserved) -> str:
         raise failures.error(notice.HoldsAlready(this_session.devices), MAGIC)
     if cuda_environment.cuda_started():
         raise failures.error(notice.TooLate(()), MAGIC)
+    imports.load_for_reserving()
     this_session.run(this_session.join, reserved)
     reservation = this_session.reservation
     environ = reservation.environ if reservation else {}
@@ -293,6 +289,7 @@ def take_over(connection_file: str | None) -> list[str]:
 
     connection_file: of the kernel that this process is, or becomes.
     """
+    imports.load_for_reserving()
     notices = session().run(kept_for.take_over, session(), connection_file)
     return messages.said(notices) if notices else []
 

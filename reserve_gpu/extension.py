@@ -19,30 +19,25 @@ from traitlets import CUnicode, Unicode, observe
 from reserve_gpu.model.errors import PackageError, ReserveGPUError, WaitInterrupted
 from reserve_gpu.system import executor, jupyter_kernel, lock_keeper, procfs, settings
 from reserve_gpu.system.cells import cells
-from reserve_gpu.system.executor import Late
+from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-    from reserve_gpu import api, request_options
-    from reserve_gpu.ipython import cell_hooks, completion, magic
-    from reserve_gpu.reservation import session
-else:
-    magic, request_options, completion = (
-        Late("ipython.magic"),
-        Late("request_options"),
-        Late("ipython.completion"),
-    )
-    api, cell_hooks = Late("api"), Late("ipython.cell_hooks")
-    session = Late("reservation.session")
-
 
 MAGIC_NAME = "%reserve_gpu"
 MATCHER = "reserve_gpu.ipython.completion"
 FIRST = 1000  # before IPython's own matchers, so that those that it keeps out are not even asked
 SETTINGS = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
+
+
+def _manual() -> str:
+    """Return the help of the magic."""
+    from reserve_gpu import request_options
+
+    return request_options.magic_parser().format_help()
 
 
 # -- the magic and its settings -------------------------------------------------------------------
@@ -71,6 +66,8 @@ class ReserveGPU(Magics):
     def reserve_gpu(self, line: str) -> None:
         """Reserve a GPU for this kernel, and set the CUDA variables for what it runs next."""
         try:
+            with no_fork:
+                from reserve_gpu.ipython import magic
             magic.run(line)
         except (ReserveGPUError, UsageError):
             raise
@@ -80,7 +77,7 @@ class ReserveGPU(Magics):
             raise
 
     # Where IPython looks before the docstring; %reserve_gpu? shows what the parser says of itself.
-    reserve_gpu.getdoc = lambda: request_options.magic_parser().format_help()  # type: ignore[union-attr]
+    reserve_gpu.getdoc = _manual  # type: ignore[union-attr]
 
     def begin_cell(self, info: ExecutionInfo) -> None:
         """Watch a cell that begins, and say before it what a person is to know."""
@@ -88,6 +85,10 @@ class ReserveGPU(Magics):
         if not info.store_history:  # code of a front end, which runs unseen
             return
         with self._told_of_change():
+            if not (self.is_to_tell_start or _has_session()):
+                return
+            with no_fork:
+                from reserve_gpu.ipython import magic
             if _has_session():
                 magic.tell_notices()
             if self.is_to_tell_start:
@@ -99,13 +100,17 @@ class ReserveGPU(Magics):
         cells().end(result)
         with self._told_of_change():
             if _has_session():
+                with no_fork:
+                    from reserve_gpu.ipython import magic
                 magic.after_cell()
             info = result and result.info
             if self.is_to_tell_kept and info and info.store_history:
                 self.is_to_tell_kept = False
                 file = jupyter_kernel.connection_file()
                 if any(file in about for _, about in procfs.own_processes(lock_keeper.WORDS)):
-                    magic.tell_kept()  # which most kernels need not load
+                    with no_fork:
+                        from reserve_gpu.ipython import magic
+                    magic.tell_kept()
 
     def _change(self) -> str | None:
         """Return a message if the package was updated or removed since it was loaded."""
@@ -142,6 +147,8 @@ class ReserveGPU(Magics):
             request = self.shell.kernel.get_parent("control")  # type: ignore[union-attr]
             is_asked = request["header"]["msg_type"] == "shutdown_request"
             if change["new"] and is_asked and request["content"]["restart"] and _has_session():
+                with no_fork:
+                    from reserve_gpu.ipython import cell_hooks
                 cell_hooks.leave_to_restart()
         except Exception:  # whatever comes of it, the kernel has to end
             log = logging.getLogger("reserve_gpu")
@@ -213,7 +220,11 @@ def _was_given_something() -> bool:
     Asking takes over what that program held (see api.before_exec), which must not come later: a
     child that the shell starts before would inherit the locks.
     """
-    return procfs.held_by() == os.getpid() and bool(session.session().reason or api.current())
+    if procfs.held_by() != os.getpid():
+        return False
+    with no_fork:
+        from reserve_gpu.reservation.session import session
+    return bool(session().reason or session().held)
 
 
 def _show_interrupted(*about: Any, **_options: Any) -> None:
@@ -234,6 +245,8 @@ def _add_completion(shell: InteractiveShell) -> None:
     except ImportError:  # before 8.6
 
         def endings(_shell: InteractiveShell, event: Any) -> Any:
+            from reserve_gpu.ipython import completion
+
             return completion.endings(shell, event)
 
         shell.set_hook("complete_command", endings, str_key=MAGIC_NAME)  # type: ignore[no-untyped-call]
@@ -242,6 +255,8 @@ def _add_completion(shell: InteractiveShell) -> None:
     def matcher(context: Any) -> Any:
         if "reserve_gpu" not in context.full_text:
             return {"completions": []}
+        from reserve_gpu.ipython import completion
+
         return completion.matches(shell, context)
 
     if shell.Completer is not None:

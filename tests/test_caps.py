@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.gpus import cuda_environment
+from reserve_gpu.gpus import cuda_environment, memory_caps
 from reserve_gpu.gpus.cuda_environment import (
     CUPY_LIMIT,
     OLD_TORCH_ALLOCATOR,
@@ -24,7 +24,7 @@ from reserve_gpu.gpus.cuda_environment import (
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import MIB, Device
 from reserve_gpu.render import messages
-from reserve_gpu.reservation import memory_caps
+from reserve_gpu.reservation.environment_changes import cap_notices
 from tests.locked import held
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def lines(
     """Return the notes of a part of these devices; of those with a line to type, the line alone."""
     values = {**NO_CAPS, **(inherited or {})}
     written = memory_caps.variables(devices, PART_MIB, values)
-    told = messages.said(memory_caps.notices(devices, PART_MIB, values, written, is_late=is_late))
+    told = messages.said(cap_notices(devices, PART_MIB, values, written, is_late=is_late))
     return [note.partition("\n")[2] or note for note in told]
 
 
@@ -469,7 +469,7 @@ def test_real_jax(machine: Machine) -> None:
 
 READ_TENSORFLOW = """
 import sys, reserve_gpu
-from reserve_gpu.reservation import memory_caps
+from reserve_gpu.gpus import memory_caps
 held = reserve_gpu.reserve(memory='3GB')
 import tensorflow as tf
 context = sys.modules['tensorflow.python.eager.context'].context()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 
-from reserve_gpu.reservation.memory_caps import DEFAULT_CONTEXT_MIB
+from reserve_gpu.gpus.memory_caps import DEFAULT_CONTEXT_MIB
 from tests.hardware import FRAMEWORKS, NOT_CONFIRMED, READINGS, ROWS
 from tests.machine import ROOT
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reserve_gpu.allocation import snapshot
+from reserve_gpu.features.over_limit.over_limit import exceeded
 from reserve_gpu.model import notices
 from reserve_gpu.model.devices import ComputeMode, Device, Fault, Process, State, Unfit, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
@@ -35,7 +36,6 @@ from reserve_gpu.model.requests import Lease, Request, ReservationTerms, Size
 from reserve_gpu.render import contacts, durations, failures, frontends, messages, phrases, pictures
 from reserve_gpu.render.frontends import MAGIC, SHELL
 from reserve_gpu.render.status_view import Status
-from reserve_gpu.reservation import memory_caps
 from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.reservation.session import Reservation
 from reserve_gpu.system.executor import NESTED
@@ -1404,7 +1404,7 @@ def test_who_is_over(
 ) -> None:
     """A device is over with more than its part; where that can't be read it is as it was before."""
     held = Holding((GPU0, GPU1), {}, ReservationTerms(Size(10.0)))
-    over, _ = memory_caps.exceeded(held, uses, frozenset(before))
+    over, _ = exceeded(held, uses, frozenset(before))
     assert over == set(expected)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import misspelling
 from tests.machine import ROOT
 
 if TYPE_CHECKING:
@@ -69,8 +68,3 @@ def assert_mypy_sees(code: str, folder: Path) -> None:
     lines = enumerate(code.splitlines(), 1)
     wrong = [(str(number), line.split("# ")[1]) for number, line in lines if "# " in line]
     assert list(dict.fromkeys(seen)) == wrong, done.stdout + done.stderr
-
-
-def test_misspelt_calls_of_ours() -> None:
-    """Each call into our own modules that is misspelt, or has an argument too many, is an error."""
-    assert misspelling.unseen(misspelling.chosen(seed=1)) == []

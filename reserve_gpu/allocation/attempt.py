@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu.allocation import inherited_limit, policy
+from reserve_gpu.allocation import inherited_limit, policy, quota, snapshot
 from reserve_gpu.allocation.outcome import AcquiredLocks, Denied, Granted, LockedDevice
 from reserve_gpu.gpus import names, usage
 from reserve_gpu.gpus.bindings import DeviceError
@@ -19,22 +19,17 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, device_of
 from reserve_gpu.locks.holders import is_sharers, without_guests
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import QueueEntry
+from reserve_gpu.model import notices as notice
 from reserve_gpu.model.devices import ComputeMode, Device, Fault, State
 from reserve_gpu.model.errors import TOO_MANY_FILES, Failure, LockError
 from reserve_gpu.model.holders import DeviceStatus, Holder, Record
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Request, Rules
 from reserve_gpu.system import procfs
-from reserve_gpu.system.executor import Late
 
 if TYPE_CHECKING:
-    from reserve_gpu.allocation import quota, snapshot
-    from reserve_gpu.model import notices as notice
     from reserve_gpu.model.devices import Usage
     from reserve_gpu.model.holders import Claim
-else:
-    snapshot, notice = Late("allocation.snapshot"), Late("model.notices")
-    quota = Late("allocation.quota")  # which only rules need
 
 # Others wait for the mutex meanwhile: the readings of a look have so long, all together. A GPU that
 # was touched before answers within milliseconds, unless the driver hangs.

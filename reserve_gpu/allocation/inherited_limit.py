@@ -9,21 +9,17 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from reserve_gpu.gpus import cuda_environment, names
+from reserve_gpu.gpus import cuda_environment, memory_caps, names
+from reserve_gpu.model import notices as notice
 from reserve_gpu.model.devices import Device, Fault
 from reserve_gpu.model.errors import Failure, ImpossibleError, RequestError, sanitize
-from reserve_gpu.system.executor import Late
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from reserve_gpu.gpus.nvml import Nvml
     from reserve_gpu.locks.directory import LockDirectory
-    from reserve_gpu.model import notices as notice
     from reserve_gpu.model.requests import Request, Variables
-    from reserve_gpu.reservation import memory_caps
-else:
-    memory_caps, notice = Late("reservation.memory_caps"), Late("model.notices")
 
 
 def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[Device | Fault]:

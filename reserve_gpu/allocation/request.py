@@ -1,24 +1,14 @@
 """What somebody asks for: the request, until when to wait, and the settings."""
 
-import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from reserve_gpu.gpus import names
 from reserve_gpu.model import parsing
 from reserve_gpu.model.devices import MIB
 from reserve_gpu.model.errors import RequestError, sanitize
 from reserve_gpu.model.requests import UNITS, Lease, Request, ReservationTerms, Rules, Size
-from reserve_gpu.reservation import feature_registry
 from reserve_gpu.system import settings
-from reserve_gpu.system.executor import Late
-
-if TYPE_CHECKING:
-    from reserve_gpu.allocation import admin_rules as administrator
-else:
-    administrator = Late(
-        "allocation.admin_rules"
-    )  # with a parser, which nobody needs without such a file
 
 # No GPU that runs CUDA has so little: who asks for 16 means GB, though a bare number is MiB.
 _LEAST_BARE_MIB = 1000
@@ -104,33 +94,15 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     )
 
 
-def idle_mib() -> float | None:
-    """Return the memory in MiB up to which a device is idle, None for the default."""
-    return setting_mib(settings.IDLE_MEMORY)
-
-
-def setting_mib(variable: str) -> float | None:
-    """Return the size in MiB that a variable sets, None where it does not. Raises RequestError."""
-    size = os.environ.get(variable)
-    if not size:
-        return None
-    try:
-        return parsing.parse_size(size)
-    except RequestError as error:
-        raise RequestError(f"{variable}: {error}") from error
-
-
-def require_settings(request: Request) -> None:
-    """Raise RequestError for a setting that is no size, or an end that nothing would see to."""
-    feature_registry.require_end(request.terms.lease)
-    if request.memory_limit_mib is not None:
-        setting_mib(settings.CONTEXT_MEMORY)
-
-
 def rules() -> Rules | None:
     """Return what the administrator's file says now to this user, None if there is none."""
     file = settings.config_file()
-    return administrator.read(file) if file is not None else None
+    if file is None:
+        return None
+    # Few machines have such a file, and its parser loads slowly.
+    from reserve_gpu.allocation import admin_rules
+
+    return admin_rules.read(file)
 
 
 def _part(memory: str | float) -> Size:

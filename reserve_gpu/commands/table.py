@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from reserve_gpu.model.option import Option
-from reserve_gpu.system.executor import Late
+from reserve_gpu.system import loader
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -255,7 +255,7 @@ FORMS = tuple(part for part in PARTS if isinstance(part, Form))
 def load(home: str) -> Any:
     """Load what a row names."""
     module, _, name = home.rpartition(".")
-    return getattr(Late(f"commands.{module}"), name)
+    return getattr(loader.load(f"commands.{module}"), name)
 
 
 def others(arguments: Namespace) -> Others | None:

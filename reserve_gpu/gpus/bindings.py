@@ -16,11 +16,14 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from reserve_gpu.gpus import import_errors, start_errors
 from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, LOST, NO_LIMIT, Code
 from reserve_gpu.gpus.worker import HangError, Worker
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import DriverError, NoThreadError, sanitize
-from reserve_gpu.system import executor, procfs
+from reserve_gpu.system import procfs
+from reserve_gpu.system.forks import no_fork
+from reserve_gpu.system.signals import is_of_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +31,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from reserve_gpu.gpus import import_errors, start_errors
     from reserve_gpu.system.executor import T, Ts
-else:  # needed only if something fails
-    import_errors = executor.Late("gpus.import_errors")
-    start_errors = executor.Late("gpus.start_errors")
 
 LIBRARY = "libnvidia-ml.so.1"
 WSL_LIBRARY = f"/usr/lib/wsl/lib/{LIBRARY}"
@@ -293,21 +292,43 @@ class _Only:
         return isinstance(error, DeviceError) and error.code not in self._faults
 
 
-def import_pynvml() -> ModuleType:
-    """Import the bindings. Raises DriverError if there are none, or others of the same name."""
+_import_error: DriverError | None = None  # of the last attempt to import the bindings
+
+
+def load() -> None:
+    """Import the bindings on this thread, so that no other thread has to.
+
+    The error of a failure is kept for `import_pynvml`. An exception of a signal handler is raised
+    here.
+    """
+    global _import_error
     is_new = "pynvml" not in sys.modules
-    with warnings.catch_warnings():
-        # PyPI's package pynvml only wraps the official bindings, and warns that it does.
-        warnings.simplefilter("ignore")
-        error = executor.import_error("pynvml")
-    if error:
-        raise import_errors.not_imported(error) from error
-    pynvml = sys.modules["pynvml"]
+    _import_error = None
+    try:
+        with no_fork, warnings.catch_warnings():
+            # PyPI's package pynvml only wraps the official bindings, and warns that it does.
+            warnings.simplefilter("ignore")
+            import pynvml
+    except BaseException as error:
+        if is_of_handler(error):
+            raise
+        _import_error = import_errors.not_imported(error)
+        _import_error.__cause__ = error
+        return
     if not all(hasattr(pynvml, name) for name in OFFICIAL):
-        raise import_errors.not_official(pynvml, is_new=is_new)
+        _import_error = import_errors.not_official(pynvml, is_new=is_new)
+        return
     with suppress(AttributeError):  # Windows has no fork; other bindings may have no lock
         _free_in_children(pynvml.libLoadLock)
-    return pynvml
+
+
+def import_pynvml() -> ModuleType:
+    """Return the bindings. Raises DriverError if there are none, or others of the same name."""
+    if _import_error is None and "pynvml" not in sys.modules:
+        load()
+    if _import_error is not None:
+        raise _import_error
+    return sys.modules["pynvml"]
 
 
 def load_library() -> list[str] | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from _queue import SimpleQueue  # as `queue` has it, which loads other kinds besides
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.model.errors import NoThreadError

@@ -13,20 +13,15 @@ from reserve_gpu import api, request_options
 from reserve_gpu.commands.table import MAGIC_OPTIONS, load
 from reserve_gpu.ipython import cell_hooks
 from reserve_gpu.model import errors
-from reserve_gpu.render import messages, phrases
+from reserve_gpu.render import messages, phrases, pictures
 from reserve_gpu.render.frontends import MAGIC, read_here
 from reserve_gpu.render.progress import Live
 from reserve_gpu.reservation import status
 from reserve_gpu.reservation.session import session
 from reserve_gpu.system import jupyter_kernel, procfs
-from reserve_gpu.system.executor import Late
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from reserve_gpu.render import pictures
-else:
-    pictures = Late("render.pictures")
 
 
 def run(line: str) -> None:

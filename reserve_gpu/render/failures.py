@@ -7,17 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from reserve_gpu.model import errors, notices
+from reserve_gpu.render import contacts, messages, pictures, status_view
 from reserve_gpu.render.frontends import Frontend, read_here
-from reserve_gpu.system.executor import Late
-
-if TYPE_CHECKING:
-    from reserve_gpu.render import contacts, messages, pictures, status_view
-else:  # what a program that catches the error never needs
-    contacts, status_view = Late("render.contacts"), Late("render.status_view")
-    messages, pictures = Late("render.messages"), Late("render.pictures")
 
 # Seconds after which a program does well to ask again: until the first end that is known, within
 # these bounds, as ends are put off, and as nobody gains by asking more often.

@@ -7,40 +7,30 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu.allocation import inherited_limit, policy
+from reserve_gpu.allocation import inherited_limit, policy, quota, snapshot, wait
 from reserve_gpu.allocation.attempt import AttemptContext, attempt
 from reserve_gpu.allocation.outcome import Denied, Granted, LockedDevice
-from reserve_gpu.allocation.request import Deadline, idle_mib, require_settings, rules
+from reserve_gpu.allocation.request import Deadline, rules
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks import record
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, preferred_paths
+from reserve_gpu.model import notices as notice
 from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import Failure, NoFreeDeviceError, RequestError
 from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo
 from reserve_gpu.model.requests import End, Request
-from reserve_gpu.system import containers, procfs
+from reserve_gpu.reservation import feature, joining, refresh
+from reserve_gpu.system import containers, memory_settings, procfs
 from reserve_gpu.system.cells import kernels_file
-from reserve_gpu.system.executor import Late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu.allocation import quota, snapshot, wait
     from reserve_gpu.locks.queue import QueueEntry
-    from reserve_gpu.model import notices as notice
     from reserve_gpu.model.notices import Notice
-    from reserve_gpu.reservation import feature, joining, refresh
     from reserve_gpu.reservation.holding import Holding
     from reserve_gpu.reservation.session import Reservation, Session
-else:  # what a grant mostly never needs
-    snapshot, joining = Late("allocation.snapshot"), Late("reservation.joining")
-    quota, refresh, wait = (
-        Late("allocation.quota"),
-        Late("reservation.refresh"),
-        Late("allocation.wait"),
-    )
-    feature, notice = Late("reservation.feature"), Late("model.notices")
 
 RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
@@ -81,7 +71,6 @@ def reserve(
             request, ruled, session.now.lease, session.now.since_of(request), procfs.now()
         )
         notices += [*ruled.problems, *more]
-    require_settings(request)
     # Held already: say so again, and change nothing.
     if held and (met := session.satisfy_from_current(request)) is not None:
         return _answer(session, notices + met)
@@ -105,7 +94,7 @@ def reserve(
                 inherited=session.variables.inherited(),
                 held=session.now.locks_in(locks.path),
                 memory_limit_mib=session.now.memory_limit_mib,
-                idle_mib=idle_mib(),
+                idle_mib=memory_settings.idle_mib(),
                 driver=gpus.driver_version() if request.needed > 1 else None,
                 rules=ruled,
                 is_taking_back=is_late,
@@ -155,6 +144,8 @@ def _begin(session: Session, request: Request) -> list[Notice]:
     A feature that is new is imported here, so that nobody waits for that under the mutex.
     Raises ReserveGPUError where too few descriptors are left for one.
     """
+    if request.memory_limit_mib is not None:
+        memory_settings.context_mib()  # an invalid value changes nothing
     if not session.devices:
         procfs.require_descriptors()
     notices = session.renew()

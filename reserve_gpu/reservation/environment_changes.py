@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu.gpus import cuda_environment, names
-from reserve_gpu.system.executor import Late
+from reserve_gpu.gpus import cuda_environment, memory_caps, names
+from reserve_gpu.model import notices as notice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import notices as notice
+    from reserve_gpu.model.devices import Device
     from reserve_gpu.model.notices import Notice
     from reserve_gpu.model.requests import Variables
-    from reserve_gpu.reservation import memory_caps
     from reserve_gpu.reservation.holding import Answered, Holding
-else:
-    notice = Late("model.notices")
-    memory_caps = Late("reservation.memory_caps")  # which only parts need
 
 DECIDING = (cuda_environment.VISIBLE, cuda_environment.ORDER)  # what CUDA sees
 
@@ -128,6 +124,34 @@ def _caps(held: Holding, inherited: Variables) -> tuple[dict[str, str], list[Not
         return {}, []
     values = memory_caps.marked(held.devices, held.memory_limit_mib, inherited)
     is_late = cuda_environment.cuda_started()
-    return values, memory_caps.notices(
+    return values, cap_notices(
         held.devices, held.memory_limit_mib, inherited, values, is_late=is_late
     )
+
+
+def cap_notices(
+    devices: Sequence[Device],
+    memory_limit_mib: float,
+    inherited: Variables,
+    written: Variables,
+    *,
+    is_late: bool,
+) -> list[Notice]:
+    """Return what to tell the user about the caps of a part of each of these devices.
+
+    inherited: the variables without our changes. written: the caps that are set. is_late: CUDA runs
+    in this process, and what has started reads no variable any more.
+    """
+    theirs, capped = (
+        memory_caps.capped_by(inherited),
+        memory_caps.capped_by({**inherited, **written}),
+    )
+    found = memory_caps.installed()
+    stand: list[Notice] = [notice.CapsStand([*theirs.values()])] if theirs else []
+    late = [notice.CAPS_ARE_LATE] if is_late else []
+    lines = [
+        notice.ToType(key, line)
+        for key, line in memory_caps.to_type(devices, memory_limit_mib).items()
+        if key in found and key not in (theirs if is_late else capped)
+    ]
+    return [*stand, *late, *lines]

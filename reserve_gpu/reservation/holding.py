@@ -2,24 +2,19 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from reserve_gpu.allocation import policy
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import without_guests
 from reserve_gpu.locks.lock import Lock
+from reserve_gpu.model import notices as notice
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import Failure
 from reserve_gpu.model.holders import Holder
 from reserve_gpu.model.requests import End, Fact, Lease, Request, ReservationTerms
 from reserve_gpu.system import procfs
-from reserve_gpu.system.executor import Late
-
-if TYPE_CHECKING:
-    from reserve_gpu.model import notices as notice
-else:
-    notice = Late("model.notices")  # which only a lost lock needs
 
 
 class Joined(NamedTuple):

@@ -11,6 +11,7 @@ import os
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
+from reserve_gpu.allocation import quota
 from reserve_gpu.allocation.request import rules
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, LockDirectory
@@ -22,13 +23,9 @@ from reserve_gpu.model.notices import HAS_GONE, TIME_IS_OVER
 from reserve_gpu.model.requests import NO_LEASE, Lease, ReservationTerms
 from reserve_gpu.reservation.holding import Holding, Joined
 from reserve_gpu.system import procfs
-from reserve_gpu.system.executor import Late
 
 if TYPE_CHECKING:
-    from reserve_gpu.allocation import quota
     from reserve_gpu.model.holders import Holder, Reserved
-else:
-    quota = Late("allocation.quota")  # which only rules need
 
 
 def joined(reserved: Reserved, directory: LockDirectory) -> Holding:

@@ -17,15 +17,17 @@ from reserve_gpu.allocation import policy
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.record import myself
+from reserve_gpu.model import notices as notice
 from reserve_gpu.model.errors import Failure, LockError, NoThreadError, RequestError
 from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import NO_LEASE, End, Lease, Request, ReservationTerms
+from reserve_gpu.reservation import exec_handover, imports, joining, refresh
 from reserve_gpu.reservation.environment_changes import OurVariables, set_only
 from reserve_gpu.reservation.feature_registry import FEATURES
 from reserve_gpu.reservation.holding import NOTHING, Answered, Change, Holding
 from reserve_gpu.system import executor, process_identity, procfs
 from reserve_gpu.system.cells import cells
-from reserve_gpu.system.executor import Executor, Late
+from reserve_gpu.system.executor import Executor
 from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
@@ -34,17 +36,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.allocation.outcome import Granted
-    from reserve_gpu.model import notices as notice
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.holders import Reserved
     from reserve_gpu.model.notices import Notice
     from reserve_gpu.model.requests import Fact
-    from reserve_gpu.reservation import exec_handover, joining, refresh
     from reserve_gpu.reservation.feature import Feature, Leaving, UseLook
-else:  # what a bare reservation does not need
-    exec_handover, joining = Late("reservation.exec_handover"), Late("reservation.joining")
-    refresh = Late("reservation.refresh")
-    notice = Late("model.notices")
 
 SIGN_S = 5.0  # for so long cells need not look at the record, which others may write
 
@@ -439,6 +435,7 @@ class Session(Executor):
     def adopt(self) -> None:
         """Take over, once, what this process held before exec made it this program."""
         if not self._has_adopted and procfs.held_by() == os.getpid():
+            imports.load_for_reserving()
             self.run(self._adopt)
         self._has_adopted = True
 

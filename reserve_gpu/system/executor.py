@@ -14,11 +14,11 @@ import math
 import sys
 import threading
 import time
-from _queue import Empty, SimpleQueue  # as `queue` has them, which loads other kinds besides
 from _thread import start_new_thread
 from collections import deque
 from contextlib import suppress
-from types import FrameType, ModuleType
+from queue import Empty, SimpleQueue
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reserve_gpu.model.errors import NoThreadError, RequestError
@@ -44,7 +44,6 @@ NESTED = (
     "interrupted that. Try again when it is done."
 )
 DONE = object()
-HAS_MORE_ARGUMENTS = 0x04  # CO_VARARGS of inspect
 
 
 class _Local(threading.local):
@@ -56,33 +55,6 @@ _local = _Local()
 
 class GivenUpError(BaseException):
     """Ends a call whose caller has gone; never seen outside of its thread."""
-
-
-class Errand:
-    """An import, made on the thread that waits for the call which needs the module."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.is_done = threading.Lock()
-        self.is_done.acquire()
-        self.module: Any = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Import the module; no fork begins meanwhile.
-
-        An exception of the import is kept for the thread that needs the module. An exception of a
-        signal handler that interrupts the import is raised here, as at any other moment.
-        """
-        try:
-            with no_fork:
-                self.module = __import__(self._name, fromlist=["*"])
-        except BaseException as error:
-            if is_of_handler(error):
-                raise
-            self.error = error
-        with suppress(RuntimeError):  # both sides have run it
-            self.is_done.release()
 
 
 class Call(Generic[T]):
@@ -146,20 +118,9 @@ class Call(Generic[T]):
                 news = self._news.get(timeout=limit_s)
             except Empty:
                 return self.is_done
-            if isinstance(news, Errand):
-                news.run()
-            elif news is not DONE:
+            if news is not DONE:
                 show(news)
         return True
-
-    def send(self, errand: Errand) -> None:
-        """Have the caller run an errand, and wait for its end; raises GivenUpError without one."""
-        self._news.put(errand)
-        while not errand.is_done.acquire(timeout=POLL_S):
-            if self.given_up:
-                raise GivenUpError(self.given_up)
-            if not self.is_awaited:
-                errand.run()
 
     def result(self) -> T:
         """Return the answer, or raise the error, of a call that is done."""
@@ -397,85 +358,6 @@ def wait_for(look: Callable[[], T], limit_s: float, poll_s: float) -> T:
     while not (answer := look()) and time.monotonic() < until:
         time.sleep(poll_s)
     return answer
-
-
-class Late:
-    """A module of ours that most processes never need: its first use imports it.
-
-    name: below `reserve_gpu`, as `core.quota`.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked by what looks through all names, as %autoreload does
-            raise AttributeError(name)
-        return getattr(imported(f"reserve_gpu.{self._name}"), name)
-
-
-def imported(name: str) -> Any:
-    """Import a module, by the thread that waits for the call that this thread makes.
-
-    A signal handler that raises in the midst of an import leaves Python's locks for imports with
-    its thread. That thread can import all the same; any other one would wait for it for ever.
-    """
-    errand = _run_errand(name)
-    if errand.error:
-        raise errand.error
-    return errand.module
-
-
-def import_error(name: str) -> BaseException | None:
-    """Import a module as `imported` does, and return the exception of its own code, if any."""
-    return _run_errand(name).error
-
-
-def _run_errand(name: str) -> Errand:
-    """Return the import of a module, made."""
-    call, errand = _local.call, Errand(name)
-    module = sys.modules.get(name)
-    if module and not getattr(getattr(module, "__spec__", None), "_initializing", False):
-        errand.module = module
-        return errand
-    is_others = call and call.is_awaited and call.caller != threading.get_ident()
-    if call and is_others and not is_mine(no_fork):  # else that thread could not fork meanwhile
-        call.send(errand)
-    else:
-        errand.run()
-    return errand
-
-
-def is_of_handler(error: BaseException) -> bool:
-    """Return whether a signal handler raised the error, and not the code that it interrupted.
-
-    Python calls a handler with the frame that it interrupts, which comes before the handler's own
-    frame in the traceback. `import` may take its own frames out of the traceback. The built-in
-    handler of SIGINT has no frame.
-    """
-    if isinstance(error, KeyboardInterrupt):
-        return True
-    interrupted, trace = None, error.__traceback__
-    while trace:
-        frames = [each for each in _arguments(trace.tb_frame) if isinstance(each, FrameType)]
-        if any(each is interrupted or _is_of_import(each) for each in frames):
-            return True
-        interrupted, trace = trace.tb_frame, trace.tb_next
-    return False
-
-
-def _is_of_import(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith("<frozen importlib")
-
-
-def _arguments(frame: FrameType) -> list[object]:
-    """Return the arguments that a function was called with, as far as it still has them."""
-    code = frame.f_code
-    count = code.co_argcount + code.co_kwonlyargcount
-    arguments = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
-    if code.co_flags & HAS_MORE_ARGUMENTS:
-        arguments += frame.f_locals.get(code.co_varnames[count], ())
-    return arguments
 
 
 def survive_reload(name: str, make: Callable[[], T]) -> T:

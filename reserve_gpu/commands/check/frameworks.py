@@ -16,7 +16,7 @@ from reserve_gpu import api
 from reserve_gpu.commands.check import probes, verdict
 from reserve_gpu.commands.check.verdict import Finding, Verdict
 from reserve_gpu.commands.table import Output, Subcommand
-from reserve_gpu.gpus import cuda_environment
+from reserve_gpu.gpus import cuda_environment, memory_caps
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import (
     DriverError,
@@ -36,7 +36,7 @@ from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, shell
 from reserve_gpu.render.phrases import escape, listed, plain
 from reserve_gpu.render.progress import Live
 from reserve_gpu.render.terminal import PLAIN_COLUMNS, is_terminal, size
-from reserve_gpu.reservation import memory_caps, status
+from reserve_gpu.reservation import status
 from reserve_gpu.reservation.session import session
 from reserve_gpu.system import executor, procfs, spawn, subprocesses
 

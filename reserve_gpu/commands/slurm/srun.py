@@ -18,7 +18,7 @@ from reserve_gpu.model.option import Option
 from reserve_gpu.model.parsing import parse_duration
 from reserve_gpu.render import durations
 from reserve_gpu.system import spawn, subprocesses
-from reserve_gpu.system.executor import imported
+from reserve_gpu.system.loader import load
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -125,7 +125,7 @@ def waits(srun: str, pid: int) -> str:
 
 def _loaded(name: str) -> Callable[[Namespace], Output]:
     """Return the function `serve` of a module, which needs Jupyter: so it is loaded when called."""
-    return lambda arguments: imported(f"reserve_gpu.commands.slurm.{name}").serve(arguments)
+    return lambda arguments: load(f"commands.slurm.{name}").serve(arguments)
 
 
 FILE = Option("-f --file FILE", "the connection file", required=True)

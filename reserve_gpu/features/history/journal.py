@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from reserve_gpu.allocation.request import rules
+from reserve_gpu.features.history import command_log
 from reserve_gpu.features.history.recorder import EVERY_S, Recorder
 from reserve_gpu.locks.record import myself
 from reserve_gpu.log import log_writer, places
@@ -22,7 +23,6 @@ from reserve_gpu.model.errors import REASON_LIMIT, ReserveGPUError, sanitize
 from reserve_gpu.model.requests import End, Fact
 from reserve_gpu.reservation import joining
 from reserve_gpu.reservation.feature import Feature, Leaving, Owner, UseLook, Wait
-from reserve_gpu.system.executor import Late
 from reserve_gpu.system.warning_log import warn
 
 if TYPE_CHECKING:
@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from reserve_gpu.features.history import command_log
     from reserve_gpu.reservation.holding import Change, Holding
     from reserve_gpu.system.executor import T, Ts
-else:
-    command_log = Late("features.history.command_log")  # which only a command needs
 
 IS_LOGGED = "is_logged"  # the fact that another process logs what is used
 EXIT_LIMIT_S = 1.0  # for the last lines of a process that ends

@@ -14,6 +14,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
+from reserve_gpu.allocation import quota
 from reserve_gpu.allocation.request import rules
 from reserve_gpu.features.lease import lease_line, lease_text, schedule
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
@@ -26,18 +27,14 @@ from reserve_gpu.reservation import activity, joining
 from reserve_gpu.reservation.feature import Feature, Owner
 from reserve_gpu.system import procfs, shutdown
 from reserve_gpu.system.cells import cells
-from reserve_gpu.system.executor import Late
 from reserve_gpu.system.warning_log import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu.allocation import quota
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.requests import Lease
     from reserve_gpu.reservation.holding import Change, Holding
-else:
-    quota = Late("allocation.quota")  # only rules need it
 
 LOOKS = 12  # readings of GPU use per idle period
 LONGEST_LOOK_S = 300.0

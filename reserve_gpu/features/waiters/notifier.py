@@ -16,22 +16,17 @@ from reserve_gpu.model.devices import GRAPHICS, Device, Process, State
 from reserve_gpu.model.errors import LockError, sanitize
 from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.notices import UsedByOthers
+from reserve_gpu.render import durations, frontends, messages, phrases, pictures
 from reserve_gpu.reservation import activity
 from reserve_gpu.reservation.feature import Feature, Owner
 from reserve_gpu.system import procfs
 from reserve_gpu.system.cells import cells
-from reserve_gpu.system.executor import Late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from reserve_gpu.model.queue import Ticket
-    from reserve_gpu.render import durations, frontends, messages, phrases, pictures
     from reserve_gpu.reservation.holding import Answered, Holding
-else:  # what a cell mostly has no need of
-    frontends = Late("render.frontends")
-    messages, pictures = Late("render.messages"), Late("render.pictures")
-    durations, phrases = Late("render.durations"), Late("render.phrases")
 
 
 SWITCH = "RESERVE_GPU_TELL_WAITERS"  # "0": no

@@ -1,4 +1,4 @@
-"""The variables that keep frameworks within a part of a GPU, and what the user is told about them.
+"""The variables that keep frameworks within a part of a GPU.
 
 A cap is for who means well. A value that the user has set is never replaced. Where a framework
 reads no variable, the user gets the line to type.
@@ -12,22 +12,15 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu.allocation.request import setting_mib
 from reserve_gpu.gpus import cuda_environment
-from reserve_gpu.model.devices import MIB, Device, Process
-from reserve_gpu.model.notices import CAPS_ARE_LATE, CapsStand, Exceeded, Notice, ToType
-from reserve_gpu.model.requests import Request, ReservationTerms, Variables
-from reserve_gpu.reservation.feature import Feature, Owner
-from reserve_gpu.system import procfs, settings
-from reserve_gpu.system.executor import Late
+from reserve_gpu.model.devices import MIB
+from reserve_gpu.system import memory_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from reserve_gpu.render import messages
-    from reserve_gpu.reservation.holding import Change, Holding
-else:
-    messages = Late("render.messages")
+    from reserve_gpu.model.devices import Device
+    from reserve_gpu.model.requests import Variables
 
 # What a CUDA context takes beside what a framework counts: about 300 MB with PyTorch's kernels,
 # which are loaded at their first use since CUDA 11.7
@@ -50,7 +43,7 @@ def cap(devices: Sequence[Device], memory_limit_mib: float) -> tuple[float, str]
     First what is left of the part beside the CUDA context, in MiB; then the fraction that this is
     of the memory of the largest device, empty where that is not known.
     """
-    context_mib = setting_mib(settings.CONTEXT_MEMORY)
+    context_mib = memory_settings.context_mib()
     context_mib = DEFAULT_CONTEXT_MIB if context_mib is None else context_mib
     room_mib = memory_limit_mib - min(context_mib, memory_limit_mib / 2)
     totals = [device.memory_mib or 0 for device in devices]
@@ -137,76 +130,6 @@ def to_type(devices: Sequence[Device], memory_limit_mib: float) -> dict[str, str
         is_one = len(devices) == 1
         lines["torch"] = f"{call})" if is_one else f"for n in range({len(devices)}): {call}, n)"
     return lines
-
-
-def notices(
-    devices: Sequence[Device],
-    memory_limit_mib: float,
-    inherited: Variables,
-    written: Variables,
-    *,
-    is_late: bool,
-) -> list[Notice]:
-    """Return what to tell the user about the caps of a part of each of these devices.
-
-    inherited: the variables without our changes. written: the caps that are set. is_late: CUDA runs
-    in this process, and what has started reads no variable any more.
-    """
-    theirs, capped = capped_by(inherited), capped_by({**inherited, **written})
-    found = installed()
-    stand: list[Notice] = [CapsStand([*theirs.values()])] if theirs else []
-    late = [CAPS_ARE_LATE] if is_late else []
-    lines = [
-        ToType(key, line)
-        for key, line in to_type(devices, memory_limit_mib).items()
-        if key in found and key not in (theirs if is_late else capped)
-    ]
-    return [*stand, *late, *lines]
-
-
-class PartWatch(Feature):
-    """Warns at the end of a cell where more is used than the part."""
-
-    def __init__(self, owner: Owner) -> None:
-        super().__init__(owner)
-        self._over: frozenset[Device] = frozenset()  # of which more is used
-
-    def changed(self, change: Change) -> None:
-        """Forget what was warned of, once it is released."""
-        if change.held is None:
-            self._over = frozenset()
-
-    def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
-        """Return a warning for each device of which more than the part is used, once."""
-        held, pid = self.owner.held, os.getpid()
-        if held is None or held.memory_limit_mib is None:
-            return []
-        uses = {device: procfs.uses(those, {pid})[pid] for device, those in look().items()}
-        self._over, notices = exceeded(held, uses, self._over)
-        return messages.said(notices)
-
-
-def exceeded(
-    held: Holding,
-    uses: Mapping[Device, float | None],
-    before: frozenset[Device],
-) -> tuple[frozenset[Device], list[Notice]]:
-    """Return the devices of which more than the part is used, and a notice for each new one.
-
-    held: with a part of each device. uses: by this process and its children, in MiB, None where it
-    can't be seen: then the device stays as it was. before: what was returned after the last cell.
-    """
-    memory_limit_mib = held.memory_limit_mib or 0.0
-    over = frozenset(
-        device
-        for device, used_mib in uses.items()
-        if (device in before if used_mib is None else used_mib > memory_limit_mib)
-    )
-    request = Request(terms=ReservationTerms(held.terms.size))
-    environ = held.reservation.environ if held.reservation else {}
-    names = sorted(capped_by(environ).values())
-    new = [device for device in held.devices if device in over - before]
-    return over, [Exceeded(device, uses[device] or 0.0, request, names) for device in new]
 
 
 def installed() -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""A user is warned when the process uses more of a GPU than the part that it reserved."""

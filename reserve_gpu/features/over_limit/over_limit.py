@@ -1,0 +1,65 @@
+"""Warn after a cell if the process uses more of a device than its part."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from reserve_gpu.gpus import memory_caps
+from reserve_gpu.model.notices import Exceeded
+from reserve_gpu.model.requests import Request, ReservationTerms
+from reserve_gpu.render import messages
+from reserve_gpu.reservation.feature import Feature, Owner
+from reserve_gpu.system import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from reserve_gpu.model.devices import Device, Process
+    from reserve_gpu.model.notices import Notice
+    from reserve_gpu.reservation.holding import Change, Holding
+
+
+class OverLimit(Feature):
+    """Warns after a cell if the process uses more of a device than its part."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner)
+        self._over: frozenset[Device] = frozenset()  # of which more is used
+
+    def changed(self, change: Change) -> None:
+        """Forget what was warned of, once it is released."""
+        if change.held is None:
+            self._over = frozenset()
+
+    def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
+        """Return a warning for each device of which more than the part is used, once."""
+        held, pid = self.owner.held, os.getpid()
+        if held is None or held.memory_limit_mib is None:
+            return []
+        uses = {device: procfs.uses(those, {pid})[pid] for device, those in look().items()}
+        self._over, notices = exceeded(held, uses, self._over)
+        return messages.said(notices)
+
+
+def exceeded(
+    held: Holding,
+    uses: Mapping[Device, float | None],
+    before: frozenset[Device],
+) -> tuple[frozenset[Device], list[Notice]]:
+    """Return the devices of which more than the part is used, and a notice for each new one.
+
+    held: with a part of each device. uses: by this process and its children, in MiB, None where it
+    can't be seen: then the device stays as it was. before: what was returned after the last cell.
+    """
+    memory_limit_mib = held.memory_limit_mib or 0.0
+    over = frozenset(
+        device
+        for device, used_mib in uses.items()
+        if (device in before if used_mib is None else used_mib > memory_limit_mib)
+    )
+    request = Request(terms=ReservationTerms(held.terms.size))
+    environ = held.reservation.environ if held.reservation else {}
+    names = sorted(memory_caps.capped_by(environ).values())
+    new = [device for device in held.devices if device in over - before]
+    return over, [Exceeded(device, uses[device] or 0.0, request, names) for device in new]
