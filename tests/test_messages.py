@@ -1404,7 +1404,7 @@ def test_who_is_over(
 ) -> None:
     """A device is over with more than its part; where that can't be read it is as it was before."""
     held = Holding((GPU0, GPU1), {}, ReservationTerms(Size(10.0)))
-    over, _ = exceeded(held, uses, frozenset(before))
+    over, _ = exceeded(held, {}, uses, frozenset(before))
     assert over == set(expected)
 
 

@@ -21,7 +21,7 @@ from reserve_gpu.model.errors import Failure, NoFreeDeviceError, RequestError
 from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo
 from reserve_gpu.model.requests import End, Request
 from reserve_gpu.reservation import feature, joining, refresh
-from reserve_gpu.system import containers, memory_settings, procfs
+from reserve_gpu.system import containers, executor, memory_settings, procfs
 from reserve_gpu.system.cells import kernels_file
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def _answer(session: Session, notices: list[Notice]) -> tuple[Reservation, list[
         is_part = session.now.memory_limit_mib is not None
         notices = [*notices, notice.Unsigned(devices, directory, reason, is_part)]
     if reservation := session.reservation:
+        reservation.count_call(executor.caller())
         return reservation, notices
     raise RequestError(notice.HAS_ENDED)  # other code of this process has closed its locks
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.notices import Notice
     from reserve_gpu.model.requests import Variables
-    from reserve_gpu.reservation.holding import Answered, Holding
+    from reserve_gpu.reservation.holding import Holding
 
 DECIDING = (cuda_environment.VISIBLE, cuda_environment.ORDER)  # what CUDA sees
 
@@ -22,11 +22,13 @@ class OurVariables:
     """What this process has done to the variables.
 
     changes: all of it, so that it can be undone.
+    environ: The variables of what is held, as the user is told about them.
     notices: what there is to tell of the caps that keep frameworks within a part.
     """
 
     def __init__(self) -> None:
         self.changes = cuda_environment.Changes()
+        self.environ: dict[str, str] = {}
         self.notices: list[Notice] = []
         self._told: notice.Changed | None = None
 
@@ -47,75 +49,75 @@ class OurVariables:
         """Let whatever starts from now on see no device, and know that we set it so."""
         self.set(cuda_environment.hiding(self.changes.inherited()))
 
-    def set_for(self, held: Holding) -> dict[str, str]:
-        """Set those of what is held; returns them."""
+    def adopt(self, changes: cuda_environment.Changes) -> None:
+        """Take over the changes of the program before this one in the same process."""
+        self.changes, self.environ = changes, set_only(changes.written)
+
+    def set_for(self, held: Holding) -> None:
+        """Set the variables of what is held."""
         inherited = self.inherited()
         before = cuda_environment.inherited_caps(inherited)
         limits, self.notices = _caps(held, inherited | before)
         values = cuda_environment.variables(held.devices, held.memory_limit_mib) | limits
         self.set({cuda_environment.HIDDEN: None} | before | values)
-        return set_only(values)
+        self.environ = set_only(values)
 
-    def mend(self, held: Holding, reservation: Answered) -> list[Notice]:
+    def mend(self, held: Holding) -> list[Notice]:
         """Set again what other code has changed, or has taken away; returns what to tell."""
         notices: list[Notice] = []
-        if changed := _changed(reservation, cuda_environment.CUDA):
-            cuda_environment.write(
-                {name: reservation.environ.get(name) for name in cuda_environment.CUDA}
-            )
+        if changed := self._changed(held.devices, cuda_environment.CUDA):
+            own = {name: self.environ.get(name) for name in cuda_environment.CUDA}
+            cuda_environment.write(own)
             notices.append(changed._replace(is_mended=True))
-        return (
-            notices
-            if held.memory_limit_mib is None
-            else notices + self._mend_caps(held, reservation)
-        )
+        return notices if held.memory_limit_mib is None else notices + self._mend_caps(held)
 
-    def _mend_caps(self, held: Holding, reservation: Answered) -> list[Notice]:
+    def _mend_caps(self, held: Holding) -> list[Notice]:
         """Set the caps again that are gone; one that somebody has changed is theirs from now on.
 
         What is said to be set is what frameworks find.
         """
         inherited = self.inherited()
         limits, notices = _caps(held, inherited | cuda_environment.inherited_caps(inherited))
-        said = {name: v for name, v in reservation.environ.items() if name in cuda_environment.CAPS}
+        said = {name: v for name, v in self.environ.items() if name in cuda_environment.CAPS}
         if set_only(limits) == said and cuda_environment.read(limits) == limits:
             return []
-        values = {name: reservation.environ.get(name) for name in cuda_environment.CUDA} | limits
+        values = {name: self.environ.get(name) for name in cuda_environment.CUDA} | limits
         self.set({cuda_environment.HIDDEN: None} | values)
-        reservation.environ = set_only(values)
+        self.environ = set_only(values)
         return notices
 
-    def are_as_set(self, reservation: Answered | None) -> bool:
-        """Tell whether what decides what CUDA sees is as it was set, and was before."""
-        if reservation is None or self.are_hidden or self._told:
+    def are_as_set(self) -> bool:
+        """Return whether the variables that decide what CUDA sees are as they were set."""
+        if self.are_hidden or self._told:
             return False
         values = cuda_environment.read(DECIDING)
-        return all(value == reservation.environ.get(name) for name, value in values.items())
+        return all(value == self.environ.get(name) for name, value in values.items())
 
-    def changed_in_cell(self, reservation: Answered) -> list[Notice]:
+    def changed_in_cell(self, devices: Sequence[Device]) -> list[Notice]:
         """Return what a cell has made of the variables that decide what CUDA sees, once."""
         if self.are_hidden:
             return []
-        change = _changed(reservation, DECIDING)
+        change = self._changed(devices, DECIDING)
         is_news, self._told = change != self._told, change
         return [change] if change and is_news else []
+
+    def _changed(
+        self, devices: Sequence[Device], variables: Sequence[str]
+    ) -> notice.Changed | None:
+        """Return how other code changed these variables, or None if they are as they were set."""
+        now = cuda_environment.read(variables)
+        values = {name: value for name, value in now.items() if value != self.environ.get(name)}
+        if not values:
+            return None
+        seen = {*cuda_environment.cuda_uuids()}
+        is_held = seen == {names.bare_uuid(device.uuid) for device in devices}
+        is_late = cuda_environment.cuda_started() and not is_held
+        return notice.Changed(values, devices, is_late, is_mended=False)
 
 
 def set_only(values: Variables) -> dict[str, str]:
     """Return those that are set, for people; not what only processes below read."""
     return {n: v for n, v in values.items() if v is not None and n not in cuda_environment.OWN}
-
-
-def _changed(reservation: Answered, variables: Sequence[str]) -> notice.Changed | None:
-    """Return what other code has made of these variables, None if they are as they were set."""
-    now = cuda_environment.read(variables)
-    values = {n: value for n, value in now.items() if value != reservation.environ.get(n)}
-    if not values:
-        return None
-    seen = {*cuda_environment.cuda_uuids()}
-    is_held = seen == {names.bare_uuid(device.uuid) for device in reservation.devices}
-    is_late = cuda_environment.cuda_started() and not is_held
-    return notice.Changed(values, reservation.devices, is_late, is_mended=False)
 
 
 def _caps(held: Holding, inherited: Variables) -> tuple[dict[str, str], list[Notice]]:

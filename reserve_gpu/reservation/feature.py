@@ -42,6 +42,10 @@ class Owner(Protocol):
     def held(self) -> Holding | None:
         """Return what is held now."""
 
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """Return the variables that are set for what is held."""
+
     def run(self, function: "Callable[[Unpack[Ts]], T]", *arguments: "Unpack[Ts]") -> T:
         """Call the function on the session's thread."""
 

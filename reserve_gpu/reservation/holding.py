@@ -1,7 +1,8 @@
-"""What this process holds, as a value: the locks, and the calls that were answered with them."""
+"""What this process holds, as a value: devices, their locks, and the terms of the reservation."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import NamedTuple
 
 from reserve_gpu.allocation import policy
@@ -28,18 +29,7 @@ class Joined(NamedTuple):
     name: str | None = None
 
 
-class Answered:
-    """What callers were answered with: the values of a `session.Reservation`."""
-
-    def __init__(
-        self,
-        devices: Sequence[Device],
-        environ: Mapping[str, str],
-        memory_mib: float | None = None,
-    ) -> None:
-        self.devices = tuple(devices)
-        self.environ = dict(environ)
-        self.memory_mib = memory_mib
+_numbers = count(1)
 
 
 class Holding(NamedTuple):
@@ -51,22 +41,22 @@ class Holding(NamedTuple):
     guest: of one that has joined the reservation of another process of this user.
     facts: what features have left to themselves in the program before this one.
     is_back: it was kept over the restart, and not asked for by size.
-    reservation: what callers were answered with.
-    answers: how many calls of reserve() were answered with it outside of a `with` block.
-    inside: the threads that are in a `with` block of it, once for each block.
+    number: Identifies the reservation within this process, however its devices change.
     """
 
     devices: tuple[Device, ...]
     locks: Mapping[str, Lock]
     terms: ReservationTerms = ReservationTerms()
     overdue: float | None = None
-    reservation: Answered | None = None
-    answers: int = 1
-    inside: tuple[int, ...] = ()
     kept_until: float | None = None
     joined: Joined | None = None
     facts: Mapping[str, Fact] = {}
     is_back: bool = False
+    number: int = 0
+
+    def anew(self) -> "Holding":
+        """Return a copy that belongs to a new reservation."""
+        return self._replace(number=next(_numbers))
 
     @property
     def memory_limit_mib(self) -> float | None:
@@ -109,11 +99,6 @@ class Holding(NamedTuple):
         return request._replace(terms=request.terms._replace(size=self.terms.size))
 
     @property
-    def is_over(self) -> bool:
-        """Tell whether the last `with` block has ended, and nobody outside of one counts on it."""
-        return not self.inside and not self.answers
-
-    @property
     def is_intact(self) -> bool:
         """Tell whether this process still has all the locks, which other code may have closed."""
         return all(lock.held() for lock in self.locks.values())
@@ -137,11 +122,6 @@ class Holding(NamedTuple):
             joined = joined._replace(of=tuple(since[device.uuid] for device in devices))
         locks = {device.uuid: self.locks[device.uuid] for device in devices}
         return self._replace(devices=tuple(devices), locks=locks, joined=joined)
-
-    def has_same_shape(self, other: "Holding") -> bool:
-        """Tell whether both set the same variables, and belong to the same reservation."""
-        mine, others = ((h.devices, h.memory_limit_mib, h.reservation) for h in (self, other))
-        return mine == others
 
     def with_locks(self, locks: Iterable[Lock | None]) -> "Holding | None":
         """Return what is held with these locks, in the order of the devices.
@@ -193,20 +173,6 @@ class Holding(NamedTuple):
             return True
         promised_mib = sum(sharer.memory_limit_mib or 0.0 for sharer in sharers)
         return promised_mib + self.memory_limit_mib <= device.usable_mib
-
-    def answered(self, thread: int) -> "Holding":
-        """Count one more call of reserve(), unless it is inside of a `with` block."""
-        return self if thread in self.inside else self._replace(answers=self.answers + 1)
-
-    def entered(self, thread: int) -> "Holding":
-        """Count the start of a `with` block in place of the call that it began with."""
-        return self._replace(inside=(*self.inside, thread), answers=max(0, self.answers - 1))
-
-    def left(self, thread: int) -> "Holding":
-        """Count the end of a `with` block, which another thread may have begun."""
-        inside = list(self.inside)
-        inside.remove(thread if thread in inside else inside[-1])
-        return self._replace(inside=tuple(inside))
 
 
 NOTHING = Holding((), {})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from reserve_gpu.allocation import policy
 from reserve_gpu.gpus import cuda_environment, names
@@ -22,16 +22,16 @@ from reserve_gpu.model.errors import Failure, LockError, NoThreadError, RequestE
 from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import NO_LEASE, End, Lease, Request, ReservationTerms
 from reserve_gpu.reservation import exec_handover, imports, joining, refresh
-from reserve_gpu.reservation.environment_changes import OurVariables, set_only
+from reserve_gpu.reservation.environment_changes import OurVariables
 from reserve_gpu.reservation.feature_registry import FEATURES
-from reserve_gpu.reservation.holding import NOTHING, Answered, Change, Holding
+from reserve_gpu.reservation.holding import NOTHING, Change, Holding
 from reserve_gpu.system import executor, process_identity, procfs
 from reserve_gpu.system.cells import cells
 from reserve_gpu.system.executor import Executor
 from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 SIGN_S = 5.0  # for so long cells need not look at the record, which others may write
 
 
-class Reservation(Answered):
+class Reservation:
     """Devices that this process holds; a context manager that releases them at the end.
 
     devices: in the order in which CUDA numbers them in this process.
@@ -53,15 +53,58 @@ class Reservation(Answered):
     memory_mib: the part of each that this process may use, None for all of it.
     """
 
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        environ: Mapping[str, str],
+        memory_mib: float | None = None,
+    ) -> None:
+        self.devices = tuple(devices)
+        self.environ = dict(environ)
+        self.memory_mib = memory_mib
+        # Calls of reserve() outside of `with` blocks, and the thread of each `with` block. The
+        # session's thread changes both.
+        self._calls = 0
+        self._threads: list[int] = []
+
+    @property
+    def is_inside(self) -> bool:
+        """Return whether a `with` block of it runs."""
+        return bool(self._threads)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether its last `with` block has ended and no other caller counts on it."""
+        return not (self._threads or self._calls)
+
+    def count_call(self, thread: int) -> None:
+        """Count a call of reserve(), unless it is inside a `with` block."""
+        if thread not in self._threads:
+            self._calls += 1
+
+    def enter(self, thread: int) -> None:
+        """Count the start of a `with` block in place of the call that it began with."""
+        self._threads.append(thread)
+        self._calls = max(0, self._calls - 1)
+
+    def leave(self, thread: int) -> None:
+        """Count the end of a `with` block, which another thread may have begun."""
+        self._threads.remove(thread if thread in self._threads else self._threads[-1])
+
+    def replace(self, other: Reservation) -> None:
+        """Count the callers of another reservation too, which this one replaces."""
+        self._calls += other._calls
+        self._threads += other._threads
+
     @property
     def note(self) -> str | None:
         """Return what others read beside the devices."""
-        return session().promise_of(self).note
+        return session().terms_of(self).note
 
     @property
     def lease(self) -> Lease:
         """Return until when it lasts, as long as it does."""
-        return session().promise_of(self).lease.at(procfs.now())
+        return session().terms_of(self).lease.at(procfs.now())
 
     def release(self) -> None:
         """Release the devices and give the variables the values that they had before."""
@@ -102,6 +145,7 @@ class Session(Executor):
         self.is_waiting = False
         self.last_look: UseLook | None = None
         self._held: Holding | None = None
+        self._reservation: Reservation | None = None  # of what is held
         self._features: dict[str, Feature] = {}  # by name; those that were wanted so far
         self._signed: tuple[str | None, float] = (None, 0.0)  # as which notebook, and until when
         self.unsigned: list[tuple[Device, str, str]] = []
@@ -146,17 +190,22 @@ class Session(Executor):
     @property
     def reservation(self) -> Reservation | None:
         """Return the reservation of what is held."""
-        return cast("Reservation | None", self.now.reservation)
+        return self._reservation if self.held else None
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """Return the variables that are set for what is held."""
+        return self.variables.environ
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """Return the devices that are held."""
         return self.now.devices
 
-    def promise_of(self, reservation: Reservation) -> ReservationTerms:
-        """Return what a reservation promises, as long as it is held."""
+    def terms_of(self, reservation: Reservation) -> ReservationTerms:
+        """Return the terms of a reservation, as long as it is held."""
         held = self._held
-        return held.terms if held and held.reservation is reservation else ReservationTerms()
+        return held.terms if held and self._reservation is reservation else ReservationTerms()
 
     # -- changes of what is held -------------------------------------------------------------------
 
@@ -182,44 +231,47 @@ class Session(Executor):
         is_late = not is_same and cuda_environment.cuda_started()
         if is_late and not rest:  # another order
             return None
-        held = self._prolong(held, request.terms.lease).answered(executor.caller())
+        held = self._prolong(held, request.terms.lease)
+        is_inside = self._reservation is not None and self._reservation.is_inside
         note = held.terms.note if request.terms.note is None else request.terms.note
-        if held.inside and request.memory_limit_mib != held.memory_limit_mib:
+        if is_inside and request.memory_limit_mib != held.memory_limit_mib:
             return [*self._again(held, note), notice.PART_STAYS]
-        if rest and (is_late or held.inside):
+        if rest and (is_late or is_inside):
             return [*self._again(held, note), notice.Stays(rest, is_late)]
         if is_same and held.memory_limit_mib == request.memory_limit_mib:
             return self._again(held, note)
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
         now = held._replace(devices=tuple(devices), locks=locks, is_back=False)
         now = now._replace(terms=now.terms._replace(size=request.terms.size, note=note))
-        is_other = not now.is_another_part_of(held)
-        self.set_holding(now._replace(reservation=None) if is_other else now)
+        previous = self._reservation
+        self.set_holding(now if now.is_another_part_of(held) else now.anew())
+        if previous and self._reservation and self._reservation is not previous:
+            self._reservation.replace(previous)
         return self.variables.notices
 
     def hold(self, granted: Granted, request: Request) -> None:
         """Hold what was taken, and nothing else; if that fails, what was held before."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
-        held = Holding(devices, locks, request.terms._replace(lease=granted.lease))
+        held = Holding(devices, locks, request.terms._replace(lease=granted.lease)).anew()
         before = self.held
         if before and held.is_another_part_of(before):  # for all who count on it
-            before = before.answered(executor.caller())
             # A rule gives a lease to what is new; growing is not.
             new = granted.lease if request.terms.lease.has_end else NO_LEASE
             terms = before.terms.changed_by(held.terms._replace(lease=new))
             held = before._replace(locks=locks, terms=terms, overdue=None, is_back=False)
-        previous = self._held
+        previous, reservation = self._held, self._reservation
         try:
             self.set_holding(held, renew_lease=True, how=End.CHANGED)
         except BaseException:  # what was taken is released then
             self.set_holding(previous)
+            self._reservation = reservation
+            self._update_reservation()
             raise
 
     def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
         """Release the reservation if it is still this one, None for any; returns its devices."""
-        own = self._held.reservation if self._held else None
-        if reservation not in (None, own):
+        if reservation not in (None, self._reservation):
             return ()
         devices = self.devices
         self.set_holding(None)
@@ -249,18 +301,17 @@ class Session(Executor):
 
     def enter(self, reservation: Reservation) -> None:
         """Begin a `with` block. Raises RequestError if the reservation has ended."""
-        held = self.held
-        if held is None or held.reservation is not reservation:
+        if self.reservation is not reservation:
             raise RequestError(notice.HAS_ENDED)
-        self.set_holding(held.entered(executor.caller()))
+        reservation.enter(executor.caller())
 
     def leave(self, reservation: Reservation) -> None:
         """End a `with` block, and the reservation if nobody else was answered with it."""
-        held = self._held
-        if held is None or held.reservation is not reservation or not held.inside:
+        if self._reservation is not reservation or not reservation.is_inside:
             return
-        held = held.left(executor.caller())
-        self.set_holding(None if held.is_over else held)
+        reservation.leave(executor.caller())
+        if reservation.is_over:
+            self.set_holding(None)
 
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[Notice]:
         """Lock again what others don't respect any more; returns what to say of it.
@@ -302,7 +353,7 @@ class Session(Executor):
             return []
         notebook, sign_at = self._signed
         is_signed = notebook == process_identity.notebook() and time.monotonic() < sign_at
-        are_set = is_signed and self.variables.are_as_set(held.reservation)
+        are_set = is_signed and self.variables.are_as_set()
         if are_set and not held.joined and not held.unprotected():
             for lock in held.locks.values():
                 lock.stamp()
@@ -321,8 +372,7 @@ class Session(Executor):
         except (LockError, Failure) as error:
             notices = [error.reason if isinstance(error, Failure) else str(error)]
         if self._held:
-            if reservation := self._held.reservation:
-                notices += self.variables.changed_in_cell(reservation)
+            notices += self.variables.changed_in_cell(self._held.devices)
             self.set_holding(
                 self._held
             )  # VS Code names the notebook only after the kernel has started
@@ -356,18 +406,12 @@ class Session(Executor):
             held = held._replace(terms=held.terms._replace(lease=lease))
             features = self.wanted(held.terms)
         with no_fork:
-            is_same = before and held and held.has_same_shape(before)
-            if held is None and is_hidden:
-                self.variables.hide()
-            elif held is None:
-                self.variables.set({})
-            elif not (is_adopted or (is_same and not self.variables.are_hidden)):
-                reservation = held.reservation or Reservation(held.devices, {})
-                reservation.environ = self.variables.set_for(held)
-                reservation.memory_mib = held.memory_limit_mib
-                reservation.devices = held.devices  # their numbers may be new
-                held = held._replace(reservation=reservation)
-            self._held = held
+            if held is None:
+                self.variables.hide() if is_hidden else self.variables.set({})
+            elif not (is_adopted or self._is_set_for(held)):
+                self.variables.set_for(held)
+            self._held, self._reservation = held, self._reservation_of(held)
+            self._update_reservation()
         if held:
             self._sign(held)
         change = Change(before, held, how, time.time(), time.monotonic(), renew_lease)
@@ -377,6 +421,34 @@ class Session(Executor):
         for lock in before.locks.values() if before else ():
             if lock not in kept:
                 lock.release()
+
+    def _is_set_for(self, held: Holding) -> bool:
+        """Return whether the variables are set for this reservation and these devices."""
+        before = self._held
+        if before is None or self.variables.are_hidden:
+            return False
+        return (before.number, before.devices, before.memory_limit_mib) == (
+            held.number,
+            held.devices,
+            held.memory_limit_mib,
+        )
+
+    def _reservation_of(self, held: Holding | None) -> Reservation | None:
+        """Return the caller's reservation of what is held, a new one if another one begins."""
+        before = self._held
+        if held is None or (before and before.number == held.number):
+            return held and self._reservation
+        reservation = Reservation((), {})
+        if not held.number:  # joined or taken over: it stays until it is released
+            reservation.count_call(executor.caller())
+        return reservation
+
+    def _update_reservation(self) -> None:
+        """Show the caller's reservation what is held now; the devices may have new numbers."""
+        if self._held and self._reservation:
+            self._reservation.devices = self._held.devices
+            self._reservation.environ = self.variables.environ
+            self._reservation.memory_mib = self._held.memory_limit_mib
 
     def _sign(self, held: Holding) -> None:
         """Write into the locks who holds them."""
@@ -412,9 +484,9 @@ class Session(Executor):
     def _again(self, held: Holding, note: str | None) -> list[Notice]:
         """Answer one more call with what is held; returns what was wrong and is mended."""
         self.set_holding(held._replace(terms=held.terms._replace(note=note)))
-        if reservation := held.reservation:
-            return self.variables.mend(held, reservation)
-        return []
+        notices = self.variables.mend(held)
+        self._update_reservation()
+        return notices
 
     # -- a guest -----------------------------------------------------------------------------------
 
@@ -446,12 +518,10 @@ class Session(Executor):
         given = exec_handover.received()
         if given is None:
             return
-        self.reason, self.variables.changes = given.reason, given.changes
-        if (held := given.held).devices:
-            environ = set_only(given.changes.written)
-            reservation = Reservation(held.devices, environ, held.memory_limit_mib)
-            held = held._replace(reservation=reservation, facts=given.facts)
-            self.set_holding(held, is_adopted=True)
+        self.reason = given.reason
+        self.variables.adopt(given.changes)
+        if given.held.devices:
+            self.set_holding(given.held._replace(facts=given.facts), is_adopted=True)
 
 
 # By process id; an entry of another process is its parent's.

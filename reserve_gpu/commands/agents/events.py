@@ -61,7 +61,7 @@ class Events(Teller):
             devices=[{"label": each.label, "uuid": each.uuid} for each in held.devices],
             memory_promised_mib=held.memory_limit_mib,
             until=held.lease.until,
-            environ=held.reservation.environ if held.reservation else {},
+            environ=session().environ,
             warnings=outcome.warnings,
         )
 

@@ -147,7 +147,7 @@ def check(
         rows = ()
     reserved, terms = _inherited(rows)
     if reservation:
-        reserved, terms = reservation.devices, session().promise_of(reservation)
+        reserved, terms = reservation.devices, session().terms_of(reservation)
     answers = _answers(reserved, limit_s, progress)
     place = verdict.Expectation(
         reserved=reserved,

@@ -38,19 +38,24 @@ class OverLimit(Feature):
         if held is None or held.memory_limit_mib is None:
             return []
         uses = {device: procfs.uses(those, {pid})[pid] for device, those in look().items()}
-        self._over, notices = exceeded(held, uses, self._over)
+        self._over, notices = exceeded(held, self.owner.environ, uses, self._over)
         return messages.said(notices)
 
 
 def exceeded(
     held: Holding,
+    environ: Mapping[str, str],
     uses: Mapping[Device, float | None],
     before: frozenset[Device],
 ) -> tuple[frozenset[Device], list[Notice]]:
     """Return the devices of which more than the part is used, and a notice for each new one.
 
-    held: with a part of each device. uses: by this process and its children, in MiB, None where it
-    can't be seen: then the device stays as it was. before: what was returned after the last cell.
+    Args:
+        held: Devices with a part of each.
+        environ: The variables that are set for it.
+        uses: The memory in MiB that this process and its children use, None if it can't be read.
+            Then the device stays as it was.
+        before: The devices that were returned after the last cell.
     """
     memory_limit_mib = held.memory_limit_mib or 0.0
     over = frozenset(
@@ -59,7 +64,6 @@ def exceeded(
         if (device in before if used_mib is None else used_mib > memory_limit_mib)
     )
     request = Request(terms=ReservationTerms(held.terms.size))
-    environ = held.reservation.environ if held.reservation else {}
     names = sorted(memory_caps.capped_by(environ).values())
     new = [device for device in held.devices if device in over - before]
     return over, [Exceeded(device, uses[device] or 0.0, request, names) for device in new]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from reserve_gpu.model.queue import Ticket
-    from reserve_gpu.reservation.holding import Answered, Holding
+    from reserve_gpu.reservation.holding import Holding
 
 
 SWITCH = "RESERVE_GPU_TELL_WAITERS"  # "0": no
@@ -49,7 +49,7 @@ class WaiterNotices(Feature):
         self._used_at = -inf  # as far as is known; by time.monotonic()
         self._known: set[tuple[str, int]] = set()  # who waits, or uses a device, and was told of
         self._tell_at = 0.0  # who waits, at the earliest; by time.monotonic()
-        self._seen: Answered | None = None  # the reservation whose devices were looked at
+        self._seen: int | None = None  # the reservation whose devices were looked at
         self._look_at = 0.0  # at the earliest, by time.monotonic()
 
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
@@ -57,10 +57,10 @@ class WaiterNotices(Feature):
         held, began = self.owner.held, time.monotonic()
         if held is None:
             return []
-        is_new = held.reservation is not self._seen
+        is_new = held.number != self._seen
         if began < self._look_at and not is_new:
             return []
-        self._seen = held.reservation
+        self._seen = held.number
         rows = [] if held.memory_limit_mib is not None else strangers(look(), self._known)
         if text := self.tell(held, frontends.is_watched):
             pictures.tell(pictures.of_line(text))
