@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 
 from reserve_gpu.allocation.request import Deadline, parse
 from reserve_gpu.gpus import cuda_environment
@@ -16,20 +16,22 @@ from reserve_gpu.model.parsing import parse_duration
 from reserve_gpu.model.progress import Progress, Waiting
 from reserve_gpu.render import failures, messages
 from reserve_gpu.render import progress as displays
+from reserve_gpu.render.durations import duration
 from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend
 from reserve_gpu.reservation import acquire, exec_handover, feature, imports
 from reserve_gpu.reservation import restart_handover as kept_for
-from reserve_gpu.reservation.session import Reservation, Session, session
+from reserve_gpu.reservation.session import Reservation, session
 from reserve_gpu.system import shutdown
 from reserve_gpu.system.cells import kernels_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.holders import Reserved
     from reserve_gpu.model.requests import Request
+    from reserve_gpu.system.executor import Call
 
     F = TypeVar("F", bound=Callable[[], object])
 
@@ -95,65 +97,114 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         if callable(progress) and isinstance(news, Waiting):
             progress(news)
 
-    show = of_waits if callable(progress) else progress
-    reservation, texts, is_new = ask(request, Deadline.after(wait), show)
+    outcome = ask(request, wait, of_waits if callable(progress) else progress, PYTHON)
+    reservation = outcome.reservation
+    assert reservation  # noqa: S101 - without is_optional there is one
     try:
-        for text in texts:
+        for text in outcome.warnings:
             warnings.warn(text, errors.ReserveGPUWarning, stacklevel=2)
         if progress == "auto" and reservation.lease.has_end:
             show_reserved()
     except BaseException:  # of a signal, or as warnings are errors: nobody gets to know of it
-        if is_new:
-            session().run_in_any_case(_undo, session(), reservation)
+        if outcome.is_new:
+            session().run_in_any_case(session().forget, reservation)
         raise
     return reservation
 
 
+class Outcome(NamedTuple):
+    """What a request came to.
+
+    Attributes:
+        reservation: The reservation, or None if there is none, which `--optional` allows.
+        warnings: What to tell the user about it.
+        is_new: Whether the process did not have it before.
+        waited_s: The seconds that the request waited in the queue.
+        excused: Why there is no reservation.
+    """
+
+    reservation: Reservation | None
+    warnings: Sequence[str] = ()
+    is_new: bool = False
+    waited_s: float = 0.0
+    excused: errors.ReserveGPUError | None = None
+
+    @property
+    def text(self) -> str:
+        """Return what to print."""
+        if self.excused:
+            return go_on_after(self.excused)
+        waited = f"Waited for {duration(self.waited_s)}.\n" if self.waited_s >= 1 else ""
+        return f"{waited}{self.reservation}"
+
+
 def ask(
     request: Request,
-    deadline: Deadline,
+    wait: float | str | None,
     progress: Callable[[Progress], object] | Literal["auto"] | None,
-    frontend: Frontend = PYTHON,
-) -> tuple[Reservation, list[str], bool]:
-    """Reserve for any face.
+    frontend: Frontend,
+    *,
+    is_optional: bool = False,
+) -> Outcome:
+    """Reserve, for any front end.
 
-    Returns the reservation, what there is to be said against it, and whether it is a new one.
-    face: where an error is read, which decides how its hints are typed.
+    Args:
+        request: The request.
+        wait: How long to wait in the queue, as in `reserve()`.
+        progress: Called while this waits, as in `reserve()`.
+        frontend: Where an error is read, which decides how its hints are typed.
+        is_optional: Whether to return an outcome without a reservation if no GPU can be reserved.
+
+    Raises:
+        ReserveGPUError: As in `reserve()`.
     """
-    this_session = session()
-    before: list[Reservation | None] = []
+    this_session, deadline, waited_s = session(), Deadline.after(wait), 0.0
+    acquired: acquire.Acquired | None = None
     if deadline.waits:
         deadline = deadline._replace(asks=messages.asked(request))
 
-    def undo() -> None:
-        if before:
-            reservation = this_session.reservation
-            if reservation is not before[0]:
-                _undo(this_session, reservation)
-            if before[0] or deadline.waits:
-                this_session.hide_if_unreserved()
+    def undo(call: Call[acquire.Acquired]) -> None:
+        if call.has_answer:
+            this_session.roll_back(call.answer.savepoint)
 
     try:
         imports.load_for_reserving(request.terms)
         with _shown(progress) as show:
-            reservation, notices = this_session.run(
-                partial(acquire.reserve, this_session, request, deadline, before),
-                show=show,
+
+            def count_and_show(news: Progress) -> None:
+                nonlocal waited_s
+                waited_s = news.waited_s if isinstance(news, Waiting) else waited_s
+                show(news)
+
+            acquired = this_session.run(
+                acquire.reserve,
+                this_session,
+                request,
+                deadline,
+                show=count_and_show,
                 until=deadline.at,
                 undo=undo,
             )
-    except Failure as failure:
-        raise explained(failures.error(failure.reason, frontend)) from None
-    except errors.ReserveGPUError as error:
-        raise explained(error) from None
+    except (Failure, errors.ReserveGPUError) as error:
+        told = explained(error, frontend)
+        if is_optional and isinstance(told, errors.EXCUSED):
+            return Outcome(None, excused=told)
+        raise told from None
     except BaseException:  # what a signal handler has raised
-        this_session.run_in_any_case(undo)
+        # Without an answer the session rolls back by itself; this only waits for the end of that.
+        savepoint = acquired.savepoint if acquired else None
+        this_session.run_in_any_case(this_session.roll_back, savepoint)
         raise
-    return reservation, messages.said(notices) if notices else [], reservation is not before[0]
+    is_new = acquired.reservation is not acquired.savepoint.reservation
+    return Outcome(acquired.reservation, messages.said(acquired.notices), is_new, waited_s)
 
 
-def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
-    """Return the error, with what features know of it."""
+def explained(
+    error: Failure | errors.ReserveGPUError, frontend: Frontend
+) -> errors.ReserveGPUError:
+    """Return the error in the words of a front end, with what features know of it."""
+    if isinstance(error, Failure):
+        error = failures.error(error.reason, frontend)
     for each in session().features:
         error = each.explained(error)
     return error
@@ -164,21 +215,10 @@ def preview(request: Request, frontend: Frontend) -> tuple[Device, ...]:
     imports.load_for_reserving(request.terms)
     try:
         return session().run(acquire.preview, session(), request)
-    except Failure as failure:
-        if isinstance(failure.reason, notice.WouldGet):
-            return failure.reason.devices
-        raise explained(failures.error(failure.reason, frontend)) from None
-    except errors.ReserveGPUError as error:
-        raise explained(error) from None
-
-
-def _undo(this_session: Session, reservation: Reservation | None) -> None:
-    """Release a reservation that nobody got to know of.
-
-    What CUDA uses stays reserved: nothing frees it as long as this process lives.
-    """
-    if reservation and not cuda_environment.cuda_started():
-        this_session.release(reservation)
+    except (Failure, errors.ReserveGPUError) as error:
+        if isinstance(error, Failure) and isinstance(error.reason, notice.WouldGet):
+            return error.reason.devices
+        raise explained(error, frontend) from None
 
 
 def show_reserved() -> None:

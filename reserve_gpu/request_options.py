@@ -7,29 +7,27 @@ and Tab completion take it from the table.
 from __future__ import annotations
 
 from argparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from reserve_gpu import api
-from reserve_gpu.allocation.request import Deadline, parse
+from reserve_gpu.allocation.request import parse
 from reserve_gpu.commands.table import MAGIC_OPTIONS
 from reserve_gpu.gpus import names
 from reserve_gpu.model.errors import (
-    EXCUSED,
     PROGRAM,
     RequestError,
-    ReserveGPUError,
     own_command,
     sanitize,
 )
 from reserve_gpu.model.option import Option, add, likely
-from reserve_gpu.model.progress import Progress, Waiting
-from reserve_gpu.render.durations import duration
 from reserve_gpu.reservation import feature_registry
 from reserve_gpu.system import spawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from reserve_gpu.api import Outcome
+    from reserve_gpu.model.progress import Progress
     from reserve_gpu.render.frontends import Frontend
 
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
@@ -152,14 +150,6 @@ class Parser(ArgumentParser):
         raise RequestError(f"{sanitize(message, MESSAGE_LIMIT)}.{more}")
 
 
-class Outcome(NamedTuple):
-    """What came of a request. excused: why nothing was reserved, with --optional."""
-
-    warnings: list[str]
-    text: str
-    excused: ReserveGPUError | None = None
-
-
 def wishes(arguments: Namespace) -> dict[str, Any]:
     """Return the keyword arguments of `reserve()` among what was parsed."""
     names = [option.attribute for option in REQUEST_THAT_GOES_ON]
@@ -170,25 +160,11 @@ def wishes(arguments: Namespace) -> dict[str, Any]:
 def reserve(
     arguments: Namespace, frontend: Frontend, progress: Callable[[Progress], object] | None = None
 ) -> Outcome:
-    """Reserve what was parsed, for a face. Raises what `reserve()` raises."""
+    """Reserve what was parsed, for a front end. Raises what `reserve()` raises."""
     values = wishes(arguments)
-    deadline = Deadline.after(values.pop("wait"))
-    waited_s = 0.0
-
-    def show(news: Progress) -> None:
-        nonlocal waited_s
-        waited_s = news.waited_s if isinstance(news, Waiting) else waited_s
-        if progress is not None:
-            progress(news)
-
-    try:
-        reservation, texts, _ = api.ask(parse(**values), deadline, show, frontend)
-    except EXCUSED as error:
-        if not getattr(arguments, "optional", False):  # not every command has the option
-            raise
-        return Outcome([], api.go_on_after(error), error)
-    waited = f"Waited for {duration(waited_s)}.\n" if waited_s >= 1 else ""
-    return Outcome(texts, f"{waited}{reservation}")
+    wait = values.pop("wait")
+    is_optional = getattr(arguments, "optional", False)  # not every command has the option
+    return api.ask(parse(**values), wait, progress, frontend, is_optional=is_optional)
 
 
 def words(arguments: Namespace) -> list[str]:

@@ -22,6 +22,7 @@ from reserve_gpu.system import jupyter_kernel, procfs
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
 
 
 def run(line: str) -> None:
@@ -73,7 +74,7 @@ def tell_start() -> None:
         api.show_reserved()
 
 
-def _warn(warnings: list[str]) -> None:
+def _warn(warnings: Sequence[str]) -> None:
     if warnings:
         pictures.warn(warnings)
 
@@ -121,7 +122,7 @@ def _reserve(arguments: Namespace) -> None:
         api.show_reserved()
 
 
-def _ask(arguments: Namespace) -> request_options.Outcome:
+def _ask(arguments: Namespace) -> api.Outcome:
     """Reserve, and show meanwhile what is waited for."""
     live = Live()
     try:

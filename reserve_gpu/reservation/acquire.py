@@ -1,11 +1,11 @@
-"""The road of one reservation: from a request to what is held, or to the reason why it is not."""
+"""Acquire a reservation: from a request to what is held, or to the reason why it is not."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.allocation import inherited_limit, policy, quota, snapshot, wait
 from reserve_gpu.allocation.attempt import AttemptContext, attempt
@@ -21,8 +21,10 @@ from reserve_gpu.model.errors import Failure, NoFreeDeviceError, RequestError
 from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo
 from reserve_gpu.model.requests import End, Request
 from reserve_gpu.reservation import feature, joining, refresh
+from reserve_gpu.reservation.session import Reservation, Savepoint, Session
 from reserve_gpu.system import containers, executor, memory_settings, procfs
 from reserve_gpu.system.cells import kernels_file
+from reserve_gpu.system.executor import GivenUpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,19 +32,35 @@ if TYPE_CHECKING:
     from reserve_gpu.locks.queue import QueueEntry
     from reserve_gpu.model.notices import Notice
     from reserve_gpu.reservation.holding import Holding
-    from reserve_gpu.reservation.session import Reservation, Session
 
 RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
 
 
-def preview(session: Session, request: Request) -> tuple[Device, ...]:
-    """Return what is held that would do; raises as `reserve`, and Failure with what would be."""
+class Acquired(NamedTuple):
+    """A reservation that a request got.
 
-    def hold(granted: Granted, _: Request) -> None:
+    Attributes:
+        reservation: The reservation.
+        notices: What to tell the user about it.
+        savepoint: What the process held before.
+    """
+
+    reservation: Reservation
+    notices: list[Notice]
+    savepoint: Savepoint
+
+
+def preview(session: Session, request: Request) -> tuple[Device, ...]:
+    """Return the devices that are held and satisfy the request.
+
+    Raises what `reserve` raises, and a Failure with the devices that it would reserve.
+    """
+
+    def refuse(granted: Granted, _: Request) -> None:
         raise Failure(notice.WouldGet(tuple(locked.device for locked in granted.locked)))
 
-    reserve(session, request, Deadline.after(None), [], hold)
+    reserve(session, request, Deadline.after(None), refuse)
     return session.devices
 
 
@@ -50,33 +68,57 @@ def reserve(
     session: Session,
     request: Request,
     deadline: Deadline,
-    before: list[Reservation | None],
     hold: Callable[[Granted, Request], object] | None = None,
-) -> tuple[Reservation, list[Notice]]:
-    """Hold what is asked for, on the session's thread; returns that, and what to tell of it.
+) -> Acquired:
+    """Reserve what is requested, on the session's thread.
 
-    before: gets what was held, once that is known. hold: is called in place of holding it.
-    Raises Failure, RequestError, NoFreeDeviceError, DriverError, LockError.
+    Args:
+        session: The session of this process.
+        request: The request.
+        deadline: When to stop waiting for a device.
+        hold: Called with the locked devices in place of `session.hold`. Then nothing is waited for.
+
+    Raises:
+        Failure: The request can't be satisfied, with the reason as a notice.
+        RequestError: The request is invalid here.
+        NoFreeDeviceError: Another thread of this process waits.
+        DriverError: The driver can't be used.
+        LockError: The lock directory can't be used.
     """
     if session.is_waiting:  # another thread's call, which goes on
         session.hide_if_unreserved()
         raise NoFreeDeviceError(notice.ANOTHER_THREAD_WAITS)
     notices = _begin(session, request)
-    before.append(session.reservation)
+    savepoint = Savepoint(session.reservation, deadline.waits)
+    try:
+        notices += _reserve(session, request, deadline, hold)
+        return Acquired(_counted(session), [*notices, *_unsigned(session)], savepoint)
+    except GivenUpError:
+        session.roll_back(savepoint)
+        raise
+
+
+def _reserve(
+    session: Session,
+    request: Request,
+    deadline: Deadline,
+    hold: Callable[[Granted, Request], object] | None,
+) -> list[Notice]:
     inherited_limit.require_absolute(request.devices, session.variables.inherited())
-    held = session.held
+    notices: list[Notice] = []
+    held, ruled = session.held, rules()
     request = held.as_held(request) if held else request
-    if ruled := rules():
+    if ruled:
         request, more = quota.allowed(
             request, ruled, session.now.lease, session.now.since_of(request), procfs.now()
         )
         notices += [*ruled.problems, *more]
-    # Held already: say so again, and change nothing.
+    # What the process holds already satisfies the request: repeat the answer.
     if held and (met := session.satisfy_from_current(request)) is not None:
-        return _answer(session, notices + met)
+        return notices + met
     if ruled:
         quota.require_amount(request, ruled)
-    # Too late: CUDA has started, and reads no variable any more.
+    # CUDA has started and reads no variable any more: only what it sees can be reserved.
     if (is_late := cuda_environment.cuda_started()) and not cuda_environment.cuda_uuids():
         raise Failure(notice.TooLate(session.devices))
     with Nvml() as gpus:
@@ -87,6 +129,8 @@ def reserve(
         with LockDirectory() as locks:
             if not is_late and (parent := procfs.multiprocessing_parent()):
                 inherited_limit.adopt_parents_gpus(parent, gpus, locks)
+            # Walk the GPUs in their order: lock one, then read it. Hold all that is requested,
+            # which sets the variables, or nothing.
             context = AttemptContext(
                 request,
                 gpus,
@@ -99,30 +143,43 @@ def reserve(
                 rules=ruled,
                 is_taking_back=is_late,
             )
-            # Walk the GPUs in their order: lock one, then look at it. Hold all that was asked for,
-            # which sets the variables, or nothing.
-            # Who waits anyway waits for one who is stopped while it has the mutex, too.
-            limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
-            outcome = attempt(context, hold or session.hold, mutex_limit_s=limit_s)
-            if isinstance(outcome, Denied) and hold is None:
-                outcome, changes = _wait(session, context, outcome, deadline)
-                notices += changes
-            if isinstance(outcome, Denied):
-                raise _failure(session, context, outcome, deadline)
-            cautions = _cautions(context, outcome)
-            return _answer(session, [*notices, *cautions, *session.variables.notices])
+            granted, changes = _attempt(session, context, deadline, hold)
+            return [*notices, *changes, *_cautions(context, granted), *session.variables.notices]
 
 
-def _answer(session: Session, notices: list[Notice]) -> tuple[Reservation, list[Notice]]:
-    """Return the reservation of what is held, and what to tell of it. Raises RequestError."""
-    if session.unsigned:
-        devices, (directory, *_), (reason, *_) = zip(*session.unsigned, strict=True)
-        is_part = session.now.memory_limit_mib is not None
-        notices = [*notices, notice.Unsigned(devices, directory, reason, is_part)]
+def _attempt(
+    session: Session,
+    context: AttemptContext,
+    deadline: Deadline,
+    hold: Callable[[Granted, Request], object] | None,
+) -> tuple[Granted, list[Notice]]:
+    """Attempt the request, and wait if it is denied; return notices about changes meanwhile."""
+    # A request that waits also waits for a process that is stopped while it has the mutex.
+    limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
+    outcome = attempt(context, hold or session.hold, mutex_limit_s=limit_s)
+    changes: list[Notice] = []
+    if isinstance(outcome, Denied) and hold is None:
+        outcome, changes = _wait(session, context, outcome, deadline)
+    if isinstance(outcome, Denied):
+        raise _failure(session, context, outcome, deadline)
+    return outcome, changes
+
+
+def _counted(session: Session) -> Reservation:
+    """Return the reservation of what is held, with one more caller. Raises RequestError."""
     if reservation := session.reservation:
         reservation.count_call(executor.caller())
-        return reservation, notices
+        return reservation
     raise RequestError(notice.HAS_ENDED)  # other code of this process has closed its locks
+
+
+def _unsigned(session: Session) -> list[Notice]:
+    """Return a notice about locks whose record could not be written."""
+    if not session.unsigned:
+        return []
+    devices, (directory, *_), (reason, *_) = zip(*session.unsigned, strict=True)
+    is_part = session.now.memory_limit_mib is not None
+    return [notice.Unsigned(devices, directory, reason, is_part)]
 
 
 def _in_place(held: Holding, request: Request) -> Request:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.allocation import policy
 from reserve_gpu.gpus import cuda_environment, names
@@ -124,6 +124,18 @@ class Reservation:
         lines = [f"Reserving {device.label}: {names.described(device)}" for device in self.devices]
         values = [f"{name} = {value!r}" for name, value in sorted(self.environ.items())]
         return "\n".join([*lines, *values])
+
+
+class Savepoint(NamedTuple):
+    """What a process holds before a request changes it.
+
+    Attributes:
+        reservation: The reservation, or None.
+        waits: Whether the request may wait.
+    """
+
+    reservation: Reservation | None
+    waits: bool
 
 
 class Session(Executor):
@@ -276,6 +288,23 @@ class Session(Executor):
         devices = self.devices
         self.set_holding(None)
         return devices
+
+    def roll_back(self, savepoint: Savepoint | None) -> None:
+        """Return to the savepoint, because the caller does not know of a reservation made since."""
+        if savepoint is None:
+            return
+        if self.reservation is not savepoint.reservation:
+            self.forget(self.reservation)
+        if savepoint.reservation or savepoint.waits:
+            self.hide_if_unreserved()
+
+    def forget(self, reservation: Reservation | None) -> None:
+        """Release a reservation that no caller knows of.
+
+        What CUDA uses stays reserved: nothing frees it as long as this process lives.
+        """
+        if reservation and not cuda_environment.cuda_started():
+            self.release(reservation)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -90,6 +90,11 @@ class Call(Generic[T]):
         """Tell whether nobody waits for it any more."""
         return self.is_done or bool(self.given_up)
 
+    @property
+    def has_answer(self) -> bool:
+        """Return whether the call is done and its function has returned."""
+        return self.is_done and self.error is None
+
     def make(self) -> None:
         """Make the call, on the thread that is meant for it."""
         function, arguments = self.request
@@ -180,13 +185,13 @@ class Executor:
         *arguments: Unpack[Ts],
         show: Callable[[Any], object] = lambda _: None,
         until: float = 0.0,
-        undo: Callable[[], object] = int,
+        undo: Callable[[Call[T]], object] = lambda _: None,
     ) -> T:
         """Call the function on the thread; returns what it returns, raises what it raises.
 
         show: is told what the function tells of its progress.
         until: for how long it may wait behind a call that waits for a device, by time.monotonic().
-        undo: is called on the thread after a call that is given up.
+        undo: is called on the thread after a call that is given up, with that call.
         Where an exception ends the wait for the answer, the call is given up, and has ended.
         Raises NoThreadError, before the function is called, and RequestError in a signal handler
         that came in the midst of another call.
@@ -206,7 +211,7 @@ class Executor:
         except BaseException:
             if not call.given_up:  # else no thread can be had
                 call.given_up = "its caller has gone"
-                end = Call(undo, is_awaited=False)  # which comes after it
+                end = Call(undo, call, is_awaited=False)  # which comes after it
                 self.post(end)
                 end.wait()
             raise
@@ -225,7 +230,7 @@ class Executor:
             self.post(Call(function, *arguments, until=math.inf, is_awaited=False))
             return None
         try:
-            return self.run(function, *arguments, undo=lambda: function(*arguments))
+            return self.run(function, *arguments, undo=lambda _: function(*arguments))
         except NoThreadError:
             return function(*arguments)
 

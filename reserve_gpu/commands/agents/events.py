@@ -20,7 +20,7 @@ from reserve_gpu.reservation.session import session
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from reserve_gpu.request_options import Outcome
+    from reserve_gpu.api import Outcome
 
 STDERR = 2
 

@@ -203,7 +203,7 @@ class Teller:
         """Take away what is shown: the error is said where all of them are."""
         self._live.clear()
 
-    def came(self, outcome: request_options.Outcome) -> None:
+    def came(self, outcome: api.Outcome) -> None:
         """Say what is held now, or why nothing is."""
         self._live.clear()
         lines = [f"Warning: {text}" for text in outcome.warnings]
