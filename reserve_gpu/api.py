@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Literal, TypeVar, overload
 from reserve_gpu.allocation.request import Deadline, parse
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.model import errors
-from reserve_gpu.model import notices as notice
 from reserve_gpu.model.errors import Failure
 from reserve_gpu.model.parsing import parse_duration
 from reserve_gpu.model.progress import Progress, Waiting
-from reserve_gpu.render import failures, messages
+from reserve_gpu.render import messages
+from reserve_gpu.render import notices as notice
 from reserve_gpu.render import progress as displays
-from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend
+from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, read_here
 from reserve_gpu.reservation import acquire, exec_handover, feature, imports
 from reserve_gpu.reservation import restart_handover as kept_for
 from reserve_gpu.reservation.session import Reservation, Session, session
@@ -143,13 +143,13 @@ def ask(
                 undo=undo,
             )
     except Failure as failure:
-        raise explained(failures.error(failure.reason, frontend)) from None
+        raise explained(failure.reason.error(read_here(frontend))) from None
     except errors.ReserveGPUError as error:
         raise explained(error) from None
     except BaseException:  # what a signal handler has raised
         this_session.run_in_any_case(undo)
         raise
-    return reservation, messages.said(notices) if notices else [], reservation is not before[0]
+    return reservation, notice.texts(notices), reservation is not before[0]
 
 
 def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
@@ -165,9 +165,7 @@ def preview(request: Request, frontend: Frontend) -> tuple[Device, ...]:
     try:
         return session().run(acquire.preview, session(), request)
     except Failure as failure:
-        if isinstance(failure.reason, notice.WouldGet):
-            return failure.reason.devices
-        raise explained(failures.error(failure.reason, frontend)) from None
+        raise explained(failure.reason.error(read_here(frontend))) from None
     except errors.ReserveGPUError as error:
         raise explained(error) from None
 
@@ -274,9 +272,9 @@ def join(reserved: Reserved) -> str:
     """
     this_session = session()
     if this_session.devices:
-        raise failures.error(notice.HoldsAlready(this_session.devices), MAGIC)
+        raise notice.HoldsAlready(this_session.devices).error(MAGIC)
     if cuda_environment.cuda_started():
-        raise failures.error(notice.TooLate(()), MAGIC)
+        raise notice.TooLate(()).error(MAGIC)
     imports.load_for_reserving()
     this_session.run(this_session.join, reserved)
     reservation = this_session.reservation
@@ -291,7 +289,7 @@ def take_over(connection_file: str | None) -> list[str]:
     """
     imports.load_for_reserving()
     notices = session().run(kept_for.take_over, session(), connection_file)
-    return messages.said(notices) if notices else []
+    return notice.texts(notices)
 
 
 def leave_to_kernel(name: str, seconds: float) -> None:
