@@ -60,16 +60,18 @@ def released(devices: Sequence[Device], environ: Variables, *, started: bool) ->
 
 
 def left_with(kept: Sequence[Device], frontend: Frontend) -> str:
-    """Say what this process has left after nothing was reserved. kept: what stays reserved."""
+    """Return a sentence about the devices that stay reserved after a refusal."""
     if kept:
         return f"{frontend.here.capitalize()} keeps {labels(kept)}; nothing was changed."
     return f"No GPU is visible to this {frontend.sight}." if frontend.sight else ""
 
 
 def going_on(held: Sequence[Device], visible: str | None = None) -> str:
-    """Say how a kernel goes on that got no GPU, or not the one that it asked for.
+    """Return how a kernel continues without the GPU that it requested.
 
-    visible: the CUDA_VISIBLE_DEVICES that it goes on with.
+    Args:
+        held: The devices that it still holds.
+        visible: Its CUDA_VISIBLE_DEVICES, if it keeps that.
     """
     if held:
         return f"Going on with {labels(held)}, as before."
@@ -128,7 +130,7 @@ def interrupted(held: Sequence[Device], frontend: Frontend) -> str:
 
 
 def limit_line(limit: str, count: int) -> str:
-    """Say how an inherited CUDA_VISIBLE_DEVICES limits this process. count: of its devices."""
+    """Return how an inherited CUDA_VISIBLE_DEVICES limits this process to `count` devices."""
     inside = "that one" if count == 1 else "those"
     return f"{VARIABLE}={sanitize(limit)!r} was set elsewhere: it limits this process to {inside}."
 
@@ -139,7 +141,7 @@ def hides_on_purpose(limit: str) -> bool:
 
 
 def fit(rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
-    """Return those of the devices that would do."""
+    """Return the devices that fit the request."""
     return [row for row in rows if row.state is not State.UNFIT]
 
 

@@ -482,14 +482,13 @@ class Refused(NamedTuple):
     ahead: Sequence[Ticket] = ()
 
     def error(self, frontend: Frontend) -> errors.NoFreeDeviceError:
-        is_first_try = self.waited_s is None
-        kind = errors.NoFreeDeviceError if is_first_try else errors.WaitTimeoutError
+        kind = errors.NoFreeDeviceError if self.waited_s is None else errors.WaitTimeoutError
         return kind(
             lambda: pictures.refusal(self, frontend), self.rows, lambda: self._to_dict(frontend)
         )
 
     def _to_dict(self, frontend: Frontend) -> dict[str, Any]:
-        """Return what the picture shows, in the format of docs/formats.md.
+        """Return the refusal in the format of docs/formats.md.
 
         Its hints end nothing, release nothing, and take nothing that is in use.
         """
@@ -557,7 +556,7 @@ class Impossible(NamedTuple):
         return f"{of} {'; '.join(against)}"
 
     def _unfit(self, group: Sequence[DeviceStatus], total: int) -> str:
-        """Return why a group of devices is unfit, to follow `Of 8 GPUs`.
+        """Return the reason why a group of devices is unfit, to follow `Of 8 GPUs`.
 
         Args:
             group: Devices that are unfit for the same reason.
@@ -628,7 +627,7 @@ class HidesAll(NamedTuple):
         return f"To use a GPU, unset it, or leave it out for this command:\n{line}"
 
     def _why(self) -> str:
-        """Return why the value hides every GPU, as part of a sentence.
+        """Return the reason why the value hides every GPU, as part of a sentence.
 
         CUDA ignores what follows the first entry that means no GPU.
         """
