@@ -45,9 +45,12 @@ def command_ends(lease: Lease, now: float) -> str:
 
 
 def released(devices: Sequence[Device], environ: Variables, *, started: bool) -> str:
-    """Return what a release prints.
+    """Return the lines that a release prints.
 
-    started: CUDA runs in this process, so its memory on the devices stays in use.
+    Args:
+        devices: The released devices.
+        environ: The variables after the release.
+        started: CUDA runs in this process, so its memory on the devices stays in use.
     """
     lines = [f"Released {labels(devices)}." if devices else "This kernel holds no GPU."]
     if started and devices:
@@ -67,7 +70,7 @@ def left_with(kept: Sequence[Device], frontend: Frontend) -> str:
 
 
 def going_on(held: Sequence[Device], visible: str | None = None) -> str:
-    """Return how a kernel continues without the GPU that it requested.
+    """Return the line for a kernel that continues without the GPU that it requested.
 
     Args:
         held: The devices that it still holds.
@@ -81,7 +84,7 @@ def going_on(held: Sequence[Device], visible: str | None = None) -> str:
 
 
 def joined(devices: Sequence[Device], name: str | None, environ: Mapping[str, str]) -> str:
-    """Say what a guest has joined. name: the holder, in a word."""
+    """Return the lines for a process that has joined the holder of this name."""
     where = sanitize(name or "a process", phrases.NOTEBOOK_LIMIT)
     return "\n".join([f"Joined {where} on {labels(devices)}.", *variables(environ)])
 
@@ -120,7 +123,7 @@ def slow(news: Slow) -> str:
 
 
 def interrupted(held: Sequence[Device], frontend: Frontend) -> str:
-    """Say what is left after a wait was interrupted."""
+    """Return the sentence after an interrupted wait."""
     if held:
         return f"Stopped waiting. {frontend.here.capitalize()} keeps {labels(held)}."
     return f"Stopped waiting; nothing is reserved. {left_with((), frontend)}".rstrip()
@@ -130,7 +133,7 @@ def interrupted(held: Sequence[Device], frontend: Frontend) -> str:
 
 
 def limit_line(limit: str, count: int) -> str:
-    """Return how an inherited CUDA_VISIBLE_DEVICES limits this process to `count` devices."""
+    """Return the sentence about an inherited CUDA_VISIBLE_DEVICES that leaves `count` devices."""
     inside = "that one" if count == 1 else "those"
     return f"{VARIABLE}={sanitize(limit)!r} was set elsewhere: it limits this process to {inside}."
 
