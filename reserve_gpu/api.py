@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 from reserve_gpu.allocation.request import Deadline, parse
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.model import errors
-from reserve_gpu.model import notices as notice
 from reserve_gpu.model.errors import Failure
 from reserve_gpu.model.parsing import parse_duration
 from reserve_gpu.model.progress import Progress, Waiting
-from reserve_gpu.render import failures, messages
+from reserve_gpu.render import messages
+from reserve_gpu.render import notices as notice
 from reserve_gpu.render import progress as displays
 from reserve_gpu.render.durations import duration
-from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend
+from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, read_here
 from reserve_gpu.reservation import acquire, exec_handover, feature, imports
 from reserve_gpu.reservation import restart_handover as kept_for
 from reserve_gpu.reservation.session import Reservation, session
@@ -196,7 +196,7 @@ def ask(
         this_session.run_in_any_case(this_session.roll_back, savepoint)
         raise
     is_new = acquired.reservation is not acquired.savepoint.reservation
-    return Outcome(acquired.reservation, messages.said(acquired.notices), is_new, waited_s)
+    return Outcome(acquired.reservation, notice.texts(acquired.notices), is_new, waited_s)
 
 
 def explained(
@@ -204,7 +204,7 @@ def explained(
 ) -> errors.ReserveGPUError:
     """Return the error in the words of a front end, with what features know of it."""
     if isinstance(error, Failure):
-        error = failures.error(error.reason, frontend)
+        error = error.reason.error(read_here(frontend))
     for each in session().features:
         error = each.explained(error)
     return error
@@ -216,8 +216,6 @@ def preview(request: Request, frontend: Frontend) -> tuple[Device, ...]:
     try:
         return session().run(acquire.preview, session(), request)
     except (Failure, errors.ReserveGPUError) as error:
-        if isinstance(error, Failure) and isinstance(error.reason, notice.WouldGet):
-            return error.reason.devices
         raise explained(error, frontend) from None
 
 
@@ -314,9 +312,9 @@ def join(reserved: Reserved) -> str:
     """
     this_session = session()
     if this_session.devices:
-        raise failures.error(notice.HoldsAlready(this_session.devices), MAGIC)
+        raise notice.HoldsAlready(this_session.devices).error(MAGIC)
     if cuda_environment.cuda_started():
-        raise failures.error(notice.TooLate(()), MAGIC)
+        raise notice.TooLate(()).error(MAGIC)
     imports.load_for_reserving()
     this_session.run(this_session.join, reserved)
     reservation = this_session.reservation
@@ -331,7 +329,7 @@ def take_over(connection_file: str | None) -> list[str]:
     """
     imports.load_for_reserving()
     notices = session().run(kept_for.take_over, session(), connection_file)
-    return messages.said(notices) if notices else []
+    return notice.texts(notices)
 
 
 def leave_to_kernel(name: str, seconds: float) -> None:

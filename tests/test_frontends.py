@@ -20,9 +20,9 @@ from reserve_gpu.commands.run import command
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import ComputeMode, Device, Process, State, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
-from reserve_gpu.model.notices import Refused
 from reserve_gpu.model.requests import Request, ReservationTerms, Size
 from reserve_gpu.render import frontends, phrases, pictures
+from reserve_gpu.render.notices import Refused
 from reserve_gpu.render.status_view import Status
 from tests.holders import a_holder
 

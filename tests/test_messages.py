@@ -12,10 +12,14 @@ import pytest
 
 from reserve_gpu.allocation import snapshot
 from reserve_gpu.features.over_limit.over_limit import exceeded
-from reserve_gpu.model import notices
 from reserve_gpu.model.devices import ComputeMode, Device, Fault, Process, State, Unfit, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
-from reserve_gpu.model.notices import (
+from reserve_gpu.model.progress import Waiting
+from reserve_gpu.model.queue import Ticket
+from reserve_gpu.model.requests import Lease, Request, ReservationTerms, Size
+from reserve_gpu.render import contacts, durations, frontends, messages, notices, phrases, pictures
+from reserve_gpu.render.frontends import MAGIC, SHELL
+from reserve_gpu.render.notices import (
     Caution,
     Changed,
     Exceeded,
@@ -30,11 +34,6 @@ from reserve_gpu.model.notices import (
     TooLate,
     Unsigned,
 )
-from reserve_gpu.model.progress import Waiting
-from reserve_gpu.model.queue import Ticket
-from reserve_gpu.model.requests import Lease, Request, ReservationTerms, Size
-from reserve_gpu.render import contacts, durations, failures, frontends, messages, phrases, pictures
-from reserve_gpu.render.frontends import MAGIC, SHELL
 from reserve_gpu.render.status_view import Status
 from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.reservation.session import Reservation
@@ -686,7 +685,7 @@ NO_UUID = NOT_HERE.replace("no GPU", "no single GPU")
 )
 def test_a_variable_that_hides_every_gpu(limit: str, count: int, why: str) -> None:
     """If the variable hides every GPU, the message says why that value does."""
-    said = str(failures.error(HidesAll(Request(), limit, count), SHELL))
+    said = str(HidesAll(Request(), limit, count).error(SHELL))
     value = limit.replace("\x1b", "\ufffd")
     assert said.startswith(
         f"CUDA_VISIBLE_DEVICES={value!r} {why} It was set outside of reserve_gpu."
@@ -723,8 +722,8 @@ def test_a_variable_that_hides_every_gpu(limit: str, count: int, why: str) -> No
 def test_how_to_lift_a_limit(frontend: Frontend, end: str) -> None:
     """People read the line that lifts the limit; a program is not told to lift it."""
     reason = HidesAll(Request(devices=("1",)), "-1", 2)
-    assert messages.hides_all(reason, frontend).endswith(end)
-    for_program = messages.hides_all(reason, frontend._replace(is_for_program=True))
+    assert str(reason.error(frontend)).endswith(end)
+    for_program = str(reason.error(frontend._replace(is_for_program=True)))
     assert for_program.endswith(
         "Trying again does not help. Ask the person who set it to unset it."
     )
@@ -733,7 +732,7 @@ def test_how_to_lift_a_limit(frontend: Frontend, end: str) -> None:
 def test_a_limit_of_a_process_with_a_reservation() -> None:
     """A process that holds a GPU reads that it keeps it."""
     reason = HidesAll(Request(count=2), "-1", 2, kept=(GPU0,))
-    assert "This kernel keeps GPU0; nothing was changed." in messages.hides_all(reason, MAGIC)
+    assert "This kernel keeps GPU0; nothing was changed." in str(reason.error(MAGIC))
 
 
 # -- whom to ask -----------------------------------------------------------------------------------
@@ -1077,7 +1076,7 @@ def test_impossible(
     rows: list[DeviceStatus], request_: Request, limit: str | None, expected: str
 ) -> None:
     """What no state of the machine could satisfy is said with what there is."""
-    assert messages.say(Impossible(request_, rows, limit)) == expected
+    assert str(Impossible(request_, rows, limit).error(MAGIC)) == expected
 
 
 @pytest.mark.parametrize(
@@ -1089,7 +1088,7 @@ def test_above(devices: list[Device], head: str) -> None:
     rows = [DeviceStatus(device, State.RESERVED, holders=(ALICE,)) for device in devices]
     rows.append(DeviceStatus(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN))
     visible = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": None}
-    lines = messages.above(ReservedAbove(rows, visible), MAGIC).splitlines()
+    lines = str(ReservedAbove(rows, visible).error(MAGIC)).splitlines()
     assert lines == [
         f"{head}, by a process that has started this one, and so for this one too:",
         *(f"  {device.label}: reserved by alice, train.ipynb (pid 4321000)" for device in devices),
@@ -1131,12 +1130,12 @@ RESTART = "estart the kernel and run %reserve_gpu before anything that uses a GP
 )
 def test_too_late(held: list[Device], seen: list[Device], expected: str) -> None:
     """Once CUDA has started it is said what is kept, what can be taken back, and what to do."""
-    assert messages.too_late(TooLate(held, seen), MAGIC) == TOO_LATE + expected
+    assert str(TooLate(held, seen).error(MAGIC)) == TOO_LATE + expected
 
 
 def test_too_late_in_python() -> None:
     """A program is told the call that takes its GPU back, and to start again itself."""
-    text = messages.too_late(TooLate([], [PART, GPU1]), PYTHON_CODE)
+    text = str(TooLate([], [PART, GPU1]).error(PYTHON_CODE))
     assert "started in this process" in text
     assert (
         "with reserve_gpu.reserve('3:0,1'). For another GPU, restart the process and run " in text
@@ -1175,7 +1174,7 @@ def test_programs_are_told_in_their_words() -> None:
 )
 def test_caution(caution: DeviceStatus, request_: Request, expected: str) -> None:
     """A warning says what was asked for, and who uses it."""
-    assert messages.say(Caution(caution, request_)) == expected
+    assert Caution(caution, request_).text() == expected
 
 
 GOES_ON = "CUDA has started in this kernel and goes on using what it saw then, so "
@@ -1186,62 +1185,60 @@ CHANGED = f"{VISIBLE} was"
 @pytest.mark.parametrize(
     ("warning", "expected"),
     [
-        (messages.say(Stays([GPU0], is_late=True)), f"{GOES_ON}GPU0 stays reserved as well."),
+        (Stays([GPU0], is_late=True).text(), f"{GOES_ON}GPU0 stays reserved as well."),
         (
-            messages.say(Stays([GPU0, GPU1], is_late=False)),
+            Stays([GPU0, GPU1], is_late=False).text(),
             (
                 "The `with` block around this has asked for more, so GPU0 and GPU1 stay "
                 "reserved as well."
             ),
         ),
         (
-            messages.say(LockedAnew(GPU0, None)),
+            LockedAnew(GPU0, None).text(),
             (
                 "Other code in this process had closed the lock of GPU0. It is locked anew, and "
                 "GPU0 is still reserved for this kernel."
             ),
         ),
         (
-            messages.say(Changed({VISIBLE: None}, [GPU0], is_late=False, is_mended=True)),
+            Changed({VISIBLE: None}, [GPU0], is_late=False, is_mended=True).text(),
             f"{CHANGED} unset after the reservation; the variables are set for GPU0 again",
         ),
         (
-            messages.say(
-                Changed(
-                    {VISIBLE: "7\n", "CUDA_DEVICE_ORDER": None},
-                    [GPU0, GPU1],
-                    is_late=False,
-                    is_mended=True,
-                )
-            ),
+            Changed(
+                {VISIBLE: "7\n", "CUDA_DEVICE_ORDER": None},
+                [GPU0, GPU1],
+                is_late=False,
+                is_mended=True,
+            ).text(),
             (
                 f"{CHANGED} set to '7\ufffd' and CUDA_DEVICE_ORDER was unset after the "
                 "reservation; the variables are set for GPU0 and GPU1 again"
             ),
         ),
         (
-            messages.say(Changed({VISIBLE: "7"}, [GPU0], is_late=False, is_mended=False)),
+            Changed({VISIBLE: "7"}, [GPU0], is_late=False, is_mended=False).text(),
             (
                 f"{CHANGED} set to '7' after the reservation of GPU0. Undo that, or run "
                 "the cell with %reserve_gpu again, before CUDA starts"
             ),
         ),
         (
-            messages.say(Changed({VISIBLE: ""}, [GPU0], is_late=True, is_mended=True)),
+            Changed({VISIBLE: ""}, [GPU0], is_late=True, is_mended=True).text(),
             (
                 f"{CHANGED} set to '' after the reservation, and CUDA has not started on GPU0 "
                 "alone: restart, and reserve again"
             ),
         ),
         (
-            messages.say(LockedAnew(GPU0, "/run/lock/a.lock")),
+            LockedAnew(GPU0, "/run/lock/a.lock").text(),
             (
                 "Somebody deleted or replaced /run/lock/a.lock, the lock of GPU0. It is locked "
                 "anew, and GPU0 is still reserved for this kernel."
             ),
         ),
         (
-            messages.say(Lost(GPU0, "/run/lock/a.lock", [BOB])),
+            str(Lost(GPU0, "/run/lock/a.lock", [BOB]).error(MAGIC)),
             (
                 "Somebody deleted /run/lock/a.lock, the lock of GPU0, and the device is now "
                 "reserved by bob, /home/bob (pid 9876). Nothing was changed: agree with them, or "
@@ -1249,7 +1246,7 @@ CHANGED = f"{VISIBLE} was"
             ),
         ),
         (
-            messages.say(Private("/run/lock/reserve_gpu", "start it with --bind /run/lock")),
+            Private("/run/lock/reserve_gpu", "start it with --bind /run/lock").text(),
             (
                 "this container sees only the reservations made inside of it (in "
                 "/run/lock/reserve_gpu). To share them with the whole machine, start it with "
@@ -1257,7 +1254,7 @@ CHANGED = f"{VISIBLE} was"
             ),
         ),
         (
-            messages.say(Unsigned([GPU0], "/run/lock/reserve_gpu", "No space left", is_part=True)),
+            Unsigned([GPU0], "/run/lock/reserve_gpu", "No space left", is_part=True).text(),
             (
                 "GPU0 is reserved, but others can't read the end, the note or the notebook: "
                 "/run/lock/reserve_gpu can't be written (No space left). Your part counts as the "
@@ -1382,7 +1379,7 @@ def test_strangers_on_a_full_gpu(used_mib: float | None) -> None:
 def test_a_warning_of_strangers_beside_a_part() -> None:
     """Who gets a part where others compute without a reservation is told that they may use more."""
     caution = DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use_state=State.BUSY)
-    assert messages.say(Caution(caution, TEN_GB)) == (
+    assert Caution(caution, TEN_GB).text() == (
         "You have 9.3 GiB of GPU0, which others use without a reservation: busy, alice, python "
         "(pid 4321000). What they use now is not in your part, but they may use more"
     )
@@ -1422,7 +1419,7 @@ def test_who_is_over(
 def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> None:
     """Who is over reads how much, what caps it if that is known, and the line to type."""
     request = TEN_GB._replace(devices=("0",), terms=TEN_GB.terms._replace(note="x"))
-    assert messages.say(Exceeded(GPU0, 11540.0, request, names)) == (
+    assert Exceeded(GPU0, 11540.0, request, names).text() == (
         f"This kernel uses 11.3 GiB of GPU0, 2.0 GiB more than it has reserved: others may run out "
         f"of memory.{expected} Free memory (a restart frees all of it), or ask for more:\n"
         "%reserve_gpu 0 --memory 12GiB"

@@ -11,12 +11,12 @@ from wcwidth import wcswidth
 
 from reserve_gpu.model.devices import Device, Fault, Process, State, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
-from reserve_gpu.model.notices import Refused
 from reserve_gpu.model.progress import Waiting
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Request, ReservationTerms, Size
 from reserve_gpu.render import html, pictures, terminal
 from reserve_gpu.render.frontends import MAGIC, SHELL
+from reserve_gpu.render.notices import Refused
 from reserve_gpu.render.status_view import Status
 from tests.holders import a_holder, changed
 

@@ -12,7 +12,7 @@ import pytest
 import reserve_gpu
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.model.devices import Device
-from reserve_gpu.model.notices import LostDevice, Renumbered, Unusable
+from reserve_gpu.render.notices import LostDevice, Renumbered, Unusable
 from reserve_gpu.reservation.refresh import compare
 from tests.features import needs_feature
 from tests.locked import held

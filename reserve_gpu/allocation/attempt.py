@@ -19,12 +19,12 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, device_of
 from reserve_gpu.locks.holders import is_sharers, without_guests
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import QueueEntry
-from reserve_gpu.model import notices as notice
 from reserve_gpu.model.devices import ComputeMode, Device, Fault, State
 from reserve_gpu.model.errors import TOO_MANY_FILES, Failure, LockError
 from reserve_gpu.model.holders import DeviceStatus, Holder, Record
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Request, Rules
+from reserve_gpu.render import notices as notice
 from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:

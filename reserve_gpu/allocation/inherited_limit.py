@@ -10,9 +10,9 @@ import os
 from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import cuda_environment, memory_caps, names
-from reserve_gpu.model import notices as notice
 from reserve_gpu.model.devices import Device, Fault
 from reserve_gpu.model.errors import Failure, ImpossibleError, RequestError, sanitize
+from reserve_gpu.render import notices as notice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

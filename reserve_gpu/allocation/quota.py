@@ -13,7 +13,7 @@ from reserve_gpu.locks.directory import device_of, lock_name
 from reserve_gpu.model.devices import Device, Fault, State
 from reserve_gpu.model.errors import Failure
 from reserve_gpu.model.holders import DeviceStatus, Holder
-from reserve_gpu.model.notices import CannotProlong, EndsAnyway, Shortened, TooLong, TooMany
+from reserve_gpu.render.notices import CannotProlong, EndsAnyway, Shortened, TooLong, TooMany
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

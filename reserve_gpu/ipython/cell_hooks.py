@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model.errors import DriverError, ReserveGPUError
-from reserve_gpu.render import messages
+from reserve_gpu.render.notices import texts
 from reserve_gpu.reservation.activity import DRIVER_LIMIT_S
 from reserve_gpu.reservation.feature import Leaving
 from reserve_gpu.reservation.session import session
@@ -32,14 +32,14 @@ def begin_cell() -> list[str]:
     this_session = session()
     lines = [line for feature in this_session.features for line in feature.cell_begins()]
     with suppress(ReserveGPUError):  # %reserve_gpu will say so
-        lines += messages.said(this_session.begin_cell())
+        lines += texts(this_session.begin_cell())
     return lines
 
 
 def end_cell() -> list[str]:
     """Let others see that a cell of this kernel has ended; returns lines to show, mostly none."""
     this_session = session()
-    lines = messages.said(this_session.end_cell())
+    lines = texts(this_session.end_cell())
     if this_session.held and not this_session.is_busy:
         look = lru_cache(_processes)  # one look for all
         lines += [line for each in this_session.features for line in each.cell_ended(look)]

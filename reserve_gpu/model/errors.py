@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from reserve_gpu.model.holders import DeviceStatus
-    from reserve_gpu.model.notices import Reason
+
+    class Reason(Protocol):
+        """Why nothing was reserved: a class of `render/notices.py`."""
+
+        def error(self, frontend: Any, /) -> ReserveGPUError:
+            """Return the error, with hints as they are typed in this frontend."""
 
     class Showable(Protocol):
         """What can be shown in a notebook; its text is the whole of it."""
@@ -393,8 +398,8 @@ def _is_made_by_uv() -> bool:
     return False
 
 
-class Failure(Exception):  # noqa: N818 - a face makes the error
-    """Nothing was reserved or changed: each face makes an error of the reason."""
+class Failure(Exception):  # noqa: N818 - its reason makes the error
+    """Nothing was reserved or changed; the reason makes the error for a frontend."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)

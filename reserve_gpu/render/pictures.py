@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from reserve_gpu.model.holders import DeviceStatus
-    from reserve_gpu.model.notices import Refused
     from reserve_gpu.model.progress import Waiting
     from reserve_gpu.model.requests import Request
     from reserve_gpu.render.frontends import Frontend
+    from reserve_gpu.render.notices import Refused
 
 # What may end by itself.
 PASSING = {State.RESERVED, State.FULL, State.BUSY, State.AWAITED, State.LIMITED, State.UNKNOWN}

@@ -15,11 +15,11 @@ from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks import record
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, preferred_paths
-from reserve_gpu.model import notices as notice
 from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import Failure, NoFreeDeviceError, RequestError
 from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo
 from reserve_gpu.model.requests import End, Request
+from reserve_gpu.render import notices as notice
 from reserve_gpu.reservation import feature, joining, refresh
 from reserve_gpu.reservation.session import Reservation, Savepoint, Session
 from reserve_gpu.system import containers, executor, memory_settings, procfs
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reserve_gpu.locks.queue import QueueEntry
-    from reserve_gpu.model.notices import Notice
+    from reserve_gpu.render.notices import Notice
     from reserve_gpu.reservation.holding import Holding
 
 RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
@@ -51,16 +51,24 @@ class Acquired(NamedTuple):
     savepoint: Savepoint
 
 
+class WouldReserve(Exception):  # noqa: N818 - no error, but the result of a preview
+    """The devices that a preview found. It ends the attempt, which releases them."""
+
+    def __init__(self, devices: tuple[Device, ...]) -> None:
+        super().__init__(devices)
+        self.devices = devices
+
+
 def preview(session: Session, request: Request) -> tuple[Device, ...]:
-    """Return the devices that are held and satisfy the request.
+    """Return the devices that `reserve` would return. Raises the same errors."""
 
-    Raises what `reserve` raises, and a Failure with the devices that it would reserve.
-    """
+    def hold(granted: Granted, _: Request) -> None:
+        raise WouldReserve(tuple(locked.device for locked in granted.locked))
 
-    def refuse(granted: Granted, _: Request) -> None:
-        raise Failure(notice.WouldGet(tuple(locked.device for locked in granted.locked)))
-
-    reserve(session, request, Deadline.after(None), refuse)
+    try:
+        reserve(session, request, Deadline.after(None), hold)
+    except WouldReserve as found:
+        return found.devices
     return session.devices
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import cuda_environment, memory_caps, names
-from reserve_gpu.model import notices as notice
+from reserve_gpu.render import notices as notice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.model.devices import Device
-    from reserve_gpu.model.notices import Notice
     from reserve_gpu.model.requests import Variables
+    from reserve_gpu.render.notices import Notice
     from reserve_gpu.reservation.holding import Holding
 
 DECIDING = (cuda_environment.VISIBLE, cuda_environment.ORDER)  # what CUDA sees

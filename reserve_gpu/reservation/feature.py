@@ -15,7 +15,7 @@ from reserve_gpu.system.executor import T
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from reserve_gpu.model.notices import Notice
+    from reserve_gpu.render.notices import Notice
     from reserve_gpu.system.executor import Ts
 
 

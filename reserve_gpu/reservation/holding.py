@@ -9,12 +9,12 @@ from reserve_gpu.allocation import policy
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import without_guests
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.model import notices as notice
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import Failure
 from reserve_gpu.model.holders import Holder
 from reserve_gpu.model.requests import End, Fact, Lease, Request, ReservationTerms
+from reserve_gpu.render import notices as notice
 from reserve_gpu.system import procfs
 
 

@@ -19,8 +19,8 @@ from reserve_gpu.locks.holders import is_own_guest, place_of_host
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import LockError, RequestError, own_line
-from reserve_gpu.model.notices import HAS_GONE, TIME_IS_OVER
 from reserve_gpu.model.requests import NO_LEASE, Lease, ReservationTerms
+from reserve_gpu.render.notices import HAS_GONE, TIME_IS_OVER
 from reserve_gpu.reservation.holding import Holding, Joined
 from reserve_gpu.system import procfs
 

@@ -16,8 +16,8 @@ from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import DriverError
-from reserve_gpu.model.notices import LostDevice, Notice, Renumbered, Unusable
 from reserve_gpu.model.requests import End
+from reserve_gpu.render.notices import LostDevice, Notice, Renumbered, Unusable
 from reserve_gpu.reservation.activity import DRIVER_LIMIT_S
 from reserve_gpu.system import procfs
 

@@ -26,7 +26,7 @@ from reserve_gpu.model import untrusted
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import DriverError
 from reserve_gpu.model.holders import DeviceStatus, Holder, Record
-from reserve_gpu.model.notices import LeftRunning, Notice, UsedByOthers
+from reserve_gpu.render.notices import LeftRunning, Notice, UsedByOthers
 from reserve_gpu.reservation import exec_handover, joining
 from reserve_gpu.reservation.activity import DRIVER_LIMIT_S
 from reserve_gpu.reservation.refresh import refresh

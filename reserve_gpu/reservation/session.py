@@ -17,10 +17,11 @@ from reserve_gpu.allocation import policy
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.record import myself
-from reserve_gpu.model import notices as notice
 from reserve_gpu.model.errors import Failure, LockError, NoThreadError, RequestError
 from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import NO_LEASE, End, Lease, Request, ReservationTerms
+from reserve_gpu.render import notices as notice
+from reserve_gpu.render.frontends import MAGIC
 from reserve_gpu.reservation import exec_handover, imports, joining, refresh
 from reserve_gpu.reservation.environment_changes import OurVariables
 from reserve_gpu.reservation.feature_registry import FEATURES
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from reserve_gpu.allocation.outcome import Granted
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.holders import Reserved
-    from reserve_gpu.model.notices import Notice
     from reserve_gpu.model.requests import Fact
+    from reserve_gpu.render.notices import Notice
     from reserve_gpu.reservation.feature import Feature, Leaving, UseLook
 
 SIGN_S = 5.0  # for so long cells need not look at the record, which others may write
@@ -399,7 +400,7 @@ class Session(Executor):
             if held and held.joined and joining.is_left(held):
                 notices.append(notice.LeftAlone(held.devices, held.joined.name))
         except (LockError, Failure) as error:
-            notices = [error.reason if isinstance(error, Failure) else str(error)]
+            notices = [str(error.reason.error(MAGIC) if isinstance(error, Failure) else error)]
         if self._held:
             notices += self.variables.changed_in_cell(self._held.devices)
             self.set_holding(

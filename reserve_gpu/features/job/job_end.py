@@ -21,8 +21,8 @@ from reserve_gpu.system.warning_log import warn
 
 if TYPE_CHECKING:
     from reserve_gpu.model.errors import ReserveGPUError
-    from reserve_gpu.model.notices import Notice
     from reserve_gpu.model.requests import Lease
+    from reserve_gpu.render.notices import Notice
     from reserve_gpu.reservation.holding import Change
 
 JOB, JOB_END = "SLURM_JOB_ID", "SLURM_JOB_END_TIME"  # the second since Slurm 23.02

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from reserve_gpu.features.lease import lease_text
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
 from reserve_gpu.render.frontends import MAGIC, PYTHON
 from reserve_gpu.render.progress import Replaceable
@@ -30,7 +29,7 @@ class LeaseLine:
         The next cell repeats an important notice. A process without cells logs it.
         """
         self._is_notice = False  # of what was shown before
-        text = lease_text.say(notice, MAGIC if cells().shell else PYTHON)
+        text = notice.text(MAGIC if cells().shell else PYTHON)
         self._replace(text)
         is_worth_it = _is_for_next_cell(notice)
         has_next_cell = bool(cells().shell) and notice.action is not Action.END_PROCESS

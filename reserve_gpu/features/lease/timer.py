@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.allocation import quota
 from reserve_gpu.allocation.request import rules
-from reserve_gpu.features.lease import lease_line, lease_text, schedule
-from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
+from reserve_gpu.features.lease import lease_line, schedule
+from reserve_gpu.features.lease.lease_notices import JOB_OVER, OVER, Action, LeaseNotice
 from reserve_gpu.features.lease.schedule import Circumstances, Step
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks import queue
@@ -73,9 +73,7 @@ class LeaseTimer(Feature):
             return
         is_ending = self._action is Action.RELEASE and not held  # which tells its own word
         if not _goes_on(before, self._held) and not is_ending:
-            over = (
-                lease_text.JOB_OVER if _goes_on(before, held) else lease_text.OVER[held is not None]
-            )
+            over = JOB_OVER if _goes_on(before, held) else OVER[held is not None]
             self.display.close(over if before else "")
         self._done = None
         with suppress(ValueError):

@@ -6,9 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import memory_caps
-from reserve_gpu.model.notices import Exceeded
 from reserve_gpu.model.requests import Request, ReservationTerms
-from reserve_gpu.render import messages
+from reserve_gpu.render.notices import Exceeded, texts
 from reserve_gpu.reservation.feature import Feature, Owner
 from reserve_gpu.system import procfs
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from reserve_gpu.model.devices import Device, Process
-    from reserve_gpu.model.notices import Notice
+    from reserve_gpu.render.notices import Notice
     from reserve_gpu.reservation.holding import Change, Holding
 
 
@@ -39,7 +38,7 @@ class OverLimit(Feature):
             return []
         uses = {device: procfs.uses(those, {pid})[pid] for device, those in look().items()}
         self._over, notices = exceeded(held, self.owner.environ, uses, self._over)
-        return messages.said(notices)
+        return texts(notices)
 
 
 def exceeded(

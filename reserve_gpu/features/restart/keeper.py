@@ -15,8 +15,8 @@ from reserve_gpu.system.cells import kernels_file
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reserve_gpu.model.notices import Notice
     from reserve_gpu.model.requests import Fact
+    from reserve_gpu.render.notices import Notice
 
 RESTART = "RESERVE_GPU_RESTART"
 RESTART_S = 60.0

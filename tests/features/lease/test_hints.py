@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.features.lease import lease_text
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
 from reserve_gpu.features.lease.timer import LeaseTimer
 from reserve_gpu.model.requests import Lease, Rule, Size
@@ -54,7 +53,7 @@ def test_the_same_again_after_the_end(
     size: Size | None, devices: list[reserve_gpu.Device], frontend: Frontend, expected: str
 ) -> None:
     """After the end the hint asks for as many GPUs, and as large a part, as were held."""
-    text = lease_text.say(notice(Action.RELEASE, -1.0, size=size, devices=devices), frontend)
+    text = notice(Action.RELEASE, -1.0, size=size, devices=devices).text(frontend)
     assert typed(text) == expected
 
 
@@ -68,7 +67,7 @@ def test_the_same_again_after_the_end(
 )
 def test_a_hint_stays_within_the_rule(longer_s: float, hint: str | None) -> None:
     """No more time is offered than the administrator's rule allows; if none is left, it says so."""
-    text = lease_text.say(notice(Action.WARN, longer_s=longer_s, rule=RULE), MAGIC)
+    text = notice(Action.WARN, longer_s=longer_s, rule=RULE).text(MAGIC)
     if hint:
         assert typed(text) == hint
     else:
@@ -85,7 +84,7 @@ def test_the_hint_keeps_a_part(here: Here, *, is_shared: bool) -> None:
     shell = here.shell()
     shell.run("%reserve_gpu --memory 4000MiB --for 4m")
     before = variables()
-    line = typed(lease_text.say(shown(Action.WARN), MAGIC))
+    line = typed(shown(Action.WARN).text(MAGIC))
     if is_shared:
         with promised(here, gpu0=[3000]):
             assert shell.run(line).error is None
@@ -106,5 +105,5 @@ def test_an_end_by_a_rule_has_no_hint(here: Here) -> None:
     """A message about an end by a rule names no command that the rule refuses."""
     here.rules.write_text('[limits]\ntime = "2h"\n')
     reserve_gpu.reserve()
-    text = lease_text.say(shown(Action.WARN), PYTHON)
+    text = shown(Action.WARN).text(PYTHON)
     assert 'can\'t last longer: time = "2h"' in text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu.model.notices import TIME_IS_OVER
+from reserve_gpu.render.notices import TIME_IS_OVER
 from tests.locked import held
 from tests.machine import LIMIT_S
 from tests.processes import wait_for

@@ -1,0 +1,735 @@
+"""The notices about a reservation, and the reasons why nothing was reserved, with their texts.
+
+A notice comes with a reservation: `text()` is what the user reads. A reason is raised as a
+`Failure`, and its `error()` is what the caller gets, with hints as they are typed in a frontend.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from reserve_gpu.gpus.names import entries
+from reserve_gpu.model import errors
+from reserve_gpu.model.devices import Device, Fault, State, Unfit
+from reserve_gpu.model.errors import REASON_LIMIT, sanitize, shell_line
+from reserve_gpu.model.holders import DeviceStatus, Holder
+from reserve_gpu.model.queue import Ticket
+from reserve_gpu.model.requests import Request, ReservationTerms, Rule, Size, Variables
+from reserve_gpu.render import durations, messages, phrases, pictures, reasons
+from reserve_gpu.render.frontends import MAGIC, Frontend, read_here
+from reserve_gpu.render.messages import VARIABLE, them
+from reserve_gpu.render.phrases import NOTEBOOK_LIMIT, labels, listed, named
+
+PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
+HAS_ENDED = "This reservation has been released; ask for another one."
+TIME_IS_OVER = "The time of this reservation is over: there is nothing to join any more."
+HAS_GONE = "This reservation has just been released. Look again:"
+CAPS_ARE_LATE = (
+    "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
+    "restart."
+)
+ANOTHER_THREAD_WAITS = (
+    "Another thread of this process waits in the queue for a GPU. To get the same GPU, wait as "
+    "well: wait=True."
+)
+FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
+
+# Seconds until a program should ask again: until the first known end, within these bounds, because
+# ends are put off and asking more often gains nothing.
+SOONEST_S, LATEST_S, UNKNOWN_S = 5, 600, 60
+
+# -- notices ---------------------------------------------------------------------------------------
+
+
+class HasText(Protocol):
+    """A notice with fields."""
+
+    def text(self) -> str: ...
+
+
+Notice: TypeAlias = "str | HasText"
+
+
+def texts(notices: Iterable[Notice]) -> list[str]:
+    """Return the texts of the notices, without empty ones."""
+    return [text for each in notices if (text := each if isinstance(each, str) else each.text())]
+
+
+class Caution(NamedTuple):
+    """Others use a reserved device, or it has a fault."""
+
+    row: DeviceStatus
+    request: Request
+
+    def text(self) -> str:
+        row = self.row
+        if row.use_state is State.IDLE:
+            return f"{row.label} can be used, but {reasons.cause(row)}"
+        if size := self.request.terms.size:  # what others use is counted, but it may grow
+            part = phrases.part(size)
+            return (
+                f"You have {part} of {row.label}, which others use without a reservation: "
+                f"{reasons.use(row)}. What they use now is not in your part, but they may use more"
+            )
+        return f"You asked for {row.label}: it is {reasons.use(row)}"
+
+
+class Private(NamedTuple):
+    """A container has a lock directory of its own.
+
+    Attributes:
+        path: The directory.
+        bind: How the container can use the host's directory.
+    """
+
+    path: str
+    bind: str
+
+    def text(self) -> str:
+        return (
+            f"this container sees only the reservations made inside of it (in {self.path}). To "
+            f"share them with the whole machine, {self.bind}."
+        )
+
+
+class Unsigned(NamedTuple):
+    """Devices are locked, but other users can't read the details.
+
+    Attributes:
+        devices: The devices.
+        directory: The lock directory, which can't be written.
+        reason: The system's error message.
+        is_part: Other users count the part as the whole GPU.
+    """
+
+    devices: Sequence[Device]
+    directory: str
+    reason: str
+    is_part: bool
+
+    def text(self) -> str:
+        text = (
+            f"{labels(self.devices)} {phrases.be(len(self.devices))} reserved, but others can't "
+            f"read the end, the note or the notebook: {self.directory} can't be written "
+            f"({sanitize(self.reason, REASON_LIMIT)})."
+        )
+        counts = " Your part counts as the whole GPU for them." if self.is_part else ""
+        return f"{text}{counts} Free some space there, or tell the administrator."
+
+
+class Unusable(NamedTuple):
+    """The driver can't use a held device now.
+
+    Attributes:
+        device: The device.
+        reason: The driver's error message.
+        is_late: CUDA has started.
+    """
+
+    device: Device
+    reason: str
+    is_late: bool
+
+    def text(self) -> str:
+        run = "restart the kernel, then run" if self.is_late else "run"
+        return (
+            f"The NVIDIA driver can't use {self.device.label} now, which this kernel holds: "
+            f"{sanitize(self.reason, REASON_LIMIT)}. To get another GPU, {run} %reserve_gpu "
+            "--release and then %reserve_gpu. Send the administrator the output of nvidia-smi."
+        )
+
+
+class LostDevice(NamedTuple):
+    """The driver has lost a held device, which is released unless CUDA has started.
+
+    Attributes:
+        device: The device.
+        reason: The driver's error message.
+        is_late: CUDA has started.
+    """
+
+    device: Device
+    reason: str
+    is_late: bool
+
+    def text(self) -> str:
+        text = f"{self.device.label} is lost: {sanitize(self.reason, REASON_LIMIT)}."
+        if self.is_late:
+            return f"{text} Restart the kernel: %reserve_gpu then reserves another GPU."
+        return f"{text} It is no longer reserved for this kernel."
+
+
+class Renumbered(NamedTuple):
+    """The number of a held device has changed.
+
+    Attributes:
+        before: The device at its reservation.
+        now: The device now.
+        is_late: CUDA has started on other devices.
+    """
+
+    before: Device
+    now: Device
+    is_late: bool
+
+    def text(self) -> str:
+        now = self.now.label
+        text = f"{self.before.label} is {now} now: the driver has renumbered the GPUs"
+        if self.is_late:
+            return f"{text}, and CUDA has started on another GPU here. Restart the kernel."
+        return f"{text}. The variables are set for {now}."
+
+
+class LeftRunning(NamedTuple):
+    """Processes of this user, started before the kernel restarted, still use a held device."""
+
+    row: DeviceStatus
+
+    def text(self) -> str:
+        processes = self.row.processes
+        pids = " ".join(str(process.pid) for process in processes if not process.zombie_of)
+        what, it = ("process", "it") if len(processes) == 1 else ("processes", "them")
+        text = (
+            f"{self.row.label} is still used by your own {what} from before the restart: "
+            f"{phrases.users(processes)}."
+        )
+        if not pids or read_here(MAGIC).is_for_program:  # it might end what a person needs
+            return text
+        return f"{text} To free the memory, end {it}:\n{shell_line(f'kill {pids}')}"
+
+
+class UsedByOthers(NamedTuple):
+    """Other users use a held device."""
+
+    row: DeviceStatus
+
+    def text(self) -> str:
+        use = reasons.use(self.row)
+        return f"{self.row.label} is reserved for this kernel, but others use it: {use}"
+
+
+class Stays(NamedTuple):
+    """Devices stay reserved after a request for fewer devices.
+
+    Attributes:
+        devices: The devices.
+        is_late: The cause is that CUDA has started; otherwise it is a `with` block.
+    """
+
+    devices: Sequence[Device]
+    is_late: bool
+
+    def text(self) -> str:
+        why = "The `with` block around this has asked for more"
+        if self.is_late:
+            why = "CUDA has started in this kernel and goes on using what it saw then"
+        stay = "stays" if len(self.devices) == 1 else "stay"
+        return f"{why}, so {labels(self.devices)} {stay} reserved as well."
+
+
+class Changed(NamedTuple):
+    """Other code has changed variables during a reservation.
+
+    Attributes:
+        values: The variables that were changed, with their current values.
+        held: The devices that this process holds.
+        is_late: CUDA has started, but not on exactly these devices.
+        is_mended: The variables are set again.
+    """
+
+    values: Variables
+    held: Sequence[Device]
+    is_late: bool
+    is_mended: bool
+
+    def text(self) -> str:
+        ways = [
+            f"{name} was unset" if value is None else f"{name} was set to {sanitize(value)!r}"
+            for name, value in self.values.items()
+        ]
+        what, gpus = f"{listed(ways)} after the reservation", labels(self.held)
+        if self.is_late:
+            return f"{what}, and CUDA has not started on {gpus} alone: restart, and reserve again"
+        if self.is_mended:
+            return f"{what}; the variables are set for {gpus} again"
+        return (
+            f"{what} of {gpus}. Undo that, or run the cell with %reserve_gpu again, before CUDA "
+            "starts"
+        )
+
+
+class LockedAnew(NamedTuple):
+    """A lock was lost, and this process has locked the device again.
+
+    Attributes:
+        device: The device.
+        path: The lock file, if it was deleted; None if other code has closed the descriptor.
+    """
+
+    device: Device
+    path: str | None
+
+    def text(self) -> str:
+        label = self.device.label
+        what = f"Other code in this process had closed the lock of {label}"
+        if self.path is not None:
+            what = f"Somebody deleted or replaced {self.path}, the lock of {label}"
+        return f"{what}. It is locked anew, and {label} is still reserved for this kernel."
+
+
+class LeftAlone(NamedTuple):
+    """The holder whose reservation this kernel has joined has released it.
+
+    Attributes:
+        devices: The devices.
+        name: The holder's name.
+    """
+
+    devices: Sequence[Device]
+    name: str | None
+
+    def text(self) -> str:
+        it = them(self.devices)
+        return (
+            f"{sanitize(self.name or 'The process', NOTEBOOK_LIMIT)} has released "
+            f"{labels(self.devices)}, which this kernel has joined. Reserve {it} with "
+            f"%reserve_gpu, or release {it} with %reserve_gpu --release."
+        )
+
+
+class Shortened(NamedTuple):
+    """A reservation was prolonged by less than requested, because a rule limits it.
+
+    Attributes:
+        rule: The rule, which counts from the start of the reservation.
+        last: The time of the end, in seconds since the epoch.
+    """
+
+    rule: Rule
+    last: float
+
+    def text(self) -> str:
+        until = durations.moment(self.last, time.time())
+        return f"The reservation lasts until {until}: {named(self.rule)} counts from its start"
+
+
+class CapsStand(NamedTuple):
+    """Variables of the user already cap frameworks, and were not changed."""
+
+    names: Sequence[str]
+
+    def text(self) -> str:
+        names = self.names
+        keep = "keeps its value" if len(names) == 1 else "keep their values"
+        return f"{listed(names)} {phrases.be(len(names))} set already and {keep}, as the cap there."
+
+
+class ToType(NamedTuple):
+    """A framework reads no variable, so the user must cap it.
+
+    Attributes:
+        framework: The name of its module.
+        line: The line of Python that caps it.
+    """
+
+    framework: str
+    line: str
+
+    def text(self) -> str:
+        framework = FRAMEWORKS.get(self.framework, self.framework)
+        return f"To keep {framework} within the part, run this right after its import:\n{self.line}"
+
+
+class Exceeded(NamedTuple):
+    """This process uses more of a device than its part.
+
+    Attributes:
+        device: The device.
+        used_mib: The memory that it uses.
+        request: The request for the part.
+        caps: The names of the variables that limit it.
+    """
+
+    device: Device
+    used_mib: float
+    request: Request
+    caps: Sequence[str]
+
+    def text(self) -> str:
+        over = phrases.gib(self.used_mib - (self.request.memory_limit_mib or 0.0))
+        size = Size(math.ceil(self.used_mib / phrases.MIB_OF_GIB) * phrases.MIB_OF_GIB)
+        more = Request(self.request.devices, terms=ReservationTerms(size))
+        capped = ""
+        if self.caps:
+            capped = f" It is capped by {listed(self.caps)}, which not every program reads."
+        return (
+            f"This kernel uses {phrases.gib(self.used_mib)} of {self.device.label}, {over} more "
+            f"than it has reserved: others may run out of memory.{capped} Free memory (a restart "
+            f"frees all of it), or ask for more:\n{MAGIC.typed(more)}"
+        )
+
+
+# -- reasons why nothing was reserved --------------------------------------------------------------
+
+
+class Lost(NamedTuple):
+    """A lock was lost, and others hold the device now.
+
+    Attributes:
+        device: The device.
+        path: The lock file, if it was deleted; None if other code has closed the descriptor.
+        holders: The processes that hold the device now.
+    """
+
+    device: Device
+    path: str | None
+    holders: Sequence[Holder]
+
+    def error(self, _: Frontend) -> errors.LockError:
+        what = f"Other code in this process had closed the lock of {self.device.label}"
+        if self.path is not None:
+            what = f"Somebody deleted {self.path}, the lock of {self.device.label}"
+        return errors.LockError(
+            f"{what}, and the device is now {'; '.join(map(phrases.holder, self.holders))}. "
+            "Nothing was changed: agree with them, or restart this kernel."
+        )
+
+
+class TooLate(NamedTuple):
+    """CUDA has started, and can't use other devices.
+
+    Attributes:
+        held: The devices that this process keeps.
+        seen: The devices that CUDA sees and this process may reserve.
+    """
+
+    held: Sequence[Device]
+    seen: Sequence[Device] = ()
+
+    def error(self, frontend: Frontend) -> errors.TooLateError:
+        keeps, restart = "Nothing was reserved or changed.", "Restart"
+        if self.held:
+            keeps = f"This {frontend.place} keeps {labels(self.held)}."
+        if self.seen:
+            these = "it" if len(self.seen) == 1 else "these"
+            numbers = ",".join(device.number for device in self.seen)
+            keeps += (
+                f" CUDA sees {labels(self.seen)} here: {these} can still be reserved, with "
+                f"{frontend.typed(Request(devices=(numbers,)))}."
+            )
+            restart = "For another GPU, restart"
+        return errors.TooLateError(
+            f"Too late: CUDA has already started in this {frontend.place}, and it reads "
+            f"CUDA_VISIBLE_DEVICES only when it starts. {keeps} {restart} the {frontend.place} and "
+            f"run {frontend.typed(messages.ANY)} before anything that uses a GPU."
+        )
+
+
+class ReservedAbove(NamedTuple):
+    """An ancestor of this process has reserved every GPU that this process may use.
+
+    Attributes:
+        rows: These GPUs.
+        environ: The CUDA variables.
+    """
+
+    rows: Sequence[DeviceStatus]
+    environ: Variables
+
+    def error(self, frontend: Frontend) -> errors.ReservedAboveError:
+        held = [row for row in self.rows if row.holders]
+        head = (
+            f"{labels(held)} {phrases.be(len(held))} reserved already, by a process that has "
+            "started this one, and so for this one too:"
+        )
+        lines = [
+            f"  {row.label}: {'; '.join(map(phrases.holder, row.holders)) or reasons.reason(row)}"
+            for row in self.rows
+        ]
+        command = frontend.program or "reserve()"
+        way_out = f"The variables are set already: leave out {command} here."
+        text = "\n".join([head, *lines, way_out, *messages.variables(self.environ)])
+        return errors.ReservedAboveError(text, self.rows)
+
+
+class Refused(NamedTuple):
+    """No device is available.
+
+    Attributes:
+        request: The request.
+        rows: The devices, each with its state.
+        kept: The devices that stay reserved.
+        limit: The inherited CUDA_VISIBLE_DEVICES.
+        waited_s: The timeout of the wait in seconds, None without a wait.
+        user: The user of this process.
+        problems: The faults of the administrator's file.
+        free: The free devices other than the named ones.
+        siblings: The pids of holders that were started together with this process.
+        ahead: The waiters for devices that would do.
+    """
+
+    request: Request
+    rows: Sequence[DeviceStatus]
+    kept: Sequence[Device] = ()
+    limit: str | None = None
+    waited_s: float | None = None
+    user: str | None = None
+    problems: Sequence[str] = ()
+    free: Sequence[DeviceStatus] = ()
+    siblings: Collection[int] = ()
+    ahead: Sequence[Ticket] = ()
+
+    def error(self, frontend: Frontend) -> errors.NoFreeDeviceError:
+        kind = errors.NoFreeDeviceError if self.waited_s is None else errors.WaitTimeoutError
+        return kind(
+            lambda: pictures.refusal(self, frontend), self.rows, lambda: self._to_dict(frontend)
+        )
+
+    def _to_dict(self, frontend: Frontend) -> dict[str, Any]:
+        """Return the refusal in the format of docs/formats.md.
+
+        Its hints end nothing, release nothing, and take nothing that is in use.
+        """
+        from reserve_gpu.render import contacts, status_view
+
+        # Processes that were started together may be ranks, which wait for each other, or runs,
+        # which end.
+        now, waits = time.time(), pictures.can_wait(self._replace(siblings=()))
+        first = contacts.first_end(self.rows, now)
+        after_s = first["at"] - now if first else UNKNOWN_S
+        seen = status_view.Status(tuple(self.rows), tuple(self.ahead), time=now, user=self.user)
+        told = seen.to_dict()
+        return {
+            **{name: told[name] for name in ("time", "user", "devices")},
+            "asks": messages.asked(self.request),
+            "first_free": first,
+            "place": 1 + len(self.ahead) if waits else None,
+            "retry_after_s": min(max(math.ceil(after_s), SOONEST_S), LATEST_S) if waits else None,
+            "next": pictures.next_lines(self, frontend, waits=waits)[:2],
+        }
+
+
+class Impossible(NamedTuple):
+    """No state of this machine could satisfy the request.
+
+    Attributes:
+        request: The request.
+        rows: All devices that this process may use.
+        limit: The inherited CUDA_VISIBLE_DEVICES.
+    """
+
+    request: Request
+    rows: Sequence[DeviceStatus]
+    limit: str | None
+
+    def error(self, _: Frontend) -> errors.ImpossibleError:
+        limit, count = self.limit, len(self.rows)
+        more = "" if limit is None else f" {messages.limit_line(limit, count)}"
+        return errors.ImpossibleError(f"{self._why()}.{more}")
+
+    def _why(self) -> str:
+        request, rows = self.request, self.rows
+        if request.needed > len(rows):
+            what = "device" if any(row.device.instance is not None for row in rows) else "GPU"
+            here = f"is 1 {what}" if len(rows) == 1 else f"are {len(rows)} {what}s"
+            return f"There {here} here; you asked for {request.needed}"
+        lost = [row.device for row in rows if isinstance(row.device, Fault)]
+        known = [row for row in rows if isinstance(row.device, Device)]
+        fitting = messages.fit(known)
+        instances = [row for row in fitting if row.device.instance is not None]
+        by_unfit = ([row for row in known if row.unfit is unfit] for unfit in Unfit)
+        groups = [group for group in by_unfit if group]
+        against = [self._unfit(group, len(known)) for group in groups]
+        of = "Of 1 GPU" if len(rows) == 1 else f"Of {len(rows)} GPUs"
+        explains_all = ([Unfit.MEMORY], [Unfit.PART], [Unfit.MODEL])
+        if fitting or [group[0].unfit for group in groups] not in explains_all:
+            what = messages.asked(request._replace(devices=()))
+            of = f"{what.replace('a GPU', '1 GPU', 1)} can't be had here. {of}"
+            against.insert(0, f"{labels(fitting) if fitting else 'none'} will do")
+        if 0 < len(instances) < len(fitting):
+            against.append("CUDA gives a process whole GPUs or MIG instances, not both")
+        against += [
+            f"{fault.label} can't be read: {sanitize(fault.reason, REASON_LIMIT)}" for fault in lost
+        ]
+        return f"{of} {'; '.join(against)}"
+
+    def _unfit(self, group: Sequence[DeviceStatus], total: int) -> str:
+        """Return the reason why a group of devices is unfit, to follow `Of 8 GPUs`.
+
+        Args:
+            group: Devices that are unfit for the same reason.
+            total: The number of all devices.
+        """
+        request = self.request
+        devices = [row.device for row in group if isinstance(row.device, Device)]
+        is_all, unfit = len(group) == total, group[0].unfit
+        if unfit in (Unfit.MEMORY, Unfit.PART):
+            wanted_mib = request.min_memory_mib or 0.0
+            most_mib = max(device.memory_mib or 0 for device in devices)
+            if unfit is Unfit.PART:
+                wanted_mib = request.memory_limit_mib or 0.0
+                most_mib = max(device.usable_mib or 0 for device in devices)
+            largest = phrases.room(most_mib)
+            if is_all:
+                return f"none has {phrases.gib(wanted_mib)}; the largest has {largest}"
+            return f"{labels(group)} {'has' if len(group) == 1 else 'have at most'} {largest}"
+        if unfit is Unfit.MODEL:
+            models = Counter(sanitize(device.name or "without a name") for device in devices)
+            short = {name.removeprefix("NVIDIA "): count for name, count in models.items()}
+            if is_all:
+                models_here = listed([f"{count} {name}" for name, count in short.items()])
+                wanted = f"none has {sanitize(request.model)!r} in its name"
+                return f"{wanted}; there {phrases.be(len(group))} {models_here}"
+            return f"{labels(group)} {phrases.be(len(group))} called {listed([*short])}"
+        return "; ".join(f"{row.label} {reasons.reason(row)}" for row in group)
+
+
+class HidesAll(NamedTuple):
+    """The inherited CUDA_VISIBLE_DEVICES leaves this process no device.
+
+    Attributes:
+        request: The request.
+        limit: The value of the variable.
+        total: The number of GPUs that the driver shows here.
+        kept: The devices that this process keeps.
+    """
+
+    request: Request
+    limit: str
+    total: int
+    kept: Sequence[Device] = ()
+
+    def error(self, frontend: Frontend) -> errors.NoVisibleDeviceError:
+        limit = f"{VARIABLE}={sanitize(self.limit)!r}"
+        keeps = "Nothing was reserved or changed."
+        if self.kept:
+            keeps = messages.left_with(self.kept, frontend)
+        return errors.NoVisibleDeviceError(
+            f"{limit} hides every GPU{self._why()}. It was set outside of reserve_gpu. {keeps} "
+            f"{self._way_out(frontend)}"
+        )
+
+    def _way_out(self, frontend: Frontend) -> str:
+        """Return how to unset the variable.
+
+        A program is not told how: a person may have set the limit for it on purpose.
+        """
+        if frontend.is_for_program:
+            return "Trying again does not help. Ask the person who set it to unset it."
+        again = frontend.typed(self.request)
+        if frontend.place:
+            line = f'import os; os.environ.pop("{VARIABLE}", None)'
+            before = "" if frontend.program else " before CUDA starts"
+            return f"To use a GPU, unset it{before}, and run {again} again:\n{line}"
+        line = f"env -u {VARIABLE} {again}"
+        return f"To use a GPU, unset it, or leave it out for this command:\n{line}"
+
+    def _why(self) -> str:
+        """Return the reason why the value hides every GPU, as part of a sentence.
+
+        CUDA ignores what follows the first entry that means no GPU.
+        """
+        if messages.hides_on_purpose(self.limit):
+            return ""
+        named_in_it = entries(self.limit)
+        if not named_in_it:
+            return ", because CUDA knows no such value"
+        first, *more = named_in_it
+        if first < self.total if isinstance(first, int) else first in more:
+            return ", because it names a GPU twice"
+        there = "only GPU0" if self.total == 1 else f"GPU0 to GPU{self.total - 1}"
+        # A name may be the start of several.
+        what = "no GPU" if isinstance(first, int) else "no single GPU"
+        return f", because its first entry means {what} here. This machine has {there}"
+
+
+class IsGuest(NamedTuple):
+    """A kernel that has joined a reservation can't reserve other devices.
+
+    Attributes:
+        devices: The devices of that reservation.
+        name: The holder's name.
+    """
+
+    devices: Sequence[Device]
+    name: str | None
+
+    def error(self, _: Frontend) -> errors.RequestError:
+        where = sanitize(self.name or "another process", NOTEBOOK_LIMIT)
+        return errors.RequestError(
+            f"This kernel has joined {where} on {labels(self.devices)}. To get something else, "
+            f"release {them(self.devices)} first: %reserve_gpu --release"
+        )
+
+
+class HoldsAlready(NamedTuple):
+    """A process that holds devices can't join another reservation."""
+
+    devices: Sequence[Device]
+
+    def error(self, _: Frontend) -> errors.RequestError:
+        return errors.RequestError(
+            f"This kernel holds {labels(self.devices)}. Release {them(self.devices)} first: "
+            "%reserve_gpu --release"
+        )
+
+
+class TooMany(NamedTuple):
+    """A rule never allows so many GPUs."""
+
+    rule: Rule
+    request: Request
+
+    def error(self, _: Frontend) -> errors.ImpossibleError:
+        count = self.request.needed
+        return errors.ImpossibleError(
+            f"You asked for {count} GPU{'' if count == 1 else 's'}. The limit is "
+            f"{named(self.rule)}."
+        )
+
+
+class TooLong(NamedTuple):
+    """A rule allows no reservation of this duration."""
+
+    rule: Rule
+    asked_s: float
+
+    def error(self, _: Frontend) -> errors.RequestError:
+        most = durations.duration(self.rule.value)
+        return errors.RequestError(
+            f"You asked for {durations.duration(self.asked_s)}. The limit is {named(self.rule)}. "
+            f"Ask for {most} or less; {most} is also the default."
+        )
+
+
+class EndsAnyway(NamedTuple):
+    """A rule ends the reservation, so `if_wanted` has no effect."""
+
+    rule: Rule
+
+    def error(self, _: Frontend) -> errors.RequestError:
+        return errors.RequestError(
+            f"The limit {named(self.rule)} ends a reservation even if nobody waits for it. Leave "
+            "out if_wanted (--if-wanted)."
+        )
+
+
+class CannotProlong(NamedTuple):
+    """A reservation has lasted as long as a rule allows.
+
+    Attributes:
+        rule: The rule, which counts from the start of the reservation.
+        last: The time when the limit was reached, in seconds since the epoch.
+    """
+
+    rule: Rule
+    last: float
+
+    def error(self, _: Frontend) -> errors.RequestError:
+        return errors.RequestError(
+            f"The reservation can't be prolonged: {named(self.rule)} counts from its start, and "
+            f"was reached at {durations.moment(self.last, time.time())}. Release it, and reserve "
+            "again."
+        )
