@@ -21,7 +21,7 @@ from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, read_here
 from reserve_gpu.reservation import acquire, exec_handover, feature, imports
 from reserve_gpu.reservation import restart_handover as kept_for
 from reserve_gpu.reservation.session import Reservation, session
-from reserve_gpu.system import shutdown
+from reserve_gpu.system import procfs, shutdown
 from reserve_gpu.system.cells import kernels_file
 
 if TYPE_CHECKING:
@@ -168,6 +168,8 @@ def ask(
             this_session.roll_back(call.answer.savepoint)
 
     try:
+        if not this_session.devices:  # imports open files too
+            this_session.run(procfs.require_descriptors)
         imports.load_for_reserving(request.terms)
         with _shown(progress) as show:
 

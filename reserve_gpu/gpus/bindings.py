@@ -160,9 +160,8 @@ class Bindings:
         Raises:
             DeviceError: The function answers one of `faults`.
         """
-        with _Only(faults):
-            return self.ask(name, *arguments)
-        return None
+        function: Callable[..., Any] = getattr(self._pynvml, name, self._missing)
+        return self._call(name, function, *arguments, faults=faults)
 
     def bus_id(self, handle: Any) -> str | None:
         """Return the PCI bus id with four digits of domain, as in 0000:03:00.0."""
@@ -171,9 +170,7 @@ class Bindings:
             pci = self._pynvml.nvmlDeviceGetPciInfo(handle)
             return pci.busIdLegacy or pci.busId[4:]
 
-        with _Only(DOWN):
-            return self._call("nvmlDeviceGetPciInfo", read)
-        return None
+        return self._call("nvmlDeviceGetPciInfo", read, faults=DOWN)
 
     def memory_v2(self, handle: Any) -> Any:
         """Return the memory reading without the driver's own reserve, None where there is none."""
@@ -185,9 +182,7 @@ class Bindings:
             except (TypeError, AttributeError):  # old bindings, or the function as gpustat leaves
                 return None  # it behind for everybody in the process: without that argument
 
-        with _Only(DOWN_OR_HUNG):
-            return self._call("nvmlDeviceGetMemoryInfo_v2", read)
-        return None
+        return self._call("nvmlDeviceGetMemoryInfo_v2", read, faults=DOWN_OR_HUNG)
 
     def may_have_memory_limit(self, handle: Any) -> bool:
         """Return whether root may have limited the memory of this control group on the GPU.
@@ -200,10 +195,13 @@ class Bindings:
             return False
         unlimited = self._pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
         limits = kind(nameSpace=self._group, hardLimit=unlimited)
-        with _Only(DOWN):
+        try:
             self.ask("nvmlDeviceGetMemoryLimits_v1", handle, limits, absent=NO_LIMIT)
-            return bool(limits.softLimit or limits.hardLimit != unlimited)
-        return True
+        except DeviceError as error:
+            if error.code in DOWN:
+                raise
+            return True
+        return bool(limits.softLimit or limits.hardLimit != unlimited)
 
     def process_count(self, handle: Any, kind: str) -> int | None:
         """Count the processes of a kind, None where the driver has no such list.
@@ -213,9 +211,7 @@ class Bindings:
         (https://github.com/wookayin/gpustat/issues/161).
         """
         name = f"nvmlDeviceGet{kind}RunningProcesses"
-        with _Only(DOWN):
-            return self._call(name, self._count_processes, handle, name)
-        return None
+        return self._call(name, self._count_processes, handle, name, faults=DOWN)
 
     def _wait_for_start(self) -> int | DriverError | DeviceError:
         try:
@@ -248,19 +244,34 @@ class Bindings:
         function: Callable[[Unpack[Ts]], T],
         *arguments: Unpack[Ts],
         absent: frozenset[int] = frozenset(),
+        faults: frozenset[int] | None = None,
     ) -> T | None:
+        """Call a function of the bindings.
+
+        Args:
+            name: The name of the NVML function.
+            function: The function to call.
+            arguments: Its arguments.
+            absent: Codes that mean None.
+            faults: Codes that mean a fault. All other failures mean None. By default each failure
+                is a fault.
+
+        Raises:
+            DeviceError: The function failed.
+        """
         self._worker.doing[get_ident()] = name
         try:
             return function(*arguments)
-        except self._pynvml.NVMLError as error:
-            if (code := getattr(error, "value", None)) in absent:
-                return None
-            raise DeviceError(f"{_text_of(error)} ({name})", code) from error
-        except UnicodeDecodeError as error:
-            raise DeviceError(f"unreadable text ({name})") from error
         except Exception as error:  # the bindings also raise what is no NVMLError
-            reason = f"{type(error).__name__}: {_text_of(error)}"
-            raise DeviceError(f"{reason} ({name})") from error
+            is_nvmls = isinstance(error, self._pynvml.NVMLError)
+            code = getattr(error, "value", None) if is_nvmls else None
+            if code in absent or (faults is not None and code not in faults):
+                return None
+            if isinstance(error, UnicodeDecodeError):
+                text = "unreadable text"
+            else:
+                text = f"{'' if is_nvmls else f'{type(error).__name__}: '}{_text_of(error)}"
+            raise DeviceError(f"{text} ({name})", code) from error
 
     def _count_processes(self, handle: Any, name: str) -> int:
         for variant in (f"{name}_v3", f"{name}_v2", name):
@@ -277,19 +288,6 @@ class Bindings:
                 return count.value  # 0 of a real driver; a simulated one may count here
             raise self._pynvml.NVMLError(code)
         raise missing
-
-
-class _Only:
-    """A context manager that suppresses each DeviceError whose code is not one of `faults`."""
-
-    def __init__(self, faults: frozenset[int]) -> None:
-        self._faults = faults
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        return isinstance(error, DeviceError) and error.code not in self._faults
 
 
 _import_error: DriverError | None = None  # of the last attempt to import the bindings

@@ -50,9 +50,8 @@ class Worker:
     def post(self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> Call[T]:
         """Begin a call, to be waited for later; of one that hangs, that call itself."""
         call = Call(function, *arguments)
-        self._forget_those_done()
         for hanging in self._hanging:
-            if hanging.request == call.request:
+            if hanging.request == call.request and not hanging.is_done:
                 return hanging
         self._calls.put(call)
         return call
@@ -80,8 +79,7 @@ class Worker:
 
     def is_stuck(self) -> bool:
         """Tell whether a call hangs."""
-        self._forget_those_done()
-        return bool(self._hanging)
+        return not all(call.is_done for call in self._hanging)
 
     def end(self) -> None:
         """Let the thread end when it has made the calls that were begun."""
@@ -100,7 +98,7 @@ class Worker:
         call.given_up = f"{reason} ({what})"
         if elsewhere:  # the thread only waits for that call, and goes on
             return
-        self._hanging.append(call)
+        self._hanging = [each for each in (*self._hanging, call) if not each.is_done]
         _hanging[:] = [each for each in _hanging if not each[1].is_done]
         if call.thread:  # else it is never made
             _hanging.append((os.getpid(), call, what))
@@ -108,13 +106,10 @@ class Worker:
         with suppress(NoThreadError):  # no more threads may be started: then all calls hang
             self._start_thread()
 
-    def _forget_those_done(self) -> None:
-        self._hanging = [call for call in self._hanging if not call.is_done]
-
 
 def _make_calls(posted: SimpleQueue[Call[Any] | None]) -> None:
     while call := posted.get():
-        while not call.given_up and _what_hangs(call):
+        while _hanging and not call.given_up and _what_hangs(call):
             time.sleep(POLL_S)
         call.make()
         del call  # while this waits for the next one, nothing of the last one is kept alive

@@ -291,7 +291,7 @@ class LockDirectory:
         If another user has made files under the first names, random ones follow.
         """
         uid = os.geteuid()
-        first = [_own_name(prefix, uid, number) for number in range(2 * MOST_OF_ONE_USER)]
+        first = _first_names(prefix, uid)
         yield from first
         others = (name for name in self.holders.user_files(prefix, uid) if name not in first)
         random = (_own_name(prefix, uid, secrets.randbelow(MOST_NUMBERS)) for _ in first)
@@ -333,7 +333,7 @@ class LockDirectory:
         tells when that was, so if the wall clock is set meanwhile, the place may be lost.
         """
         prefix = f"{QUEUE}-{os.geteuid()}-"
-        names = [_own_name(QUEUE, os.geteuid(), n) for n in range(2 * MOST_OF_ONE_USER)]
+        names = _first_names(QUEUE, os.geteuid())
         if any(files.is_others(self.descriptor, name) for name in names):  # own files have others
             names = [name for name in self.holders.listing() if name.startswith(prefix)]
         return sorted(map(self.holders.ticket, (n for n in names if self._is_left(n, for_s))))
@@ -532,7 +532,7 @@ class LockDirectory:
         Their names are tried one by one, from the first: anybody may have made so many files that
         to list the directory takes long.
         """
-        names = [_own_name(prefix, uid, number) for number in range(2 * MOST_OF_ONE_USER)]
+        names = _first_names(prefix, uid)
         there = list(takewhile(lambda name: files.status_of(self.descriptor, name), names))
         if there == names:  # another user may have made them, and this user has others
             there = self.holders.user_files(prefix, uid)
@@ -642,6 +642,12 @@ class LockDirectory:
 def _own_name(prefix: str, uid: int, number: int) -> str:
     # Older versions look for the devices of all files that end in ".lock".
     return f"{prefix}-{uid}-{number}{'' if prefix.endswith(RECORD) else '.lock'}"
+
+
+def _first_names(prefix: str, uid: int) -> list[str]:
+    """Return the names that this user's files get first."""
+    start, _, end = _own_name(prefix, uid, 0).rpartition("0")
+    return [f"{start}{number}{end}" for number in range(2 * MOST_OF_ONE_USER)]
 
 
 def _by_number(name: str) -> tuple[int, str, str]:

@@ -205,15 +205,9 @@ def _in_place(held: Holding, request: Request) -> Request:
 
 
 def _begin(session: Session, request: Request) -> list[Notice]:
-    """Do what comes before a reservation, features too; returns what to tell of it.
-
-    A feature that is new is imported here, so that nobody waits for that under the mutex.
-    Raises ReserveGPUError where too few descriptors are left for one.
-    """
+    """Do what comes before a reservation, features too; returns what to tell of it."""
     if request.memory_limit_mib is not None:
         memory_settings.context_mib()  # an invalid value changes nothing
-    if not session.devices:
-        procfs.require_descriptors()
     notices = session.renew()
     features = session.wanted(request.terms)
     notices += [notice for each in features for notice in each.begins()]

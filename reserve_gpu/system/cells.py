@@ -100,6 +100,10 @@ class Cells:
             self.last = time.monotonic()
 
 
+# By process id; an entry of another process is its parent's.
+_cells: dict[int, Cells] = executor.survive_reload("cells", dict)
+
+
 def kernels_file() -> str | None:
     """Return the connection file of the kernel that this very process is, None if it is none."""
     return jupyter_kernel.connection_file() if cells().shell else None
@@ -107,6 +111,5 @@ def kernels_file() -> str | None:
 
 def cells() -> Cells:
     """Return the cells of this very process: a forked child runs none."""
-    known: dict[int, Cells] = executor.survive_reload("cells", dict)
     pid = os.getpid()
-    return known.get(pid) or known.setdefault(pid, Cells())
+    return _cells.get(pid) or _cells.setdefault(pid, Cells())

@@ -169,7 +169,10 @@ def _mounts() -> list[Mount]:
         for line in lines:
             with suppress(ValueError, IndexError):
                 fields, rest = (part.split() for part in line.split(" - ", 1))
-                found.append(Mount(_unescaped(fields[4]), _unescaped(fields[3]), rest[0]))
+                root, point = fields[3:5]
+                if "\\" in line:
+                    root, point = _unescaped(root), _unescaped(point)
+                found.append(Mount(point, root, rest[0]))
     return found
 
 
