@@ -31,7 +31,6 @@ from reserve_gpu.render import html, phrases, terminal
 from reserve_gpu.render.tables import Column, Sheet, in_columns, rows
 from reserve_gpu.system import procfs
 from tests.commandline import CommandLine
-from tests.commands import needs_command
 from tests.histories import (
     DAY_S,
     FIRST_UID,
@@ -821,7 +820,6 @@ def page_of(report: Report) -> str:
     return page
 
 
-@needs_command("export")
 def test_the_page() -> None:
     """The page has both tables, and nothing that somebody else wrote is markup."""
     page = page_of(REPORT._replace(host=HOSTILE, problems={"lab3": HOSTILE}))
@@ -849,7 +847,6 @@ def test_bars_can_be_told_from_the_page(background: str) -> None:
 @pytest.mark.full
 @pytest.mark.needs("browser")
 @pytest.mark.skipif(not CHROMIUM, reason="needs Debian's chromium")
-@needs_command("export")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_in_a_browser(tmp_path: Path, scheme: str) -> None:
     """A real browser shows the page without scrolling sideways, in the colours of its scheme."""
@@ -1017,7 +1014,6 @@ def note_there(machine: Machine, hours: int) -> None:
 
 @pytest.mark.full
 @needs_ssh
-@needs_command("hosts")
 @pytest.mark.xdist_group("hosts")
 class TestOverSsh:
     """Real servers, each with a history of its own."""

@@ -19,7 +19,6 @@ from reserve_gpu.render import columns, contacts, durations, html, phrases, pict
 from reserve_gpu.render.frontends import MAGIC
 from reserve_gpu.render.phrases import MARK
 from reserve_gpu.render.status_view import Status
-from tests.commands import needs_command
 from tests.holders import a_holder, changed
 
 if TYPE_CHECKING:
@@ -188,7 +187,6 @@ def metric(name: str, *rows: DeviceStatus) -> dict[str, float]:
     return {user: float(value) for user, value in found}
 
 
-@needs_command("export")
 def test_metrics() -> None:
     """The end is a metric of who has named one, and how long it is past is one of each holder."""
     late = with_lease(BOB, until(-1))
