@@ -12,10 +12,10 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.cli import main
+from reserve_gpu.commands.export import html_page, prometheus
 from reserve_gpu.commands.hosts import hosts_view, status_from_json
 from reserve_gpu.commands.hosts import remote_status as hosts
 from reserve_gpu.commands.hosts.hosts_view import Hosts as Seen
-from reserve_gpu.commands.table import FORMS, load
 from reserve_gpu.model.errors import RequestError
 from reserve_gpu.model.untrusted import FormatError
 from tests.hosts import Hosts, needs_ssh
@@ -195,8 +195,8 @@ def test_a_foreign_answer_is_bounded(row: dict[str, Any]) -> None:
     assert not {letter for letter in text if not letter.isprintable()} - {"\n"}
     assert "<b>" not in seen.picture()._repr_html_().replace("<b>waiting", "")
     json.dumps(seen.to_dict())
-    for form in filter(lambda form: form.home, FORMS):
-        assert load(form.home)(seen, "GPUs")
+    assert html_page.page(seen, "GPUs")
+    assert prometheus.text(seen)
 
 
 def test_of_which_version_it_is() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.commands.table import load
+from reserve_gpu.commands.export import prometheus
 from reserve_gpu.model.devices import Device, State, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.progress import Waiting
@@ -182,7 +182,7 @@ def test_json(here: Here) -> None:
 
 
 def metric(name: str, *rows: DeviceStatus) -> dict[str, float]:
-    text = load("export.prometheus.text")(Status(rows, time=NOW))
+    text = prometheus.text(Status(rows, time=NOW))
     found = re.findall(rf'^reserve_gpu_{name}{{.*username="(\w+)"}} (\S+)$', text, re.MULTILINE)
     return {user: float(value) for user, value in found}
 
