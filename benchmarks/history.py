@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.table import Row
-from reserve_gpu.commands.table import load
+from reserve_gpu.commands.report import totals
 from reserve_gpu.log import log_reader
 from reserve_gpu.system import settings
 from tests.histories import DAY_S, PEOPLE, Histories, write_year, year
@@ -41,9 +41,9 @@ def history(*, quick: bool) -> Iterator[Row]:
 def _timed(now: float, lines: int) -> float:
     """Return the seconds that it takes. Raises RuntimeError if an hour is missing."""
     start = time.perf_counter()
-    summary = load("report.totals.summed")(log_reader.since(now - 366 * DAY_S, now, set()))
+    summary = totals.summed(log_reader.since(now - 366 * DAY_S, now, set()))
     took_s = time.perf_counter() - start
-    total = load("report.totals.together")(summary.days.values())
+    total = totals.together(summary.days.values())
     if not lines / 8 < total.reserved < lines:
         raise RuntimeError(f"{lines} lines came to {total}")
     return took_s

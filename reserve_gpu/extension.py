@@ -35,9 +35,9 @@ SETTINGS = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.I
 
 def _manual() -> str:
     """Return the help of the magic."""
-    from reserve_gpu import request_options
+    from reserve_gpu.ipython import parser
 
-    return request_options.magic_parser().format_help()
+    return parser.magic_parser().format_help()
 
 
 # -- the magic and its settings -------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The one table of options, the parsers made of it, and the reservation that they ask for.
+"""The options of a request, their parser, and the reservation that they ask for.
 
 A new option is a row here and a keyword of `reserve()`; the magic, the command line, Dask's worker
 and Tab completion take it from the table.
@@ -6,12 +6,11 @@ and Tab completion take it from the table.
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentError, ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from reserve_gpu import api
 from reserve_gpu.allocation.request import parse
-from reserve_gpu.commands.table import MAGIC_OPTIONS
 from reserve_gpu.gpus import names
 from reserve_gpu.model.errors import (
     PROGRAM,
@@ -74,30 +73,8 @@ HOW = (MEMORY, WAIT, NOTE, OPTIONAL)
 WHEN = feature_registry.options()
 REQUEST = (*WHICH, *HOW, *WHEN)
 REQUEST_OF_COMMAND = tuple(option for option in REQUEST if option.suits_commands)
-# Where a failure never ends the program: kernels start in any case, and so do Dask's workers.
+# For kernels and Dask's workers, which start in any case.
 REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
-
-HELP = Option("-h --help", "show this")
-
-# The magic's manual page.
-MAGIC_TEXT = """\
-Reserve a GPU for this kernel, and set the CUDA variables for what it runs next.
-
-  %reserve_gpu [DEVICE ...] [OPTION ...]"""
-MAGIC_CHAPTERS = {
-    "which GPU": WHICH,
-    "how": HOW,
-    "until when": WHEN,
-    "instead of reserving one": (*MAGIC_OPTIONS, HELP),
-}
-MAGIC_EXAMPLES = """\
-examples:
-  %reserve_gpu                           the first idle GPU
-  %reserve_gpu 1,3                       GPUs 1 and 3; for CUDA they are 0 and 1
-  %reserve_gpu -n 2 --min-memory 16GB    two of 16 GB or more, close together
-  %reserve_gpu --memory 10GB             10 GB of a GPU that others share
-  %reserve_gpu --wait 1h --note thesis   wait for an hour at most, and say why
-"""
 
 
 def _typed(program: str) -> str:
@@ -121,7 +98,7 @@ class Parser(ArgumentParser):
         try:
             arguments, unknown = super().parse_known_args(args, namespace)
         except ArgumentError as error:
-            if isinstance(error.__context__, RequestError):  # of a value, in our own words
+            if isinstance(error.__context__, RequestError):  # our own text about a value
                 raise error.__context__ from None
             flag = (error.argument_name or "").partition("/")[0]
             action = self._option_string_actions.get(flag)
@@ -182,7 +159,7 @@ def words(arguments: Namespace) -> list[str]:
 
 
 def kernel_start(arguments: Namespace) -> list[str]:
-    """Return what stands before a kernel's own command, so that it has its GPU from its start."""
+    """Return the words before a kernel's own command that reserve its GPU at its start."""
     return spawn.python("-m", "reserve_gpu", "kernel", "start", *words(arguments), "--")
 
 
@@ -191,18 +168,3 @@ def request_of(words: Sequence[str]) -> Namespace:
     parser = Parser("reserve-gpu kernel install", add_help=False)
     add(REQUEST_THAT_GOES_ON, parser)
     return parser.parse_args(words)
-
-
-def magic_parser() -> Parser:
-    """Return the parser of the magic's line."""
-    parser = Parser(
-        prog="%reserve_gpu",
-        usage=SUPPRESS,  # it would list all options before anything is explained
-        description=MAGIC_TEXT,
-        epilog=MAGIC_EXAMPLES,
-        add_help=False,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    for title, options in MAGIC_CHAPTERS.items():
-        add(options, parser.add_argument_group(title))
-    return parser

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.features import needs_feature
 from tests.lab import CHROMIUM, THEMES, Lab, Notebook, browser, notebook, opening, show_theme
 from tests.machine import Machine
 
@@ -117,7 +116,6 @@ def test_a_restart(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> N
         assert notebook.finish(0).splitlines()[-1] == "CUDA_VISIBLE_DEVICES = '1'"
 
 
-@needs_feature("lease")
 def test_the_end_is_told(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
     """The cell that reserved for a time says until when; later its output says that it is over."""
     on_lab.write(ONE)

@@ -14,9 +14,8 @@ import pytest
 import reserve_gpu
 from reserve_gpu import request_options
 from reserve_gpu.allocation.request import parse
-from reserve_gpu.cli import main
-from reserve_gpu.commands import table
 from reserve_gpu.commands.run import command
+from reserve_gpu.ipython.parser import magic_parser
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import ComputeMode, Device, Process, State, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
@@ -27,7 +26,6 @@ from reserve_gpu.render.status_view import Status
 from tests.holders import a_holder
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Callable
 
     from reserve_gpu.render.frontends import Frontend
@@ -71,14 +69,14 @@ def read(hint: str) -> tuple[Request, object]:
         return understood(called)
     program, *typed = shlex.split(hint)
     if program == "%reserve_gpu":
-        return understood(request_options.wishes(request_options.magic_parser().parse_args(typed)))
+        return understood(request_options.wishes(magic_parser().parse_args(typed)))
     assert program == "reserve-gpu"
     ours, to_run = command.split(typed[1:])
     assert to_run == SCRIPT
-    words = next(each for each in table.WORDS if each.typed == typed[0])
-    parser = main._parser({words: table.load(words.home)})
-    arguments: Namespace = parser.parse_args([typed[0], *ours])
-    return understood(request_options.wishes(arguments))
+    assert typed[0] == "run"
+    parser = request_options.Parser()
+    command.add_arguments(parser)
+    return understood(request_options.wishes(parser.parse_args(ours)))
 
 
 def record(*arguments: object, **named: object) -> dict[str, object]:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.process]
 
 JOIN = (
-    "from reserve_gpu.commands.reservations import list_join_release\n"
+    "from reserve_gpu.commands.reservations import join\n"
     "from reserve_gpu import api\n"
-    "api.join(list_join_release.chosen([{}]))"
+    "api.join(join.chosen([{}]))"
 )
 SESSION = "from reserve_gpu.reservation.session import session\n"
 ENVIRON = "{k: v for k, v in os.environ.items() if k[:5] in ('CUDA_', 'XLA_C', 'CUPY_', 'RESER')}"

@@ -20,7 +20,6 @@ import psutil
 import pytest
 
 from tests import driver
-from tests.features import needs_feature
 from tests.lab import (
     CHROMIUM,
     CONTRASTS,
@@ -655,7 +654,6 @@ def test_a_button_looks_before_it_releases(
     assert len(held(on_lab)) == 3
 
 
-@needs_feature("lease")
 def test_a_button_looks_before_it_prolongs(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
@@ -716,7 +714,6 @@ def test_a_busy_notebook_releases(
     notebook.finish(0)
 
 
-@needs_feature("lease")
 def test_before_an_end(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
     """In the last ten minutes it is amber and told; `2 h more` moves the end of the same part."""
     from playwright.sync_api import expect
@@ -751,7 +748,6 @@ def fresh_answer(page: Page) -> Any:
     )
 
 
-@needs_feature("lease")
 def test_an_end(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
     """The last minute is told in amber. Then the notebook has no GPU, and that alone is told."""
     from playwright.sync_api import expect
@@ -768,7 +764,6 @@ def test_an_end(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebo
     expect(messages(page)).to_have_count(1)
 
 
-@needs_feature("lease")
 def test_overdue(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
     """What CUDA still uses after its time is red, with the time since when."""
     on_lab.write(ONE)
@@ -839,7 +834,6 @@ def test_ending_a_kernel(
     says(panel(page), "You hold no GPU here")
 
 
-@needs_feature("lease")
 @pytest.mark.parametrize("width", [260, 800])
 def test_sixty_four_gpus(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook], width: int
@@ -1064,7 +1058,6 @@ def test_without_the_core(page: Page, machine: Machine, tmp_path: Path) -> None:
         says(panel(other), r"can't import reserve_gpu \(not here\)")
 
 
-@needs_feature("lease")
 def test_switches(page: Page, machine: Machine) -> None:
     """What is switched off in the settings is not told."""
     machine.write(ONE)

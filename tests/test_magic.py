@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu.commands.table import MAGIC_OPTIONS
-from reserve_gpu.request_options import REQUEST, magic_parser
-from tests.commands import is_understood
+from reserve_gpu.ipython.parser import OTHERS, magic_parser, parse
+from reserve_gpu.request_options import REQUEST
 from tests.locked import held
 from tests.machine import ROOT
 from tests.reserving import of_gpu, variables
@@ -434,7 +433,7 @@ def test_rubbish_is_one_line_and_changes_nothing(here: Here, before: dict[str, s
     here.write(FOUR)
     os.environ.update(before)
     shell = here.shell()
-    for line, part in (case for case in RUBBISH if is_understood(case[0])):
+    for line, part in RUBBISH:
         cell = run(shell, f"%reserve_gpu {line}")
         assert cell.error == "UsageError", (line, cell)
         assert cell.stderr.startswith("UsageError: "), line
@@ -473,7 +472,7 @@ def test_the_manual_page(here: Here) -> None:
     page = shell.run("%reserve_gpu --help").stdout.rstrip("\n")
     assert page in shell.run("%reserve_gpu?").stdout.partition("Docstring:\n")[2]
     assert page.startswith("Reserve a GPU for this kernel, and set the CUDA variables")
-    for option in (*REQUEST, *MAGIC_OPTIONS):
+    for option in (*REQUEST, *OTHERS):
         flag = option.flags[-1] if option.flags != ("devices",) else "DEVICE"
         assert re.search(rf"^  (-\w \w+, )?{flag}( .*)?$", page, re.MULTILINE), flag
     examples = re.findall(
@@ -484,6 +483,11 @@ def test_the_manual_page(here: Here) -> None:
         magic_parser().parse_args(example.split())
     assert max(map(len, page.splitlines())) <= 80
     assert held(here) == []
+
+
+def test_an_empty_line_has_the_parsers_defaults() -> None:
+    """An empty line needs no parser, and means what the parser makes of it."""
+    assert vars(parse([])) == vars(magic_parser().parse_args([]))
 
 
 # -- settings --------------------------------------------------------------------------------------

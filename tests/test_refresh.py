@@ -14,7 +14,6 @@ from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.model.devices import Device
 from reserve_gpu.render.notices import LostDevice, Renumbered, Unusable
 from reserve_gpu.reservation.refresh import compare
-from tests.features import needs_feature
 from tests.locked import held
 from tests.reserving import got, of_gpu, refused, variables
 from tests.waiters import Waiter
@@ -125,7 +124,6 @@ def test_python_has_the_new_number(here: Here) -> None:
     assert [device.index for device in reservation.devices] == [3, 1]
 
 
-@needs_feature("lease")
 def test_a_lease_survives_a_new_number(here: Here) -> None:
     """A reservation that ends keeps its end when its GPU gets another number, and says nothing."""
     here.write(A + B)

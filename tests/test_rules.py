@@ -15,7 +15,6 @@ from reserve_gpu import ImpossibleError, NoFreeDeviceError, ReserveGPUWarning
 from reserve_gpu.allocation import admin_rules
 from reserve_gpu.model.devices import State
 from reserve_gpu.system import procfs
-from tests.features import needs_feature
 from tests.machine import ROOT
 from tests.processes import US
 from tests.reserving import got, of_gpu, refused
@@ -314,7 +313,6 @@ def test_a_file_may_begin_with_a_mark(here: Here) -> None:
         got(count=2)
 
 
-@needs_feature("lease")
 @pytest.mark.process
 def test_an_idle_time_is_none_of_a_command(machine: Machine) -> None:
     """A rule's idle time is not said of a command, of which nobody knows what it does."""
@@ -358,7 +356,6 @@ def test_what_a_file_says_of_its_owner_decides_nothing(here: Here) -> None:
     assert got("0") == "0"
 
 
-@needs_feature("lease")
 def test_a_rule_that_changes_binds_who_asks_next(here: Here) -> None:
     """What is held stays as it is; who asks for the same again keeps it, who asks anew is bound."""
     here.write(FOUR)

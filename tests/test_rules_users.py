@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import test_users
-from tests.features import needs_feature
 from tests.machine import ROOT as FOLDER
 from tests.machine import Child
 from tests.processes import wait_for
@@ -270,7 +269,6 @@ def test_the_administrators_page_can_be_typed(machine: Machine) -> None:
     assert "Warning" not in done.stdout
 
 
-@needs_feature("lease")
 def test_a_user_without_a_name_is_bound(machine: Machine) -> None:
     """Where the system has no name for a user, as in containers, numbers and [limits] hold."""
     rules = "[limits]\ngpus = 2\n[users.54321]\ngpus = 1\n[groups.54322]\nidle = '1h'"

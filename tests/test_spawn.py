@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.commands import needs_command, understood
 from tests.machine import LIMIT_S, ROOT
 
 if TYPE_CHECKING:
@@ -89,7 +88,6 @@ def test_the_traps_work(traps: Traps) -> None:
     assert {"json", "encodings/__init__", "ssh"} <= {*traps.sprung()}
 
 
-@needs_command("hosts")
 @pytest.mark.promise
 @pytest.mark.process
 def test_a_status_of_hosts_runs_nothing_of_the_folder(traps: Traps) -> None:
@@ -102,14 +100,14 @@ def test_a_status_of_hosts_runs_nothing_of_the_folder(traps: Traps) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize(
     "line",
-    understood(
+    [
         "list --hosts HERE",
         "report --hosts HERE",
         "status --hosts HERE,no-such-host.invalid",
         "run --for 1h -- true",
         "run --json -- true",
         "check",
-    ),
+    ],
 )
 def test_a_command_runs_nothing_of_the_folder(line: str, traps: Traps) -> None:
     """A command that starts other programs takes none of them from the working directory."""
@@ -129,7 +127,6 @@ sys.exit(main.main(["status", "--json", "--hosts", sys.argv[3]]))
 """
 
 
-@needs_command("hosts")
 @pytest.mark.process
 @pytest.mark.parametrize("entry", ["", ".", "./.", "../traps"])
 def test_a_relative_entry_of_pythonpath_counts_for_no_helper(entry: str, traps: Traps) -> None:
@@ -156,9 +153,8 @@ subprocess.run({started}, env=spawn.environment())
     assert traps.sprung() == []
 
 
-@needs_command("kernels")
 @pytest.mark.process
-@pytest.mark.parametrize("options", understood("", "--hosts HERE", "--slurm"))
+@pytest.mark.parametrize("options", ["", "--hosts HERE", "--slurm"])
 def test_a_kernel_starts_with_nothing_of_the_folder(options: str, traps: Traps) -> None:
     """The command of a kernelspec imports nothing from the notebook's folder before the kernel."""
     pytest.importorskip("ipykernel.kernelspec")
@@ -180,7 +176,6 @@ def test_a_kernel_starts_with_nothing_of_the_folder(options: str, traps: Traps) 
     assert traps.sprung() == []
 
 
-@needs_command("hosts")
 @pytest.mark.process
 def test_a_notebook_starts_nothing_of_its_folder(traps: Traps, machine: Machine) -> None:
     """Helpers of a notebook import nothing of its folder; its own process may."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.features import needs_feature
 from tests.locked import held, locked
 from tests.machine import CHILD, ROOT
 from tests.processes import US, wait_for
@@ -157,7 +156,6 @@ def test_parts_beside_each_other(here: Here, first: Version, second: Version) ->
 # -- what each says of the other -------------------------------------------------------------------
 
 
-@needs_feature("lease")
 def test_the_status_names_the_other(here: Here, first: Version, second: Version) -> None:
     """Whose a GPU is, why, until when and how much of it stands in the other version's status."""
     here.use("eight")
@@ -180,7 +178,6 @@ def test_the_status_names_the_other(here: Here, first: Version, second: Version)
         assert (holder["pid"], holder["memory_promised_mib"]) == (part.pid, 10240)
 
 
-@needs_feature("lease")
 @pytest.mark.full
 def test_records_are_read_wholly(here: Here, first: Version, second: Version) -> None:
     """Both say the same of holders, guests, leases, what is kept, and waiters of both versions."""
@@ -222,7 +219,6 @@ def add_words(path: Path) -> None:
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-@needs_feature("lease")
 def test_words_from_the_future(here: Here, first: Version, second: Version) -> None:
     """What a record has that a version does not know is ignored, of holders and of waiters."""
     with first.child() as holder, first.child() as waiter:
@@ -412,7 +408,6 @@ def test_a_command_goes_on_with_its_reservation(
 # -- asked from elsewhere --------------------------------------------------------------------------
 
 
-@needs_feature("lease")
 def test_listed_and_joined_by_the_other(here: Here, first: Version, second: Version) -> None:
     """A notebook of one version is listed and joined by commands of the other."""
     with first.kernel(**TRAIN) as kernel:

@@ -1,6 +1,6 @@
 """reserve-gpu: parse, then call; errors become one text on stderr and an exit code here, alone.
 
-What people can type stands in commands/table.py.
+commands/registry.py lists the commands.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import sys
 import time
 from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from reserve_gpu.commands import registry
+from reserve_gpu.commands.output import Output
+from reserve_gpu.commands.registry import COMMANDS
 from reserve_gpu.commands.run import command, lookup
-from reserve_gpu.commands.table import WORDS, Output, Subcommand, Words, load
 from reserve_gpu.model import errors, option, untrusted
 from reserve_gpu.request_options import Parser
 from reserve_gpu.system import settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 LAST_STANDARD = 2  # the descriptor of stderr
 MEANT = {  # by words that others have for it
@@ -70,38 +72,46 @@ def _words(typed: list[str]) -> list[str]:
 
 
 def _start(words: list[str]) -> int:
-    """Parse the words that are ours, and call the subcommand.
+    """Parse the command line, and call the command.
 
     words: of them a command to run, which has its own options, is taken away.
     """
     words = [*words[1:], "--help"] if words[:1] == ["help"] else words
-    typed = [each for each in WORDS if each.typed.split() == words[: each.typed.count(" ") + 1]]
-    if words and not typed:
+    typed = (name for name in COMMANDS if name.split() == words[: name.count(" ") + 1])
+    if name := next(typed, None):
+        return _run(name, words)
+    if words:
         _require_command(words)
-    to_run = None
-    subcommands: dict[Words, Subcommand] = {each: load(each.home) for each in typed}
-    for each, subcommand in subcommands.items():
-        if subcommand.split:
-            length = len(each.typed.split())
-            words[length:], to_run = subcommand.split(words[length:])
-    parser = _parser(subcommands or dict.fromkeys(WORDS))
-    arguments = parser.parse_args(words, Namespace(command=to_run))
+    arguments = _parser().parse_args(words)
     if arguments.version:
         _print(Output(_version()))
         return 0
-    if "start" not in arguments:  # the help is what was asked for, but a script has made a mistake
-        _print(Output(arguments.parser.format_help().rstrip()))
-        return errors.RequestError.exit_code
-    output: Output = arguments.start(arguments)
+    # The help is what was asked for, but a script has made a mistake.
+    _print(Output(arguments.parser.format_help().rstrip()))
+    return errors.RequestError.exit_code
+
+
+def _run(name: str, words: list[str]) -> int:
+    """Run a command; no other command's module is imported."""
+    module, length, to_run = registry.load(name), len(name.split()), None
+    if hasattr(module, "split"):
+        words[length:], to_run = module.split(words[length:])
+    parser = Parser(
+        f"reserve-gpu {name}",
+        description=COMMANDS[name].help,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    output: Output = module.run(parser.parse_args(words[length:], Namespace(command=to_run)))
     if output.text:
         _print(output)
     return output.code
 
 
 def _require_command(words: list[str]) -> None:
-    """Raise RequestError unless the words are a subcommand or options of their own."""
+    """Raise RequestError unless the words are a group of commands, or options of their own."""
     first = words[0]
-    known = [each.typed for each in WORDS if each.text]
+    known = [name for name, command in COMMANDS.items() if command.help]
     is_group = any(each.startswith(f"{first} ") for each in known)
     if first in OPTIONS or (is_group and (len(words) == 1 or words[1].startswith("-"))):
         return
@@ -112,26 +122,22 @@ def _require_command(words: list[str]) -> None:
     raise errors.RequestError(text)
 
 
-def _parser(subcommands: Mapping[Words, Subcommand | None]) -> Parser:
-    """Return the parser of these words. An entry of None is only listed in the help."""
+def _parser(*, is_whole: bool = False) -> Parser:
+    """Return the parser that lists every command. is_whole: with their arguments."""
     parser = Parser("reserve-gpu", description=TEXT, formatter_class=RawDescriptionHelpFormatter)
     parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="store_true", help="show the version")
     groups = {"": parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)}
-    for words, subcommand in subcommands.items():
-        group, _, name = words.typed.rpartition(" ")
+    listed = {name: command.help for name, command in COMMANDS.items() if command.help}
+    for name, text in listed.items():
+        group, _, word = name.rpartition(" ")
         if group not in groups:
             above = groups[""].add_parser(group, help=f"see reserve-gpu {group} --help")
             above.set_defaults(parser=above)
             groups[group] = above.add_subparsers(metavar="COMMAND")
-        listed: dict[str, Any] = {"help": words.text} if words.text else {}
-        own_parser = groups[group].add_parser(
-            name, **listed, description=words.text, formatter_class=RawDescriptionHelpFormatter
-        )
-        if subcommand:
-            own_parser.usage, own_parser.epilog = subcommand.usage or None, subcommand.more
-            option.add(subcommand.options, own_parser)
-            own_parser.set_defaults(start=subcommand.start)
+        own = groups[group].add_parser(word, help=text)
+        if is_whole:
+            registry.load(name).add_arguments(own)
     return parser
 
 
@@ -140,9 +146,7 @@ def _complete() -> None:
     with suppress(ImportError):
         import argcomplete
 
-        hidden = [each.typed.split()[-1] for each in WORDS if not each.text]
-        parser = _parser({each: load(each.home) for each in WORDS})
-        argcomplete.autocomplete(parser, exclude=hidden)
+        argcomplete.autocomplete(_parser(is_whole=True))
 
 
 def _version() -> str:

@@ -10,8 +10,8 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from reserve_gpu import api, request_options
-from reserve_gpu.commands.table import MAGIC_OPTIONS, load
-from reserve_gpu.ipython import cell_hooks
+from reserve_gpu.commands import registry
+from reserve_gpu.ipython import cell_hooks, parser
 from reserve_gpu.model import errors
 from reserve_gpu.render import messages, phrases, pictures
 from reserve_gpu.render.frontends import MAGIC, read_here
@@ -84,28 +84,27 @@ def _parse(line: str) -> Namespace:
         words = shlex.split(line, comments=True)
     except ValueError as error:  # a quotation mark that is not closed
         raise errors.RequestError(f"{error}: {errors.sanitize(line)}") from error
-    return request_options.magic_parser().parse_args(words)
+    return parser.parse(words)
 
 
 def _do(arguments: Namespace) -> None:
-    given = [
-        each for each in MAGIC_OPTIONS if getattr(arguments, each.attribute) not in (None, False)
-    ]
-    asked = [each for each in given if each.home]
+    values = vars(arguments)
+    asked = [name for name in parser.COMMANDS if values[name] not in (None, False)]
     if len(asked) > 1:
-        flags = " or ".join(each.flag for each in asked)
+        flags = " or ".join(f"--{name}" for name in asked)
         raise errors.RequestError(f"One at a time: {flags}.")
     if arguments.help:
-        print(request_options.magic_parser().format_help())
+        print(parser.magic_parser().format_help())
     elif asked and arguments.devices:
         named = errors.sanitize(arguments.devices[0])
-        raise errors.RequestError(asked[0].no_names.format(named))
+        raise errors.RequestError(parser.COMMANDS[asked[0]].format(named))
     elif asked:
-        seen = load(asked[0].home)(arguments)
+        seen = registry.load(asked[0]).run_in_notebook(arguments)
         if seen is not None:
             display(seen)  # type: ignore[no-untyped-call]
-    elif given:
-        raise errors.RequestError(f"{given[0].flag} goes with --status.")
+    elif arguments.all or arguments.hosts is not None:
+        flag = "--all" if arguments.all else "--hosts"
+        raise errors.RequestError(f"{flag} goes with --status.")
     else:
         _reserve(arguments)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.allocation import snapshot
-from reserve_gpu.commands.table import Seen, others_of
+from reserve_gpu.commands.hosts.remote_status import OtherMachines
 from reserve_gpu.model import errors, untrusted
 from reserve_gpu.render import layout, reservation_list
 from reserve_gpu.render.frontends import MAGIC
@@ -22,6 +22,7 @@ from reserve_gpu.system import procfs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from reserve_gpu.commands.hosts.hosts_view import Hosts
     from reserve_gpu.model.holders import DeviceStatus, Holder
 
 
@@ -47,15 +48,15 @@ def html(status: Status) -> str:
     return picture._replace(layout=picture.layout._replace(entries=entries))._repr_html_()
 
 
-def other_machines() -> Seen | None:
+def other_machines() -> Hosts | None:
     """Ask the machines of the table [hosts] how they stand, by ssh; None where there are none.
 
     A machine that does not answer within 5 s has said so. The answer has `to_dict()`, the JSON of
     `reserve-gpu status --hosts`, and `picture()`, which shows itself in a notebook.
     Raises RequestError for a table that makes no sense, and where there is no ssh.
     """
-    machines = others_of([])
-    return machines.look() if machines and machines.words else None
+    machines = OtherMachines([])
+    return machines.look() if machines.words else None
 
 
 def printable(value: Any) -> Any:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reserve_gpu.commands.table import Output, Subcommand
+from reserve_gpu.commands.output import Output
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
 
 
-def skill(_arguments: Namespace) -> Output:
+def add_arguments(_parser: ArgumentParser) -> None:
+    """Add nothing: it has no arguments."""
+
+
+def run(_arguments: Namespace) -> Output:
     """Return the page."""
     return Output(Path(__file__).with_name("SKILL.md").read_text(encoding="utf-8"))
-
-
-SKILL = Subcommand(skill)

@@ -7,17 +7,27 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import api, request_options
 from reserve_gpu.allocation.request import parse
+from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.run import command
-from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.model.errors import VERSION, NoFreeDeviceError
+from reserve_gpu.model.option import add
 from reserve_gpu.render import frontends
 from reserve_gpu.render.phrases import labels
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
+
+MORE = "Nothing is reserved, and nobody joins the queue. The exit code is that of run."
+split = command.split_at_sign
 
 
-def why(arguments: Namespace) -> Output:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of `run`."""
+    parser.usage, parser.epilog = "reserve-gpu why [options] [DEVICE ...]", MORE
+    add(command.OPTIONS, parser)
+
+
+def run(arguments: Namespace) -> Output:
     """Return what `run` with these words would get, or its refusal."""
     wishes = request_options.wishes(arguments)
     del wishes["wait"]
@@ -30,9 +40,3 @@ def why(arguments: Namespace) -> Output:
         answer = {"version": VERSION, "reason": None, "exit_code": 0, "devices": found}
         text, code = f"You would get {labels(devices)}.", 0
     return Output(json.dumps(answer, indent=2) if arguments.json else text, code)
-
-
-MORE = "Nothing is reserved, and nobody joins the queue. The exit code is that of run."
-WHY = Subcommand(
-    why, command.OPTIONS, "reserve-gpu why [options] [DEVICE ...]", MORE, command.split_at_sign
-)

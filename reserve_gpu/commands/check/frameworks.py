@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import api
 from reserve_gpu.commands.check import probes, verdict
 from reserve_gpu.commands.check.verdict import Finding, Verdict
-from reserve_gpu.commands.table import Output, Subcommand
+from reserve_gpu.commands.output import Output
 from reserve_gpu.gpus import cuda_environment, memory_caps
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import (
@@ -26,7 +26,7 @@ from reserve_gpu.model.errors import (
     own_command,
     sanitize,
 )
-from reserve_gpu.model.option import Option
+from reserve_gpu.model.option import Option, add
 from reserve_gpu.model.requests import ReservationTerms, Size
 from reserve_gpu.render import html, messages, phrases
 from reserve_gpu.render.columns import GAP, width_of, wrapped
@@ -41,7 +41,7 @@ from reserve_gpu.reservation.session import session
 from reserve_gpu.system import executor, procfs, spawn, subprocesses
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Mapping, Sequence
 
     from reserve_gpu.model.holders import DeviceStatus
@@ -289,7 +289,7 @@ def _row_dict(row: Finding) -> dict[str, Any]:
 # -- for a shell and for a notebook ----------------------------------------------------------------
 
 
-def check_in_shell(arguments: Namespace) -> Output:
+def run(arguments: Namespace) -> Output:
     """Return what a check comes to."""
     with Live(sys.stderr) as live:
         frontend = shell([*shlex.split(own_command()), "check"])
@@ -298,7 +298,7 @@ def check_in_shell(arguments: Namespace) -> Output:
     return Output(text, 0 if found.is_well else DOES_NOT_FIT)
 
 
-def check_in_notebook(_arguments: Namespace) -> Check:
+def run_in_notebook(_arguments: Namespace) -> Check:
     """Return what a check comes to. Raises WaitInterrupted."""
     try:
         with Live() as live:
@@ -312,4 +312,9 @@ It asks PyTorch, TensorFlow, JAX and others of this Python, each in a process
 of its own. The exit code is 1 if one of them uses other GPUs. To check what a
 command would get: reserve-gpu run -- reserve-gpu check
 """
-CHECK = Subcommand(check_in_shell, (Option("--json", "as JSON, for programs"),), more=MORE)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of `check`."""
+    parser.epilog = MORE
+    add((Option("--json", "as JSON, for programs"),), parser)

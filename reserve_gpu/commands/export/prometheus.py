@@ -18,7 +18,7 @@ from reserve_gpu.render.layout import idle_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from reserve_gpu.commands.table import Seen
+    from reserve_gpu.commands.hosts.hosts_view import Hosts
     from reserve_gpu.model.holders import DeviceStatus, Holder
     from reserve_gpu.render.status_view import Status
 
@@ -73,7 +73,7 @@ OF_USER: tuple[GaugeOfUser, ...] = (
 )  # fmt: skip
 
 
-def text(seen: Seen, _title: str = "") -> str:
+def text(seen: Status | Hosts) -> str:
     """Return the metrics of machines."""
     hosts = [({"hostname": each.host}, each) for each in seen.machines]
     rows = [({**host, **_labels(row)}, row, each) for host, each in hosts for row in each.rows]

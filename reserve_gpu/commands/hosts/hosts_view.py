@@ -6,7 +6,6 @@ import time
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu.commands.table import NAMES
 from reserve_gpu.model.errors import REASON_LIMIT, own_line, sanitize, shell_line
 from reserve_gpu.render import contacts, layout, phrases, status_view
 from reserve_gpu.render import rule_text as ruled
@@ -100,11 +99,8 @@ def _head(hosts: Hosts) -> Iterator[Line]:
         yield "Get one: ", (own_line(f"run -- {COMMAND}", there), TYPED)
     else:
         yield (f"None of {what} is free.", STRONG), when
-    if "kernels" in NAMES:
-        which, more = (
-            ("for notebooks that gets", "") if count else ("that waits for", " --wait 45s")
-        )
-        yield f"A kernel {which} one: ", (f"{kernel}{more}", TYPED)
+    which, more = ("for notebooks that gets", "") if count else ("that waits for", " --wait 45s")
+    yield f"A kernel {which} one: ", (f"{kernel}{more}", TYPED)
 
 
 def _section(name: str, seen: Status) -> Layout:

@@ -25,6 +25,7 @@ from reserve_gpu.commands.hosts import hosts_view as said
 from reserve_gpu.commands.hosts import status_from_json
 from reserve_gpu.model import untrusted
 from reserve_gpu.model.errors import RequestError, sanitize
+from reserve_gpu.model.option import Option
 from reserve_gpu.system import procfs, settings, spawn
 from reserve_gpu.system.subprocesses import Program, heard, started
 
@@ -51,9 +52,19 @@ RANGE = re.compile(rf"([^\[\]]*)\[({NUMBERS}(?:,{NUMBERS})*)\](.*)")
 # Without a password, and without waiting for ever where nobody waits for it any more.
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--")
 
+HOSTS = Option(
+    "--hosts HOST",
+    "of other machines, by ssh: groups of [hosts] in /etc/reserve_gpu.toml or "
+    "~/.config/reserve_gpu.toml, or names (lab1 gpu[01-04]); without a name all groups",
+    nargs="*",
+)
+
 
 class OtherMachines(NamedTuple):
-    """What `--hosts` means; see `table.Others`."""
+    """Other machines: what `--hosts` means. All that asks them raises RequestError.
+
+    typed: what was typed for them; it is checked when it is used.
+    """
 
     typed: Sequence[str]
 
@@ -93,6 +104,11 @@ class OtherMachines(NamedTuple):
     def lacks(self) -> list[str]:
         """Return the packages that are missing here for such a kernel."""
         return [] if find_spec("sshpyk") else [SSHPYK]
+
+
+def other_machines(arguments: Namespace) -> OtherMachines | None:
+    """Return the other machines that a line is about; None if it is about this one."""
+    return None if arguments.hosts is None else OtherMachines(arguments.hosts)
 
 
 # -- which machines ------------------------------------------------------------------------------

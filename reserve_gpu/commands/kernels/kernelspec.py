@@ -1,51 +1,39 @@
-"""Kernels that have their GPU before their first line runs: their kernelspec, and their start."""
+"""Kernels that have their GPU before their first line runs: their kernelspec."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import select
 import shutil
 import sys
 from argparse import Namespace
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import api, request_options
+from reserve_gpu import request_options
 from reserve_gpu.allocation import request
+from reserve_gpu.commands.hosts.remote_status import HOSTS, other_machines
+from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.run import command
-from reserve_gpu.commands.table import (
-    KERNEL_OPTIONS,
-    OTHERS,
-    Output,
-    Subcommand,
-    load,
-    others,
-)
+from reserve_gpu.commands.slurm import srun
 from reserve_gpu.model import errors, untrusted
 from reserve_gpu.model.errors import RequestError, ReserveGPUError, sanitize
-from reserve_gpu.model.option import Option
+from reserve_gpu.model.option import Option, add
 from reserve_gpu.model.parsing import parse_duration
-from reserve_gpu.model.progress import Progress, Waiting
-from reserve_gpu.render import frontends, phrases
-from reserve_gpu.system import jupyter_kernel, process_identity, procfs, settings
+from reserve_gpu.render import phrases
+from reserve_gpu.system import settings
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
     from collections.abc import Sequence
 
     from jupyter_client.kernelspec import KernelSpecManager
 
-    from reserve_gpu.commands.table import OptionOfKernel
-
-
 NEEDED = ("jupyter_client", "ipykernel")
 MARK = "reserve_gpu"  # in the metadata of what was installed here
 LONGEST_WAIT_S = 45  # clients give up on a kernel that has not started after 60 s
-STDIN, KEEP = 0, b"keep\n"
-KEEP_LIMIT_S = 10.0  # for the one who asks to say that it wants what was reserved
-KEPT_S = 60.0  # for the kernel to start
 
 
 class InstallError(ReserveGPUError):
@@ -54,28 +42,23 @@ class InstallError(ReserveGPUError):
     exit_code = 73  # EX_CANTCREAT
 
 
-class GoneError(ReserveGPUError):
-    """Another machine does not want any more what was to be kept for a kernel."""
-
-    exit_code = 75  # EX_TEMPFAIL
-
-
 class NoHostAnswersError(ReserveGPUError):
     """A kernel was installed for other machines, of which none answers."""
 
     exit_code = 69  # EX_UNAVAILABLE
 
 
-def install(arguments: Namespace) -> Output:
+def run(arguments: Namespace) -> Output:
     """Install the kernelspec, in place of an earlier one of ours.
 
     Raises RequestError for a request that makes no sense, or a name that another kernel has;
     InstallError; NoHostAnswersError.
     """
-    machines, batch = others(arguments), _batch(arguments)
+    machines = other_machines(arguments)
+    _check_slurm(arguments)
     lacking = machines.lacks() if machines else []
     kernels = manager(*lacking)
-    places = machines.words if machines else [batch.name] if batch else []
+    places = machines.words if machines else ["Slurm"] if arguments.slurm else []
     # Of the request alone: there `--name` is the kernel's, `--gpu-name` the GPU's.
     wishes = Namespace(**{**vars(arguments), "name": arguments.gpu_name})
     _check(wishes)
@@ -89,12 +72,12 @@ def install(arguments: Namespace) -> Output:
                 "Choose another --name."
             )
     spec, resources = _stock(wishes)
-    where = f" in {', '.join(places)}" if machines else f", {batch.name}" if batch else ""
+    where = f" in {', '.join(places)}" if machines else ", Slurm" if arguments.slurm else ""
     spec["display_name"] = arguments.display_name or _display_name(wishes, where)
     if machines:
         spec = machines.kernel(spec, wishes, name)
-    if batch:
-        spec = load(batch.home)(spec, wishes, arguments.command)
+    if arguments.slurm:
+        spec = srun.kernel(spec, wishes, arguments.command)
     before = os.path.lexists(path)
     seen = machines.look() if machines else None
     try:
@@ -117,15 +100,12 @@ def install(arguments: Namespace) -> Output:
     return Output(told)
 
 
-def _batch(arguments: Namespace) -> OptionOfKernel | None:
-    """Return the batch system that starts the kernel, if one was named. Raises RequestError."""
-    named = next((each for each in KERNEL_OPTIONS if getattr(arguments, each.attribute)), None)
-    if named and others(arguments):
-        raise RequestError(f"Give {named.flag} or --hosts: {named.name} finds the machine.")
-    if arguments.command and not named:
-        flags = " or ".join(each.flag for each in KERNEL_OPTIONS)
-        raise RequestError(f"What stands behind -- belongs to {flags}, which is missing.")
-    return named
+def _check_slurm(arguments: Namespace) -> None:
+    """Raise RequestError for --slurm with --hosts, or for options of srun without it."""
+    if arguments.slurm and arguments.hosts is not None:
+        raise RequestError("Give --slurm or --hosts: Slurm finds the machine.")
+    if arguments.command and not arguments.slurm:
+        raise RequestError("What stands behind -- belongs to --slurm, which is missing.")
 
 
 def _display_name(wishes: Namespace, where: str) -> str:
@@ -223,89 +203,6 @@ def _is_ours(path: str) -> bool:
     return False
 
 
-# -- its start ------------------------------------------------------------------------------------
-
-
-def start_kernel(arguments: Namespace) -> NoReturn:
-    """Become a kernel, which starts in any case; its first cell tells why it has no GPU."""
-    program, reason = command.find(arguments.command), None
-    errors.is_beside_cells = True
-    by = settings.STARTED_BY_OLDER, f"{settings.STARTED_BY}{procfs.stamp(os.getppid())}"
-    if os.environ.get(settings.JOB_KERNEL) in by:
-        os.environ[settings.JOB_KERNEL] = procfs.stamp(os.getpid())
-    started = jupyter_kernel.started()
-    if started:
-        pid, _, began = procfs.stamp(os.getpid()).partition(" ")
-        told = {**started, "pid": pid, "began": began}
-        os.environ[settings.STARTED] = jupyter_kernel.as_started(told)
-        with suppress(ValueError):  # a name that no variable can have
-            os.environ["JPY_SESSION_NAME"] = started.get("notebook", "")
-    try:
-        for text in api.take_over(jupyter_kernel.connection_file(arguments.command)):
-            command.say(f"Warning: {text}")
-        if not started:
-            command.reserve(arguments, frontends.MAGIC)
-        elif not api.current():  # what was asked for from afar has not been kept
-            wishes = filter(None, started.get("wishes", "").split("\0"))
-            command.reserve(request_options.request_of([*wishes]), frontends.MAGIC)
-    except errors.ReserveGPUError as error:
-        first = "This kernel was started without a GPU of its own."
-        going_on = api.go_on_after(error)
-        command.say(f"{first}\n{error}\n{going_on}")
-        # Its first cell shows how the machine stands then, and what to do.
-        what = error.picture.brief if error.picture else str(error)
-        reason = f"{first}\n{what}\n{going_on}"
-        if not isinstance(error, errors.NoFreeDeviceError):
-            reason += " Try again with %reserve_gpu."
-    command.become(program, arguments.command, reason)
-
-
-# -- what is kept for a kernel that another machine starts here ----------------------------------
-
-
-def hold(arguments: Namespace) -> Output:
-    """Reserve for a kernel that comes, and leave it to that one.
-
-    What is reserved is released where the one who asks has gone, or does not want it any more.
-    """
-    if missing := _missing(arguments.kernel):
-        _say(refused=missing)
-        return Output(code=errors.RequestError.exit_code)
-    process_identity.call_it("a kernel that starts")
-    try:
-        request_options.reserve(arguments, frontends.MAGIC, _end_if_alone)
-        reservation = api.current()
-    except errors.ReserveGPUError as error:
-        _say(refused=error.picture.brief if error.picture else str(error).partition("\n")[0])
-        return Output(code=error.exit_code)
-    _say(gpus=phrases.labels(reservation.devices if reservation else ()), python=sys.executable)
-    is_answered, _, _ = select.select([STDIN], [], [], KEEP_LIMIT_S)
-    if not is_answered or os.read(STDIN, len(KEEP)) != KEEP:
-        return Output(code=GoneError.exit_code)
-    api.leave_to_kernel(arguments.id, KEPT_S)
-    _say(kept=True)
-    return Output()
-
-
-def _missing(kernel: str) -> str:
-    """Return what this machine lacks for a kernel, and what to type; empty if nothing."""
-    try:
-        is_there = kernel in manager().find_kernel_specs()
-    except errors.RequestError as error:  # it says what to install
-        return f"{error}"
-    return "" if is_there else f"no kernel {kernel}. Run there: reserve-gpu kernel install"
-
-
-def _say(**fields: object) -> None:
-    print(json.dumps(fields), flush=True)
-
-
-def _end_if_alone(news: Progress) -> None:
-    """Wait no longer in the queue if the one who asks has gone."""
-    if isinstance(news, Waiting) and select.select([STDIN], [], [], 0)[0]:
-        raise GoneError("The one who asks has gone.")
-
-
 MORE = """\
 It is started with this Python. Where no GPU is free it starts anyway, sees no
 GPU, and its first cell shows why. --wait may be up to 45s, as notebooks give
@@ -319,14 +216,16 @@ OPTIONS = (
            "of the kernel; python3-gpu by default, and python3-gpu-lab with --hosts lab"),
     Option("--display-name TEXT",
            "what notebooks show; by default Python 3 (GPU: count 2), as what you ask for"),
-    *OTHERS,
-    *KERNEL_OPTIONS,
+    HOSTS,
+    Option("--slurm", "in a job of Slurm's; behind -- what srun takes"),
     Option("--user", "for this user; the default"),
     Option("--sys-prefix", "in this Python's environment"),
     Option("--prefix DIR", "in DIR/share/jupyter/kernels"),
 )  # fmt: skip
-KEPT_FOR = (Option("--id ID", "", required=True), Option("--kernel KERNEL", "", required=True))
-SPLIT = command.split_at_sign if KERNEL_OPTIONS else None
-INSTALL = Subcommand(install, OPTIONS, more=MORE, split=SPLIT)
-HOLD = Subcommand(hold, (*request_options.REQUEST_THAT_GOES_ON, *KEPT_FOR))
-START = Subcommand(start_kernel, request_options.REQUEST_THAT_GOES_ON, split=command.split)
+split = command.split_at_sign
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of `kernel install`."""
+    parser.epilog = MORE
+    add(OPTIONS, parser)

@@ -8,21 +8,21 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu.allocation.request import rules
-from reserve_gpu.commands import table
+from reserve_gpu.commands import output
+from reserve_gpu.commands.hosts.remote_status import HOSTS, OtherMachines, other_machines
 from reserve_gpu.commands.report import totals
 from reserve_gpu.commands.report.usage_view import Report, read_report
-from reserve_gpu.commands.table import OTHERS, Others, Output, Subcommand, others
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.log import log_reader, places
 from reserve_gpu.model import parsing
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import DriverError, RequestError
-from reserve_gpu.model.option import DAYS, Option
+from reserve_gpu.model.option import DAYS, Option, add
 from reserve_gpu.render.phrases import LEAST_HOURS
 from reserve_gpu.system import procfs, settings
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Iterable, Mapping
 
     from reserve_gpu.commands.report.totals import Hours, Summary
@@ -31,21 +31,21 @@ DRIVER_LIMIT_S = 5.0  # for the driver to say what the devices are called
 WORDS = ("reserve-gpu", "report", "--format", "json")
 
 
-def show(arguments: Namespace) -> Output:
+def run(arguments: Namespace) -> output.Output:
     """Return the report that these arguments ask for. Raises RequestError."""
     now = time.time()
     since, lasts_s = parsing.parse_since(arguments.since, now)
-    machines = others(arguments)
+    machines = other_machines(arguments)
     if machines is None:
         report = _here(arguments.by, since, now)
     else:
-        table.end_with_ssh()
+        output.end_with_ssh()
         report = _elsewhere(machines, arguments.by, since)._replace(since=since, until=now)
     code = 0 if report.has_answers else DriverError.exit_code
-    return table.answer(report._replace(lasts_s=lasts_s), arguments.format, "GPU-hours", code)
+    return output.answer(report._replace(lasts_s=lasts_s), arguments.format, "GPU-hours", code)
 
 
-def _elsewhere(machines: Others, by: str, since: float) -> Report:
+def _elsewhere(machines: OtherMachines, by: str, since: float) -> Report:
     """Return the report of other machines."""
     words = (*WORDS, "--by", by, "--since", f"@{since:.0f}")
     said = machines.ask(words, read_report)
@@ -150,7 +150,12 @@ OPTIONS = (
            f"1d 7d 30d today yesterday {DAYS}", default="7d"),
     Option("--by", "a row for each user (the default), notebook, gpu or day",
            choices=("user", "notebook", "gpu", "day"), default="user"),
-    *table.format_option(tuple(form for form in table.FORMS if form.is_general)),
-    *OTHERS,
+    *output.format_options(),
+    HOSTS,
 )  # fmt: skip
-REPORT = Subcommand(show, OPTIONS, more=MORE)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of `report`."""
+    parser.epilog = MORE
+    add(OPTIONS, parser)

@@ -15,14 +15,12 @@ from shlex import join
 from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu import api, request_options
-from reserve_gpu.commands import table
 from reserve_gpu.commands.run import handoff, lookup
 from reserve_gpu.commands.run.lookup import CommandError
-from reserve_gpu.commands.table import Subcommand
 from reserve_gpu.gpus import names
 from reserve_gpu.model import errors
 from reserve_gpu.model.errors import PROGRAM, own_command, sanitize
-from reserve_gpu.model.option import Option
+from reserve_gpu.model.option import Option, add
 from reserve_gpu.model.requests import NO_LEASE
 from reserve_gpu.render import frontends, messages
 from reserve_gpu.render.progress import Live
@@ -30,7 +28,7 @@ from reserve_gpu.system import jupyter_kernel, process_identity, subprocesses, w
 from reserve_gpu.system.nonblocking import Printer
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
     from reserve_gpu.model.progress import Progress
@@ -47,12 +45,15 @@ def run(arguments: Namespace) -> NoReturn:
     if is_timed:
         _require_alarm()
     process_identity.call_it(process_identity.command(arguments.command) or "")
-    found = (table.load(each.home)(arguments) for each in table.RUN_OPTIONS if each.home)
-    events: Teller | None = next(found, None)
-    teller = events or Teller(is_quiet=arguments.quiet)
+    is_quiet = arguments.quiet
+    teller = Teller(is_quiet=is_quiet)
+    if arguments.json or arguments.events:
+        from reserve_gpu.commands.run import events
+
+        teller, is_quiet = events.of_arguments(arguments), True
     reserve(arguments, frontends.shell(arguments.command), teller)
     api.forget_idleness()
-    set_alarm(is_timed=is_timed, is_quiet=arguments.quiet or events is not None)
+    set_alarm(is_timed=is_timed, is_quiet=is_quiet)
     teller.follow()
     become(program, arguments.command)
 
@@ -245,6 +246,15 @@ exit codes: the command's own, if it was started; else 2 for a mistake, 69 for
 the driver, 75 if no GPU is free, 78 for the lock directory, 126 and 127 if
 the command can't be run or found, 130 if interrupted
 """
-QUIET = Option("-q --quiet", "say nothing if all goes well: for make and cron")
-OPTIONS = (*request_options.REQUEST_OF_COMMAND, QUIET, *table.RUN_OPTIONS)
-RUN = Subcommand(run, OPTIONS, SYNOPSIS, MORE, split)
+OPTIONS = (
+    *request_options.REQUEST_OF_COMMAND,
+    Option("-q --quiet", "say nothing if all goes well: for make and cron"),
+    Option("--json", "what we say, as lines of JSON on stderr"),
+    Option("--events PLACE", "the same to a descriptor (3) or a file"),
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of `run`."""
+    parser.usage, parser.epilog = SYNOPSIS, MORE
+    add(OPTIONS, parser)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 
+from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.slurm import framing, sockets
-from reserve_gpu.commands.table import Output
 from reserve_gpu.system import procfs, settings, spawn
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
     from typing import Any
 
 STDIN, STDOUT, STDERR = 0, 1, 2
@@ -142,7 +142,11 @@ async def _serve(out: int) -> None:
         await stream.drain()
 
 
-def serve(_arguments: Namespace) -> Output:
+def add_arguments(_parser: ArgumentParser) -> None:
+    """Add nothing: it has no arguments."""
+
+
+def run(_arguments: Namespace) -> Output:
     """Serve until srun's stdin ends. What else is printed here goes to srun's stderr."""
     if os.environ.get("SLURM_PROCID", "0") != "0":  # one of several tasks is the kernel
         return Output()

@@ -22,14 +22,15 @@ from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.session import DELIM, Session
 
 from reserve_gpu import request_options
+from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.slurm import framing, sockets, srun
-from reserve_gpu.commands.table import Output
 from reserve_gpu.model.errors import REASON_LIMIT, RequestError, own_line, sanitize
+from reserve_gpu.model.option import Option, add
 from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator
 
 ASKED = ("shell", "control", "stdin")  # the channels on which a client sends
@@ -329,7 +330,16 @@ def _going_on() -> Iterator[None]:
         command.say(f"Warning: a message of the kernel or its client was dropped: {reason}")
 
 
-def serve(arguments: Namespace) -> Output:
+split = command.split_at_sign
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of the request, and the connection file."""
+    add(request_options.REQUEST_THAT_GOES_ON, parser)
+    add((Option("-f --file FILE", "the connection file", required=True),), parser)
+
+
+def run(arguments: Namespace) -> Output:
     """Be the kernel that a client has started. Raises RequestError for what no client gives."""
     if not arguments.command:
         line = own_line("kernel install --slurm")

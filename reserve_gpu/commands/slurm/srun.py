@@ -1,4 +1,4 @@
-"""The job of a kernel: what is typed for it, its start and its end, and why it waits."""
+"""The Slurm job of a kernel: its kernelspec, its start and end, and the reason for a wait."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import request_options
-from reserve_gpu.commands.run import command
-from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.model.errors import RequestError, sanitize
-from reserve_gpu.model.option import Option
 from reserve_gpu.model.parsing import parse_duration
 from reserve_gpu.render import durations
 from reserve_gpu.system import spawn, subprocesses
-from reserve_gpu.system.loader import load
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 PROVISIONER = "reserve-gpu-slurm"
 HANDED = "RESERVE_GPU_SRUN"  # descriptors of srun's streams, and its pid, for who goes on with it
@@ -34,7 +30,7 @@ COLUMNS = 7  # of squeue's rows, with what follows the last sign
 def kernel(spec: dict[str, Any], wishes: Namespace, given: Sequence[str]) -> dict[str, Any]:
     """Return a kernelspec that starts the kernel in a job. given: options for srun.
 
-    Raises RequestError where there is no Slurm.
+    Raises RequestError if Slurm is missing.
     """
     try:
         srun = spawn.program("srun")
@@ -99,7 +95,7 @@ def end(job: subprocess.Popen[bytes]) -> None:
 
 
 def waits(srun: str, pid: int) -> str:
-    """Return why a job waits, and until when, in Slurm's words; empty where it does not say.
+    """Return Slurm's reason for the wait of a job, and its expected start; empty if unknown.
 
     Its place is among the jobs that this user may see, in the same partition.
     pid: of srun, which begins a session of its own; Slurm keeps its number.
@@ -121,14 +117,3 @@ def waits(srun: str, pid: int) -> str:
                 text += f"; Slurm expects {durations.moment(at, time.time())}"
             return text
     return ""
-
-
-def _loaded(name: str) -> Callable[[Namespace], Output]:
-    """Return the function `serve` of a module, which needs Jupyter: so it is loaded when called."""
-    return lambda arguments: load(f"commands.slurm.{name}").serve(arguments)
-
-
-FILE = Option("-f --file FILE", "the connection file", required=True)
-WISHES = (*request_options.REQUEST_THAT_GOES_ON, FILE)
-SLURM = Subcommand(_loaded("relay"), WISHES, split=command.split_at_sign)
-NODE = Subcommand(_loaded("node"))

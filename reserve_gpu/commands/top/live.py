@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu.commands.table import Output, Subcommand
+from reserve_gpu.commands.output import Output
 from reserve_gpu.model.errors import DriverError, RequestError, own_line, sanitize
 from reserve_gpu.render import columns, pictures, terminal
 from reserve_gpu.render.frontends import SHELL, read_here
@@ -18,7 +18,7 @@ from reserve_gpu.render.progress import Live
 from reserve_gpu.reservation.status import looking
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Iterator, Sequence
 
     from reserve_gpu.model.holders import DeviceStatus
@@ -33,6 +33,10 @@ LEAST_ROOM = 4  # lines: a blank one, the title, a process, and how many more th
 
 def _elsewhere() -> str:
     return f"{own_line('status')} shows the same once."
+
+
+def add_arguments(_parser: ArgumentParser) -> None:
+    """Add nothing: it has no arguments."""
 
 
 def run(_arguments: Namespace) -> Output:
@@ -60,9 +64,6 @@ def run(_arguments: Namespace) -> Output:
     finally:
         signal.signal(signal.SIGTERM, before)
     return Output()
-
-
-TOP = Subcommand(run)
 
 
 def processes(rows: Sequence[DeviceStatus], room: int) -> list[Line]:

@@ -12,14 +12,12 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.cli import main
+from reserve_gpu.commands.export import html_page, prometheus
 from reserve_gpu.commands.hosts import hosts_view, status_from_json
 from reserve_gpu.commands.hosts import remote_status as hosts
 from reserve_gpu.commands.hosts.hosts_view import Hosts as Seen
-from reserve_gpu.commands.table import FORMS, load
 from reserve_gpu.model.errors import RequestError
 from reserve_gpu.model.untrusted import FormatError
-from tests.commands import needs_command
-from tests.features import needs_feature
 from tests.hosts import Hosts, needs_ssh
 
 if TYPE_CHECKING:
@@ -157,7 +155,6 @@ def test_a_status_survives_its_json(here: Here, scenario: str) -> None:
     ]
 
 
-@needs_feature("lease")
 def test_a_reservation_survives_its_json(here: Here) -> None:
     """A holder with its note, part and end is read as it was written; also one who waits."""
     here.use("mixed")
@@ -198,8 +195,8 @@ def test_a_foreign_answer_is_bounded(row: dict[str, Any]) -> None:
     assert not {letter for letter in text if not letter.isprintable()} - {"\n"}
     assert "<b>" not in seen.picture()._repr_html_().replace("<b>waiting", "")
     json.dumps(seen.to_dict())
-    for form in filter(lambda form: form.home, FORMS):
-        assert load(form.home)(seen, "GPUs")
+    assert html_page.page(seen, "GPUs")
+    assert prometheus.text(seen)
 
 
 def test_of_which_version_it_is() -> None:
@@ -263,7 +260,6 @@ def test_the_headline(answers: dict[str, tuple[str, ...]], headline: str) -> Non
     assert str(seen(**answers).picture()).splitlines()[0].startswith(headline)
 
 
-@needs_command("kernels")
 def test_what_to_type() -> None:
     """Below it stands how to get one there, and in a notebook here; or how to wait for one."""
     text = str(seen(lab1=("busy",), lab2=("free",)).picture())
@@ -277,11 +273,7 @@ def test_what_to_type() -> None:
 @pytest.mark.parametrize(
     ("line", "show"),
     [
-        pytest.param(
-            "reserve-gpu kernel install --hosts lab",
-            lambda: str(seen(lab1=("free",)).picture()),
-            marks=needs_command("kernels"),
-        ),
+        ("reserve-gpu kernel install --hosts lab", lambda: str(seen(lab1=("free",)).picture())),
         ("ssh -t lab1 reserve-gpu run -- COMMAND ...", lambda: str(seen(lab1=("free",)).picture())),
         ("ssh lab2", lambda: hosts_view.silent("lab2", 5)),
     ],
@@ -350,14 +342,12 @@ class TestOverSsh:
         assert second["status"] is None
         assert "older" in second["problem"]
 
-    @needs_command("export")
     def test_page(self, lab: Hosts) -> None:
         """The page for browsers has a section for each host."""
         page = command(lab, "status", "--format", "html", "--hosts", "lab1", "lab2").stdout
         assert page.count("<table") == 2
         assert "<title>GPUs of lab1, lab2</title>" in page
 
-    @needs_command("export")
     def test_metrics(self, lab: Hosts) -> None:
         """Metrics are told apart by the names that ssh has for the hosts."""
         parser = pytest.importorskip("prometheus_client.parser")

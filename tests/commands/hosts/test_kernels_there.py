@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.commandline import CommandLine
-from tests.commands import needs_command
-from tests.features import needs_feature
 
 if TYPE_CHECKING:
     from tests.here import Here
 
 # Here, as old ones set an environment variable when jupyter_client first imports them.
 pytest.importorskip("ipykernel.kernelspec")
-
-pytestmark = needs_command("kernels")
 
 
 @pytest.fixture
@@ -58,7 +54,6 @@ def on_hosts(here: Here, typed: CommandLine, *words: str) -> dict[str, Any]:
     return spec
 
 
-@needs_feature("lease")
 def test_a_kernel_for_other_machines(here: Here, typed: CommandLine) -> None:
     """Its kernelspec names our provisioner, the hosts and the wishes, and says what it is."""
     spec = on_hosts(here, typed, "--hosts", "lab1,lab2", "-n", "2", "--gpu-name", "A100")
@@ -72,7 +67,6 @@ def test_a_kernel_for_other_machines(here: Here, typed: CommandLine) -> None:
     }
 
 
-@needs_feature("lease")
 @pytest.mark.parametrize("end", [("--for", "8h"), ("--idle", "30m"), ("--until", "18:00")])
 def test_an_end_of_one_s_own(here: Here, typed: CommandLine, end: tuple[str, str]) -> None:
     """With an end of one's own the kernel has no other one."""

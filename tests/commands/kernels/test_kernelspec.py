@@ -18,7 +18,6 @@ import pytest
 
 from reserve_gpu.system import jupyter_kernel, procfs, settings, spawn
 from tests.commandline import CommandLine
-from tests.features import needs_feature
 from tests.here import Here
 from tests.locked import held
 from tests.machine import LIMIT_S, Kernel, kernel_manager
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 # Here, as old ones set an environment variable when jupyter_client first imports them.
 pytest.importorskip("ipykernel.kernelspec")
 
-LEASE = needs_feature("lease")
 VISIBLE = "import os; print([os.environ.get('CUDA_VISIBLE_DEVICES')])"
 # Short naps: a signal in the instant before a nap begins is noticed only at its end.
 NAPS = "import time; print('on', flush=True)\nwhile True: time.sleep(0.05)"
@@ -220,7 +218,6 @@ def test_the_name_that_vs_code_tells_the_kernel(started: Started) -> None:
 
 @pytest.mark.ipython
 @pytest.mark.process
-@needs_feature("restart")
 def test_its_life(here: Here, typed: CommandLine) -> None:
     """Interrupt, restart and kill do what they do to every kernel; a restart keeps its GPU."""
     install(here, typed)
@@ -362,7 +359,6 @@ def test_the_kernelspec(here: Here, typed: CommandLine) -> None:
     assert {path.name for path in folder(here).iterdir()} >= logos
 
 
-@LEASE
 @pytest.mark.process
 def test_a_kernel_whose_reservation_ends(machine: Machine) -> None:
     """The options that end a reservation stand in the kernelspec, and the kernel has them."""
@@ -380,7 +376,6 @@ def test_a_kernel_whose_reservation_ends(machine: Machine) -> None:
     assert done.stdout == "8 (7200.0, True, True)\n", done.stderr
 
 
-@LEASE
 @pytest.mark.process
 def test_a_kernel_until_a_time_of_day(machine: Machine) -> None:
     """An --until in a kernelspec is the next such moment at each start of the kernel."""
@@ -448,10 +443,10 @@ def test_the_stock_kernel_is_not_replaced(typed: CommandLine) -> None:
         ("--wait", "up to 45 s"),
         ("--wait 2m", "up to 45 s"),
         ("--wait soon", "no duration"),
-        pytest.param("--idle soon", "no duration", marks=LEASE),
-        pytest.param("--until 2099-12-01", "Give --until a time of day", marks=LEASE),
-        pytest.param("--until 25:00", "no time", marks=LEASE),
-        pytest.param("--if-wanted", "say when", marks=LEASE),
+        ("--idle soon", "no duration"),
+        ("--until 2099-12-01", "Give --until a time of day"),
+        ("--until 25:00", "no time"),
+        ("--if-wanted", "say when"),
         ("--min-memory much", "no size"),
         ("nonsense", "names no GPU"),
         ("--name ../x", "name of a kernel"),

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reserve_gpu.system import procfs, settings
-from tests.commands import needs_command
-from tests.features import needs_feature
 from tests.locked import held
 from tests.machine import LIMIT_S
 from tests.processes import US, is_running, wait_for
@@ -23,9 +21,7 @@ if TYPE_CHECKING:
 pytest.importorskip("ipykernel.kernelspec")
 from tests.commands.slurm.test_slurm_strangers import PlainKernel
 
-pytestmark = [
-    *(pytest.mark.process, needs_command("kernels"), needs_feature("lease"), needs_feature("job"))
-]
+pytestmark = [pytest.mark.process]
 JOB = {"SLURM_JOB_ID": "4711"}
 # It runs without the kernel's CUDA_VISIBLE_DEVICES, because the kernel has GPU0.
 SCRIPT = """

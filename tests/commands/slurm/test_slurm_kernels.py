@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.commands import needs_command
 from tests.machine import LIMIT_S, ROOT, Kernel, kernel_manager
 from tests.processes import US, is_running, wait_for
 from tests.slurm import Slurm, cluster, needs_slurm
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("ipykernel.kernelspec")
 pytestmark = [
-    *(pytest.mark.full, needs_slurm, needs_command("kernels")),
+    *(pytest.mark.full, needs_slurm),
     pytest.mark.xdist_group("slurm: kernels"),
 ]
 

@@ -10,8 +10,6 @@ import pytest
 
 from reserve_gpu.system import spawn
 from tests.commandline import CommandLine
-from tests.commands import needs_command
-from tests.features import needs_feature
 from tests.processes import US
 
 if TYPE_CHECKING:
@@ -20,9 +18,7 @@ if TYPE_CHECKING:
     from tests.here import Here
 
 pytest.importorskip("ipykernel.kernelspec")
-pytestmark = needs_command("kernels")
 
-LEASE = needs_feature("lease")
 FIRST = ["--ntasks=1", "--nodes=1", "--job-name=jupyter"]
 
 
@@ -93,16 +89,14 @@ def test_the_spec(here: Here, typed: CommandLine, srun: str) -> None:
         ("--memory 2GiB", ["--memory=2GiB"], ["--gres=gpu:1"]),
         ("-- -p gpu --mem=8G", [], ["--gres=gpu:1", "-p", "gpu", "--mem=8G"]),
         ("-n 2 -- --gres=gpu:2", ["--count=2"], ["--gres=gpu:2", "--gres=gpu:2"]),
-        pytest.param("--for 8h", [], ["--gres=gpu:1", "--time=480"], marks=LEASE),
-        pytest.param("--for 90s", [], ["--gres=gpu:1", "--time=2"], marks=LEASE),
-        pytest.param(
+        ("--for 8h", [], ["--gres=gpu:1", "--time=480"]),
+        ("--for 90s", [], ["--gres=gpu:1", "--time=2"]),
+        (
             "--for 1h --note x -- -A lab",
-            *(["--note=x"], ["--gres=gpu:1", "--time=60", "--comment=x", "-A", "lab"]),
-            marks=LEASE,
+            ["--note=x"],
+            ["--gres=gpu:1", "--time=60", "--comment=x", "-A", "lab"],
         ),
-        pytest.param(
-            "--idle 2h", ["--idle=2h", "--end-kernel"], ["--gres=gpu:1"], marks=LEASE, id="idle"
-        ),
+        ("--idle 2h", ["--idle=2h", "--end-kernel"], ["--gres=gpu:1"]),
     ],
 )
 def test_what_is_asked_for(
@@ -130,16 +124,12 @@ def test_names(here: Here, typed: CommandLine, srun: str) -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        pytest.param(
-            "--slurm --hosts lab",
-            "Give --slurm or --hosts: Slurm finds the machine.",
-            marks=needs_command("hosts"),
-        ),
+        ("--slurm --hosts lab", "Give --slurm or --hosts: Slurm finds the machine."),
         ("-- -p gpu", "What stands behind -- belongs to --slurm, which is missing."),
         ("--slurm --wait 1h", "up to 45 s"),
         ("--slurm nonsense", "names no GPU"),
         ("--slurm --memory much", "no size"),
-        pytest.param("--slurm --for soon", "no duration", marks=LEASE),
+        ("--slurm --for soon", "no duration"),
     ],
 )
 def test_what_is_refused(here: Here, typed: CommandLine, srun: str, line: str, text: str) -> None:

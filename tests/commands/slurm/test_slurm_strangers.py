@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.commands import needs_command
 from tests.machine import LIMIT_S, Kernel
 from tests.processes import US, is_running, wait_for
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("ipykernel.kernelspec")
 zmq = pytest.importorskip("zmq")
-pytestmark = [pytest.mark.process, needs_command("kernels")]
+pytestmark = [pytest.mark.process]
 
 CHANNELS = ("shell", "control", "stdin", "hb", "iopub")
 NOBODY = ("setpriv", "--reuid=nobody", "--regid=65534", "--clear-groups")

@@ -26,7 +26,6 @@ from reserve_gpu.model.devices import Device
 from reserve_gpu.model.requests import End, Rules
 from reserve_gpu.reservation.activity import DeviceActivity
 from reserve_gpu.reservation.session import session
-from tests.features import needs_feature
 from tests.here import feature
 from tests.locked import held
 from tests.machine import LIMIT_S
@@ -624,7 +623,6 @@ def test_a_python_command_is_logged_once(here: Here) -> None:
     assert len(lines(here)) == 1
 
 
-@needs_feature("restart")
 @pytest.mark.process
 def test_a_restart_is_logged(here: Here) -> None:
     """A restart of a kernel ends a line, and the kernel that comes begins another one."""

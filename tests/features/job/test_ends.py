@@ -12,7 +12,6 @@ from reserve_gpu.allocation import quota
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import NO_LEASE, Lease, Request, ReservationTerms, Rule, Rules
-from tests.features import needs_feature
 
 HOUR_S = 3600.0
 NOW = Instant(1_000_000.0, 5_000.0)
@@ -80,7 +79,6 @@ def test_a_record_has_both_ends() -> None:
     assert (read.until, read.is_jobs, read.own.until) == (NOW.wall + 60, True, None)
 
 
-@needs_feature("lease")
 @pytest.mark.parametrize(
     ("job_s", "after_s", "expected"),
     [

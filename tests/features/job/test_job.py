@@ -18,8 +18,6 @@ import pytest
 import reserve_gpu
 from reserve_gpu.features.job.job_end import Job
 from reserve_gpu.reservation.session import session
-from tests.commands import needs_command
-from tests.features import needs_feature
 from tests.here import feature
 from tests.locked import held
 from tests.processes import US, is_running, wait_for
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from tests.here import Here
     from tests.machine import Machine
 
-LEASE = needs_feature("lease")
 JOB = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train"}
 END = "SLURM_JOB_END_TIME"
 # 30 hours are never over today, and less than six days: people read the day of the week.
@@ -149,7 +146,6 @@ def test_an_end_that_was_moved(batch: Batch, *, is_later: bool) -> None:
     wait_for(lambda: until() == end)
 
 
-@LEASE
 @pytest.mark.process
 def test_the_end_is_moved_below_a_person_s(batch: Batch) -> None:
     """A person's own end counts again once the job's has been moved behind it."""
@@ -175,7 +171,6 @@ def test_it_is_asked_again(batch: Batch, left_s: float, pause_s: float) -> None:
     assert feature(Job)._look_in_s() == pytest.approx(pause_s, abs=10)
 
 
-@LEASE
 @pytest.mark.process
 @pytest.mark.parametrize(("own_s", "is_jobs"), [(3600, False), (3 * 3600, True)])
 @pytest.mark.parametrize("is_first", [True, False])
@@ -190,7 +185,6 @@ def test_the_first_end_counts(batch: Batch, own_s: float, *, is_first: bool, is_
 
 
 @pytest.mark.promise
-@LEASE
 @pytest.mark.process
 def test_an_end_in_the_past(here: Here, batch: Batch) -> None:
     """A job's end in the past limits nothing, and a warning says so; the own end counts."""
@@ -209,7 +203,6 @@ def test_an_end_in_the_past(here: Here, batch: Batch) -> None:
     assert not saved
 
 
-@LEASE
 @pytest.mark.process
 def test_an_end_in_the_past_that_was_moved(batch: Batch) -> None:
     """If squeue reports a later end, it counts, and there is no warning."""
@@ -218,7 +211,6 @@ def test_an_end_in_the_past_that_was_moved(batch: Batch) -> None:
     assert reserve_gpu.reserve().lease.until == end
 
 
-@LEASE
 @pytest.mark.process
 def test_a_command_after_the_end_of_its_job(here: Here, batch: Batch) -> None:
     """A command with `--for` runs until then in a shell that has outlived its job."""
@@ -231,7 +223,6 @@ def test_a_command_after_the_end_of_its_job(here: Here, batch: Batch) -> None:
     assert "Job 4711 should have ended at " in done.stderr
 
 
-@LEASE
 @pytest.mark.process
 @pytest.mark.parametrize("job_s", [-60, 1])
 def test_a_rule_after_the_end_of_a_job(here: Here, batch: Batch, job_s: float) -> None:
@@ -245,7 +236,6 @@ def test_a_rule_after_the_end_of_a_job(here: Here, batch: Batch, job_s: float) -
         assert child.run("os.environ['CUDA_VISIBLE_DEVICES']").value == ""
 
 
-@LEASE
 @pytest.mark.process
 def test_an_own_end_over_exec(here: Here, batch: Batch) -> None:
     """The program that `run` becomes knows the end that was asked for behind the job's."""
@@ -260,8 +250,6 @@ def test_an_own_end_over_exec(here: Here, batch: Batch) -> None:
     assert "The job ends at " in done.stderr
 
 
-@LEASE
-@needs_feature("restart")
 @pytest.mark.process
 def test_an_own_end_over_a_restart(here: Here, batch: Batch) -> None:
     """A kernel that restarts in a job keeps the end that was asked for behind the job's."""
@@ -341,7 +329,6 @@ def test_outside_of_a_job(here: Here, batch: Batch, variable: str) -> None:
 
 
 @pytest.mark.promise
-@LEASE
 @pytest.mark.process
 def test_people_read_the_end(here: Here, batch: Batch) -> None:
     """The magic, a status and the list say that it is the job's end, and which job that is."""
@@ -354,7 +341,6 @@ def test_people_read_the_end(here: Here, batch: Batch) -> None:
         assert re.search(rf"{about} for \d+ s, until {told(end)}, the job's end", done.stdout), done
 
 
-@LEASE
 @pytest.mark.process
 def test_people_read_their_own_end(here: Here, batch: Batch) -> None:
     """Where a person's own end comes first, nothing says that it is the job's."""
@@ -399,7 +385,6 @@ def test_a_release_in_a_job(here: Here, batch: Batch) -> None:
     assert not batch.calls("scancel")
 
 
-@LEASE
 @pytest.mark.process
 def test_the_end_is_near(here: Here, batch: Batch) -> None:
     """Near its end the next cell says when the job ends, and offers no more time."""
@@ -419,7 +404,6 @@ def test_the_end_is_near(here: Here, batch: Batch) -> None:
     assert "--for" not in cells[-1]
 
 
-@needs_feature("history")
 @pytest.mark.process
 def test_a_history_names_the_job(here: Here, batch: Batch) -> None:
     """What is logged of a reservation, and of a wait, has the number of the job."""
@@ -581,7 +565,6 @@ def test_a_job_on_a_node_without_a_driver(here: Here, batch: Batch) -> None:
     assert line == "Job 4711 has no GPU. Start one that has: srun -p own --gres=gpu:1 ..."
 
 
-@needs_command("agents")
 @pytest.mark.process
 @pytest.mark.parametrize("lacks", ["CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"])
 def test_why_in_a_job_without_a_gpu(here: Here, batch: Batch, lacks: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.commands.table import load
+from reserve_gpu.commands.export import prometheus
 from reserve_gpu.model.devices import Device, State, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.progress import Waiting
@@ -19,7 +19,6 @@ from reserve_gpu.render import columns, contacts, durations, html, phrases, pict
 from reserve_gpu.render.frontends import MAGIC
 from reserve_gpu.render.phrases import MARK
 from reserve_gpu.render.status_view import Status
-from tests.commands import needs_command
 from tests.holders import a_holder, changed
 
 if TYPE_CHECKING:
@@ -183,12 +182,11 @@ def test_json(here: Here) -> None:
 
 
 def metric(name: str, *rows: DeviceStatus) -> dict[str, float]:
-    text = load("export.prometheus.text")(Status(rows, time=NOW))
+    text = prometheus.text(Status(rows, time=NOW))
     found = re.findall(rf'^reserve_gpu_{name}{{.*username="(\w+)"}} (\S+)$', text, re.MULTILINE)
     return {user: float(value) for user, value in found}
 
 
-@needs_command("export")
 def test_metrics() -> None:
     """The end is a metric of who has named one, and how long it is past is one of each holder."""
     late = with_lease(BOB, until(-1))

@@ -20,8 +20,6 @@ import psutil
 import pytest
 
 from reserve_gpu.system import lock_keeper, subprocesses
-from tests.commands import understood
-from tests.features import needs_feature
 from tests.locked import held, locked
 from tests.machine import TAKE_THE_MUTEX
 from tests.processes import US, is_running, queue, wait_for
@@ -111,9 +109,7 @@ def record(machine: Here, number: str) -> dict[str, Any]:
 def test_a_restart_keeps_the_gpu(here: Here) -> None:
     """A kernel that restarts has its GPU again before one who waits, with its note and lease."""
     with here.kernel() as kernel, here.child() as child:
-        line = "%reserve_gpu 1 --note thesis"
-        (line,) = understood(f"{line} --for 4h") or [line]
-        assert not kernel.run(line).error
+        assert not kernel.run("%reserve_gpu 1 --note thesis --for 4h").error
         before = record(here, "1")
         waiter = Waiter(here, child, "'1'")
         kernel.restart()
@@ -226,7 +222,6 @@ def test_without_its_connection_file_nobody_comes(here: Here) -> None:
         wait_for(lambda: held(here) == [])
 
 
-@needs_feature("lease")
 def test_a_lease_ends_also_while_it_is_kept(here: Here) -> None:
     """What is kept is kept no longer than it was reserved for, and what is overdue is not kept."""
     with file_of(here) as file, here.child() as child, here.child() as late:

@@ -1,4 +1,4 @@
-"""`run --json` and `--events`: what becomes of a reservation, each event a line of JSON."""
+"""`run --json` and `--events`: the events of a reservation, each a line of JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu.commands.agents import after_exec
-from reserve_gpu.commands.agents.after_exec import READER_LIMIT_S, Sender
+from reserve_gpu.commands.run import after_exec
+from reserve_gpu.commands.run.after_exec import READER_LIMIT_S, Sender
 from reserve_gpu.commands.run.command import Teller
 from reserve_gpu.model.errors import RequestError, ReserveGPUError, sanitize
 from reserve_gpu.model.progress import Progress, Waiting
@@ -34,7 +34,7 @@ class Events(Teller):
         self._stands: object = None
 
     def show(self, news: Progress) -> None:
-        """Tell how a wait stands, whenever that has changed."""
+        """Write the progress of a wait when it has changed."""
         if not isinstance(news, Waiting) or self._stands == stands(news):
             return
         self._stands, first = stands(news), news.first and news.first.holder
@@ -49,7 +49,7 @@ class Events(Teller):
         )
 
     def came(self, outcome: Outcome) -> None:
-        """Tell what is held now, and what is to be said against it; or why nothing is."""
+        """Write the acquired GPUs and warnings, or the reason for none."""
         held = session().now
         if outcome.excused:
             self._sender.tell("refused", READER_LIMIT_S, **outcome.excused.to_dict())
@@ -66,7 +66,7 @@ class Events(Teller):
         )
 
     def failed(self, error: BaseException) -> None:
-        """Tell why nothing was reserved; on stderr the command line says it in any case."""
+        """Write the refusal, except on stderr, where the command line prints it in any case."""
         if isinstance(error, ReserveGPUError) and self._sender.descriptor != STDERR:
             self._sender.tell("refused", READER_LIMIT_S, **error.to_dict())
 
@@ -76,11 +76,9 @@ class Events(Teller):
             after_exec.start(self._sender, session().now)
 
 
-def of_arguments(arguments: Namespace) -> Events | None:
-    """Return what tells the events that were asked for. Raises RequestError."""
-    word = arguments.events or (str(STDERR) if arguments.json else None)
-    if word is None:
-        return None
+def of_arguments(arguments: Namespace) -> Events:
+    """Return the writer for --json and --events. Raises RequestError."""
+    word = arguments.events or str(STDERR)
     try:
         if not word.isdecimal():
             return Events(_opened(word))

@@ -1,8 +1,8 @@
-"""Tells what becomes of a reservation once `reserve-gpu run` has become the command.
+"""Writes the events of a reservation after `reserve-gpu run` has become the command.
 
-The command knows nothing of this package. So a small process of its own writes the events that
-are left: it holds no lock and no terminal, is no child of the command, and is gone when nobody has
-the locks any more.
+The command knows nothing of this package, so a small process of its own writes the other events.
+It holds no lock and no terminal, it is not a child of the command, and it ends when the locks are
+released.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Lease
     from reserve_gpu.reservation.holding import Holding
 
-BEFORE_S = (600.0, 60.0)  # of an end, at which it is told
+BEFORE_S = (600.0, 60.0)  # before an end, when an event warns of it
 LOOK_S, LEFT_S = 1.0, 0.1  # between two looks at the locks, and once the command has ended
 READER_LIMIT_S = 1.0  # for the reader of an important event to make room for it
 
@@ -64,7 +64,7 @@ def start(sender: Sender, held: Holding) -> None:
 
 
 def main(text: str) -> None:
-    """Tell each event until nobody has the locks any more. text: what `start` says of it."""
+    """Write each event until the locks are released. text: The JSON that `start` passes."""
     about: dict[str, Any] = json.loads(text)
     sender = Sender(about["out"], about["lost"], about["rest"])
     held = exec_handover.held_of(about)
