@@ -18,10 +18,10 @@ from reserve_gpu.render import notices as notice
 from reserve_gpu.render import progress as displays
 from reserve_gpu.render.durations import duration
 from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, read_here
-from reserve_gpu.reservation import acquire, exec_handover, feature, imports
+from reserve_gpu.reservation import acquire, exec_handover, feature
 from reserve_gpu.reservation import restart_handover as kept_for
 from reserve_gpu.reservation.session import Reservation, session
-from reserve_gpu.system import procfs, shutdown
+from reserve_gpu.system import shutdown
 from reserve_gpu.system.cells import kernels_file
 
 if TYPE_CHECKING:
@@ -168,9 +168,7 @@ def ask(
             this_session.roll_back(call.answer.savepoint)
 
     try:
-        if not this_session.devices:  # imports open files too
-            this_session.run(procfs.require_descriptors)
-        imports.load_for_reserving(request.terms)
+        this_session.load(request.terms)
         with _shown(progress) as show:
 
             def count_and_show(news: Progress) -> None:
@@ -214,7 +212,7 @@ def explained(
 
 def preview(request: Request, frontend: Frontend) -> tuple[Device, ...]:
     """Return what would be reserved now; nothing is. Raises what `reserve()` raises."""
-    imports.load_for_reserving(request.terms)
+    session().load(request.terms)
     try:
         return session().run(acquire.preview, session(), request)
     except (Failure, errors.ReserveGPUError) as error:
@@ -317,7 +315,7 @@ def join(reserved: Reserved) -> str:
         raise notice.HoldsAlready(this_session.devices).error(MAGIC)
     if cuda_environment.cuda_started():
         raise notice.TooLate(()).error(MAGIC)
-    imports.load_for_reserving()
+    this_session.load()
     this_session.run(this_session.join, reserved)
     reservation = this_session.reservation
     environ = reservation.environ if reservation else {}
@@ -329,7 +327,7 @@ def take_over(connection_file: str | None) -> list[str]:
 
     connection_file: of the kernel that this process is, or becomes.
     """
-    imports.load_for_reserving()
+    session().load()
     notices = session().run(kept_for.take_over, session(), connection_file)
     return notice.texts(notices)
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from reserve_gpu.allocation import snapshot
-from reserve_gpu.allocation.attempt import AttemptContext, attempt
-from reserve_gpu.allocation.outcome import Granted
+from reserve_gpu.allocation.attempt import AttemptContext, Granted, attempt
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory

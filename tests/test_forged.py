@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu.allocation.outcome import Granted
+from reserve_gpu.allocation.attempt import Granted
 from reserve_gpu.model.holders import ProcessInfo, Record
 from reserve_gpu.model.requests import Lease
 from tests.locked import have, obstructed

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu.ipython.parser import OTHERS, magic_parser, parse
+from reserve_gpu import request_options
+from reserve_gpu.allocation.request import parse
+from reserve_gpu.ipython.parser import OTHERS, magic_parser
+from reserve_gpu.model.requests import Request
 from reserve_gpu.request_options import REQUEST
 from tests.locked import held
 from tests.machine import ROOT
@@ -486,8 +489,9 @@ def test_the_manual_page(here: Here) -> None:
 
 
 def test_an_empty_line_has_the_parsers_defaults() -> None:
-    """An empty line needs no parser, and means what the parser makes of it."""
-    assert vars(parse([])) == vars(magic_parser().parse_args([]))
+    """A bare line, which is not parsed, is the request that the parser makes of an empty line."""
+    wishes = request_options.wishes(magic_parser().parse_args([]))
+    assert (wishes.pop("wait"), parse(**wishes)) == (None, Request())
 
 
 # -- settings --------------------------------------------------------------------------------------

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.allocation.attempt import AttemptContext, attempt
-from reserve_gpu.allocation.outcome import Denied, Granted
-from reserve_gpu.allocation.request import parse
+from reserve_gpu.allocation.attempt import AttemptContext, Denied, Granted, attempt
+from reserve_gpu.allocation.request import idle_mib, parse
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
@@ -23,7 +22,6 @@ from reserve_gpu.locks.holders import MOST_OF_ONE_USER
 from reserve_gpu.locks.queue import QueueEntry
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.holders import Record
-from reserve_gpu.system import memory_settings
 from tests.locked import have, held, needs_root
 from tests.machine import Child, program
 
@@ -256,9 +254,7 @@ def test_awaited_by_the_limit_that_was_set(here: Here, monkeypatch: pytest.Monke
         waiters = Waiters(here.locks, stack)
         waiters.join(here.uuid("0"))
         context = asking_for_gpu0(stack.enter_context(Nvml()), waiters.directory)
-        assert states(attempt(context._replace(idle_mib=memory_settings.idle_mib()))) == [
-            State.AWAITED
-        ]
+        assert states(attempt(context._replace(idle_mib=idle_mib()))) == [State.AWAITED]
 
 
 IN_USE = "gpu\n memory 16384\ngpu\n memory 16384\n compute 4321 9000\n"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.allocation.attempt import AttemptContext, attempt
-from reserve_gpu.allocation.outcome import Denied, Granted
+from reserve_gpu.allocation.attempt import AttemptContext, Denied, Granted, attempt
 from reserve_gpu.allocation.request import parse
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml

@@ -18,7 +18,7 @@ import reserve_gpu
 from reserve_gpu.allocation import inherited_limit
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.ipython import magic
+from reserve_gpu.ipython.parser import magic_parser
 from reserve_gpu.model import parsing
 from reserve_gpu.model.devices import Device, Fault
 from reserve_gpu.model.errors import RequestError, sanitize
@@ -111,7 +111,7 @@ def test_what_is_quoted_arrives(
     """Words that `shlex.join` quotes come out of the parser as they went in."""
     words = devices + [f"--{name}={text}" for name, text in texts.items()]
     words += [f"--{flag}" for flag in flags] + ([] if count is None else [f"--count={count}"])
-    typed = vars(magic._parse(shlex.join(words)))
+    typed = vars(magic_parser().parse_args(shlex.split(shlex.join(words), comments=True)))
     assert typed == typed | {
         "devices": devices,
         "count": count,

@@ -15,7 +15,7 @@ from reserve_gpu.allocation.request import Deadline
 from reserve_gpu.model import parsing
 from reserve_gpu.model.errors import RequestError
 from reserve_gpu.model.requests import Request, ReservationTerms, Size
-from reserve_gpu.system import memory_settings, settings
+from reserve_gpu.system import settings
 
 
 @pytest.mark.parametrize(
@@ -153,14 +153,14 @@ def test_idle_memory(monkeypatch: pytest.MonkeyPatch, value: str | None, mib: fl
     monkeypatch.delenv(settings.IDLE_MEMORY, raising=False)
     if value is not None:
         monkeypatch.setenv(settings.IDLE_MEMORY, value)
-    assert memory_settings.idle_mib() == mib
+    assert request.idle_mib() == mib
 
 
 def test_bad_idle_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting that is no size is an error that names the variable."""
     monkeypatch.setenv(settings.IDLE_MEMORY, "plenty")
     with pytest.raises(RequestError, match="RESERVE_GPU_IDLE_MEMORY: 'plenty' is no size"):
-        memory_settings.idle_mib()
+        request.idle_mib()
 
 
 # -- durations -------------------------------------------------------------------------------------

@@ -20,8 +20,7 @@ import pytest
 import reserve_gpu
 from reserve_gpu import WaitTimeoutError
 from reserve_gpu.allocation import policy, snapshot
-from reserve_gpu.allocation.attempt import AttemptContext, attempt
-from reserve_gpu.allocation.outcome import Denied, Granted
+from reserve_gpu.allocation.attempt import AttemptContext, Denied, Granted, attempt
 from reserve_gpu.allocation.request import parse
 from reserve_gpu.allocation.wait import Explainer, LockChanges
 from reserve_gpu.gpus import cuda_environment

@@ -94,6 +94,15 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     )
 
 
+def idle_mib() -> float | None:
+    """Return the memory in MiB up to which a device is idle, or None for the default.
+
+    Raises:
+        RequestError: The setting is not a size.
+    """
+    return parsing.setting_mib(settings.IDLE_MEMORY)
+
+
 def rules() -> Rules | None:
     """Return what the administrator's file says now to this user, None if there is none."""
     file = settings.config_file()

@@ -8,6 +8,7 @@ Ctrl-C works while one of them hangs.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sys
 import warnings
@@ -20,7 +21,13 @@ from reserve_gpu.gpus import import_errors, start_errors
 from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, LOST, NO_LIMIT, Code
 from reserve_gpu.gpus.worker import HangError, Worker
 from reserve_gpu.model.devices import State
-from reserve_gpu.model.errors import DriverError, NoThreadError, sanitize
+from reserve_gpu.model.errors import (
+    TOO_MANY_FILES,
+    DriverError,
+    NoThreadError,
+    ReserveGPUError,
+    sanitize,
+)
 from reserve_gpu.system import procfs
 from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.signals import is_of_handler
@@ -310,6 +317,8 @@ def load() -> None:
     except BaseException as error:
         if is_of_handler(error):
             raise
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise ReserveGPUError(TOO_MANY_FILES) from None
         _import_error = import_errors.not_imported(error)
         _import_error.__cause__ = error
         return

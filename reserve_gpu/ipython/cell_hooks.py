@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus.nvml import Nvml
@@ -14,6 +14,8 @@ from reserve_gpu.reservation.feature import Leaving
 from reserve_gpu.reservation.session import session
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from reserve_gpu.model.devices import Device, Process
 
 LEAVE_LIMIT_S = 2.0  # a client kills a kernel that does not end within 5 s
@@ -40,15 +42,15 @@ def end_cell() -> list[str]:
     """Let others see that a cell of this kernel has ended; returns lines to show, mostly none."""
     this_session = session()
     lines = texts(this_session.end_cell())
-    if this_session.held and not this_session.is_busy:
-        look = lru_cache(_processes)  # one look for all
+    if (held := this_session.held) and not this_session.is_busy:
+        look = cache(partial(_processes, held.devices))  # one look for all
         lines += [line for each in this_session.features for line in each.cell_ended(look)]
     return lines
 
 
-def _processes() -> dict[Device, list[Process]]:
+def _processes(devices: Sequence[Device]) -> dict[Device, list[Process]]:
     """Return what is on each device that is held, where whose it is can be seen."""
     with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
         if gpus.sees_all:  # else a pid may be another process's in our PID namespace
-            return {device: gpus.processes(device) for device in session().devices}
+            return {device: gpus.processes(device) for device in devices}
     return {}

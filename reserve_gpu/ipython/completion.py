@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu.ipython import parser
-from reserve_gpu.request_options import DEVICES
+from reserve_gpu.ipython.parser import HELP, OTHERS
+from reserve_gpu.request_options import DEVICES, REQUEST
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-OPTIONS = tuple(option for option in parser.OPTIONS if option is not DEVICES)
+OPTIONS = tuple(option for option in (*REQUEST, *OTHERS, HELP) if option is not DEVICES)
 WITH_VALUE = {
     flag: option
     for option in OPTIONS

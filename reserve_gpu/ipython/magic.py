@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from reserve_gpu import api, request_options
-from reserve_gpu.commands import registry
-from reserve_gpu.ipython import cell_hooks, parser
+from reserve_gpu import api
+from reserve_gpu.allocation.request import parse
+from reserve_gpu.ipython import cell_hooks
 from reserve_gpu.model import errors
+from reserve_gpu.model.requests import Request
 from reserve_gpu.render import messages, phrases, pictures
 from reserve_gpu.render.frontends import MAGIC, read_here
 from reserve_gpu.render.progress import Live
@@ -32,7 +33,12 @@ def run(line: str) -> None:
     other errors that `reserve()` raises.
     """
     try:
-        _do(_parse(line))
+        if words := _words(line):
+            from reserve_gpu.ipython import parser  # a bare line needs none
+
+            _do(parser.magic_parser().parse_args(words))
+        else:
+            _reserve(Request())
     except errors.RequestError as error:
         raise UsageError(str(error)) from error
 
@@ -79,15 +85,18 @@ def _warn(warnings: Sequence[str]) -> None:
         pictures.warn(warnings)
 
 
-def _parse(line: str) -> Namespace:
+def _words(line: str) -> list[str]:
     try:
-        words = shlex.split(line, comments=True)
+        return shlex.split(line, comments=True)
     except ValueError as error:  # a quotation mark that is not closed
         raise errors.RequestError(f"{error}: {errors.sanitize(line)}") from error
-    return parser.parse(words)
 
 
 def _do(arguments: Namespace) -> None:
+    from reserve_gpu import request_options
+    from reserve_gpu.commands import registry
+    from reserve_gpu.ipython import parser
+
     values = vars(arguments)
     asked = [name for name in parser.COMMANDS if values[name] not in (None, False)]
     if len(asked) > 1:
@@ -106,11 +115,25 @@ def _do(arguments: Namespace) -> None:
         flag = "--all" if arguments.all else "--hosts"
         raise errors.RequestError(f"{flag} goes with --status.")
     else:
-        _reserve(arguments)
+        wishes = request_options.wishes(arguments)
+        wait = wishes.pop("wait")
+        _reserve(parse(**wishes), wait, is_optional=arguments.optional)
 
 
-def _reserve(arguments: Namespace) -> None:
-    outcome = _ask(arguments)
+def _reserve(
+    request: Request, wait: float | str | None = None, *, is_optional: bool = False
+) -> None:
+    """Reserve, show what is waited for, and print the outcome."""
+    live = Live()
+    try:
+        with live:
+            outcome = api.ask(request, wait, live.show, MAGIC, is_optional=is_optional)
+    except KeyboardInterrupt:
+        if wait is None and not live.has_waited:  # nothing has changed
+            raise
+        kept = api.current()
+        text = messages.interrupted(kept.devices if kept else (), MAGIC)
+        raise errors.WaitInterrupted(text) from None
     _warn(outcome.warnings)
     if outcome.excused and outcome.excused.picture:
         outcome.excused.picture.show(values=outcome.excused.to_dict())
@@ -119,17 +142,3 @@ def _reserve(arguments: Namespace) -> None:
     print(outcome.text)
     if not outcome.excused:
         api.show_reserved()
-
-
-def _ask(arguments: Namespace) -> api.Outcome:
-    """Reserve, and show meanwhile what is waited for."""
-    live = Live()
-    try:
-        with live:
-            return request_options.reserve(arguments, MAGIC, live.show)
-    except KeyboardInterrupt:
-        if arguments.wait is None and not live.has_waited:  # nothing has changed
-            raise
-        kept = api.current()
-        text = messages.interrupted(kept.devices if kept else (), MAGIC)
-        raise errors.WaitInterrupted(text) from None

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, Namespace, RawDescriptionHelpFormatter
-from typing import TYPE_CHECKING
+from argparse import SUPPRESS, RawDescriptionHelpFormatter
 
 from reserve_gpu.model.option import Option, add
-from reserve_gpu.request_options import HOW, REQUEST, WHEN, WHICH, Parser
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from reserve_gpu.request_options import HOW, WHEN, WHICH, Parser
 
 # Each stands for the command of that name. {} is a GPU that is named besides, which is a mistake.
 COMMANDS = {
@@ -28,7 +24,6 @@ OTHERS = (
     Option("--check", "does each framework use exactly what is reserved?"),
 )  # fmt: skip
 HELP = Option("-h --help", "show this")
-OPTIONS = (*REQUEST, *OTHERS, HELP)
 
 TEXT = """\
 Reserve a GPU for this kernel, and set the CUDA variables for what it runs next.
@@ -48,13 +43,6 @@ examples:
   %reserve_gpu --memory 10GB             10 GB of a GPU that others share
   %reserve_gpu --wait 1h --note thesis   wait for an hour at most, and say why
 """
-
-
-def parse(words: Sequence[str]) -> Namespace:
-    """Parse the words of a line. Raises RequestError."""
-    if words:
-        return magic_parser().parse_args(words)
-    return Namespace(**{option.attribute: option.default for option in OPTIONS})
 
 
 def magic_parser() -> Parser:

@@ -62,13 +62,6 @@ class Option:
         # What the parser calls its value, and reserve() its keyword.
         self.attribute = settings.get("dest") or self.flag.lstrip("-").replace("-", "_")
 
-    @property
-    def default(self) -> Any:
-        """Return its value on a line without it, as argparse has it."""
-        if self.settings.get("action") == "store_true":
-            return False
-        return self.settings.get("default", None if self.flag.startswith("-") else [])
-
     def _choice(self, text: str) -> str:
         choices = self.settings["choices"]
         if text not in choices:

@@ -44,7 +44,10 @@ class Live(AbstractContextManager["Live"]):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.has_waited = False
-        self._screen = _screen(stream)
+        self._stream = stream
+        self._screen: Terminal | Log | Notebook | None = (
+            None  # made when there is something to show
+        )
         self._second: int | None = None  # of what was shown last
         self._is_over = False
 
@@ -53,9 +56,9 @@ class Live(AbstractContextManager["Live"]):
 
     def clear(self) -> None:
         """Take away what is shown, and show nothing more."""
-        if self._second is not None:
+        if self._screen:
             self._screen.show(None)
-        self._screen.close()
+            self._screen.close()
         self._is_over = True
 
     def show(self, news: Progress) -> None:
@@ -79,6 +82,7 @@ class Live(AbstractContextManager["Live"]):
             return
         before, self._second = self._second, int(waited_s)
         if self._second != before:
+            self._screen = self._screen or _screen(self._stream)
             self._screen.show(frame)
 
 

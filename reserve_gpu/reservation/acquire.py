@@ -8,9 +8,8 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.allocation import inherited_limit, policy, quota, snapshot, wait
-from reserve_gpu.allocation.attempt import AttemptContext, attempt
-from reserve_gpu.allocation.outcome import Denied, Granted, LockedDevice
-from reserve_gpu.allocation.request import Deadline, rules
+from reserve_gpu.allocation.attempt import AttemptContext, Denied, Granted, LockedDevice, attempt
+from reserve_gpu.allocation.request import Deadline, idle_mib, rules
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks import record
@@ -18,11 +17,12 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, preferred_
 from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import Failure, NoFreeDeviceError, RequestError
 from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo
+from reserve_gpu.model.parsing import setting_mib
 from reserve_gpu.model.requests import End, Request
 from reserve_gpu.render import notices as notice
 from reserve_gpu.reservation import feature, joining, refresh
 from reserve_gpu.reservation.session import Reservation, Savepoint, Session
-from reserve_gpu.system import containers, executor, memory_settings, procfs
+from reserve_gpu.system import containers, executor, procfs, settings
 from reserve_gpu.system.cells import kernels_file
 from reserve_gpu.system.executor import GivenUpError
 
@@ -112,7 +112,8 @@ def _reserve(
     deadline: Deadline,
     hold: Callable[[Granted, Request], object] | None,
 ) -> list[Notice]:
-    inherited_limit.require_absolute(request.devices, session.variables.inherited())
+    inherited = session.variables.inherited()
+    inherited_limit.require_absolute(request.devices, inherited)
     notices: list[Notice] = []
     held, ruled = session.held, rules()
     request = held.as_held(request) if held else request
@@ -139,14 +140,15 @@ def _reserve(
                 inherited_limit.adopt_parents_gpus(parent, gpus, locks)
             # Walk the GPUs in their order: lock one, then read it. Hold all that is requested,
             # which sets the variables, or nothing.
+            now = session.now
             context = AttemptContext(
                 request,
                 gpus,
                 locks,
-                inherited=session.variables.inherited(),
-                held=session.now.locks_in(locks.path),
-                memory_limit_mib=session.now.memory_limit_mib,
-                idle_mib=memory_settings.idle_mib(),
+                inherited=session.variables.inherited() if held else inherited,
+                held=now.locks_in(locks.path),
+                memory_limit_mib=now.memory_limit_mib,
+                idle_mib=idle_mib(),
                 driver=gpus.driver_version() if request.needed > 1 else None,
                 rules=ruled,
                 is_taking_back=is_late,
@@ -205,9 +207,14 @@ def _in_place(held: Holding, request: Request) -> Request:
 
 
 def _begin(session: Session, request: Request) -> list[Notice]:
-    """Do what comes before a reservation, features too; returns what to tell of it."""
+    """Do what comes before a reservation, features too; returns what to tell of it.
+
+    Raises ReserveGPUError if this process can open too few files for one.
+    """
+    if not session.devices:
+        procfs.require_descriptors()
     if request.memory_limit_mib is not None:
-        memory_settings.context_mib()  # an invalid value changes nothing
+        setting_mib(settings.CONTEXT_MEMORY)  # an invalid value changes nothing
     notices = session.renew()
     features = session.wanted(request.terms)
     notices += [notice for each in features for notice in each.begins()]

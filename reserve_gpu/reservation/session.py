@@ -22,7 +22,7 @@ from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import NO_LEASE, End, Lease, Request, ReservationTerms
 from reserve_gpu.render import notices as notice
 from reserve_gpu.render.frontends import MAGIC
-from reserve_gpu.reservation import exec_handover, imports, joining, refresh
+from reserve_gpu.reservation import exec_handover, feature_registry, joining, refresh
 from reserve_gpu.reservation.environment_changes import OurVariables
 from reserve_gpu.reservation.feature_registry import FEATURES
 from reserve_gpu.reservation.holding import NOTHING, Change, Holding
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from reserve_gpu.allocation.outcome import Granted
+    from reserve_gpu.allocation.attempt import Granted
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.holders import Reserved
     from reserve_gpu.model.requests import Fact
@@ -160,10 +160,11 @@ class Session(Executor):
         self._held: Holding | None = None
         self._reservation: Reservation | None = None  # of what is held
         self._features: dict[str, Feature] = {}  # by name; those that were wanted so far
+        self._wanted_here: frozenset[str] = frozenset()  # features of every reservation
         self._signed: tuple[str | None, float] = (None, 0.0)  # as which notebook, and until when
         self.unsigned: list[tuple[Device, str, str]] = []
         self._addresses: tuple[str, ...] | None = None  # PCI addresses at the last comparison
-        self._has_adopted = False
+        self.has_adopted = False
         cuda_environment.remember_over_fork()
 
     @property
@@ -176,10 +177,19 @@ class Session(Executor):
         """Return the features that were wanted so far, in their order."""
         return [self._features[row.name] for row in FEATURES if row.name in self._features]
 
+    def load(self, terms: ReservationTerms | None = None) -> None:
+        """Import what a reservation needs, on the caller's thread.
+
+        terms: those of the request; None if they are not known yet.
+        """
+        self._wanted_here = feature_registry.load_for_reserving(terms)
+
     def wanted(self, terms: ReservationTerms) -> list[Feature]:
-        """Return the features for such a promise, and those from before; new ones are made."""
+        """Return the features for these terms, and those from before; new ones are made."""
         for row in FEATURES:
-            if row.name not in self._features and row.is_wanted(terms):
+            if row.name not in self._features and (
+                row.name in self._wanted_here or row.is_wanted_for(terms)
+            ):
                 self._features[row.name] = row.load()(self)
         return self.features
 
@@ -427,14 +437,15 @@ class Session(Executor):
         First the variables change, then the locks that are not kept
         are released: what this process starts in between finds no GPU that is somebody else's.
         """
-        # What is imported here, mostly nothing, is so before any change, as it may fail.
         before, features = self._held, self.features
         if held:
             lease = held.lease
-            for feature in self.wanted(held.terms):
-                lease = feature.limited(lease)
-            held = held._replace(terms=held.terms._replace(lease=lease))
             features = self.wanted(held.terms)
+            for feature in features:
+                lease = feature.limited(lease)
+            if lease != held.lease:
+                held = held._replace(terms=held.terms._replace(lease=lease))
+                features = self.wanted(held.terms)
         with no_fork:
             if held is None:
                 self.variables.hide() if is_hidden else self.variables.set({})
@@ -536,15 +547,15 @@ class Session(Executor):
 
     def adopt(self) -> None:
         """Take over, once, what this process held before exec made it this program."""
-        if not self._has_adopted and procfs.held_by() == os.getpid():
-            imports.load_for_reserving()
+        if procfs.held_by() == os.getpid():
+            self.load()
             self.run(self._adopt)
-        self._has_adopted = True
+        self.has_adopted = True
 
     def _adopt(self) -> None:
-        if self._has_adopted:
+        if self.has_adopted:
             return
-        self._has_adopted = True
+        self.has_adopted = True
         given = exec_handover.received()
         if given is None:
             return
@@ -562,7 +573,8 @@ def session() -> Session:
     """Return the session of this very process."""
     pid = os.getpid()
     own = _sessions.get(pid) or _sessions.setdefault(pid, Session())  # one for all threads
-    own.adopt()
+    if not own.has_adopted:
+        own.adopt()
     return own
 
 

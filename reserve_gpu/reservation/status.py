@@ -8,16 +8,16 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from reserve_gpu.allocation import snapshot
-from reserve_gpu.allocation.request import rules
+from reserve_gpu.allocation.request import idle_mib, rules
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import DriverError, LockError
 from reserve_gpu.render.frontends import PYTHON, read_here
 from reserve_gpu.render.status_view import Status
-from reserve_gpu.reservation import imports
+from reserve_gpu.reservation import feature_registry
 from reserve_gpu.reservation.session import session
-from reserve_gpu.system import executor, memory_settings, procfs
+from reserve_gpu.system import executor, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -73,7 +73,7 @@ def looking(show: Callable[[Progress], object] = lambda _: None) -> Iterator[Cal
                 gpus = conversation.enter_context(Nvml())
             using, gpus = gpus, None
             ruled = rules()
-            seen = snapshot.take_snapshot(using, idle_mib=memory_settings.idle_mib(), ruled=ruled)
+            seen = snapshot.take_snapshot(using, idle_mib=idle_mib(), ruled=ruled)
             if all(row.state is not State.BROKEN for row in seen.rows):
                 gpus = using
             return Status(
@@ -91,7 +91,7 @@ def looking(show: Callable[[Progress], object] = lambda _: None) -> Iterator[Cal
             )
 
         def look_on_another_thread() -> Status:
-            imports.load_for_reading()
+            feature_registry.load_for_reading()
             return executor.apart(look_now, show=show)
 
         yield look_on_another_thread
