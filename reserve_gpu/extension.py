@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -22,8 +22,6 @@ from reserve_gpu.system.cells import cells
 from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
 
@@ -84,25 +82,31 @@ class ReserveGPU(Magics):
         cells().begin(info)
         if not info.store_history:  # code of a front end, which runs unseen
             return
-        with self._told_of_change():
+        try:
             if not (self.is_to_tell_start or _has_session()):
                 return
             with no_fork:
-                from reserve_gpu.ipython import magic
-            if _has_session():
-                magic.tell_notices()
+                from reserve_gpu.ipython import cell_hooks, magic
+                from reserve_gpu.render import pictures
+            if _has_session() and (lines := cell_hooks.begin_cell()):
+                pictures.warn(lines)
             if self.is_to_tell_start:
                 self.is_to_tell_start = False
                 magic.tell_start()
+        except Exception:
+            if not self._is_told_of_change():
+                raise
 
     def end_cell(self, result: ExecutionResult | None) -> None:
         """Let others see after a cell that this kernel is in use, and say what there is to say."""
         cells().end(result)
-        with self._told_of_change():
+        try:
             if _has_session():
                 with no_fork:
-                    from reserve_gpu.ipython import magic
-                magic.after_cell()
+                    from reserve_gpu.ipython import cell_hooks
+                    from reserve_gpu.render import pictures
+                if lines := cell_hooks.end_cell():
+                    pictures.warn(lines)
             info = result and result.info
             if self.is_to_tell_kept and info and info.store_history:
                 self.is_to_tell_kept = False
@@ -111,6 +115,9 @@ class ReserveGPU(Magics):
                     with no_fork:
                         from reserve_gpu.ipython import magic
                     magic.tell_kept()
+        except Exception:
+            if not self._is_told_of_change():
+                raise
 
     def _change(self) -> str | None:
         """Return a message if the package was updated or removed since it was loaded."""
@@ -123,18 +130,13 @@ class ReserveGPU(Magics):
             "The GPUs that it holds stay reserved until then."
         )
 
-    @contextmanager
-    def _told_of_change(self) -> Iterator[None]:
-        """Replace an error of a package that has changed by one line, once."""
-        try:
-            yield
-        except Exception:
-            change = self._change()
-            if change is None:
-                raise
-            if self.is_to_tell_change:
-                self.is_to_tell_change = False
-                print(change, file=sys.stderr)
+    def _is_told_of_change(self) -> bool:
+        """Return whether the package has changed, which explains an error; print that once."""
+        change = self._change()
+        if change and self.is_to_tell_change:
+            self.is_to_tell_change = False
+            print(change, file=sys.stderr)
+        return change is not None
 
     def leave_to_restart(self, change: dict[str, Any]) -> None:
         """Leave what this kernel holds to the next one, where it ends by a restart.
@@ -233,9 +235,12 @@ def _show_interrupted(*about: Any, **_options: Any) -> None:
     print(error)
 
 
+_sessions: dict[int, object] = executor.survive_reload("sessions", dict)
+
+
 def _has_session() -> bool:
     """Tell whether this process has ever asked for anything, or was left something."""
-    return bool(executor.survive_reload("sessions", dict)) or procfs.held_by() == os.getpid()
+    return bool(_sessions) or procfs.held_by() == os.getpid()
 
 
 def _add_completion(shell: InteractiveShell) -> None:

@@ -11,7 +11,6 @@ from IPython.display import display
 
 from reserve_gpu import api
 from reserve_gpu.allocation.request import parse
-from reserve_gpu.ipython import cell_hooks
 from reserve_gpu.model import errors
 from reserve_gpu.model.requests import Request
 from reserve_gpu.render import messages, phrases, pictures
@@ -23,7 +22,6 @@ from reserve_gpu.system import jupyter_kernel, procfs
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
 
 
 def run(line: str) -> None:
@@ -41,16 +39,6 @@ def run(line: str) -> None:
             _reserve(Request())
     except errors.RequestError as error:
         raise UsageError(str(error)) from error
-
-
-def tell_notices() -> None:
-    """Say before a cell what has become of a reservation that ends."""
-    _warn(cell_hooks.begin_cell())
-
-
-def after_cell() -> None:
-    """Let others see after a cell that this kernel is in use, and say what went wrong."""
-    _warn(cell_hooks.end_cell())
 
 
 def tell_kept() -> None:
@@ -78,11 +66,6 @@ def tell_start() -> None:
         )
         pictures.tell(f"This kernel {place}has {phrases.listed(devices)}.")
         api.show_reserved()
-
-
-def _warn(warnings: Sequence[str]) -> None:
-    if warnings:
-        pictures.warn(warnings)
 
 
 def _words(line: str) -> list[str]:
@@ -134,7 +117,8 @@ def _reserve(
         kept = api.current()
         text = messages.interrupted(kept.devices if kept else (), MAGIC)
         raise errors.WaitInterrupted(text) from None
-    _warn(outcome.warnings)
+    if outcome.warnings:
+        pictures.warn(outcome.warnings)
     if outcome.excused and outcome.excused.picture:
         outcome.excused.picture.show(values=outcome.excused.to_dict())
     elif outcome.excused:

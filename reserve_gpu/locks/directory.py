@@ -511,7 +511,8 @@ class LockDirectory:
 
     def tickets(self, besides: Collection[str] = ()) -> list[Ticket]:
         """Return the living tickets of those who wait, the first one first; under the mutex."""
-        return in_order(map(self.holders.ticket, self._living(QUEUE, besides)))
+        tickets = [self.holders.ticket(name) for name in self._living(QUEUE, besides)]
+        return in_order(tickets) if tickets else []
 
     def listed_tickets(self) -> list[Ticket]:
         """Return the tickets that the kernel's list shows; it decides nothing."""

@@ -182,7 +182,7 @@ def _require_own_files(directory: int, path: str) -> None:
 def _finish(descriptor: int, status: os.stat_result, mode: int) -> None:
     """Give what this user made the mode that it is meant to have: the umask took away from it."""
     missing = mode & ~stat.S_IMODE(status.st_mode)
-    if status.st_uid == os.geteuid() and not is_open_to_others(status) and missing:
+    if missing and status.st_uid == os.geteuid() and not is_open_to_others(status):
         os.chmod(f"/proc/self/fd/{descriptor}", mode)  # works for O_PATH, as fchmod does not
 
 

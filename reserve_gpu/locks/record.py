@@ -47,8 +47,8 @@ def write(descriptor: int, record: Record) -> str | None:
     Returns:
         The system's reason if the record is lost, as on a full disk.
     """
-    new = record.to_dict()
-    if _without_times(new) == _without_times(fields(descriptor)):
+    new, old = record.to_dict(), fields(descriptor)
+    if old and _without_times(new) == _without_times(old):
         return None
     data = untrusted.encoded(new, BYTES_LIMIT)
     try:

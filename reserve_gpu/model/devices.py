@@ -83,7 +83,8 @@ class Device(NamedTuple):
     @property
     def number(self) -> str:
         """Return what people type for it: `2`, or `1:0` for a MIG instance."""
-        return _number(self.index, self.instance)
+        index, instance = self.index, self.instance
+        return str(index) if instance is None else f"{index}:{instance}"
 
     @property
     def entry(self) -> str:
@@ -132,7 +133,8 @@ class Fault(NamedTuple):
     @property
     def number(self) -> str:
         """Return `3`, or `3:0` of a MIG instance."""
-        return _number(self.index, self.instance)
+        index, instance = self.index, self.instance
+        return str(index) if instance is None else f"{index}:{instance}"
 
     @property
     def label(self) -> str:
@@ -192,7 +194,3 @@ class Gauges(NamedTuple):
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
-
-
-def _number(index: int, instance: int | None) -> str:
-    return str(index) if instance is None else f"{index}:{instance}"

@@ -265,7 +265,8 @@ class Request(NamedTuple):
     @property
     def memory_limit_mib(self) -> float | None:
         """Return the part of each that is asked for, None for all of it."""
-        return self.terms.memory_limit_mib
+        size = self.terms.size
+        return size.mib if size else None
 
     @property
     def needed(self) -> int:

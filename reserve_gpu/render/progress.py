@@ -45,9 +45,7 @@ class Live(AbstractContextManager["Live"]):
     def __init__(self, stream: TextIO | None = None) -> None:
         self.has_waited = False
         self._stream = stream
-        self._screen: Terminal | Log | Notebook | None = (
-            None  # made when there is something to show
-        )
+        self._screen: Terminal | Log | Notebook | None = None  # made at its first use
         self._second: int | None = None  # of what was shown last
         self._is_over = False
 

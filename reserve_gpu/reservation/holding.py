@@ -61,7 +61,8 @@ class Holding(NamedTuple):
     @property
     def memory_limit_mib(self) -> float | None:
         """Return the part of each that was promised, None for all of it."""
-        return self.terms.memory_limit_mib
+        size = self.terms.size
+        return size.mib if size else None
 
     @property
     def lease(self) -> Lease:
