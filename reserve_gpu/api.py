@@ -185,6 +185,8 @@ def ask(
                 until=deadline.at,
                 undo=undo,
             )
+        is_new = acquired.reservation is not acquired.savepoint.reservation
+        return Outcome(acquired.reservation, notice.texts(acquired.notices), is_new, waited_s)
     except (Failure, errors.ReserveGPUError) as error:
         told = explained(error, frontend)
         if is_optional and isinstance(told, errors.EXCUSED):
@@ -195,8 +197,6 @@ def ask(
         savepoint = acquired.savepoint if acquired else None
         this_session.run_in_any_case(this_session.roll_back, savepoint)
         raise
-    is_new = acquired.reservation is not acquired.savepoint.reservation
-    return Outcome(acquired.reservation, notice.texts(acquired.notices), is_new, waited_s)
 
 
 def explained(

@@ -132,8 +132,10 @@ def _replaced(
         mark: The variable in which that process noted its values and the ones before.
         names: The variables that this mark may be about.
     """
-    with suppress(ValueError, TypeError, AttributeError):  # no mark, or a broken one
-        noted = untrusted.parsed(inherited.get(mark) or "").items()
+    if not inherited.get(mark):
+        return {}
+    with suppress(ValueError, TypeError, AttributeError):  # a broken mark
+        noted = untrusted.parsed(inherited[mark] or "").items()
         return {
             name: before
             for name, (value, before) in noted

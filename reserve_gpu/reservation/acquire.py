@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reserve_gpu.locks.queue import QueueEntry
+    from reserve_gpu.model.requests import Rules
     from reserve_gpu.render.notices import Notice
     from reserve_gpu.reservation.holding import Holding
 
@@ -99,32 +100,32 @@ def reserve(
     notices = _begin(session, request)
     savepoint = Savepoint(session.reservation, deadline.waits)
     try:
-        notices += _reserve(session, request, deadline, hold)
-        return Acquired(_counted(session), [*notices, *_unsigned(session)], savepoint)
+        inherited_limit.require_absolute(request.devices, session.variables.inherited())
+        held, ruled = session.held, rules()
+        request = held.as_held(request) if held else request
+        if ruled:
+            request, more = quota.allowed(
+                request, ruled, session.now.lease, session.now.since_of(request), procfs.now()
+            )
+            notices += [*ruled.problems, *more]
+        # If what the process holds satisfies the request, repeat the answer.
+        told = session.satisfy_from_current(request) if held else None
+        if told is None:
+            told = _take(session, request, deadline, ruled, hold)
+        return Acquired(_counted(session), [*notices, *told, *_unsigned(session)], savepoint)
     except GivenUpError:
         session.roll_back(savepoint)
         raise
 
 
-def _reserve(
+def _take(
     session: Session,
     request: Request,
     deadline: Deadline,
+    ruled: Rules | None,
     hold: Callable[[Granted, Request], object] | None,
 ) -> list[Notice]:
-    inherited = session.variables.inherited()
-    inherited_limit.require_absolute(request.devices, inherited)
-    notices: list[Notice] = []
-    held, ruled = session.held, rules()
-    request = held.as_held(request) if held else request
-    if ruled:
-        request, more = quota.allowed(
-            request, ruled, session.now.lease, session.now.since_of(request), procfs.now()
-        )
-        notices += [*ruled.problems, *more]
-    # What the process holds already satisfies the request: repeat the answer.
-    if held and (met := session.satisfy_from_current(request)) is not None:
-        return notices + met
+    """Take devices that this process does not hold; return what to tell of them."""
     if ruled:
         quota.require_amount(request, ruled)
     # CUDA has started and reads no variable any more: only what it sees can be reserved.
@@ -132,20 +133,18 @@ def _reserve(
         raise Failure(notice.TooLate(session.devices))
     with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
-        request = _in_place(held, request) if held else request
+        request = _in_place(session.now, request)
         if is_late:
             request = _only_what_cuda_sees(session, request, gpus)
         with LockDirectory() as locks:
             if not is_late and (parent := procfs.multiprocessing_parent()):
                 inherited_limit.adopt_parents_gpus(parent, gpus, locks)
-            # Walk the GPUs in their order: lock one, then read it. Hold all that is requested,
-            # which sets the variables, or nothing.
             now = session.now
             context = AttemptContext(
                 request,
                 gpus,
                 locks,
-                inherited=session.variables.inherited() if held else inherited,
+                inherited=session.variables.inherited(),
                 held=now.locks_in(locks.path),
                 memory_limit_mib=now.memory_limit_mib,
                 idle_mib=idle_mib(),
@@ -153,23 +152,32 @@ def _reserve(
                 rules=ruled,
                 is_taking_back=is_late,
             )
-            granted, changes = _attempt(session, context, deadline, hold)
-            return [*notices, *changes, *_cautions(context, granted), *session.variables.notices]
+            # Walk the GPUs in their order: lock one, then read it. Hold all that is requested,
+            # which sets the variables, or nothing.
+            outcome = attempt(context, hold or session.hold, mutex_limit_s=_mutex_limit_s(deadline))
+            changes: list[Notice] = []
+            if isinstance(outcome, Denied):
+                outcome, changes = _wait_or_fail(session, context, outcome, deadline, hold)
+            return [*changes, *_cautions(context, outcome), *session.variables.notices]
 
 
-def _attempt(
+def _mutex_limit_s(deadline: Deadline) -> float:
+    # A request that waits also waits for a process that is stopped while it has the mutex.
+    return max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
+
+
+def _wait_or_fail(
     session: Session,
     context: AttemptContext,
+    denied: Denied,
     deadline: Deadline,
     hold: Callable[[Granted, Request], object] | None,
 ) -> tuple[Granted, list[Notice]]:
-    """Attempt the request, and wait if it is denied; return notices about changes meanwhile."""
-    # A request that waits also waits for a process that is stopped while it has the mutex.
-    limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
-    outcome = attempt(context, hold or session.hold, mutex_limit_s=limit_s)
+    """Wait for what was denied; return it, and notices about changes meanwhile. Raises Failure."""
     changes: list[Notice] = []
-    if isinstance(outcome, Denied) and hold is None:
-        outcome, changes = _wait(session, context, outcome, deadline)
+    outcome: Granted | Denied = denied
+    if hold is None:
+        outcome, changes = _wait(session, context, denied, deadline)
     if isinstance(outcome, Denied):
         raise _failure(session, context, outcome, deadline)
     return outcome, changes
