@@ -305,7 +305,7 @@ def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
 
 
 def join(reserved: Reserved) -> str:
-    """Hold, as a guest, what another process of this user has reserved; returns what to tell.
+    """Join a reservation of another process of this user, and return what to print.
 
     Raises RequestError where this process holds something already, or that one nothing any more;
     TooLateError where CUDA has started here; LockError.

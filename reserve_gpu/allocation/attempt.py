@@ -16,7 +16,7 @@ from reserve_gpu.gpus import names, usage
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, device_of
-from reserve_gpu.locks.holders import is_sharers, without_guests
+from reserve_gpu.locks.holders import is_sharers, without_joined
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import QueueEntry
 from reserve_gpu.model.devices import ComputeMode, Device, Fault, State
@@ -42,7 +42,7 @@ class AttemptContext(NamedTuple):
     """Who asks for what, and where: all that an attempt is given.
 
     inherited: the CUDA variables without our changes. held: locks that this process has
-    already, by UUID. part_mib: of each of them what it was promised, if that is a part.
+    already, by UUID. memory_limit_mib: of each of them what it was promised, if that is a part.
     idle_mib: memory in use up to which a device is idle, None for the default.
     driver: its version, where that matters. rules: the administrator's, where there are some.
     is_taking_back: CUDA has started, so this process itself may be on the devices.
@@ -226,8 +226,8 @@ def _by_rules(
     found: dict[str, list[Holder]] = {}
     for holder in context.locks.holders_by(os.geteuid(), uuids, names):
         found.setdefault(device_of(holder.file or ""), []).append(holder)
-    # A guest counts with its holder, which has the same device.
-    elsewhere = [each for those in found.values() for each in without_guests(those, since)]
+    # A joined process counts with its holder, which has the same device.
+    elsewhere = [each for those in found.values() for each in without_joined(those, since)]
     return quota.judge(rules, context.request, devices, context.held, elsewhere)
 
 
@@ -494,10 +494,10 @@ class DeviceScan:
             return [], (0.0, 0.0)
         if not context.gpus.sees_all:  # a pid may be another process's in our PID namespace
             since = [lock.since for lock in context.held.values()]
-            return without_guests(sharers, since), (promised_mib, None)
+            return without_joined(sharers, since), (promised_mib, None)
         own = Holder(Record(since=held.since if held else None), os.getpid(), uid=os.geteuid())
         everybody = procfs.with_uses((own, *sharers), context.gpus.processes(device))
-        this_process, *known = without_guests(everybody)
+        this_process, *known = without_joined(everybody)
         return known, (promised_mib, this_process.used_mib)
 
 

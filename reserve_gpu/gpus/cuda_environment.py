@@ -73,7 +73,7 @@ def variables(
 ) -> dict[str, str | None]:
     """Return CUDA's variables for these devices; None for one that must not be set.
 
-    part_mib: what of the memory of each is reserved, in MiB; None for all of it.
+    memory_limit_mib: what of the memory of each is reserved, in MiB; None for all of it.
     """
     memory = [
         device.memory_mib if memory_limit_mib is None else int(memory_limit_mib)

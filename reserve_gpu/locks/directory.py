@@ -33,8 +33,8 @@ from reserve_gpu.locks.holders import (
     RECORD,
     SHARE,
     Holders,
+    has_joined_own,
     has_owner,
-    is_own_guest,
     is_sharers,
     is_waiters,
 )
@@ -218,9 +218,9 @@ class LockDirectory:
             if share:
                 return self.acquire_own(prefix, taken)
             sharers = map(self.holders.of, self._living(prefix, held_names))
-            # Guests of the reservation in whose place this one comes are no others.
+            # Joined processes of the reservation in whose place this one comes are no others.
             own = () if taken is None else (taken.wall,)
-            others = (each for each in sharers if not is_own_guest(each, own))
+            others = (each for each in sharers if not has_joined_own(each, own))
             if (other := next(others, None)) is not None:
                 return other
             whole.owned = self._acquire_record(uuid, whole)
@@ -254,8 +254,8 @@ class LockDirectory:
                 return self.acquire_own(_record_prefix(uuid), whole.taken)
         return None
 
-    def acquire_guests(self, uuid: str, taken: Instant) -> Lock:
-        """Lock a sharer's file of the device for a guest; under the mutex. Raises LockError.
+    def acquire_joined(self, uuid: str, taken: Instant) -> Lock:
+        """Lock a sharer's file for a process that joins; under the mutex. Raises LockError.
 
         taken: The time at which the holder that it joins took the device.
         """

@@ -399,39 +399,39 @@ def is_waiters(name: str) -> bool:
 
 
 def with_hosts(holders: Sequence[Holder]) -> tuple[Holder, ...]:
-    """Return the holders of a device, each guest with the name of the one that it has joined.
+    """Return the holders of a device; a joined process names the holder that it joined.
 
-    What guests use is counted as used by that one, too.
+    What joined processes use is counted as used by that one, too.
     """
     known = list(holders)
-    for place, guest in enumerate(holders):
-        at = place_of_host(guest.record.guest_of, guest.uid, holders)
+    for place, joined in enumerate(holders):
+        at = place_of_host(joined.record.guest_of, joined.uid, holders)
         if at is not None:
             host = known[at]
-            uses = (host.used_mib, guest.used_mib)
+            uses = (host.used_mib, joined.used_mib)
             used_mib = None if None in uses else sum(use or 0.0 for use in uses)
             known[at] = host._replace(used_mib=used_mib)
-            known[place] = guest._replace(beside=host.name or "a process")
+            known[place] = joined._replace(beside=host.name or "a process")
     return tuple(known)
 
 
-def without_guests(holders: Sequence[Holder], since: Collection[float] = ()) -> list[Holder]:
-    """Return the holders of a device without the guests of those who are there.
+def without_joined(holders: Sequence[Holder], since: Collection[float] = ()) -> list[Holder]:
+    """Return the holders of a device without the joined processes of those who are there.
 
-    A guest has no part of its own, as long as the holder that it has joined is there.
+    A joined process has no part of its own, as long as the holder that it has joined is there.
     since: when others, who are not among them, have taken the device.
     """
     known = with_hosts(holders)
-    return [each for each in known if not each.beside and not is_own_guest(each, since)]
+    return [each for each in known if not each.beside and not has_joined_own(each, since)]
 
 
-def is_own_guest(holder: Holder, since: Collection[float]) -> bool:
-    """Tell whether it is a guest of this user's, of what was taken at one of these moments."""
+def has_joined_own(holder: Holder, since: Collection[float]) -> bool:
+    """Return whether this user's process has joined what was taken at one of these times."""
     return holder.record.guest_of in since and holder.uid == os.geteuid()
 
 
 def place_of_host(since: float | None, uid: int | None, holders: Sequence[Holder]) -> int | None:
-    """Return which of these a guest has joined; None for no guest, or if that one has gone.
+    """Return the index of the holder that a process joined, or None if there is none.
 
     since, uid: when that one has taken the device, and whose process it is.
     """

@@ -55,7 +55,7 @@ class Record(NamedTuple):
     visible: its CUDA_VISIBLE_DEVICES.
     overdue: since when its reservation should have ended, where it has not.
     kept_until: for how long it is kept for the restart of its kernel.
-    guest_of: of a guest, since when the holder that it has joined has the device.
+    guest_of: of a joined process, since when the holder that it has joined has the device.
     since_boot, written_boot: The same two by the boot clock. Older versions write neither.
     write_locked: Whether the writer has the file locked with `lock.write_lock`. If the file says so
         and is not, its holder has ended.
@@ -88,7 +88,7 @@ class Record(NamedTuple):
     def at(self, now: Instant) -> "Record":
         """Return the record with its moments by the wall clock as that is set now.
 
-        `since` and `written` stay as they are: guests know their holder by `since`.
+        `since` and `written` stay as they are: joined processes know their holder by `since`.
         """
         terms = self.terms._replace(lease=self.terms.lease.at(now))
         set_s = 0.0 if self.written is None else now.clock_set_s(self.written, self.written_boot)

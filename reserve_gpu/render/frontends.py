@@ -58,7 +58,7 @@ SHELL = Frontend("reserve-gpu run", "", COMMAND)
 
 
 def shell(command: list[str]) -> Frontend:
-    """Return the face of a shell in which a command was typed, or none."""
+    """Return the front end of a shell in which a command was typed, or none."""
     line = " ".join(map(_quoted, command))
     is_short = 0 < len(line) <= COMMAND_LIMIT and line.isprintable()
     return SHELL._replace(command=line if is_short else COMMAND)
@@ -80,7 +80,7 @@ def is_watched() -> bool:
 
 
 def read_here(frontend: Frontend) -> Frontend:
-    """Return the face as it is read in this process: by a person, or by a program."""
+    """Return the front end as it is read in this process: by a person, or by a program."""
     ipython = sys.modules.get("IPython.core.getipython")
     is_kernel = hasattr(ipython and ipython.get_ipython(), "kernel")
     is_person = is_watched() if is_kernel else bool(sys.stdin and sys.stdin.isatty())

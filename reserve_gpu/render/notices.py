@@ -645,7 +645,7 @@ class HidesAll(NamedTuple):
         return f", because its first entry means {what} here. This machine has {there}"
 
 
-class IsGuest(NamedTuple):
+class HasJoined(NamedTuple):
     """A kernel that has joined a reservation can't reserve other devices.
 
     Attributes:

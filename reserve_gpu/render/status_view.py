@@ -41,7 +41,7 @@ class Status(NamedTuple):
     problem: why nothing, or not all, is known of reservations.
     time: in seconds since the epoch. host: the machine's name.
     limit: the inherited CUDA_VISIBLE_DEVICES, which limits what this process can reserve.
-    face: where it is read, which decides how hints are typed.
+    frontend: where it is read, which decides how hints are typed.
     rules: the administrator's, for who looks.
     is_above: what this process may use is reserved by one that has started it.
     is_late: CUDA has started here, so that only what it sees can be reserved.

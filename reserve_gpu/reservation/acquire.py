@@ -203,8 +203,8 @@ def _unsigned(session: Session) -> list[Notice]:
 def _in_place(held: Holding, request: Request) -> Request:
     """Return the request by name, where it is for the devices that are held, in another way.
 
-    Whoever holds a part and asks for a larger one means more of the same device. A guest whose
-    holder has gone means what it has.
+    A process that holds a part and asks for a larger one means more of the same device. A joined
+    process whose holder has gone means what it has.
     """
     is_part = None not in (held.memory_limit_mib, request.memory_limit_mib)
     is_left = held.joined is not None and joining.is_left(held)

@@ -85,7 +85,7 @@ def _is_above_zero(utilisation: int | None) -> bool | None:
 
 
 def is_used(held: Holding, since: float) -> bool:
-    """Tell whether this process, a guest, or what one has started, has used a device since then.
+    """Return whether this process, a joined one or a child of either has used a device since.
 
     What can't be read is never taken for idle.
     """

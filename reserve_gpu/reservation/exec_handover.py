@@ -50,7 +50,7 @@ def offer(handover: Handover) -> None:
         lock.keep_over_exec()
     pid, _, began = procfs.stamp(os.getpid()).partition(" ")
     fields = {
-        "began": int(began) if began else None,  # first: proc.held_by reads it there
+        "began": int(began) if began else None,  # first: procfs.held_by reads it there
         "before": dict(handover.changes.before),
         "written": dict(handover.changes.written),
         "reason": handover.reason and handover.reason[:REASON_LIMIT],

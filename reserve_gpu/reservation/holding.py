@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reserve_gpu.allocation import policy
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.locks.holders import without_guests
+from reserve_gpu.locks.holders import without_joined
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
@@ -19,7 +19,7 @@ from reserve_gpu.system import procfs
 
 
 class Joined(NamedTuple):
-    """What makes a reservation a guest's.
+    """What makes a reservation a joined process's.
 
     of: since when the holder that was joined has each of the devices.
     name: what that holder is, in a word.
@@ -38,7 +38,7 @@ class Holding(NamedTuple):
     locks: by UUID. promise: what others may count on.
     overdue: since when it should have ended, where it has not.
     kept_until: for how long it is kept for the restart of this kernel, which ends now.
-    guest: of one that has joined the reservation of another process of this user.
+    joined process: of one that has joined the reservation of another process of this user.
     facts: what features have left to themselves in the program before this one.
     is_back: it was kept over the restart, and not asked for by size.
     number: Identifies the reservation within this process, however its devices change.
@@ -89,9 +89,9 @@ class Holding(NamedTuple):
     def as_held(self, request: Request) -> Request:
         """Return a request that names no device and no size as one for what is held.
 
-        An end or a note alone is for what the process has. So is a bare request of a kernel that
-        got back a part after its restart, and of a guest. Any other bare request is for a whole
-        device.
+        An end or a note alone is for what the process has. So is a bare request of a joined process,
+        and of a kernel that got back a part after its restart. Any other bare request is for a
+        whole device.
         """
         wishes = request.terms._replace(size=None)
         is_unspecific = request == Request(terms=wishes)
@@ -153,7 +153,7 @@ class Holding(NamedTuple):
         old = self.locks[device.uuid]
         new: Lock | Holder
         if self.joined:
-            new = directory.acquire_guests(device.uuid, old.taken)
+            new = directory.acquire_joined(device.uuid, old.taken)
         else:
             new = directory.lock_device(
                 device.uuid, share=self.memory_limit_mib is not None, taken=old.taken
@@ -161,7 +161,7 @@ class Holding(NamedTuple):
         path = old.path if old.held() else None
         if not isinstance(new, Lock):
             raise Failure(notice.Lost(device, path, [procfs.with_user(new)]))
-        sharers = without_guests(directory.sharers_of(device.uuid, [new.name]), [old.since])
+        sharers = without_joined(directory.sharers_of(device.uuid, [new.name]), [old.since])
         if not self._has_room(device, sharers):
             new.release()
             raise Failure(notice.Lost(device, path, list(map(procfs.with_user, sharers))))

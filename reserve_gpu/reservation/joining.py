@@ -1,4 +1,4 @@
-"""A guest: a second process of a user on the devices that a first one has reserved.
+"""A joined process: a second process of a user on the devices that a first one has reserved.
 
 It has the same devices and the same part, and a lock file beside the holder's, as a sharer has one:
 so the devices are taken as long as one of the two lives, and its processes are no strangers'. It
@@ -15,7 +15,7 @@ from reserve_gpu.allocation import quota
 from reserve_gpu.allocation.request import rules
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, LockDirectory
-from reserve_gpu.locks.holders import is_own_guest, place_of_host
+from reserve_gpu.locks.holders import has_joined_own, place_of_host
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import LockError, RequestError, own_line
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
-    """Lock the files of a guest; returns what it holds then. Under the mutex.
+    """Lock the files of a joined process; returns what it holds then. Under the mutex.
 
     Raises RequestError where the reservation has ended, or its time is over, and LockError.
     """
@@ -52,7 +52,7 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
     with ExitStack() as stack:  # all of them or none
         locks = {}
         for device in host_of:
-            lock = directory.acquire_guests(device.uuid, taken[device])
+            lock = directory.acquire_joined(device.uuid, taken[device])
             locks[device.uuid] = lock
             stack.callback(lock.release)
         stack.pop_all()
@@ -64,10 +64,10 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
 
 
 def _taken(host: Holder, now: Instant) -> Instant:
-    """Return the time at which the holder that a guest joins took a device, by its record.
+    """Return the time at which the holder that a joined process joins took a device, by its record.
 
-    A guest's guest has joined the same holder as that guest. Every user can change the time in the
-    record of an older version. The guest's time then counts from now on.
+    If that holder has joined another one itself, both have the same holder. Every user can change
+    the time in the record of an older version. The time of this process then counts from now on.
     """
     record = host.record
     since = record.guest_of or record.since or 0.0
@@ -82,10 +82,10 @@ def is_own_word(holder: Holder) -> bool:
 
 
 def _lease(holder: Holder, since: Instant, now: Instant) -> Lease:
-    """Return until when a guest holds what it has joined: as long as its holder does.
+    """Return until when a joined process holds what it has joined: as long as its holder does.
 
-    A rule counts from when the first holder took it, and is the guest's too. The rest is the
-    holder's word. Idleness is the holder's affair: what its guests use is no idleness there.
+    A rule counts from when the first holder took it, also for joined processes. The holder says the
+    rest. Idleness ends the holder's lease alone, and joined processes count as use there.
     """
     host = holder.lease.at(now) if is_own_word(holder) else NO_LEASE
     own = Lease(until=host.until, if_wanted=host.if_wanted, until_boot=host.until_boot)
@@ -102,14 +102,14 @@ def own_pids(held: Holding) -> set[int]:
             holder
             for device in held.devices
             for holder in directory.listed_own_sharers_of(device.uuid)
-            if is_own_guest(holder, [held.locks[device.uuid].since])
+            if has_joined_own(holder, [held.locks[device.uuid].since])
         ]
         return {os.getpid(), *(holder.listed_pid for holder in holders if holder.listed_pid)}
     return {os.getpid()}
 
 
 def prolonged(held: Holding) -> Holding | None:
-    """Return what a guest holds where its holder has prolonged its lease. Raises LockError."""
+    """Return the holding with the holder's longer lease, or None. Raises LockError."""
     with LockDirectory() as directory, directory.mutex(BRIEF_LIMIT_S):
         hosts = [host for host in _hosts(held, directory) if host]
     now = procfs.now()
@@ -122,13 +122,13 @@ def prolonged(held: Holding) -> Holding | None:
 
 
 def is_left(held: Holding) -> bool:
-    """Tell whether the holder that a guest has joined has gone. Raises LockError."""
+    """Tell whether the holder that a joined process has joined has gone. Raises LockError."""
     with LockDirectory() as directory, directory.mutex(BRIEF_LIMIT_S):
         return None in _hosts(held, directory)
 
 
 def _hosts(held: Holding, directory: LockDirectory) -> list[Holder | None]:
-    """Return the holder of each device that a guest has joined, None for one that has gone."""
+    """Return the holder of each joined device, or None if it has gone."""
     hosts: list[Holder | None] = []
     for device, since in zip(held.devices, held.joined.of if held.joined else (), strict=False):
         there = directory.holders_of(device.uuid)

@@ -82,7 +82,7 @@ def identified(reserved: Reserved) -> Reserved:
     if not has_own_record(holder):
         path = process_identity.session_name(process_identity.environ_of(pid))
         notebook = os.path.basename(path)[: untrusted.TEXT_LIMIT]
-        # An heir, which keeps it, has no name of its own.
+        # a lock keeper, which keeps it, has no name of its own.
         command = "kernel" if is_kept else process_identity.command(words, _directory(pid))
         who = who._replace(notebook=notebook or None, command=command)
     if not is_kept and process_identity.KERNEL_MODULE not in words:
@@ -99,9 +99,9 @@ def has_own_record(holder: Holder) -> bool:
 
 
 def pids_of(holder: Holder) -> set[int | None]:
-    """Return the numbers that mean a holder: its own, and those of the kernel and the heir.
+    """Return the numbers that mean a holder: its own, and those of the kernel and the lock keeper.
 
-    While a kernel restarts, first it and then its heir is said to be the holder.
+    While a kernel restarts, first it and then its lock keeper is said to be the holder.
     """
     left = left_of(holder)
     return {holder.listed_pid, *((left.lock_keeper, left.kernel) if left else ())} - {None}
@@ -110,7 +110,7 @@ def pids_of(holder: Holder) -> set[int | None]:
 def left_of(holder: Holder) -> restart_handover.Left | None:
     """Return what is kept for the restart of the holder's kernel; None for nothing.
 
-    The heir has the holder's file locked: the number of the kernel may be another process's.
+    The lock keeper has the holder's file locked: the number of the kernel may be another process's.
     """
     pid, files = holder.listed_pid, {holder.file or ""}
     every = restart_handover.all_left(uid=procfs.uid_of(pid or 0))

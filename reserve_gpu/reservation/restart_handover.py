@@ -50,8 +50,8 @@ POLL_S = 0.01
 class Left(NamedTuple):
     """What a kernel has left to its next one.
 
-    heir: the process that keeps it. kernel: the one that has ended; its memory may take the driver
-    some seconds to free. kernel_stamp: Its `proc.stamp`, None if an older version left it.
+    lock_keeper: The process that keeps it. kernel: The process that has ended. The driver may take
+    seconds to free its memory. kernel_stamp: Its `procfs.stamp`, None if an older version left it.
     connection_file: of the next one.
     until: The end of that time, in seconds since the epoch, by the clock as it is set now.
     directory: of the locks. names: of the lock files, and since when each is locked.
@@ -169,10 +169,10 @@ def all_left(connection_file: str | None = None, uid: int | None = None) -> Iter
 
 
 def _taken(left: Left, directory: LockDirectory) -> Holding | None:
-    """Take what was left, from the heir; None where it is not kept any more. Under the mutex.
+    """Take what the lock keeper holds, under the mutex; None if it holds nothing any more.
 
     The kernel may have released it after it had left it, and somebody may have deleted a file: then
-    the heir keeps nothing. Raises LockError.
+    the lock keeper keeps nothing. Raises LockError.
     """
     there = [files.status_of(directory.descriptor, name) for name, _ in left.names]
     is_kept = all(file and procfs.has_locked(left.lock_keeper, file) for file in there)
@@ -182,7 +182,7 @@ def _taken(left: Left, directory: LockDirectory) -> Holding | None:
 
 
 def end(left: Left, uid: int | None = None) -> bool:
-    """End the heir, which frees what it keeps; tells whether it was there.
+    """End the lock keeper, which frees what it keeps; tells whether it was there.
 
     uid: of another user, for root.
     """
@@ -200,7 +200,7 @@ def _acquired(directory: LockDirectory, name: str, taken: Instant) -> Lock | Non
 
 
 def _read(pid: int, connection_file: str) -> Left:
-    """Return what an heir keeps. Raises OSError, and what comes of text that is not ours."""
+    """Return what a lock keeper keeps. Raises OSError, and what comes of text that is not ours."""
     mark = f"{lock_keeper.LEFT}=".encode()
     with open(f"/proc/{pid}/environ", "rb") as environ:
         variables = environ.read(LIMIT).split(b"\0")

@@ -242,7 +242,7 @@ class Session(Executor):
             held = None  # it reserves anew
         is_more = request.terms.lease.has_end  # joining gives no time
         if held and held.joined and (is_more or not _is_met(held, request)):
-            raise Failure(notice.IsGuest(held.devices, held.joined.name))
+            raise Failure(notice.HasJoined(held.devices, held.joined.name))
         devices = held and policy.kept(held.devices, request)
         if not (held and devices):
             return None
@@ -529,10 +529,10 @@ class Session(Executor):
         self._update_reservation()
         return notices
 
-    # -- a guest -----------------------------------------------------------------------------------
+    # -- joining -----------------------------------------------------------------------------------
 
     def join(self, reserved: Reserved) -> None:
-        """Hold, as a guest, what another process of this user has reserved.
+        """Hold, as a joined process, what another process of this user has reserved.
 
         Raises RequestError where that has released it by now, and LockError.
         """

@@ -36,7 +36,7 @@ def status() -> Status:
 
 
 def look(show: Callable[[Progress], object] = lambda _: None) -> Status:
-    """Look at the machine, for any face. show: is told of a driver that takes long."""
+    """Look at the machine, for any front end. show: is told of a driver that takes long."""
     with looking(show) as look_now:
         return look_now()
 

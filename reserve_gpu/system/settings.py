@@ -18,7 +18,7 @@ AGENT = "RESERVE_GPU_AGENT"  # the name of a program that asks for GPUs in place
 # Of a kernel that was started by ssh: what `started` returns, as JSON in hexadecimal digits, which
 # no shell changes.
 STARTED = "RESERVE_GPU_STARTED"
-# The pid and start time (`proc.stamp`) of a kernel whose job was started for it; other processes
+# The pid and start time (`procfs.stamp`) of a kernel whose job was started for it; other processes
 # only inherit the variable. Until the kernel sets it, it names the process that starts the kernel.
 JOB_KERNEL = "RESERVE_GPU_JOB_KERNEL"
 STARTED_BY = "started by "

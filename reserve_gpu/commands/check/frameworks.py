@@ -71,7 +71,7 @@ class Check:
 
     reserved: what they should see, in CUDA's order. visible: CUDA_VISIBLE_DEVICES at the time.
     python: the path of the Python whose frameworks these are.
-    part: of each of the reserved, None where all of it is reserved. face: where it is read.
+    part: of each of the reserved, None where all of it is reserved. frontend: where it is read.
     """
 
     rows: tuple[Finding, ...]
@@ -130,7 +130,7 @@ def check(
 
     limit_s: seconds that each may take; they are asked at the same time.
     progress: called now and then with a line that says how this stands, and the seconds so far.
-    slow: is told of a driver that takes long. face: where the result is read.
+    slow: is told of a driver that takes long. frontend: where the result is read.
 
     Where something else than what is reserved is visible, no framework is started on it.
     Raises ImpossibleError on a system where nothing can be reserved, DriverError where there is no

@@ -35,7 +35,7 @@ def choices(words: Sequence[str], every: Sequence[Reserved], command: str) -> li
         raise RequestError(said.NONE)
     for word in words or [""]:
         meant = [choice for each in every if (choice := _meant(word, each, pids))]
-        # A guest is meant only if its host is not.
+        # A joined process is meant only if its host is not.
         meant = [each for each in meant if not each.reserved.holder.beside] or meant
         if not meant:
             raise RequestError(said.no_such(sanitize(word), every, command, now))

@@ -96,7 +96,7 @@ class LeaseTimer(Feature):
             return RETRY_S
 
     def _follow_holder(self) -> None:
-        """Hold what a guest has joined for longer, where its holder has prolonged it."""
+        """Hold what a joined process has joined for longer, where its holder has prolonged it."""
         held = self.owner.held
         if held and held.joined and held.lease.until is not None and held.overdue is None:
             with suppress(LockError):
