@@ -55,7 +55,7 @@ class Lock:
 
     @property
     def since(self) -> float:
-        """Return the time of the lock by the wall clock of that time, as joined processes note it."""
+        """Return the time of the lock by the wall clock of that time. Joined processes note it."""
         return self.taken.wall
 
     @property

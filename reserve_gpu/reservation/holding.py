@@ -89,9 +89,9 @@ class Holding(NamedTuple):
     def as_held(self, request: Request) -> Request:
         """Return a request that names no device and no size as one for what is held.
 
-        An end or a note alone is for what the process has. So is a bare request of a joined process,
-        and of a kernel that got back a part after its restart. Any other bare request is for a
-        whole device.
+        An end or a note alone is for what the process has. So is a bare request of a joined
+        process, and of a kernel that got back a part after its restart. Any other bare request is
+        for a whole device.
         """
         wishes = request.terms._replace(size=None)
         is_unspecific = request == Request(terms=wishes)
