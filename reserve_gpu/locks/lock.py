@@ -1,6 +1,6 @@
 """One lock: a file locked with flock(2), which the kernel drops when its process ends.
 
-What is written in the file is for people to read and decides nothing; the lock alone does.
+The record in the file is for people to read and decides nothing; the lock alone does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HIGH = 100  # scripts use the descriptors below it, as in `exec 5>log`
 class Lock:
     """A lock that this process has, until it is released or the process ends.
 
-    descriptor: of the locked file. path: of that file. taken: when it was taken.
+    descriptor: The locked file. path: The path of that file. taken: The time of the lock.
 
     Attributes:
         owned: The lock on a file next to it that only this user can write. The record in there
@@ -123,7 +123,7 @@ class Lock:
 
 
 def flock(descriptor: int, path: str) -> bool:
-    """Lock the open file, unless somebody else has it locked. Raises LockError.
+    """Lock the open file, unless another process has it locked. Raises LockError.
 
     path: what messages call the file.
     """

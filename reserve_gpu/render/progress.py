@@ -81,7 +81,7 @@ class Live(AbstractContextManager["Live"]):
 
 
 def stands(waiting: Waiting) -> object:
-    """Return what is news of a wait when it changes."""
+    """Return the parts of a wait whose change is news."""
     return waiting.place, [(r.label, r.state, [h.pid for h in r.holders]) for r in waiting.rows]
 
 

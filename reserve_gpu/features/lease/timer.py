@@ -262,7 +262,7 @@ class LeaseTimer(Feature):
 
 
 def _watch_cells() -> None:
-    """Get to know of the cells of this shell, if there is one."""
+    """Watch the cells of this shell, if there is one."""
     with suppress(Exception):  # a shell of another make
         shell = current_shell()
         if shell and not cells().shell:
