@@ -39,7 +39,7 @@ EXTRAS = {
     "frameworks": ("jax", "numba", "torch"),
     "build": ("build", "twine"),
     "benchmarks": ("gpustat", "nvitop"),
-    "lint": ("mypy",),
+    "lint": ("importlinter", "mypy"),
 }
 
 

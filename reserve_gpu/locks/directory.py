@@ -7,7 +7,8 @@
     mutex.lock                   locked by a process while it looks, or takes something
 
 Every user can write to UUID.lock and mutex.lock. Only its owner can write to a file with a UID in
-its name, and such a file counts as locked only if its owner has it locked (`lock.write_lock`).
+its name, and such a file counts as locked only if its owner has it locked
+(`file_control.write_lock`).
 
 Locked files are never deleted, because other processes do not see a lock on a deleted file.
 """
@@ -38,18 +39,12 @@ from reserve_gpu.locks.holders import (
     is_sharers,
     is_waiters,
 )
-from reserve_gpu.locks.lock import (
-    Lock,
-    flock,
-    has_write_locks,
-    is_write_locked,
-    kernel_device,
-    write_lock,
-)
+from reserve_gpu.locks.lock import Lock, flock, kernel_device
 from reserve_gpu.model.errors import LockError, MutexHeldError, sanitize, shell_line
 from reserve_gpu.model.holders import Claim, Holder
 from reserve_gpu.model.queue import in_order
 from reserve_gpu.system import executor, process_identity, procfs, settings
+from reserve_gpu.system.file_control import has_write_locks, is_write_locked, write_lock
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
-from reserve_gpu.locks.lock import KINDS, is_write_locked
+from reserve_gpu.locks.lock import KINDS
 from reserve_gpu.model.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.model.holders import Holder, Record
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import WaitRequest
 from reserve_gpu.system import procfs
+from reserve_gpu.system.file_control import is_write_locked
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

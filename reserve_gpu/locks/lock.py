@@ -1,41 +1,34 @@
 """One lock: a file locked with flock(2), which the kernel drops when its process ends.
 
-The only module that imports `fcntl`. What is written in the file is for people to read and decides
-nothing; the lock alone does.
+The record in the file is for people to read and decides nothing; the lock alone does.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.model.errors import LockError
-from reserve_gpu.system import procfs
+from reserve_gpu.system import file_control, procfs
 from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
     from reserve_gpu.model.clocks import Instant
     from reserve_gpu.model.holders import Record
 
-with suppress(ImportError):  # Windows, where nothing can be reserved
-    import fcntl
-
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
-KINDS = ("FLOCK", "OFDLCK")  # what the kernel's list calls the locks of `flock` and `write_lock`
+KINDS = ("FLOCK", "OFDLCK")  # the locks of `lock_file` and `write_lock` in /proc/locks
 HIGH = 100  # scripts use the descriptors below it, as in `exec 5>log`
-# struct flock of fcntl(2): type, whence, start, length (0: to the end of the file), pid.
-RANGE = struct.Struct("hhqqi4x")
 
 
 class Lock:
     """A lock that this process has, until it is released or the process ends.
 
-    descriptor: of the locked file. path: of that file. taken: when it was taken.
+    descriptor: The locked file. path: The path of that file. taken: The time of the lock.
 
     Attributes:
         owned: The lock on a file next to it that only this user can write. The record in there
@@ -104,8 +97,7 @@ class Lock:
                 os.ftruncate(self.descriptor, 0)
         # A child that was forked in C runs no hook of Python's: it still has the file open.
         with suppress(OSError):
-            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-            _set(self.descriptor, fcntl.F_UNLCK)
+            file_control.unlock_file(self.descriptor)
         descriptors.close(self.descriptor)
         self.descriptor = descriptors.NONE  # the number may soon be another file's
 
@@ -123,7 +115,7 @@ class Lock:
         if self.owned:
             self.owned.keep_over_exec()
         with no_fork, suppress(OSError):  # the limit of open files may be lower than HIGH
-            number = fcntl.fcntl(self.descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
+            number = file_control.duplicate(self.descriptor, HIGH)
             descriptors.remember(number)
             descriptors.close(self.descriptor)
             self.descriptor, self._opening = number, descriptors.opening(number)
@@ -131,59 +123,18 @@ class Lock:
 
 
 def flock(descriptor: int, path: str) -> bool:
-    """Lock the open file, unless somebody else has it locked. Raises LockError.
+    """Lock the open file, unless another process has it locked. Raises LockError.
 
     path: what messages call the file.
     """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file_control.lock_file(descriptor)
     except BlockingIOError:
         return False
     except OSError as error:
         why = cause(error.errno, os.path.dirname(path))
         raise LockError(f"{path} can't be locked: {error.strerror}. {why}") from error
     return True
-
-
-def write_lock(descriptor: int) -> bool:
-    """Lock the open file as only a process can that may write to it; return whether it worked.
-
-    A process can flock(2) every file that it may read. This lock (fcntl(2), "Open file description
-    locks") shows that its holder may write to the file. Like that of flock(2) it ends when the last
-    copy of the descriptor is closed. The two do not exclude each other.
-    """
-    try:
-        _set(descriptor, fcntl.F_WRLCK)
-    except OSError:
-        return False
-    return True
-
-
-def is_write_locked(descriptor: int) -> bool:
-    """Return whether another opening of the file has it locked with `write_lock`."""
-    with suppress(OSError):
-        return _query(descriptor) == fcntl.F_WRLCK
-    return False
-
-
-def has_write_locks(descriptor: int) -> bool:
-    """Return whether the system has the locks of `write_lock`, which some sandboxes lack."""
-    try:
-        _query(descriptor)
-    except OSError:
-        return False
-    return True
-
-
-def _query(descriptor: int) -> int:
-    """Return the kind of the lock that keeps this opening of a file from reading."""
-    query = RANGE.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, query)
-    return int(RANGE.unpack(answer)[0])
-
-
-def _set(descriptor: int, kind: int) -> None:
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, RANGE.pack(kind, os.SEEK_SET, 0, 0, 0))
 
 
 def cause(number: int | None, directory: str) -> str:

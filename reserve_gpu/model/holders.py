@@ -57,8 +57,8 @@ class Record(NamedTuple):
     kept_until: for how long it is kept for the restart of its kernel.
     guest_of: of a joined process, since when the holder that it has joined has the device.
     since_boot, written_boot: The same two by the boot clock. Older versions write neither.
-    write_locked: Whether the writer has the file locked with `lock.write_lock`. If the file says so
-        and is not, its holder has ended.
+    write_locked: Whether the writer has the file locked with `file_control.write_lock`. If the
+        file says so and is not, its holder has ended.
     """
 
     who: ProcessInfo = ProcessInfo()

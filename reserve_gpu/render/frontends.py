@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import MIB
 from reserve_gpu.model.requests import UNITS, Request, Size
+from reserve_gpu.system import ipython_shell
 from reserve_gpu.system.forks import no_fork
 
 COMMAND_LIMIT = 200  # characters; a longer one is not repeated
@@ -71,9 +72,7 @@ def is_watched() -> bool:
     `nbconvert --execute`, papermill) and ipyparallel. They keep the last state of a display, or all
     of its states. https://jupyter-client.readthedocs.io/en/stable/messaging.html#execute
     """
-    from IPython.core.getipython import get_ipython
-
-    shell: Any = get_ipython()
+    shell = ipython_shell.current_shell()
     if not hasattr(shell, "get_parent"):  # a terminal, or a kernel of another make
         return True
     return bool(shell.get_parent().get("content", {}).get("allow_stdin"))
@@ -81,9 +80,8 @@ def is_watched() -> bool:
 
 def read_here(frontend: Frontend) -> Frontend:
     """Return the front end as it is read in this process: by a person, or by a program."""
-    ipython = sys.modules.get("IPython.core.getipython")
-    is_kernel = hasattr(ipython and ipython.get_ipython(), "kernel")
-    is_person = is_watched() if is_kernel else bool(sys.stdin and sys.stdin.isatty())
+    is_in_kernel = ipython_shell.has_kernel()
+    is_person = is_watched() if is_in_kernel else bool(sys.stdin and sys.stdin.isatty())
     return frontend._replace(is_for_program=not (is_person or errors.is_beside_cells))
 
 

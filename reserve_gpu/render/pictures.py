@@ -27,7 +27,7 @@ from reserve_gpu.render.frontends import is_watched
 from reserve_gpu.render.html import html
 from reserve_gpu.render.layout import Layout, View
 from reserve_gpu.render.phrases import MARK, STRONG, TYPED, Line
-from reserve_gpu.system import procfs
+from reserve_gpu.system import ipython_shell, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,13 +86,11 @@ class Picture(NamedTuple):
         has_head: with the first words of its head, which an error says that stands below it.
         values: as above.
         """
-        from IPython.display import display
-
         picture = self._replace(values=values)
         if not has_head:
             rest = [line[1:] for line in self.layout.head if line[1:]]
             picture = picture._replace(layout=self.layout._replace(head=rest))
-        display(picture)  # type: ignore[no-untyped-call]
+        ipython_shell.display(picture)
 
 
 def of_line(text: str) -> Picture:
@@ -111,13 +109,10 @@ def warn(warnings: Sequence[str]) -> None:
 
 def tell(what: Picture | str) -> None:
     """Show it in this IPython: in a terminal on stderr, which notebooks would show in red."""
-    from IPython.core.getipython import get_ipython
-    from IPython.display import display
-
-    if not hasattr(get_ipython(), "kernel"):
+    if not ipython_shell.has_kernel():
         print(what, file=sys.stderr, flush=True)
     elif isinstance(what, str):
-        display({"text/plain": what}, raw=True)  # type: ignore[no-untyped-call]
+        ipython_shell.display({"text/plain": what}, raw=True)
     else:
         what.show()
 

@@ -1,8 +1,7 @@
 """The one live display: of a wait or a check, gone when that is over.
 
 Also the line that counts a reservation down, which stays where it stands. What a display shows
-comes from pictures; here is where it goes: to a notebook, a terminal, or a log. Only the functions
-that name IPython need it, so the command line shows the same without.
+comes from pictures; here is where it goes: to a notebook, a terminal, or a log.
 """
 
 from __future__ import annotations
@@ -10,16 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from reserve_gpu.model.progress import Progress, Slow, Waiting
 from reserve_gpu.render import columns, messages, pictures, terminal
 from reserve_gpu.render.frontends import is_watched
+from reserve_gpu.system import ipython_shell
 from reserve_gpu.system.nonblocking import Printer
-
-if TYPE_CHECKING:
-    from IPython.display import DisplayHandle
-
 
 CLEAR = "\x1b[J"  # delete from the cursor to the end of the screen
 
@@ -85,17 +81,14 @@ class Live(AbstractContextManager["Live"]):
 
 
 def stands(waiting: Waiting) -> object:
-    """Return what is news of a wait when it changes."""
+    """Return the parts of a wait whose change is news."""
     return waiting.place, [(r.label, r.state, [h.pid for h in r.holders]) for r in waiting.rows]
 
 
 def for_people() -> Live | None:
     """Return the display for a call from Python, None where nobody would see it."""
-    if "IPython" in sys.modules:
-        from IPython.core.getipython import get_ipython
-
-        if get_ipython() is not None:
-            return Live()
+    if ipython_shell.current_shell() is not None:
+        return Live()
     stream = sys.stderr  # None in a process without one
     return Live(stream) if stream and stream.isatty() else None
 
@@ -157,7 +150,7 @@ class Notebook:
     """A display that the front end replaces in place; its last state, an empty one, is saved."""
 
     def __init__(self) -> None:
-        self._handle: DisplayHandle | None = None
+        self._handle: Any = None
         self._frame: Frame | None = None
 
     def show(self, frame: Frame | None) -> None:
@@ -165,8 +158,6 @@ class Notebook:
 
         The same frame is not sent twice: with no client to read them, messages pile up.
         """
-        from IPython.display import DisplayHandle
-
         if self._handle and frame == self._frame:
             return
         self._frame = frame
@@ -175,10 +166,10 @@ class Notebook:
             data = {"text/plain": str(frame.picture), "text/html": frame.picture._repr_html_()}
         if self._handle is None:
             # Kept before it is shown, so that it is cleared too if showing it is interrupted.
-            self._handle = DisplayHandle()  # type: ignore[no-untyped-call]
-            self._handle.display(data, raw=True)  # type: ignore[no-untyped-call]
+            self._handle = ipython_shell.new_handle()
+            self._handle.display(data, raw=True)
         else:
-            self._handle.update(data, raw=True)  # type: ignore[no-untyped-call]
+            self._handle.update(data, raw=True)
 
     def close(self) -> None:
         """Show nothing more."""
@@ -197,17 +188,13 @@ class Replaceable:
 
     def show(self, text: str) -> None:
         """Show it in this cell."""
-        from IPython.core.displaypub import CapturingDisplayPublisher
-        from IPython.core.getipython import get_ipython
-
-        shell: Any = get_ipython()
-        if not hasattr(shell, "kernel"):
+        if not ipython_shell.has_kernel():
             print(text)
             return
-        publisher = shell.display_pub
+        publisher = ipython_shell.current_shell().display_pub
         publisher.publish({"text/plain": text}, transient=self._known)
         # A later cell's %%capture must not catch what replaces this line.
-        if not (self._publisher and isinstance(publisher, CapturingDisplayPublisher)):
+        if not (self._publisher and ipython_shell.is_capturing(publisher)):
             self._publisher = publisher
 
     def replace(self, text: str) -> None:
@@ -219,10 +206,7 @@ class Replaceable:
 def _screen(stream: TextIO | None) -> Terminal | Log | Notebook:
     """Return a notebook that is watched, a terminal that can rewrite a row, else a log."""
     if stream is None:
-        from IPython.core.getipython import get_ipython
-
-        shell = get_ipython()
-        if hasattr(shell, "kernel") and is_watched():
+        if ipython_shell.has_kernel() and is_watched():
             return Notebook()
         stream = sys.stdout
     is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"

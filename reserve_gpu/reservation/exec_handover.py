@@ -15,7 +15,7 @@ from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.directory import LockDirectory, default_path, device_of, lock_name
 from reserve_gpu.locks.holders import has_owner, is_sharers
-from reserve_gpu.locks.lock import Lock, kernel_device, write_lock
+from reserve_gpu.locks.lock import Lock, kernel_device
 from reserve_gpu.model import untrusted
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
@@ -24,6 +24,7 @@ from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import Fact
 from reserve_gpu.reservation.holding import Holding, Joined
 from reserve_gpu.system import procfs, settings, subprocesses
+from reserve_gpu.system.file_control import write_lock
 
 ERRORS = (ValueError, TypeError, KeyError, AttributeError)
 LIMIT = 100_000  # characters; the kernel's own limit for one variable is 128 KiB

@@ -13,10 +13,11 @@ import io
 import os
 import select
 import stat
-import sys
 import time
 from contextlib import suppress
 from typing import TextIO
+
+from reserve_gpu.system import file_control
 
 POLL_S, LONGEST_POLL_S = 0.01, 0.5  # between attempts while a caller waits; doubled each time
 PTY_MASTER = 5, 2  # its device number; opening it again would make another terminal
@@ -83,12 +84,7 @@ class Writer:
         """
         if not self._is_pipe or size <= select.PIPE_BUF:
             return True
-        import fcntl
-        import termios
-
-        count = fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4))
-        unread = int.from_bytes(count, sys.byteorder)
-        capacity = fcntl.fcntl(self.descriptor, fcntl.F_GETPIPE_SZ)
+        unread, capacity = file_control.pipe_use(self.descriptor)
         return not unread or size + 2 * (unread + select.PIPE_BUF) <= capacity
 
     def _push(self, data: bytes) -> int:

@@ -7,7 +7,6 @@ Idleness counts by the monotonic clock, which excludes it: no GPU was left idle 
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import suppress
 from functools import partial
@@ -27,6 +26,7 @@ from reserve_gpu.reservation import activity, joining
 from reserve_gpu.reservation.feature import Feature, Owner
 from reserve_gpu.system import procfs, shutdown
 from reserve_gpu.system.cells import cells
+from reserve_gpu.system.ipython_shell import current_shell
 from reserve_gpu.system.warning_log import warn
 
 if TYPE_CHECKING:
@@ -262,10 +262,9 @@ class LeaseTimer(Feature):
 
 
 def _watch_cells() -> None:
-    """Get to know of the cells of this shell, if there is one."""
-    ipython = sys.modules.get("IPython")
+    """Watch the cells of this shell, if there is one."""
     with suppress(Exception):  # a shell of another make
-        shell = ipython and ipython.get_ipython()
+        shell = current_shell()
         if shell and not cells().shell:
             shell.extension_manager.load_extension("reserve_gpu")
 

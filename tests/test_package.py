@@ -1,0 +1,103 @@
+"""The package as a whole: the names that it exports, and what importing it does and loads."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import re
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu import public
+from tests.machine import ROOT, Machine
+
+EXTENSION = ROOT / "labextension" / "jupyterlab_reserve_gpu"
+
+
+def test_every_exported_name_exists() -> None:
+    """Each name in `__all__` exists, and any other name raises AttributeError."""
+    assert all(getattr(reserve_gpu, name) for name in reserve_gpu.__all__)
+    assert set(reserve_gpu.__all__) <= set(dir(reserve_gpu))
+    assert not hasattr(reserve_gpu, "nonsense")
+
+
+def test_no_module_hides_an_exported_name() -> None:
+    """No top-level module has an exported name, because importing it would replace that name."""
+    modules = {module.name for module in pkgutil.iter_modules(reserve_gpu.__path__)}
+    assert not modules & set(reserve_gpu.__all__)
+
+
+def test_the_extension_uses_all_public_functions() -> None:
+    """The extension for JupyterLab calls every function of `public`, and only exported names."""
+    text = "\n".join(path.read_text() for path in EXTENSION.glob("*.py"))
+    functions = {
+        name
+        for name, function in inspect.getmembers(public, inspect.isfunction)
+        if function.__module__ == public.__name__
+    }
+    assert set(re.findall(r"\bpublic\.(\w+)", text)) == functions
+    assert set(re.findall(r"\breserve_gpu\.(\w+)", text)) <= set(reserve_gpu.__all__)
+
+
+# Programs, and modules that need Jupyter's packages or those of an extra.
+NOT_IMPORTED = re.compile(r"__main__|\.dask|\.check\.(probes|frameworks)|provisioner|\.slurm\.")
+IMPORTS = """
+import os, sys, threading
+opened = []
+def watch(event, arguments):
+    if event == 'open' and isinstance(arguments[0], str):
+        opened.append(arguments[0])
+    elif event in ('os.mkdir', 'os.fork', 'subprocess.Popen', 'os.putenv', 'ctypes.dlopen'):
+        opened.append(f'{event} {arguments}')
+import IPython.core.magic, IPython.core.magic_arguments
+before, environ = set(sys.modules), dict(os.environ)
+import ctypes  # opens the program itself
+for slow in ('asyncio', 'subprocess'):
+    before.discard(slow); sys.modules.pop(slow, None)
+sys.addaudithook(watch)
+import MODULES
+places = tuple(path for path in sys.path if path)
+is_module = lambda o: o.startswith(places) and o.endswith(('.py', '.pyc', '.so'))
+print([o for o in opened if not is_module(o) and '__pycache__' not in o])
+print(threading.active_count(), os.environ == environ)
+print(*{name.split('.')[0] for name in set(sys.modules) - before})
+"""
+
+
+@pytest.mark.promise
+@pytest.mark.process
+def test_nothing_happens_at_import(machine: Machine) -> None:
+    """Importing the modules opens no other file, starts nothing, and sets no variable."""
+    found = pkgutil.walk_packages(reserve_gpu.__path__, "reserve_gpu.")
+    names = [module.name for module in found if not NOT_IMPORTED.search(module.name)]
+    done = machine.python(IMPORTS.replace("MODULES", ", ".join(names)))
+    assert done.stderr == ""
+    opened, state, modules = done.stdout.splitlines()
+    assert opened == "[]"
+    assert state == "1 True"
+    assert not set(modules.split()) & {"pynvml", "IPython", "asyncio"}
+    assert machine.calls() == []
+    assert not machine.locks.exists()
+
+
+RESERVES = """
+import sys, pynvml
+before = set(sys.modules)
+import reserve_gpu
+reserve_gpu.reserve()
+print(*set(sys.modules) - before)
+"""
+NOT_NEEDED = {"IPython", "argparse", "asyncio", "shlex", "subprocess", "tomllib"}
+NOT_NEEDED |= {"reserve_gpu.cli", "reserve_gpu.commands", "reserve_gpu.ipython"}
+
+
+@pytest.mark.promise
+@pytest.mark.process
+def test_a_reservation_loads_what_it_needs(machine: Machine) -> None:
+    """A script that gets a GPU at once loads no slow module."""
+    done = machine.python(RESERVES)
+    assert done.stderr == ""
+    modules = set(done.stdout.split())
+    assert "reserve_gpu.allocation" in modules
+    assert not modules & NOT_NEEDED
