@@ -15,13 +15,10 @@ from reserve_gpu.model.parsing import parse_duration
 from reserve_gpu.model.progress import Progress, Waiting
 from reserve_gpu.render import messages
 from reserve_gpu.render import notices as notice
-from reserve_gpu.render import progress as displays
 from reserve_gpu.render.durations import duration
 from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, read_here
-from reserve_gpu.reservation import acquire, exec_handover, feature
-from reserve_gpu.reservation import restart_handover as kept_for
+from reserve_gpu.reservation import acquire, feature
 from reserve_gpu.reservation.session import Reservation, session
-from reserve_gpu.system import shutdown
 from reserve_gpu.system.cells import kernels_file
 
 if TYPE_CHECKING:
@@ -31,6 +28,8 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.holders import Reserved
     from reserve_gpu.model.requests import Request
+    from reserve_gpu.render.progress import Live
+    from reserve_gpu.reservation.restart_handover import Left
     from reserve_gpu.system.executor import Call
 
     F = TypeVar("F", bound=Callable[[], object])
@@ -169,7 +168,7 @@ def ask(
 
     try:
         this_session.load(request.terms)
-        with _shown(progress) as show:
+        with nullcontext(progress) if callable(progress) else _display(progress) as show:
 
             def count_and_show(news: Progress) -> None:
                 nonlocal waited_s
@@ -236,9 +235,11 @@ def release() -> tuple[Device, ...]:
     The variables get back the values that they had before, also where a failure had emptied
     `CUDA_VISIBLE_DEVICES`.
     """
-    return session().run_in_any_case(session().release) or next(
-        (left.held.devices for left in all_left() if kept_for.end(left)), ()
-    )
+    if released := session().run_in_any_case(session().release):
+        return released
+    from reserve_gpu.reservation import restart_handover
+
+    return next((left.held.devices for left in all_left() if restart_handover.end(left)), ())
 
 
 def kept() -> str | None:
@@ -247,10 +248,12 @@ def kept() -> str | None:
     return messages.kept(left.held.devices, left.until) if left else None
 
 
-def all_left() -> Iterator[kept_for.Left]:
+def all_left() -> Iterator[Left]:
     """Yield what is kept for this kernel, which has restarted."""
+    from reserve_gpu.reservation import restart_handover
+
     if connection_file := kernels_file():
-        yield from kept_for.all_left(connection_file)
+        yield from restart_handover.all_left(connection_file)
 
 
 def hide_if_unreserved() -> None:
@@ -293,6 +296,8 @@ def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
     reason: why it holds nothing, for that program to tell. is_kernel: it is a kernel, which loads
     this package.
     """
+    from reserve_gpu.reservation import exec_handover
+
     this_session = session()
 
     def leave() -> None:
@@ -327,14 +332,18 @@ def take_over(connection_file: str | None) -> list[str]:
 
     connection_file: of the kernel that this process is, or becomes.
     """
+    from reserve_gpu.reservation import restart_handover
+
     session().load()
-    notices = session().run(kept_for.take_over, session(), connection_file)
+    notices = session().run(restart_handover.take_over, session(), connection_file)
     return notice.texts(notices)
 
 
 def leave_to_kernel(name: str, seconds: float) -> None:
     """Leave what this process holds to the kernel of that name, which somebody starts by ssh."""
-    session().run(kept_for.leave, session(), name, seconds)
+    from reserve_gpu.reservation import restart_handover
+
+    session().run(restart_handover.leave, session(), name, seconds)
 
 
 @overload
@@ -357,23 +366,25 @@ def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | C
         raise errors.RequestError(
             f"before_end() takes a function, not {errors.sanitize(repr(function))}."
         )
+    from reserve_gpu.system import shutdown
+
     shutdown.of_this_process().call_before(function, parse_duration(limit))
     return function
 
 
 @contextmanager
-def _shown(
-    progress: Callable[[Progress], object] | Literal["auto"] | None,
-) -> Iterator[Callable[[Progress], object]]:
-    """Yield what to call while this waits: the caller's function, or that of a display."""
+def _display(progress: Literal["auto"] | None) -> Iterator[Callable[[Progress], object]]:
+    """Yield a function that shows how a wait stands; None shows nothing."""
     with ExitStack() as stack:
-        live: displays.Live | None = None
+        live: Live | None = None
 
         def show(news: Progress) -> None:
             nonlocal live
             if live is None and progress == "auto":
+                from reserve_gpu.render import progress as displays
+
                 live = stack.enter_context(displays.for_people() or nullcontext())
             if live is not None:
                 live.show(news)
 
-        yield progress if callable(progress) else show
+        yield show

@@ -194,7 +194,7 @@ async def _close(worker: Worker, text: str) -> None:
 def _plugin(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Any:
     """Return the plugin that the words after `--preload reserve_gpu.dask` ask for."""
     parser = request_options.Parser("--preload reserve_gpu.dask", add_help=False)
-    option.add(request_options.REQUEST_THAT_GOES_ON, parser)
+    option.add(request_options.REQUEST_KEYWORDS, parser)
     parser.add_argument("--required", action="store_true")
     parser.set_defaults(wait=WAIT_S)
     try:

@@ -1,7 +1,7 @@
 """The options of a request, their parser, and the reservation that they ask for.
 
-A new option is a row here and a keyword of `reserve()`; the magic, the command line, Dask's worker
-and Tab completion take it from the table.
+A new option of what is reserved is a row here and a keyword of `reserve()`. The magic, the command
+line, Dask's worker and Tab completion take it from here.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ HOW = (MEMORY, WAIT, NOTE, OPTIONAL)
 WHEN = feature_registry.options()
 REQUEST = (*WHICH, *HOW, *WHEN)
 REQUEST_OF_COMMAND = tuple(option for option in REQUEST if option.suits_commands)
-# For kernels and Dask's workers, which start in any case.
-REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
+# These are keywords of reserve(). OPTIONAL only says what follows a refusal, so each front end that
+# has it passes it on by itself; kernels and Dask's workers start in any case.
+REQUEST_KEYWORDS = tuple(option for option in REQUEST if option is not OPTIONAL)
 
 
 def _typed(program: str) -> str:
@@ -129,7 +130,7 @@ class Parser(ArgumentParser):
 
 def wishes(arguments: Namespace) -> dict[str, Any]:
     """Return the keyword arguments of `reserve()` among what was parsed."""
-    names = [option.attribute for option in REQUEST_THAT_GOES_ON]
+    names = [option.attribute for option in REQUEST_KEYWORDS]
     values = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return {**values, "devices": arguments.devices or None}
 
@@ -147,7 +148,7 @@ def reserve(
 def words(arguments: Namespace) -> list[str]:
     """Return the words on a command line that mean these options of a request."""
     result: list[str] = []
-    for option in REQUEST_THAT_GOES_ON:
+    for option in REQUEST_KEYWORDS:
         value: Any = getattr(arguments, option.attribute, None)  # commands lack some
         if option is DEVICES:
             result += value
@@ -166,5 +167,5 @@ def kernel_start(arguments: Namespace) -> list[str]:
 def request_of(words: Sequence[str]) -> Namespace:
     """Parse the options of a kernel's request. Raises RequestError."""
     parser = Parser("reserve-gpu kernel install", add_help=False)
-    add(REQUEST_THAT_GOES_ON, parser)
+    add(REQUEST_KEYWORDS, parser)
     return parser.parse_args(words)

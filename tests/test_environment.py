@@ -104,12 +104,12 @@ def test_set_and_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several changes are taken back together, without what others have changed since."""
     monkeypatch.setenv(VISIBLE, "0,1")
     monkeypatch.setenv(ORDER, "FASTEST_FIRST")
-    changes = Changes().to({VISIBLE: "1", MEMORY: "4038"})
+    changes = Changes().apply({VISIBLE: "1", MEMORY: "4038"})
     assert _cuda() == {VISIBLE: "1", ORDER: "FASTEST_FIRST", MEMORY: "4038"}
-    changes = changes.to({VISIBLE: "0", ORDER: "PCI_BUS_ID", MEMORY: None})
+    changes = changes.apply({VISIBLE: "0", ORDER: "PCI_BUS_ID", MEMORY: None})
     assert _cuda() == {VISIBLE: "0", ORDER: "PCI_BUS_ID", MEMORY: None}
     monkeypatch.setenv(ORDER, "theirs")
-    changes.to({})
+    changes.apply({})
     assert _cuda() == {VISIBLE: "0,1", ORDER: "theirs", MEMORY: None}
 
 
@@ -118,7 +118,7 @@ def test_caps_that_are_not_set_again_are_given_back(monkeypatch: pytest.MonkeyPa
     """What capped a part is as it was outside once something else is reserved, CUDA's own stay."""
     monkeypatch.setenv(TORCH_ALLOCATOR, "backend:native")
     part = {VISIBLE: "1", XLA_FRACTION: "0.1", TORCH_ALLOCATOR: "backend:native,x:1"}
-    changes = Changes().to(part).to({VISIBLE: "0"})
+    changes = Changes().apply(part).apply({VISIBLE: "0"})
     assert {
         name: value for name, value in cuda_environment.read().items() if value is not None
     } == {
@@ -126,7 +126,7 @@ def test_caps_that_are_not_set_again_are_given_back(monkeypatch: pytest.MonkeyPa
         TORCH_ALLOCATOR: "backend:native",
     }
     assert changes.written == {VISIBLE: "0"}
-    changes.to({})
+    changes.apply({})
     assert _cuda()[VISIBLE] is None
     assert cuda_environment.read()[TORCH_ALLOCATOR] == "backend:native"
 
@@ -244,7 +244,7 @@ def test_order() -> None:
     """Devices come as CUDA numbers them; those that it does not see come last."""
     devices = [OTHER, INSTANCE, WHOLE, UNMEASURED]
     expected = (WHOLE, UNMEASURED, OTHER, INSTANCE)
-    assert cuda_environment.in_order(devices, "2,1") == expected
+    assert cuda_environment.in_visible_order(devices, "2,1") == expected
 
 
 def _cuda() -> dict[str, str | None]:

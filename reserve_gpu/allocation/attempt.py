@@ -144,7 +144,7 @@ def attempt(
     """Take what is asked for, or say of each device why it could not be had.
 
     hold: is given what was taken, under the mutex; if it raises, all of that is released.
-    place: The place in the queue. Without one, the request comes after all waiters.
+    entry: The place in the queue. Without one, the request comes after all waiters.
     mutex_limit_s: for how long to wait for the mutex.
     candidates: the devices to try, None where that has still to be found out.
     Raises LockError, and RequestError for a name that means no device.

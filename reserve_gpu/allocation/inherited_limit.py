@@ -75,7 +75,7 @@ def adopt_parents_gpus(parent: int, gpus: Nvml, locks: LockDirectory) -> None:
                 memory_limit_mib = own.memory_limit_mib
     if not devices:
         return
-    ordered = cuda_environment.in_order(devices, visible or "")
+    ordered = cuda_environment.in_visible_order(devices, visible or "")
     values = cuda_environment.variables(ordered, memory_limit_mib) | {cuda_environment.HIDDEN: None}
     if memory_limit_mib is not None:
         values |= memory_caps.marked(ordered, memory_limit_mib, before)

@@ -3,29 +3,22 @@
 Looking takes no device's lock, and what can't be read is a row that says so.
 """
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.gpus.usage import judge, promisable_mib, split_graphics
 from reserve_gpu.locks.directory import LockDirectory, device_of, lock_name
 from reserve_gpu.locks.holders import with_hosts
-from reserve_gpu.model.devices import STUCK, Device, Fault, State
+from reserve_gpu.model.devices import STUCK, Device, Fault, Process, State, Usage
 from reserve_gpu.model.errors import LockError, MutexHeldError, sanitize
-from reserve_gpu.model.holders import DeviceStatus
+from reserve_gpu.model.holders import Claim, DeviceStatus, Holder
+from reserve_gpu.model.queue import Ticket
+from reserve_gpu.model.requests import Rules
 from reserve_gpu.system import procfs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from reserve_gpu.gpus.nvml import Nvml
-    from reserve_gpu.model.devices import Process, Usage
-    from reserve_gpu.model.holders import Claim, Holder
-    from reserve_gpu.model.queue import Ticket
-    from reserve_gpu.model.requests import Rules
 
 MUTEX_LIMIT_S = 0.5
 READING_LIMIT_S = 2.0

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu.gpus import import_errors, start_errors
+from reserve_gpu.gpus import start_errors
 from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, LOST, NO_LIMIT, Code
 from reserve_gpu.gpus.worker import HangError, Worker
 from reserve_gpu.model.devices import State
@@ -138,7 +138,8 @@ class Bindings:
         Raises DeviceError if it hangs, DriverError if the driver does not start, and what the
         reading raises.
         """
-        self.count()  # waits for the initialisation
+        if not isinstance(self._start, int):
+            self.count()  # waits for the initialisation
         call = self._worker.post(reading, *arguments)
         try:
             return self._worker.wait(call, self._limit_s if limit_s is None else limit_s)
@@ -319,10 +320,14 @@ def load() -> None:
             raise
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise ReserveGPUError(TOO_MANY_FILES) from None
+        from reserve_gpu.gpus import import_errors
+
         _import_error = import_errors.not_imported(error)
         _import_error.__cause__ = error
         return
     if not all(hasattr(pynvml, name) for name in OFFICIAL):
+        from reserve_gpu.gpus import import_errors
+
         _import_error = import_errors.not_official(pynvml, is_new=is_new)
         return
     with suppress(AttributeError):  # Windows has no fork; other bindings may have no lock

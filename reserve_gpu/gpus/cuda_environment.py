@@ -16,7 +16,7 @@ from reserve_gpu.model.devices import Device
 
 MEMORY, ORDER, VISIBLE = "CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
 CUDA = (MEMORY, ORDER, VISIBLE)
-# What caps a framework's memory; caps.py says which is set when.
+# What caps a framework's memory; memory_caps.py says which is set when.
 XLA_FRACTION, CUPY_LIMIT = "XLA_CLIENT_MEM_FRACTION", "CUPY_GPU_MEMORY_LIMIT"
 TORCH_ALLOCATOR, TF_GROWTH = "PYTORCH_ALLOC_CONF", "TF_FORCE_GPU_ALLOW_GROWTH"
 # The older names of two of them, which a user may have set: they are read, and never written.
@@ -57,7 +57,7 @@ class Changes(NamedTuple):
             for name, value in read().items()
         }
 
-    def to(self, values: Mapping[str, str | None]) -> "Changes":
+    def apply(self, values: Mapping[str, str | None]) -> "Changes":
         """Set these variables, and give all others that were set the values that they had before.
 
         Returns all that has been done then. A variable that somebody has changed since is theirs.
@@ -144,7 +144,7 @@ def _replaced(
     return {}
 
 
-def in_order(devices: Iterable[Device], visible: str) -> tuple[Device, ...]:
+def in_visible_order(devices: Iterable[Device], visible: str) -> tuple[Device, ...]:
     """Order the devices as that CUDA_VISIBLE_DEVICES does; others come at the end."""
     entries = visible.split(",")
 

@@ -4,21 +4,17 @@ The surroundings of the process are read once, as a value, and the advice is a p
 Following the advice never ends the work of other users.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from reserve_gpu.gpus.codes import Code
 from reserve_gpu.model.errors import REASON_LIMIT, DriverError, NoDriverError, sanitize
 from reserve_gpu.system import procfs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Each is there while the kernel module is loaded; /sys is missing from some sandboxes.
 MODULE_FILES = ("/proc/driver/nvidia/version", "/sys/module/nvidia")

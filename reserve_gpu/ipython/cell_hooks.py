@@ -41,7 +41,8 @@ def begin_cell() -> list[str]:
 def end_cell() -> list[str]:
     """Let others see that a cell of this kernel has ended; returns lines to show, mostly none."""
     this_session = session()
-    lines = texts(this_session.end_cell())
+    notices = this_session.end_cell()
+    lines = texts(notices) if notices else []
     if (held := this_session.held) and not this_session.is_busy:
         look = cache(partial(_processes, held.devices))  # one look for all
         lines += [line for each in this_session.features for line in each.cell_ended(look)]

@@ -16,7 +16,6 @@ Locked files are never deleted, because other processes do not see a lock on a d
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 import sys
 import time
@@ -289,7 +288,7 @@ class LockDirectory:
         first = _first_names(prefix, uid)
         yield from first
         others = (name for name in self.holders.user_files(prefix, uid) if name not in first)
-        random = (_own_name(prefix, uid, secrets.randbelow(MOST_NUMBERS)) for _ in first)
+        random = (_own_name(prefix, uid, _random_number()) for _ in first)
         yield from chain(others, random)
 
     def acquire_mine(self, name: str, taken: Instant | None = None) -> Lock | None:
@@ -638,6 +637,11 @@ class LockDirectory:
 def _own_name(prefix: str, uid: int, number: int) -> str:
     # Older versions look for the devices of all files that end in ".lock".
     return f"{prefix}-{uid}-{number}{'' if prefix.endswith(RECORD) else '.lock'}"
+
+
+def _random_number() -> int:
+    # The module `secrets` would load OpenSSL.
+    return int.from_bytes(os.urandom(8), "big") % MOST_NUMBERS
 
 
 def _first_names(prefix: str, uid: int) -> list[str]:

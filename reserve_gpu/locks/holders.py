@@ -231,7 +231,7 @@ class Holders:
             heartbeat=status.st_ctime_ns,
             needs=max(1, asks.needs),
             memory_limit_mib=record.terms.memory_limit_mib,
-            behind=asks.behind,
+            tickets_ahead=asks.tickets_ahead,
         )
 
     def lists(self, name: str, by: int | None = None) -> bool:

@@ -133,8 +133,8 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         self._number = os.fstat(lock.descriptor).st_mtime_ns
 
     def _own_ticket(self, name: str) -> Ticket:
-        behind = self._record.asks.behind if self._record.asks else None
-        return Ticket(int(self._number), name, None, Holder(), behind=behind)
+        behind = self._record.asks.tickets_ahead if self._record.asks else None
+        return Ticket(int(self._number), name, None, Holder(), tickets_ahead=behind)
 
     def _earlier(
         self, name: str, tickets: Sequence[Ticket], old: Ticket | None
@@ -149,9 +149,11 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         behind = _all_behind(tickets, old) if old else set()
         there = [ticket for ticket in tickets if ticket.key not in behind]
         # Other waiters list the tickets that were there before them. Their owners may come back.
-        listed: dict[int | None, set[TicketAhead]] = {None: set(old.behind or ()) if old else set()}
+        listed: dict[int | None, set[TicketAhead]] = {
+            None: set(old.tickets_ahead or ()) if old else set()
+        }
         for ticket in there:
-            listed.setdefault(ticket.holder.uid, set()).update(ticket.behind or ())
+            listed.setdefault(ticket.holder.uid, set()).update(ticket.tickets_ahead or ())
         earlier: dict[str, RememberedTicket] = {}
         names = {name, *(ticket.name for ticket in tickets)}
         for uid, listing in listed.items():
@@ -409,11 +411,12 @@ def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[tuple[str, int]]:
     the numbers decide. This user's own tickets put no ticket of another user behind it.
     """
     behind, by_others, own = {old.key}, {old.key}, os.geteuid()
-    rest = [each for each in tickets if each.behind is not None or each.number > old.number]
+    rest = [each for each in tickets if each.tickets_ahead is not None or each.number > old.number]
     while more := [
         each
         for each in rest
-        if each.behind is None or each.is_behind(behind if each.holder.uid == own else by_others)
+        if each.tickets_ahead is None
+        or each.is_behind(behind if each.holder.uid == own else by_others)
     ]:
         behind.update(each.key for each in more)
         by_others.update(each.key for each in more if each.holder.uid != own)
@@ -424,7 +427,7 @@ def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[tuple[str, int]]:
 def _behind(record: Record, before: Mapping[str, RememberedTicket]) -> Record:
     asks = record.asks or WaitRequest()
     listed = (TicketAhead(name, each.number, each.left) for name, each in before.items())
-    return record._replace(asks=asks._replace(behind=frozenset(listed)))
+    return record._replace(asks=asks._replace(tickets_ahead=frozenset(listed)))
 
 
 def others(tickets: Iterable[Ticket], devices: Sequence[Device]) -> Iterator[Ticket]:

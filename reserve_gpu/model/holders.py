@@ -100,7 +100,7 @@ class Record(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON takes it, without what is not known."""
         (size, lease, note), asks = self.terms, self.asks
-        behind = asks.behind if asks else None
+        behind = asks.tickets_ahead if asks else None
         fields = {
             **self.who._asdict(),
             "note": note,

@@ -19,7 +19,7 @@ class Ticket(NamedTuple):
     heartbeat: int = 0  # its holder's last sign of life; only whether it changes means anything
     needs: int = 1  # devices at once
     memory_limit_mib: float | None = None  # of each; None for all of it
-    behind: frozenset[TicketAhead] | None = None  # tickets ahead of it, as its owner wrote
+    tickets_ahead: frozenset[TicketAhead] | None = None  # tickets ahead of it, as its owner wrote
 
     @property
     def key(self) -> tuple[str, int]:
@@ -28,7 +28,7 @@ class Ticket(NamedTuple):
 
     def is_behind(self, keys: Collection[tuple[str, int]]) -> bool:
         """Return whether it lists one of these tickets as ahead of it."""
-        return any(ahead.key in keys for ahead in self.behind or ())
+        return any(ahead.key in keys for ahead in self.tickets_ahead or ())
 
     def could_use(self, uuid: str) -> bool:
         """Tell whether its holder waits for that device too."""
@@ -38,12 +38,12 @@ class Ticket(NamedTuple):
 def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
     """Return the tickets in the order of the queue.
 
-    A ticket follows all tickets that it lists in `behind`; to list more gains nothing for its
-    owner. The numbers decide between tickets that do not list each other, or both do.
+    A ticket follows all tickets that it lists as ahead of it. An owner gains nothing by listing
+    more. If neither of two tickets lists the other, or each lists the other, the numbers decide.
     """
     waiting = {ticket.key: ticket for ticket in sorted(tickets)}
     ahead = {
-        key: waiting.keys() & {each.key for each in ticket.behind or ()} - {key}
+        key: waiting.keys() & {each.key for each in ticket.tickets_ahead or ()} - {key}
         for key, ticket in waiting.items()
     }
     followers: dict[tuple[str, int], list[tuple[str, int]]] = {}

@@ -151,9 +151,12 @@ NO_LEASE = Lease()
 
 
 class ReservationTerms(NamedTuple):
-    """What somebody says of their use of each device.
+    """The terms of a reservation, for each device.
 
-    size: the most memory that they will use, None for all of it. note: a line for others to read.
+    Attributes:
+        size: The most memory that its user will use; None for the whole device.
+        lease: When the reservation ends.
+        note: A line for others to read.
     """
 
     size: Size | None = None
@@ -166,7 +169,7 @@ class ReservationTerms(NamedTuple):
         return self.size.mib if self.size else None
 
     def changed_by(self, new: "ReservationTerms") -> "ReservationTerms":
-        """Return this promise after a new call: it sets the size, and keeps what it leaves out."""
+        """Return these terms after a new call, which sets the size and keeps what it leaves out."""
         note = self.note if new.note is None else new.note
         return ReservationTerms(new.size, self.lease.changed_by(new.lease), note)
 
@@ -207,13 +210,13 @@ class WaitRequest(NamedTuple):
 
     text: in words. needs: how many devices at once.
     wants: UUIDs of the devices that would do, None for any.
-    behind: The tickets ahead of this one. Older versions do not write them.
+    tickets_ahead: The tickets ahead of this one. Older versions do not write them.
     """
 
     text: str | None = None
     needs: int = 1
     wants: frozenset[str] | None = None
-    behind: frozenset[TicketAhead] | None = None
+    tickets_ahead: frozenset[TicketAhead] | None = None
 
 
 class Rule(NamedTuple):

@@ -17,7 +17,7 @@ from reserve_gpu.model.errors import REASON_LIMIT, sanitize, shell_line
 from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Request, ReservationTerms, Rule, Size, Variables
-from reserve_gpu.render import durations, messages, phrases, pictures, reasons
+from reserve_gpu.render import durations, messages, phrases, reasons
 from reserve_gpu.render.frontends import MAGIC, Frontend, read_here
 from reserve_gpu.render.messages import VARIABLE, them
 from reserve_gpu.render.phrases import NOTEBOOK_LIMIT, labels, listed, named
@@ -482,6 +482,8 @@ class Refused(NamedTuple):
     ahead: Sequence[Ticket] = ()
 
     def error(self, frontend: Frontend) -> errors.NoFreeDeviceError:
+        from reserve_gpu.render import pictures  # which a granted request never needs
+
         kind = errors.NoFreeDeviceError if self.waited_s is None else errors.WaitTimeoutError
         return kind(
             lambda: pictures.refusal(self, frontend), self.rows, lambda: self._to_dict(frontend)
@@ -492,7 +494,7 @@ class Refused(NamedTuple):
 
         Its hints end nothing, release nothing, and take nothing that is in use.
         """
-        from reserve_gpu.render import contacts, status_view
+        from reserve_gpu.render import contacts, pictures, status_view
 
         # Processes that were started together may be ranks, which wait for each other, or runs,
         # which end.

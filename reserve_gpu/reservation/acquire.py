@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from reserve_gpu.allocation import inherited_limit, policy, quota, snapshot, wait
 from reserve_gpu.allocation.attempt import AttemptContext, Denied, Granted, LockedDevice, attempt
@@ -38,18 +38,13 @@ RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for 
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
 
 
-class Acquired(NamedTuple):
-    """A reservation that a request got.
+class Acquired:
+    """A reservation, what to tell the user about it, and what the process held before."""
 
-    Attributes:
-        reservation: The reservation.
-        notices: What to tell the user about it.
-        savepoint: What the process held before.
-    """
-
-    reservation: Reservation
-    notices: list[Notice]
-    savepoint: Savepoint
+    def __init__(
+        self, reservation: Reservation, notices: list[Notice], savepoint: Savepoint
+    ) -> None:
+        self.reservation, self.notices, self.savepoint = reservation, notices, savepoint
 
 
 class WouldReserve(Exception):  # noqa: N818 - no error, but the result of a preview
@@ -98,7 +93,7 @@ def reserve(
         session.hide_if_unreserved()
         raise NoFreeDeviceError(notice.ANOTHER_THREAD_WAITS)
     notices = _begin(session, request)
-    savepoint = Savepoint(session.reservation, deadline.waits)
+    savepoint = Savepoint(session.reservation, waits=deadline.waits)
     try:
         inherited_limit.require_absolute(request.devices, session.variables.inherited())
         held, ruled = session.held, rules()

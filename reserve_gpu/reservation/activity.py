@@ -1,23 +1,18 @@
 """What the processes of a reservation do on its devices, by what the driver says."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import DriverError
 from reserve_gpu.reservation import joining
+from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.system import executor, procfs
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from reserve_gpu.model.devices import Device
-    from reserve_gpu.reservation.holding import Holding
 
 DRIVER_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 # cuInit reads the variables at its begin, and takes up to 3 s without persistence mode

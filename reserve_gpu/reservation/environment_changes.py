@@ -41,13 +41,13 @@ class OurVariables:
         """Return the variables without our changes, nor the refusal of a process above this one."""
         return cuda_environment.before_hiding(self.changes.inherited())
 
-    def set(self, values: Variables) -> None:
-        """Set these, and give all others that were set the values from before."""
-        self.changes = self.changes.to(values)
+    def unset(self) -> None:
+        """Give the variables the values that they had before."""
+        self.changes = self.changes.apply({})
 
     def hide(self) -> None:
         """Let whatever starts from now on see no device, and know that we set it so."""
-        self.set(cuda_environment.hiding(self.changes.inherited()))
+        self.changes = self.changes.apply(cuda_environment.hiding(self.changes.inherited()))
 
     def adopt(self, changes: cuda_environment.Changes) -> None:
         """Take over the changes of the program before this one in the same process."""
@@ -59,7 +59,7 @@ class OurVariables:
         before = cuda_environment.inherited_caps(inherited)
         limits, self.notices = _caps(held, inherited | before)
         values = cuda_environment.variables(held.devices, held.memory_limit_mib) | limits
-        self.set({cuda_environment.HIDDEN: None} | before | values)
+        self.changes = self.changes.apply({cuda_environment.HIDDEN: None} | before | values)
         self.environ = set_only(values)
 
     def mend(self, held: Holding) -> list[Notice]:
@@ -82,7 +82,7 @@ class OurVariables:
         if set_only(limits) == said and cuda_environment.read(limits) == limits:
             return []
         values = {name: self.environ.get(name) for name in cuda_environment.CUDA} | limits
-        self.set({cuda_environment.HIDDEN: None} | values)
+        self.changes = self.changes.apply({cuda_environment.HIDDEN: None} | values)
         self.environ = set_only(values)
         return notices
 

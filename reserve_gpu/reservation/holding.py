@@ -35,10 +35,10 @@ _numbers = count(1)
 class Holding(NamedTuple):
     """Devices that are held.
 
-    locks: by UUID. promise: what others may count on.
+    locks: By UUID. terms: What others may count on.
     overdue: since when it should have ended, where it has not.
     kept_until: for how long it is kept for the restart of this kernel, which ends now.
-    joined process: of one that has joined the reservation of another process of this user.
+    joined: The reservation of another process of this user that this one has joined.
     facts: what features have left to themselves in the program before this one.
     is_back: it was kept over the restart, and not asked for by size.
     number: Identifies the reservation within this process, however its devices change.

@@ -57,7 +57,7 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
             stack.callback(lock.release)
         stack.pop_all()
     visible = host.record.visible if is_own_word(reserved.holder) else None
-    devices = cuda_environment.in_order(host_of, visible or "")
+    devices = cuda_environment.in_visible_order(host_of, visible or "")
     of = tuple(taken[device].wall for device in devices)
     terms = ReservationTerms(host.record.terms.size, lease)
     return Holding(devices, locks, terms, joined=Joined(of, host.name))

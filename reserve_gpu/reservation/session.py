@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from reserve_gpu.allocation import policy
 from reserve_gpu.gpus import cuda_environment, names
@@ -22,7 +22,7 @@ from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import NO_LEASE, End, Lease, Request, ReservationTerms
 from reserve_gpu.render import notices as notice
 from reserve_gpu.render.frontends import MAGIC
-from reserve_gpu.reservation import exec_handover, feature_registry, joining, refresh
+from reserve_gpu.reservation import feature_registry, joining, refresh
 from reserve_gpu.reservation.environment_changes import OurVariables
 from reserve_gpu.reservation.feature_registry import FEATURES
 from reserve_gpu.reservation.holding import NOTHING, Change, Holding
@@ -32,7 +32,7 @@ from reserve_gpu.system.executor import Executor
 from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import Reserved
     from reserve_gpu.model.requests import Fact
     from reserve_gpu.render.notices import Notice
+    from reserve_gpu.reservation.exec_handover import Handover
     from reserve_gpu.reservation.feature import Feature, Leaving, UseLook
 
 SIGN_S = 5.0  # for so long cells need not look at the record, which others may write
@@ -127,16 +128,11 @@ class Reservation:
         return "\n".join([*lines, *values])
 
 
-class Savepoint(NamedTuple):
-    """What a process holds before a request changes it.
+class Savepoint:
+    """What a process holds before a request changes it, and whether the request may wait."""
 
-    Attributes:
-        reservation: The reservation, or None.
-        waits: Whether the request may wait.
-    """
-
-    reservation: Reservation | None
-    waits: bool
+    def __init__(self, reservation: Reservation | None, *, waits: bool) -> None:
+        self.reservation, self.waits = reservation, waits
 
 
 class Session(Executor):
@@ -448,7 +444,7 @@ class Session(Executor):
                 features = self.wanted(held.terms)
         with no_fork:
             if held is None:
-                self.variables.hide() if is_hidden else self.variables.set({})
+                self.variables.hide() if is_hidden else self.variables.unset()
             elif not (is_adopted or self._is_set_for(held)):
                 self.variables.set_for(held)
             self._held, self._reservation = held, self._reservation_of(held)
@@ -548,15 +544,17 @@ class Session(Executor):
     def adopt(self) -> None:
         """Take over, once, what this process held before exec made it this program."""
         if procfs.held_by() == os.getpid():
+            from reserve_gpu.reservation import exec_handover
+
             self.load()
-            self.run(self._adopt)
+            self.run(self._adopt, exec_handover.received)
         self.has_adopted = True
 
-    def _adopt(self) -> None:
+    def _adopt(self, received: Callable[[], Handover | None]) -> None:
         if self.has_adopted:
             return
         self.has_adopted = True
-        given = exec_handover.received()
+        given = received()
         if given is None:
             return
         self.reason = given.reason

@@ -222,7 +222,7 @@ def _inherited(rows: Sequence[DeviceStatus]) -> tuple[tuple[Device, ...], Reserv
         for holder in row.holders
         if holder.listed_pid in ancestors
     }
-    devices = cuda_environment.in_order(held, os.environ.get(cuda_environment.VISIBLE, ""))
+    devices = cuda_environment.in_visible_order(held, os.environ.get(cuda_environment.VISIBLE, ""))
     return devices, next(iter(held.values()), ReservationTerms())
 
 

@@ -34,7 +34,7 @@ class GoneError(errors.ReserveGPUError):
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the request, and which kernel it is for."""
-    add((*request_options.REQUEST_THAT_GOES_ON, *KEPT_FOR), parser)
+    add((*request_options.REQUEST_KEYWORDS, *KEPT_FOR), parser)
 
 
 def run(arguments: Namespace) -> Output:

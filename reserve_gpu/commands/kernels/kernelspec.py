@@ -210,7 +210,7 @@ up on a kernel after 60 s. With --hosts it runs on the machine that has a free
 GPU; where none is free it does not start.
 """
 OPTIONS = (
-    *(each for each in request_options.REQUEST_THAT_GOES_ON if each is not request_options.NAME),
+    *(each for each in request_options.REQUEST_KEYWORDS if each is not request_options.NAME),
     Option("--gpu-name TEXT", "only GPUs with this text in their name"),
     Option("--name NAME",
            "of the kernel; python3-gpu by default, and python3-gpu-lab with --hosts lab"),

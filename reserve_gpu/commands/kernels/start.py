@@ -21,7 +21,7 @@ split = command.split
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the request."""
-    add(request_options.REQUEST_THAT_GOES_ON, parser)
+    add(request_options.REQUEST_KEYWORDS, parser)
 
 
 def run(arguments: Namespace) -> NoReturn:

@@ -335,7 +335,7 @@ split = command.split_at_sign
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the request, and the connection file."""
-    add(request_options.REQUEST_THAT_GOES_ON, parser)
+    add(request_options.REQUEST_KEYWORDS, parser)
     add((Option("-f --file FILE", "the connection file", required=True),), parser)
 
 
