@@ -112,8 +112,8 @@ def wait_for_offers(
         limit_s = queue.passes_at - start
         if limit_s > OFFERS_LIMIT_S or now - start > OFFERS_LIMIT_S:  # inf: it will not pass
             break
-        rows, entry = tuple(map(explain, outcome.rows)), 1 + len(outcome.ahead)
-        executor.tell(Waiting(context.request, entry, now - start, rows, limit_s))
+        rows, place = tuple(map(explain, outcome.rows)), 1 + len(outcome.ahead)
+        executor.tell(Waiting(context.request, place, now - start, rows, limit_s))
         news.forget(outcome)
         next_look = min(queue.passes_at, now + SECOND_S)
         wait_for_news(max(next_look, now + executor.POLL_S), news, between)

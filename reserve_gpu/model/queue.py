@@ -70,7 +70,7 @@ class RememberedTicket(NamedTuple):
     number: The number of the ticket.
     pid: The process that waits, or None if it is not visible.
     devices: The inodes of the device files that this process has locked while it waits.
-    left: As in `Ahead`.
+    left: As in `TicketAhead`.
     """
 
     number: int

@@ -3,8 +3,8 @@
 No module imports a feature, so a feature is deleted with its folder and its row.
 
 A signal handler that raises during an import leaves Python's import lock with its thread, and every
-other thread that imports a module would wait for ever. So a call imports what it needs on the
-caller's thread, and the session's thread imports nothing.
+other thread that imports a module would wait for ever. So the caller's thread imports what a call
+needs, before the session's thread does the work.
 """
 
 import errno
