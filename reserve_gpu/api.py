@@ -20,6 +20,7 @@ from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, read_here
 from reserve_gpu.reservation import acquire, feature
 from reserve_gpu.reservation.session import Reservation, session
 from reserve_gpu.system.cells import kernels_file
+from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -237,7 +238,8 @@ def release() -> tuple[Device, ...]:
     """
     if released := session().run_in_any_case(session().release):
         return released
-    from reserve_gpu.reservation import restart_handover
+    with no_fork:
+        from reserve_gpu.reservation import restart_handover
 
     return next((left.held.devices for left in all_left() if restart_handover.end(left)), ())
 
@@ -250,7 +252,8 @@ def kept() -> str | None:
 
 def all_left() -> Iterator[Left]:
     """Yield what is kept for this kernel, which has restarted."""
-    from reserve_gpu.reservation import restart_handover
+    with no_fork:
+        from reserve_gpu.reservation import restart_handover
 
     if connection_file := kernels_file():
         yield from restart_handover.all_left(connection_file)
@@ -296,7 +299,8 @@ def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
     reason: why it holds nothing, for that program to tell. is_kernel: it is a kernel, which loads
     this package.
     """
-    from reserve_gpu.reservation import exec_handover
+    with no_fork:
+        from reserve_gpu.reservation import exec_handover
 
     this_session = session()
 
@@ -332,7 +336,8 @@ def take_over(connection_file: str | None) -> list[str]:
 
     connection_file: of the kernel that this process is, or becomes.
     """
-    from reserve_gpu.reservation import restart_handover
+    with no_fork:
+        from reserve_gpu.reservation import restart_handover
 
     session().load()
     notices = session().run(restart_handover.take_over, session(), connection_file)
@@ -341,7 +346,8 @@ def take_over(connection_file: str | None) -> list[str]:
 
 def leave_to_kernel(name: str, seconds: float) -> None:
     """Leave what this process holds to the kernel of that name, which somebody starts by ssh."""
-    from reserve_gpu.reservation import restart_handover
+    with no_fork:
+        from reserve_gpu.reservation import restart_handover
 
     session().run(restart_handover.leave, session(), name, seconds)
 
@@ -366,7 +372,8 @@ def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | C
         raise errors.RequestError(
             f"before_end() takes a function, not {errors.sanitize(repr(function))}."
         )
-    from reserve_gpu.system import shutdown
+    with no_fork:
+        from reserve_gpu.system import shutdown
 
     shutdown.of_this_process().call_before(function, parse_duration(limit))
     return function
@@ -381,7 +388,8 @@ def _display(progress: Literal["auto"] | None) -> Iterator[Callable[[Progress], 
         def show(news: Progress) -> None:
             nonlocal live
             if live is None and progress == "auto":
-                from reserve_gpu.render import progress as displays
+                with no_fork:
+                    from reserve_gpu.render import progress as displays
 
                 live = stack.enter_context(displays.for_people() or nullcontext())
             if live is not None:

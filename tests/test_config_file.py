@@ -377,7 +377,7 @@ def test_root_takes_over_no_home(verb: str, owned: str, profile: Profile) -> Non
     (line,) = done.stderr.splitlines()
     assert f"belongs to user {OTHER}" in line
     end = " --uninstall" if verb == "check-remove" else ""
-    assert line.endswith(f"run: sh {PROGRAM.parent.parent}/install.sh{end}")
+    assert line.endswith(f"run: sh {PROGRAM.parents[2]}/install.sh{end}")
 
 
 @needs_root

@@ -320,13 +320,15 @@ def load() -> None:
             raise
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise ReserveGPUError(TOO_MANY_FILES) from None
-        from reserve_gpu.gpus import import_errors
+        with no_fork:
+            from reserve_gpu.gpus import import_errors
 
         _import_error = import_errors.not_imported(error)
         _import_error.__cause__ = error
         return
     if not all(hasattr(pynvml, name) for name in OFFICIAL):
-        from reserve_gpu.gpus import import_errors
+        with no_fork:
+            from reserve_gpu.gpus import import_errors
 
         _import_error = import_errors.not_official(pynvml, is_new=is_new)
         return

@@ -19,6 +19,7 @@ from reserve_gpu.render.progress import Live
 from reserve_gpu.reservation import status
 from reserve_gpu.reservation.session import session
 from reserve_gpu.system import jupyter_kernel, procfs
+from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -32,7 +33,8 @@ def run(line: str) -> None:
     """
     try:
         if words := _words(line):
-            from reserve_gpu.ipython import parser  # a bare line needs none
+            with no_fork:
+                from reserve_gpu.ipython import parser  # a bare line needs none
 
             _do(parser.magic_parser().parse_args(words))
         else:
@@ -76,9 +78,10 @@ def _words(line: str) -> list[str]:
 
 
 def _do(arguments: Namespace) -> None:
-    from reserve_gpu import request_options
-    from reserve_gpu.commands import registry
-    from reserve_gpu.ipython import parser
+    with no_fork:
+        from reserve_gpu import request_options
+        from reserve_gpu.commands import registry
+        from reserve_gpu.ipython import parser
 
     values = vars(arguments)
     asked = [name for name in parser.COMMANDS if values[name] not in (None, False)]

@@ -21,6 +21,7 @@ from reserve_gpu.render import durations, messages, phrases, reasons
 from reserve_gpu.render.frontends import MAGIC, Frontend, read_here
 from reserve_gpu.render.messages import VARIABLE, them
 from reserve_gpu.render.phrases import NOTEBOOK_LIMIT, labels, listed, named
+from reserve_gpu.system.forks import no_fork
 
 PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
 HAS_ENDED = "This reservation has been released; ask for another one."
@@ -482,7 +483,8 @@ class Refused(NamedTuple):
     ahead: Sequence[Ticket] = ()
 
     def error(self, frontend: Frontend) -> errors.NoFreeDeviceError:
-        from reserve_gpu.render import pictures  # which a granted request never needs
+        with no_fork:
+            from reserve_gpu.render import pictures  # which a granted request never needs
 
         kind = errors.NoFreeDeviceError if self.waited_s is None else errors.WaitTimeoutError
         return kind(
@@ -494,7 +496,8 @@ class Refused(NamedTuple):
 
         Its hints end nothing, release nothing, and take nothing that is in use.
         """
-        from reserve_gpu.render import contacts, pictures, status_view
+        with no_fork:
+            from reserve_gpu.render import contacts, pictures, status_view
 
         # Processes that were started together may be ranks, which wait for each other, or runs,
         # which end.

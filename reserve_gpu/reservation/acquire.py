@@ -80,8 +80,8 @@ def reserve(
         session: The session of this process.
         request: The request.
         deadline: When to stop waiting for a device.
-        hold: Called with the locked devices in place of `session.hold`, by `preview`. Then nothing is
-            waited for.
+        hold: Called with the locked devices in place of `session.hold`; only `preview` gives one.
+            Then nothing is waited for.
 
     Raises:
         Failure: The request can't be satisfied, with the reason as a notice.

@@ -544,7 +544,8 @@ class Session(Executor):
     def adopt(self) -> None:
         """Take over, once, what this process held before exec made it this program."""
         if procfs.held_by() == os.getpid():
-            from reserve_gpu.reservation import exec_handover
+            with no_fork:
+                from reserve_gpu.reservation import exec_handover
 
             self.load()
             self.run(self._adopt, exec_handover.received)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pwd
+import stat
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,8 +75,13 @@ def squat(child: Child, path: Path, how: str) -> None:
 
 def own(machine: Machine, user: str) -> list[Path]:
     """Return a user's folders for sockets."""
-    found = [path for path in machine.locks.glob(f"{name_of(user)}*") if path.is_dir()]
-    return [path for path in found if path.lstat().st_uid == uid_of(user)]
+    found = []
+    for path in machine.locks.glob(f"{name_of(user)}*"):
+        with suppress(FileNotFoundError):  # removed since it was listed
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == uid_of(user):
+                found.append(path)
+    return found
 
 
 def is_heard(asking: Child, listening: Child, user: str) -> bool:
