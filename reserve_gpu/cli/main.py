@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu.commands import registry
 from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.registry import COMMANDS
-from reserve_gpu.commands.run import command, lookup
+from reserve_gpu.commands.run import command, lookup, reporter
 from reserve_gpu.model import errors, option, untrusted
 from reserve_gpu.request_options import Parser
 from reserve_gpu.system import settings
@@ -47,17 +47,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words += _words(list(sys.argv[1:] if arguments is None else arguments))
         return _start(words)
     except errors.ReserveGPUError as error:
-        command.say(_error_text(error, words), is_event="--json" in words)
+        reporter.say(_error_text(error, words), is_event="--json" in words)
         return error.exit_code
     except KeyboardInterrupt:
-        command.say("Interrupted; nothing was reserved.")
+        reporter.say("Interrupted; nothing was reserved.")
         return command.INTERRUPTED
 
 
 def _error_text(error: errors.ReserveGPUError, own: Sequence[str]) -> str:
     """Return the error as it is shown: as one line of JSON where that was asked for."""
     if "--json" not in own:
-        return command.error_text(error)
+        return reporter.error_text(error)
     return json.dumps({"event": "refused", "time": time.time(), **error.to_dict()})
 
 

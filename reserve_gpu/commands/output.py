@@ -3,12 +3,12 @@
 import json
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.model.option import Option
 
 if TYPE_CHECKING:
-    from reserve_gpu.render.pictures import Picture
+    from reserve_gpu.render.pictures import Shown
 
 FORMATS = {"text": "the default", "json": "for programs", "html": "a page"}
 
@@ -27,20 +27,6 @@ class Output(NamedTuple):
     form: str = "text"
 
 
-class Shown(Protocol):
-    """A result that a command can print in each format."""
-
-    @property
-    def host(self) -> str:
-        """Return the name of the machine, or of several."""
-
-    def picture(self) -> "Picture":
-        """Return the picture for people."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields for programs."""
-
-
 def format_options(**more: str) -> tuple[Option, ...]:
     """Return --format, and its short form --json.
 
@@ -55,7 +41,7 @@ def format_options(**more: str) -> tuple[Option, ...]:
     )
 
 
-def answer(seen: Shown, form: str, about: str, code: int = 0) -> Output:
+def answer(seen: "Shown", form: str, about: str, code: int = 0) -> Output:
     """Return a result in a format.
 
     Args:

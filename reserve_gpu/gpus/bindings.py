@@ -12,9 +12,9 @@ import errno
 import os
 import sys
 import warnings
-from _thread import get_ident
 from contextlib import suppress
 from functools import cache
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.gpus import start_errors

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model.devices import State
@@ -118,6 +118,20 @@ def tell(what: Picture | str) -> None:
 
 
 # -- why nothing was reserved ----------------------------------------------------------------------
+
+
+class Shown(Protocol):
+    """A result that a command can print in each format."""
+
+    @property
+    def host(self) -> str:
+        """Return the name of the machine, or of several."""
+
+    def picture(self) -> Picture:
+        """Return the picture for people."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields for programs."""
 
 
 def refusal(reason: Refused, frontend: Frontend) -> Picture:

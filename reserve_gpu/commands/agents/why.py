@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import api, request_options
 from reserve_gpu.allocation.request import parse
 from reserve_gpu.commands.output import Output
-from reserve_gpu.commands.run import command
+from reserve_gpu.commands.run import command, reporter
 from reserve_gpu.model.errors import VERSION, NoFreeDeviceError
 from reserve_gpu.model.option import add
 from reserve_gpu.render import frontends
@@ -34,7 +34,7 @@ def run(arguments: Namespace) -> Output:
     try:
         devices = api.preview(parse(**wishes), frontends.shell(arguments.command))
     except NoFreeDeviceError as error:
-        answer, text, code = error.to_dict(), command.error_text(error), error.exit_code
+        answer, text, code = error.to_dict(), reporter.error_text(error), error.exit_code
     else:
         found = [{"label": each.label, "uuid": each.uuid} for each in devices]
         answer = {"version": VERSION, "reason": None, "exit_code": 0, "devices": found}

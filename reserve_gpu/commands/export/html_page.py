@@ -8,7 +8,7 @@ from reserve_gpu.model.errors import sanitize
 from reserve_gpu.render.phrases import escape
 
 if TYPE_CHECKING:
-    from reserve_gpu.commands.output import Shown
+    from reserve_gpu.render.pictures import Shown
 
 # The colour scheme is for what the browser draws itself: the bars of the memory.
 PAGE = """\

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu import api, request_options
-from reserve_gpu.commands.run import command
+from reserve_gpu.commands.run import command, reporter
 from reserve_gpu.model import errors
 from reserve_gpu.model.option import add
 from reserve_gpu.render import frontends
@@ -40,7 +40,7 @@ def run(arguments: Namespace) -> NoReturn:
             os.environ["JPY_SESSION_NAME"] = started.get("notebook", "")
     try:
         for text in api.take_over(jupyter_kernel.connection_file(arguments.command)):
-            command.say(f"Warning: {text}")
+            reporter.say(f"Warning: {text}")
         if not started:
             command.reserve(arguments, frontends.MAGIC)
         elif not api.current():  # what was asked for from afar has not been kept
@@ -49,7 +49,7 @@ def run(arguments: Namespace) -> NoReturn:
     except errors.ReserveGPUError as error:
         first = "This kernel was started without a GPU of its own."
         going_on = api.go_on_after(error)
-        command.say(f"{first}\n{error}\n{going_on}")
+        reporter.say(f"{first}\n{error}\n{going_on}")
         # Its first cell shows the status of the machine, and the remedy.
         what = error.picture.brief if error.picture else str(error)
         reason = f"{first}\n{what}\n{going_on}"

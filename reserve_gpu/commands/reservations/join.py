@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu import api
 from reserve_gpu.commands.reservations import choice
-from reserve_gpu.commands.run import command
+from reserve_gpu.commands.run import command, reporter
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import RequestError, own_command
 from reserve_gpu.model.option import add
@@ -45,7 +45,7 @@ def run(arguments: Namespace) -> NoReturn:
     words = arguments.command or [os.environ.get("SHELL") or "/bin/sh"]
     program = command.find_own(words, ["join", *arguments.which])
     process_identity.call_it(process_identity.command(words) or "")
-    command.say(api.join(chosen(arguments.which)))
+    reporter.say(api.join(chosen(arguments.which)))
     command.set_alarm(is_timed=False, is_quiet=False)
     command.become(program, words)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import api
 from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.reservations import choice
-from reserve_gpu.commands.run import command
+from reserve_gpu.commands.run import reporter
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.model.errors import RequestError, own_command
 from reserve_gpu.model.option import Option, add
@@ -84,7 +84,7 @@ def _released(chosen: Choice, *, is_end: bool) -> Answer:
     """Have a process release its devices, with a line on stderr before a first signal."""
 
     def warn(why: Answer) -> None:
-        command.say(said.unasked(chosen.reserved, why, STOP_S))
+        reporter.say(said.unasked(chosen.reserved, why, STOP_S))
 
     return remote_release.release(chosen, is_end=is_end, warn=warn)
 

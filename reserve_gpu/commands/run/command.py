@@ -6,10 +6,8 @@ Also what every subcommand needs at its end: errors in the words of a shell.
 from __future__ import annotations
 
 import errno
-import math
 import os
 import signal
-import sys
 import time
 from shlex import join
 from typing import TYPE_CHECKING, NoReturn
@@ -17,25 +15,22 @@ from typing import TYPE_CHECKING, NoReturn
 from reserve_gpu import api, request_options
 from reserve_gpu.commands.run import handoff, lookup
 from reserve_gpu.commands.run.lookup import CommandError
+from reserve_gpu.commands.run.reporter import Reporter, say
 from reserve_gpu.gpus import names
 from reserve_gpu.model import errors
 from reserve_gpu.model.errors import PROGRAM, own_command, sanitize
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.model.requests import NO_LEASE
 from reserve_gpu.render import frontends, messages
-from reserve_gpu.render.progress import Live
 from reserve_gpu.system import jupyter_kernel, process_identity, subprocesses, watchdog
-from reserve_gpu.system.nonblocking import Printer
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
-    from reserve_gpu.model.progress import Progress
 
 SYNOPSIS = "reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
 INTERRUPTED = 130  # as shells have it
-READER_LIMIT_S = 2.0  # for the reader of stderr, while a GPU is held
 
 
 def run(arguments: Namespace) -> NoReturn:
@@ -46,15 +41,15 @@ def run(arguments: Namespace) -> NoReturn:
         _require_alarm()
     process_identity.call_it(process_identity.command(arguments.command) or "")
     is_quiet = arguments.quiet
-    teller = Teller(is_quiet=is_quiet)
+    reporter = Reporter(is_quiet=is_quiet)
     if arguments.json or arguments.events:
         from reserve_gpu.commands.run import events
 
-        teller, is_quiet = events.of_arguments(arguments), True
-    reserve(arguments, frontends.shell(arguments.command), teller)
+        reporter, is_quiet = events.of_arguments(arguments), True
+    reserve(arguments, frontends.shell(arguments.command), reporter)
     api.forget_idleness()
     set_alarm(is_timed=is_timed, is_quiet=is_quiet)
-    teller.follow()
+    reporter.follow()
     become(program, arguments.command)
 
 
@@ -168,67 +163,17 @@ def become(program: str, command: list[str], reason: str | None = None) -> NoRet
         raise CommandError(f"{text}.") from error
 
 
-def say(text: str, *, is_event: bool = False) -> None:
-    """Print on stderr, as stdout is the command's. That nobody can read it is no failure.
-
-    A process that holds a GPU waits for its reader only for a short time, and then goes on without
-    the text: else a full pipe would keep the GPU from the command.
-
-    Args:
-        text: What to print.
-        is_event: The text is an event, for which nothing ever waits for long.
-    """
-    printer = Printer(sys.stderr)
-    printer.print(f"{text}\n", READER_LIMIT_S if is_event or api.current() else math.inf)
-    printer.close()
-
-
-def error_text(error: errors.ReserveGPUError) -> str:
-    """Return the error as it is shown on stderr."""
-    return error.picture.to_text(sys.stderr) if error.picture else str(error)
-
-
-class Teller:
-    """Says in plain words on stderr what becomes of a reservation; is_quiet: of no success."""
-
-    def __init__(self, *, is_quiet: bool = False) -> None:
-        self._live = Live(sys.stderr)
-        self._is_quiet = is_quiet
-
-    def show(self, news: Progress) -> None:
-        """Show how a wait stands."""
-        if not self._is_quiet:
-            self._live.show(news)
-
-    def failed(self, _error: BaseException) -> None:
-        """Take away what is shown: the error is said where all of them are."""
-        self._live.clear()
-
-    def came(self, outcome: api.Outcome) -> None:
-        """Say what is held now, or why nothing is."""
-        self._live.clear()
-        lines = [f"Warning: {text}" for text in outcome.warnings]
-        lines += [error_text(outcome.excused)] if outcome.excused else []
-        if outcome.excused or not self._is_quiet:
-            lines.append(outcome.text)
-        if lines:
-            say("\n".join(lines))
-
-    def follow(self) -> None:
-        """Leave the rest to the command, which this process becomes now."""
-
-
 def reserve(
-    arguments: Namespace, frontend: frontends.Frontend, teller: Teller | None = None
+    arguments: Namespace, frontend: frontends.Frontend, reporter: Reporter | None = None
 ) -> None:
     """Reserve, and tell what comes of it, meanwhile too."""
-    teller = teller or Teller()
+    reporter = reporter or Reporter()
     try:
-        outcome = request_options.reserve(arguments, frontend, teller.show)
+        outcome = request_options.reserve(arguments, frontend, reporter.show)
     except BaseException as error:
-        teller.failed(error)
+        reporter.failed(error)
         raise
-    teller.came(outcome)
+    reporter.came(outcome)
 
 
 MORE = """\

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.commands.run import after_exec
 from reserve_gpu.commands.run.after_exec import READER_LIMIT_S, Sender
-from reserve_gpu.commands.run.command import Teller
+from reserve_gpu.commands.run.reporter import Reporter
 from reserve_gpu.model.errors import RequestError, ReserveGPUError, sanitize
 from reserve_gpu.model.progress import Progress, Waiting
 from reserve_gpu.render import contacts, messages
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 STDERR = 2
 
 
-class Events(Teller):
+class Events(Reporter):
     """Writes events to a descriptor; a reader that does not read them delays nothing for long."""
 
     def __init__(self, descriptor: int) -> None:

@@ -12,7 +12,7 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 
 from reserve_gpu.commands.output import Output
-from reserve_gpu.commands.run import command
+from reserve_gpu.commands.run import reporter
 from reserve_gpu.commands.slurm import framing, sockets
 from reserve_gpu.system import procfs, settings, spawn
 
@@ -133,7 +133,7 @@ async def _serve(out: int) -> None:
             except OSError:
                 raise
             except Exception as error:  # noqa: BLE001 - one message, and not the job, is lost
-                command.say(f"Warning: a message for the kernel was dropped: {error!r}")
+                reporter.say(f"Warning: a message for the kernel was dropped: {error!r}")
         await node.end()
         if quiet and node.has_begun:  # srun has been killed, and so would not end the job
             await (await asyncio.create_subprocess_exec(spawn.program("scancel"), job)).wait()

@@ -23,7 +23,7 @@ from jupyter_client.session import DELIM, Session
 
 from reserve_gpu import request_options
 from reserve_gpu.commands.output import Output
-from reserve_gpu.commands.run import command
+from reserve_gpu.commands.run import command, reporter
 from reserve_gpu.commands.slurm import framing, sockets, srun
 from reserve_gpu.model.errors import REASON_LIMIT, RequestError, own_line, sanitize
 from reserve_gpu.model.option import Option, add
@@ -154,7 +154,7 @@ class Relay:
     def _refused(self, uid: int | None) -> None:
         """Report the first connection of another user."""
         user = "An unknown user" if uid is None else f"Another user ({procfs.user_name(uid)})"
-        command.say(f"{user} tried to connect to this kernel, and was refused.")
+        reporter.say(f"{user} tried to connect to this kernel, and was refused.")
 
     # -- what comes --------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Relay:
         """Pass on what is printed in the job, and keep what Slurm says of its end."""
         async for line in framing.each(stream):
             text = line.decode(errors="replace").rstrip()
-            command.say(text)
+            reporter.say(text)
             if said := re.match(SAYS, text):
                 self._said.append(sanitize(said[1], REASON_LIMIT))
                 self._tell(self._said[-1])
@@ -327,7 +327,7 @@ def _going_on() -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001 - one message, and not the kernel, is lost
         reason = sanitize(f"{type(error).__name__}: {error}", REASON_LIMIT)
-        command.say(f"Warning: a message of the kernel or its client was dropped: {reason}")
+        reporter.say(f"Warning: a message of the kernel or its client was dropped: {reason}")
 
 
 split = command.split_at_sign
