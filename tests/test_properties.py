@@ -98,7 +98,7 @@ def unless_refused(function: Callable[..., Any], *arguments: Any) -> Any:
 @settings(max_examples=60)
 @given(
     devices=st.lists(NAMES, max_size=4),
-    count=st.none() | st.integers(-5, 99),
+    count=st.none() | st.integers(0, 99),
     texts=st.dictionaries(st.sampled_from(["min-memory", "name", "note", "wait"]), st.text()),
     flags=st.sets(st.sampled_from(["optional", "release"])),
 )
