@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.api import Outcome
     from reserve_gpu.model.progress import Progress
+    from reserve_gpu.model.requests import Request
     from reserve_gpu.render.frontends import Frontend
 
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
@@ -135,14 +136,20 @@ def wishes(arguments: Namespace) -> dict[str, Any]:
     return {**values, "devices": arguments.devices or None}
 
 
+def to_request(arguments: Namespace) -> tuple[Request, Any]:
+    """Return the request that was parsed, and how long to wait for it. Raises RequestError."""
+    values = wishes(arguments)
+    wait = values.pop("wait")
+    return parse(**values), wait
+
+
 def reserve(
     arguments: Namespace, frontend: Frontend, progress: Callable[[Progress], object] | None = None
 ) -> Outcome:
     """Reserve what was parsed, for a front end. Raises what `reserve()` raises."""
-    values = wishes(arguments)
-    wait = values.pop("wait")
+    request, wait = to_request(arguments)
     is_optional = getattr(arguments, "optional", False)  # not every command has the option
-    return api.ask(parse(**values), wait, progress, frontend, is_optional=is_optional)
+    return api.ask(request, wait, progress, frontend, is_optional=is_optional)
 
 
 def words(arguments: Namespace) -> list[str]:

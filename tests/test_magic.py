@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reserve_gpu import request_options
-from reserve_gpu.allocation.request import parse
 from reserve_gpu.ipython.parser import OTHERS, magic_parser
 from reserve_gpu.model.requests import Request
 from reserve_gpu.request_options import REQUEST
@@ -490,8 +489,7 @@ def test_the_manual_page(here: Here) -> None:
 
 def test_an_empty_line_has_the_parsers_defaults() -> None:
     """A bare line, which is not parsed, is the request that the parser makes of an empty line."""
-    wishes = request_options.wishes(magic_parser().parse_args([]))
-    assert (wishes.pop("wait"), parse(**wishes)) == (None, Request())
+    assert request_options.to_request(magic_parser().parse_args([])) == (Request(), None)
 
 
 # -- settings --------------------------------------------------------------------------------------

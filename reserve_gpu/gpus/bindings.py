@@ -8,7 +8,6 @@ Ctrl-C works while one of them hangs.
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import sys
 import warnings
@@ -26,6 +25,7 @@ from reserve_gpu.model.errors import (
     DriverError,
     NoThreadError,
     ReserveGPUError,
+    is_out_of_files,
     sanitize,
 )
 from reserve_gpu.system import procfs
@@ -318,7 +318,7 @@ def load() -> None:
     except BaseException as error:
         if is_of_handler(error):
             raise
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        if is_out_of_files(error):
             raise ReserveGPUError(TOO_MANY_FILES) from None
         with no_fork:
             from reserve_gpu.gpus import import_errors

@@ -10,7 +10,6 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from reserve_gpu import api
-from reserve_gpu.allocation.request import parse
 from reserve_gpu.model import errors
 from reserve_gpu.model.requests import Request
 from reserve_gpu.render import messages, phrases, pictures
@@ -101,9 +100,8 @@ def _do(arguments: Namespace) -> None:
         flag = "--all" if arguments.all else "--hosts"
         raise errors.RequestError(f"{flag} goes with --status.")
     else:
-        wishes = request_options.wishes(arguments)
-        wait = wishes.pop("wait")
-        _reserve(parse(**wishes), wait, is_optional=arguments.optional)
+        request, wait = request_options.to_request(arguments)
+        _reserve(request, wait, is_optional=arguments.optional)
 
 
 def _reserve(

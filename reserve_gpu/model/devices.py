@@ -83,8 +83,7 @@ class Device(NamedTuple):
     @property
     def number(self) -> str:
         """Return what people type for it: `2`, or `1:0` for a MIG instance."""
-        index, instance = self.index, self.instance
-        return str(index) if instance is None else f"{index}:{instance}"
+        return _number(self.index, self.instance)
 
     @property
     def entry(self) -> str:
@@ -133,8 +132,7 @@ class Fault(NamedTuple):
     @property
     def number(self) -> str:
         """Return `3`, or `3:0` of a MIG instance."""
-        index, instance = self.index, self.instance
-        return str(index) if instance is None else f"{index}:{instance}"
+        return _number(self.index, self.instance)
 
     @property
     def label(self) -> str:
@@ -194,3 +192,7 @@ class Gauges(NamedTuple):
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+
+
+def _number(index: int, instance: int | None) -> str:
+    return str(index) if instance is None else f"{index}:{instance}"

@@ -7,6 +7,7 @@ Exit codes are those of `reserve-gpu`; from 64 on they have the meaning of sysex
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -396,6 +397,11 @@ def _is_made_by_uv() -> bool:
     with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         return any(line.partition("=")[0].strip() == "uv" for line in file)
     return False
+
+
+def is_out_of_files(error: BaseException) -> bool:
+    """Return whether an error says that no more files can be opened, here or on this machine."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class Failure(Exception):  # noqa: N818 - its reason makes the error

@@ -7,13 +7,11 @@ other thread that imports a module would wait for ever. So the caller's thread i
 needs, before the session's thread does the work.
 """
 
-import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.gpus import bindings
-from reserve_gpu.model.errors import TOO_MANY_FILES, ReserveGPUError
 from reserve_gpu.model.requests import ReservationTerms
 from reserve_gpu.system import cells, settings
 from reserve_gpu.system.loader import load
@@ -89,34 +87,24 @@ def load_for_reading() -> bool:
     bindings.load()
     if settings.config_file() is None:
         return False
-    _load_all(["allocation.admin_rules"])
+    load("allocation.admin_rules")
     return True
 
 
-def load_for_reserving(terms: ReservationTerms | None = None) -> frozenset[str]:
-    """Import what is needed to reserve, and return the features that this process needs.
+def load_for_reserving(terms: ReservationTerms | None = None) -> "dict[str, type[Feature]]":
+    """Import what is needed to reserve.
 
     Args:
         terms: The terms of the request; None if they are not known yet.
 
     Returns:
-        The names of the features that every reservation of this process needs.
+        The features that every reservation of this process needs, by their names.
 
     Raises:
         ReserveGPUError: This process can open no more files.
     """
     may_end = load_for_reading() or terms is None  # a rule may give the reservation an end
-    here = [row for row in FEATURES if row.is_wanted_here()]
-    for_terms = [row for row in FEATURES if may_end or (terms and row.is_wanted_for(terms))]
-    _load_all([row.module for row in (*here, *for_terms)])
-    return frozenset(row.name for row in here)
-
-
-def _load_all(modules: Sequence[str]) -> None:
-    try:
-        for module in modules:
-            load(module)
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise ReserveGPUError(TOO_MANY_FILES) from None
-        raise
+    for row in FEATURES:
+        if may_end or (terms and row.is_wanted_for(terms)):
+            row.load()
+    return {row.name: row.load() for row in FEATURES if row.is_wanted_here()}

@@ -156,7 +156,7 @@ class Session(Executor):
         self._held: Holding | None = None
         self._reservation: Reservation | None = None  # of what is held
         self._features: dict[str, Feature] = {}  # by name; those that were wanted so far
-        self._wanted_here: frozenset[str] = frozenset()  # features of every reservation
+        self._wanted_here: dict[str, type[Feature]] = {}  # the features of every reservation
         self._signed: tuple[str | None, float] = (None, 0.0)  # as which notebook, and until when
         self.unsigned: list[tuple[Device, str, str]] = []
         self._addresses: tuple[str, ...] | None = None  # PCI addresses at the last comparison
@@ -183,9 +183,11 @@ class Session(Executor):
     def wanted(self, terms: ReservationTerms) -> list[Feature]:
         """Return the features for these terms, and those from before; new ones are made."""
         for row in FEATURES:
-            if row.name not in self._features and (
-                row.name in self._wanted_here or row.is_wanted_for(terms)
-            ):
+            if row.name in self._features:
+                continue
+            if feature := self._wanted_here.get(row.name):
+                self._features[row.name] = feature(self)
+            elif row.is_wanted_for(terms):
                 self._features[row.name] = row.load()(self)
         return self.features
 

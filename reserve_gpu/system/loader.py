@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from reserve_gpu.model.errors import TOO_MANY_FILES, ReserveGPUError, is_out_of_files
 from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
@@ -16,6 +17,14 @@ def load(name: str) -> ModuleType:
 
     Args:
         name: The module's name below `reserve_gpu`, such as `features.lease.timer`.
+
+    Raises:
+        ReserveGPUError: This process can open no more files.
     """
-    with no_fork:
-        return import_module(f"reserve_gpu.{name}")
+    try:
+        with no_fork:
+            return import_module(f"reserve_gpu.{name}")
+    except OSError as error:
+        if is_out_of_files(error):
+            raise ReserveGPUError(TOO_MANY_FILES) from None
+        raise

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING
 
 from reserve_gpu import api, request_options
-from reserve_gpu.allocation.request import parse
 from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.run import command, reporter
 from reserve_gpu.model.errors import VERSION, NoFreeDeviceError
@@ -29,10 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> Output:
     """Return what `run` with these words would get, or its refusal."""
-    wishes = request_options.wishes(arguments)
-    del wishes["wait"]
+    request, _ = request_options.to_request(arguments)
     try:
-        devices = api.preview(parse(**wishes), frontends.shell(arguments.command))
+        devices = api.preview(request, frontends.shell(arguments.command))
     except NoFreeDeviceError as error:
         answer, text, code = error.to_dict(), reporter.error_text(error), error.exit_code
     else:

@@ -59,9 +59,7 @@ def find(
     failed: hosts that are asked no more, and why. lack: tells what keeps a kernel from starting on
     a host that answers; empty if nothing.
     """
-    arguments = request_options.wishes(request_options.request_of(wishes))
-    wait = arguments.pop("wait")
-    asked = request.parse(**arguments)
+    asked, wait = request_options.to_request(request_options.request_of(wishes))
     at_once = [
         *kernel,
         *(word for word in wishes if not word.startswith(request_options.WAIT.flag)),

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import request_options
-from reserve_gpu.allocation import request
 from reserve_gpu.commands.hosts.remote_status import HOSTS, other_machines
 from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.run import command
@@ -116,10 +115,8 @@ def _display_name(wishes: Namespace, where: str) -> str:
 
 def _check(wishes: Namespace) -> None:
     """Raise RequestError for what no machine could satisfy: a kernel would say it only later."""
-    arguments = request_options.wishes(wishes)
-    wait = arguments.pop("wait")
-    request.parse(arguments.pop("devices"), **arguments)
-    if re.match(r"\s*[0-9]{4}-", arguments.get("until") or ""):
+    _, wait = request_options.to_request(wishes)
+    if re.match(r"\s*[0-9]{4}-", getattr(wishes, "until", None) or ""):
         raise RequestError(
             "A kernel is also started after that date. Give --until a time of day or a day of the "
             "week, or say for how long: --for 8h."
