@@ -79,18 +79,18 @@ def test_interrupted_anywhere(children: Children, action: str, does: str, number
 @pytest.mark.promise
 @pytest.mark.process
 def test_an_interrupted_reserve_holds_nothing(children: Children) -> None:
-    """Who is interrupted while it reserves holds nothing that nobody knows of."""
+    """A reservation that a signal handler ends holds no GPU afterwards, wherever it was."""
     answer = children[0].run(
         "import signal\n"
         "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
-        "for _ in range(2):  # the first time it takes more: files are made, modules loaded\n"
+        "for _ in range(2):  # the first reservation also creates files and imports modules\n"
         " count = interrupting.Interrupted(reserve_gpu.reserve, signal.SIGUSR1).count\n"
         " reserve_gpu.release()\n"
         "signal.signal(signal.SIGUSR1, lambda *_: interrupting.handle('TimeoutError'))\n"
         "left = []\n"
-        "for share in (0.2, 0.5, 0.8, 0.9):\n"
-        " interrupting.Interrupted(reserve_gpu.reserve, signal.SIGUSR1, round(share * count))\n"
-        " left += [share] if reserve_gpu.current() else []\n"
+        "for at in range(1, count):  # at the last place reserve() has already returned\n"
+        " there = interrupting.Interrupted(reserve_gpu.reserve, signal.SIGUSR1, at)\n"
+        " left += [there.where] if reserve_gpu.current() else []\n"
         " reserve_gpu.release()\n"
         "count, left"
     )

@@ -56,9 +56,9 @@ def may_keep_history() -> bool:
 
 
 def config_file() -> str | None:
-    """Return the path of the administrator's file, None where there is none, or nothing in it.
+    """Return the path of the administrator's file, or None if it is missing or empty.
 
-    Asked at each reservation, and mostly there is none: so it takes one look.
+    Every reservation calls this, so it is a single stat.
     """
     named = os.environ.get(CONFIG)
     file = named or CONFIG_FILE
@@ -66,6 +66,8 @@ def config_file() -> str | None:
         status = os.stat(file)
     except FileNotFoundError:
         return named or None
-    except OSError:  # who reads it says why
-        return file
+    except OSError as error:
+        if error.errno is None:  # a TimeoutError of the caller's signal handler
+            raise
+        return file  # reading it fails in the same way, and reports the reason
     return file if status.st_size or not stat.S_ISREG(status.st_mode) else None
