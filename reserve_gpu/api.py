@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.holders import Reserved
     from reserve_gpu.model.requests import Request
+    from reserve_gpu.render.notices import Notice
     from reserve_gpu.render.progress import Live
     from reserve_gpu.reservation.restart_handover import Left
     from reserve_gpu.system.executor import Call
@@ -117,17 +118,22 @@ class Outcome(NamedTuple):
 
     Attributes:
         reservation: The reservation, or None if there is none, which `--optional` allows.
-        warnings: What to tell the user about it.
+        notices: What to tell the user about it.
         is_new: Whether the process did not have it before.
         waited_s: The seconds that the request waited in the queue.
         excused: Why there is no reservation.
     """
 
     reservation: Reservation | None
-    warnings: Sequence[str] = ()
+    notices: Sequence[Notice] = ()
     is_new: bool = False
     waited_s: float = 0.0
     excused: errors.ReserveGPUError | None = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return the texts of the notices."""
+        return notice.texts(self.notices)
 
     @property
     def text(self) -> str:
@@ -157,8 +163,10 @@ def ask(
 
     Raises:
         ReserveGPUError: As in `reserve()`.
+        WaitInterrupted: Ctrl-C ended a wait of the magic.
     """
-    this_session, deadline, waited_s = session(), Deadline.after(wait), 0.0
+    this_session, deadline = session(), Deadline.after(wait)
+    waited_s: float | None = None  # until there is news of a wait
     acquired: acquire.Acquired | None = None
     if deadline.waits:
         deadline = deadline._replace(asks=messages.asked(request))
@@ -186,16 +194,20 @@ def ask(
                 undo=undo,
             )
         is_new = acquired.reservation is not acquired.savepoint.reservation
-        return Outcome(acquired.reservation, notice.texts(acquired.notices), is_new, waited_s)
+        return Outcome(acquired.reservation, acquired.notices, is_new, waited_s or 0.0)
     except (Failure, errors.ReserveGPUError) as error:
         told = explained(error, frontend)
         if is_optional and isinstance(told, errors.EXCUSED):
             return Outcome(None, excused=told)
         raise told from None
-    except BaseException:  # what a signal handler has raised
+    except BaseException as error:  # what a signal handler has raised
         # Without an answer the session rolls back by itself; this only waits for the end of that.
         savepoint = acquired.savepoint if acquired else None
         this_session.run_in_any_case(this_session.roll_back, savepoint)
+        has_waited = wait is not None or waited_s is not None
+        if isinstance(error, KeyboardInterrupt) and has_waited and frontend is MAGIC:
+            text = messages.interrupted(this_session.devices, MAGIC)
+            raise errors.WaitInterrupted(text) from None
         raise
 
 

@@ -86,13 +86,14 @@ class ReserveGPU(Magics):
             if not (self.is_to_tell_start or _has_session()):
                 return
             with no_fork:
-                from reserve_gpu.ipython import cell_hooks, magic
-                from reserve_gpu.render import pictures
-            if _has_session() and (lines := cell_hooks.begin_cell()):
-                pictures.warn(lines)
+                from reserve_gpu.ipython import magic
+            if _has_session() and (lines := magic.begin_cell()):
+                magic.warn(lines)
             if self.is_to_tell_start:
                 self.is_to_tell_start = False
-                magic.tell_start()
+                with no_fork:
+                    from reserve_gpu.ipython import start_messages
+                start_messages.tell_start()
         except Exception:
             if not self._is_told_of_change():
                 raise
@@ -103,18 +104,17 @@ class ReserveGPU(Magics):
         try:
             if _has_session():
                 with no_fork:
-                    from reserve_gpu.ipython import cell_hooks
-                    from reserve_gpu.render import pictures
-                if lines := cell_hooks.end_cell():
-                    pictures.warn(lines)
+                    from reserve_gpu.ipython import magic
+                if lines := magic.end_cell():
+                    magic.warn(lines)
             info = result and result.info
             if self.is_to_tell_kept and info and info.store_history:
                 self.is_to_tell_kept = False
                 file = jupyter_kernel.connection_file()
                 if any(file in about for _, about in procfs.own_processes(lock_keeper.WORDS)):
                     with no_fork:
-                        from reserve_gpu.ipython import magic
-                    magic.tell_kept()
+                        from reserve_gpu.ipython import start_messages
+                    start_messages.tell_kept()
         except Exception:
             if not self._is_told_of_change():
                 raise
@@ -150,8 +150,8 @@ class ReserveGPU(Magics):
             is_asked = request["header"]["msg_type"] == "shutdown_request"
             if change["new"] and is_asked and request["content"]["restart"] and _has_session():
                 with no_fork:
-                    from reserve_gpu.ipython import cell_hooks
-                cell_hooks.leave_to_restart()
+                    from reserve_gpu.ipython import magic
+                magic.leave_to_restart()
         except Exception:  # whatever comes of it, the kernel has to end
             log = logging.getLogger("reserve_gpu")
             log.warning("The GPU can't be kept for the restart.", exc_info=True)

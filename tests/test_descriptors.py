@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
-from reserve_gpu.ipython import cell_hooks
+from reserve_gpu.ipython import magic
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model.errors import TOO_MANY_FILES, LockError
@@ -76,12 +76,12 @@ def test_closed_locks(
 def test_closed_lock_at_the_end_of_a_cell(here: Here) -> None:
     """At the end of a cell what was closed is locked anew, and a line says so, once."""
     reservation = reserve_gpu.reserve("0")
-    assert cell_hooks.end_cell() == []
+    assert magic.end_cell() == []
     close_locks(here)
-    (line,) = cell_hooks.end_cell()
+    (line,) = magic.end_cell()
     assert line.startswith(ANEW.format(0))
     assert (held(here), reserve_gpu.current()) == ([0], reservation)
-    assert cell_hooks.end_cell() == []
+    assert magic.end_cell() == []
 
 
 def test_closed_lock_in_a_notebook(here: Here) -> None:
@@ -102,7 +102,7 @@ def test_closed_lock_that_another_has_now(here: Here) -> None:
     with here.rival("0"):
         with pytest.raises(LockError, match="GPU0, and the device is now reserved by"):
             reserve_gpu.reserve("0")
-        (line,) = cell_hooks.end_cell()
+        (line,) = magic.end_cell()
         assert "the device is now reserved by" in line
         assert reserve_gpu.current() is None
     assert held(here) == []
@@ -118,7 +118,7 @@ def test_number_of_another_file_that_is_signed(here: Here) -> None:
         if file.fileno() != number:
             os.dup2(file.fileno(), number)
         os.environ["JPY_SESSION_NAME"] = "/home/me/thesis.ipynb"
-        cell_hooks.end_cell()
+        magic.end_cell()
         assert letter.read_text() == "dear all"
         if file.fileno() != number:
             os.close(number)
@@ -135,8 +135,8 @@ def test_all_closed(here: Here) -> None:
         assert held(here) == [0]
         assert "reserved" in refused("0")
         child.run(CLOSE_ALL)
-        child.run("from reserve_gpu.ipython import cell_hooks")
-        (line,) = child.run("cell_hooks.end_cell()").value
+        child.run("from reserve_gpu.ipython import magic")
+        (line,) = child.run("magic.end_cell()").value
         assert line.startswith(ANEW.format(0))
         assert held(here) == [0]
 

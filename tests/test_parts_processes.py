@@ -335,7 +335,7 @@ def test_uses_are_not_seen_from_containers(machine: Machine) -> None:
 
 def test_the_driver_is_asked_after_a_cell(machine: Machine) -> None:
     """After a cell the driver is asked how much is used, where a part is held, and only there."""
-    end_cell = "from reserve_gpu.ipython import cell_hooks; cell_hooks.end_cell()"
+    end_cell = "from reserve_gpu.ipython import magic; magic.end_cell()"
     with machine.child() as child:
         assert child.run(end_cell).value == []
         before = machine.calls()

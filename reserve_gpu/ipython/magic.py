@@ -1,27 +1,33 @@
-"""%reserve_gpu: parse the line, call, show what came of it."""
+"""%reserve_gpu: what a line does, and what happens before and after each cell."""
 
 from __future__ import annotations
 
 import shlex
 from contextlib import suppress
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 from IPython.display import display
 
 from reserve_gpu import api
+from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model import errors
 from reserve_gpu.model.requests import Request
-from reserve_gpu.render import messages, phrases, pictures
-from reserve_gpu.render.frontends import MAGIC, read_here
-from reserve_gpu.render.progress import Live
-from reserve_gpu.reservation import status
+from reserve_gpu.render.frontends import MAGIC
+from reserve_gpu.render.notices import texts
+from reserve_gpu.reservation.activity import DRIVER_LIMIT_S
+from reserve_gpu.reservation.feature import Leaving
 from reserve_gpu.reservation.session import session
-from reserve_gpu.system import jupyter_kernel, procfs
 from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
+
+    from reserve_gpu.model.devices import Device, Process
+
+LEAVE_LIMIT_S = 2.0  # a client kills a kernel that does not end within 5 s
 
 
 def run(line: str) -> None:
@@ -42,31 +48,12 @@ def run(line: str) -> None:
         raise UsageError(str(error)) from error
 
 
-def tell_kept() -> None:
-    """Say what is kept for this kernel, which has restarted and not asked for it yet."""
-    if text := api.kept():
-        pictures.tell(pictures.of_line(text))
+def warn(lines: Sequence[str]) -> None:
+    """Show warnings in this cell."""
+    with no_fork:
+        from reserve_gpu.render import pictures  # most cells have none
 
-
-def tell_start() -> None:
-    """Say which GPU the kernel was started with; or why with none, and how the machine stands."""
-    if reason := session().reason:
-        told = pictures.of_line(reason)
-        with suppress(errors.DriverError):  # that is the reason, and is told
-            told = status.status()._replace(frontend=read_here(MAGIC)).picture()
-            told = told.below(reason.splitlines())
-        pictures.tell(told)
-    elif held := api.current():
-        devices = [
-            f"{device.label} ({errors.sanitize(device.name or '?')})" for device in held.devices
-        ]
-        place = (
-            f"runs on {errors.sanitize(procfs.machine_name())} and "
-            if jupyter_kernel.origin()
-            else ""
-        )
-        pictures.tell(f"This kernel {place}has {phrases.listed(devices)}.")
-        api.show_reserved()
+    pictures.warn(lines)
 
 
 def _words(line: str) -> list[str]:
@@ -107,19 +94,10 @@ def _do(arguments: Namespace) -> None:
 def _reserve(
     request: Request, wait: float | str | None = None, *, is_optional: bool = False
 ) -> None:
-    """Reserve, show what is waited for, and print the outcome."""
-    live = Live()
-    try:
-        with live:
-            outcome = api.ask(request, wait, live.show, MAGIC, is_optional=is_optional)
-    except KeyboardInterrupt:
-        if wait is None and not live.has_waited:  # nothing has changed
-            raise
-        kept = api.current()
-        text = messages.interrupted(kept.devices if kept else (), MAGIC)
-        raise errors.WaitInterrupted(text) from None
-    if outcome.warnings:
-        pictures.warn(outcome.warnings)
+    """Reserve, show how a wait stands, and print the outcome."""
+    outcome = api.ask(request, wait, "auto", MAGIC, is_optional=is_optional)
+    if outcome.notices:
+        warn(outcome.warnings)
     if outcome.excused and outcome.excused.picture:
         outcome.excused.picture.show(values=outcome.excused.to_dict())
     elif outcome.excused:
@@ -127,3 +105,42 @@ def _reserve(
     print(outcome.text)
     if not outcome.excused:
         api.show_reserved()
+
+
+# -- before and after a cell, and at a restart -----------------------------------------------------
+
+
+def leave_to_restart() -> None:
+    """Leave what this kernel holds to the next one, which comes as this one restarts.
+
+    Raises what keeps it from that.
+    """
+    session().run_within(LEAVE_LIMIT_S, session().leave_as, Leaving.RESTART)
+
+
+def begin_cell() -> list[str]:
+    """Return the lines to print before a cell, mostly none."""
+    this_session = session()
+    lines = [line for feature in this_session.features for line in feature.cell_begins()]
+    with suppress(errors.ReserveGPUError):  # %reserve_gpu will say so
+        lines += texts(this_session.begin_cell())
+    return lines
+
+
+def end_cell() -> list[str]:
+    """Let others see that a cell of this kernel has ended; returns lines to show, mostly none."""
+    this_session = session()
+    notices = this_session.end_cell()
+    lines = texts(notices) if notices else []
+    if (held := this_session.held) and not this_session.is_busy:
+        look = cache(partial(_processes, held.devices))  # one look for all
+        lines += [line for each in this_session.features for line in each.cell_ended(look)]
+    return lines
+
+
+def _processes(devices: Sequence[Device]) -> dict[Device, list[Process]]:
+    """Return what is on each device that is held, where whose it is can be seen."""
+    with suppress(errors.DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
+        if gpus.sees_all:  # else a pid may be another process's in our PID namespace
+            return {device: gpus.processes(device) for device in devices}
+    return {}

@@ -1,0 +1,40 @@
+"""What a kernel shows in its first cells: the GPU that it was started with, or one kept for it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from reserve_gpu import api
+from reserve_gpu.model import errors
+from reserve_gpu.render import phrases, pictures
+from reserve_gpu.render.frontends import MAGIC, read_here
+from reserve_gpu.reservation import status
+from reserve_gpu.reservation.session import session
+from reserve_gpu.system import jupyter_kernel, procfs
+
+
+def tell_kept() -> None:
+    """Say what is kept for this kernel, which has restarted and not asked for it yet."""
+    if text := api.kept():
+        pictures.tell(pictures.of_line(text))
+
+
+def tell_start() -> None:
+    """Say which GPU the kernel was started with; or why with none, and how the machine stands."""
+    if reason := session().reason:
+        told = pictures.of_line(reason)
+        with suppress(errors.DriverError):  # that is the reason, and is told
+            told = status.status()._replace(frontend=read_here(MAGIC)).picture()
+            told = told.below(reason.splitlines())
+        pictures.tell(told)
+    elif held := api.current():
+        devices = [
+            f"{device.label} ({errors.sanitize(device.name or '?')})" for device in held.devices
+        ]
+        place = (
+            f"runs on {errors.sanitize(procfs.machine_name())} and "
+            if jupyter_kernel.origin()
+            else ""
+        )
+        pictures.tell(f"This kernel {place}has {phrases.listed(devices)}.")
+        api.show_reserved()
