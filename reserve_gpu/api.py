@@ -19,8 +19,8 @@ from reserve_gpu.render.durations import duration
 from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, read_here
 from reserve_gpu.reservation import acquire, feature
 from reserve_gpu.reservation.session import Reservation, session
-from reserve_gpu.system.cells import kernels_file
 from reserve_gpu.system.forks import no_fork
+from reserve_gpu.system.jupyter_kernel import kernels_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

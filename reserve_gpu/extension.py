@@ -18,8 +18,8 @@ from traitlets import CUnicode, Unicode, observe
 
 from reserve_gpu.model.errors import PackageError, ReserveGPUError, WaitInterrupted
 from reserve_gpu.system import executor, jupyter_kernel, lock_keeper, procfs, settings
-from reserve_gpu.system.cells import cells
 from reserve_gpu.system.forks import no_fork
+from reserve_gpu.system.jupyter_kernel import cells
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell

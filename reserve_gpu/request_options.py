@@ -19,7 +19,7 @@ from reserve_gpu.model.errors import (
     sanitize,
 )
 from reserve_gpu.model.option import Option, add, likely
-from reserve_gpu.reservation import feature_registry
+from reserve_gpu.reservation import feature
 from reserve_gpu.system import spawn
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ OPTIONAL = Option("--optional", "if no GPU can be had, go on without one")
 
 WHICH = (DEVICES, COUNT, MIN_MEMORY, NAME)
 HOW = (MEMORY, WAIT, NOTE, OPTIONAL)
-WHEN = feature_registry.options()
+WHEN = feature.options()
 REQUEST = (*WHICH, *HOW, *WHEN)
 REQUEST_OF_COMMAND = tuple(option for option in REQUEST if option.suits_commands)
 # These are keywords of reserve(). OPTIONAL only says what follows a refusal, so each front end that

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import reserve_gpu
-from reserve_gpu.locks import descriptors
+from reserve_gpu.locks import files
 from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.settings import LOCK_DIRECTORY
 from tests.locked import watched
@@ -244,11 +244,11 @@ def what_the_next_call_says(*, is_in_vain: bool) -> list[str]:
     reserve_gpu.release()
     if any(os.environ.get(name) for name in VARIABLES):
         wrong.append("release() leaves variables")
-    if files := open_files():
-        wrong.append(f"release() leaves {set(files)} open")
-    for descriptor in list(descriptors._opened):
+    if left := open_files():
+        wrong.append(f"release() leaves {set(left)} open")
+    for descriptor in list(files._opened):
         wrong.append(f"descriptor {descriptor} is left")
-        descriptors.close(descriptor)
+        files.close(descriptor)
     return wrong
 
 

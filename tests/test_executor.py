@@ -15,9 +15,9 @@ import pytest
 import reserve_gpu
 from reserve_gpu.reservation.session import session
 from reserve_gpu.system import executor
-from reserve_gpu.system.cells import cells
 from reserve_gpu.system.executor import Call, Executor, GivenUpError, sleep, tell
 from reserve_gpu.system.forks import no_fork
+from reserve_gpu.system.jupyter_kernel import cells
 from tests.locked import locked
 from tests.processes import queue, wait_for
 from tests.reserving import got, variables

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.reservation.feature import Feature
-from reserve_gpu.reservation.feature_registry import FEATURES, FeatureRow
+from reserve_gpu.reservation.feature import FEATURES, Feature, FeatureRow
 from reserve_gpu.reservation.session import session
 from tests.processes import wait_for
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.locks import descriptors, files
-from reserve_gpu.locks import record as records
+from reserve_gpu.locks import files
+from reserve_gpu.locks import lock as records
 from reserve_gpu.locks.directory import MUTEX, LockDirectory, _mutex_message
 from reserve_gpu.locks.holders import Holders
 from reserve_gpu.locks.lock import kernel_device
@@ -244,7 +244,7 @@ def test_a_shorter_record_covers_a_longer_one(two: Here) -> None:
         assert lock
         for note in ("long " * 20, "short"):
             lock.write(Record(terms=ReservationTerms(note=note)))
-            assert records.read(lock.descriptor).terms.note == note
+            assert records.read_record(lock.descriptor).terms.note == note
         size = os.fstat(lock.descriptor).st_size
         lock.write(Record(terms=ReservationTerms(note="x")))
         assert os.fstat(lock.descriptor).st_size == size
@@ -264,7 +264,7 @@ def test_a_record_with_long_texts_is_read(two: Here, letter: str) -> None:
         lock = directory.acquire("0.lock")
         assert lock
         lock.write(Record(who, ReservationTerms(note=long), asks, label="GPU0"))
-        read = records.read(lock.descriptor)
+        read = records.read_record(lock.descriptor)
         lock.release()
     assert read.asks
     assert read.asks[1:] == asks[1:]
@@ -941,7 +941,7 @@ def test_a_record_is_readable_while_the_lock_is_held(two: Here) -> None:
 
 def test_a_process_that_is_younger_than_a_lock_is_not_its_holder() -> None:
     """The number of a holder that has ended may be another process's, which is not named for it."""
-    holders = Holders("/", descriptors.NONE)
+    holders = Holders("/", files.NONE)
     assert holders.keeper(os.getpid(), os.stat("/usr/bin/env")) is None
 
 
@@ -954,9 +954,9 @@ def test_a_process_that_has_not_the_file_is_not_its_holder(tmp_path: Path) -> No
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         with have(path):
             path.touch()
-            holders = Holders(str(tmp_path), descriptors.NONE)
+            holders = Holders(str(tmp_path), files.NONE)
             assert holders.keeper(other.pid, path.stat()) == os.getpid()
-        holders = Holders(str(tmp_path), descriptors.NONE)
+        holders = Holders(str(tmp_path), files.NONE)
         assert holders.keeper(other.pid, path.stat()) is None
 
 
@@ -1019,7 +1019,7 @@ def test_the_mutex_is_let_go_of_whatever_happens_under_it(two: Here) -> None:
 
 def close_the_lock(here: Here) -> int:
     """Close the descriptor of our lock of GPU 0, as other code may that closes all; its number."""
-    number = next(n for n in descriptors._opened if is_the_file(n, here.locks / GPU0))
+    number = next(n for n in files._opened if is_the_file(n, here.locks / GPU0))
     os.close(number)
     return number
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.allocation import policy, snapshot
 from reserve_gpu.allocation.attempt import Denied, Granted
+from reserve_gpu.locks.lock import myself
 from reserve_gpu.locks.queue import EndOfQueue, QueueEntry, wait_for_news
-from reserve_gpu.locks.record import myself
 from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import LockError, MutexHeldError
 from reserve_gpu.model.holders import DeviceStatus, Record

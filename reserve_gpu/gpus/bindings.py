@@ -1,7 +1,7 @@
 """The official bindings of NVML, opened and asked with care: the only importer of `pynvml`.
 
 A call of the driver may fail, hang, or be missing from it. Each of these becomes a `DeviceError`
-that names the NVML function. The calls are made on a thread of their own (`worker.py`), so that
+that names the NVML function. The calls are made on a thread of their own (`Worker`), so that
 Ctrl-C works while one of them hangs.
 """
 
@@ -10,15 +10,16 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import time
 import warnings
 from contextlib import suppress
 from functools import cache
+from queue import SimpleQueue
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.gpus import start_errors
 from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, LOST, NO_LIMIT, Code
-from reserve_gpu.gpus.worker import HangError, Worker
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import (
     TOO_MANY_FILES,
@@ -28,7 +29,9 @@ from reserve_gpu.model.errors import (
     is_out_of_files,
     sanitize,
 )
-from reserve_gpu.system import procfs
+from reserve_gpu.model.progress import Slow
+from reserve_gpu.system import executor, procfs
+from reserve_gpu.system.executor import POLL_S, Call
 from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.signals import is_of_handler
 
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 LIBRARY = "libnvidia-ml.so.1"
 WSL_LIBRARY = f"/usr/lib/wsl/lib/{LIBRARY}"
 TEXT_LIMIT = 300  # characters of an error's text that are shown
-
+SLOW_S = 2.0  # after that the caller is told what is waited for
 
 # The official bindings have these, old packages of the same module name don't
 # (https://github.com/wookayin/gpustat/issues/105).
@@ -144,7 +147,7 @@ class Bindings:
         try:
             return self._worker.wait(call, self._limit_s if limit_s is None else limit_s)
         except HangError as error:
-            raise _hanging(error) from error
+            raise _hang_error(error) from error
 
     def ask(self, name: str, *arguments: Any, absent: frozenset[int] = frozenset()) -> Any:
         """Call the NVML function of that name; return None for an error code in `absent`.
@@ -225,7 +228,7 @@ class Bindings:
         try:
             return self._worker.wait(self._initialisation, self._limit_s)
         except HangError as error:
-            return _hanging(error)
+            return _hang_error(error)
 
     def _initialise(self) -> int | DriverError | DeviceError:
         try:
@@ -384,5 +387,110 @@ def _text_of(error: Exception) -> str:
         return f"error {getattr(error, 'value', '?')}"
 
 
-def _hanging(error: HangError) -> DeviceError:
+def _hang_error(error: HangError) -> DeviceError:
     return DeviceError(f"the driver hangs: {error}")
+
+
+# -- the thread that makes the calls ---------------------------------------------------------------
+
+# Calls that hang, of all workers, each with its process and what it does. A worker waits for such a
+# call before it makes the same one, so that repeated readings do not leave one thread each.
+_hanging: list[tuple[int, Call[Any], str]] = []
+
+
+class HangError(Exception):
+    """A call that does not return; the text says which, and how long it was waited for."""
+
+
+class Worker:
+    """A thread that makes calls, one after the other; one that hangs is replaced by a new one.
+
+    doing: what each thread does now, in words, by the thread's identifier; the calls write it.
+    Raises NoThreadError.
+    """
+
+    def __init__(self) -> None:
+        self.doing: dict[int, str] = {}
+        self._hanging: list[Call[Any]] = []
+        self._start_thread()
+
+    def post(self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> Call[T]:
+        """Begin a call, to be waited for later; of one that hangs, that call itself."""
+        call = Call(function, *arguments)
+        for hanging in self._hanging:
+            if hanging.request == call.request and not hanging.is_done:
+                return hanging
+        self._calls.put(call)
+        return call
+
+    def wait(self, call: Call[T], limit_s: float) -> T:
+        """Return what the call returns, or raise its error; HangError after limit_s seconds.
+
+        The caller is told of one that takes long.
+        """
+        start = time.monotonic()
+        try:
+            while not call.given_up and not call.wait(limit_s=min(POLL_S, limit_s)):
+                executor.checkpoint()
+                waited_s = time.monotonic() - start
+                if waited_s >= SLOW_S:
+                    executor.tell(Slow(self.doing.get(call.thread, ""), waited_s))
+                if waited_s >= limit_s:
+                    self._give_up(call, f"no answer within {limit_s:g} s")
+        except BaseException:  # its caller has gone
+            self._give_up(call, "no answer yet when it was interrupted")
+            raise
+        if call.given_up:
+            raise HangError(call.given_up)
+        return call.result()
+
+    def is_stuck(self) -> bool:
+        """Tell whether a call hangs."""
+        return not all(call.is_done for call in self._hanging)
+
+    def end(self) -> None:
+        """Let the thread end when it has made the calls that were begun."""
+        self._calls.put(None)
+
+    def _start_thread(self) -> None:
+        self._calls: SimpleQueue[Call[Any] | None] = SimpleQueue()
+        executor.start(_make_calls, self._calls)
+
+    def _give_up(self, call: Call[Any], reason: str) -> None:
+        """Leave a thread that hangs to itself: it ends when its call does."""
+        if call.is_done:
+            return
+        elsewhere = None if call.thread else _what_hangs(call)
+        what = self.doing.get(call.thread) or elsewhere or "another call comes first"
+        call.given_up = f"{reason} ({what})"
+        if elsewhere:  # the thread only waits for that call, and goes on
+            return
+        self._hanging = [each for each in (*self._hanging, call) if not each.is_done]
+        _hanging[:] = [each for each in _hanging if not each[1].is_done]
+        if call.thread:  # else it is never made
+            _hanging.append((os.getpid(), call, what))
+        self.end()
+        with suppress(NoThreadError):  # no more threads may be started: then all calls hang
+            self._start_thread()
+
+
+def _make_calls(posted: SimpleQueue[Call[Any] | None]) -> None:
+    while call := posted.get():
+        while _hanging and not call.given_up and _what_hangs(call):
+            time.sleep(POLL_S)
+        call.make()
+        del call  # while this waits for the next one, nothing of the last one is kept alive
+
+
+def _what_hangs(call: Call[Any]) -> str | None:
+    """Return the activity of a call that hangs in another worker; None if no such call hangs."""
+    same = (os.getpid(), *_identity(call))
+    for pid, each, what in _hanging:
+        if not each.is_done and (pid, *_identity(each)) == same:
+            return what
+    return None
+
+
+def _identity(call: Call[Any]) -> tuple[object, tuple[object, ...]]:
+    function, arguments = call.request
+    return getattr(function, "__func__", function), arguments

@@ -24,8 +24,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
-from reserve_gpu.locks import descriptors, files
-from reserve_gpu.locks import record as records
+from reserve_gpu.locks import files
+from reserve_gpu.locks import lock as records
 from reserve_gpu.locks.holders import (
     MANY,
     MOST_OF_ONE_USER,
@@ -90,17 +90,17 @@ class LockDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        descriptors.close(self.descriptor)
+        files.close(self.descriptor)
 
     def follow(self) -> None:
         """Use the directory that others find under the path now.
 
         A program that cleans up may have removed the old one. Raises LockError.
         """
-        if not files.is_current(descriptors.NONE, self.path, self.descriptor):
+        if not files.is_current(files.NONE, self.path, self.descriptor):
             before, self.descriptor = self.descriptor, files.open_directory(self.path)
             self._device = None
-            descriptors.close(before)
+            files.close(before)
 
     @contextmanager
     def mutex(self, limit_s: float = MUTEX_LIMIT_S, *, reads_only: bool = False) -> Iterator[None]:
@@ -137,7 +137,7 @@ class LockDirectory:
             if descriptor is None:
                 raise
             with ExitStack() as stack:
-                stack.callback(descriptors.close, descriptor)
+                stack.callback(files.close, descriptor)
                 if not flock(descriptor, path):
                     return None
                 stack.pop_all()
@@ -187,7 +187,7 @@ class LockDirectory:
                     return lock
             finally:
                 if lock is None:
-                    descriptors.close(descriptor)
+                    files.close(descriptor)
         raise LockError(f"Other processes replace {path} again and again.")
 
     def lock_device(
@@ -564,12 +564,12 @@ class LockDirectory:
         descriptor = files.open_to_look(self.descriptor, name)
         if descriptor is None:
             return False
-        with descriptors.closing(descriptor):
+        with files.closing(descriptor):
             if is_write_locked(descriptor):
                 return True
             if flock(descriptor, f"{self.path}/{name}"):
                 return False
-            record, owner = records.read(descriptor), os.fstat(descriptor).st_uid
+            record, owner = records.read_record(descriptor), os.fstat(descriptor).st_uid
         if record.write_locked:
             return False
         holders = self.holders
@@ -587,7 +587,7 @@ class LockDirectory:
         descriptor = files.open_to_look(self.descriptor, name, path)
         if descriptor is None:
             return False
-        with descriptors.closing(descriptor):
+        with files.closing(descriptor):
             if files.is_current(self.descriptor, MUTEX, descriptor):
                 if path:
                     raise LockError(_second_name(path, MUTEX, os.fstat(descriptor)))

@@ -11,12 +11,17 @@ import errno
 import os
 import stat
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from itertools import count
+from typing import TYPE_CHECKING
 
-from reserve_gpu.locks import descriptors
 from reserve_gpu.model.errors import TOO_MANY_FILES, LockError, shell_line
-from reserve_gpu.system import containers, procfs
+from reserve_gpu.system import containers, executor, procfs, watchdog
 from reserve_gpu.system.forks import no_fork
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DIRECTORY_MODE = 0o1777
 YOUNG_S = 1.0  # a file that was made so lately may still be in the making
@@ -42,11 +47,11 @@ def open_directory(path: str) -> int:
         # O_PATH: even a directory that its maker may not read yet, under umask 0777.
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
         with no_fork:
-            descriptor = descriptors.remember(os.open(path, flags))
+            descriptor = remember(os.open(path, flags))
         try:
             _require_own_files(descriptor, path)
         except BaseException:
-            descriptors.close(descriptor)
+            close(descriptor)
             raise
     except OSError as error:
         raise LockError(_directory_message(path, error)) from error
@@ -163,7 +168,7 @@ def _open(directory: int, name: str, path: str, flags: int, mode: int | None = N
             _require_plain(status, path)
             if mode is not None:
                 _finish(descriptor, status, mode)
-            return descriptors.remember(descriptor)
+            return remember(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
@@ -267,3 +272,79 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
             "administrator, to end that process. Run: grep LEASE /proc/locks"
         )
     return f"{path} can't be opened: {error.strerror or error}. {remedy(error.errno, folder)}"
+
+
+NONE = -1  # no descriptor
+
+# By number: a serial number, then the file.
+_opened: dict[int, tuple[object, ...]] = executor.survive_reload("opened", dict)
+_serial = executor.survive_reload("serial", partial(count, 1))
+
+
+def remember(descriptor: int) -> int:
+    """Count the descriptor among ours; returns it. In `no_fork`, from its opening on."""
+    _hook_fork()
+    _opened[descriptor] = (next(_serial), *_identity(descriptor))
+    return descriptor
+
+
+def opening(descriptor: int) -> tuple[object, ...] | None:
+    """Return what tells this opening from all others; None if the number is not ours any more."""
+    known = _opened.get(descriptor)
+    try:
+        return known if known and known[1:] == _identity(descriptor) else None
+    except OSError:
+        return None
+
+
+def close(descriptor: int) -> None:
+    """Close the descriptor, if it is still ours."""
+    with no_fork:
+        if opening(descriptor):
+            os.close(descriptor)
+        _opened.pop(descriptor, None)
+
+
+@contextmanager
+def closing(descriptor: int) -> Iterator[None]:
+    """Close the descriptor at the end of the block."""
+    try:
+        yield
+    finally:
+        close(descriptor)
+
+
+@contextmanager
+def pidfd(pid: int) -> Iterator[int]:
+    """Yield a pidfd of the process, closed at the end of the block. Raises OSError."""
+    with no_fork:
+        descriptor = remember(watchdog.open_process(pid))
+    with closing(descriptor):
+        yield descriptor
+
+
+def adopt(descriptor: int) -> None:
+    """Make one of ours of a descriptor that the program before this one has left open."""
+    with no_fork:
+        os.set_inheritable(descriptor, False)  # noqa: FBT003 - it takes no name
+        remember(descriptor)
+
+
+def _identity(descriptor: int) -> tuple[object, ...]:
+    """Return which file it is, as nothing else that is open now has it."""
+    status = os.fstat(descriptor)
+    if stat.S_IFMT(status.st_mode):
+        return status.st_dev, status.st_ino
+    # A pidfd, epoll, eventfd and others share one inode; their links name what they are.
+    return (os.readlink(f"/proc/self/fd/{descriptor}"),)
+
+
+@cache
+def _hook_fork() -> None:
+    """Register the hook once; without it every lock would leak into every child."""
+    os.register_at_fork(after_in_child=_close_all)
+
+
+def _close_all() -> None:
+    for descriptor in list(_opened):
+        close(descriptor)

@@ -13,8 +13,8 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu.locks import descriptors, files
-from reserve_gpu.locks import record as records
+from reserve_gpu.locks import files
+from reserve_gpu.locks import lock as records
 from reserve_gpu.locks.lock import KINDS
 from reserve_gpu.model.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.model.holders import Holder, Record
@@ -207,8 +207,8 @@ class Holders:
             descriptor = files.open_to_look(self._directory, own)
             if descriptor is None:
                 continue
-            with descriptors.closing(descriptor):
-                record = records.read(descriptor) if is_write_locked(descriptor) else None
+            with files.closing(descriptor):
+                record = records.read_record(descriptor) if is_write_locked(descriptor) else None
                 if record and (pids == {None} or _is_by(record, pids)):
                     found.append((record, os.fstat(descriptor)))
         found.sort(key=lambda read: -(read[0].since or 0.0))
@@ -328,8 +328,8 @@ class Holders:
         descriptor = files.open_to_look(self._directory, name)
         if descriptor is None:
             return Record(), None
-        with descriptors.closing(descriptor):
-            return records.read(descriptor), os.fstat(descriptor)
+        with files.closing(descriptor):
+            return records.read_record(descriptor), os.fstat(descriptor)
 
     def _pid(self, status: os.stat_result) -> int | None:
         return self._listed_taker(status) or self._unlisted_opener(status)

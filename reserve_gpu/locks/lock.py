@@ -1,6 +1,6 @@
 """One lock: a file locked with flock(2), which the kernel drops when its process ends.
 
-The record in the file is for people to read and decides nothing; the lock alone does.
+The record in the file is for people to read. Only the lock decides.
 """
 
 from __future__ import annotations
@@ -8,17 +8,19 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from reserve_gpu.locks import descriptors, files
-from reserve_gpu.locks import record as records
+from reserve_gpu.locks import files
+from reserve_gpu.model import untrusted
 from reserve_gpu.model.errors import LockError
-from reserve_gpu.system import file_control, procfs
+from reserve_gpu.model.holders import ProcessInfo, Record
+from reserve_gpu.system import file_control, jupyter_kernel, process_identity, procfs, settings
 from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from reserve_gpu.model.clocks import Instant
-    from reserve_gpu.model.holders import Record
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 KINDS = ("FLOCK", "OFDLCK")  # the locks of `lock_file` and `write_lock` in /proc/locks
@@ -43,7 +45,7 @@ class Lock:
         self.path = path
         self.descriptor = descriptor
         self.taken = taken or procfs.now()
-        self._opening = descriptors.opening(descriptor)
+        self._opening = files.opening(descriptor)
         self._pid = os.getpid()
 
     @property
@@ -70,7 +72,7 @@ class Lock:
         reason = self.owned.write(record) if self.owned else None
         # Older versions read the file of the device, which every user can write.
         record = record._replace(write_locked=self.is_write_locked)
-        return records.write(self.descriptor, record) or reason
+        return write_record(self.descriptor, record) or reason
 
     def stamp(self, nanoseconds: int | None = None) -> None:
         """Set the time of the file's last change: to now, or to that time since the epoch."""
@@ -98,17 +100,17 @@ class Lock:
         # A child that was forked in C runs no hook of Python's: it still has the file open.
         with suppress(OSError):
             file_control.unlock_file(self.descriptor)
-        descriptors.close(self.descriptor)
-        self.descriptor = descriptors.NONE  # the number may soon be another file's
+        files.close(self.descriptor)
+        self.descriptor = files.NONE  # the number may soon be another file's
 
     def held(self) -> bool:
         """Tell whether this process, not its parent, still has the file open that it locked."""
-        opening = descriptors.opening(self.descriptor)
+        opening = files.opening(self.descriptor)
         return self._pid == os.getpid() and opening is not None and opening == self._opening
 
     def is_valid(self) -> bool:
         """Tell whether it keeps others off: it is held, and they find its file under its name."""
-        return self.held() and files.is_current(descriptors.NONE, self.path, self.descriptor)
+        return self.held() and files.is_current(files.NONE, self.path, self.descriptor)
 
     def keep_over_exec(self) -> None:
         """Pass the lock on to the program that this process becomes, and to its children."""
@@ -116,9 +118,9 @@ class Lock:
             self.owned.keep_over_exec()
         with no_fork, suppress(OSError):  # the limit of open files may be lower than HIGH
             number = file_control.duplicate(self.descriptor, HIGH)
-            descriptors.remember(number)
-            descriptors.close(self.descriptor)
-            self.descriptor, self._opening = number, descriptors.opening(number)
+            files.remember(number)
+            files.close(self.descriptor)
+            self.descriptor, self._opening = number, files.opening(number)
         os.set_inheritable(self.descriptor, True)  # noqa: FBT003 - it takes no name
 
 
@@ -166,3 +168,72 @@ def kernel_device(descriptor: int) -> str | None:
             if fields[0] == "lock:" and fields[2] in KINDS and fields[4] == "WRITE":
                 return fields[6].rpartition(":")[0]
     return None
+
+
+BYTES_LIMIT = 1 << 16  # what is longer was not written by us
+
+
+def myself() -> ProcessInfo:
+    """Return what this process says of itself to those who find a device reserved.
+
+    Whoever can see this process goes by the system's word for its user, so here the variable that
+    the login has set is enough.
+    """
+    title = process_identity.title()
+    return ProcessInfo(
+        user=os.environ.get("LOGNAME") or procfs.user_of(os.getpid()),
+        # An engine inherits the variable of the notebook that has started it.
+        notebook=None if title else process_identity.notebook(),
+        command=title or process_identity.own_command(),
+        cwd=process_identity.working_directory(),
+        pid=os.getpid(),
+        namespace=procfs.pid_namespace(),
+        origin=jupyter_kernel.origin(),
+        agent=os.environ.get(settings.AGENT) or None,
+        job=process_identity.job(),
+        job_name=os.environ.get("SLURM_JOB_NAME"),
+        mounts=procfs.mount_namespace(),
+    )
+
+
+def read_record(descriptor: int) -> Record:
+    """Return the record in an open lock file, an empty one where it is none of ours."""
+    return Record.from_dict(read_fields(descriptor))
+
+
+def write_record(descriptor: int, record: Record) -> str | None:
+    """Write the record into an open lock file that does not say the same already.
+
+    Returns:
+        The system's reason if the record is lost, as on a full disk.
+    """
+    new, old = record.to_dict(), read_fields(descriptor)
+    if old and _without_times(new) == _without_times(old):
+        return None
+    data = untrusted.encoded(new, BYTES_LIMIT)
+    try:
+        # Cover a longer record first: a reader must not find the rest of it behind this one.
+        data = data.ljust(min(os.fstat(descriptor).st_size, BYTES_LIMIT))
+        if os.pwrite(descriptor, data, 0) == len(data):
+            os.ftruncate(descriptor, len(data))
+            return None
+        reason = os.strerror(errno.ENOSPC)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+    return reason
+
+
+def read_fields(descriptor: int) -> dict[str, Any]:
+    """Return the fields in an open lock file; an empty dict if it contains none."""
+    with suppress(OSError, ValueError):
+        parsed = untrusted.parsed(os.pread(descriptor, BYTES_LIMIT + 1, 0), BYTES_LIMIT)
+        if isinstance(parsed, dict):
+            return parsed
+    return {}
+
+
+def _without_times(said: Mapping[str, Any]) -> dict[str, Any]:
+    times = ("since", "written", "since_boot", "written_boot")
+    return {name: value for name, value in said.items() if name not in times}

@@ -16,7 +16,7 @@ from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from reserve_gpu.locks import descriptors
+from reserve_gpu.locks import files
 from reserve_gpu.locks.lock import flock
 from reserve_gpu.log.log_lines import LogLine, month, parsed
 from reserve_gpu.model.errors import HistoryError
@@ -73,7 +73,7 @@ class Page:
 
     def close(self) -> None:
         """Close the file, with which another process may go on."""
-        descriptors.close(self.descriptor)
+        files.close(self.descriptor)
         os.close(self.folder)
 
     def remove(self) -> None:
@@ -88,7 +88,7 @@ def append(folder: int, entries: Sequence[LogLine]) -> None:
     for name, those in groupby(entries, lambda entry: month(entry.start)):
         data = "".join(f"{entry.to_json()}\n" for entry in those).encode()
         file = _opened(folder, f"{name}.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        with descriptors.closing(file):
+        with files.closing(file):
             size = os.fstat(file).st_size
             if size and os.pread(file, 1, size - 1) != b"\n":  # a full disk has cut a line
                 data = b"\n" + data
@@ -102,7 +102,7 @@ def close_lost(folder: int) -> None:
     for name in filter(PAGE.fullmatch, os.listdir(folder)):
         with suppress(OSError, HistoryError):
             file = _opened(folder, name, os.O_RDWR)
-            with descriptors.closing(file):
+            with files.closing(file):
                 if flock(file, name):
                     _end_lost(folder, os.pread(file, PAGE_LIMIT, 0))
                     os.unlink(name, dir_fd=folder)
@@ -121,7 +121,7 @@ def _has(folder: int, entry: LogLine) -> bool:
     with suppress(FileNotFoundError):
         file = _opened(folder, f"{month(entry.start)}.jsonl", os.O_RDONLY)
         with os.fdopen(os.dup(file), "rb") as opened:
-            descriptors.close(file)
+            files.close(file)
             mark = entry.id.encode()
             those = (parsed(line) for line in opened if mark in line)
             return any(e and (e.id, e.start) == (entry.id, entry.start) for e in those)
@@ -144,10 +144,10 @@ def _opened(folder: int, name: str, flags: int) -> int:
     """
     with no_fork:
         file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, OWN_MODE, dir_fd=folder)
-        descriptors.remember(file)
+        files.remember(file)
     status = os.fstat(file)
     is_own = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if is_own and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
         return file
-    descriptors.close(file)
+    files.close(file)
     raise HistoryError(f"{name} is not a plain file of this user's")

@@ -12,7 +12,7 @@ from reserve_gpu.allocation.attempt import AttemptContext, Denied, Granted, Lock
 from reserve_gpu.allocation.request import Deadline, idle_mib, rules
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.locks import record
+from reserve_gpu.locks import lock
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, preferred_paths
 from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import Failure, NoFreeDeviceError, RequestError
@@ -23,8 +23,8 @@ from reserve_gpu.render import notices as notice
 from reserve_gpu.reservation import feature, joining, refresh
 from reserve_gpu.reservation.session import Reservation, Savepoint, Session
 from reserve_gpu.system import containers, executor, procfs, settings
-from reserve_gpu.system.cells import kernels_file
 from reserve_gpu.system.executor import GivenUpError
+from reserve_gpu.system.jupyter_kernel import kernels_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -314,7 +314,7 @@ def _siblings(rows: Sequence[DeviceStatus]) -> set[int]:
     parent = os.getppid()
     if kernels_file() or parent == 1:  # which takes over orphans
         return set()
-    own, holders = _unnumbered(record.myself()), [each for row in rows for each in row.holders]
+    own, holders = _unnumbered(lock.myself()), [each for row in rows for each in row.holders]
     alike = {each.listed_pid or 0 for each in holders if _unnumbered(each.record.who) == own}
     return {pid for pid in alike - {os.getpid()} if procfs.lineage(pid)[1:2] == [parent]}
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from reserve_gpu.gpus import cuda_environment
-from reserve_gpu.locks import descriptors, files
+from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import LockDirectory, default_path, device_of, lock_name
 from reserve_gpu.locks.holders import has_owner, is_sharers
 from reserve_gpu.locks.lock import Lock, kernel_device
@@ -80,7 +80,7 @@ def follow(module: str, held: Holding, about: Mapping[str, Any], open_files: Seq
 
     about: what it gets besides what is held. open_files: descriptors that it keeps. Raises OSError.
     """
-    with descriptors.process(os.getpid()) as process:
+    with files.pidfd(os.getpid()) as process:
         told = {"pid": os.getpid(), "process": process, **about, **described(held)}
         subprocesses.leave_to(module, told, (*open_files, process))
 
@@ -181,10 +181,10 @@ def _adopted(descriptor: int, name: str, taken: Instant) -> Lock | None:
     """
     path = os.path.join(default_path(), os.path.basename(name))
     with suppress(OSError, OverflowError, ValueError, TypeError):
-        is_that_file = files.is_current(descriptors.NONE, path, descriptor)
+        is_that_file = files.is_current(files.NONE, path, descriptor)
         if not is_that_file or kernel_device(descriptor) is None:
             return None
-        descriptors.adopt(descriptor)
+        files.adopt(descriptor)
         lock = Lock(descriptor, path, taken)
         lock.is_write_locked = has_owner(lock.name) and write_lock(descriptor)
         return lock

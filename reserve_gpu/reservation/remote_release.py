@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.allocation import snapshot
 from reserve_gpu.gpus import cuda_environment
-from reserve_gpu.locks import descriptors
+from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import default_path, device_of
 from reserve_gpu.model import untrusted
 from reserve_gpu.model.devices import Device
@@ -220,7 +220,7 @@ def release(
 def _end(choice: Choice, warn: Callable[[Answer], object]) -> Answer:
     """End the process itself."""
     try:
-        with descriptors.process(choice.reserved.holder.listed_pid or 0) as process:
+        with files.pidfd(choice.reserved.holder.listed_pid or 0) as process:
             return _ended(choice, process, warn)
     except ProcessLookupError:
         return Answer.GONE

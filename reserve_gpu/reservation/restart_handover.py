@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.allocation import snapshot
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.locks import descriptors, files
+from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import untrusted
 from reserve_gpu.model.devices import State
@@ -186,7 +186,7 @@ def end(left: Left, uid: int | None = None) -> bool:
 
     uid: of another user, for root.
     """
-    with suppress(OSError), descriptors.process(left.lock_keeper) as process:  # else it has ended
+    with suppress(OSError), files.pidfd(left.lock_keeper) as process:  # else it has ended
         # Its number may have become another process's before the pidfd was opened.
         if any(procfs.own_processes(lock_keeper.WORDS, [left.lock_keeper], uid)):
             watchdog.send(process, signal.SIGKILL)

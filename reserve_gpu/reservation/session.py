@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING
 from reserve_gpu.allocation import policy
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.locks.record import myself
+from reserve_gpu.locks.lock import myself
 from reserve_gpu.model.errors import Failure, LockError, NoThreadError, RequestError
 from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import NO_LEASE, End, Lease, Request, ReservationTerms
 from reserve_gpu.render import notices as notice
 from reserve_gpu.render.frontends import MAGIC
-from reserve_gpu.reservation import feature_registry, joining, refresh
+from reserve_gpu.reservation import feature, joining, refresh
 from reserve_gpu.reservation.environment_changes import OurVariables
-from reserve_gpu.reservation.feature_registry import FEATURES
+from reserve_gpu.reservation.feature import FEATURES
 from reserve_gpu.reservation.holding import NOTHING, Change, Holding
 from reserve_gpu.system import executor, process_identity, procfs
-from reserve_gpu.system.cells import cells
 from reserve_gpu.system.executor import Executor
 from reserve_gpu.system.forks import no_fork
+from reserve_gpu.system.jupyter_kernel import cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,21 +178,21 @@ class Session(Executor):
 
         terms: those of the request; None if they are not known yet.
         """
-        self._wanted_here = feature_registry.load_for_reserving(terms)
+        self._wanted_here = feature.load_for_reserving(terms)
 
     def wanted(self, terms: ReservationTerms) -> list[Feature]:
         """Return the features for these terms, and those from before; new ones are made."""
         for row in FEATURES:
             if row.name in self._features:
                 continue
-            if feature := self._wanted_here.get(row.name):
-                self._features[row.name] = feature(self)
+            if wanted := self._wanted_here.get(row.name):
+                self._features[row.name] = wanted(self)
             elif row.is_wanted_for(terms):
                 self._features[row.name] = row.load()(self)
         return self.features
 
     def _step(self) -> float | None:
-        pauses = [feature.step() for feature in self.features]
+        pauses = [each.step() for each in self.features]
         return min((pause_s for pause_s in pauses if pause_s is not None), default=None)
 
     # -- what is held ------------------------------------------------------------------------------

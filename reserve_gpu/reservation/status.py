@@ -15,7 +15,7 @@ from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import DriverError, LockError
 from reserve_gpu.render.frontends import PYTHON, read_here
 from reserve_gpu.render.status_view import Status
-from reserve_gpu.reservation import feature_registry
+from reserve_gpu.reservation import feature
 from reserve_gpu.reservation.session import session
 from reserve_gpu.system import executor, procfs
 
@@ -91,7 +91,7 @@ def looking(show: Callable[[Progress], object] = lambda _: None) -> Iterator[Cal
             )
 
         def look_on_another_thread() -> Status:
-            feature_registry.load_for_reading()
+            feature.load_for_reading()
             return executor.apart(look_now, show=show)
 
         yield look_on_another_thread

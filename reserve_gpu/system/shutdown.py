@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.model.errors import REASON_LIMIT, sanitize
 from reserve_gpu.system import executor
-from reserve_gpu.system.cells import cells
+from reserve_gpu.system.jupyter_kernel import cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.features.history.recorder import EVERY_S, Recorder
-from reserve_gpu.locks import descriptors
+from reserve_gpu.locks import files
 from reserve_gpu.log.log_writer import Page
 from reserve_gpu.model.errors import ReserveGPUError
 from reserve_gpu.model.requests import End
@@ -46,7 +46,7 @@ def main(text: str) -> None:
     about: dict[str, Any] = json.loads(text)
     process_identity.call_it(about["name"] or "")
     folder, descriptor, name = about["page"]
-    descriptors.adopt(descriptor)
+    files.adopt(descriptor)
     held, page = exec_handover.held_of(about), Page(folder, descriptor, name)
     logged = Recorder(page, held, about["since"], about["at"])
     own: Collection[int] | None = {about["pid"]}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu.allocation.request import rules
 from reserve_gpu.features.history import command_log
 from reserve_gpu.features.history.recorder import EVERY_S, Recorder
-from reserve_gpu.locks.record import myself
+from reserve_gpu.locks.lock import myself
 from reserve_gpu.log import log_writer, places
 from reserve_gpu.log.log_lines import Kind, LogLine
 from reserve_gpu.model.errors import REASON_LIMIT, ReserveGPUError, sanitize

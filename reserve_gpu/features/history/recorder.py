@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu.locks.record import myself
+from reserve_gpu.locks.lock import myself
 from reserve_gpu.log.log_lines import Kind, LogLine
 from reserve_gpu.reservation import activity
 

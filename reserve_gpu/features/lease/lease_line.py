@@ -7,7 +7,7 @@ from contextlib import suppress
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
 from reserve_gpu.render.frontends import MAGIC, PYTHON
 from reserve_gpu.render.progress import Replaceable
-from reserve_gpu.system.cells import cells
+from reserve_gpu.system.jupyter_kernel import cells
 from reserve_gpu.system.warning_log import warn
 
 

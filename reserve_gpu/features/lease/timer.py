@@ -25,8 +25,8 @@ from reserve_gpu.model.errors import LockError
 from reserve_gpu.reservation import activity, joining
 from reserve_gpu.reservation.feature import Feature, Owner
 from reserve_gpu.system import procfs, shutdown
-from reserve_gpu.system.cells import cells
 from reserve_gpu.system.ipython_shell import current_shell
+from reserve_gpu.system.jupyter_kernel import cells
 from reserve_gpu.system.warning_log import warn
 
 if TYPE_CHECKING:

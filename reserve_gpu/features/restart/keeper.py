@@ -10,7 +10,7 @@ from reserve_gpu.model.errors import RequestError, sanitize
 from reserve_gpu.model.holders import LONGEST_RESTART_S
 from reserve_gpu.reservation import restart_handover
 from reserve_gpu.reservation.feature import Feature, Leaving, Owner
-from reserve_gpu.system.cells import kernels_file
+from reserve_gpu.system.jupyter_kernel import kernels_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

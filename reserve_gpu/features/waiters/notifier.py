@@ -20,7 +20,7 @@ from reserve_gpu.render.notices import UsedByOthers, texts
 from reserve_gpu.reservation import activity
 from reserve_gpu.reservation.feature import Feature, Owner
 from reserve_gpu.system import procfs
-from reserve_gpu.system.cells import cells
+from reserve_gpu.system.jupyter_kernel import cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -28,7 +28,7 @@ from reserve_gpu.features.lease.timer import LeaseTimer, waiters_for
 from reserve_gpu.model.requests import Lease, ReservationTerms
 from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.reservation.session import session
-from reserve_gpu.system.cells import cells
+from reserve_gpu.system.jupyter_kernel import cells
 from reserve_gpu.system.shutdown import ProcessEnd
 from tests.here import feature
 from tests.locked import locked

@@ -14,7 +14,7 @@ import pytest
 from reserve_gpu.features.lease import schedule
 from reserve_gpu.features.lease.lease_notices import Action
 from reserve_gpu.features.lease.schedule import Circumstances
-from reserve_gpu.locks import descriptors
+from reserve_gpu.locks import files
 from reserve_gpu.locks.holders import Holders, named
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.holders import Record
@@ -149,7 +149,7 @@ def test_a_holder_is_known_after_the_clock_was_set_forward(tmp_path: Path) -> No
     path.touch()
     old = path.stat()
     long_ago = type(old)([*old[:9], 1000])  # its ctime
-    holders = Holders(str(tmp_path), descriptors.NONE)
+    holders = Holders(str(tmp_path), files.NONE)
     assert holders.keeper(1, long_ago) is None
     assert holders.keeper(1, long_ago, procfs.now().boot) == 1
 

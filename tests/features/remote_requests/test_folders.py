@@ -29,7 +29,7 @@ LISTEN = (
     "from reserve_gpu.locks.directory import LockDirectory\n"
     "with LockDirectory(): pass\n"
     "from reserve_gpu.reservation.remote_release import ask\n"
-    "from reserve_gpu.features.remote_requests.listener import Listener\n"
+    "from reserve_gpu.features.remote_requests.handler import Listener\n"
     "listener = Listener(lambda request: {'answer': 'RELEASED'})\n"
     "from reserve_gpu.reservation import socket_directory\n"
     "def start():\n"

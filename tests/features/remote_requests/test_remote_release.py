@@ -230,7 +230,7 @@ LISTEN = (
     "with LockDirectory(): pass\n"
     "from reserve_gpu.reservation import socket_directory\n"
     "from reserve_gpu.reservation.remote_release import ask\n"
-    "from reserve_gpu.features.remote_requests.listener import Listener\n"
+    "from reserve_gpu.features.remote_requests.handler import Listener\n"
     "asked = []\n"
     "def answer(request):\n"
     " asked.append(request)\n"
