@@ -13,6 +13,7 @@ from reserve_gpu.model import errors
 from reserve_gpu.model.errors import Failure
 from reserve_gpu.model.parsing import parse_duration
 from reserve_gpu.model.progress import Progress, Waiting
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import messages
 from reserve_gpu.render import notices as notice
 from reserve_gpu.render.durations import duration
@@ -381,9 +382,7 @@ def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | C
     if function is None:
         return partial(before_end, limit=limit)
     if not callable(function):
-        raise errors.RequestError(
-            f"before_end() takes a function, not {errors.sanitize(repr(function))}."
-        )
+        raise errors.RequestError(f"before_end() takes a function, not {sanitize(repr(function))}.")
     with no_fork:
         from reserve_gpu.system import shutdown
 

@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from reserve_gpu import api
 from reserve_gpu.allocation.request import parse
 from reserve_gpu.gpus import names
-from reserve_gpu.model.errors import (
-    PROGRAM,
-    RequestError,
-    own_command,
-    sanitize,
-)
+from reserve_gpu.model.errors import PROGRAM, RequestError, own_command
 from reserve_gpu.model.option import Option, add, likely
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.reservation import feature
 from reserve_gpu.system import spawn
 

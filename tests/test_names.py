@@ -8,7 +8,8 @@ import pytest
 
 from reserve_gpu.gpus import names
 from reserve_gpu.model.devices import Device, Fault
-from reserve_gpu.model.errors import RequestError, sanitize
+from reserve_gpu.model.errors import RequestError
+from reserve_gpu.model.untrusted import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,8 @@ from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.ipython.parser import magic_parser
 from reserve_gpu.model import parsing
 from reserve_gpu.model.devices import Device, Fault
-from reserve_gpu.model.errors import RequestError, sanitize
+from reserve_gpu.model.errors import RequestError
+from reserve_gpu.model.untrusted import sanitize
 from tests.forker import Forker
 
 if TYPE_CHECKING:

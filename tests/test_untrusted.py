@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from reserve_gpu import public
 from reserve_gpu.model.devices import Fault, Process, State
-from reserve_gpu.model.errors import sanitize
 from reserve_gpu.model.holders import DeviceStatus, ProcessInfo
 from reserve_gpu.model.progress import Waiting
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Request
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import pictures
 from reserve_gpu.render.frontends import SHELL
 from reserve_gpu.render.phrases import plain

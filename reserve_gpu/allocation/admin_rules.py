@@ -27,9 +27,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.gpus import names
-from reserve_gpu.model.errors import REASON_LIMIT, RequestError, sanitize
+from reserve_gpu.model.errors import REASON_LIMIT, RequestError
 from reserve_gpu.model.parsing import LONGEST_S, parse_duration
 from reserve_gpu.model.requests import Rule, Rules
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import accounts, procfs, settings
 
 if sys.version_info >= (3, 11):

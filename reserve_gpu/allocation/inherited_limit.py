@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import cuda_environment, memory_caps, names
 from reserve_gpu.model.devices import Device, Fault
-from reserve_gpu.model.errors import Failure, ImpossibleError, RequestError, sanitize
+from reserve_gpu.model.errors import Failure, ImpossibleError, RequestError
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import notices as notice
 
 if TYPE_CHECKING:

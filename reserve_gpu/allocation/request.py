@@ -6,8 +6,9 @@ from typing import NamedTuple
 from reserve_gpu.gpus import names
 from reserve_gpu.model import parsing
 from reserve_gpu.model.devices import MIB
-from reserve_gpu.model.errors import RequestError, sanitize
+from reserve_gpu.model.errors import RequestError
 from reserve_gpu.model.requests import UNITS, Lease, Request, ReservationTerms, Rules, Size
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import settings
 
 # No GPU that runs CUDA has so little: who asks for 16 means GB, though a bare number is MiB.

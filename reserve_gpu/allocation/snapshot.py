@@ -14,10 +14,11 @@ from reserve_gpu.gpus.usage import judge, promisable_mib, split_graphics
 from reserve_gpu.locks.directory import LockDirectory, device_of, lock_name
 from reserve_gpu.locks.holders import with_hosts
 from reserve_gpu.model.devices import STUCK, Device, Fault, Process, State, Usage
-from reserve_gpu.model.errors import LockError, MutexHeldError, sanitize
+from reserve_gpu.model.errors import LockError, MutexHeldError
 from reserve_gpu.model.holders import Claim, DeviceStatus, Holder
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Rules
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import procfs
 
 MUTEX_LIMIT_S = 0.5

@@ -19,6 +19,7 @@ from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.registry import COMMANDS
 from reserve_gpu.commands.run import command, lookup, reporter
 from reserve_gpu.model import errors, option, untrusted
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.request_options import Parser
 from reserve_gpu.system import settings
 
@@ -118,7 +119,7 @@ def _require_command(words: list[str]) -> None:
     wrong = " ".join(words[: 1 + is_group])
     near = MEANT.get(wrong) or option.likely(wrong, known)
     see = errors.own_line("--help")
-    text = f"There is no command {errors.sanitize(wrong)}. {near} See {see}"
+    text = f"There is no command {sanitize(wrong)}. {near} See {see}"
     raise errors.RequestError(text)
 
 

@@ -27,9 +27,9 @@ from reserve_gpu.model.errors import (
     NoThreadError,
     ReserveGPUError,
     is_out_of_files,
-    sanitize,
 )
 from reserve_gpu.model.progress import Slow
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import executor, procfs
 from reserve_gpu.system.executor import POLL_S, Call
 from reserve_gpu.system.forks import no_fork

@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model import errors
-from reserve_gpu.model.errors import COMMAND_LIMIT, REASON_LIMIT, DriverError, sanitize
+from reserve_gpu.model.errors import COMMAND_LIMIT, REASON_LIMIT, DriverError
+from reserve_gpu.model.untrusted import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,8 @@ from itertools import takewhile
 from typing import TypeAlias, TypeVar
 
 from reserve_gpu.model.devices import Device, Fault
-from reserve_gpu.model.errors import REASON_LIMIT, RequestError, sanitize
+from reserve_gpu.model.errors import REASON_LIMIT, RequestError
+from reserve_gpu.model.untrusted import sanitize
 
 AnyDevice = TypeVar("AnyDevice", Device, Device | Fault)
 DeviceNames: TypeAlias = str | int | Iterable[str | int]  # as people give them
@@ -238,14 +239,3 @@ def _match(pattern: str, text: str) -> re.Match[str] | None:
 
 def _described(fault: Fault) -> str:
     return f"{fault.label} can't be used: {sanitize(fault.reason, REASON_LIMIT)}"
-
-
-def described(device: Device) -> str:
-    """Return `0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`, as far as known."""
-    parts = [
-        device.bus_id,
-        device.link_width and f"{device.link_width}x",
-        device.name,
-        device.vbios and f"(VBIOS {device.vbios})",
-    ]
-    return " ".join(sanitize(part) for part in parts if part)

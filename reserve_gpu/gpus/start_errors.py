@@ -13,7 +13,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from reserve_gpu.gpus.codes import Code
-from reserve_gpu.model.errors import REASON_LIMIT, DriverError, NoDriverError, sanitize
+from reserve_gpu.model.errors import REASON_LIMIT, DriverError, NoDriverError
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import procfs
 
 # Each is there while the kernel module is loaded; /sys is missing from some sandboxes.

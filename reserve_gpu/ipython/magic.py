@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from reserve_gpu import api
+from reserve_gpu.api import ask, show_reserved
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model import errors
 from reserve_gpu.model.requests import Request
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.frontends import MAGIC
 from reserve_gpu.render.notices import texts
 from reserve_gpu.reservation.activity import DRIVER_LIMIT_S
@@ -60,7 +61,7 @@ def _words(line: str) -> list[str]:
     try:
         return shlex.split(line, comments=True)
     except ValueError as error:  # a quotation mark that is not closed
-        raise errors.RequestError(f"{error}: {errors.sanitize(line)}") from error
+        raise errors.RequestError(f"{error}: {sanitize(line)}") from error
 
 
 def _do(arguments: Namespace) -> None:
@@ -77,7 +78,7 @@ def _do(arguments: Namespace) -> None:
     if arguments.help:
         print(parser.magic_parser().format_help())
     elif asked and arguments.devices:
-        named = errors.sanitize(arguments.devices[0])
+        named = sanitize(arguments.devices[0])
         raise errors.RequestError(parser.COMMANDS[asked[0]].format(named))
     elif asked:
         seen = registry.load(asked[0]).run_in_notebook(arguments)
@@ -95,7 +96,7 @@ def _reserve(
     request: Request, wait: float | str | None = None, *, is_optional: bool = False
 ) -> None:
     """Reserve, show how a wait stands, and print the outcome."""
-    outcome = api.ask(request, wait, "auto", MAGIC, is_optional=is_optional)
+    outcome = ask(request, wait, "auto", MAGIC, is_optional=is_optional)
     if outcome.notices:
         warn(outcome.warnings)
     if outcome.excused and outcome.excused.picture:
@@ -104,7 +105,7 @@ def _reserve(
         print(outcome.excused)
     print(outcome.text)
     if not outcome.excused:
-        api.show_reserved()
+        show_reserved()
 
 
 # -- before and after a cell, and at a restart -----------------------------------------------------

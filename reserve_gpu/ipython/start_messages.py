@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from reserve_gpu import api
 from reserve_gpu.model import errors
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import phrases, pictures
 from reserve_gpu.render.frontends import MAGIC, read_here
 from reserve_gpu.reservation import status
@@ -28,13 +29,7 @@ def tell_start() -> None:
             told = told.below(reason.splitlines())
         pictures.tell(told)
     elif held := api.current():
-        devices = [
-            f"{device.label} ({errors.sanitize(device.name or '?')})" for device in held.devices
-        ]
-        place = (
-            f"runs on {errors.sanitize(procfs.machine_name())} and "
-            if jupyter_kernel.origin()
-            else ""
-        )
+        devices = [f"{device.label} ({sanitize(device.name or '?')})" for device in held.devices]
+        place = f"runs on {sanitize(procfs.machine_name())} and " if jupyter_kernel.origin() else ""
         pictures.tell(f"This kernel {place}has {phrases.listed(devices)}.")
         api.show_reserved()

@@ -39,9 +39,10 @@ from reserve_gpu.locks.holders import (
     is_waiters,
 )
 from reserve_gpu.locks.lock import Lock, flock, kernel_device
-from reserve_gpu.model.errors import LockError, MutexHeldError, sanitize, shell_line
+from reserve_gpu.model.errors import LockError, MutexHeldError, shell_line
 from reserve_gpu.model.holders import Claim, Holder
 from reserve_gpu.model.queue import in_order
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import executor, process_identity, procfs, settings
 from reserve_gpu.system.file_control import has_write_locks, is_write_locked, write_lock
 

@@ -6,6 +6,8 @@
 from enum import Enum
 from typing import NamedTuple
 
+from reserve_gpu.model.untrusted import sanitize
+
 MIB = 2**20
 
 
@@ -97,6 +99,14 @@ class Device(NamedTuple):
     def label(self) -> str:
         """Return what people call it: `GPU2`, or `GPU1:0`."""
         return f"GPU{self.number}"
+
+    @property
+    def description(self) -> str:
+        """Return `0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`, as far as known."""
+        lanes = f"{self.link_width}x" if self.link_width else None
+        vbios = f"(VBIOS {self.vbios})" if self.vbios else None
+        parts = filter(None, (self.bus_id, lanes, self.name, vbios))
+        return " ".join(map(sanitize, parts))
 
     @property
     def usable_mib(self) -> int | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu.model.errors import RequestError, sanitize
+from reserve_gpu.model.errors import RequestError
+from reserve_gpu.model.untrusted import sanitize
 
 if TYPE_CHECKING:
     from argparse import _ActionsContainer

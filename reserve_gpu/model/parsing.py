@@ -9,8 +9,9 @@ import time
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model.devices import MIB
-from reserve_gpu.model.errors import RequestError, sanitize
+from reserve_gpu.model.errors import RequestError
 from reserve_gpu.model.requests import UNITS
+from reserve_gpu.model.untrusted import sanitize
 
 if TYPE_CHECKING:
     from datetime import datetime

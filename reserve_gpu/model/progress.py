@@ -1,8 +1,10 @@
-"""What a reservation reports while it waits."""
+"""What a request reports while it waits, and when no device is available."""
 
 import math
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, TypeAlias
 
+from reserve_gpu.model.devices import Device
 from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Request
@@ -29,6 +31,34 @@ class Slow(NamedTuple):
 
     what: str
     waited_s: float
+
+
+class Refusal(NamedTuple):
+    """Why no device is available.
+
+    Attributes:
+        request: The request.
+        rows: The devices, each with its state.
+        kept: The devices that stay reserved.
+        limit: The inherited CUDA_VISIBLE_DEVICES.
+        waited_s: The timeout of the wait in seconds, None without a wait.
+        user: The user of this process.
+        problems: The faults of the administrator's file.
+        free: The free devices other than the named ones.
+        siblings: The pids of holders that were started together with this process.
+        ahead: The waiters for devices that would do.
+    """
+
+    request: Request
+    rows: Sequence[DeviceStatus]
+    kept: Sequence[Device] = ()
+    limit: str | None = None
+    waited_s: float | None = None
+    user: str | None = None
+    problems: Sequence[str] = ()
+    free: Sequence[DeviceStatus] = ()
+    siblings: Collection[int] = ()
+    ahead: Sequence[Ticket] = ()
 
 
 Progress: TypeAlias = "Waiting | Slow"  # what somebody who reserves is told meanwhile

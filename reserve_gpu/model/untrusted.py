@@ -1,4 +1,4 @@
-"""Read what other processes have written, with suspicion: it may be cut, binary, huge or forged.
+"""Read and print text of other processes: it may be cut, binary, huge, forged or invisible.
 
 A function raises ValueError for what makes no sense; what `Fields`, `known` and `fields_of` return
 is without that.
@@ -17,6 +17,67 @@ LIST_LIMIT = 256  # devices, holders or processes in one list
 LATEST_S = 1e11  # no time since the epoch is later
 MOST_MIB = 1e9  # no device has more memory than that
 PIDS = 1 << 31
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# Printable to Python, but drawn as nothing: Unicode's Default_Ignorable_Code_Point, and blanks.
+# https://www.unicode.org/Public/UCD/latest/ucd/DerivedCoreProperties.txt
+_INVISIBLE = {
+    *"\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0",
+    *map(chr, range(0xFE00, 0xFE10)),  # variation selectors
+    *map(chr, range(0xE0100, 0xE01F0)),
+    *"\u2800\u2d7f\U0001107f\U00016fe4\U0001d159",
+}
+_MOST_MARKS = 4  # on a letter: Vietnamese and Thai have 2, Devanagari 3, Hebrew 4
+
+
+def sanitize(text: str, limit: int = 80) -> str:
+    """Make a foreign text fit to print: one line, bounded, with nothing invisible.
+
+    Args:
+        text: The text.
+        limit: The most characters of the result.
+
+    Returns:
+        The text, in which U+FFFD stands for what can't be printed or seen, for combining marks
+        without a letter, and for marks above the limit of a letter.
+    """
+    clean = text[: limit + 1]
+    if not (clean.isascii() and clean.isprintable()):
+        clean = _cleaned(clean)
+    return clean if len(text) <= limit else clean[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def _cleaned(text: str) -> str:
+    from unicodedata import category
+
+    clean: list[str] = []
+    marks = 0  # on the last letter
+    has_letter = is_dropped = False
+    for letter in text:
+        kind = category(letter)
+        if not letter.isprintable() or letter in _INVISIBLE:
+            clean.append(_REPLACEMENT)
+            has_letter = is_dropped = False
+        elif is_mark(letter) or kind == "Mc":  # the latter has a column, and none of its own place
+            marks += kind != "Mc"
+            is_fit = has_letter and marks <= _MOST_MARKS
+            if is_fit or not is_dropped:
+                clean.append(letter if is_fit else _REPLACEMENT)
+            is_dropped = not is_fit
+        else:
+            clean.append(letter)
+            marks, has_letter, is_dropped = 0, letter != " ", False
+    return "".join(clean)
+
+
+def is_mark(letter: str) -> bool:
+    """Return whether a letter is drawn on the letter before it, in no column of its own.
+
+    The vowels and final consonants of Hangul are, in a syllable that is not composed.
+    """
+    from unicodedata import category
+
+    is_hangul = "\u1160" <= letter <= "\u11ff" or "\ud7b0" <= letter <= "\ud7fb"
+    return is_hangul or category(letter) in ("Mn", "Me")
 
 
 def parsed(data: str | bytes, limit: int = SIZE_LIMIT) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu.allocation import snapshot
 from reserve_gpu.commands.hosts.remote_status import OtherMachines
 from reserve_gpu.model import errors, untrusted
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import layout, reservation_list
 from reserve_gpu.render.frontends import MAGIC
 from reserve_gpu.render.status_view import Status
@@ -65,7 +66,7 @@ def printable(value: Any) -> Any:
     value: what `to_dict()` of a status returns, in which texts are as other users wrote them.
     """
     if isinstance(value, str):
-        return errors.sanitize(value, untrusted.TEXT_LIMIT)
+        return sanitize(value, untrusted.TEXT_LIMIT)
     if isinstance(value, list):
         return [printable(each) for each in value]
     if isinstance(value, dict):

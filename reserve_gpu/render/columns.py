@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 from unicodedata import east_asian_width
 
-from reserve_gpu.model.errors import is_mark
+from reserve_gpu.model.untrusted import is_mark
 from reserve_gpu.render.phrases import plain as text_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.usage import idle_limit_mib
 from reserve_gpu.model.devices import Device, Process, State
-from reserve_gpu.model.errors import sanitize
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations, phrases, reasons
 from reserve_gpu.render.phrases import FAINT, MARK, Line
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus.names import gpu_index
 from reserve_gpu.model.devices import State
-from reserve_gpu.model.errors import sanitize
 from reserve_gpu.model.requests import Request
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations, phrases
 from reserve_gpu.render.phrases import labels, listed
 

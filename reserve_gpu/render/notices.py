@@ -7,16 +7,17 @@ A notice comes with a reservation: `text()` is what the user reads. A reason is 
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from reserve_gpu.gpus.names import entries
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import Device, Fault, State, Unfit
-from reserve_gpu.model.errors import REASON_LIMIT, sanitize, shell_line
+from reserve_gpu.model.errors import REASON_LIMIT, shell_line
 from reserve_gpu.model.holders import DeviceStatus, Holder
-from reserve_gpu.model.queue import Ticket
+from reserve_gpu.model.progress import Refusal
 from reserve_gpu.model.requests import Request, ReservationTerms, Rule, Size, Variables
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations, messages, phrases, reasons
 from reserve_gpu.render.frontends import MAGIC, Frontend, read_here
 from reserve_gpu.render.messages import VARIABLE, them
@@ -455,32 +456,8 @@ class ReservedAbove(NamedTuple):
         return errors.ReservedAboveError(text, self.rows)
 
 
-class Refused(NamedTuple):
-    """No device is available.
-
-    Attributes:
-        request: The request.
-        rows: The devices, each with its state.
-        kept: The devices that stay reserved.
-        limit: The inherited CUDA_VISIBLE_DEVICES.
-        waited_s: The timeout of the wait in seconds, None without a wait.
-        user: The user of this process.
-        problems: The faults of the administrator's file.
-        free: The free devices other than the named ones.
-        siblings: The pids of holders that were started together with this process.
-        ahead: The waiters for devices that would do.
-    """
-
-    request: Request
-    rows: Sequence[DeviceStatus]
-    kept: Sequence[Device] = ()
-    limit: str | None = None
-    waited_s: float | None = None
-    user: str | None = None
-    problems: Sequence[str] = ()
-    free: Sequence[DeviceStatus] = ()
-    siblings: Collection[int] = ()
-    ahead: Sequence[Ticket] = ()
+class Refused(Refusal):
+    """No device is available."""
 
     def error(self, frontend: Frontend) -> errors.NoFreeDeviceError:
         with no_fork:

@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.model.devices import GRAPHICS, Device, Fault, Process, State
-from reserve_gpu.model.errors import REASON_LIMIT, sanitize
+from reserve_gpu.model.errors import REASON_LIMIT
 from reserve_gpu.model.parsing import LONGEST_S
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model.devices import State
-from reserve_gpu.model.errors import sanitize
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import (
     contacts,
     durations,
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from reserve_gpu.model.holders import DeviceStatus
-    from reserve_gpu.model.progress import Waiting
+    from reserve_gpu.model.progress import Refusal, Waiting
     from reserve_gpu.model.requests import Request
     from reserve_gpu.render.frontends import Frontend
-    from reserve_gpu.render.notices import Refused
 
 # What may end by itself.
 PASSING = {State.RESERVED, State.FULL, State.BUSY, State.AWAITED, State.LIMITED, State.UNKNOWN}
@@ -134,7 +133,7 @@ class Shown(Protocol):
         """Return the fields for programs."""
 
 
-def refusal(reason: Refused, frontend: Frontend) -> Picture:
+def refusal(reason: Refusal, frontend: Frontend) -> Picture:
     """Show why nothing was reserved, device by device, and what can be done.
 
     A GPU that only this user's own processes use may be taken by name.
@@ -202,7 +201,7 @@ def _stands(row: DeviceStatus, now: float, user: str | None) -> str:
     return f"has {state}" if state.startswith("no ") else f"is {state}"
 
 
-def _ways_out(reason: Refused, frontend: Frontend, now: float) -> list[Line]:
+def _ways_out(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
     """Return whom to ask, the queue, a smaller request, and what may be taken by name.
 
     That is never what another person has.
@@ -240,23 +239,23 @@ def _ways_out(reason: Refused, frontend: Frontend, now: float) -> list[Line]:
     return lines
 
 
-def can_wait(reason: Refused) -> bool:
+def can_wait(reason: Refusal) -> bool:
     """Tell whether what is asked for may come free by itself."""
     if reasons.is_trouble([row.state for row in messages.fit(reason.rows)], reason.request.needed):
         return False
     return any(row.state in PASSING and not reasons.is_dark(row) for row in _missing(reason))
 
 
-def _missing(reason: Refused) -> list[DeviceStatus]:
+def _missing(reason: Refusal) -> list[DeviceStatus]:
     """Return the devices that could not be had, but for those of processes started together."""
     return [r for r in reason.rows if not (r.would_be_taken or _is_siblings(r, reason))]
 
 
-def _is_siblings(row: DeviceStatus, reason: Refused) -> bool:
+def _is_siblings(row: DeviceStatus, reason: Refusal) -> bool:
     return not {holder.listed_pid for holder in row.holders}.isdisjoint(reason.siblings)
 
 
-def next_lines(reason: Refused, frontend: Frontend, *, waits: bool) -> list[str]:
+def next_lines(reason: Refusal, frontend: Frontend, *, waits: bool) -> list[str]:
     """Return what may be typed next, and never takes or ends what somebody has.
 
     waits: waiting in the queue is one of them.
@@ -265,7 +264,7 @@ def next_lines(reason: Refused, frontend: Frontend, *, waits: bool) -> list[str]
     return [*free, *([frontend.typed(reason.request, waits=True)] if waits else [])]
 
 
-def _instead(reason: Refused, frontend: Frontend) -> str:
+def _instead(reason: Refusal, frontend: Frontend) -> str:
     """Return what gets others than those that were named.
 
     With their numbers where something is held, which it would mean without.

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus.usage import is_rendered_on, is_usable
 from reserve_gpu.model.devices import STUCK, ComputeMode, Device, Fault, State, Unfit
-from reserve_gpu.model.errors import REASON_LIMIT, sanitize
+from reserve_gpu.model.errors import REASON_LIMIT
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.phrases import TYPED, Line, gib, named, room, rounded_down, users
 from reserve_gpu.system import settings
 

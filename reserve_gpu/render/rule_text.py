@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import names
 from reserve_gpu.model.devices import State
-from reserve_gpu.model.errors import REASON_LIMIT, sanitize
+from reserve_gpu.model.errors import REASON_LIMIT
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations, phrases
 from reserve_gpu.render.phrases import MARK, STRONG, Line, listed, named
 

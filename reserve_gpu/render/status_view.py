@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.model.devices import ComputeMode, Device, State
-from reserve_gpu.model.errors import REASON_LIMIT, sanitize
+from reserve_gpu.model.errors import REASON_LIMIT
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import contacts, durations, layout, memory_parts, messages, phrases, reasons
 from reserve_gpu.render import rule_text as ruled
 from reserve_gpu.render.frontends import PYTHON, Frontend

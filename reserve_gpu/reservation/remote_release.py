@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ANSWER_S = 5.0  # in which a process that is not stopped answers
-LIMIT = 1 << 16  # bytes of a message
 ROOT = 0
 DONE = (Answer.RELEASED, Answer.ENDED, Answer.GONE)
 
@@ -342,7 +341,7 @@ def ask(pid: int, uid: int, request: dict[str, Any]) -> dict[str, Any] | None:
                     if socket_directory.peer(connection) != (pid, uid):
                         continue
                     connection.sendall(json.dumps(request).encode())
-                    answer = untrusted.parsed(connection.recv(LIMIT))
+                    answer = untrusted.parsed(connection.recv(socket_directory.MESSAGE_LIMIT))
                 except TimeoutError:
                     raise
                 except (OSError, ValueError):  # of a program before this one

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu.allocation import policy
-from reserve_gpu.gpus import cuda_environment, names
+from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.lock import myself
 from reserve_gpu.model.errors import Failure, LockError, NoThreadError, RequestError
@@ -123,7 +123,7 @@ class Reservation:
         return f"<Reservation of {' and '.join(device.label for device in self.devices)}>"
 
     def __str__(self) -> str:
-        lines = [f"Reserving {device.label}: {names.described(device)}" for device in self.devices]
+        lines = [f"Reserving {device.label}: {device.description}" for device in self.devices]
         values = [f"{name} = {value!r}" for name, value in sorted(self.environ.items())]
         return "\n".join([*lines, *values])
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "asked-{uid}"  # with a random suffix if another user has taken this name
 MODE = 0o700
+MESSAGE_LIMIT = 1 << 16  # bytes of a request or an answer
 OTHERS = 0o077  # the permissions of all other users
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import suppress
 from functools import wraps
@@ -82,14 +81,3 @@ def find_groups(uid: int) -> frozenset[int]:
         with suppress(OSError):
             return frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))
     return frozenset()
-
-
-def home() -> str:
-    """Return this user's home directory, `~` if it is unknown, as `os.path.expanduser` does.
-
-    A service may run without $HOME; `expanduser` then looks up the user each time.
-    """
-    if "HOME" in os.environ or sys.platform == "win32":
-        return os.path.expanduser("~")
-    entry = find_user(os.getuid())
-    return entry.pw_dir if entry else "~"

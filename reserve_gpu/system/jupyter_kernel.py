@@ -1,7 +1,7 @@
 """The Jupyter kernel, or the shell, that this process is: its connection file and its cells.
 
-The extension reports when IPython begins and ends a cell. A lease that expires asks here, because it
-must not take the GPU away from a running cell.
+The extension reports when IPython begins and ends a cell. A lease that expires asks here, because
+it must not take the GPU away from a running cell.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu.model.errors import sanitize
-from reserve_gpu.system import accounts
+from reserve_gpu.model.untrusted import sanitize
+from reserve_gpu.system import settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -145,5 +145,5 @@ def working_directory() -> str | None:
 
 def _below_home(path: str) -> str:
     """Shorten a path in this user's home to `~/thesis`."""
-    home = accounts.home()
+    home = settings.home()
     return f"~{path[len(home) :]}" if f"{path}/".startswith(f"{home}/") else path

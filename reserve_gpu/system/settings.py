@@ -2,6 +2,7 @@
 
 import os
 import stat
+import sys
 
 from reserve_gpu.system import accounts
 
@@ -29,15 +30,26 @@ CONFIG_FILE = "/etc/reserve_gpu.toml"
 HISTORY_DIRECTORY = "/var/lib/reserve_gpu/history"
 
 
+def home() -> str:
+    """Return this user's home directory, `~` if it is unknown, as `os.path.expanduser` does.
+
+    A service may run without $HOME; `expanduser` then looks up the user each time.
+    """
+    if "HOME" in os.environ or sys.platform == "win32":
+        return os.path.expanduser("~")
+    entry = accounts.find_user(os.getuid())
+    return entry.pw_dir if entry else "~"
+
+
 def user_file() -> str:
     """Return the path of the user's own configuration file."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(accounts.home(), ".config")
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home(), ".config")
     return os.path.join(folder, "reserve_gpu.toml")
 
 
 def state_directory() -> str:
     """Return where what is to last is kept for this user, in the home."""
-    folder = os.environ.get("XDG_STATE_HOME") or os.path.join(accounts.home(), ".local/state")
+    folder = os.environ.get("XDG_STATE_HOME") or os.path.join(home(), ".local/state")
     return os.path.join(folder, "reserve_gpu")
 
 

@@ -11,7 +11,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model.errors import REASON_LIMIT, sanitize
+from reserve_gpu.model.errors import REASON_LIMIT
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import executor
 from reserve_gpu.system.jupyter_kernel import cells
 

@@ -24,10 +24,10 @@ from reserve_gpu.model.errors import (
     ReserveGPUError,
     WaitInterrupted,
     own_command,
-    sanitize,
 )
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.model.requests import ReservationTerms, Size
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import html, messages, phrases
 from reserve_gpu.render.columns import GAP, width_of, wrapped
 from reserve_gpu.render.durations import duration

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reserve_gpu.commands.check.probes import MISSING
 from reserve_gpu.gpus import names
 from reserve_gpu.model import untrusted
-from reserve_gpu.model.errors import sanitize
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.phrases import listed
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model.errors import sanitize
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.phrases import escape
 
 if TYPE_CHECKING:

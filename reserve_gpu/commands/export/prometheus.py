@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model.devices import MIB, Device, State
-from reserve_gpu.model.errors import sanitize
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations
 from reserve_gpu.render.layout import idle_s
 

@@ -6,7 +6,8 @@ import time
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu.model.errors import REASON_LIMIT, own_line, sanitize, shell_line
+from reserve_gpu.model.errors import REASON_LIMIT, own_line, shell_line
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import contacts, layout, phrases, status_view
 from reserve_gpu.render import rule_text as ruled
 from reserve_gpu.render.frontends import COMMAND, SHELL, read_here

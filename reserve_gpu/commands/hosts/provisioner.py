@@ -17,6 +17,7 @@ from traitlets import List, Unicode
 from reserve_gpu.commands.hosts import remote_kernel
 from reserve_gpu.commands.hosts.remote_status import SSHPYK, named
 from reserve_gpu.model import errors
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import jupyter_kernel, procfs, settings, spawn
 
 LIMIT_S = 30.0  # in which a kernel is tried on another host
@@ -75,7 +76,7 @@ class HostsProvisioner(SSHKernelProvisioner):
                     return made
                 failed[name] = f"the kernel has no GPU. Try: ssh {name} reserve-gpu status"
             except FAILURES as error:
-                failed[name] = errors.sanitize(str(error), errors.REASON_LIMIT)
+                failed[name] = sanitize(str(error), errors.REASON_LIMIT)
             await self._give_up()
             if time.monotonic() > until:  # clients give up on a kernel after 60 s
                 raise remote_kernel.NoHostError(f"No kernel was started. {name}: {failed[name]}.")

@@ -17,6 +17,7 @@ from reserve_gpu.commands.hosts import hosts_view as said
 from reserve_gpu.commands.hosts import remote_status as hosts
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import Device, State
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import layout, messages
 from reserve_gpu.render import status_view as statuses
 from reserve_gpu.system import executor
@@ -145,7 +146,7 @@ def _first_to_reserve(
                 else:
                     text = "it has not kept the GPU that it had reserved"
             text = text or fields.get("refused") or hosts.problem(name, asked[name])
-            why[name] = errors.sanitize(str(text), errors.REASON_LIMIT)
+            why[name] = sanitize(str(text), errors.REASON_LIMIT)
     return None
 
 

@@ -24,8 +24,9 @@ from reserve_gpu.allocation import admin_rules
 from reserve_gpu.commands.hosts import hosts_view as said
 from reserve_gpu.commands.hosts import status_from_json
 from reserve_gpu.model import untrusted
-from reserve_gpu.model.errors import RequestError, sanitize
+from reserve_gpu.model.errors import RequestError
 from reserve_gpu.model.option import Option
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import procfs, settings, spawn
 from reserve_gpu.system.subprocesses import Program, heard, started
 

@@ -18,9 +18,10 @@ from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.slurm import srun
 from reserve_gpu.model import errors, untrusted
-from reserve_gpu.model.errors import RequestError, ReserveGPUError, sanitize
+from reserve_gpu.model.errors import RequestError, ReserveGPUError
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.model.parsing import parse_duration
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import phrases
 from reserve_gpu.system import settings
 

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.commands.report.totals import KEYS, UNKNOWN, Hours, Idle, together
-from reserve_gpu.model.errors import REASON_LIMIT, sanitize
-from reserve_gpu.model.untrusted import Fields, fields_of, table
+from reserve_gpu.model.errors import REASON_LIMIT
+from reserve_gpu.model.untrusted import Fields, fields_of, sanitize, table
 from reserve_gpu.render import durations, phrases
 from reserve_gpu.render.layout import Layout
 from reserve_gpu.render.phrases import FAINT, MARK, NOTEBOOK_LIMIT, STRONG, TYPED, Line, listed

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.commands.output import Output
 from reserve_gpu.gpus import names
-from reserve_gpu.model.errors import RequestError, sanitize
+from reserve_gpu.model.errors import RequestError
 from reserve_gpu.model.option import Option
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import reservation_list as said
 from reserve_gpu.render import status_view
 from reserve_gpu.reservation import remote_release

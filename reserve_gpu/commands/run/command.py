@@ -18,9 +18,10 @@ from reserve_gpu.commands.run.lookup import CommandError
 from reserve_gpu.commands.run.reporter import Reporter, say
 from reserve_gpu.gpus import names
 from reserve_gpu.model import errors
-from reserve_gpu.model.errors import PROGRAM, own_command, sanitize
+from reserve_gpu.model.errors import PROGRAM, own_command
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.model.requests import NO_LEASE
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import frontends, messages
 from reserve_gpu.system import jupyter_kernel, process_identity, subprocesses, watchdog
 

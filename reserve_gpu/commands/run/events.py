@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from reserve_gpu.commands.run import after_exec
 from reserve_gpu.commands.run.after_exec import READER_LIMIT_S, Sender
 from reserve_gpu.commands.run.reporter import Reporter
-from reserve_gpu.model.errors import RequestError, ReserveGPUError, sanitize
+from reserve_gpu.model.errors import RequestError, ReserveGPUError
 from reserve_gpu.model.progress import Progress, Waiting
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import contacts, messages
 from reserve_gpu.render.progress import stands
 from reserve_gpu.reservation.session import session

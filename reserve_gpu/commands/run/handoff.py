@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.commands.run.wrappers import ENV, Syntax, levels, name_of
 from reserve_gpu.gpus.cuda_environment import VISIBLE
-from reserve_gpu.model.errors import COMMAND_LIMIT, PROGRAM, RequestError, own_command, sanitize
+from reserve_gpu.model.errors import COMMAND_LIMIT, PROGRAM, RequestError, own_command
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.frontends import COMMAND
 
 if TYPE_CHECKING:

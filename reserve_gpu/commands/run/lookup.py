@@ -17,7 +17,8 @@ from reserve_gpu.commands.run.handoff import named_by_variable
 from reserve_gpu.commands.run.wrappers import is_assignment, levels
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.cuda_environment import VISIBLE
-from reserve_gpu.model.errors import COMMAND_LIMIT, ReserveGPUError, sanitize
+from reserve_gpu.model.errors import COMMAND_LIMIT, ReserveGPUError
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.frontends import COMMAND
 
 if TYPE_CHECKING:

@@ -25,8 +25,9 @@ from reserve_gpu import request_options
 from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.run import command, reporter
 from reserve_gpu.commands.slurm import framing, sockets, srun
-from reserve_gpu.model.errors import REASON_LIMIT, RequestError, own_line, sanitize
+from reserve_gpu.model.errors import REASON_LIMIT, RequestError, own_line
 from reserve_gpu.model.option import Option, add
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import request_options
-from reserve_gpu.model.errors import RequestError, sanitize
+from reserve_gpu.model.errors import RequestError
 from reserve_gpu.model.parsing import parse_duration
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations
 from reserve_gpu.system import spawn, subprocesses
 

@@ -10,7 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.commands.output import Output
-from reserve_gpu.model.errors import DriverError, RequestError, own_line, sanitize
+from reserve_gpu.model.errors import DriverError, RequestError, own_line
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import columns, pictures, terminal
 from reserve_gpu.render.frontends import SHELL, read_here
 from reserve_gpu.render.phrases import COMMAND_LIMIT, FAINT, Line, gib

@@ -19,8 +19,9 @@ from reserve_gpu.features.history.recorder import EVERY_S, Recorder
 from reserve_gpu.locks.lock import myself
 from reserve_gpu.log import log_writer, places
 from reserve_gpu.log.log_lines import Kind, LogLine
-from reserve_gpu.model.errors import REASON_LIMIT, ReserveGPUError, sanitize
+from reserve_gpu.model.errors import REASON_LIMIT, ReserveGPUError
 from reserve_gpu.model.requests import End, Fact
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.reservation import joining
 from reserve_gpu.reservation.feature import Feature, Leaving, Owner, UseLook, Wait
 from reserve_gpu.system.warning_log import warn

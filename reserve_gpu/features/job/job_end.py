@@ -11,9 +11,10 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from reserve_gpu.features.job import no_gpu
-from reserve_gpu.model.errors import sanitize, shell_line
+from reserve_gpu.model.errors import shell_line
 from reserve_gpu.model.parsing import LONGEST_S
 from reserve_gpu.model.requests import End
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations
 from reserve_gpu.reservation.feature import Feature, Owner
 from reserve_gpu.system import process_identity, procfs, settings, shutdown, subprocesses

@@ -7,6 +7,7 @@ import os
 
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.model import errors
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import subprocesses
 
 NONE = ("", "-1", "NoDevFiles")  # as Slurm, Flux and old Slurms write CUDA_VISIBLE_DEVICES
@@ -25,7 +26,7 @@ def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
         return error
     job = os.environ.get("SLURM_JOB_ID")
     if job and (wanted := _wanted()):
-        text = f"Job {errors.sanitize(job)} has no GPU. Start one that has: srun {wanted} ..."
+        text = f"Job {sanitize(job)} has no GPU. Start one that has: srun {wanted} ..."
     elif "FLUX_JOB_ID" in os.environ and is_none:
         text = "This job has no GPU. Start one that has: flux run --gpus-per-task=1 ..."
     elif job or "FLUX_JOB_ID" in os.environ or glob.glob(GPUS_OF_POD):
@@ -51,4 +52,4 @@ def _wanted() -> str:
     if said and not with_gpus:
         return ""
     partition = own if own in with_gpus or not said else with_gpus[0]
-    return f"-p {errors.sanitize(partition)} --gres=gpu:1" if partition else "--gres=gpu:1"
+    return f"-p {sanitize(partition)} --gres=gpu:1" if partition else "--gres=gpu:1"

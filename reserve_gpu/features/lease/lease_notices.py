@@ -7,8 +7,8 @@ from math import inf
 from typing import NamedTuple
 
 from reserve_gpu.model.devices import Device
-from reserve_gpu.model.errors import sanitize
 from reserve_gpu.model.requests import Lease, Request, ReservationTerms, Rule, Size
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations, phrases
 from reserve_gpu.render.durations import MINUTE_S
 from reserve_gpu.render.frontends import Frontend

@@ -13,14 +13,14 @@ from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import default_path, device_of, lock_name
 from reserve_gpu.model import untrusted
-from reserve_gpu.model.errors import ReserveGPUError, own_command, sanitize
+from reserve_gpu.model.errors import ReserveGPUError, own_command
 from reserve_gpu.model.holders import Answer
 from reserve_gpu.model.requests import End
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations
 from reserve_gpu.render.phrases import labels
 from reserve_gpu.reservation import activity, socket_directory
 from reserve_gpu.reservation.feature import Feature, Owner
-from reserve_gpu.reservation.remote_release import LIMIT
 from reserve_gpu.system import executor, process_identity, procfs, shutdown
 from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.jupyter_kernel import cells
@@ -205,7 +205,7 @@ class Listener:
                 break
             with connection, suppress(Exception):  # of a client, or of what it asked for
                 connection.settimeout(HEARD_S)
-                request = untrusted.parsed(connection.recv(LIMIT))
+                request = untrusted.parsed(connection.recv(socket_directory.MESSAGE_LIMIT))
                 by = procfs.user_name(socket_directory.peer(connection)[1])
                 answer = self._answer({**request, "by": by})
                 connection.sendall(json.dumps(answer).encode())

@@ -6,8 +6,9 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model.errors import RequestError, sanitize
+from reserve_gpu.model.errors import RequestError
 from reserve_gpu.model.holders import LONGEST_RESTART_S
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.reservation import restart_handover
 from reserve_gpu.reservation.feature import Feature, Leaving, Owner
 from reserve_gpu.system.jupyter_kernel import kernels_file

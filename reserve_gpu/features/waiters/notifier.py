@@ -13,13 +13,15 @@ from reserve_gpu.gpus.usage import DESKTOP_MIB
 from reserve_gpu.locks import queue
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model.devices import GRAPHICS, Device, Process, State
-from reserve_gpu.model.errors import LockError, sanitize
+from reserve_gpu.model.errors import LockError
 from reserve_gpu.model.holders import DeviceStatus
-from reserve_gpu.render import durations, frontends, phrases, pictures
+from reserve_gpu.model.untrusted import sanitize
+from reserve_gpu.render import durations, frontends, phrases
 from reserve_gpu.render.notices import UsedByOthers, texts
 from reserve_gpu.reservation import activity
 from reserve_gpu.reservation.feature import Feature, Owner
 from reserve_gpu.system import procfs
+from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.jupyter_kernel import cells
 
 if TYPE_CHECKING:
@@ -63,6 +65,9 @@ class WaiterNotices(Feature):
         self._seen = held.number
         rows = [] if held.memory_limit_mib is not None else strangers(look(), self._known)
         if text := self.tell(held, frontends.is_watched):
+            with no_fork:
+                from reserve_gpu.render import pictures  # most cells show nothing
+
             pictures.tell(pictures.of_line(text))
         took_s = time.monotonic() - began
         self._look_at = began + took_s + self._pause_s * max(1.0, took_s / QUICK_S)

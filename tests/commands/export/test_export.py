@@ -18,6 +18,7 @@ from reserve_gpu.model.devices import Device, State, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import ReservationTerms, Size
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.layout import Layout
 from reserve_gpu.render.phrases import STRONG
 from reserve_gpu.render.pictures import Picture
@@ -294,7 +295,7 @@ def test_metrics_are_escaped(text: str) -> None:
     series = metrics(prometheus.text(status_of(row, host=text)))
     ((host, name),) = values(series, "info", "hostname", "devicename")
     ((user,),) = values(series, "reserved", "username")
-    assert host == name == user == reserve_gpu.model.errors.sanitize(text)
+    assert host == name == user == sanitize(text)
     assert len(values(series, "free", "index")) == 1
 
 
