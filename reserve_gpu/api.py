@@ -218,7 +218,7 @@ def explained(
     """Return the error in the words of a front end, with what features know of it."""
     if isinstance(error, Failure):
         error = error.reason.error(read_here(frontend))
-    for each in session().features:
+    for each in session().features.values():
         error = each.explained(error)
     return error
 
@@ -234,7 +234,7 @@ def preview(request: Request, frontend: Frontend) -> tuple[Device, ...]:
 
 def show_reserved() -> None:
     """Show in this cell how what it has reserved stands, where there is more to say of that."""
-    for each in session().features:
+    for each in session().features.values():
         each.show()
 
 

@@ -34,7 +34,7 @@ HUNG_S = 5.0  # in which one ends that was
 
 def feature(kind: type[F]) -> F:
     """Return this process's feature of that kind, which was wanted before."""
-    (found,) = (each for each in session().features if isinstance(each, kind))
+    (found,) = (each for each in session().features.values() if isinstance(each, kind))
     return found
 
 

@@ -44,7 +44,7 @@ def logged(here: Here) -> Here:
 def test_a_look_for_the_history_serves_the_lease(logged: Here) -> None:
     """Where both are due the history looks, and the lease counts the use that it saw."""
     reserve_gpu.reserve(1, idle="1h")
-    features: dict[str, Any] = {**session()._features}
+    features: dict[str, Any] = {**session().features}
     timer, history = features[LEASE], features[HISTORY]
     wait_for(lambda: timer._next_look > time.monotonic())
     session().run(int)  # that look is over

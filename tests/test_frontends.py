@@ -211,8 +211,8 @@ def test_what_would_fit_does_fit(frontend: Frontend) -> None:
                 if "can be had now: " in phrases.plain(line)
             ]
             typed = read(line.split(": ", 1)[1])[0]
-            assert typed.memory_limit_mib is not None
-            assert promisable_mib / 2 < typed.memory_limit_mib <= promisable_mib
+            assert typed.terms.memory_limit_mib is not None
+            assert promisable_mib / 2 < typed.terms.memory_limit_mib <= promisable_mib
             assert typed._replace(terms=request.terms) == request
 
 

@@ -39,7 +39,7 @@ try:
     from reserve_gpu.reservation.session import session
 except ImportError:  # the earlier version
     from reserve_gpu.core.session import session
-for feature in session()._features.values():
+for feature in session().features.values():
     if hasattr(feature, "_idle_s"):
         feature._idle_s = 0.0
 """

@@ -305,7 +305,7 @@ class DeviceScan:
         """Lock one device, look at it, and keep the lock only if it will do."""
         held, memory_limit_mib = (
             self._context.held.get(device.uuid),
-            self._request.on([device]).memory_limit_mib,
+            self._request.on([device]).terms.memory_limit_mib,
         )
         is_part, held_mib = memory_limit_mib is not None, self._context.memory_limit_mib
         lock: Lock | Holder | None = held

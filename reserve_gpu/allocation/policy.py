@@ -37,10 +37,10 @@ def unfit(device: Device | Fault, request: Request, driver: str | None = None) -
         return Unfit.MEMORY_UNKNOWN
     if device.memory_mib is not None and device.memory_mib < request.min_memory_mib:
         return Unfit.MEMORY
-    if request.memory_limit_mib is not None:
+    if request.terms.memory_limit_mib is not None:
         if device.usable_mib is None:
             return Unfit.MEMORY_UNKNOWN
-        if request.memory_limit_mib > device.usable_mib:
+        if request.terms.memory_limit_mib > device.usable_mib:
             return Unfit.PART
     if device.instance is not None and request.needed > 1:
         major = (driver or "").partition(".")[0]
@@ -58,14 +58,14 @@ def is_to_be_taken(request: Request, state: State, reading: Usage) -> bool:
     """
     if state is State.IDLE:
         return True
-    is_part = request.memory_limit_mib is not None
+    is_part = request.terms.memory_limit_mib is not None
     is_expected = bool(request.devices) or (is_part and state is State.BUSY)
     return is_expected and usage.is_usable(reading)
 
 
 def first_will_do(request: Request) -> bool:
     """Tell whether the first free device is as good as any; else all have to be seen."""
-    return request.needed == 1 and not request.devices and request.memory_limit_mib is None
+    return request.needed == 1 and not request.devices and request.terms.memory_limit_mib is None
 
 
 def choose(
@@ -88,7 +88,7 @@ def choose(
         devices = whole if len(whole) >= count else instances
     if len(devices) < count:
         return None
-    if request.memory_limit_mib is not None:
+    if request.terms.memory_limit_mib is not None:
         return sorted(devices, key=lambda device: rank[device.uuid])[:count]
     # A GPU with a screen is tried last, but CUDA numbers all in PCI bus order.
     return sorted(closest(devices, count, link), key=lambda d: (d.index, d.instance or 0))

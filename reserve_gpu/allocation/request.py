@@ -3,7 +3,7 @@
 import time
 from typing import NamedTuple
 
-from reserve_gpu.gpus import names
+from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.model import parsing
 from reserve_gpu.model.devices import MIB
 from reserve_gpu.model.errors import RequestError
@@ -101,7 +101,7 @@ def idle_mib() -> float | None:
     Raises:
         RequestError: The setting is not a size.
     """
-    return parsing.setting_mib(settings.IDLE_MEMORY)
+    return cuda_environment.read_size_mib(settings.IDLE_MEMORY)
 
 
 def rules() -> Rules | None:

@@ -149,30 +149,41 @@ class Bindings:
         except HangError as error:
             raise _hang_error(error) from error
 
-    def ask(self, name: str, *arguments: Any, absent: frozenset[int] = frozenset()) -> Any:
-        """Call the NVML function of that name; return None for an error code in `absent`.
-
-        Raises DeviceError for any other failure.
-        """
-        function: Callable[..., Any] = getattr(self._pynvml, name, self._missing)
-        return self._call(name, function, *arguments, absent=absent)
-
-    def read(self, name: str, *arguments: Any, faults: frozenset[int] = DOWN) -> Any:
-        """Call an NVML function without which the device can still be used.
+    def ask(
+        self,
+        name: str,
+        *arguments: Any,
+        absent: frozenset[int] = frozenset(),
+        faults: frozenset[int] | None = None,
+        function: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Call an NVML function.
 
         Args:
             name: The function's name.
             arguments: The function's arguments.
-            faults: Codes that mean a fault of the GPU itself.
-
-        Returns:
-            The answer, or None if the function fails.
+            absent: Error codes that mean None.
+            faults: Error codes that mean a fault of the GPU; all others mean None. By default each
+                error is a fault.
+            function: What to call, if that is not the bindings' function of that name.
 
         Raises:
-            DeviceError: The function answers one of `faults`.
+            DeviceError: The function failed.
         """
-        function: Callable[..., Any] = getattr(self._pynvml, name, self._missing)
-        return self._call(name, function, *arguments, faults=faults)
+        theirs: Callable[..., Any] = getattr(self._pynvml, name, self._missing)
+        self._worker.doing[get_ident()] = name
+        try:
+            return (function or theirs)(*arguments)
+        except Exception as error:  # the bindings also raise what is no NVMLError
+            is_nvmls = isinstance(error, self._pynvml.NVMLError)
+            code = getattr(error, "value", None) if is_nvmls else None
+            if code in absent or (faults is not None and code not in faults):
+                return None
+            if isinstance(error, UnicodeDecodeError):
+                text = "unreadable text"
+            else:
+                text = f"{'' if is_nvmls else f'{type(error).__name__}: '}{_text_of(error)}"
+            raise DeviceError(f"{text} ({name})", code) from error
 
     def bus_id(self, handle: Any) -> str | None:
         """Return the PCI bus id with four digits of domain, as in 0000:03:00.0."""
@@ -181,7 +192,8 @@ class Bindings:
             pci = self._pynvml.nvmlDeviceGetPciInfo(handle)
             return pci.busIdLegacy or pci.busId[4:]
 
-        return self._call("nvmlDeviceGetPciInfo", read, faults=DOWN)
+        found: str | None = self.ask("nvmlDeviceGetPciInfo", faults=DOWN, function=read)
+        return found
 
     def memory_v2(self, handle: Any) -> Any:
         """Return the memory reading without the driver's own reserve, None where there is none."""
@@ -193,7 +205,7 @@ class Bindings:
             except (TypeError, AttributeError):  # old bindings, or the function as gpustat leaves
                 return None  # it behind for everybody in the process: without that argument
 
-        return self._call("nvmlDeviceGetMemoryInfo_v2", read, faults=DOWN_OR_HUNG)
+        return self.ask("nvmlDeviceGetMemoryInfo_v2", faults=DOWN_OR_HUNG, function=read)
 
     def may_have_memory_limit(self, handle: Any) -> bool:
         """Return whether root may have limited the memory of this control group on the GPU.
@@ -222,7 +234,9 @@ class Bindings:
         (https://github.com/wookayin/gpustat/issues/161).
         """
         name = f"nvmlDeviceGet{kind}RunningProcesses"
-        return self._call(name, self._count_processes, handle, name, faults=DOWN)
+        function = self._count_processes
+        count: int | None = self.ask(name, handle, name, faults=DOWN, function=function)
+        return count
 
     def _wait_for_start(self) -> int | DriverError | DeviceError:
         try:
@@ -248,41 +262,6 @@ class Bindings:
     def _missing(self, *_: Any) -> Any:
         """Answer for a function that the bindings lack: to us that is a driver that lacks it."""
         raise self._pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
-
-    def _call(
-        self,
-        name: str,
-        function: Callable[[Unpack[Ts]], T],
-        *arguments: Unpack[Ts],
-        absent: frozenset[int] = frozenset(),
-        faults: frozenset[int] | None = None,
-    ) -> T | None:
-        """Call a function of the bindings.
-
-        Args:
-            name: The name of the NVML function.
-            function: The function to call.
-            arguments: Its arguments.
-            absent: Codes that mean None.
-            faults: Codes that mean a fault. All other failures mean None. By default each failure
-                is a fault.
-
-        Raises:
-            DeviceError: The function failed.
-        """
-        self._worker.doing[get_ident()] = name
-        try:
-            return function(*arguments)
-        except Exception as error:  # the bindings also raise what is no NVMLError
-            is_nvmls = isinstance(error, self._pynvml.NVMLError)
-            code = getattr(error, "value", None) if is_nvmls else None
-            if code in absent or (faults is not None and code not in faults):
-                return None
-            if isinstance(error, UnicodeDecodeError):
-                text = "unreadable text"
-            else:
-                text = f"{'' if is_nvmls else f'{type(error).__name__}: '}{_text_of(error)}"
-            raise DeviceError(f"{text} ({name})", code) from error
 
     def _count_processes(self, handle: Any, name: str) -> int:
         for variant in (f"{name}_v3", f"{name}_v2", name):

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from reserve_gpu.model import untrusted
 from reserve_gpu.model.devices import Device
+from reserve_gpu.model.errors import RequestError
+from reserve_gpu.model.parsing import parse_size
 
 MEMORY, ORDER, VISIBLE = "CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
 CUDA = (MEMORY, ORDER, VISIBLE)
@@ -157,6 +159,21 @@ def in_visible_order(devices: Iterable[Device], visible: str) -> tuple[Device, .
 def read(names: Iterable[str] = VARIABLES) -> dict[str, str | None]:
     """Return the variables as they are now."""
     return {name: os.environ.get(name) for name in names}
+
+
+def read_size_mib(variable: str) -> float | None:
+    """Return the size in MiB that an environment variable sets, or None if it sets none.
+
+    Raises:
+        RequestError: The variable is not a size.
+    """
+    size = os.environ.get(variable)
+    if not size:
+        return None
+    try:
+        return parse_size(size)
+    except RequestError as error:
+        raise RequestError(f"{variable}: {error}") from error
 
 
 def write(values: Mapping[str, str | None]) -> None:

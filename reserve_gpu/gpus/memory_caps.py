@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.model.devices import MIB
-from reserve_gpu.model.parsing import setting_mib
 from reserve_gpu.system import settings
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def cap(devices: Sequence[Device], memory_limit_mib: float) -> tuple[float, str]
     First what is left of the part beside the CUDA context, in MiB; then the fraction that this is
     of the memory of the largest device, empty where that is not known.
     """
-    context_mib = setting_mib(settings.CONTEXT_MEMORY)
+    context_mib = cuda_environment.read_size_mib(settings.CONTEXT_MEMORY)
     context_mib = DEFAULT_CONTEXT_MIB if context_mib is None else context_mib
     room_mib = memory_limit_mib - min(context_mib, memory_limit_mib / 2)
     totals = [device.memory_mib or 0 for device in devices]

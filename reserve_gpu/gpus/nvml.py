@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.gpus.bindings import Bindings, DeviceError
-from reserve_gpu.gpus.codes import DOWN_OR_HUNG, NOT_OFFERED, Code
+from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, NOT_OFFERED, Code
 from reserve_gpu.gpus.usage import is_desktop, split_graphics
 from reserve_gpu.model.devices import (
     GRAPHICS,
@@ -272,7 +272,7 @@ class Nvml:
             mode = self._driver.ask("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
         except DeviceError as error:
             # A GPU that can have no instances has no MIG mode that could be on.
-            if error.code in DOWN_OR_HUNG or self._driver.read(MIG_COUNT, gpu) != 0:
+            if error.code in DOWN_OR_HUNG or self._driver.ask(MIG_COUNT, gpu, faults=DOWN) != 0:
                 raise
             return False
         return bool(mode and mode[0])
@@ -282,7 +282,7 @@ class Nvml:
 
         https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
         """
-        read = self._driver.read
+        read = partial(self._driver.ask, faults=DOWN)
         rows = read("nvmlDeviceGetRemappedRows", gpu)
         *_, is_pending, has_failed = rows or (False, False)
         fields = read("nvmlDeviceGetFieldValues", gpu, [RECOVERY])
@@ -335,7 +335,7 @@ class Nvml:
         for known in self._devices.get(index, ()):
             if isinstance(known, Device) and (known.uuid, known.instance) == (uuid, slot):
                 return known
-        read = self._driver.read
+        read = partial(self._driver.ask, faults=DOWN)
         total_mib, _, reserve_mib = self._read_memory(handle)
         if slot is None and self._has_host_memory(gpu, total_mib):
             self._boards[index] = self._boards[index]._replace(has_host_memory=True)
@@ -361,8 +361,8 @@ class Nvml:
         https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html
         """
         gpu_uuid = self._driver.ask("nvmlDeviceGetUUID", gpu)
-        gpu_instance = self._driver.read("nvmlDeviceGetGpuInstanceId", handle)
-        part = self._driver.read("nvmlDeviceGetComputeInstanceId", handle)
+        gpu_instance = self._driver.ask("nvmlDeviceGetGpuInstanceId", handle, faults=DOWN)
+        part = self._driver.ask("nvmlDeviceGetComputeInstanceId", handle, faults=DOWN)
         return gpu_uuid, f"MIG-{gpu_uuid}/{gpu_instance}/{part}"
 
     def _read_all(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
@@ -381,7 +381,7 @@ class Nvml:
         listed = listed or self._lists(device)
         _, used_mib, reserve_mib = self._read_memory(handle)
         # An instance has no compute mode of its own.
-        mode = self._driver.read("nvmlDeviceGetComputeMode", gpu, faults=DOWN_OR_HUNG)
+        mode = self._driver.ask("nvmlDeviceGetComputeMode", gpu, faults=DOWN_OR_HUNG)
         graphics = listed(GRAPHICS)
         compute = self._driver.process_count(handle, "Compute")
         mps = self._driver.process_count(handle, "MPSCompute")

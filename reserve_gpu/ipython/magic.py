@@ -122,9 +122,10 @@ def leave_to_restart() -> None:
 def begin_cell() -> list[str]:
     """Return the lines to print before a cell, mostly none."""
     this_session = session()
-    lines = [line for feature in this_session.features for line in feature.cell_begins()]
+    lines = [line for feature in this_session.features.values() for line in feature.cell_begins()]
     with suppress(errors.ReserveGPUError):  # %reserve_gpu will say so
-        lines += texts(this_session.begin_cell())
+        notices = this_session.begin_cell()
+        lines += texts(notices) if notices else []
     return lines
 
 
@@ -135,7 +136,7 @@ def end_cell() -> list[str]:
     lines = texts(notices) if notices else []
     if (held := this_session.held) and not this_session.is_busy:
         look = cache(partial(_processes, held.devices))  # one look for all
-        lines += [line for each in this_session.features for line in each.cell_ended(look)]
+        lines += [line for each in this_session.features.values() for line in each.cell_ended(look)]
     return lines
 
 

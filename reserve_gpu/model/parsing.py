@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import time
 from typing import TYPE_CHECKING
@@ -189,18 +188,3 @@ def _clock(text: str) -> tuple[int, int]:
         return int(hours), int(minutes)
     is_afternoon = "p" in text.lower()
     return int(hours) % 12 + 12 * is_afternoon, int(minutes or 0)
-
-
-def setting_mib(variable: str) -> float | None:
-    """Return the size in MiB that an environment variable sets, or None if it sets none.
-
-    Raises:
-        RequestError: The variable is not a size.
-    """
-    size = os.environ.get(variable)
-    if not size:
-        return None
-    try:
-        return parse_size(size)
-    except RequestError as error:
-        raise RequestError(f"{variable}: {error}") from error

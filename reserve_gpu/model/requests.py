@@ -266,12 +266,6 @@ class Request(NamedTuple):
     terms: ReservationTerms = ReservationTerms()  # of each
 
     @property
-    def memory_limit_mib(self) -> float | None:
-        """Return the part of each that is asked for, None for all of it."""
-        size = self.terms.size
-        return size.mib if size else None
-
-    @property
     def needed(self) -> int:
         """Return how many devices that makes."""
         return len(self.devices) or self.count or 1

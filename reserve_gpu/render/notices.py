@@ -360,7 +360,7 @@ class Exceeded(NamedTuple):
     caps: Sequence[str]
 
     def text(self) -> str:
-        over = phrases.gib(self.used_mib - (self.request.memory_limit_mib or 0.0))
+        over = phrases.gib(self.used_mib - (self.request.terms.memory_limit_mib or 0.0))
         size = Size(math.ceil(self.used_mib / phrases.MIB_OF_GIB) * phrases.MIB_OF_GIB)
         more = Request(self.request.devices, terms=ReservationTerms(size))
         capped = ""
@@ -551,7 +551,7 @@ class Impossible(NamedTuple):
             wanted_mib = request.min_memory_mib or 0.0
             most_mib = max(device.memory_mib or 0 for device in devices)
             if unfit is Unfit.PART:
-                wanted_mib = request.memory_limit_mib or 0.0
+                wanted_mib = request.terms.memory_limit_mib or 0.0
                 most_mib = max(device.usable_mib or 0 for device in devices)
             largest = phrases.room(most_mib)
             if is_all:

@@ -230,7 +230,7 @@ def _ways_out(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
         smaller = frontend.typed(request._replace(count=len(available)))
         lines.append((f"{len(available)} can be had now: ", (smaller, TYPED)))
     if request.terms.size and (less := memory_parts.smaller(request, request.terms.size, fit)):
-        size = phrases.gib(less.memory_limit_mib or 0.0)
+        size = phrases.gib(less.terms.memory_limit_mib or 0.0)
         lines.append((f"{size} can be had now: ", (frontend.typed(less), TYPED)))
     usable = next((row for row in missing if _may_be_named(row, user)), None)
     if usable and not frontend.is_for_program:

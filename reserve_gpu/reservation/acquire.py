@@ -17,7 +17,6 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, preferred_
 from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import Failure, NoFreeDeviceError, RequestError
 from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo
-from reserve_gpu.model.parsing import setting_mib
 from reserve_gpu.model.requests import End, Request
 from reserve_gpu.render import notices as notice
 from reserve_gpu.reservation import feature, joining, refresh
@@ -96,7 +95,8 @@ def reserve(
     notices = _begin(session, request)
     savepoint = Savepoint(session.reservation, waits=deadline.waits)
     try:
-        inherited_limit.require_absolute(request.devices, session.variables.inherited())
+        if request.devices:
+            inherited_limit.require_absolute(request.devices, session.variables.inherited())
         held, ruled = session.held, rules()
         request = held.as_held(request) if held else request
         if ruled:
@@ -142,7 +142,7 @@ def _take(
                 locks,
                 inherited=session.variables.inherited(),
                 held=now.locks_in(locks.path),
-                memory_limit_mib=now.memory_limit_mib,
+                memory_limit_mib=now.terms.memory_limit_mib,
                 idle_mib=idle_mib(),
                 driver=gpus.driver_version() if request.needed > 1 else None,
                 rules=ruled,
@@ -192,7 +192,7 @@ def _unsigned(session: Session) -> list[Notice]:
     if not session.unsigned:
         return []
     devices, (directory, *_), (reason, *_) = zip(*session.unsigned, strict=True)
-    is_part = session.now.memory_limit_mib is not None
+    is_part = session.now.terms.memory_limit_mib is not None
     return [notice.Unsigned(devices, directory, reason, is_part)]
 
 
@@ -202,7 +202,7 @@ def _in_place(held: Holding, request: Request) -> Request:
     A process that holds a part and asks for a larger one means more of the same device. A joined
     process whose holder has gone means what it has.
     """
-    is_part = None not in (held.memory_limit_mib, request.memory_limit_mib)
+    is_part = None not in (held.terms.memory_limit_mib, request.terms.memory_limit_mib)
     is_left = held.joined is not None and joining.is_left(held)
     devices = policy.kept(held.devices, request) if is_part or is_left else None
     if not devices or request.devices:
@@ -217,8 +217,8 @@ def _begin(session: Session, request: Request) -> list[Notice]:
     """
     if not session.devices:
         procfs.require_descriptors()
-    if request.memory_limit_mib is not None:
-        setting_mib(settings.CONTEXT_MEMORY)  # an invalid value changes nothing
+    if request.terms.memory_limit_mib is not None:
+        cuda_environment.read_size_mib(settings.CONTEXT_MEMORY)  # an invalid value changes nothing
     notices = session.renew()
     features = session.wanted(request.terms)
     notices += [notice for each in features for notice in each.begins()]
@@ -241,7 +241,7 @@ def _wait(
         # Meanwhile the rules may have changed, and the lease of what is held may have ended.
         held = session.now.locks_in(context.locks.path)
         now = context._replace(
-            held=held, memory_limit_mib=session.now.memory_limit_mib, rules=rules()
+            held=held, memory_limit_mib=session.now.terms.memory_limit_mib, rules=rules()
         )
         limit_s = RETRY_MUTEX_LIMIT_S if deadline.waits else MUTEX_LIMIT_S
         return attempt(now, session.hold, entry, limit_s, candidates)
@@ -267,7 +267,7 @@ def _wait(
             how = End.GRANTED
     finally:
         waited = feature.Wait(deadline.asks, began, time.monotonic() - start, how)
-        for each in session.features:
+        for each in session.features.values():
             each.waited(waited)
     return outcome, refresh.refresh(session)  # GPUs may have come or gone during the wait
 
@@ -385,7 +385,7 @@ def _caution(context: AttemptContext, locked: LockedDevice) -> DeviceStatus:
 
     Nor of what those do who share it by parts: that was counted.
     """
-    row, is_part = locked.row, context.request.memory_limit_mib is not None
+    row, is_part = locked.row, context.request.terms.memory_limit_mib is not None
     if row.usage is None or (row.use_state is State.IDLE and not row.holders):
         return row
     known = (Holder(listed_pid=os.getpid()), *row.holders)

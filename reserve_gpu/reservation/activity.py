@@ -106,7 +106,8 @@ def by_child(held: Holding) -> bool:
     own = os.getpid()
     with suppress(DriverError, DeviceError), Nvml(DRIVER_LIMIT_S) as gpus:
         if not gpus.sees_all:
-            readings = [] if held.memory_limit_mib is not None else map(gpus.usage, held.devices)
+            is_part = held.terms.memory_limit_mib is not None
+            readings = [] if is_part else map(gpus.usage, held.devices)
             return any(reading.compute or reading.mps for reading in readings)
         pids = {process.pid for device in held.devices for process in gpus.processes(device)}
         return any(procfs.is_below(pid, {own}) for pid in pids - {own})

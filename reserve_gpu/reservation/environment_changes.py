@@ -58,7 +58,7 @@ class OurVariables:
         inherited = self.inherited()
         before = cuda_environment.inherited_caps(inherited)
         limits, self.notices = _caps(held, inherited | before)
-        values = cuda_environment.variables(held.devices, held.memory_limit_mib) | limits
+        values = cuda_environment.variables(held.devices, held.terms.memory_limit_mib) | limits
         self.changes = self.changes.apply({cuda_environment.HIDDEN: None} | before | values)
         self.environ = set_only(values)
 
@@ -69,7 +69,7 @@ class OurVariables:
             own = {name: self.environ.get(name) for name in cuda_environment.CUDA}
             cuda_environment.write(own)
             notices.append(changed._replace(is_mended=True))
-        return notices if held.memory_limit_mib is None else notices + self._mend_caps(held)
+        return notices if held.terms.memory_limit_mib is None else notices + self._mend_caps(held)
 
     def _mend_caps(self, held: Holding) -> list[Notice]:
         """Set the caps again that are gone; one that somebody has changed is theirs from now on.
@@ -122,12 +122,12 @@ def set_only(values: Variables) -> dict[str, str]:
 
 def _caps(held: Holding, inherited: Variables) -> tuple[dict[str, str], list[Notice]]:
     """Return the caps to set for what is held, and what to tell of them."""
-    if held.memory_limit_mib is None:
+    if held.terms.memory_limit_mib is None:
         return {}, []
-    values = memory_caps.marked(held.devices, held.memory_limit_mib, inherited)
+    values = memory_caps.marked(held.devices, held.terms.memory_limit_mib, inherited)
     is_late = cuda_environment.cuda_started()
     return values, cap_notices(
-        held.devices, held.memory_limit_mib, inherited, values, is_late=is_late
+        held.devices, held.terms.memory_limit_mib, inherited, values, is_late=is_late
     )
 
 

@@ -59,12 +59,6 @@ class Holding(NamedTuple):
         return self._replace(number=next(_numbers))
 
     @property
-    def memory_limit_mib(self) -> float | None:
-        """Return the part of each that was promised, None for all of it."""
-        size = self.terms.size
-        return size.mib if size else None
-
-    @property
     def lease(self) -> Lease:
         """Return until when it is held."""
         return self.terms.lease
@@ -81,8 +75,8 @@ class Holding(NamedTuple):
 
     def since_of(self, request: Request) -> Instant | None:
         """Return when what is asked for was reserved, if it is held, or a part of it."""
-        is_other = (self.memory_limit_mib is None) is not (request.memory_limit_mib is None)
-        if is_other or not policy.kept(self.devices, request):
+        is_part, asks_part = self.terms.size is not None, request.terms.size is not None
+        if is_part is not asks_part or not policy.kept(self.devices, request):
             return None
         return self.since
 
@@ -102,12 +96,12 @@ class Holding(NamedTuple):
     @property
     def is_intact(self) -> bool:
         """Tell whether this process still has all the locks, which other code may have closed."""
-        return all(lock.held() for lock in self.locks.values())
+        return all(map(Lock.held, self.locks.values()))
 
     def is_another_part_of(self, other: "Holding") -> bool:
         """Tell whether both are parts of the same devices."""
         return (
-            None not in (self.memory_limit_mib, other.memory_limit_mib)
+            None not in (self.terms.memory_limit_mib, other.terms.memory_limit_mib)
             and self.devices == other.devices
         )
 
@@ -156,7 +150,7 @@ class Holding(NamedTuple):
             new = directory.acquire_joined(device.uuid, old.taken)
         else:
             new = directory.lock_device(
-                device.uuid, share=self.memory_limit_mib is not None, taken=old.taken
+                device.uuid, share=self.terms.memory_limit_mib is not None, taken=old.taken
             )
         path = old.path if old.held() else None
         if not isinstance(new, Lock):
@@ -170,10 +164,10 @@ class Holding(NamedTuple):
 
     def _has_room(self, device: Device, sharers: Sequence[Holder]) -> bool:
         """Tell whether the part of it fits beside the parts of those who share the device."""
-        if self.joined or self.memory_limit_mib is None or device.usable_mib is None:
+        if self.joined or self.terms.memory_limit_mib is None or device.usable_mib is None:
             return True
         promised_mib = sum(sharer.memory_limit_mib or 0.0 for sharer in sharers)
-        return promised_mib + self.memory_limit_mib <= device.usable_mib
+        return promised_mib + self.terms.memory_limit_mib <= device.usable_mib
 
 
 NOTHING = Holding((), {})

@@ -131,7 +131,7 @@ def _cautions(held: Holding | None, left: Left) -> list[Notice]:
         left: What the kernel before this one has left. The driver may take seconds to free its
             memory.
     """
-    if held is None or held.memory_limit_mib is not None:  # those with parts share the device
+    if held is None or held.terms.memory_limit_mib is not None:  # those with parts share the device
         return []
     with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
         if gpus.sees_all:  # else a pid may be another process's in this PID namespace

@@ -32,7 +32,7 @@ from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.jupyter_kernel import cells
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -143,6 +143,7 @@ class Session(Executor):
     variables: what it has done to its environment.
     reason: why the program before this one, in the same process, has left it no device.
     is_waiting: a call waits in the queue for a device.
+    features: by name, in their order; those that were wanted so far.
     last_look: the last one of a feature whether what is held is used.
     unsigned: Devices whose lock files could not be written, with their directory and the reason.
     """
@@ -155,7 +156,7 @@ class Session(Executor):
         self.last_look: UseLook | None = None
         self._held: Holding | None = None
         self._reservation: Reservation | None = None  # of what is held
-        self._features: dict[str, Feature] = {}  # by name; those that were wanted so far
+        self.features: dict[str, Feature] = {}
         self._wanted_here: dict[str, type[Feature]] = {}  # the features of every reservation
         self._signed: tuple[str | None, float] = (None, 0.0)  # as which notebook, and until when
         self.unsigned: list[tuple[Device, str, str]] = []
@@ -168,11 +169,6 @@ class Session(Executor):
         """Tell whether a signal handler has come in the midst of a call, or as a cell begins."""
         return super().is_nested or executor.is_mine(cells().quiet)
 
-    @property
-    def features(self) -> list[Feature]:
-        """Return the features that were wanted so far, in their order."""
-        return [self._features[row.name] for row in FEATURES if row.name in self._features]
-
     def load(self, terms: ReservationTerms | None = None) -> None:
         """Import what a reservation needs, on the caller's thread.
 
@@ -180,19 +176,21 @@ class Session(Executor):
         """
         self._wanted_here = feature.load_for_reserving(terms)
 
-    def wanted(self, terms: ReservationTerms) -> list[Feature]:
+    def wanted(self, terms: ReservationTerms) -> Collection[Feature]:
         """Return the features for these terms, and those from before; new ones are made."""
+        features: dict[str, Feature] = {}
         for row in FEATURES:
-            if row.name in self._features:
-                continue
-            if wanted := self._wanted_here.get(row.name):
-                self._features[row.name] = wanted(self)
+            if row.name in self.features:
+                features[row.name] = self.features[row.name]
+            elif wanted := self._wanted_here.get(row.name):
+                features[row.name] = wanted(self)
             elif row.is_wanted_for(terms):
-                self._features[row.name] = row.load()(self)
-        return self.features
+                features[row.name] = row.load()(self)
+        self.features = features  # a new value: another thread may go through the old one
+        return features.values()
 
     def _step(self) -> float | None:
-        pauses = [each.step() for each in self.features]
+        pauses = [each.step() for each in self.features.values()]
         return min((pause_s for pause_s in pauses if pause_s is not None), default=None)
 
     # -- what is held ------------------------------------------------------------------------------
@@ -245,7 +243,7 @@ class Session(Executor):
         if not (held and devices):
             return None
         request = request.on(devices)
-        if not policy.is_enough(held.memory_limit_mib, request.memory_limit_mib):
+        if not policy.is_enough(held.terms.memory_limit_mib, request.terms.memory_limit_mib):
             return None
         rest = [device for device in held.devices if device not in devices]
         is_same = tuple(devices) == held.devices
@@ -255,11 +253,11 @@ class Session(Executor):
         held = self._prolong(held, request.terms.lease)
         is_inside = self._reservation is not None and self._reservation.is_inside
         note = held.terms.note if request.terms.note is None else request.terms.note
-        if is_inside and request.memory_limit_mib != held.memory_limit_mib:
+        if is_inside and request.terms.memory_limit_mib != held.terms.memory_limit_mib:
             return [*self._again(held, note), notice.PART_STAYS]
         if rest and (is_late or is_inside):
             return [*self._again(held, note), notice.Stays(rest, is_late)]
-        if is_same and held.memory_limit_mib == request.memory_limit_mib:
+        if is_same and held.terms.memory_limit_mib == request.terms.memory_limit_mib:
             return self._again(held, note)
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
         now = held._replace(devices=tuple(devices), locks=locks, is_back=False)
@@ -435,7 +433,8 @@ class Session(Executor):
         First the variables change, then the locks that are not kept
         are released: what this process starts in between finds no GPU that is somebody else's.
         """
-        before, features = self._held, self.features
+        before = self._held
+        features: Collection[Feature] = self.features.values()
         if held:
             lease = held.lease
             features = self.wanted(held.terms)
@@ -466,10 +465,10 @@ class Session(Executor):
         before = self._held
         if before is None or self.variables.are_hidden:
             return False
-        return (before.number, before.devices, before.memory_limit_mib) == (
+        return (before.number, before.devices, before.terms.memory_limit_mib) == (
             held.number,
             held.devices,
-            held.memory_limit_mib,
+            held.terms.memory_limit_mib,
         )
 
     def _reservation_of(self, held: Holding | None) -> Reservation | None:
@@ -487,7 +486,7 @@ class Session(Executor):
         if self._held and self._reservation:
             self._reservation.devices = self._held.devices
             self._reservation.environ = self.variables.environ
-            self._reservation.memory_mib = self._held.memory_limit_mib
+            self._reservation.memory_mib = self._held.terms.memory_limit_mib
 
     def _sign(self, held: Holding) -> None:
         """Write into the locks who holds them."""
@@ -541,7 +540,7 @@ class Session(Executor):
 
     def leave_as(self, how: Leaving) -> dict[str, Fact]:
         """Let features leave what is held to what comes next; returns their facts for that."""
-        return {name: f for each in self.features for name, f in each.leaves(how).items()}
+        return {name: f for each in self.features.values() for name, f in each.leaves(how).items()}
 
     def adopt(self) -> None:
         """Take over, once, what this process held before exec made it this program."""
@@ -582,5 +581,5 @@ def session() -> Session:
 def _is_met(held: Holding, request: Request) -> bool:
     """Tell whether what is held is just what is asked for."""
     kept = policy.kept(held.devices, request)
-    memory_limit_mib = request.on(held.devices).memory_limit_mib
-    return tuple(kept or ()) == held.devices and held.memory_limit_mib == memory_limit_mib
+    memory_limit_mib = request.on(held.devices).terms.memory_limit_mib
+    return tuple(kept or ()) == held.devices and held.terms.memory_limit_mib == memory_limit_mib

@@ -167,12 +167,12 @@ def _mounts() -> list[Mount]:
     found: list[Mount] = []
     with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as lines:
         for line in lines:
+            fields, _, rest = line.partition(" - ")
             with suppress(ValueError, IndexError):
-                fields, rest = (part.split() for part in line.split(" - ", 1))
-                root, point = fields[3:5]
+                root, point = fields.split()[3:5]
                 if "\\" in line:
                     root, point = _unescaped(root), _unescaped(point)
-                found.append(Mount(point, root, rest[0]))
+                found.append(Mount(point, root, rest.split()[0]))
     return found
 
 

@@ -100,9 +100,9 @@ def _fits(row: DeviceStatus, asked: Request) -> bool:
         return False
     if row.state is State.FREE:
         return True
-    is_shared = row.state is State.RESERVED and asked.memory_limit_mib is not None
+    is_shared = row.state is State.RESERVED and asked.terms.memory_limit_mib is not None
     return is_shared and (row.promisable_mib or 0.0) >= (
-        asked.on([row.device]).memory_limit_mib or 0.0
+        asked.on([row.device]).terms.memory_limit_mib or 0.0
     )
 
 

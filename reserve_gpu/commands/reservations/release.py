@@ -95,5 +95,5 @@ def run_in_notebook(_arguments: Namespace) -> None:
     devices = api.release()
     values = cuda_environment.read({*cuda_environment.CUDA, *(held.environ if held else ())})
     text = messages.released(devices, values, started=cuda_environment.cuda_started())
-    more = [each.released() for each in session().features] if devices else []
+    more = [each.released() for each in session().features.values()] if devices else []
     print("\n".join(filter(None, [text, *more])))

@@ -60,7 +60,7 @@ class Events(Reporter):
             READER_LIMIT_S,
             pid=os.getpid(),
             devices=[{"label": each.label, "uuid": each.uuid} for each in held.devices],
-            memory_promised_mib=held.memory_limit_mib,
+            memory_promised_mib=held.terms.memory_limit_mib,
             until=held.lease.until,
             environ=session().environ,
             warnings=outcome.warnings,

@@ -137,7 +137,7 @@ def at_exit(function: Callable[[], object]) -> None:
 
 def _is_same(before: Holding, held: Holding) -> bool:
     """Tell whether both are one reservation to a history."""
-    mine, others = ((h.devices, h.memory_limit_mib, h.kept_until) for h in (before, held))
+    mine, others = ((h.devices, h.terms.memory_limit_mib, h.kept_until) for h in (before, held))
     return mine == others
 
 

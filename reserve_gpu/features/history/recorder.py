@@ -170,15 +170,15 @@ def _described(
     """
     who, lease = myself(), held.lease
     share = used.share or 1.0
-    if held.memory_limit_mib is not None and device.memory_mib:
-        share *= min(1.0, held.memory_limit_mib / device.memory_mib)
+    if held.terms.memory_limit_mib is not None and device.memory_mib:
+        share *= min(1.0, held.terms.memory_limit_mib / device.memory_mib)
     return entry._replace(
         share=share,
         name=who.notebook or who.command,
         agent=who.agent,
         job=who.job,
         note=held.terms.note,
-        part_mib=held.memory_limit_mib,
+        part_mib=held.terms.memory_limit_mib,
         until=lease.until,
         idle_limit_s=lease.idle_s,
     )
@@ -187,6 +187,6 @@ def _described(
 def _is_over(held: Holding, used: activity.DeviceActivity) -> bool | None:
     if held.overdue is not None:
         return True
-    if held.memory_limit_mib is None or used.mib is None:
+    if held.terms.memory_limit_mib is None or used.mib is None:
         return None
-    return used.mib > held.memory_limit_mib
+    return used.mib > held.terms.memory_limit_mib

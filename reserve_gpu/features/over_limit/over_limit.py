@@ -34,7 +34,7 @@ class OverLimit(Feature):
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
         """Return a warning for each device of which more than the part is used, once."""
         held, pid = self.owner.held, os.getpid()
-        if held is None or held.memory_limit_mib is None:
+        if held is None or held.terms.memory_limit_mib is None:
             return []
         uses = {device: procfs.uses(those, {pid})[pid] for device, those in look().items()}
         self._over, notices = exceeded(held, self.owner.environ, uses, self._over)
@@ -56,7 +56,7 @@ def exceeded(
             Then the device stays as it was.
         before: The devices that were returned after the last cell.
     """
-    memory_limit_mib = held.memory_limit_mib or 0.0
+    memory_limit_mib = held.terms.memory_limit_mib or 0.0
     over = frozenset(
         device
         for device, used_mib in uses.items()

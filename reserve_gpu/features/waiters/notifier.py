@@ -63,7 +63,7 @@ class WaiterNotices(Feature):
         if began < self._look_at and not is_new:
             return []
         self._seen = held.number
-        rows = [] if held.memory_limit_mib is not None else strangers(look(), self._known)
+        rows = [] if held.terms.memory_limit_mib is not None else strangers(look(), self._known)
         if text := self.tell(held, frontends.is_watched):
             with no_fork:
                 from reserve_gpu.render import pictures  # most cells show nothing

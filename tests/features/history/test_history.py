@@ -644,7 +644,7 @@ def test_a_started_kernel_is_logged_by_itself(here: Here) -> None:
     code = (
         "import reserve_gpu\n"
         "from reserve_gpu.reservation.session import session\n"
-        "session().run(session()._step); history = session()._features['History']\n"
+        "session().run(session()._step); history = session().features['History']\n"
         "print(history._recorder is not None, end=' ')\n"
         f"import pathlib; print(len([*pathlib.Path({str(folder_of(here))!r}).glob('*.open')]))"
     )

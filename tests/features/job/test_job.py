@@ -86,7 +86,7 @@ def batch(here: Here) -> Iterator[Batch]:
     os.environ.update(made.environ)
     yield made
     reserve_gpu.release()
-    session()._features.pop("Job", None)
+    session().features.pop("Job", None)
 
 
 def ends_in(seconds: float) -> float:

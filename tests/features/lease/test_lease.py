@@ -53,7 +53,7 @@ import threading, time
 from reserve_gpu.features.lease.lease_notices import Action
 from reserve_gpu.reservation.session import session
 def timer():
-    return session()._features["LeaseTimer"]
+    return session().features["LeaseTimer"]
 """
 # In a process of its own: wait for the timer, and then for what its thread is in the midst of.
 WAIT_FOR_ACTION = """

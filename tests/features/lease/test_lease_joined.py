@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.process]
 
 LINE = (
     "from reserve_gpu.features.lease.lease_notices import Action\n"
-    f"{SESSION}s = session(); t = s._features['LeaseTimer']\n"
+    f"{SESSION}s = session(); t = s.features['LeaseTimer']\n"
     "s.run(t._show, s.held, Action.WARN, 0.0)\n"
     "t.display._shown"
 )
