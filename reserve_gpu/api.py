@@ -1,41 +1,38 @@
 """What Python code calls, and the magic and the command line: reserve, release, join, leave."""
 
-from __future__ import annotations
-
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 
 from reserve_gpu.allocation.request import Deadline, parse
 from reserve_gpu.gpus import cuda_environment
+from reserve_gpu.gpus.names import DeviceNames
 from reserve_gpu.model import errors
+from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import Failure
+from reserve_gpu.model.holders import Reserved
 from reserve_gpu.model.parsing import parse_duration
 from reserve_gpu.model.progress import Progress, Waiting
+from reserve_gpu.model.requests import Request
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import messages
 from reserve_gpu.render import notices as notice
 from reserve_gpu.render.durations import duration
 from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, read_here
+from reserve_gpu.render.notices import Notice
 from reserve_gpu.reservation import acquire, feature
 from reserve_gpu.reservation.session import Reservation, session
+from reserve_gpu.system.executor import Call
 from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.jupyter_kernel import kernels_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from reserve_gpu.gpus.names import DeviceNames
-    from reserve_gpu.model.devices import Device
-    from reserve_gpu.model.holders import Reserved
-    from reserve_gpu.model.requests import Request
-    from reserve_gpu.render.notices import Notice
     from reserve_gpu.render.progress import Live
     from reserve_gpu.reservation.restart_handover import Left
-    from reserve_gpu.system.executor import Call
 
-    F = TypeVar("F", bound=Callable[[], object])
+F = TypeVar("F", bound=Callable[[], object])
 
 
 def reserve(  # noqa: PLR0913 - all but the first are keywords
@@ -263,7 +260,7 @@ def kept() -> str | None:
     return messages.kept(left.held.devices, left.until) if left else None
 
 
-def all_left() -> Iterator[Left]:
+def all_left() -> "Iterator[Left]":
     """Yield what is kept for this kernel, which has restarted."""
     with no_fork:
         from reserve_gpu.reservation import restart_handover
@@ -334,7 +331,7 @@ def join(reserved: Reserved) -> str:
     """
     this_session = session()
     if this_session.devices:
-        raise notice.HoldsAlready(this_session.devices).error(MAGIC)
+        raise notice.holds_already(this_session.devices)
     if cuda_environment.cuda_started():
         raise notice.TooLate(()).error(MAGIC)
     this_session.load()

@@ -90,6 +90,7 @@ print(*set(sys.modules) - before)
 """
 NOT_NEEDED = {"IPython", "argparse", "asyncio", "shlex", "subprocess", "tomllib"}
 NOT_NEEDED |= {"reserve_gpu.cli", "reserve_gpu.commands", "reserve_gpu.ipython"}
+NOT_NEEDED |= {"reserve_gpu.render.pictures", "reserve_gpu.render.progress"}
 
 
 @pytest.mark.promise
@@ -101,3 +102,21 @@ def test_a_reservation_loads_what_it_needs(machine: Machine) -> None:
     modules = set(done.stdout.split())
     assert "reserve_gpu.allocation" in modules
     assert not modules & NOT_NEEDED
+
+
+DEFERRED = """
+import __future__, sys
+import reserve_gpu
+reserve_gpu.reserve()
+for name, module in [*sys.modules.items()]:
+    is_deferred = getattr(module, 'annotations', None) is __future__.annotations
+    if name.startswith('reserve_gpu.') and is_deferred:
+        kinds = [kind for kind in vars(module).values() if isinstance(kind, type)]
+        print(*[kind for kind in kinds if kind.__module__ == name and hasattr(kind, '_fields')])
+"""
+
+
+@pytest.mark.process
+def test_a_reservation_compiles_no_annotations(machine: Machine) -> None:
+    """No module of a reservation with a NamedTuple defers annotations, which would compile them."""
+    assert machine.python(DEFERRED).stdout.split() == []

@@ -20,7 +20,7 @@ from reserve_gpu.locks.holders import is_sharers, without_joined
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import QueueEntry
 from reserve_gpu.model.devices import ComputeMode, Device, Fault, State
-from reserve_gpu.model.errors import TOO_MANY_FILES, Failure, LockError
+from reserve_gpu.model.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.model.holders import DeviceStatus, Holder, Record
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import NO_LEASE, Lease, Request, Rules
@@ -234,7 +234,7 @@ def _by_rules(
 def _with_lease(context: AttemptContext, granted: Granted) -> Granted:
     """Return what is granted from now on; some of it this process may have had already.
 
-    Raises Failure where it has had that for as long as a rule allows.
+    Raises RequestError where it has had that for as long as a rule allows.
     """
     lease = context.request.terms.lease
     now = procfs.now()
@@ -243,7 +243,7 @@ def _with_lease(context: AttemptContext, granted: Granted) -> Granted:
     since = min((each.lock.taken for each in granted.locked), key=lambda taken: taken.boot)
     lease = quota.counted(quota.lease(lease, context.rules).begun(now), context.rules, since, now)
     if context.rules.time and lease.until is not None and lease.until <= now.wall:
-        raise Failure(notice.CannotProlong(context.rules.time, lease.until))
+        raise notice.cannot_prolong(context.rules.time, lease.until)
     return granted._replace(lease=lease)
 
 

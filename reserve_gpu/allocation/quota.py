@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import device_of, lock_name
 from reserve_gpu.model.devices import Device, Fault, State
-from reserve_gpu.model.errors import Failure
 from reserve_gpu.model.holders import DeviceStatus, Holder
-from reserve_gpu.render.notices import CannotProlong, EndsAnyway, Shortened, TooLong, TooMany
+from reserve_gpu.render import notices as notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 def allowed(
     request: Request, ruled: Rules, held: Lease, since: Instant | None, now: Instant
-) -> tuple[Request, list[Shortened]]:
+) -> tuple[Request, list[notice.Shortened]]:
     """Return the request as the rules allow it, and what to say about that.
 
     held, since: the lease of what is asked for and when it was reserved, None for what is not held
     yet. now: this instant.
-    Raises Failure for what they never let anybody of this user have.
+    Raises ImpossibleError or RequestError for a request that they never allow this user.
     """
     _require_lease(request.terms.lease, ruled, now.wall)
     if since is None or not request.terms.lease.has_end:
@@ -42,8 +41,9 @@ def allowed(
     if not ruled.time or stays or last == ends:
         return _with_lease(request, ends), []
     if last.until is None or last.until <= now.wall:
-        raise Failure(CannotProlong(ruled.time, since.at(now).later(ruled.time.value).wall))
-    return _with_lease(request, last), [Shortened(ruled.time, last.until)] if is_asked else []
+        raise notice.cannot_prolong(ruled.time, since.at(now).later(ruled.time.value).wall)
+    notices = [notice.Shortened(ruled.time, last.until)] if is_asked else []
+    return _with_lease(request, last), notices
 
 
 def counted(ends: Lease, ruled: Rules, since: Instant, now: Instant) -> Lease:
@@ -111,19 +111,19 @@ def _with_lease(request: Request, lease: Lease) -> Request:
 
 
 def _require_lease(asked: Lease, ruled: Rules, at: float) -> None:
-    """Raise Failure for a lease that is longer than the rules allow."""
+    """Raise RequestError for a lease that is longer than the rules allow."""
     if asked.if_wanted and (rule := ruled.time or ruled.idle):
-        raise Failure(EndsAnyway(rule))
+        raise notice.ends_anyway(rule)
     lasts_s = asked.lasts_s if asked.until is None else asked.until - at
     for rule, asked_s in ((ruled.time, lasts_s), (ruled.idle, asked.idle_s)):
         if rule and asked_s is not None and asked_s > rule.value:
-            raise Failure(TooLong(rule, asked_s))
+            raise notice.too_long(rule, asked_s)
 
 
 def require_amount(request: Request, ruled: Rules) -> None:
-    """Raise Failure for more than the rules allow even to who holds nothing."""
+    """Raise ImpossibleError for more GPUs than the rules ever allow."""
     if ruled.gpus and request.needed > ruled.gpus.value:
-        raise Failure(TooMany(ruled.gpus, request))
+        raise notice.too_many(ruled.gpus, request)
 
 
 def _place(device: Device) -> str:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 LIBRARY = "libnvidia-ml.so.1"
 WSL_LIBRARY = f"/usr/lib/wsl/lib/{LIBRARY}"
 TEXT_LIMIT = 300  # characters of an error's text that are shown
-SLOW_S = 2.0  # after that the caller is told what is waited for
+SLOW_S = 2.0  # a call that takes longer is reported to the caller
 
 # The official bindings have these, old packages of the same module name don't
 # (https://github.com/wookayin/gpustat/issues/105).
@@ -372,20 +372,24 @@ def _hang_error(error: HangError) -> DeviceError:
 
 # -- the thread that makes the calls ---------------------------------------------------------------
 
-# Calls that hang, of all workers, each with its process and what it does. A worker waits for such a
+# Hanging calls of all workers: the pid, the call and its NVML function. A worker waits for such a
 # call before it makes the same one, so that repeated readings do not leave one thread each.
 _hanging: list[tuple[int, Call[Any], str]] = []
 
 
 class HangError(Exception):
-    """A call that does not return; the text says which, and how long it was waited for."""
+    """A call did not return; the message names it and the timeout."""
 
 
 class Worker:
-    """A thread that makes calls, one after the other; one that hangs is replaced by a new one.
+    """A thread that makes calls one after the other. A thread that hangs is replaced.
 
-    doing: what each thread does now, in words, by the thread's identifier; the calls write it.
-    Raises NoThreadError.
+    Attributes:
+        doing: The NVML function that each thread calls now, by the thread's identifier. The calls
+            set it.
+
+    Raises:
+        NoThreadError: No thread can be started.
     """
 
     def __init__(self) -> None:
@@ -394,7 +398,7 @@ class Worker:
         self._start_thread()
 
     def post(self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> Call[T]:
-        """Begin a call, to be waited for later; of one that hangs, that call itself."""
+        """Start a call, or return the same call if it hangs already."""
         call = Call(function, *arguments)
         for hanging in self._hanging:
             if hanging.request == call.request and not hanging.is_done:
@@ -403,9 +407,17 @@ class Worker:
         return call
 
     def wait(self, call: Call[T], limit_s: float) -> T:
-        """Return what the call returns, or raise its error; HangError after limit_s seconds.
+        """Wait for a call, and report a slow one to the caller.
 
-        The caller is told of one that takes long.
+        Args:
+            call: The call.
+            limit_s: The timeout in seconds.
+
+        Returns:
+            The result of the call.
+
+        Raises:
+            HangError: The timeout has passed. Errors of the call are raised as well.
         """
         start = time.monotonic()
         try:
@@ -416,7 +428,7 @@ class Worker:
                     executor.tell(Slow(self.doing.get(call.thread, ""), waited_s))
                 if waited_s >= limit_s:
                     self._give_up(call, f"no answer within {limit_s:g} s")
-        except BaseException:  # its caller has gone
+        except BaseException:  # an interrupt
             self._give_up(call, "no answer yet when it was interrupted")
             raise
         if call.given_up:
@@ -424,11 +436,11 @@ class Worker:
         return call.result()
 
     def is_stuck(self) -> bool:
-        """Tell whether a call hangs."""
+        """Return whether a call hangs."""
         return not all(call.is_done for call in self._hanging)
 
     def end(self) -> None:
-        """Let the thread end when it has made the calls that were begun."""
+        """End the thread after the calls that were started."""
         self._calls.put(None)
 
     def _start_thread(self) -> None:
@@ -436,20 +448,20 @@ class Worker:
         executor.start(_make_calls, self._calls)
 
     def _give_up(self, call: Call[Any], reason: str) -> None:
-        """Leave a thread that hangs to itself: it ends when its call does."""
+        """Replace a thread that hangs. It ends when its call returns."""
         if call.is_done:
             return
         elsewhere = None if call.thread else _what_hangs(call)
         what = self.doing.get(call.thread) or elsewhere or "another call comes first"
         call.given_up = f"{reason} ({what})"
-        if elsewhere:  # the thread only waits for that call, and goes on
+        if elsewhere:  # the thread only waits for that call
             return
         self._hanging = [each for each in (*self._hanging, call) if not each.is_done]
         _hanging[:] = [each for each in _hanging if not each[1].is_done]
-        if call.thread:  # else it is never made
+        if call.thread:  # else the call has not started
             _hanging.append((os.getpid(), call, what))
         self.end()
-        with suppress(NoThreadError):  # no more threads may be started: then all calls hang
+        with suppress(NoThreadError):  # then all later calls hang
             self._start_thread()
 
 
@@ -458,7 +470,7 @@ def _make_calls(posted: SimpleQueue[Call[Any] | None]) -> None:
         while _hanging and not call.given_up and _what_hangs(call):
             time.sleep(POLL_S)
         call.make()
-        del call  # while this waits for the next one, nothing of the last one is kept alive
+        del call  # keep nothing of it alive during the wait for the next one
 
 
 def _what_hangs(call: Call[Any]) -> str | None:

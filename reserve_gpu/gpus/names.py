@@ -1,4 +1,4 @@
-"""What people and programs call a device: indices, UUIDs and their beginnings, PCI bus ids.
+"""The names of a device: indices, UUIDs and their prefixes, PCI bus ids.
 
 Pure functions: names in, devices out. The first half is about names as people type them, the
 second about the entries of `CUDA_VISIBLE_DEVICES`, as CUDA reads them.
@@ -88,7 +88,7 @@ def matching(name: str, devices: Iterable[AnyDevice]) -> list[AnyDevice]:
 
 
 def is_one_of(device: Device | Fault, names: Iterable[str]) -> bool:
-    """Tell whether one of the names means the device, or the GPU that it is an instance of."""
+    """Return whether one of the names means the device, or the GPU of this instance."""
     whole = device._replace(instance=None)
     if isinstance(whole, Device) and whole.gpu_uuid:
         whole = whole._replace(uuid=whole.gpu_uuid)

@@ -1,4 +1,4 @@
-"""%reserve_gpu: what a line does, and what happens before and after each cell."""
+"""%reserve_gpu: run a line, and the hooks before and after a cell."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ LEAVE_LIMIT_S = 2.0  # a client kills a kernel that does not end within 5 s
 
 
 def run(line: str) -> None:
-    """Do what the line asks for.
+    """Run the line.
 
-    Raises UsageError for a line that makes no sense, which IPython shows in one line, and the
-    other errors that `reserve()` raises.
+    Raises:
+        UsageError: The line is invalid. IPython shows it in one line.
+        ReserveGPUError: As in `reserve()`.
     """
     try:
         if words := _words(line):
@@ -95,7 +96,7 @@ def _do(arguments: Namespace) -> None:
 def _reserve(
     request: Request, wait: float | str | None = None, *, is_optional: bool = False
 ) -> None:
-    """Reserve, show how a wait stands, and print the outcome."""
+    """Reserve, show a wait, and print the outcome."""
     outcome = ask(request, wait, "auto", MAGIC, is_optional=is_optional)
     if outcome.notices:
         warn(outcome.warnings)
@@ -112,15 +113,16 @@ def _reserve(
 
 
 def leave_to_restart() -> None:
-    """Leave what this kernel holds to the next one, which comes as this one restarts.
+    """Keep the devices of this kernel for the next one, because it restarts now.
 
-    Raises what keeps it from that.
+    Raises:
+        ReserveGPUError: They can't be kept.
     """
     session().run_within(LEAVE_LIMIT_S, session().leave_as, Leaving.RESTART)
 
 
 def begin_cell() -> list[str]:
-    """Return the lines to print before a cell, mostly none."""
+    """Return the lines to print before a cell, usually none."""
     this_session = session()
     lines = [line for feature in this_session.features.values() for line in feature.cell_begins()]
     with suppress(errors.ReserveGPUError):  # %reserve_gpu will say so
@@ -130,19 +132,19 @@ def begin_cell() -> list[str]:
 
 
 def end_cell() -> list[str]:
-    """Let others see that a cell of this kernel has ended; returns lines to show, mostly none."""
+    """Record the end of a cell for other users, and return lines to print, usually none."""
     this_session = session()
     notices = this_session.end_cell()
     lines = texts(notices) if notices else []
     if (held := this_session.held) and not this_session.is_busy:
-        look = cache(partial(_processes, held.devices))  # one look for all
+        look = cache(partial(_processes, held.devices))  # one reading for all features
         lines += [line for each in this_session.features.values() for line in each.cell_ended(look)]
     return lines
 
 
 def _processes(devices: Sequence[Device]) -> dict[Device, list[Process]]:
-    """Return what is on each device that is held, where whose it is can be seen."""
+    """Return the processes on each device, or an empty dict if they can't be identified."""
     with suppress(errors.DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
-        if gpus.sees_all:  # else a pid may be another process's in our PID namespace
+        if gpus.sees_all:  # else a pid may belong to another PID namespace
             return {device: gpus.processes(device) for device in devices}
     return {}

@@ -1,4 +1,4 @@
-"""What a kernel shows in its first cells: the GPU that it was started with, or one kept for it."""
+"""Messages in the first cells of a kernel: its GPU from the start, or one kept for it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from reserve_gpu.system import jupyter_kernel, procfs
 
 
 def tell_kept() -> None:
-    """Say what is kept for this kernel, which has restarted and not asked for it yet."""
+    """Name the devices that are kept for this kernel after a restart."""
     if text := api.kept():
         pictures.tell(pictures.of_line(text))
 
 
 def tell_start() -> None:
-    """Say which GPU the kernel was started with; or why with none, and how the machine stands."""
+    """Name the devices that this kernel was started with, or the reason why it has none."""
     if reason := session().reason:
         told = pictures.of_line(reason)
-        with suppress(errors.DriverError):  # that is the reason, and is told
+        with suppress(errors.DriverError):  # the reason mentions it already
             told = status.status()._replace(frontend=read_here(MAGIC)).picture()
             told = told.below(reason.splitlines())
         pictures.tell(told)

@@ -1,4 +1,4 @@
-"""Opening lock files, and their directory, in a place where everybody may have put anything.
+"""Open lock files and their directory safely, although every user may create files there.
 
 No link is ever followed, and nothing but a regular file of one name is ever written to. What is
 made is made for all users, whatever the umask; what its maker could not finish, being killed
@@ -274,6 +274,14 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
     return f"{path} can't be opened: {error.strerror or error}. {remedy(error.errno, folder)}"
 
 
+# -- the descriptors of this process's locks ------------------------------------------------------
+
+# A child made by fork inherits the descriptors, and with them the locks, which would then outlive
+# this process. So the child closes them. It must not unlock them: that would free its parent's.
+#
+# Other code may close all descriptors of a process. Then a number means another file, or another
+# open file description of the same file. So each number is stored with the file that it meant.
+
 NONE = -1  # no descriptor
 
 # By number: a serial number, then the file.
@@ -282,14 +290,14 @@ _serial = executor.survive_reload("serial", partial(count, 1))
 
 
 def remember(descriptor: int) -> int:
-    """Count the descriptor among ours; returns it. In `no_fork`, from its opening on."""
+    """Register a descriptor and return it. Open and register it in one `no_fork` block."""
     _hook_fork()
     _opened[descriptor] = (next(_serial), *_identity(descriptor))
     return descriptor
 
 
 def opening(descriptor: int) -> tuple[object, ...] | None:
-    """Return what tells this opening from all others; None if the number is not ours any more."""
+    """Return a unique key of a registered descriptor, or None if it means another file now."""
     known = _opened.get(descriptor)
     try:
         return known if known and known[1:] == _identity(descriptor) else None
@@ -298,7 +306,7 @@ def opening(descriptor: int) -> tuple[object, ...] | None:
 
 
 def close(descriptor: int) -> None:
-    """Close the descriptor, if it is still ours."""
+    """Close a registered descriptor, unless it means another file now."""
     with no_fork:
         if opening(descriptor):
             os.close(descriptor)
@@ -324,24 +332,24 @@ def pidfd(pid: int) -> Iterator[int]:
 
 
 def adopt(descriptor: int) -> None:
-    """Make one of ours of a descriptor that the program before this one has left open."""
+    """Register a descriptor that was kept open over exec."""
     with no_fork:
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - it takes no name
         remember(descriptor)
 
 
 def _identity(descriptor: int) -> tuple[object, ...]:
-    """Return which file it is, as nothing else that is open now has it."""
+    """Return a key of the open file."""
     status = os.fstat(descriptor)
     if stat.S_IFMT(status.st_mode):
         return status.st_dev, status.st_ino
-    # A pidfd, epoll, eventfd and others share one inode; their links name what they are.
+    # A pidfd, epoll, eventfd and others share one inode, but their links differ.
     return (os.readlink(f"/proc/self/fd/{descriptor}"),)
 
 
 @cache
 def _hook_fork() -> None:
-    """Register the hook once; without it every lock would leak into every child."""
+    """Register the fork hook once. Without it, every child would inherit every lock."""
     os.register_at_fork(after_in_child=_close_all)
 
 

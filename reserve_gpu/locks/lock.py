@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 KINDS = ("FLOCK", "OFDLCK")  # the locks of `lock_file` and `write_lock` in /proc/locks
+RECORD_LIMIT = 1 << 16  # bytes
 HIGH = 100  # scripts use the descriptors below it, as in `exec 5>log`
 
 
@@ -170,19 +171,19 @@ def kernel_device(descriptor: int) -> str | None:
     return None
 
 
-BYTES_LIMIT = 1 << 16  # what is longer was not written by us
+# -- the record in a lock file ---------------------------------------------------------------------
 
 
 def myself() -> ProcessInfo:
-    """Return what this process says of itself to those who find a device reserved.
+    """Describe this process for the record.
 
-    Whoever can see this process goes by the system's word for its user, so here the variable that
-    the login has set is enough.
+    Readers that can see this process take its user from the kernel, so $LOGNAME is good enough
+    here.
     """
     title = process_identity.title()
     return ProcessInfo(
         user=os.environ.get("LOGNAME") or procfs.user_of(os.getpid()),
-        # An engine inherits the variable of the notebook that has started it.
+        # An ipyparallel engine inherits the variable of the notebook that started it.
         notebook=None if title else process_identity.notebook(),
         command=title or process_identity.own_command(),
         cwd=process_identity.working_directory(),
@@ -197,12 +198,12 @@ def myself() -> ProcessInfo:
 
 
 def read_record(descriptor: int) -> Record:
-    """Return the record in an open lock file, an empty one where it is none of ours."""
+    """Return the record in an open lock file, an empty one if the file contains none."""
     return Record.from_dict(read_fields(descriptor))
 
 
 def write_record(descriptor: int, record: Record) -> str | None:
-    """Write the record into an open lock file that does not say the same already.
+    """Write the record into an open lock file, unless it is there already.
 
     Returns:
         The system's reason if the record is lost, as on a full disk.
@@ -210,10 +211,10 @@ def write_record(descriptor: int, record: Record) -> str | None:
     new, old = record.to_dict(), read_fields(descriptor)
     if old and _without_times(new) == _without_times(old):
         return None
-    data = untrusted.encoded(new, BYTES_LIMIT)
+    data = untrusted.encoded(new, RECORD_LIMIT)
     try:
-        # Cover a longer record first: a reader must not find the rest of it behind this one.
-        data = data.ljust(min(os.fstat(descriptor).st_size, BYTES_LIMIT))
+        # Overwrite a longer record completely: a reader must not find its end after this one.
+        data = data.ljust(min(os.fstat(descriptor).st_size, RECORD_LIMIT))
         if os.pwrite(descriptor, data, 0) == len(data):
             os.ftruncate(descriptor, len(data))
             return None
@@ -228,7 +229,7 @@ def write_record(descriptor: int, record: Record) -> str | None:
 def read_fields(descriptor: int) -> dict[str, Any]:
     """Return the fields in an open lock file; an empty dict if it contains none."""
     with suppress(OSError, ValueError):
-        parsed = untrusted.parsed(os.pread(descriptor, BYTES_LIMIT + 1, 0), BYTES_LIMIT)
+        parsed = untrusted.parsed(os.pread(descriptor, RECORD_LIMIT + 1, 0), RECORD_LIMIT)
         if isinstance(parsed, dict):
             return parsed
     return {}

@@ -1,7 +1,7 @@
-"""What can go wrong, and what the person reads when it does.
+"""The errors and warnings of this package, with their exit codes.
 
-Only `NoFreeDeviceError` changes a variable: it leaves `CUDA_VISIBLE_DEVICES` empty, so that what
-runs next cannot land on a device that belongs to somebody else; `ReservedAboveError` does not.
+Only `NoFreeDeviceError` changes a variable: it leaves `CUDA_VISIBLE_DEVICES` empty, so that
+later code can't use another user's device. `ReservedAboveError` is one, and changes nothing.
 Exit codes are those of `reserve-gpu`; from 64 on they have the meaning of sysexits.h.
 """
 
@@ -202,7 +202,7 @@ class MutexHeldError(LockError):
 
 
 class HistoryError(ReserveGPUError):
-    """What a user does can't be logged, or what was logged can't be read."""
+    """The history can't be written or read."""
 
     exit_code = 78  # EX_CONFIG
 
@@ -218,7 +218,7 @@ class NoThreadError(ReserveGPUError):
 
 
 class WaitInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a wait or a check of the magic; its text says how things stand now."""
+    """Ctrl-C during a wait or a check of the magic. Its text describes the state after that."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -229,7 +229,7 @@ EXCUSED = (NoFreeDeviceError, ImpossibleError, DriverError, LockError)
 
 
 class ReserveGPUWarning(UserWarning):
-    """A device was reserved although something speaks against it."""
+    """A reserved device has a fault, or others use it."""
 
 
 PROGRAM = "reserve-gpu"

@@ -1,4 +1,4 @@
-"""What people type for sizes of memory, for durations and for moments."""
+"""Parse sizes of memory, durations and times that users type."""
 
 from __future__ import annotations
 

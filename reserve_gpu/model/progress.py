@@ -1,4 +1,4 @@
-"""What a request reports while it waits, and when no device is available."""
+"""The reports of a request: while it waits, and if no device is available."""
 
 import math
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""What a process asks for: a request, its terms, a lease, and the administrator's rules.
+"""A request, its terms, its lease, and the administrator's rules.
 
 Memory is in MiB. Times are in seconds since the epoch unless a name says otherwise.
 """
@@ -255,7 +255,7 @@ class Rules(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is asked for."""
+    """A request for devices."""
 
     devices: tuple[str, ...] = ()  # as typed; none for "any"
     # If no device is named; None for "one, or all that I have already".

@@ -30,7 +30,7 @@ _MOST_MARKS = 4  # on a letter: Vietnamese and Thai have 2, Devanagari 3, Hebrew
 
 
 def sanitize(text: str, limit: int = 80) -> str:
-    """Make a foreign text fit to print: one line, bounded, with nothing invisible.
+    """Make untrusted text safe to print: one line, bounded, without invisible characters.
 
     Args:
         text: The text.

@@ -1,7 +1,8 @@
 """The notices about a reservation, and the reasons why nothing was reserved, with their texts.
 
 A notice comes with a reservation: `text()` is what the user reads. A reason is raised as a
-`Failure`, and its `error()` is what the caller gets, with hints as they are typed in a frontend.
+`Failure`, and its `error()` is what the caller gets, with hints as they are typed in a frontend. A
+function returns an error whose text is the same in every frontend.
 """
 
 import math
@@ -376,27 +377,21 @@ class Exceeded(NamedTuple):
 # -- reasons why nothing was reserved --------------------------------------------------------------
 
 
-class Lost(NamedTuple):
-    """A lock was lost, and others hold the device now.
+def lost(device: Device, path: str | None, holders: Sequence[Holder]) -> errors.LockError:
+    """Return the error of a lock that was lost to others.
 
-    Attributes:
+    Args:
         device: The device.
         path: The lock file, if it was deleted; None if other code has closed the descriptor.
         holders: The processes that hold the device now.
     """
-
-    device: Device
-    path: str | None
-    holders: Sequence[Holder]
-
-    def error(self, _: Frontend) -> errors.LockError:
-        what = f"Other code in this process had closed the lock of {self.device.label}"
-        if self.path is not None:
-            what = f"Somebody deleted {self.path}, the lock of {self.device.label}"
-        return errors.LockError(
-            f"{what}, and the device is now {'; '.join(map(phrases.holder, self.holders))}. "
-            "Nothing was changed: agree with them, or restart this kernel."
-        )
+    what = f"Other code in this process had closed the lock of {device.label}"
+    if path is not None:
+        what = f"Somebody deleted {path}, the lock of {device.label}"
+    return errors.LockError(
+        f"{what}, and the device is now {'; '.join(map(phrases.holder, holders))}. "
+        "Nothing was changed: agree with them, or restart this kernel."
+    )
 
 
 class TooLate(NamedTuple):
@@ -461,7 +456,7 @@ class Refused(Refusal):
 
     def error(self, frontend: Frontend) -> errors.NoFreeDeviceError:
         with no_fork:
-            from reserve_gpu.render import pictures  # which a granted request never needs
+            from reserve_gpu.render import pictures  # a granted request needs none
 
         kind = errors.NoFreeDeviceError if self.waited_s is None else errors.WaitTimeoutError
         return kind(
@@ -493,79 +488,75 @@ class Refused(Refusal):
         }
 
 
-class Impossible(NamedTuple):
-    """No state of this machine could satisfy the request.
+def impossible(
+    request: Request, rows: Sequence[DeviceStatus], limit: str | None
+) -> errors.ImpossibleError:
+    """Return the error of a request that no state of this machine could satisfy.
 
-    Attributes:
+    Args:
         request: The request.
         rows: All devices that this process may use.
         limit: The inherited CUDA_VISIBLE_DEVICES.
     """
+    more = "" if limit is None else f" {messages.limit_line(limit, len(rows))}"
+    return errors.ImpossibleError(f"{_why_impossible(request, rows)}.{more}")
 
-    request: Request
-    rows: Sequence[DeviceStatus]
-    limit: str | None
 
-    def error(self, _: Frontend) -> errors.ImpossibleError:
-        limit, count = self.limit, len(self.rows)
-        more = "" if limit is None else f" {messages.limit_line(limit, count)}"
-        return errors.ImpossibleError(f"{self._why()}.{more}")
+def _why_impossible(request: Request, rows: Sequence[DeviceStatus]) -> str:
+    if request.needed > len(rows):
+        what = "device" if any(row.device.instance is not None for row in rows) else "GPU"
+        here = f"is 1 {what}" if len(rows) == 1 else f"are {len(rows)} {what}s"
+        return f"There {here} here; you asked for {request.needed}"
+    lost = [row.device for row in rows if isinstance(row.device, Fault)]
+    known = [row for row in rows if isinstance(row.device, Device)]
+    fitting = messages.fit(known)
+    instances = [row for row in fitting if row.device.instance is not None]
+    by_unfit = ([row for row in known if row.unfit is unfit] for unfit in Unfit)
+    groups = [group for group in by_unfit if group]
+    against = [_unfit(request, group, len(known)) for group in groups]
+    of = "Of 1 GPU" if len(rows) == 1 else f"Of {len(rows)} GPUs"
+    explains_all = ([Unfit.MEMORY], [Unfit.PART], [Unfit.MODEL])
+    if fitting or [group[0].unfit for group in groups] not in explains_all:
+        what = messages.asked(request._replace(devices=()))
+        of = f"{what.replace('a GPU', '1 GPU', 1)} can't be had here. {of}"
+        against.insert(0, f"{labels(fitting) if fitting else 'none'} will do")
+    if 0 < len(instances) < len(fitting):
+        against.append("CUDA gives a process whole GPUs or MIG instances, not both")
+    against += [
+        f"{fault.label} can't be read: {sanitize(fault.reason, REASON_LIMIT)}" for fault in lost
+    ]
+    return f"{of} {'; '.join(against)}"
 
-    def _why(self) -> str:
-        request, rows = self.request, self.rows
-        if request.needed > len(rows):
-            what = "device" if any(row.device.instance is not None for row in rows) else "GPU"
-            here = f"is 1 {what}" if len(rows) == 1 else f"are {len(rows)} {what}s"
-            return f"There {here} here; you asked for {request.needed}"
-        lost = [row.device for row in rows if isinstance(row.device, Fault)]
-        known = [row for row in rows if isinstance(row.device, Device)]
-        fitting = messages.fit(known)
-        instances = [row for row in fitting if row.device.instance is not None]
-        by_unfit = ([row for row in known if row.unfit is unfit] for unfit in Unfit)
-        groups = [group for group in by_unfit if group]
-        against = [self._unfit(group, len(known)) for group in groups]
-        of = "Of 1 GPU" if len(rows) == 1 else f"Of {len(rows)} GPUs"
-        explains_all = ([Unfit.MEMORY], [Unfit.PART], [Unfit.MODEL])
-        if fitting or [group[0].unfit for group in groups] not in explains_all:
-            what = messages.asked(request._replace(devices=()))
-            of = f"{what.replace('a GPU', '1 GPU', 1)} can't be had here. {of}"
-            against.insert(0, f"{labels(fitting) if fitting else 'none'} will do")
-        if 0 < len(instances) < len(fitting):
-            against.append("CUDA gives a process whole GPUs or MIG instances, not both")
-        against += [
-            f"{fault.label} can't be read: {sanitize(fault.reason, REASON_LIMIT)}" for fault in lost
-        ]
-        return f"{of} {'; '.join(against)}"
 
-    def _unfit(self, group: Sequence[DeviceStatus], total: int) -> str:
-        """Return the reason why a group of devices is unfit, to follow `Of 8 GPUs`.
+def _unfit(request: Request, group: Sequence[DeviceStatus], total: int) -> str:
+    """Return the reason why a group of devices is unfit, to follow `Of 8 GPUs`.
 
-        Args:
-            group: Devices that are unfit for the same reason.
-            total: The number of all devices.
-        """
-        request = self.request
-        devices = [row.device for row in group if isinstance(row.device, Device)]
-        is_all, unfit = len(group) == total, group[0].unfit
-        if unfit in (Unfit.MEMORY, Unfit.PART):
-            wanted_mib = request.min_memory_mib or 0.0
-            most_mib = max(device.memory_mib or 0 for device in devices)
-            if unfit is Unfit.PART:
-                wanted_mib = request.terms.memory_limit_mib or 0.0
-                most_mib = max(device.usable_mib or 0 for device in devices)
-            largest = phrases.room(most_mib)
-            if is_all:
-                return f"none has {phrases.gib(wanted_mib)}; the largest has {largest}"
-            return f"{labels(group)} {'has' if len(group) == 1 else 'have at most'} {largest}"
-        if unfit is Unfit.MODEL:
-            models = Counter(sanitize(device.name or "without a name") for device in devices)
-            short = {name.removeprefix("NVIDIA "): count for name, count in models.items()}
-            if is_all:
-                models_here = listed([f"{count} {name}" for name, count in short.items()])
-                wanted = f"none has {sanitize(request.model)!r} in its name"
-                return f"{wanted}; there {phrases.be(len(group))} {models_here}"
-            return f"{labels(group)} {phrases.be(len(group))} called {listed([*short])}"
-        return "; ".join(f"{row.label} {reasons.reason(row)}" for row in group)
+    Args:
+        request: The request.
+        group: Devices that are unfit for the same reason.
+        total: The number of all devices.
+    """
+    devices = [row.device for row in group if isinstance(row.device, Device)]
+    is_all, unfit = len(group) == total, group[0].unfit
+    if unfit in (Unfit.MEMORY, Unfit.PART):
+        wanted_mib = request.min_memory_mib or 0.0
+        most_mib = max(device.memory_mib or 0 for device in devices)
+        if unfit is Unfit.PART:
+            wanted_mib = request.terms.memory_limit_mib or 0.0
+            most_mib = max(device.usable_mib or 0 for device in devices)
+        largest = phrases.room(most_mib)
+        if is_all:
+            return f"none has {phrases.gib(wanted_mib)}; the largest has {largest}"
+        return f"{labels(group)} {'has' if len(group) == 1 else 'have at most'} {largest}"
+    if unfit is Unfit.MODEL:
+        models = Counter(sanitize(device.name or "without a name") for device in devices)
+        short = {name.removeprefix("NVIDIA "): count for name, count in models.items()}
+        if is_all:
+            models_here = listed([f"{count} {name}" for name, count in short.items()])
+            wanted = f"none has {sanitize(request.model)!r} in its name"
+            return f"{wanted}; there {phrases.be(len(group))} {models_here}"
+        return f"{labels(group)} {phrases.be(len(group))} called {listed([*short])}"
+    return "; ".join(f"{row.label} {reasons.reason(row)}" for row in group)
 
 
 class HidesAll(NamedTuple):
@@ -627,91 +618,62 @@ class HidesAll(NamedTuple):
         return f", because its first entry means {what} here. This machine has {there}"
 
 
-class HasJoined(NamedTuple):
-    """A kernel that has joined a reservation can't reserve other devices.
+def has_joined(devices: Sequence[Device], name: str | None) -> errors.RequestError:
+    """Return the error of a kernel that has joined a reservation and asks for other devices.
 
-    Attributes:
+    Args:
         devices: The devices of that reservation.
         name: The holder's name.
     """
-
-    devices: Sequence[Device]
-    name: str | None
-
-    def error(self, _: Frontend) -> errors.RequestError:
-        where = sanitize(self.name or "another process", NOTEBOOK_LIMIT)
-        return errors.RequestError(
-            f"This kernel has joined {where} on {labels(self.devices)}. To get something else, "
-            f"release {them(self.devices)} first: %reserve_gpu --release"
-        )
+    where = sanitize(name or "another process", NOTEBOOK_LIMIT)
+    return errors.RequestError(
+        f"This kernel has joined {where} on {labels(devices)}. To get something else, "
+        f"release {them(devices)} first: %reserve_gpu --release"
+    )
 
 
-class HoldsAlready(NamedTuple):
-    """A process that holds devices can't join another reservation."""
-
-    devices: Sequence[Device]
-
-    def error(self, _: Frontend) -> errors.RequestError:
-        return errors.RequestError(
-            f"This kernel holds {labels(self.devices)}. Release {them(self.devices)} first: "
-            "%reserve_gpu --release"
-        )
+def holds_already(devices: Sequence[Device]) -> errors.RequestError:
+    """Return the error of a process that holds devices and joins another reservation."""
+    return errors.RequestError(
+        f"This kernel holds {labels(devices)}. Release {them(devices)} first: "
+        "%reserve_gpu --release"
+    )
 
 
-class TooMany(NamedTuple):
-    """A rule never allows so many GPUs."""
-
-    rule: Rule
-    request: Request
-
-    def error(self, _: Frontend) -> errors.ImpossibleError:
-        count = self.request.needed
-        return errors.ImpossibleError(
-            f"You asked for {count} GPU{'' if count == 1 else 's'}. The limit is "
-            f"{named(self.rule)}."
-        )
+def too_many(rule: Rule, request: Request) -> errors.ImpossibleError:
+    """Return the error of a request for more GPUs than a rule ever allows."""
+    count = request.needed
+    return errors.ImpossibleError(
+        f"You asked for {count} GPU{'' if count == 1 else 's'}. The limit is {named(rule)}."
+    )
 
 
-class TooLong(NamedTuple):
-    """A rule allows no reservation of this duration."""
-
-    rule: Rule
-    asked_s: float
-
-    def error(self, _: Frontend) -> errors.RequestError:
-        most = durations.duration(self.rule.value)
-        return errors.RequestError(
-            f"You asked for {durations.duration(self.asked_s)}. The limit is {named(self.rule)}. "
-            f"Ask for {most} or less; {most} is also the default."
-        )
+def too_long(rule: Rule, asked_s: float) -> errors.RequestError:
+    """Return the error of a request for more seconds than a rule allows."""
+    most = durations.duration(rule.value)
+    return errors.RequestError(
+        f"You asked for {durations.duration(asked_s)}. The limit is {named(rule)}. "
+        f"Ask for {most} or less; {most} is also the default."
+    )
 
 
-class EndsAnyway(NamedTuple):
-    """A rule ends the reservation, so `if_wanted` has no effect."""
-
-    rule: Rule
-
-    def error(self, _: Frontend) -> errors.RequestError:
-        return errors.RequestError(
-            f"The limit {named(self.rule)} ends a reservation even if nobody waits for it. Leave "
-            "out if_wanted (--if-wanted)."
-        )
+def ends_anyway(rule: Rule) -> errors.RequestError:
+    """Return the error of `if_wanted` where a rule ends the reservation in any case."""
+    return errors.RequestError(
+        f"The limit {named(rule)} ends a reservation even if nobody waits for it. Leave "
+        "out if_wanted (--if-wanted)."
+    )
 
 
-class CannotProlong(NamedTuple):
-    """A reservation has lasted as long as a rule allows.
+def cannot_prolong(rule: Rule, last: float) -> errors.RequestError:
+    """Return the error of a reservation that has lasted as long as a rule allows.
 
-    Attributes:
+    Args:
         rule: The rule, which counts from the start of the reservation.
         last: The time when the limit was reached, in seconds since the epoch.
     """
-
-    rule: Rule
-    last: float
-
-    def error(self, _: Frontend) -> errors.RequestError:
-        return errors.RequestError(
-            f"The reservation can't be prolonged: {named(self.rule)} counts from its start, and "
-            f"was reached at {durations.moment(self.last, time.time())}. Release it, and reserve "
-            "again."
-        )
+    return errors.RequestError(
+        f"The reservation can't be prolonged: {named(rule)} counts from its start, and "
+        f"was reached at {durations.moment(last, time.time())}. Release it, and reserve "
+        "again."
+    )

@@ -15,7 +15,7 @@ from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks import lock
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, preferred_paths
 from reserve_gpu.model.devices import Device, State
-from reserve_gpu.model.errors import Failure, NoFreeDeviceError, RequestError
+from reserve_gpu.model.errors import Failure, ImpossibleError, NoFreeDeviceError, RequestError
 from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo
 from reserve_gpu.model.requests import End, Request
 from reserve_gpu.render import notices as notice
@@ -274,13 +274,13 @@ def _wait(
 
 def _failure(
     session: Session, context: AttemptContext, denied: Denied, deadline: Deadline
-) -> Failure:
+) -> Failure | ImpossibleError:
     """Return why nothing was taken. Unless the request is wrong, no GPU is visible from now on."""
     request, visible = context.request, context.inherited[cuda_environment.VISIBLE]
     if visible is not None and not denied.rows:
         return Failure(notice.HidesAll(request, visible, context.gpus.count(), session.devices))
     if policy.is_impossible(denied.rows, request):
-        return Failure(notice.Impossible(request, denied.rows, visible))
+        return notice.impossible(request, denied.rows, visible)
     is_above = _is_above(session, context, denied)
     if not is_above:
         session.hide_if_unreserved()  # first: what follows may take long, and be interrupted

@@ -1,4 +1,11 @@
-"""What a capability adds to what a process holds: the methods by which the core calls it."""
+"""The interface of features, the list of all of them, and the imports before a reservation.
+
+No module imports a feature, so a feature is deleted with its folder and its row.
+
+A signal handler that raises during an import leaves Python's import lock with its thread, and every
+other thread that imports a module would wait for ever. So the caller's thread imports what a call
+needs, before the session's thread does the work.
+"""
 
 # ruff: noqa: ARG002 - the methods are empty
 
@@ -25,9 +32,12 @@ if TYPE_CHECKING:
 
 
 class UseLook(NamedTuple):
-    """A look whether this process, and what it has started, use what is held.
+    """A check whether this process or its descendants use the devices.
 
-    now: when it was, in seconds since the epoch. at: the same by time.monotonic().
+    Attributes:
+        now: The time of the check, in seconds since the epoch.
+        at: The same moment by time.monotonic().
+        is_used: The result.
     """
 
     now: float
@@ -36,20 +46,23 @@ class UseLook(NamedTuple):
 
 
 class Owner(Protocol):
-    """The session, as features may use it: `held` and `run` on any thread, all else on its own.
+    """The part of the session that features use.
 
-    last_look: the last one that a feature has made, for others that need one.
+    `held`, `run` and `run_within` may be used on any thread, all else on the session's thread.
+
+    Attributes:
+        last_look: The last check of a feature, for other features.
     """
 
     last_look: UseLook | None
 
     @property
     def held(self) -> Holding | None:
-        """Return what is held now."""
+        """Return the current reservation."""
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """Return the variables that are set for what is held."""
+        """Return the variables that are set for it."""
 
     def run(self, function: "Callable[[Unpack[Ts]], T]", *arguments: "Unpack[Ts]") -> T:
         """Call the function on the session's thread."""
@@ -57,23 +70,23 @@ class Owner(Protocol):
     def run_within(
         self, limit_s: float, function: "Callable[[Unpack[Ts]], object]", *arguments: "Unpack[Ts]"
     ) -> None:
-        """Call the function there, and wait for its end for so long at most."""
+        """Call the function there, and wait at most `limit_s` seconds."""
 
     def set_holding(self, held: Holding, *, renew_lease: bool = False) -> None:
-        """Hold that from now on."""
+        """Replace the reservation."""
 
     def hide(self) -> None:
-        """Let what starts from now on see no device; what is held stays held."""
+        """Hide all devices from this process. They stay reserved."""
 
     def release_and_hide(self, how: End = End.OVER) -> None:
-        """Release what is held, so that this process sees no device any more."""
+        """Release the devices and hide them from this process."""
 
     def wake(self) -> None:
-        """Have the steps that are due looked at now."""
+        """Call the steps of the features now."""
 
 
 class Leaving(Enum):
-    """What comes after this program, or this process."""
+    """The program that continues after this one."""
 
     COMMAND = auto()  # a program that knows nothing of this package, by exec
     KERNEL = auto()  # a kernel, which loads this package, by exec
@@ -81,7 +94,14 @@ class Leaving(Enum):
 
 
 class Wait(NamedTuple):
-    """A wait in the queue that is over. asks: for what. began: in seconds since the epoch."""
+    """A finished wait in the queue.
+
+    Attributes:
+        asks: The request, in words.
+        began: The time when it began, in seconds since the epoch.
+        waited_s: Its duration in seconds.
+        how: How it ended.
+    """
 
     asks: str
     began: float
@@ -90,60 +110,63 @@ class Wait(NamedTuple):
 
 
 class Feature:
-    """What a capability adds; a session makes one when it is wanted first.
+    """A feature of a reservation. A session creates it when a reservation first needs it.
 
-    Called on the session's thread, unless it says otherwise.
+    Methods are called on the session's thread, unless they say otherwise.
     """
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
 
     def begins(self) -> "list[Notice]":
-        """Do what comes before a reservation; returns what to tell of it."""
+        """Prepare a reservation, and return notices about it."""
         return []
 
     def limited(self, lease: Lease) -> Lease:
-        """Return until when it can be held at most; perhaps under the mutex, so without a wait."""
+        """Return the lease with a limit of its own. Must not block: the mutex may be held."""
         return lease
 
     def changed(self, change: Change) -> None:
-        """Take in what has become of what was held; perhaps under the mutex, so without a wait."""
+        """Handle a change of the reservation. Must not block: the mutex may be held."""
 
     def waited(self, wait: Wait) -> None:
-        """Take in how a wait in the queue has ended."""
+        """Handle the end of a wait in the queue."""
 
     def step(self) -> float | None:
-        """Do what is due, between two calls; returns the seconds until the next step."""
+        """Do periodic work between two calls, and return the seconds until the next step."""
         return None
 
     def show(self) -> None:
-        """Show in a cell that has reserved how that stands; on the thread of the cell."""
+        """Show the state of the reservation in its cell. Called on the thread of the cell."""
 
     def cell_begins(self) -> list[str]:
-        """Return warnings before a cell; on the thread of the cell."""
+        """Return warnings before a cell. Called on the thread of the cell."""
         return []
 
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
-        """Return warnings after a cell, in which something is held; on the thread of the cell.
+        """Return warnings after a cell. Called on the thread of the cell if a device is held.
 
-        look: returns what is on each device that is held, where whose it is can be seen.
+        Args:
+            look: Returns the processes on each device, if they can be identified.
         """
         return []
 
     def released(self) -> str:
-        """Return what to tell who has released what was held; on their thread."""
+        """Return a message about a release. Called on the thread of the caller."""
         return ""
 
     def explained(self, error: ReserveGPUError) -> ReserveGPUError:
-        """Return the error of a reservation, or one that says more; on the thread of the caller."""
+        """Return the error, or a more specific one. Called on the thread of the caller."""
         return error
 
     def leaves(self, how: Leaving) -> Mapping[str, Fact]:
-        """Leave what is held to what comes next; returns facts for this feature there."""
+        """Hand the reservation over, and return facts for this feature in the next program."""
         return {}
 
 
-# What a batch system sets in each of its jobs, and Kubernetes in each pod.
+# -- all features ----------------------------------------------------------------------------------
+
+# Variables that a batch system sets in each job, and Kubernetes in each pod.
 JOBS = {"SLURM_JOB_ID", "FLUX_JOB_ID", "KUBERNETES_SERVICE_HOST"}
 
 
@@ -174,7 +197,7 @@ def _in_cells() -> bool:
     return jupyter_kernel.cells().shell is not None
 
 
-# In the order in which they are called: a look that the history makes serves the lease.
+# They are called in this order: the lease uses the check that the history has just made.
 FEATURES = (
     FeatureRow("features.job.job_end", "Job", lambda: not JOBS.isdisjoint(os.environ)),
     FeatureRow("features.history.journal", "History", settings.may_keep_history),

@@ -1,4 +1,4 @@
-"""What this process holds, as a value: devices, their locks, and the terms of the reservation."""
+"""The reservation of this process as a value: devices, their locks, and the terms."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,6 @@ from reserve_gpu.locks.holders import without_joined
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
-from reserve_gpu.model.errors import Failure
 from reserve_gpu.model.holders import Holder
 from reserve_gpu.model.requests import End, Fact, Lease, Request, ReservationTerms
 from reserve_gpu.render import notices as notice
@@ -95,11 +94,11 @@ class Holding(NamedTuple):
 
     @property
     def is_intact(self) -> bool:
-        """Tell whether this process still has all the locks, which other code may have closed."""
+        """Return whether this process still has all the locks: other code may have closed them."""
         return all(map(Lock.held, self.locks.values()))
 
     def is_another_part_of(self, other: "Holding") -> bool:
-        """Tell whether both are parts of the same devices."""
+        """Return whether both are parts of the same devices."""
         return (
             None not in (self.terms.memory_limit_mib, other.terms.memory_limit_mib)
             and self.devices == other.devices
@@ -142,7 +141,7 @@ class Holding(NamedTuple):
     ) -> "tuple[Holding, notice.LockedAnew]":
         """Lock the device anew; returns what is held then, and what to tell of it. Under the mutex.
 
-        Raises Failure if others have the device now, or so much of it that the part has no room.
+        Raises LockError if others have the device now, or so much of it that the part has no room.
         """
         old = self.locks[device.uuid]
         new: Lock | Holder
@@ -154,11 +153,11 @@ class Holding(NamedTuple):
             )
         path = old.path if old.held() else None
         if not isinstance(new, Lock):
-            raise Failure(notice.Lost(device, path, [procfs.with_user(new)]))
+            raise notice.lost(device, path, [procfs.with_user(new)])
         sharers = without_joined(directory.sharers_of(device.uuid, [new.name]), [old.since])
         if not self._has_room(device, sharers):
             new.release()
-            raise Failure(notice.Lost(device, path, list(map(procfs.with_user, sharers))))
+            raise notice.lost(device, path, list(map(procfs.with_user, sharers)))
         held = self._replace(locks={**self.locks, device.uuid: new})
         return held, notice.LockedAnew(device, path)
 

@@ -5,11 +5,10 @@ it was reserved. The driver renumbers all GPUs if one is added, removed or bound
 and it can lose a GPU (Xid 79: https://docs.nvidia.com/deploy/xid-errors/).
 """
 
-from __future__ import annotations
-
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.gpus.bindings import DeviceError
@@ -19,13 +18,9 @@ from reserve_gpu.model.errors import DriverError
 from reserve_gpu.model.requests import End
 from reserve_gpu.render.notices import LostDevice, Notice, Renumbered, Unusable
 from reserve_gpu.reservation.activity import DRIVER_LIMIT_S
+from reserve_gpu.reservation.feature import Owner
+from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.system import procfs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from reserve_gpu.reservation.feature import Owner
-    from reserve_gpu.reservation.holding import Holding
 
 # The kernel module lists its GPUs here by PCI address, and NVML numbers them in that order.
 PCI_ADDRESSES = "/proc/driver/nvidia/gpus"

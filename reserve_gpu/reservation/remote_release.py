@@ -3,8 +3,8 @@
 Another user may have written what a lock file says. So only the kernel's facts, and what the
 process itself answers, decide which process that is: its pid and start time, its user, the locked
 file that it has open, its command and its environment. A process that listens has a socket
-(https://man7.org/linux/man-pages/man7/unix.7.html) in a folder of its user (folders.py). The kernel
-tells which process answers (SO_PEERCRED).
+(https://man7.org/linux/man-pages/man7/unix.7.html) in a folder of its user (socket_directory.py).
+The kernel tells which process answers (SO_PEERCRED).
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ def ask(pid: int, uid: int, request: dict[str, Any]) -> dict[str, Any] | None:
                     answer = untrusted.parsed(connection.recv(socket_directory.MESSAGE_LIMIT))
                 except TimeoutError:
                     raise
-                except (OSError, ValueError):  # of a program before this one
+                except (OSError, ValueError):  # an older socket
                     continue
                 if isinstance(answer, dict):
                     return answer

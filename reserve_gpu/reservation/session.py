@@ -1,4 +1,4 @@
-"""What this process holds, and what that has changed in its environment: the one place for both.
+"""The reservation of this process, and the changes of its environment, in one place.
 
 A process has one session. Whatever changes it runs on the session's own thread, as
 system/executor.py explains, so no signal handler sees or leaves a half-made change. A forked child
@@ -17,11 +17,10 @@ from reserve_gpu.allocation import policy
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.lock import myself
-from reserve_gpu.model.errors import Failure, LockError, NoThreadError, RequestError
+from reserve_gpu.model.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import NO_LEASE, End, Lease, Request, ReservationTerms
 from reserve_gpu.render import notices as notice
-from reserve_gpu.render.frontends import MAGIC
 from reserve_gpu.reservation import feature, joining, refresh
 from reserve_gpu.reservation.environment_changes import OurVariables
 from reserve_gpu.reservation.feature import FEATURES
@@ -129,21 +128,21 @@ class Reservation:
 
 
 class Savepoint:
-    """What a process holds before a request changes it, and whether the request may wait."""
+    """The reservation before a request changes it, and whether the request may wait."""
 
     def __init__(self, reservation: Reservation | None, *, waits: bool) -> None:
         self.reservation, self.waits = reservation, waits
 
 
 class Session(Executor):
-    """What this process holds.
+    """The reservation of this process.
 
     Properties may be read on any thread. Whatever changes something is called through `run`.
 
     variables: what it has done to its environment.
     reason: why the program before this one, in the same process, has left it no device.
     is_waiting: a call waits in the queue for a device.
-    features: by name, in their order; those that were wanted so far.
+    features: The features in use, by name, in the order of FEATURES.
     last_look: the last one of a feature whether what is held is used.
     unsigned: Devices whose lock files could not be written, with their directory and the reason.
     """
@@ -166,7 +165,7 @@ class Session(Executor):
 
     @property
     def is_nested(self) -> bool:
-        """Tell whether a signal handler has come in the midst of a call, or as a cell begins."""
+        """Return whether a signal handler interrupted a call, or the start of a cell."""
         return super().is_nested or executor.is_mine(cells().quiet)
 
     def load(self, terms: ReservationTerms | None = None) -> None:
@@ -238,7 +237,7 @@ class Session(Executor):
             held = None  # it reserves anew
         is_more = request.terms.lease.has_end  # joining gives no time
         if held and held.joined and (is_more or not _is_met(held, request)):
-            raise Failure(notice.HasJoined(held.devices, held.joined.name))
+            raise notice.has_joined(held.devices, held.joined.name)
         devices = held and policy.kept(held.devices, request)
         if not (held and devices):
             return None
@@ -354,7 +353,7 @@ class Session(Executor):
 
         Somebody deleted the lock file, and others look at a new one; or other code in this process
         has closed all descriptors.
-        limit_s: for the mutex. Raises Failure if another process has the device now, LockError.
+        limit_s: for the mutex. Raises LockError, also if another process has the device now.
         """
         held = self._held
         if held is None or not (devices := held.unprotected()):
@@ -405,8 +404,8 @@ class Session(Executor):
             held = self.held
             if held and held.joined and joining.is_left(held):
                 notices.append(notice.LeftAlone(held.devices, held.joined.name))
-        except (LockError, Failure) as error:
-            notices = [str(error.reason.error(MAGIC) if isinstance(error, Failure) else error)]
+        except LockError as error:
+            notices = [str(error)]
         if self._held:
             notices += self.variables.changed_in_cell(self._held.devices)
             self.set_holding(

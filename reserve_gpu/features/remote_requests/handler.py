@@ -1,4 +1,4 @@
-"""Does what this user, or root, asks of this process from elsewhere: release it, or end."""
+"""Carry out requests of this user's other processes, or of root: release, or end this process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class RemoteRequests(Feature):
-    """Listens as long as anything is held here in IPython."""
+    """Listens while this IPython holds a device."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
@@ -46,7 +46,7 @@ class RemoteRequests(Feature):
         self._warnings: list[str] = []  # for the next cell
 
     def changed(self, change: Change) -> None:
-        """Listen as long as anything is held."""
+        """Listen while a device is held."""
         is_wanted = bool(change.held and cells().shell)
         self._is_due = is_wanted and not self._listener
         if self._is_due:
@@ -141,24 +141,26 @@ def unreachable(devices: Sequence[Device], error: Exception) -> str:
     )
 
 
-HEARD_S = 1.0  # in which one that has connected says what it wants
-BACKLOG = 128  # who have connected and are not heard yet
+REQUEST_LIMIT_S = 1.0  # from the connection to the request
+BACKLOG = 128  # connections
 SOCKET_MODE = 0o600
-ATTEMPTS = 10  # at a folder: other processes of this user remove it while it is empty
+ATTEMPTS = 10  # other processes of this user remove an empty folder
 
 
 class Listener:
-    """Answers what is asked of this process.
-
-    answer: returns the answer to a request; called on a thread of the listener's.
-    """
+    """Answers requests to this process on a thread that waits at a socket."""
 
     def __init__(self, answer: Answerer) -> None:
+        """Create a listener.
+
+        Args:
+            answer: Returns the answer to a request. Called on the thread of the listener.
+        """
         self._answer = answer
         self._descriptor = files.NONE
 
     def start(self, open_folder: Callable[[], int]) -> None:
-        """Listen from now on.
+        """Start to listen.
 
         Args:
             open_folder: Returns the descriptor of the folder for the socket.
@@ -182,7 +184,7 @@ class Listener:
             own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._descriptor = files.remember(own.fileno())
             failed.callback(lambda: files.close(own.detach()))
-            path = f"/proc/self/fd/{folder}/{name}"  # the kernel takes no long paths
+            path = f"/proc/self/fd/{folder}/{name}"  # a socket's path must be short
             own.bind(path)
             failed.callback(os.unlink, name, dir_fd=folder)
             os.chmod(path, SOCKET_MODE)  # the umask may have taken permissions away
@@ -191,7 +193,7 @@ class Listener:
             failed.pop_all()
 
     def stop(self) -> None:
-        """Listen no more; the thread ends."""
+        """Stop listening and end the thread."""
         with suppress(OSError), no_fork:
             if files.opening(self._descriptor):
                 with socket.socket(fileno=os.dup(self._descriptor)) as own:
@@ -201,10 +203,10 @@ class Listener:
         while True:
             try:
                 connection, _ = own.accept()
-            except OSError:  # it was stopped, or other code has closed all descriptors
+            except OSError:  # stopped, or other code has closed all descriptors
                 break
-            with connection, suppress(Exception):  # of a client, or of what it asked for
-                connection.settimeout(HEARD_S)
+            with connection, suppress(Exception):  # a bad request, or a failed one
+                connection.settimeout(REQUEST_LIMIT_S)
                 request = untrusted.parsed(connection.recv(socket_directory.MESSAGE_LIMIT))
                 by = procfs.user_name(socket_directory.peer(connection)[1])
                 answer = self._answer({**request, "by": by})
