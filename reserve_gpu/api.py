@@ -295,7 +295,7 @@ def forget_idleness() -> None:
     this_session = session()
 
     def forget() -> None:
-        held = this_session.now
+        held = this_session.holding
         if held.lease.idle_s is not None:
             terms = held.terms._replace(lease=held.lease._replace(idle_s=None))
             this_session.set_holding(held._replace(terms=terms), renew_lease=True)
@@ -318,7 +318,7 @@ def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
         how = feature.Leaving.KERNEL if is_kernel else feature.Leaving.COMMAND
         facts = this_session.leave_as(how)
         changes = this_session.variables.changes
-        exec_handover.offer(exec_handover.Handover(changes, this_session.now, reason, facts))
+        exec_handover.offer(exec_handover.Handover(changes, this_session.holding, reason, facts))
 
     this_session.run(leave)
 

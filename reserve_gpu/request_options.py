@@ -139,7 +139,7 @@ def to_request(arguments: Namespace) -> tuple[Request, Any]:
     return parse(**values), wait
 
 
-def reserve(
+def reserve_parsed(
     arguments: Namespace, frontend: Frontend, progress: Callable[[Progress], object] | None = None
 ) -> Outcome:
     """Reserve what was parsed, for a front end. Raises what `reserve()` raises."""

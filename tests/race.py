@@ -216,7 +216,7 @@ def masks() -> Listed:
     """Return the devices that this process believes to hold."""
     held = session().devices
     is_shared = any(
-        is_sharers(lock.name) for lock in session().now.locks_in(default_path()).values()
+        is_sharers(lock.name) for lock in session().holding.locks_in(default_path()).values()
     )
     mask = sum(1 << device.index for device in held)
     return Listed(0, mask) if is_shared else Listed(mask, 0)

@@ -75,7 +75,7 @@ class Waiters:
             ahead = [ticket.name for ticket in entry.ahead()]
             assert len(ahead) == self.places.index(entry)  # nobody is passed over as stopped
             first = [
-                entry.first_for(
+                entry.first_ahead(
                     uuid, is_open=is_free, is_free=lambda _: is_enough, is_possible=lambda _: True
                 )
                 for uuid in uuids

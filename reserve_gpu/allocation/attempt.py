@@ -228,7 +228,7 @@ def _by_rules(
         found.setdefault(device_of(holder.file or ""), []).append(holder)
     # A joined process counts with its holder, which has the same device.
     elsewhere = [each for those in found.values() for each in without_joined(those, since)]
-    return quota.judge(rules, context.request, devices, context.held, elsewhere)
+    return quota.build_check(rules, context.request, devices, context.held, elsewhere)
 
 
 def _with_lease(context: AttemptContext, granted: Granted) -> Granted:
@@ -411,7 +411,7 @@ class DeviceScan:
 
         is_free: tells whether that one could have it now.
         """
-        first = self._queue.first_for(
+        first = self._queue.first_ahead(
             device.uuid,
             is_open=row.state is State.FREE,
             is_free=lambda ahead: is_free(ahead) and self._lie_together(device, ahead),

@@ -78,7 +78,7 @@ def lease(asked: Lease, ruled: Rules) -> Lease:
     return asked
 
 
-def judge(
+def build_check(
     ruled: Rules,
     request: Request,
     devices: Sequence[Device | Fault],
@@ -96,14 +96,14 @@ def judge(
     asked = len(places - held) if request.devices else request.needed
     is_full = ruled.gpus is not None and len(held) + asked > ruled.gpus.value
 
-    def judged(device: Device) -> DeviceStatus | None:
+    def check(device: Device) -> DeviceStatus | None:
         if device.uuid not in own and names.is_one_of(device, ruled.drained):
             return DeviceStatus(device, State.DRAINED, rule=ruled.drain)
         if is_full and device.uuid not in own and _place(device) not in held:
             return DeviceStatus(device, State.LIMITED, rule=ruled.gpus, counted=tuple(elsewhere))
         return None
 
-    return judged
+    return check
 
 
 def _with_lease(request: Request, lease: Lease) -> Request:

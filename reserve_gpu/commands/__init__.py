@@ -1,1 +1,1 @@
-"""What people can type besides a request: a folder each, and a row in table.py."""
+"""The commands: a folder each, and a row in registry.py."""

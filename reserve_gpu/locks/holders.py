@@ -82,7 +82,7 @@ class Holders:
         """
         if self._names is None:
             entries, locked = list(self._entries()), self._locked_inodes
-            uids = procfs.all_uids() if procfs.sees_all_locks() and len(entries) > MANY else None
+            uids = procfs.all_uids() if len(entries) > MANY and procfs.sees_all_locks() else None
             is_complete = self.shows_all_locks
             self._names = set()
             for entry in entries:

@@ -284,7 +284,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         """Tell whether one of the tickets of `ahead` is for several devices at once."""
         return any(ticket.needs > 1 for ticket in self._ahead)
 
-    def first_for(
+    def first_ahead(
         self,
         uuid: str,
         *,

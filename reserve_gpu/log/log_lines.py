@@ -39,7 +39,7 @@ class LogLine(NamedTuple):
     be read. over_s: for how long it used more than its part, or should have ended.
     gpu: the device's UUID. share: of a whole GPU, by memory, 0 to 1.
     mib: the most memory that its own processes used. percent: their mean utilisation.
-    name: the notebook, or the command. asks: of a wait, for what. agent, job: as in `Who`.
+    name: the notebook, or the command. asks: of a wait, for what. agent, job: as in `ProcessInfo`.
     until, idle_limit_s: of the lease. how: how it has ended, if this is its last line.
     """
 

@@ -101,7 +101,11 @@ def reserve(
         request = held.as_held(request) if held else request
         if ruled:
             request, more = quota.allowed(
-                request, ruled, session.now.lease, session.now.since_of(request), procfs.now()
+                request,
+                ruled,
+                session.holding.lease,
+                session.holding.since_of(request),
+                procfs.now(),
             )
             notices += [*ruled.problems, *more]
         # If what the process holds satisfies the request, repeat the answer.
@@ -129,13 +133,13 @@ def _take(
         raise Failure(notice.TooLate(session.devices))
     with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
-        request = _in_place(session.now, request)
+        request = _in_place(session.holding, request)
         if is_late:
             request = _only_what_cuda_sees(session, request, gpus)
         with LockDirectory() as locks:
             if not is_late and (parent := procfs.multiprocessing_parent()):
                 inherited_limit.adopt_parents_gpus(parent, gpus, locks)
-            now = session.now
+            now = session.holding
             context = AttemptContext(
                 request,
                 gpus,
@@ -192,7 +196,7 @@ def _unsigned(session: Session) -> list[Notice]:
     if not session.unsigned:
         return []
     devices, (directory, *_), (reason, *_) = zip(*session.unsigned, strict=True)
-    is_part = session.now.terms.memory_limit_mib is not None
+    is_part = session.holding.terms.memory_limit_mib is not None
     return [notice.Unsigned(devices, directory, reason, is_part)]
 
 
@@ -239,9 +243,9 @@ def _wait(
 
     def try_again(entry: QueueEntry) -> Granted | Denied:
         # Meanwhile the rules may have changed, and the lease of what is held may have ended.
-        held = session.now.locks_in(context.locks.path)
+        held = session.holding.locks_in(context.locks.path)
         now = context._replace(
-            held=held, memory_limit_mib=session.now.terms.memory_limit_mib, rules=rules()
+            held=held, memory_limit_mib=session.holding.terms.memory_limit_mib, rules=rules()
         )
         limit_s = RETRY_MUTEX_LIMIT_S if deadline.waits else MUTEX_LIMIT_S
         return attempt(now, session.hold, entry, limit_s, candidates)

@@ -201,7 +201,7 @@ class Session(Executor):
         return held if held and held.is_intact else None
 
     @property
-    def now(self) -> Holding:
+    def holding(self) -> Holding:
         """Return what is held; a value without devices where that is nothing."""
         return self.held or NOTHING
 
@@ -218,7 +218,7 @@ class Session(Executor):
     @property
     def devices(self) -> tuple[Device, ...]:
         """Return the devices that are held."""
-        return self.now.devices
+        return self.holding.devices
 
     def terms_of(self, reservation: Reservation) -> ReservationTerms:
         """Return the terms of a reservation, as long as it is held."""

@@ -157,7 +157,7 @@ def check(
         driver=answers[DRIVER],
     )
     findings = [
-        _capped(key, verdict.judge(name, answers[key], place), reserved, terms.size)
+        _capped(key, verdict.evaluate(name, answers[key], place), reserved, terms.size)
         if key in answers
         else Finding(name, Verdict.ABSENT)
         for key, name in NAMES.items()

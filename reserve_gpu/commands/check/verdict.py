@@ -145,7 +145,7 @@ class Finding(NamedTuple):
         return self.verdict in (Verdict.FITS, Verdict.UNRESERVED, Verdict.ABSENT)
 
 
-def judge(name: str, answer: FrameworkAnswer, place: Expectation) -> Finding:
+def evaluate(name: str, answer: FrameworkAnswer, place: Expectation) -> Finding:
     """Return the row of a framework, from its answer."""
     verdict, reason = _verdict(answer, place)
     is_cause = answer is place.driver and reason == _foreign(answer.error or "")

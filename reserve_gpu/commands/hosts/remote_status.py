@@ -5,7 +5,7 @@
 
 in the administrator's file or in the user's own. Each is asked by ssh, as the user's configuration
 of ssh has it, and each machine's own locks decide there. What a machine answers is foreign: it is
-bounded in time and size, and `from_json` checks it.
+bounded in time and size, and `status_from_json` checks it.
 """
 
 from __future__ import annotations

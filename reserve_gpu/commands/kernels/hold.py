@@ -47,7 +47,7 @@ def run(arguments: Namespace) -> Output:
         return Output(code=errors.RequestError.exit_code)
     process_identity.call_it("a kernel that starts")
     try:
-        request_options.reserve(arguments, frontends.MAGIC, _end_if_alone)
+        request_options.reserve_parsed(arguments, frontends.MAGIC, _end_if_alone)
         reservation = api.current()
     except errors.ReserveGPUError as error:
         _say(refused=error.picture.brief if error.picture else str(error).partition("\n")[0])

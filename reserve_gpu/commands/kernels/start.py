@@ -42,10 +42,10 @@ def run(arguments: Namespace) -> NoReturn:
         for text in api.take_over(jupyter_kernel.connection_file(arguments.command)):
             reporter.say(f"Warning: {text}")
         if not started:
-            command.reserve(arguments, frontends.MAGIC)
+            command.reserve_and_report(arguments, frontends.MAGIC)
         elif not api.current():  # what was asked for from afar has not been kept
             wishes = filter(None, started.get("wishes", "").split("\0"))
-            command.reserve(request_options.request_of([*wishes]), frontends.MAGIC)
+            command.reserve_and_report(request_options.request_of([*wishes]), frontends.MAGIC)
     except errors.ReserveGPUError as error:
         first = "This kernel was started without a GPU of its own."
         going_on = api.go_on_after(error)

@@ -47,7 +47,7 @@ def run(arguments: Namespace) -> NoReturn:
         from reserve_gpu.commands.run import events
 
         reporter, is_quiet = events.of_arguments(arguments), True
-    reserve(arguments, frontends.shell(arguments.command), reporter)
+    reserve_and_report(arguments, frontends.shell(arguments.command), reporter)
     api.forget_idleness()
     set_alarm(is_timed=is_timed, is_quiet=is_quiet)
     reporter.follow()
@@ -164,13 +164,13 @@ def become(program: str, command: list[str], reason: str | None = None) -> NoRet
         raise CommandError(f"{text}.") from error
 
 
-def reserve(
+def reserve_and_report(
     arguments: Namespace, frontend: frontends.Frontend, reporter: Reporter | None = None
 ) -> None:
     """Reserve, and tell what comes of it, meanwhile too."""
     reporter = reporter or Reporter()
     try:
-        outcome = request_options.reserve(arguments, frontend, reporter.show)
+        outcome = request_options.reserve_parsed(arguments, frontend, reporter.show)
     except BaseException as error:
         reporter.failed(error)
         raise

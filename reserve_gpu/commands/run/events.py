@@ -51,7 +51,7 @@ class Events(Reporter):
 
     def came(self, outcome: Outcome) -> None:
         """Write the acquired GPUs and warnings, or the reason for none."""
-        held = session().now
+        held = session().holding
         if outcome.excused:
             self._sender.tell("refused", READER_LIMIT_S, **outcome.excused.to_dict())
             return
@@ -74,7 +74,7 @@ class Events(Reporter):
     def follow(self) -> None:
         """Have what comes later told by another process, as this one becomes the command."""
         if session().devices:
-            after_exec.start(self._sender, session().now)
+            after_exec.start(self._sender, session().holding)
 
 
 def of_arguments(arguments: Namespace) -> Events:

@@ -79,4 +79,4 @@ class LeaseLine:
 def _is_for_next_cell(notice: LeaseNotice) -> bool:
     if notice.action in (Action.WARN, Action.WARN_AGAIN):  # of idleness: the next cell is use
         return not notice.lease.is_by_idleness(notice.at)
-    return notice.action not in (Action.LAST, Action.PUT_OFF)
+    return notice.action not in (Action.LASTS, Action.PUT_OFF)

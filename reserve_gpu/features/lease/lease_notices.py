@@ -27,7 +27,7 @@ JOB_OVER = "The end of the job has passed: this reservation lasts as long as its
 class Action(Enum):
     """How a lease stands."""
 
-    LAST = "it lasts"
+    LASTS = "it lasts"
     WARN = "its end is near"
     WARN_AGAIN = "its end is very near"
     PUT_OFF = "it is over, and a cell runs"
@@ -65,7 +65,7 @@ class LeaseNotice(NamedTuple):
 
     def text(self, frontend: Frontend) -> str:
         """Return the text for the holder."""
-        if self.action is Action.LAST:
+        if self.action is Action.LASTS:
             return self._lasts()
         if self.action is Action.RELEASE:
             text = f"{self._has_ended()}. No GPU is visible to this {frontend.sight} now."
@@ -133,7 +133,7 @@ class LeaseNotice(NamedTuple):
     def _to_keep(self, frontend: Frontend) -> str:
         """Return the command that prolongs it.
 
-        The command has only the new end, because it is for the held devices: see `Held.as_held`.
+        The command has only the new end, because it is for the held devices: see `Holding.as_held`.
         """
         if self.is_guest or self._is_jobs:
             return ""

@@ -73,7 +73,7 @@ def step(lease: Lease, began: float, seen: Circumstances) -> Step:
     """
     lease, at = lease.at(seen.instant), end(lease, seen)
     if not is_over(lease, seen):
-        return _ahead(lease, at, began, seen.now)
+        return _warnings(lease, at, began, seen.now)
     if seen.is_running and not lease.is_strict:
         return Step(Action.PUT_OFF, at, LONGEST_PAUSE_S)  # the end of the cell comes before
     if lease.if_wanted and not seen.is_wanted:
@@ -88,13 +88,13 @@ def step(lease: Lease, began: float, seen: Circumstances) -> Step:
     return Step(Action.RELEASE, at, None)
 
 
-def _ahead(lease: Lease, at: float, began: float, now: float) -> Step:
+def _warnings(lease: Lease, at: float, began: float, now: float) -> Step:
     """Return which warnings are due, and when the next one is."""
     left_s = at - now
     whole_s = (lease.idle_s or 0.0) if lease.is_by_idleness(at) else at - began
     leads = _leads(whole_s)
     due = sum(left_s <= lead_s for lead_s in leads)
-    action = (Action.LAST, Action.WARN, Action.WARN_AGAIN)[due]
+    action = (Action.LASTS, Action.WARN, Action.WARN_AGAIN)[due]
     next_s = min([left_s, *(left_s - lead_s for lead_s in leads[due:])])
     return Step(action, at, min(next_s, LONGEST_PAUSE_S))
 

@@ -83,7 +83,7 @@ class LeaseTimer(Feature):
             cells().listeners.append(self.owner.wake)
             self._began, self._looked_at = procfs.now(), time.time()
             self._used = self._next_look = time.monotonic()
-            self._show(self._held, Action.LAST, self._began.wall)
+            self._show(self._held, Action.LASTS, self._began.wall)
 
     def step(self) -> float | None:
         """Do what is due; returns the seconds until the next look, None where nothing follows."""

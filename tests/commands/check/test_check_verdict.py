@@ -16,7 +16,7 @@ from reserve_gpu.commands.check.verdict import (
     Verdict,
     answer,
     cuda_uuid,
-    judge,
+    evaluate,
     runs_on,
 )
 from reserve_gpu.model.devices import Device
@@ -177,9 +177,9 @@ VERDICTS = [
 
 
 @pytest.mark.parametrize(("found", "place", "state", "reason"), VERDICTS)
-def test_judge(found: FrameworkAnswer, place: Expectation, state: str, reason: str) -> None:
+def test_evaluate(found: FrameworkAnswer, place: Expectation, state: str, reason: str) -> None:
     """Each answer has its verdict, and what does not fit its likeliest cause."""
-    row = judge("X", found, place)
+    row = evaluate("X", found, place)
     assert row.verdict is Verdict(state)
     assert row.reason.startswith(reason) if state == "fails" else reason in row.reason
     assert bool(reason) == bool(row.reason)
@@ -216,10 +216,10 @@ def test_what_to_do_about_the_driver(
     """The driver's row says what to do about its error, where that is known and the cause."""
     driver = driver._replace(visible=visible)
     place = HELD._replace(driver=driver, visible=visible)
-    row = judge("X", driver, place)
+    row = evaluate("X", driver, place)
     assert (row.remedy is None) is (not remedy)
     assert remedy in (row.remedy or "")
-    assert judge("Y", done(**NOTHING, visible=visible), place).remedy is None
+    assert evaluate("Y", done(**NOTHING, visible=visible), place).remedy is None
 
 
 RUNS: list[tuple[str, tuple[int, int], bool]] = [
@@ -260,7 +260,7 @@ def test_what_code_runs_where(target: str, capability: tuple[int, int], *, runs:
 
 def test_what_is_seen_has_its_name() -> None:
     """Known devices go by their label, others by the UUID that CUDA gives them, if any."""
-    row = judge("X", done(devices=[*BOTH, STRANGER, None]), HELD._replace(known=(GPU2, PART)))
+    row = evaluate("X", done(devices=[*BOTH, STRANGER, None]), HELD._replace(known=(GPU2, PART)))
     seen = ("GPU1", GPU1.uuid), ("GPU2", GPU2.uuid), (STRANGER, STRANGER), ("?", None)
     assert row.sees == seen
 
@@ -275,7 +275,7 @@ class Tty(io.StringIO):
 def test_a_long_reason_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal a reason is broken between words, below itself; elsewhere a row is one line."""
     reason = " ".join(f"word{number}" for number in range(30))
-    driver = judge("CUDA driver", DRIVER, HELD)
+    driver = evaluate("CUDA driver", DRIVER, HELD)
     found = Check((driver, Finding("PyTorch", Verdict.FAILS, reason=reason)), reserved=(GPU1,))
     whole = str(found).splitlines()
     assert whole[-1].endswith(f"  fails: {reason}")
@@ -294,7 +294,8 @@ def test_what_can_be_typed_stands_alone() -> None:
     """What can be typed, to reserve or to mend the driver, is a line of its own."""
     driver = failed(802)
     place = Expectation(visible="1", driver=driver)
-    found = Check((judge("CUDA driver", driver, place), judge("PyTorch", done(**NOTHING), place)))
+    torch = evaluate("PyTorch", done(**NOTHING), place)
+    found = Check((evaluate("CUDA driver", driver, place), torch))
     lines = str(found).splitlines()
     assert lines[2] == "reserve_gpu.reserve()"
     assert lines[-1] == "systemctl status nvidia-fabricmanager"
@@ -305,8 +306,8 @@ def test_what_can_be_typed_stands_alone() -> None:
 @pytest.mark.parametrize("has_torch", [True, False])
 def test_only_the_driver(*, has_torch: bool) -> None:
     """Where no framework is installed the check says that it has asked none."""
-    torch = judge("PyTorch", done(), HELD) if has_torch else Finding("PyTorch", Verdict.ABSENT)
-    rows = judge("CUDA driver", DRIVER, HELD), torch, Finding("JAX", Verdict.ABSENT)
+    torch = evaluate("PyTorch", done(), HELD) if has_torch else Finding("PyTorch", Verdict.ABSENT)
+    rows = evaluate("CUDA driver", DRIVER, HELD), torch, Finding("JAX", Verdict.ABSENT)
     assert ("Only the driver was asked." in str(Check(rows, reserved=(GPU1,)))) is not has_torch
 
 
@@ -316,4 +317,4 @@ NO_ANSWERS: list[dict[str, Any]] = [{}, {"level": "info"}, {"is_done": True, "de
 @pytest.mark.parametrize("news", NO_ANSWERS)
 def test_what_is_no_answer(news: dict[str, Any]) -> None:
     """What names none of an answer is ignored, and nothing fits where something is missing."""
-    assert not judge("X", answer(json.dumps(news).encode(), b"\n", 0, 1.0), HELD).is_well
+    assert not evaluate("X", answer(json.dumps(news).encode(), b"\n", 0, 1.0), HELD).is_well

@@ -82,7 +82,7 @@ def test_a_record_has_both_ends() -> None:
 @pytest.mark.parametrize(
     ("job_s", "after_s", "expected"),
     [
-        (60, HOUR_S - 700, "LAST"),
+        (60, HOUR_S - 700, "LASTS"),
         (60, HOUR_S, "RELEASE"),
         (2 * HOUR_S, HOUR_S, "RELEASE"),
         (-60, HOUR_S, "RELEASE"),

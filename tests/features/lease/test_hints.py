@@ -92,12 +92,12 @@ def test_the_hint_keeps_a_part(here: Here, *, is_shared: bool) -> None:
         assert shell.run(line).error is None
     assert variables() == before
     assert records(here) == [4000]
-    assert (session().now.lease.until or 0.0) - time.time() == pytest.approx(7200, abs=60)
+    assert (session().holding.lease.until or 0.0) - time.time() == pytest.approx(7200, abs=60)
 
 
 def shown(action: Action) -> LeaseNotice:
     """Return a notice of what is held, as the timer shows it."""
-    now = session().now
+    now = session().holding
     return LeaseTimer.notice(now, action, now.lease.until or 0.0)
 
 

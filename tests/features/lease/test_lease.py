@@ -556,7 +556,7 @@ def test_prolonged_at_the_last_moment(here: Here) -> None:
     """A cell that runs at the end can still ask for more time."""
     shell = here.shell()
     shell.run(f"%reserve_gpu --for 0.3s\n{OVER}\n%reserve_gpu --for 1h")
-    assert timer()._action is None or timer()._action is Action.LAST
+    assert timer()._action is None or timer()._action is Action.LASTS
     assert (reserve_gpu.reserve().lease.until or 0.0) > time.time() + 3000
 
 

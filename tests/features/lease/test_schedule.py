@@ -42,19 +42,19 @@ def action(lease: Lease, after_s: float, **seen: Any) -> Action:
     ("lease", "after_s", "expected"),
     [
         # 10 minutes and one minute before, where the whole time is long.
-        (LONG, 0, Action.LAST),
-        (LONG, 36_000 - 600.1, Action.LAST),
+        (LONG, 0, Action.LASTS),
+        (LONG, 36_000 - 600.1, Action.LASTS),
         (LONG, 36_000 - 600, Action.WARN),
         (LONG, 36_000 - 60.1, Action.WARN),
         (LONG, 36_000 - 60, Action.WARN_AGAIN),
         (LONG, 36_000 - 0.001, Action.WARN_AGAIN),
         # At half of the time, where that is less; and 15 s before the end of what is short.
-        (Lease(until=BEGAN + 960), 479.9, Action.LAST),
+        (Lease(until=BEGAN + 960), 479.9, Action.LASTS),
         (Lease(until=BEGAN + 960), 480, Action.WARN),
         (Lease(until=BEGAN + 960), 900, Action.WARN_AGAIN),
         (Lease(until=BEGAN + 240), 179.9, Action.WARN),
         (Lease(until=BEGAN + 240), 180, Action.WARN_AGAIN),
-        (SHORT, 89.9, Action.LAST),
+        (SHORT, 89.9, Action.LASTS),
         (SHORT, 90, Action.WARN),
         (SHORT, 164.9, Action.WARN),
         (SHORT, 165, Action.WARN_AGAIN),
@@ -72,8 +72,8 @@ def test_warnings(lease: Lease, after_s: float, expected: Action) -> None:
 @pytest.mark.parametrize(
     ("idle_s", "expected"),
     [
-        (0, Action.LAST),
-        (2999.9, Action.LAST),
+        (0, Action.LASTS),
+        (2999.9, Action.LASTS),
         (3000, Action.WARN),
         (3540, Action.WARN_AGAIN),
         (3599.9, Action.WARN_AGAIN),
@@ -89,7 +89,7 @@ def test_warnings_of_idleness(idle_s: float, expected: Action, after_s: float) -
 def test_use_takes_a_warning_back() -> None:
     """Where something uses the devices after a warning the lease lasts as before."""
     assert action(IDLE, DAY_S, idle_s=3599) is Action.WARN_AGAIN
-    assert step(IDLE, DAY_S, idle_s=0) == Step(Action.LAST, DAY_S + HOUR_S, LONGEST_PAUSE_S)
+    assert step(IDLE, DAY_S, idle_s=0) == Step(Action.LASTS, DAY_S + HOUR_S, LONGEST_PAUSE_S)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_each_pause_leads_to_the_next_act() -> None:
         if due.pause_s is None:
             break
         after_s, looks = after_s + due.pause_s, looks + 1
-    assert acts == [Action.LAST, Action.WARN, Action.WARN_AGAIN, Action.RELEASE]
+    assert acts == [Action.LASTS, Action.WARN, Action.WARN_AGAIN, Action.RELEASE]
     assert after_s == pytest.approx(36_000)
     assert looks <= 36_000 / LONGEST_PAUSE_S + 2
 
@@ -160,7 +160,7 @@ def test_the_end_that_comes_first(
 def test_the_part_of_the_time_is_of_the_end_that_comes_first() -> None:
     """Who gives an hour and says idle for 4 minutes is warned when 2 minutes have been idle."""
     both = Lease(until=BEGAN + HOUR_S, idle_s=240)
-    assert action(both, 100, idle_s=119) is Action.LAST
+    assert action(both, 100, idle_s=119) is Action.LASTS
     assert action(both, 100, idle_s=120) is Action.WARN
 
 
@@ -175,7 +175,7 @@ def test_the_end(after_s: float) -> None:
 
 def test_a_machine_that_sleeps_is_not_idle() -> None:
     """What a machine has slept is no idleness: the clock on the wall alone ends nothing there."""
-    assert step(IDLE, 30 * DAY_S, idle_s=10).action is Action.LAST
+    assert step(IDLE, 30 * DAY_S, idle_s=10).action is Action.LASTS
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_what_is_done_at_the_end(way: str, wishes: str, seen: str, expected: Act
 @pytest.mark.parametrize("wish", ["if_wanted", "end_kernel", "is_strict"])
 def test_nothing_ends_before(seen: str, wish: str) -> None:
     """Before the end neither who waits, nor CUDA, nor a cell changes anything."""
-    assert action(MOMENT._replace(**{wish: True}), 10, **{seen: True}) is Action.LAST
+    assert action(MOMENT._replace(**{wish: True}), 10, **{seen: True}) is Action.LASTS
 
 
 HELD_SO = Lease(until=5.0, idle_s=30.0, end_kernel=True, is_strict=True)

@@ -66,7 +66,7 @@ def test_a_moment_ends_by_the_wall_clock() -> None:
 def test_the_warnings_go_by_the_boot_clock() -> None:
     """The warning of a four hour lease comes 10 minutes before its end on a clock that was set."""
     lease = Lease(lasts_s=4 * HOUR_S).begun(NOW)
-    for left_s, action in ((601.0, Action.LAST), (599.0, Action.WARN), (59.0, Action.WARN_AGAIN)):
+    for left_s, action in ((601.0, Action.LASTS), (599.0, Action.WARN), (59.0, Action.WARN_AGAIN)):
         now = Instant(NOW.wall - DECADES_S, NOW.boot).later(4 * HOUR_S - left_s)
         seen = Circumstances(now.wall, boot=now.boot)
         due = schedule.step(lease, NOW.at(now).wall, seen)

@@ -76,7 +76,7 @@ def test_nothing_is_called_idle_in_its_first_ten_minutes(here: Here) -> None:
     with here.child() as child:
         Waiter(here, child)
         assert "has waited" not in shell.run("pass").all
-        for lock in session().now.locks.values():
+        for lock in session().holding.locks.values():
             lock.taken = lock.taken.later(-600.0)  # ten minutes later
         here.write(f"{IDLE}  compute {os.getpid()} 900\n  utilisation 90\n")
         assert "has waited" not in shell.run("pass").all
@@ -164,7 +164,8 @@ def test_what_has_ended_meanwhile_is_told_of_nobody(here: Here) -> None:
     with here.child() as child:
         Waiter(here, child)
         assert (
-            feature(WaiterNotices).tell(session().now, lambda: bool(reserve_gpu.release())) is None
+            feature(WaiterNotices).tell(session().holding, lambda: bool(reserve_gpu.release()))
+            is None
         )
         assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
 
