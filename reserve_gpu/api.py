@@ -21,7 +21,6 @@ from reserve_gpu.render import messages
 from reserve_gpu.render import notices as notice
 from reserve_gpu.render.durations import duration
 from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, read_here
-from reserve_gpu.render.notices import Notice
 from reserve_gpu.reservation import acquire, feature
 from reserve_gpu.reservation.session import Reservation, session
 from reserve_gpu.system.executor import Call
@@ -116,22 +115,17 @@ class Outcome(NamedTuple):
 
     Attributes:
         reservation: The reservation, or None if there is none, which `--optional` allows.
-        notices: What to tell the user about it.
+        warnings: Warnings and notices about it.
         is_new: Whether the process did not have it before.
         waited_s: The seconds that the request waited in the queue.
         excused: Why there is no reservation.
     """
 
     reservation: Reservation | None
-    notices: Sequence[Notice] = ()
+    warnings: Sequence[str] = ()
     is_new: bool = False
     waited_s: float = 0.0
     excused: errors.ReserveGPUError | None = None
-
-    @property
-    def warnings(self) -> list[str]:
-        """Return the texts of the notices."""
-        return notice.texts(self.notices)
 
     @property
     def text(self) -> str:
@@ -350,8 +344,7 @@ def take_over(connection_file: str | None) -> list[str]:
         from reserve_gpu.reservation import restart_handover
 
     session().load()
-    notices = session().run(restart_handover.take_over, session(), connection_file)
-    return notice.texts(notices)
+    return session().run(restart_handover.take_over, session(), connection_file)
 
 
 def leave_to_kernel(name: str, seconds: float) -> None:

@@ -23,7 +23,6 @@ from reserve_gpu.gpus.cuda_environment import (
 )
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import MIB, Device
-from reserve_gpu.render.notices import texts
 from reserve_gpu.reservation.environment_changes import cap_notices
 from tests.locked import held
 
@@ -304,7 +303,7 @@ def lines(
     """Return the notes of a part of these devices; of those with a line to type, the line alone."""
     values = {**NO_CAPS, **(inherited or {})}
     written = memory_caps.variables(devices, PART_MIB, values)
-    told = texts(cap_notices(devices, PART_MIB, values, written, is_late=is_late))
+    told = cap_notices(devices, PART_MIB, values, written, is_late=is_late)
     return [note.partition("\n")[2] or note for note in told]
 
 

@@ -27,7 +27,7 @@ from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import LockError, MutexHeldError
 from reserve_gpu.model.holders import ProcessInfo, Record
 from reserve_gpu.model.requests import ReservationTerms, TicketAhead, WaitRequest
-from reserve_gpu.render.notices import LockedAnew
+from reserve_gpu.render import notices
 from tests.locked import (
     OBSTACLES,
     have,
@@ -1075,7 +1075,7 @@ def test_a_lock_that_other_code_has_closed(two: Here) -> None:
     assert held(two) == []
     with pytest.warns(reserve_gpu.ReserveGPUWarning) as caught:
         assert reserve_gpu.reserve() is reservation
-    assert texts(caught) == [LockedAnew(reservation.devices[0], None).text()]
+    assert texts(caught) == [notices.locked_anew(reservation.devices[0], None)]
     assert held(two) == [0]
     close_the_lock(two)
     with two.rival("0"), pytest.raises(LockError, match="the device is now reserved by"):

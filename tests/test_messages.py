@@ -19,21 +19,7 @@ from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Lease, Request, ReservationTerms, Size
 from reserve_gpu.render import contacts, durations, frontends, messages, notices, phrases, pictures
 from reserve_gpu.render.frontends import MAGIC, SHELL
-from reserve_gpu.render.notices import (
-    Caution,
-    Changed,
-    Exceeded,
-    HidesAll,
-    LockedAnew,
-    Private,
-    Refused,
-    ReservedAbove,
-    Stays,
-    TooLate,
-    Unsigned,
-    impossible,
-    lost,
-)
+from reserve_gpu.render.notices import HidesAll, Refused, ReservedAbove, TooLate, impossible, lost
 from reserve_gpu.render.status_view import Status
 from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.reservation.session import Reservation
@@ -1174,7 +1160,7 @@ def test_programs_are_told_in_their_words() -> None:
 )
 def test_caution(caution: DeviceStatus, request_: Request, expected: str) -> None:
     """A warning says what was asked for, and who uses it."""
-    assert Caution(caution, request_).text() == expected
+    assert notices.caution(caution, request_) == expected
 
 
 GOES_ON = "CUDA has started in this kernel and goes on using what it saw then, so "
@@ -1185,53 +1171,53 @@ CHANGED = f"{VISIBLE} was"
 @pytest.mark.parametrize(
     ("warning", "expected"),
     [
-        (Stays([GPU0], is_late=True).text(), f"{GOES_ON}GPU0 stays reserved as well."),
+        (notices.stays([GPU0], is_late=True), f"{GOES_ON}GPU0 stays reserved as well."),
         (
-            Stays([GPU0, GPU1], is_late=False).text(),
+            notices.stays([GPU0, GPU1], is_late=False),
             (
                 "The `with` block around this has asked for more, so GPU0 and GPU1 stay "
                 "reserved as well."
             ),
         ),
         (
-            LockedAnew(GPU0, None).text(),
+            notices.locked_anew(GPU0, None),
             (
                 "Other code in this process had closed the lock of GPU0. It is locked anew, and "
                 "GPU0 is still reserved for this kernel."
             ),
         ),
         (
-            Changed({VISIBLE: None}, [GPU0], is_late=False, is_mended=True).text(),
+            notices.changed({VISIBLE: None}, [GPU0], is_late=False, is_mended=True),
             f"{CHANGED} unset after the reservation; the variables are set for GPU0 again",
         ),
         (
-            Changed(
+            notices.changed(
                 {VISIBLE: "7\n", "CUDA_DEVICE_ORDER": None},
                 [GPU0, GPU1],
                 is_late=False,
                 is_mended=True,
-            ).text(),
+            ),
             (
                 f"{CHANGED} set to '7\ufffd' and CUDA_DEVICE_ORDER was unset after the "
                 "reservation; the variables are set for GPU0 and GPU1 again"
             ),
         ),
         (
-            Changed({VISIBLE: "7"}, [GPU0], is_late=False, is_mended=False).text(),
+            notices.changed({VISIBLE: "7"}, [GPU0], is_late=False, is_mended=False),
             (
                 f"{CHANGED} set to '7' after the reservation of GPU0. Undo that, or run "
                 "the cell with %reserve_gpu again, before CUDA starts"
             ),
         ),
         (
-            Changed({VISIBLE: ""}, [GPU0], is_late=True, is_mended=True).text(),
+            notices.changed({VISIBLE: ""}, [GPU0], is_late=True, is_mended=True),
             (
                 f"{CHANGED} set to '' after the reservation, and CUDA has not started on GPU0 "
                 "alone: restart, and reserve again"
             ),
         ),
         (
-            LockedAnew(GPU0, "/run/lock/a.lock").text(),
+            notices.locked_anew(GPU0, "/run/lock/a.lock"),
             (
                 "Somebody deleted or replaced /run/lock/a.lock, the lock of GPU0. It is locked "
                 "anew, and GPU0 is still reserved for this kernel."
@@ -1246,7 +1232,7 @@ CHANGED = f"{VISIBLE} was"
             ),
         ),
         (
-            Private("/run/lock/reserve_gpu", "start it with --bind /run/lock").text(),
+            notices.private_directory("/run/lock/reserve_gpu", "start it with --bind /run/lock"),
             (
                 "this container sees only the reservations made inside of it (in "
                 "/run/lock/reserve_gpu). To share them with the whole machine, start it with "
@@ -1254,7 +1240,7 @@ CHANGED = f"{VISIBLE} was"
             ),
         ),
         (
-            Unsigned([GPU0], "/run/lock/reserve_gpu", "No space left", is_part=True).text(),
+            notices.unsigned([GPU0], "/run/lock/reserve_gpu", "No space left", is_part=True),
             (
                 "GPU0 is reserved, but others can't read the end, the note or the notebook: "
                 "/run/lock/reserve_gpu can't be written (No space left). Your part counts as the "
@@ -1379,7 +1365,7 @@ def test_strangers_on_a_full_gpu(used_mib: float | None) -> None:
 def test_a_warning_of_strangers_beside_a_part() -> None:
     """Who gets a part where others compute without a reservation is told that they may use more."""
     caution = DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use_state=State.BUSY)
-    assert Caution(caution, TEN_GB).text() == (
+    assert notices.caution(caution, TEN_GB) == (
         "You have 9.3 GiB of GPU0, which others use without a reservation: busy, alice, python "
         "(pid 4321000). What they use now is not in your part, but they may use more"
     )
@@ -1419,7 +1405,7 @@ def test_who_is_over(
 def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> None:
     """Who is over reads how much, what caps it if that is known, and the line to type."""
     request = TEN_GB._replace(devices=("0",), terms=TEN_GB.terms._replace(note="x"))
-    assert Exceeded(GPU0, 11540.0, request, names).text() == (
+    assert notices.exceeded(GPU0, 11540.0, request, names) == (
         f"This kernel uses 11.3 GiB of GPU0, 2.0 GiB more than it has reserved: others may run out "
         f"of memory.{expected} Free memory (a restart frees all of it), or ask for more:\n"
         "%reserve_gpu 0 --memory 12GiB"

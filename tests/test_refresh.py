@@ -12,7 +12,7 @@ import pytest
 import reserve_gpu
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.model.devices import Device
-from reserve_gpu.render.notices import LostDevice, Renumbered, Unusable
+from reserve_gpu.render import notices as notice
 from reserve_gpu.reservation.refresh import compare
 from tests.locked import held
 from tests.reserving import got, of_gpu, refused, variables
@@ -55,6 +55,7 @@ def mig(*uuids: str) -> str:
 # -- the decision ----------------------------------------------------------------------------------
 
 GPU0, GPU1 = Device(0, "GPU-aaaa"), Device(1, "GPU-bbbb")
+GPU2 = GPU1._replace(index=2)
 LOSS = DeviceError("GPU is lost", 15)
 FAILURE = DeviceError("Unknown Error", 999)
 
@@ -64,12 +65,12 @@ FAILURE = DeviceError("Unknown Error", 999)
     [
         (GPU1, [], False, (GPU1,), []),
         (GPU1, ["bbbb"], True, (GPU1,), []),
-        (GPU1._replace(index=2), [], False, (GPU1._replace(index=2),), [False]),
-        (GPU1._replace(index=2), ["bbbb"], True, (GPU1._replace(index=2),), [False]),
-        (GPU1._replace(index=2), ["aaaa"], True, (GPU1._replace(index=2),), [True]),
-        (LOSS, [], False, (), [LostDevice(GPU1, "GPU is lost", is_late=False)]),
-        (LOSS, ["bbbb"], True, (GPU1,), [LostDevice(GPU1, "GPU is lost", is_late=True)]),
-        (FAILURE, [], False, (GPU1,), [Unusable(GPU1, "Unknown Error", is_late=False)]),
+        (GPU2, [], False, (GPU2,), [notice.renumbered(GPU1, GPU2, is_late=False)]),
+        (GPU2, ["bbbb"], True, (GPU2,), [notice.renumbered(GPU1, GPU2, is_late=False)]),
+        (GPU2, ["aaaa"], True, (GPU2,), [notice.renumbered(GPU1, GPU2, is_late=True)]),
+        (LOSS, [], False, (), [notice.lost_device(GPU1, "GPU is lost", is_late=False)]),
+        (LOSS, ["bbbb"], True, (GPU1,), [notice.lost_device(GPU1, "GPU is lost", is_late=True)]),
+        (FAILURE, [], False, (GPU1,), [notice.unusable(GPU1, "Unknown Error", is_late=False)]),
     ],
 )
 def test_compare(
@@ -77,15 +78,11 @@ def test_compare(
     seen: list[str],
     is_late: bool,  # noqa: FBT001 - a column of the table
     devices: tuple[Device, ...],
-    notices: list[bool | LostDevice | Unusable],
+    notices: list[str],
 ) -> None:
     """A device gets its new number; a lost one is released unless CUDA runs; others are kept."""
-    expected = [
-        Renumbered(GPU1, GPU1._replace(index=2), each) if isinstance(each, bool) else each
-        for each in notices
-    ]
     change = compare([GPU1], {GPU1: found}, seen, is_late=is_late)
-    assert (change.devices, change.notices) == (devices, expected)
+    assert (change.devices, change.notices) == (devices, notices)
 
 
 # -- the numbers change ----------------------------------------------------------------------------

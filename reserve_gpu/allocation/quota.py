@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def allowed(
     request: Request, ruled: Rules, held: Lease, since: Instant | None, now: Instant
-) -> tuple[Request, list[notice.Shortened]]:
+) -> tuple[Request, list[str]]:
     """Return the request as the rules allow it, and what to say about that.
 
     held, since: the lease of what is asked for and when it was reserved, None for what is not held
@@ -42,7 +42,7 @@ def allowed(
         return _with_lease(request, ends), []
     if last.until is None or last.until <= now.wall:
         raise notice.cannot_prolong(ruled.time, since.at(now).later(ruled.time.value).wall)
-    notices = [notice.Shortened(ruled.time, last.until)] if is_asked else []
+    notices = [notice.shortened(ruled.time, last.until)] if is_asked else []
     return _with_lease(request, last), notices
 
 

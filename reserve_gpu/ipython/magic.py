@@ -16,7 +16,6 @@ from reserve_gpu.model import errors
 from reserve_gpu.model.requests import Request
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.frontends import MAGIC
-from reserve_gpu.render.notices import texts
 from reserve_gpu.reservation.activity import DRIVER_LIMIT_S
 from reserve_gpu.reservation.feature import Leaving
 from reserve_gpu.reservation.session import session
@@ -98,7 +97,7 @@ def _reserve(
 ) -> None:
     """Reserve, show a wait, and print the outcome."""
     outcome = ask(request, wait, "auto", MAGIC, is_optional=is_optional)
-    if outcome.notices:
+    if outcome.warnings:
         warn(outcome.warnings)
     if outcome.excused and outcome.excused.picture:
         outcome.excused.picture.show(values=outcome.excused.to_dict())
@@ -126,16 +125,14 @@ def begin_cell() -> list[str]:
     this_session = session()
     lines = [line for feature in this_session.features.values() for line in feature.cell_begins()]
     with suppress(errors.ReserveGPUError):  # %reserve_gpu will say so
-        notices = this_session.begin_cell()
-        lines += texts(notices) if notices else []
+        lines += this_session.begin_cell()
     return lines
 
 
 def end_cell() -> list[str]:
     """Record the end of a cell for other users, and return lines to print, usually none."""
     this_session = session()
-    notices = this_session.end_cell()
-    lines = texts(notices) if notices else []
+    lines = this_session.end_cell()
     if (held := this_session.held) and not this_session.is_busy:
         look = cache(partial(_processes, held.devices))  # one reading for all features
         lines += [line for each in this_session.features.values() for line in each.cell_ended(look)]

@@ -1,15 +1,15 @@
 """The notices about a reservation, and the reasons why nothing was reserved, with their texts.
 
-A notice comes with a reservation: `text()` is what the user reads. A reason is raised as a
-`Failure`, and its `error()` is what the caller gets, with hints as they are typed in a frontend. A
-function returns an error whose text is the same in every frontend.
+A notice is a text that comes with a reservation. A reason whose hints depend on the frontend is a
+class: it is raised as a `Failure`, and its `error()` is what the caller gets. All other reasons are
+functions that return the error.
 """
 
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from reserve_gpu.gpus.names import entries
 from reserve_gpu.model import errors
@@ -46,332 +46,228 @@ SOONEST_S, LATEST_S, UNKNOWN_S = 5, 600, 60
 # -- notices ---------------------------------------------------------------------------------------
 
 
-class HasText(Protocol):
-    """A notice with fields."""
-
-    def text(self) -> str: ...
-
-
-Notice: TypeAlias = "str | HasText"
-
-
-def texts(notices: Iterable[Notice]) -> list[str]:
-    """Return the texts of the notices, without empty ones."""
-    return [text for each in notices if (text := each if isinstance(each, str) else each.text())]
-
-
-class Caution(NamedTuple):
-    """Others use a reserved device, or it has a fault."""
-
-    row: DeviceStatus
-    request: Request
-
-    def text(self) -> str:
-        row = self.row
-        if row.use_state is State.IDLE:
-            return f"{row.label} can be used, but {reasons.cause(row)}"
-        if size := self.request.terms.size:  # what others use is counted, but it may grow
-            part = phrases.part(size)
-            return (
-                f"You have {part} of {row.label}, which others use without a reservation: "
-                f"{reasons.use(row)}. What they use now is not in your part, but they may use more"
-            )
-        return f"You asked for {row.label}: it is {reasons.use(row)}"
+def caution(row: DeviceStatus, request: Request) -> str:
+    """Return the notice that others use a reserved device, or that it has a fault."""
+    if row.use_state is State.IDLE:
+        return f"{row.label} can be used, but {reasons.cause(row)}"
+    if size := request.terms.size:  # what others use is counted, but it may grow
+        part = phrases.part(size)
+        return (
+            f"You have {part} of {row.label}, which others use without a reservation: "
+            f"{reasons.use(row)}. What they use now is not in your part, but they may use more"
+        )
+    return f"You asked for {row.label}: it is {reasons.use(row)}"
 
 
-class Private(NamedTuple):
-    """A container has a lock directory of its own.
+def private_directory(path: str, bind: str) -> str:
+    """Return the notice that a container has a lock directory of its own.
 
-    Attributes:
+    Args:
         path: The directory.
         bind: How the container can use the host's directory.
     """
-
-    path: str
-    bind: str
-
-    def text(self) -> str:
-        return (
-            f"this container sees only the reservations made inside of it (in {self.path}). To "
-            f"share them with the whole machine, {self.bind}."
-        )
+    return (
+        f"this container sees only the reservations made inside of it (in {path}). To "
+        f"share them with the whole machine, {bind}."
+    )
 
 
-class Unsigned(NamedTuple):
-    """Devices are locked, but other users can't read the details.
+def unsigned(devices: Sequence[Device], directory: str, reason: str, *, is_part: bool) -> str:
+    """Return the notice that devices are locked, but other users can't read the details.
 
-    Attributes:
+    Args:
         devices: The devices.
         directory: The lock directory, which can't be written.
         reason: The system's error message.
         is_part: Other users count the part as the whole GPU.
     """
-
-    devices: Sequence[Device]
-    directory: str
-    reason: str
-    is_part: bool
-
-    def text(self) -> str:
-        text = (
-            f"{labels(self.devices)} {phrases.be(len(self.devices))} reserved, but others can't "
-            f"read the end, the note or the notebook: {self.directory} can't be written "
-            f"({sanitize(self.reason, REASON_LIMIT)})."
-        )
-        counts = " Your part counts as the whole GPU for them." if self.is_part else ""
-        return f"{text}{counts} Free some space there, or tell the administrator."
+    text = (
+        f"{labels(devices)} {phrases.be(len(devices))} reserved, but others can't "
+        f"read the end, the note or the notebook: {directory} can't be written "
+        f"({sanitize(reason, REASON_LIMIT)})."
+    )
+    counts = " Your part counts as the whole GPU for them." if is_part else ""
+    return f"{text}{counts} Free some space there, or tell the administrator."
 
 
-class Unusable(NamedTuple):
-    """The driver can't use a held device now.
+def unusable(device: Device, reason: str, *, is_late: bool) -> str:
+    """Return the notice that the driver can't use a held device now.
 
-    Attributes:
+    Args:
         device: The device.
         reason: The driver's error message.
         is_late: CUDA has started.
     """
-
-    device: Device
-    reason: str
-    is_late: bool
-
-    def text(self) -> str:
-        run = "restart the kernel, then run" if self.is_late else "run"
-        return (
-            f"The NVIDIA driver can't use {self.device.label} now, which this kernel holds: "
-            f"{sanitize(self.reason, REASON_LIMIT)}. To get another GPU, {run} %reserve_gpu "
-            "--release and then %reserve_gpu. Send the administrator the output of nvidia-smi."
-        )
+    run = "restart the kernel, then run" if is_late else "run"
+    return (
+        f"The NVIDIA driver can't use {device.label} now, which this kernel holds: "
+        f"{sanitize(reason, REASON_LIMIT)}. To get another GPU, {run} %reserve_gpu "
+        "--release and then %reserve_gpu. Send the administrator the output of nvidia-smi."
+    )
 
 
-class LostDevice(NamedTuple):
-    """The driver has lost a held device, which is released unless CUDA has started.
+def lost_device(device: Device, reason: str, *, is_late: bool) -> str:
+    """Return the notice that the driver has lost a held device.
 
-    Attributes:
+    Args:
         device: The device.
         reason: The driver's error message.
         is_late: CUDA has started.
     """
-
-    device: Device
-    reason: str
-    is_late: bool
-
-    def text(self) -> str:
-        text = f"{self.device.label} is lost: {sanitize(self.reason, REASON_LIMIT)}."
-        if self.is_late:
-            return f"{text} Restart the kernel: %reserve_gpu then reserves another GPU."
-        return f"{text} It is no longer reserved for this kernel."
+    text = f"{device.label} is lost: {sanitize(reason, REASON_LIMIT)}."
+    if is_late:
+        return f"{text} Restart the kernel: %reserve_gpu then reserves another GPU."
+    return f"{text} It is no longer reserved for this kernel."
 
 
-class Renumbered(NamedTuple):
-    """The number of a held device has changed.
+def renumbered(before: Device, now: Device, *, is_late: bool) -> str:
+    """Return the notice that the number of a held device has changed.
 
-    Attributes:
+    Args:
         before: The device at its reservation.
         now: The device now.
         is_late: CUDA has started on other devices.
     """
-
-    before: Device
-    now: Device
-    is_late: bool
-
-    def text(self) -> str:
-        now = self.now.label
-        text = f"{self.before.label} is {now} now: the driver has renumbered the GPUs"
-        if self.is_late:
-            return f"{text}, and CUDA has started on another GPU here. Restart the kernel."
-        return f"{text}. The variables are set for {now}."
+    text = f"{before.label} is {now.label} now: the driver has renumbered the GPUs"
+    if is_late:
+        return f"{text}, and CUDA has started on another GPU here. Restart the kernel."
+    return f"{text}. The variables are set for {now.label}."
 
 
-class LeftRunning(NamedTuple):
-    """Processes of this user, started before the kernel restarted, still use a held device."""
-
-    row: DeviceStatus
-
-    def text(self) -> str:
-        processes = self.row.processes
-        pids = " ".join(str(process.pid) for process in processes if not process.zombie_of)
-        what, it = ("process", "it") if len(processes) == 1 else ("processes", "them")
-        text = (
-            f"{self.row.label} is still used by your own {what} from before the restart: "
-            f"{phrases.users(processes)}."
-        )
-        if not pids or read_here(MAGIC).is_for_program:  # it might end what a person needs
-            return text
-        return f"{text} To free the memory, end {it}:\n{shell_line(f'kill {pids}')}"
+def left_running(row: DeviceStatus) -> str:
+    """Return the notice that processes from before a restart still use a held device."""
+    processes = row.processes
+    pids = " ".join(str(process.pid) for process in processes if not process.zombie_of)
+    what, it = ("process", "it") if len(processes) == 1 else ("processes", "them")
+    text = (
+        f"{row.label} is still used by your own {what} from before the restart: "
+        f"{phrases.users(processes)}."
+    )
+    if not pids or read_here(MAGIC).is_for_program:  # it might end what a person needs
+        return text
+    return f"{text} To free the memory, end {it}:\n{shell_line(f'kill {pids}')}"
 
 
-class UsedByOthers(NamedTuple):
-    """Other users use a held device."""
-
-    row: DeviceStatus
-
-    def text(self) -> str:
-        use = reasons.use(self.row)
-        return f"{self.row.label} is reserved for this kernel, but others use it: {use}"
+def used_by_others(row: DeviceStatus) -> str:
+    """Return the notice that other users use a held device."""
+    use = reasons.use(row)
+    return f"{row.label} is reserved for this kernel, but others use it: {use}"
 
 
-class Stays(NamedTuple):
-    """Devices stay reserved after a request for fewer devices.
+def stays(devices: Sequence[Device], *, is_late: bool) -> str:
+    """Return the notice that devices stay reserved after a request for fewer devices.
 
-    Attributes:
+    Args:
         devices: The devices.
         is_late: The cause is that CUDA has started; otherwise it is a `with` block.
     """
-
-    devices: Sequence[Device]
-    is_late: bool
-
-    def text(self) -> str:
-        why = "The `with` block around this has asked for more"
-        if self.is_late:
-            why = "CUDA has started in this kernel and goes on using what it saw then"
-        stay = "stays" if len(self.devices) == 1 else "stay"
-        return f"{why}, so {labels(self.devices)} {stay} reserved as well."
+    why = "The `with` block around this has asked for more"
+    if is_late:
+        why = "CUDA has started in this kernel and goes on using what it saw then"
+    stay = "stays" if len(devices) == 1 else "stay"
+    return f"{why}, so {labels(devices)} {stay} reserved as well."
 
 
-class Changed(NamedTuple):
-    """Other code has changed variables during a reservation.
+def changed(values: Variables, held: Sequence[Device], *, is_late: bool, is_mended: bool) -> str:
+    """Return the notice that other code has changed variables during a reservation.
 
-    Attributes:
+    Args:
         values: The variables that were changed, with their current values.
         held: The devices that this process holds.
         is_late: CUDA has started, but not on exactly these devices.
         is_mended: The variables are set again.
     """
-
-    values: Variables
-    held: Sequence[Device]
-    is_late: bool
-    is_mended: bool
-
-    def text(self) -> str:
-        ways = [
-            f"{name} was unset" if value is None else f"{name} was set to {sanitize(value)!r}"
-            for name, value in self.values.items()
-        ]
-        what, gpus = f"{listed(ways)} after the reservation", labels(self.held)
-        if self.is_late:
-            return f"{what}, and CUDA has not started on {gpus} alone: restart, and reserve again"
-        if self.is_mended:
-            return f"{what}; the variables are set for {gpus} again"
-        return (
-            f"{what} of {gpus}. Undo that, or run the cell with %reserve_gpu again, before CUDA "
-            "starts"
-        )
+    ways = [
+        f"{name} was unset" if value is None else f"{name} was set to {sanitize(value)!r}"
+        for name, value in values.items()
+    ]
+    what, gpus = f"{listed(ways)} after the reservation", labels(held)
+    if is_late:
+        return f"{what}, and CUDA has not started on {gpus} alone: restart, and reserve again"
+    if is_mended:
+        return f"{what}; the variables are set for {gpus} again"
+    return (
+        f"{what} of {gpus}. Undo that, or run the cell with %reserve_gpu again, before CUDA starts"
+    )
 
 
-class LockedAnew(NamedTuple):
-    """A lock was lost, and this process has locked the device again.
+def locked_anew(device: Device, path: str | None) -> str:
+    """Return the notice that a lock was lost, and that the device is locked again.
 
-    Attributes:
+    Args:
         device: The device.
         path: The lock file, if it was deleted; None if other code has closed the descriptor.
     """
-
-    device: Device
-    path: str | None
-
-    def text(self) -> str:
-        label = self.device.label
-        what = f"Other code in this process had closed the lock of {label}"
-        if self.path is not None:
-            what = f"Somebody deleted or replaced {self.path}, the lock of {label}"
-        return f"{what}. It is locked anew, and {label} is still reserved for this kernel."
+    label = device.label
+    what = f"Other code in this process had closed the lock of {label}"
+    if path is not None:
+        what = f"Somebody deleted or replaced {path}, the lock of {label}"
+    return f"{what}. It is locked anew, and {label} is still reserved for this kernel."
 
 
-class LeftAlone(NamedTuple):
-    """The holder whose reservation this kernel has joined has released it.
+def left_alone(devices: Sequence[Device], name: str | None) -> str:
+    """Return the notice that the holder of a joined reservation has released it.
 
-    Attributes:
+    Args:
         devices: The devices.
         name: The holder's name.
     """
-
-    devices: Sequence[Device]
-    name: str | None
-
-    def text(self) -> str:
-        it = them(self.devices)
-        return (
-            f"{sanitize(self.name or 'The process', NOTEBOOK_LIMIT)} has released "
-            f"{labels(self.devices)}, which this kernel has joined. Reserve {it} with "
-            f"%reserve_gpu, or release {it} with %reserve_gpu --release."
-        )
+    it = them(devices)
+    return (
+        f"{sanitize(name or 'The process', NOTEBOOK_LIMIT)} has released "
+        f"{labels(devices)}, which this kernel has joined. Reserve {it} with "
+        f"%reserve_gpu, or release {it} with %reserve_gpu --release."
+    )
 
 
-class Shortened(NamedTuple):
-    """A reservation was prolonged by less than requested, because a rule limits it.
+def shortened(rule: Rule, last: float) -> str:
+    """Return the notice that a rule has shortened a prolongation.
 
-    Attributes:
+    Args:
         rule: The rule, which counts from the start of the reservation.
         last: The time of the end, in seconds since the epoch.
     """
-
-    rule: Rule
-    last: float
-
-    def text(self) -> str:
-        until = durations.moment(self.last, time.time())
-        return f"The reservation lasts until {until}: {named(self.rule)} counts from its start"
+    until = durations.moment(last, time.time())
+    return f"The reservation lasts until {until}: {named(rule)} counts from its start"
 
 
-class CapsStand(NamedTuple):
-    """Variables of the user already cap frameworks, and were not changed."""
-
-    names: Sequence[str]
-
-    def text(self) -> str:
-        names = self.names
-        keep = "keeps its value" if len(names) == 1 else "keep their values"
-        return f"{listed(names)} {phrases.be(len(names))} set already and {keep}, as the cap there."
+def caps_stand(names: Sequence[str]) -> str:
+    """Return the notice that variables of the user cap frameworks already."""
+    keep = "keeps its value" if len(names) == 1 else "keep their values"
+    return f"{listed(names)} {phrases.be(len(names))} set already and {keep}, as the cap there."
 
 
-class ToType(NamedTuple):
-    """A framework reads no variable, so the user must cap it.
+def to_type(framework: str, line: str) -> str:
+    """Return the notice that the user must cap a framework, which reads no variable.
 
-    Attributes:
+    Args:
         framework: The name of its module.
         line: The line of Python that caps it.
     """
-
-    framework: str
-    line: str
-
-    def text(self) -> str:
-        framework = FRAMEWORKS.get(self.framework, self.framework)
-        return f"To keep {framework} within the part, run this right after its import:\n{self.line}"
+    framework = FRAMEWORKS.get(framework, framework)
+    return f"To keep {framework} within the part, run this right after its import:\n{line}"
 
 
-class Exceeded(NamedTuple):
-    """This process uses more of a device than its part.
+def exceeded(device: Device, used_mib: float, request: Request, caps: Sequence[str]) -> str:
+    """Return the notice that this process uses more of a device than its part.
 
-    Attributes:
+    Args:
         device: The device.
         used_mib: The memory that it uses.
         request: The request for the part.
         caps: The names of the variables that limit it.
     """
-
-    device: Device
-    used_mib: float
-    request: Request
-    caps: Sequence[str]
-
-    def text(self) -> str:
-        over = phrases.gib(self.used_mib - (self.request.terms.memory_limit_mib or 0.0))
-        size = Size(math.ceil(self.used_mib / phrases.MIB_OF_GIB) * phrases.MIB_OF_GIB)
-        more = Request(self.request.devices, terms=ReservationTerms(size))
-        capped = ""
-        if self.caps:
-            capped = f" It is capped by {listed(self.caps)}, which not every program reads."
-        return (
-            f"This kernel uses {phrases.gib(self.used_mib)} of {self.device.label}, {over} more "
-            f"than it has reserved: others may run out of memory.{capped} Free memory (a restart "
-            f"frees all of it), or ask for more:\n{MAGIC.typed(more)}"
-        )
+    over = phrases.gib(used_mib - (request.terms.memory_limit_mib or 0.0))
+    size = Size(math.ceil(used_mib / phrases.MIB_OF_GIB) * phrases.MIB_OF_GIB)
+    more = Request(request.devices, terms=ReservationTerms(size))
+    capped = ""
+    if caps:
+        capped = f" It is capped by {listed(caps)}, which not every program reads."
+    return (
+        f"This kernel uses {phrases.gib(used_mib)} of {device.label}, {over} more "
+        f"than it has reserved: others may run out of memory.{capped} Free memory (a restart "
+        f"frees all of it), or ask for more:\n{MAGIC.typed(more)}"
+    )
 
 
 # -- reasons why nothing was reserved --------------------------------------------------------------

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from reserve_gpu.locks.queue import QueueEntry
     from reserve_gpu.model.requests import Rules
-    from reserve_gpu.render.notices import Notice
     from reserve_gpu.reservation.holding import Holding
 
 RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
@@ -40,9 +39,7 @@ LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail 
 class Acquired:
     """A reservation, what to tell the user about it, and what the process held before."""
 
-    def __init__(
-        self, reservation: Reservation, notices: list[Notice], savepoint: Savepoint
-    ) -> None:
+    def __init__(self, reservation: Reservation, notices: list[str], savepoint: Savepoint) -> None:
         self.reservation, self.notices, self.savepoint = reservation, notices, savepoint
 
 
@@ -124,7 +121,7 @@ def _take(
     deadline: Deadline,
     ruled: Rules | None,
     hold: Callable[[Granted, Request], object] | None,
-) -> list[Notice]:
+) -> list[str]:
     """Take devices that this process does not hold; return what to tell of them."""
     if ruled:
         quota.require_amount(request, ruled)
@@ -155,7 +152,7 @@ def _take(
             # Walk the GPUs in their order: lock one, then read it. Hold all that is requested,
             # which sets the variables, or nothing.
             outcome = attempt(context, hold or session.hold, mutex_limit_s=_mutex_limit_s(deadline))
-            changes: list[Notice] = []
+            changes: list[str] = []
             if isinstance(outcome, Denied):
                 outcome, changes = _wait_or_fail(session, context, outcome, deadline, hold)
             return [*changes, *_cautions(context, outcome), *session.variables.notices]
@@ -172,9 +169,9 @@ def _wait_or_fail(
     denied: Denied,
     deadline: Deadline,
     hold: Callable[[Granted, Request], object] | None,
-) -> tuple[Granted, list[Notice]]:
+) -> tuple[Granted, list[str]]:
     """Wait for what was denied; return it, and notices about changes meanwhile. Raises Failure."""
-    changes: list[Notice] = []
+    changes: list[str] = []
     outcome: Granted | Denied = denied
     if hold is None:
         outcome, changes = _wait(session, context, denied, deadline)
@@ -191,13 +188,13 @@ def _counted(session: Session) -> Reservation:
     raise RequestError(notice.HAS_ENDED)  # other code of this process has closed its locks
 
 
-def _unsigned(session: Session) -> list[Notice]:
+def _unsigned(session: Session) -> list[str]:
     """Return a notice about locks whose record could not be written."""
     if not session.unsigned:
         return []
     devices, (directory, *_), (reason, *_) = zip(*session.unsigned, strict=True)
     is_part = session.holding.terms.memory_limit_mib is not None
-    return [notice.Unsigned(devices, directory, reason, is_part)]
+    return [notice.unsigned(devices, directory, reason, is_part=is_part)]
 
 
 def _in_place(held: Holding, request: Request) -> Request:
@@ -214,7 +211,7 @@ def _in_place(held: Holding, request: Request) -> Request:
     return request._replace(devices=tuple(d.number for d in devices), count=None)
 
 
-def _begin(session: Session, request: Request) -> list[Notice]:
+def _begin(session: Session, request: Request) -> list[str]:
     """Do what comes before a reservation, features too; returns what to tell of it.
 
     Raises ReserveGPUError if this process can open too few files for one.
@@ -226,12 +223,12 @@ def _begin(session: Session, request: Request) -> list[Notice]:
     notices = session.renew()
     features = session.wanted(request.terms)
     notices += [notice for each in features for notice in each.begins()]
-    return notices + refresh.refresh(session) if session.held else notices
+    return notices + refresh.refresh(session).notices if session.held else notices
 
 
 def _wait(
     session: Session, context: AttemptContext, denied: Denied, deadline: Deadline
-) -> tuple[Granted | Denied, list[Notice]]:
+) -> tuple[Granted | Denied, list[str]]:
     """Wait in the queue, if that makes sense; attempt it again whenever something has come free.
 
     Without a deadline, wait for the few seconds in which waiters may take a free device first.
@@ -273,7 +270,7 @@ def _wait(
         waited = feature.Wait(deadline.asks, began, time.monotonic() - start, how)
         for each in session.features.values():
             each.waited(waited)
-    return outcome, refresh.refresh(session)  # GPUs may have come or gone during the wait
+    return outcome, refresh.refresh(session).notices  # GPUs may have come or gone during the wait
 
 
 def _failure(
@@ -370,17 +367,17 @@ def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Requ
     raise Failure(notice.TooLate(session.devices, visible if is_limited and not is_held else ()))
 
 
-def _cautions(context: AttemptContext, granted: Granted) -> list[Notice]:
+def _cautions(context: AttemptContext, granted: Granted) -> list[str]:
     """Return what is to be said against the devices that were taken."""
     rows = [_caution(context, locked) for locked in granted.locked if not locked.row.is_mine]
-    cautions: list[Notice] = [
-        notice.Caution(row, context.request)
+    cautions: list[str] = [
+        notice.caution(row, context.request)
         for row in rows
         if row.use_state is not State.IDLE or (row.usage and row.usage.awaits_reset)
     ]
     path = context.locks.path
     if containers.is_any_private(preferred_paths(path)):
-        cautions.append(notice.Private(path, containers.how_to_bind(path)))
+        cautions.append(notice.private_directory(path, containers.how_to_bind(path)))
     return cautions
 
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.requests import Variables
-    from reserve_gpu.render.notices import Notice
     from reserve_gpu.reservation.holding import Holding
 
 DECIDING = (cuda_environment.VISIBLE, cuda_environment.ORDER)  # what CUDA sees
@@ -29,8 +28,8 @@ class OurVariables:
     def __init__(self) -> None:
         self.changes = cuda_environment.Changes()
         self.environ: dict[str, str] = {}
-        self.notices: list[Notice] = []
-        self._told: notice.Changed | None = None
+        self.notices: list[str] = []
+        self._told: str | None = None
 
     @property
     def are_hidden(self) -> bool:
@@ -62,16 +61,16 @@ class OurVariables:
         self.changes = self.changes.apply({cuda_environment.HIDDEN: None} | before | values)
         self.environ = set_only(values)
 
-    def mend(self, held: Holding) -> list[Notice]:
+    def mend(self, held: Holding) -> list[str]:
         """Set again what other code has changed, or has taken away; returns what to tell."""
-        notices: list[Notice] = []
-        if changed := self._changed(held.devices, cuda_environment.CUDA):
+        notices: list[str] = []
+        if changed := self._changed(held.devices, cuda_environment.CUDA, is_mended=True):
             own = {name: self.environ.get(name) for name in cuda_environment.CUDA}
             cuda_environment.write(own)
-            notices.append(changed._replace(is_mended=True))
+            notices.append(changed)
         return notices if held.terms.memory_limit_mib is None else notices + self._mend_caps(held)
 
-    def _mend_caps(self, held: Holding) -> list[Notice]:
+    def _mend_caps(self, held: Holding) -> list[str]:
         """Set the caps again that are gone; one that somebody has changed is theirs from now on.
 
         What is said to be set is what frameworks find.
@@ -93,7 +92,7 @@ class OurVariables:
         values = cuda_environment.read(DECIDING)
         return all(value == self.environ.get(name) for name, value in values.items())
 
-    def changed_in_cell(self, devices: Sequence[Device]) -> list[Notice]:
+    def changed_in_cell(self, devices: Sequence[Device]) -> list[str]:
         """Return what a cell has made of the variables that decide what CUDA sees, once."""
         if self.are_hidden:
             return []
@@ -102,8 +101,8 @@ class OurVariables:
         return [change] if change and is_news else []
 
     def _changed(
-        self, devices: Sequence[Device], variables: Sequence[str]
-    ) -> notice.Changed | None:
+        self, devices: Sequence[Device], variables: Sequence[str], *, is_mended: bool = False
+    ) -> str | None:
         """Return how other code changed these variables, or None if they are as they were set."""
         now = cuda_environment.read(variables)
         values = {name: value for name, value in now.items() if value != self.environ.get(name)}
@@ -112,7 +111,7 @@ class OurVariables:
         seen = {*cuda_environment.cuda_uuids()}
         is_held = seen == {names.bare_uuid(device.uuid) for device in devices}
         is_late = cuda_environment.cuda_started() and not is_held
-        return notice.Changed(values, devices, is_late, is_mended=False)
+        return notice.changed(values, devices, is_late=is_late, is_mended=is_mended)
 
 
 def set_only(values: Variables) -> dict[str, str]:
@@ -120,7 +119,7 @@ def set_only(values: Variables) -> dict[str, str]:
     return {n: v for n, v in values.items() if v is not None and n not in cuda_environment.OWN}
 
 
-def _caps(held: Holding, inherited: Variables) -> tuple[dict[str, str], list[Notice]]:
+def _caps(held: Holding, inherited: Variables) -> tuple[dict[str, str], list[str]]:
     """Return the caps to set for what is held, and what to tell of them."""
     if held.terms.memory_limit_mib is None:
         return {}, []
@@ -138,7 +137,7 @@ def cap_notices(
     written: Variables,
     *,
     is_late: bool,
-) -> list[Notice]:
+) -> list[str]:
     """Return what to tell the user about the caps of a part of each of these devices.
 
     inherited: the variables without our changes. written: the caps that are set. is_late: CUDA runs
@@ -149,10 +148,10 @@ def cap_notices(
         memory_caps.capped_by({**inherited, **written}),
     )
     found = memory_caps.installed()
-    stand: list[Notice] = [notice.CapsStand([*theirs.values()])] if theirs else []
+    stand: list[str] = [notice.caps_stand([*theirs.values()])] if theirs else []
     late = [notice.CAPS_ARE_LATE] if is_late else []
     lines = [
-        notice.ToType(key, line)
+        notice.to_type(key, line)
         for key, line in memory_caps.to_type(devices, memory_limit_mib).items()
         if key in found and key not in (theirs if is_late else capped)
     ]

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from reserve_gpu.model.option import Option
-    from reserve_gpu.render.notices import Notice
     from reserve_gpu.system.executor import Ts
 
 
@@ -118,7 +117,7 @@ class Feature:
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
 
-    def begins(self) -> "list[Notice]":
+    def begins(self) -> "list[str]":
         """Prepare a reservation, and return notices about it."""
         return []
 

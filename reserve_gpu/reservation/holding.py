@@ -136,9 +136,7 @@ class Holding(NamedTuple):
         """Return the devices whose locks don't keep others off any more."""
         return [device for device in self.devices if not self.locks[device.uuid].is_valid()]
 
-    def relocked(
-        self, device: Device, directory: LockDirectory
-    ) -> "tuple[Holding, notice.LockedAnew]":
+    def relocked(self, device: Device, directory: LockDirectory) -> "tuple[Holding, str]":
         """Lock the device anew; returns what is held then, and what to tell of it. Under the mutex.
 
         Raises LockError if others have the device now, or so much of it that the part has no room.
@@ -159,7 +157,7 @@ class Holding(NamedTuple):
             new.release()
             raise notice.lost(device, path, list(map(procfs.with_user, sharers)))
         held = self._replace(locks={**self.locks, device.uuid: new})
-        return held, notice.LockedAnew(device, path)
+        return held, notice.locked_anew(device, path)
 
     def _has_room(self, device: Device, sharers: Sequence[Holder]) -> bool:
         """Tell whether the part of it fits beside the parts of those who share the device."""

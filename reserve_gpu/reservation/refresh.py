@@ -16,7 +16,7 @@ from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import DriverError
 from reserve_gpu.model.requests import End
-from reserve_gpu.render.notices import LostDevice, Notice, Renumbered, Unusable
+from reserve_gpu.render import notices as notice
 from reserve_gpu.reservation.activity import DRIVER_LIMIT_S
 from reserve_gpu.reservation.feature import Owner
 from reserve_gpu.reservation.holding import Holding
@@ -36,18 +36,16 @@ def pci_addresses() -> tuple[str, ...] | None:
     return ("WSL2",) if procfs.is_wsl() else None  # Windows has the GPUs, and keeps their numbers
 
 
-def refresh(owner: Owner) -> list[Notice]:
+def refresh(owner: Owner) -> "Comparison":
     """Correct the numbers of the held devices, and release lost devices.
 
     Once CUDA has started, nothing is released, because the process continues to use its devices. A
     driver that does not start changes nothing.
 
-    Returns:
-        Notices for the user.
     """
     held = owner.held
     if held is None:
-        return []
+        return Comparison()
     found: dict[Device, Device | DeviceError] = {}
     try:
         with Nvml(DRIVER_LIMIT_S) as gpus:
@@ -55,12 +53,12 @@ def refresh(owner: Owner) -> list[Notice]:
             for device in held.devices:
                 found[device] = _look(gpus, device)
     except DriverError:
-        return []
+        return Comparison(held.devices)
     seen, is_late = cuda_environment.cuda_uuids(), cuda_environment.cuda_started()
     change = compare(held.devices, found, seen, is_late=is_late)
     if change.devices != held.devices:
         _hold(owner, held, change.devices)
-    return change.notices
+    return change
 
 
 class Comparison(NamedTuple):
@@ -68,11 +66,18 @@ class Comparison(NamedTuple):
 
     Attributes:
         devices: The devices to hold from now on, in their previous order.
-        notices: Notices for the user.
+        changes: Notices about new numbers and lost devices.
+        faults: Notices about devices that can't be used now.
     """
 
-    devices: tuple[Device, ...]
-    notices: list[Notice]
+    devices: tuple[Device, ...] = ()
+    changes: Sequence[str] = ()
+    faults: Sequence[str] = ()
+
+    @property
+    def notices(self) -> list[str]:
+        """Return all notices."""
+        return [*self.changes, *self.faults]
 
 
 def compare(
@@ -91,21 +96,22 @@ def compare(
         is_late: Whether CUDA has started in this process.
     """
     devices: list[Device] = []
-    notices: list[Notice] = []
+    changes: list[str] = []
+    faults: list[str] = []
     is_elsewhere = is_late and {*seen} != {names.bare_uuid(device.uuid) for device in held}
     for device in held:
         now = found[device]
         if isinstance(now, Device):
             devices.append(now)
             if now.number != device.number:
-                notices.append(Renumbered(device, now, is_elsewhere))
+                changes.append(notice.renumbered(device, now, is_late=is_elsewhere))
         elif now.is_lost:
-            notices.append(LostDevice(device, str(now), is_late))
+            changes.append(notice.lost_device(device, str(now), is_late=is_late))
             devices += [device] if is_late else []
         else:
-            notices.append(Unusable(device, str(now), is_late))
+            faults.append(notice.unusable(device, str(now), is_late=is_late))
             devices.append(device)
-    return Comparison(tuple(devices), notices)
+    return Comparison(tuple(devices), changes, faults)
 
 
 def _look(gpus: Nvml, device: Device) -> Device | DeviceError:

@@ -26,7 +26,7 @@ from reserve_gpu.model import untrusted
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import DriverError
 from reserve_gpu.model.holders import DeviceStatus, Holder, Record
-from reserve_gpu.render.notices import LeftRunning, Notice, UsedByOthers
+from reserve_gpu.render.notices import left_running, used_by_others
 from reserve_gpu.reservation import exec_handover, joining
 from reserve_gpu.reservation.activity import DRIVER_LIMIT_S
 from reserve_gpu.reservation.refresh import refresh
@@ -104,7 +104,7 @@ def leave(owner: Owner, connection_file: str, seconds: float) -> None:
     owner.set_holding(held._replace(kept_until=end.wall))
 
 
-def take_over(owner: Owner, connection_file: str | None) -> list[Notice]:
+def take_over(owner: Owner, connection_file: str | None) -> list[str]:
     """Hold what the kernel before this one has left for its restart; returns what to tell of it.
 
     connection_file: of the kernel that this process is, or becomes.
@@ -119,11 +119,11 @@ def take_over(owner: Owner, connection_file: str | None) -> list[Notice]:
                 if held := _taken(left, directory):
                     owner.set_holding(held._replace(is_back=True), renew_lease=True)
         if owner.held:
-            return [*refresh(owner), *_cautions(owner.held, left)]
+            return [*refresh(owner).notices, *_cautions(owner.held, left)]
     return []
 
 
-def _cautions(held: Holding | None, left: Left) -> list[Notice]:
+def _cautions(held: Holding | None, left: Left) -> list[str]:
     """Return warnings about processes on the kept devices.
 
     Args:
@@ -142,7 +142,7 @@ def _cautions(held: Holding | None, left: Left) -> list[Notice]:
 
 def _users(
     gpus: Nvml, device: Place, listed: Mapping[Place, Sequence[Process]], left: Left
-) -> Iterator[Notice]:
+) -> Iterator[str]:
     """Yield a notice for this user's processes on a device, and one for those of others."""
     there = [process for process in listed[device] if not left.is_of(process.pid)]
     known = snapshot.identified(gpus, there, [Holder(listed_pid=os.getpid())])
@@ -151,9 +151,9 @@ def _users(
     others = tuple(p for p in without if p not in own)
     row = DeviceStatus(device, State.RESERVED, use_state=State.BUSY)
     if own:
-        yield LeftRunning(row._replace(processes=own))
+        yield left_running(row._replace(processes=own))
     if others:
-        yield UsedByOthers(row._replace(processes=others))
+        yield used_by_others(row._replace(processes=others))
 
 
 def all_left(connection_file: str | None = None, uid: int | None = None) -> Iterator[Left]:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.holders import Reserved
     from reserve_gpu.model.requests import Fact
-    from reserve_gpu.render.notices import Notice
     from reserve_gpu.reservation.exec_handover import Handover
     from reserve_gpu.reservation.feature import Feature, Leaving, UseLook
 
@@ -227,7 +226,7 @@ class Session(Executor):
 
     # -- changes of what is held -------------------------------------------------------------------
 
-    def satisfy_from_current(self, request: Request) -> list[Notice] | None:
+    def satisfy_from_current(self, request: Request) -> list[str] | None:
         """Answer a request with what is held already; returns what to say, None if it won't do.
 
         Where less is asked for than is held, release the rest, as long as CUDA has not started.
@@ -255,7 +254,7 @@ class Session(Executor):
         if is_inside and request.terms.memory_limit_mib != held.terms.memory_limit_mib:
             return [*self._again(held, note), notice.PART_STAYS]
         if rest and (is_late or is_inside):
-            return [*self._again(held, note), notice.Stays(rest, is_late)]
+            return [*self._again(held, note), notice.stays(rest, is_late=is_late)]
         if is_same and held.terms.memory_limit_mib == request.terms.memory_limit_mib:
             return self._again(held, note)
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
@@ -348,7 +347,7 @@ class Session(Executor):
         if reservation.is_over:
             self.set_holding(None)
 
-    def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[Notice]:
+    def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
         """Lock again what others don't respect any more; returns what to say of it.
 
         Somebody deleted the lock file, and others look at a new one; or other code in this process
@@ -358,7 +357,7 @@ class Session(Executor):
         held = self._held
         if held is None or not (devices := held.unprotected()):
             return []
-        notices: list[Notice] = []
+        notices: list[str] = []
         with LockDirectory() as directory, directory.mutex(limit_s):
             for device in devices:
                 held, what = held.relocked(device, directory)
@@ -366,7 +365,7 @@ class Session(Executor):
                 notices.append(what)
         return notices
 
-    def begin_cell(self) -> list[Notice]:
+    def begin_cell(self) -> list[str]:
         """Correct the numbers of what is held, if this cell may be the one that starts CUDA.
 
         Returns notices for the user. Raises NoThreadError.
@@ -377,11 +376,10 @@ class Session(Executor):
         if addresses is not None and addresses == self._addresses:
             return []
         self._addresses = addresses
-        notices = self.run(refresh.refresh, self)
-        # A GPU that fails for now is the business of %reserve_gpu.
-        return [each for each in notices if not isinstance(each, notice.Unusable)]
+        # %reserve_gpu reports the faults.
+        return [*self.run(refresh.refresh, self).changes]
 
-    def end_cell(self) -> list[Notice]:
+    def end_cell(self) -> list[str]:
         """Let others see that a cell has ended; returns what the person has to know."""
         held = self._held
         if held is None or self.is_busy:
@@ -397,13 +395,13 @@ class Session(Executor):
             return self.run(self._end_cell)
         return []
 
-    def _end_cell(self) -> list[Notice]:
-        notices: list[Notice] = []
+    def _end_cell(self) -> list[str]:
+        notices: list[str] = []
         try:
             notices = self.renew(BRIEF_LIMIT_S)
             held = self.held
             if held and held.joined and joining.is_left(held):
-                notices.append(notice.LeftAlone(held.devices, held.joined.name))
+                notices.append(notice.left_alone(held.devices, held.joined.name))
         except LockError as error:
             notices = [str(error)]
         if self._held:
@@ -518,7 +516,7 @@ class Session(Executor):
             self.set_holding(held, renew_lease=True)
         return held
 
-    def _again(self, held: Holding, note: str | None) -> list[Notice]:
+    def _again(self, held: Holding, note: str | None) -> list[str]:
         """Answer one more call with what is held; returns what was wrong and is mended."""
         self.set_holding(held._replace(terms=held.terms._replace(note=note)))
         notices = self.variables.mend(held)

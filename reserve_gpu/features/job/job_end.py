@@ -23,7 +23,6 @@ from reserve_gpu.system.warning_log import warn
 if TYPE_CHECKING:
     from reserve_gpu.model.errors import ReserveGPUError
     from reserve_gpu.model.requests import Lease
-    from reserve_gpu.render.notices import Notice
     from reserve_gpu.reservation.holding import Change
 
 JOB, JOB_END = "SLURM_JOB_ID", "SLURM_JOB_END_TIME"  # the second since Slurm 23.02
@@ -45,7 +44,7 @@ class Job(Feature):
         self._began, self._looked_at = procfs.now(), -inf  # by time.monotonic()
         self._saved = 0.0  # the end before which functions have been called
 
-    def begins(self) -> list[Notice]:
+    def begins(self) -> list[str]:
         """Ask Slurm if the environment has no future end of the job; warn of a past end."""
         if self._job and self._end is None:
             self._look()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import memory_caps
 from reserve_gpu.model.requests import Request, ReservationTerms
-from reserve_gpu.render.notices import Exceeded, texts
+from reserve_gpu.render import notices as notice
 from reserve_gpu.reservation.feature import Feature, Owner
 from reserve_gpu.system import procfs
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from reserve_gpu.model.devices import Device, Process
-    from reserve_gpu.render.notices import Notice
     from reserve_gpu.reservation.holding import Change, Holding
 
 
@@ -38,7 +37,7 @@ class OverLimit(Feature):
             return []
         uses = {device: procfs.uses(those, {pid})[pid] for device, those in look().items()}
         self._over, notices = exceeded(held, self.owner.environ, uses, self._over)
-        return texts(notices)
+        return notices
 
 
 def exceeded(
@@ -46,7 +45,7 @@ def exceeded(
     environ: Mapping[str, str],
     uses: Mapping[Device, float | None],
     before: frozenset[Device],
-) -> tuple[frozenset[Device], list[Notice]]:
+) -> tuple[frozenset[Device], list[str]]:
     """Return the devices of which more than the part is used, and a notice for each new one.
 
     Args:
@@ -65,4 +64,4 @@ def exceeded(
     request = Request(terms=ReservationTerms(held.terms.size))
     names = sorted(memory_caps.capped_by(environ).values())
     new = [device for device in held.devices if device in over - before]
-    return over, [Exceeded(device, uses[device] or 0.0, request, names) for device in new]
+    return over, [notice.exceeded(device, uses[device] or 0.0, request, names) for device in new]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from reserve_gpu.model.requests import Fact
-    from reserve_gpu.render.notices import Notice
 
 RESTART = "RESERVE_GPU_RESTART"
 RESTART_S = 60.0
@@ -30,7 +29,7 @@ class Restart(Feature):
         super().__init__(owner)
         self._has_looked = False
 
-    def begins(self) -> list[Notice]:
+    def begins(self) -> list[str]:
         """Take over what the kernel before this one has left. Raises RequestError, LockError."""
         restart_s()  # a setting that is no number is said first
         if self._has_looked or self.owner.held:

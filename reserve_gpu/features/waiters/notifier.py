@@ -17,7 +17,7 @@ from reserve_gpu.model.errors import LockError
 from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations, frontends, phrases
-from reserve_gpu.render.notices import UsedByOthers, texts
+from reserve_gpu.render.notices import used_by_others
 from reserve_gpu.reservation import activity
 from reserve_gpu.reservation.feature import Feature, Owner
 from reserve_gpu.system import procfs
@@ -71,7 +71,7 @@ class WaiterNotices(Feature):
             pictures.tell(pictures.of_line(text))
         took_s = time.monotonic() - began
         self._look_at = began + took_s + self._pause_s * max(1.0, took_s / QUICK_S)
-        return [] if is_new else texts(map(UsedByOthers, rows))  # it was told of the others
+        return [] if is_new else [*map(used_by_others, rows)]  # it was told of the others
 
     def tell(self, held: Holding, is_watched: Callable[[], bool]) -> str | None:
         """Return what to tell of those who wait for what lies idle here, not too often.
