@@ -41,6 +41,7 @@ class Holding(NamedTuple):
     facts: what features have left to themselves in the program before this one.
     is_back: it was kept over the restart, and not asked for by size.
     number: Identifies the reservation within this process, however its devices change.
+    were_idle: Whether nobody else used the devices when they were reserved.
     """
 
     devices: tuple[Device, ...]
@@ -52,6 +53,7 @@ class Holding(NamedTuple):
     facts: Mapping[str, Fact] = {}
     is_back: bool = False
     number: int = 0
+    were_idle: bool = False
 
     def anew(self) -> "Holding":
         """Return a copy that belongs to a new reservation."""

@@ -17,6 +17,7 @@ from reserve_gpu.allocation import policy
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.lock import myself
+from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import NO_LEASE, End, Lease, Request, ReservationTerms
@@ -270,7 +271,9 @@ class Session(Executor):
         """Hold what was taken, and nothing else; if that fails, what was held before."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
-        held = Holding(devices, locks, request.terms._replace(lease=granted.lease)).anew()
+        were_idle = all(locked.row.use_state is State.IDLE for locked in granted.locked)
+        terms = request.terms._replace(lease=granted.lease)
+        held = Holding(devices, locks, terms, were_idle=were_idle).anew()
         before = self.held
         if before and held.is_another_part_of(before):  # for all who count on it
             # A rule gives a lease to what is new; growing is not.

@@ -63,7 +63,9 @@ class WaiterNotices(Feature):
         if began < self._look_at and not is_new:
             return []
         self._seen = held.number
-        rows = [] if held.terms.memory_limit_mib is not None else strangers(look(), self._known)
+        is_part = held.terms.memory_limit_mib is not None
+        is_known = is_new and held.were_idle  # nobody uses them yet
+        rows = [] if is_part or is_known else strangers(look(), self._known)
         if text := self.tell(held, frontends.is_watched):
             with no_fork:
                 from reserve_gpu.render import pictures  # most cells show nothing

@@ -221,6 +221,16 @@ def test_a_stranger_on_the_gpu(here: Here) -> None:
         assert told not in shell.run("1").all
 
 
+def test_a_process_that_starts_in_the_cell_of_the_reservation(here: Here) -> None:
+    """A process that starts right after the reservation of an idle GPU is reported."""
+    shell = here.shell()
+    with a_process_of_somebody_else() as pid:
+        shell.shell.user_ns["start"] = lambda: here.add(f"compute {pid} 3000")
+        told = "GPU1 is reserved for this kernel, but others use it: busy, "
+        assert told not in shell.run("%reserve_gpu 1\nstart()").all
+        assert f"(pid {pid}" in run_until(shell, told)
+
+
 def test_another_users_renderer_on_the_gpu(here: Here) -> None:
     """The holder hears of another user's graphics process that holds more than a desktop."""
     shell = here.shell()
