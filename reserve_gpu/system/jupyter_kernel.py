@@ -71,7 +71,9 @@ def origin() -> str | None:
     return started().get("machine")
 
 
-TURN_S = 0.2  # until a cell that waits for its turn has begun
+# -- the cells -------------------------------------------------------------------------------------
+
+TURN_S = 0.2  # until a waiting cell has begun
 
 
 class Cells:

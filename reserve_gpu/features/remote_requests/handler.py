@@ -141,6 +141,8 @@ def unreachable(devices: Sequence[Device], error: Exception) -> str:
     )
 
 
+# -- the listener ----------------------------------------------------------------------------------
+
 REQUEST_LIMIT_S = 1.0  # from the connection to the request
 BACKLOG = 128  # connections
 SOCKET_MODE = 0o600
