@@ -196,7 +196,7 @@ def ask(
         # Without an answer the session rolls back by itself; this only waits for the end of that.
         savepoint = acquired.savepoint if acquired else None
         this_session.run_in_any_case(this_session.roll_back, savepoint)
-        has_waited = wait is not None or waited_s is not None
+        has_waited = deadline.waits or waited_s is not None
         if isinstance(error, KeyboardInterrupt) and has_waited and frontend is MAGIC:
             text = messages.interrupted(this_session.devices, MAGIC)
             raise errors.WaitInterrupted(text) from None

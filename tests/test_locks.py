@@ -19,10 +19,9 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.locks import files
-from reserve_gpu.locks import lock as records
 from reserve_gpu.locks.directory import MUTEX, LockDirectory, _mutex_message
 from reserve_gpu.locks.holders import Holders
-from reserve_gpu.locks.lock import kernel_device
+from reserve_gpu.locks.lock import kernel_device, read_record
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import LockError, MutexHeldError
 from reserve_gpu.model.holders import ProcessInfo, Record
@@ -244,7 +243,7 @@ def test_a_shorter_record_covers_a_longer_one(two: Here) -> None:
         assert lock
         for note in ("long " * 20, "short"):
             lock.write(Record(terms=ReservationTerms(note=note)))
-            assert records.read_record(lock.descriptor).terms.note == note
+            assert read_record(lock.descriptor).terms.note == note
         size = os.fstat(lock.descriptor).st_size
         lock.write(Record(terms=ReservationTerms(note="x")))
         assert os.fstat(lock.descriptor).st_size == size
@@ -264,7 +263,7 @@ def test_a_record_with_long_texts_is_read(two: Here, letter: str) -> None:
         lock = directory.acquire("0.lock")
         assert lock
         lock.write(Record(who, ReservationTerms(note=long), asks, label="GPU0"))
-        read = records.read_record(lock.descriptor)
+        read = read_record(lock.descriptor)
         lock.release()
     assert read.asks
     assert read.asks[1:] == asks[1:]

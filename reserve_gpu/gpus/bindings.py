@@ -170,10 +170,10 @@ class Bindings:
         Raises:
             DeviceError: The function failed.
         """
-        theirs: Callable[..., Any] = getattr(self._pynvml, name, self._missing)
+        called = getattr(self._pynvml, name, self._missing) if function is None else function
         self._worker.doing[get_ident()] = name
         try:
-            return (function or theirs)(*arguments)
+            return called(*arguments)
         except Exception as error:  # the bindings also raise what is no NVMLError
             is_nvmls = isinstance(error, self._pynvml.NVMLError)
             code = getattr(error, "value", None) if is_nvmls else None

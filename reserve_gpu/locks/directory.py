@@ -25,7 +25,6 @@ from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from reserve_gpu.locks import files
-from reserve_gpu.locks import lock as records
 from reserve_gpu.locks.holders import (
     MANY,
     MOST_OF_ONE_USER,
@@ -38,7 +37,7 @@ from reserve_gpu.locks.holders import (
     is_sharers,
     is_waiters,
 )
-from reserve_gpu.locks.lock import Lock, flock, kernel_device
+from reserve_gpu.locks.lock import Lock, flock, kernel_device, read_record
 from reserve_gpu.model.errors import LockError, MutexHeldError, shell_line
 from reserve_gpu.model.holders import Claim, Holder
 from reserve_gpu.model.queue import in_order
@@ -570,7 +569,7 @@ class LockDirectory:
                 return True
             if flock(descriptor, f"{self.path}/{name}"):
                 return False
-            record, owner = records.read_record(descriptor), os.fstat(descriptor).st_uid
+            record, owner = read_record(descriptor), os.fstat(descriptor).st_uid
         if record.write_locked:
             return False
         holders = self.holders

@@ -14,8 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu.locks import files
-from reserve_gpu.locks import lock as records
-from reserve_gpu.locks.lock import KINDS
+from reserve_gpu.locks.lock import KINDS, read_record
 from reserve_gpu.model.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.model.holders import Holder, Record
 from reserve_gpu.model.queue import Ticket
@@ -208,7 +207,7 @@ class Holders:
             if descriptor is None:
                 continue
             with files.closing(descriptor):
-                record = records.read_record(descriptor) if is_write_locked(descriptor) else None
+                record = read_record(descriptor) if is_write_locked(descriptor) else None
                 if record and (pids == {None} or _is_by(record, pids)):
                     found.append((record, os.fstat(descriptor)))
         found.sort(key=lambda read: -(read[0].since or 0.0))
@@ -329,7 +328,7 @@ class Holders:
         if descriptor is None:
             return Record(), None
         with files.closing(descriptor):
-            return records.read_record(descriptor), os.fstat(descriptor)
+            return read_record(descriptor), os.fstat(descriptor)
 
     def _pid(self, status: os.stat_result) -> int | None:
         return self._listed_taker(status) or self._unlisted_opener(status)

@@ -12,14 +12,15 @@ from reserve_gpu.allocation.attempt import AttemptContext, Denied, Granted, Lock
 from reserve_gpu.allocation.request import Deadline, idle_mib, rules
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.locks import lock
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, preferred_paths
+from reserve_gpu.locks.lock import myself
 from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import Failure, ImpossibleError, NoFreeDeviceError, RequestError
 from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo
 from reserve_gpu.model.requests import End, Request
 from reserve_gpu.render import notices as notice
 from reserve_gpu.reservation import feature, joining, refresh
+from reserve_gpu.reservation.holding import NOTHING
 from reserve_gpu.reservation.session import Reservation, Savepoint, Session
 from reserve_gpu.system import containers, executor, procfs, settings
 from reserve_gpu.system.executor import GivenUpError
@@ -97,12 +98,9 @@ def reserve(
         held, ruled = session.held, rules()
         request = held.as_held(request) if held else request
         if ruled:
+            before = held or NOTHING
             request, more = quota.allowed(
-                request,
-                ruled,
-                session.holding.lease,
-                session.holding.since_of(request),
-                procfs.now(),
+                request, ruled, before.lease, before.since_of(request), procfs.now()
             )
             notices += [*ruled.problems, *more]
         # If what the process holds satisfies the request, repeat the answer.
@@ -240,9 +238,11 @@ def _wait(
 
     def try_again(entry: QueueEntry) -> Granted | Denied:
         # Meanwhile the rules may have changed, and the lease of what is held may have ended.
-        held = session.holding.locks_in(context.locks.path)
+        held = session.holding
         now = context._replace(
-            held=held, memory_limit_mib=session.holding.terms.memory_limit_mib, rules=rules()
+            held=held.locks_in(context.locks.path),
+            memory_limit_mib=held.terms.memory_limit_mib,
+            rules=rules(),
         )
         limit_s = RETRY_MUTEX_LIMIT_S if deadline.waits else MUTEX_LIMIT_S
         return attempt(now, session.hold, entry, limit_s, candidates)
@@ -315,7 +315,7 @@ def _siblings(rows: Sequence[DeviceStatus]) -> set[int]:
     parent = os.getppid()
     if kernels_file() or parent == 1:  # which takes over orphans
         return set()
-    own, holders = _unnumbered(lock.myself()), [each for row in rows for each in row.holders]
+    own, holders = _unnumbered(myself()), [each for row in rows for each in row.holders]
     alike = {each.listed_pid or 0 for each in holders if _unnumbered(each.record.who) == own}
     return {pid for pid in alike - {os.getpid()} if procfs.lineage(pid)[1:2] == [parent]}
 
