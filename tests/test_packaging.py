@@ -38,7 +38,9 @@ class Built(NamedTuple):
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a copy to build from, as a build leaves files behind."""
     folder = tmp_path_factory.mktemp("checkout") / "reserve_gpu"
-    unwanted = shutil.ignore_patterns(".git", ".*_cache", "__pycache__", "build", "*.egg-info")
+    # Other tests write into .hypothesis meanwhile.
+    names = (".git", ".*_cache", ".hypothesis", "__pycache__", "build", "*.egg-info")
+    unwanted = shutil.ignore_patterns(*names)
     shutil.copytree(CHECKOUT, folder, ignore=unwanted)
     return folder
 

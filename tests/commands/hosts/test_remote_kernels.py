@@ -246,7 +246,7 @@ def test_twenty_for_six(lab: Lab) -> None:
             client.send(f"start({kernel!r})")
         answers = [client.answer() for client in clients]
         refused = [answer for answer in answers if answer.value or answer.error]
-        texts = [str(answer.value or answer.error) for answer in refused]
+        texts = [f"{answer.value or answer.error} {answer.text}" for answer in refused]
         assert len(refused) == 14, "\n".join(sorted(texts))
         assert all(text.startswith("NoHostError: No kernel was sta") for text in texts), texts
         winners = [c for c, answer in zip(clients, answers, strict=True) if answer not in refused]
