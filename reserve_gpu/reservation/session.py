@@ -155,7 +155,7 @@ class Session(Executor):
         self.last_look: UseLook | None = None
         self._held: Holding | None = None
         self._reservation: Reservation | None = None  # of what is held
-        self.features: dict[str, Feature] = {}
+        self.features: Mapping[str, Feature] = {}  # replaced, never changed in place
         self._wanted_here: dict[str, type[Feature]] = {}  # the features of every reservation
         self._signed: tuple[str | None, float] = (None, 0.0)  # as which notebook, and until when
         self.unsigned: list[tuple[Device, str, str]] = []
@@ -185,7 +185,7 @@ class Session(Executor):
                 features[row.name] = wanted(self)
             elif row.is_wanted_for(terms):
                 features[row.name] = row.load()(self)
-        self.features = features  # a new value: another thread may go through the old one
+        self.features = features
         return features.values()
 
     def _step(self) -> float | None:

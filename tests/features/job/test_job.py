@@ -86,7 +86,7 @@ def batch(here: Here) -> Iterator[Batch]:
     os.environ.update(made.environ)
     yield made
     reserve_gpu.release()
-    session().features.pop("Job", None)
+    session().features = {n: f for n, f in session().features.items() if n != "Job"}
 
 
 def ends_in(seconds: float) -> float:

@@ -35,14 +35,16 @@ pytestmark = [pytest.mark.process]
 NO_PAUSE = """
 from reserve_gpu.reservation.session import session
 from reserve_gpu.features.waiters.notifier import WaiterNotices
-session().features["WaiterNotices"] = WaiterNotices(session(), pause_s=0.0, idle_s=0.0)
+waiters = WaiterNotices(session(), pause_s=0.0, idle_s=0.0)
+session().features = {**session().features, "WaiterNotices": waiters}
 """
 IDLE = "gpu\n  memory 8192\n"
 
 
 @pytest.fixture(autouse=True)
 def _nobody_was_told(here: Here) -> None:
-    session().features["WaiterNotices"] = WaiterNotices(session(), pause_s=0.0, idle_s=0.0)
+    waiters = WaiterNotices(session(), pause_s=0.0, idle_s=0.0)
+    session().features = {**session().features, "WaiterNotices": waiters}
 
 
 @pytest.mark.promise
@@ -70,7 +72,8 @@ def test_who_waits_is_told_once(here: Here) -> None:
 def test_nothing_is_called_idle_in_its_first_ten_minutes(here: Here) -> None:
     """A GPU that was reserved or used in the last ten minutes is not offered to waiters."""
     here.write(IDLE)
-    session().features["WaiterNotices"] = waiters = WaiterNotices(session(), pause_s=0.0)
+    waiters = WaiterNotices(session(), pause_s=0.0)
+    session().features = {**session().features, "WaiterNotices": waiters}
     shell = here.shell(is_notebook=True)
     shell.run("%reserve_gpu")
     with here.child() as child:
@@ -260,7 +263,8 @@ def run_until(shell: Shell, text: str) -> str:
 
 def test_the_next_cell_does_not_look_again(here: Here) -> None:
     """Of two cells, one right after the other, only the first talks to the driver at its end."""
-    session().features["WaiterNotices"] = WaiterNotices(session())
+    waiters = WaiterNotices(session())
+    session().features = {**session().features, "WaiterNotices": waiters}
     shell = here.shell()
     assert not shell.run("%reserve_gpu").error
     before = here.calls().count("nvmlInitWithFlags")
