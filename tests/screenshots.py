@@ -305,9 +305,9 @@ def jupyterlab_wanted(scene: Scene, lab: Lab, page: Page) -> None:
                 make_older(path, 12 * MINUTE_S)  # else it is not called idle
         carol = scene.person("carol", "/home/carol/explore.ipynb")
         carol.send("reserve_gpu.reserve(wait=True)")
-        see(page, "idle; carol waits for a GPU")
+        see(page, "idle; carol is waiting for a GPU")
         page.evaluate("window.jupyterapp.commands.execute('apputils:display-notifications')")
-        page.locator(".jp-Notification-Center").get_by_text("carol waits for a GPU").wait_for()
+        page.locator(".jp-Notification-Center").get_by_text("carol is waiting for a GPU").wait_for()
         page.screenshot(path=IMAGES / "jupyterlab_wanted.png")
         carol.kill()
     bob.kill()
@@ -321,7 +321,7 @@ def jupyterlab_end(scene: Scene, lab: Lab, page: Page) -> None:
         show_panel(page, 300)
         notebook.run(0)
         notebook.finish(0)
-        see(page, "in 9 min")
+        see(page, "9 min left")
         page.screenshot(path=IMAGES / "jupyterlab_end.png")
 
 

@@ -267,7 +267,7 @@ def test_only_reservations_can_be_released(on_server: Machine, server: Lab) -> N
         done = ask(server, "reserve_gpu/release", {"pid": child.pid, "end": True})
         assert done == {
             "is_done": False,
-            "text": f"You hold no GPU in a process of the number {child.pid}.",
+            "text": f"Process {child.pid} holds none of your reservations.",
         }
         assert child.run("1").value == 1
 
@@ -553,13 +553,13 @@ def test_a_click_reserves(
 def test_the_palette_releases(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
-    """The command palette has `Release the GPU`, which runs the magic in the kernel."""
+    """The command palette has `Release GPU`, which runs the magic in the kernel."""
     on_lab.write(ONE)
     notebook = open_notebook("train.ipynb", "%reserve_gpu", VARIABLES)
     notebook.run(0)
     says(item(page), "^GPU0 · ")
     page.keyboard.press("Control+Shift+C")
-    page.keyboard.type("Release the GPU")
+    page.keyboard.type("Release GPU")
     page.keyboard.press("Enter")
     says(item(page), "^no GPU")
     notebook.run(1)
@@ -580,13 +580,13 @@ def test_nothing_free_offers_to_wait(
         item(page).get_by_text("reserve one").click()
         message = told(page, r"No GPU is free: your other\.ipynb has GPU0\.")
         message.get_by_role("button", name="Wait for one").click()
-        says(item(page), "^(asks for a GPU|waits, number 1)$")
+        says(item(page), r"^(requesting a GPU|waiting \(first in line\))$")
         expect(panel(page).get_by_text("Reserve a GPU for this notebook")).to_have_count(0)
-        says(item(page), "^waits, number 1$")
+        says(item(page), r"^waiting \(first in line\)$")
         expect(messages(page)).to_have_count(0)
         child.run("reserve_gpu.release()")
         says(item(page), "^GPU0 · ")
-        told(page, r"train\.ipynb waits no more: it has GPU0\.")
+        told(page, r"train\.ipynb got GPU0\.")
         expect(messages(page)).to_have_count(1)
 
 
@@ -601,7 +601,7 @@ def test_stopping_a_wait(
         says(item(page), "^no GPU")
         item(page).get_by_text("reserve one").click()
         told(page, "No GPU is free").get_by_role("button", name="Wait for one").click()
-        own(page, "train.ipynb").get_by_role("button", name="Stop").click()
+        own(page, "train.ipynb").get_by_role("button", name="Stop Waiting").click()
         says(item(page), "^no GPU.*reserve one")
         assert fresh_answer(page)["waiting"] == []
 
@@ -616,15 +616,15 @@ def test_a_hand_over(on_lab: Machine, page: Page, open_notebook: Callable[..., N
     left.finish(0)
     right = open_notebook("right.ipynb", "%reserve_gpu --wait")
     right.run(0)
-    says(item(page), "^waits, number 1$")
-    says(own(page, "right.ipynb").last, "waits, number 1, for a GPU")
+    says(item(page), r"^waiting \(first in line\)$")
+    says(own(page, "right.ipynb").last, "Waiting for a GPU, first in line")
     left.bring_to_front()
     says(item(page), r"^GPU0 · 0.0 of 80.0 GiB$")  # it has just been reserved
     expect(messages(page)).to_have_count(0)
     make_long_ago(on_lab)
-    says(item(page), r"^GPU0 · 0.0 of 80.0 GiB · idle; your right\.ipynb waits for a GPU$")
+    says(item(page), r"^GPU0 · 0.0 of 80.0 GiB · idle; your right\.ipynb is waiting for a GPU$")
     assert is_urgent(page, "near")
-    wanted = told(page, r"GPU0 lies idle in left\.ipynb, and your right\.ipynb waits for a GPU\.")
+    wanted = told(page, r"GPU0 is idle in left\.ipynb, and your right\.ipynb is waiting for a GPU\.")
     assert level(wanted) == "warning"
     own(page, "left.ipynb").first.get_by_role("button", name="Release").click()
     says(item(page), "^no GPU")
@@ -632,7 +632,7 @@ def test_a_hand_over(on_lab: Machine, page: Page, open_notebook: Callable[..., N
     expect(wanted).to_have_count(0)
     right.bring_to_front()
     says(item(page), "^GPU0 · ")
-    told(page, r"right\.ipynb waits no more: it has GPU0\.")
+    told(page, r"right\.ipynb got GPU0\.")
 
 
 def test_a_button_looks_before_it_releases(
@@ -646,30 +646,30 @@ def test_a_button_looks_before_it_releases(
     make_long_ago(on_lab)
     with on_lab.child(JPY_SESSION_NAME="small.ipynb") as child:
         child.send("reserve_gpu.reserve(wait=True)")
-        message = told(page, "GPU0, GPU1 and GPU2 lie idle.*small.ipynb waits for a GPU")
+        message = told(page, "GPU0, GPU1 and GPU2 are idle.*small.ipynb is waiting for a GPU")
         with stale(page):
             child.kill()
             message.get_by_role("button", name="Release all 3").click()
-            told(page, "Nobody waits any more")
+            told(page, "The waiter has left the queue")
     assert len(held(on_lab)) == 3
 
 
 def test_a_button_looks_before_it_prolongs(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
-    """`2 h more` makes no new reservation once the old one is over."""
+    """`Extend by 2 h` makes no new reservation once the old one is over."""
     on_lab.write(ONE)
     notebook = open_notebook("train.ipynb", "%reserve_gpu --for 8m", "%reserve_gpu --release")
     notebook.run(0)
     notebook.finish(0)
     make_long_ago(on_lab)
-    told(page, r"GPU0 of train\.ipynb ends at")
+    told(page, r"train\.ipynb loses GPU0 at")
     with stale(page):
         notebook.run(1)
         notebook.finish(1)
-        message = told(page, r"GPU0 of train\.ipynb ends at")
-        message.get_by_role("button", name="2 h more").click()
-        told(page, r"train\.ipynb does not have GPU0 any more\.")
+        message = told(page, r"train\.ipynb loses GPU0 at")
+        message.get_by_role("button", name="Extend by 2 h").click()
+        told(page, r"train\.ipynb no longer holds GPU0\.")
     assert held(on_lab) == []
 
 
@@ -707,7 +707,7 @@ def test_a_busy_notebook_releases(
     notebook.run(0)
     says(item(page), "^GPU0 · ")
     own(page, "train.ipynb").get_by_role("button", name="Release").click()
-    told(page, r"Released GPU0 of train\.ipynb")
+    told(page, r"train\.ipynb released GPU0")
     says(item(page), "^no GPU$|^no GPU")
     assert held(on_lab) == []
     notebook.interrupt()
@@ -715,20 +715,20 @@ def test_a_busy_notebook_releases(
 
 
 def test_before_an_end(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
-    """In the last ten minutes it is amber and told; `2 h more` moves the end of the same part."""
+    """In the last ten minutes it is amber and told; `Extend by 2 h` moves the end of the same part."""
     from playwright.sync_api import expect
 
     on_lab.write(ONE * 2)
     notebook = open_notebook("train.ipynb", "%reserve_gpu 1 --for 8m --memory 10GB")
     notebook.run(0)
     notebook.finish(0)
-    says(item(page), rf"^GPU1 · a part, 0.0 of 9.3 GiB · until {MOMENT}, in 8 min$")
+    says(item(page), rf"^GPU1 · a part, 0.0 of 9.3 GiB · until {MOMENT} \(8 min left\)$")
     assert is_urgent(page, "near")
     make_long_ago(on_lab)
-    message = told(page, rf"GPU1 of train\.ipynb ends at {MOMENT}, within 10 minutes\.")
+    message = told(page, rf"train\.ipynb loses GPU1 at {MOMENT}, in less than 10 minutes\.")
     assert level(message) == "warning"
-    message.get_by_role("button", name="2 h more").click()
-    says(item(page), r"^GPU1 · a part, 0.0 of 9.3 GiB · until [^,]+$")
+    message.get_by_role("button", name="Extend by 2 h").click()
+    says(item(page), r"^GPU1 · a part, 0.0 of 9.3 GiB · until [^(]+$")
     told(page, r"^train\.ipynb has GPU1, until [^,]+\.$")
     expect(messages(page)).to_have_count(1)
     assert is_urgent(page, "calm")
@@ -757,10 +757,10 @@ def test_an_end(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebo
     notebook.run(0)
     notebook.finish(0)
     make_long_ago(on_lab)
-    says(item(page), r"^GPU0 · .* in 1 min$")
-    assert level(told(page, r"GPU0 of train\.ipynb ends at .*, within a minute\.")) == "warning"
+    says(item(page), r"^GPU0 · .* \(1 min left\)$")
+    assert level(told(page, r"train\.ipynb loses GPU0 at .*, in less than a minute\.")) == "warning"
     says(item(page), "^no GPU")
-    told(page, r"The reservation of GPU0 for train\.ipynb has ended\.")
+    told(page, r"train\.ipynb's reservation of GPU0 has ended\.")
     expect(messages(page)).to_have_count(1)
 
 
@@ -772,7 +772,7 @@ def test_overdue(on_lab: Machine, page: Page, open_notebook: Callable[..., Noteb
     notebook.run(0)
     says(item(page), rf"^GPU0 · .* · overdue since {MOMENT}$")
     assert is_urgent(page, "over")
-    told(page, r"has ended\. Its kernel still uses it\.")
+    told(page, r"has ended\. The kernel still uses it\.")
 
 
 def test_a_restart(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
@@ -782,9 +782,9 @@ def test_a_restart(on_lab: Machine, page: Page, open_notebook: Callable[..., Not
     notebook.run(0)
     notebook.finish(0)
     notebook.restart()
-    says(item(page), r"^GPU0, kept for \d\d s.*take it again$")
+    says(item(page), r"^GPU0, kept for \d\d s.*reserve it again$")
     assert is_urgent(page, "near")
-    item(page).get_by_text("take it again").click()
+    item(page).get_by_text("reserve it again").click()
     says(item(page), "^GPU0 · ")
     notebook.run(1)
     assert notebook.finish(1) == "['0']"
@@ -819,11 +819,11 @@ def test_ending_a_kernel(
     notebook.run(0)
     notebook.finish(0)
     says(item(page), "^GPU0 · 0.0 of 80.0 GiB$")
-    end = own(page, "train.ipynb").get_by_role("button", name="End the kernel")
+    end = own(page, "train.ipynb").get_by_role("button", name="Shut Down Kernel")
     end.click()
     says(
         page.locator(".jp-Dialog"),
-        r"End the kernel of train\.ipynb\?What it has in memory is lost\.",
+        r"Shut down the kernel of train\.ipynb\?Everything in its memory will be lost",
     )
     page.keyboard.press("Enter")
     page.locator(".jp-Dialog").wait_for(state="detached")
@@ -831,7 +831,7 @@ def test_ending_a_kernel(
     end.click()
     page.locator(".jp-Dialog .jp-mod-warn").click()
     wait_for(lambda: held(on_lab) == [])
-    says(panel(page), "You hold no GPU here")
+    says(panel(page), "You hold no GPU on this machine")
 
 
 @pytest.mark.parametrize("width", [260, 800])
@@ -1009,14 +1009,14 @@ def test_notebook_7_below_a_base_url(page: Page, machine: Machine) -> None:
         with another(page, server, "notebooks/train.ipynb") as other:
             says(item(other), "^no GPU")
             for command, expected in (
-                ("Reserve a GPU", "^GPU0 · "),
-                ("Release the GPU", "^no GPU"),
+                ("Reserve GPU", "^GPU0 · "),
+                ("Release GPU", "^no GPU"),
             ):
                 other.locator(".lm-MenuBar-item", has_text="Kernel").click()
                 other.locator(".lm-Menu-item", has_text=command).click()
                 says(item(other), expected)
             other.locator(".lm-MenuBar-item", has_text="Kernel").click()
-            other.locator(".lm-Menu-item", has_text="Show the GPUs").click()
+            other.locator(".lm-Menu-item", has_text="Show GPUs").click()
             expect(panel(other)).to_be_visible()
             says(panel(other), "GPU0 is free")
 
@@ -1145,10 +1145,10 @@ def test_two_users_of_a_hub(page: Page) -> None:
         item(first).get_by_text("reserve one").click()
         says(item(first), "^GPU0 · ")
         says(panel(second), f"{NOBODY}, Untitled.ipynb")
-        says(panel(second), "You hold no GPU here")
+        says(panel(second), "You hold no GPU on this machine")
         pid = second.evaluate(ASK, arg=["status", None])["devices"][0]["holders"][0]["pid"]
         refused = second.evaluate(ASK, arg=["release", {"pid": pid, "end": True}])
-        assert refused["text"] == f"You hold no GPU in a process of the number {pid}."
+        assert refused["text"] == f"Process {pid} holds none of your reservations."
         assert len(held(machine)) == 1
         own(first, "Untitled.ipynb").get_by_role("button", name="Release").click()
         says(item(first), "^no GPU")

@@ -1,4 +1,4 @@
-"""The GPUs of this machine in JupyterLab: what Jupyter's server and JupyterLab load."""
+"""The entry points of the JupyterLab extension that shows this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _jupyter_server_extension_points() -> list[dict[str, Any]]:
 
 
 def _load_jupyter_server_extension(server: ServerApp) -> None:
-    """Add what the browser asks for to a Jupyter server."""
+    """Add the extension's request handlers to a Jupyter server."""
     from jupyterlab_reserve_gpu.handlers import add
 
     add(server.web_app)

@@ -1,4 +1,4 @@
-"""Addresses below /reserve_gpu of a Jupyter server, behind its own authentication."""
+"""Request handlers below /reserve_gpu on a Jupyter server, protected by its authentication."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ try:
     from jupyterlab_reserve_gpu import look
     from reserve_gpu import public
 except ImportError as error:
-    missing = f"Jupyter's server can't import reserve_gpu ({error}). Install it there."
+    missing = (
+        f"The Jupyter server can't import reserve_gpu ({error}). "
+        "Install it in the server's environment."
+    )
 else:
     missing = ""
 
@@ -28,99 +31,100 @@ if TYPE_CHECKING:
 
     from jupyter_server.serverapp import ServerWebApplication
 
-SHARED, RELEASES = "reserve_gpu", "reserve_gpu_releases"  # in the settings of the web application
-MOST_RELEASES = 8  # at a time: each needs some threads, for as long as a driver hangs
-LIMIT_S = 60.0  # for an answer: a driver that hangs takes 20 s, and the next look begins after it
+SHARED, RELEASES = "reserve_gpu", "reserve_gpu_releases"  # keys of the web application's settings
+MOST_RELEASES = 8  # concurrent releases; each uses threads while a driver hangs
+# Timeout for an answer. A hung driver delays a reading by 20 s, and another may be queued behind.
+LIMIT_S = 60.0
 RETRY_AFTER_S = 5
 
 
 class Handler(APIHandler):
-    """Answers with JSON, for those who may."""
+    """Base class of handlers that send JSON to authorized clients."""
 
     auth_resource = "reserve_gpu"
-    _track_activity = False  # a look keeps no server alive that nobody uses
-    _asked: asyncio.Future[str] | None = None
-    _has_gone = False
+    _track_activity = False  # polling must not keep an idle server alive
+    _pending: asyncio.Future[str] | None = None
+    _is_disconnected = False
 
-    async def answer(self, asked: Awaitable[str], limit_s: float | None = None) -> None:
-        """Answer with JSON, and stop waiting for it when the client has gone.
+    async def answer(self, pending: Awaitable[str], limit_s: float | None = None) -> None:
+        """Send a JSON answer once it is available, unless the client disconnects first.
 
         Args:
-            asked: The answer.
-            limit_s: Seconds after which the client is told to try again.
+            pending: The answer as JSON text.
+            limit_s: Timeout in seconds, after which the client is told to retry.
         """
-        self._asked = asyncio.ensure_future(asked)
+        self._pending = asyncio.ensure_future(pending)
         try:
-            self.finish(await asyncio.wait_for(self._asked, limit_s))
+            self.finish(await asyncio.wait_for(self._pending, limit_s))
         except asyncio.TimeoutError:
-            self.refuse("The GPUs don't answer.")
+            self.refuse("Reading the GPUs timed out.")
         except asyncio.CancelledError:
-            if not self._has_gone:  # the server ends
+            if not self._is_disconnected:  # the server is shutting down
                 raise
 
-    def refuse(self, why: str) -> None:
-        """Tell the client to try again."""
+    def refuse(self, reason: str) -> None:
+        """Answer with status 503 and tell the client when to retry."""
         self.set_status(503)
         self.set_header("Retry-After", str(RETRY_AFTER_S))
-        self.finish(json.dumps({"message": why}))
+        self.finish(json.dumps({"message": reason}))
 
     def on_connection_close(self) -> None:
-        """Note that the client has gone."""
+        """Cancel the pending answer, because the client has disconnected."""
         super().on_connection_close()
-        self._has_gone = True
-        if self._asked:
-            self._asked.cancel()
+        self._is_disconnected = True
+        if self._pending:
+            self._pending.cancel()
 
 
 class StatusHandler(Handler):
-    """How the machine stands; with ?hosts=1, how the others do."""
+    """Handles requests for the status of this machine, or of other machines with ?hosts=1."""
 
     @authenticated
     @authorized
     async def get(self) -> None:
-        """Answer with the last look, or a new one; with ?new=1 always with a new one."""
+        """Answer with a recent status; with ?new=1, read the machine again."""
         if missing:
             self.finish(json.dumps({"failure": missing}))
             return
-        here, others = self.settings[SHARED]
+        local, hosts = self.settings[SHARED]
         if self.get_query_argument("hosts", ""):
-            asked = others.get()
+            pending = hosts.get()
         else:
-            asked = here.get(is_new=bool(self.get_query_argument("new", "")))
-        await self.answer(asked, LIMIT_S)
+            pending = local.get(is_new=bool(self.get_query_argument("new", "")))
+        await self.answer(pending, LIMIT_S)
 
 
 class ReleaseHandler(Handler):
-    """What `reserve-gpu release` does, with the pid of a reservation of this user's."""
+    """Handles requests to release one of the user's reservations, as `reserve-gpu release`."""
 
     @authenticated
     @authorized
     async def post(self) -> None:
-        """Release, or end the process."""
-        asked = self.get_json_body()
-        if not isinstance(asked, dict) or type(asked.get("pid")) is not int or missing:
-            raise HTTPError(400, "Give the pid of a reservation.")
-        wish = partial(
-            look.release, asked["pid"], since=asked.get("since"), is_end=asked.get("end") is True
+        """Release the reservation of the given pid, or end that process."""
+        body = self.get_json_body()
+        if not isinstance(body, dict) or type(body.get("pid")) is not int or missing:
+            raise HTTPError(400, "The request needs the pid of a reservation.")
+        release = partial(
+            look.release, body["pid"], since=body.get("since"), is_end=body.get("end") is True
         )
         running = self.settings[RELEASES]
         if len(running) >= MOST_RELEASES:
-            self.refuse("Other releases are under way.")
+            self.refuse("Too many releases are in progress.")
             return
-        released = apart(wish)
+        released = run_in_thread(release)
         running.add(released)
         released.add_done_callback(running.discard)
         await self.answer(asyncio.shield(released))
 
 
 def add(application: ServerWebApplication) -> None:
-    """Add the addresses to the server."""
+    """Add the request handlers to the server's web application."""
     if not missing:
         public.type_in_cells()
         application.settings[RELEASES] = set()
         application.settings[SHARED] = (
             look.Shared(lambda: _look(application.settings["kernel_manager"]), look.EVERY_S),
-            look.Shared(lambda: apart(look.look_elsewhere), look.HOSTS_EVERY_S),
+            look.Shared(lambda: run_in_thread(look.look_elsewhere), look.HOSTS_EVERY_S),
         )
     base = application.settings["base_url"]
     application.add_handlers(
@@ -132,18 +136,20 @@ def add(application: ServerWebApplication) -> None:
     )
 
 
-def apart(function: Callable[[], dict[str, Any]]) -> asyncio.Future[str]:
-    """Call it on a thread whose end the server's does not wait for: the driver may hang.
+def run_in_thread(function: Callable[[], dict[str, Any]]) -> asyncio.Future[str]:
+    """Call a function on a daemon thread, because the driver may hang while the server exits.
 
-    Returns its answer as JSON: what is long would keep the server's thread from other requests.
+    Returns:
+        The result as JSON text. The thread encodes it, because encoding a long answer would block
+        the server's event loop.
     """
     future: Future[str] = Future()
-    future.set_running_or_notify_cancel()  # from now on it can't be cancelled
+    future.set_running_or_notify_cancel()  # a running call can't be canceled
 
     def call() -> None:
         try:
             future.set_result(json.dumps(function()))
-        except BaseException as error:  # noqa: BLE001 - who asks gets it
+        except BaseException as error:  # noqa: BLE001 - the future passes it on
             future.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()
@@ -151,13 +157,13 @@ def apart(function: Callable[[], dict[str, Any]]) -> asyncio.Future[str]:
 
 
 async def _look(manager: Any) -> str:
-    """Look at the machine, with the kernels that there are."""
+    """Return the machine's status as JSON text, with the server's kernels assigned to it."""
     kernels: dict[int | str, str] = {}
     for id_ in manager.list_kernel_ids():
         kernel = manager.get_kernel(id_)
         provisioner = getattr(kernel, "provisioner", None)
         pid = provisioner.pid if isinstance(provisioner, LocalProvisioner) else None
-        if pid:  # else it runs on another machine
+        if pid:  # otherwise the kernel runs on another machine
             kernels[pid] = id_
         kernels[getattr(kernel, "connection_file", "")] = id_
-    return await apart(partial(look.look, kernels))
+    return await run_in_thread(partial(look.look, kernels))

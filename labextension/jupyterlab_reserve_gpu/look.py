@@ -1,4 +1,4 @@
-"""What the browser is told of the machine, and what it may ask of the user's own reservations."""
+"""The machine's status for the browser, and releases of the user's reservations."""
 
 from __future__ import annotations
 
@@ -12,55 +12,61 @@ from reserve_gpu import public
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-EVERY_S = 2.0  # between two looks at the machine
-HOSTS_EVERY_S = 10.0  # between two questions to other machines
+EVERY_S = 2.0  # seconds for which a status of this machine is reused
+HOSTS_EVERY_S = 10.0  # seconds for which a status of other machines is reused
 
 
 class Shared:
-    """One answer for all requests that arrive in the meantime; at most one is made at a time."""
+    """An answer that concurrent requests share. At most one answer is computed at a time."""
 
     def __init__(self, make: Callable[[], Awaitable[Any]], every_s: float) -> None:
         """Share the answers of a function.
 
         Args:
-            make: Makes an answer.
-            every_s: The age in seconds at which an answer is out of date.
+            make: The function that computes an answer.
+            every_s: The age in seconds at which an answer expires.
         """
         self._make, self._every_s = make, every_s
         self._answer: asyncio.Future[Any] | None = None
-        self._begun = 0.0
+        self._started = 0.0
 
     async def get(self, *, is_new: bool = False) -> Any:
-        """Return the answer. A request that is cancelled ends it for no other one.
+        """Return the shared answer. Canceling one request does not affect the others.
 
         Args:
-            is_new: Return an answer whose look starts after this call: a button acts on it.
+            is_new: Whether the computation must start after this call. Buttons need this.
         """
-        asked = time.monotonic()
+        called = time.monotonic()
         while True:
             answer = self._answer
             if answer and not answer.done():
-                if not is_new or self._begun >= asked:
+                if not is_new or self._started >= called:
                     return await asyncio.shield(answer)
-                await asyncio.wait({answer})  # then all requests that waited share the next one
-            elif answer and self._begun >= (asked if is_new else time.monotonic() - self._every_s):
+                await asyncio.wait({answer})  # all requests that wait here share the next answer
+            elif answer and self._started >= (
+                called if is_new else time.monotonic() - self._every_s
+            ):
                 return answer.result()
             else:
-                self._begun = time.monotonic()
+                self._started = time.monotonic()
                 self._answer = asyncio.ensure_future(self._make())
 
 
 def look(kernels: Mapping[int | str, str]) -> dict[str, Any]:
-    """Return the JSON of `reserve-gpu status`, and what only the browser needs.
+    """Return the machine's status for the browser.
 
-    kernels: the ids of this server's kernels, each by its pid and by its connection file.
-    `html` is the picture, `failure` why the GPUs cannot be read. Each holder and each waiter has
-    `kernel`, the id of the kernel that it belongs to, and `is_own`.
+    Args:
+        kernels: The IDs of this server's kernels, by pid and by connection file.
+
+    Returns:
+        The JSON object of `reserve-gpu status` with additional fields: `html`, the rendered status;
+        `failure`, the reason why the GPUs cannot be read; and, for each holder and waiter,
+        `is_own` and `kernel`, the ID of its kernel.
     """
     failure = None
     try:
         status = reserve_gpu.status()
-    except reserve_gpu.ReserveGPUError as error:  # no driver, or a setting that is not valid
+    except reserve_gpu.ReserveGPUError as error:  # no driver, or an invalid setting
         failure, status = str(error), public.status_without_driver()
     answer = status.to_dict()
     pairs = [
@@ -80,20 +86,27 @@ def look(kernels: Mapping[int | str, str]) -> dict[str, Any]:
 
 
 def look_elsewhere() -> dict[str, Any]:
-    """Return the machines of the table [hosts], as `reserve-gpu status --hosts`; empty without."""
+    """Return the status of the configured hosts, as `reserve-gpu status --hosts` prints it."""
     try:
-        seen = public.other_machines()
+        machines = public.other_machines()
     except reserve_gpu.RequestError as error:
         return {"hosts": [], "html": "", "failure": str(error)}
-    if seen is None:
+    if machines is None:
         return {"hosts": [], "html": ""}
-    return {**public.printable(seen.to_dict()), "html": seen.picture()._repr_html_()}
+    return {**public.printable(machines.to_dict()), "html": machines.picture()._repr_html_()}
 
 
 def release(pid: int, *, since: float | None = None, is_end: bool) -> dict[str, Any]:
-    """Have a process of this user's release what it holds, or end it; as `reserve-gpu release`.
+    """Make one of the user's processes release its GPUs, or end it, as `reserve-gpu release` does.
 
-    since: of the reservation that is meant; None for whatever that process holds.
+    Args:
+        pid: The process that holds the reservation.
+        since: The start of the reservation in seconds since the epoch, so that a newer reservation
+            of the same process is not released; None for any reservation of the process.
+        is_end: Whether to end the process.
+
+    Returns:
+        `is_done`, and `text`, the message for the user.
     """
     try:
         done = public.release(pid, since=since, is_end=is_end)
@@ -101,5 +114,5 @@ def release(pid: int, *, since: float | None = None, is_end: bool) -> dict[str, 
         done = None
     except reserve_gpu.ReserveGPUError as error:
         done = False, str(error)
-    is_done, text = done or (False, f"You hold no GPU in a process of the number {pid}.")
-    return {"is_done": is_done, "text": text.split(" To end ")[0]}  # a button does that
+    is_done, text = done or (False, f"Process {pid} holds none of your reservations.")
+    return {"is_done": is_done, "text": text.split(" To end ")[0]}  # the panel has a button for it

@@ -1,4 +1,4 @@
-/** What buttons do: the magic in an idle kernel, else its reservation's own socket. */
+/** Actions of the buttons. They run the magic in an idle kernel, or use the reservation's socket. */
 
 import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import { type Kernel, type KernelMessage } from '@jupyterlab/services';
@@ -15,7 +15,7 @@ import { has, labels, name, refusal } from './words';
 
 const MORE_MIN = 120;
 const SHOWN_MS = { success: 5000, error: 15_000 };
-const QUEUED_MS = 700; // a kernel stands in the queue by then, mostly
+const QUEUED_MS = 700; // after this delay, a waiting kernel is usually in the queue
 const NONE_FREE = 'NoFreeDeviceError';
 const STOPPED = 'WaitInterrupted';
 const LOAD =
@@ -28,18 +28,18 @@ export class Actions {
     this._kernels = kernels;
   }
 
-  /** Reserve a GPU for a kernel, or take again what is kept; if none is free, offer to wait. */
+  /** Reserve a GPU for a kernel, or the GPU kept for its restart. If none is free, offer to wait. */
   async reserve(kernel: string, waits = false): Promise<void> {
     const machine = this._machine;
     if (machine.asking.has(kernel)) {
       return;
     }
     machine.mark(kernel, true);
-    const timer = setTimeout(() => attempt(machine.look()), QUEUED_MS);
+    const timer = setTimeout(() => attempt(machine.fetchStatus()), QUEUED_MS);
     let error;
     try {
       error = await this._run(kernel, `%reserve_gpu${waits ? ' --wait' : ''}`);
-      await machine.look();
+      await machine.fetchStatus();
     } finally {
       clearTimeout(timer);
       machine.mark(kernel, false);
@@ -47,30 +47,30 @@ export class Actions {
     if (error?.name === NONE_FREE) {
       this._offerToWait(kernel, error.text);
     } else if (error && error.name !== STOPPED) {
-      tell(error.text);
+      notify(error.text);
     } else if (!waits) {
-      this._tellWhatItHas(kernel);
+      this._notifyReserved(kernel);
     }
   }
 
-  /** Stop a wait: interrupt its kernel. */
+  /** Stop a wait by interrupting its kernel. */
   async stop(ticket: ITicket): Promise<void> {
-    const { waiting } = await this._machine.look();
+    const { waiting } = await this._machine.fetchStatus();
     const model = await this._kernels.findById(ticket.kernel ?? '');
     if (!model || !waiting.some(each => isSame(each, ticket))) {
-      throw new Error(`${name(ticket)} waits no more.`);
+      throw new Error(`${name(ticket)} is no longer waiting.`);
     }
     const kernel = this._kernels.connectTo({ model });
     await kernel.interrupt().finally(() => kernel.dispose());
     this._machine.refresh();
   }
 
-  /** Release a reservation; ticket: only if that one still waits for it. */
+  /** Release a reservation. If a ticket is given, release only while that ticket still waits. */
   async release(shown: IReservation, ticket?: ITicket): Promise<void> {
-    const { holder, pid } = await this._again(shown);
+    const { holder, pid } = await this._findCurrent(shown);
     const { waiting } = this._machine.status ?? { waiting: [] };
     if (ticket && !waiting.some(each => isSame(each, ticket))) {
-      throw new Error(`Nobody waits any more. Nothing was released.`);
+      throw new Error('The waiter has left the queue. Nothing was released.');
     }
     const isIdle =
       holder.kernel &&
@@ -80,11 +80,8 @@ export class Actions {
       return this._post(pid, holder.since, false);
     }
     const error = await this._run(holder.kernel, '%reserve_gpu --release');
-    await this._machine.look();
-    tell(
-      error?.text ?? `Released ${labels(shown)} of ${name(holder)}.`,
-      !error
-    );
+    await this._machine.fetchStatus();
+    notify(error?.text ?? `${name(holder)} released ${labels(shown)}.`, !error);
   }
 
   /** Move the end of a reservation by two hours. */
@@ -93,38 +90,39 @@ export class Actions {
       kernel,
       until,
       memory_promised_mib: part
-    } = (await this._again(shown)).holder;
+    } = (await this._findCurrent(shown)).holder;
     if (!kernel || until === null) {
       return;
     }
-    const left = Math.max(0, Math.ceil((until - this._machine.now) / 60));
-    const what = part !== null ? ` --memory ${part}MiB` : ''; // else it means all of a GPU
+    const leftMin = Math.max(0, Math.ceil((until - this._machine.now) / 60));
+    const memory = part !== null ? ` --memory ${part}MiB` : ''; // the default is the whole GPU
     const error = await this._run(
       kernel,
-      `%reserve_gpu --for ${left + MORE_MIN}m${what}`,
+      `%reserve_gpu --for ${leftMin + MORE_MIN}m${memory}`,
       until
     );
-    await this._machine.look();
+    await this._machine.fetchStatus();
     if (error) {
-      tell(error.text);
+      notify(error.text);
     } else {
-      this._tellWhatItHas(kernel);
+      this._notifyReserved(kernel);
     }
   }
 
-  /** End a process after a question: a kernel by Jupyter, so that it does not start again. */
+  /** End a process after the user confirms. Jupyter shuts down kernels, so they don't restart. */
   async end(shown: IReservation): Promise<void> {
-    const what = shown.holder.kernel ? 'the kernel of ' : '';
-    const question = await showDialog({
-      title: `End ${what}${name(shown.holder)}?`,
-      body: `What it has in memory is lost. ${labels(shown)} ${shown.devices.length > 1 ? 'are' : 'is'} free then.`,
-      buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: 'End it' })],
+    const isKernel = shown.holder.kernel !== null;
+    const label = isKernel ? 'Shut Down' : 'End Process';
+    const dialog = await showDialog({
+      title: `${isKernel ? 'Shut down the kernel of' : 'End'} ${name(shown.holder)}?`,
+      body: `Everything in its memory will be lost, and ${labels(shown)} will be freed.`,
+      buttons: [Dialog.cancelButton(), Dialog.warnButton({ label })],
       defaultButton: 0
     });
-    if (!question.button.accept) {
+    if (!dialog.button.accept) {
       return;
     }
-    const { holder, pid } = await this._again(shown);
+    const { holder, pid } = await this._findCurrent(shown);
     if (holder.kernel && holder.kept_until === null) {
       await this._kernels.shutdown(holder.kernel);
       this._machine.refresh();
@@ -133,28 +131,28 @@ export class Actions {
     }
   }
 
-  /** Look whether it is still the very reservation that a button was shown for. */
-  private async _again(shown: IReservation): Promise<IReservation> {
-    const found = ownReservations(await this._machine.look()).find(each =>
-      isSame(each.holder, shown.holder)
+  /** Return the current state of the reservation that a button was shown for. */
+  private async _findCurrent(shown: IReservation): Promise<IReservation> {
+    const current = ownReservations(await this._machine.fetchStatus()).find(
+      each => isSame(each.holder, shown.holder)
     );
-    if (!found) {
+    if (!current) {
       throw new Error(
-        `${name(shown.holder)} does not have ${labels(shown)} any more.`
+        `${name(shown.holder)} no longer holds ${labels(shown)}.`
       );
     }
-    return found;
+    return current;
   }
 
-  private _tellWhatItHas(kernel: string): void {
+  private _notifyReserved(kernel: string): void {
     const { status, now } = this._machine;
-    const found = heldBy(status, kernel);
-    if (found) {
-      tell(has(found, now), true);
+    const reservation = heldBy(status, kernel);
+    if (reservation) {
+      notify(has(reservation, now), true);
     }
   }
 
-  /** Say who has the GPUs, until one is free or the kernel waits or has one. */
+  /** Show the holders of all GPUs, until a GPU is free or the kernel waits or holds one. */
   private _offerToWait(kernel: string, text: string): void {
     const machine = this._machine;
     const callback = () => attempt(this.reserve(kernel, true));
@@ -180,7 +178,7 @@ export class Actions {
   }
 
   private async _isBusy(id: string): Promise<boolean> {
-    await this._kernels.refreshRunning(); // else it is some seconds old
+    await this._kernels.refreshRunning(); // the cached state can be several seconds old
     const model = await this._kernels.findById(id);
     return (model as { execution_state?: string })?.execution_state !== 'idle';
   }
@@ -194,14 +192,14 @@ export class Actions {
       'release',
       { pid, since, end }
     );
-    await this._machine.look();
-    tell(answer.text, answer.is_done);
+    await this._machine.fetchStatus();
+    notify(answer.text, answer.is_done);
   }
 
   /**
-   * Run a line in a kernel; a kernel that is busy runs it after its cells. Return what went wrong.
+   * Run a line magic in a kernel and return its error. A busy kernel runs it after its cells.
    *
-   * until: only if what the kernel holds then still ends at that moment.
+   * until: If given, the line runs only if the kernel's reservation still ends at that time.
    */
   private async _run(
     id: string,
@@ -213,9 +211,10 @@ export class Actions {
       throw new Error('The kernel has ended.');
     }
     const queued = (await this._isBusy(id))
-      ? Notification.info(`The kernel runs a cell. ${line} comes after it.`, {
-          autoClose: false
-        })
+      ? Notification.info(
+          `The kernel is busy. ${line} will run after its cells.`,
+          { autoClose: false }
+        )
       : '';
     const kernel = this._kernels.connectTo({ model });
     try {
@@ -227,9 +226,9 @@ export class Actions {
         until === undefined
           ? ''
           : `if getattr(getattr(__import__('reserve_gpu').current(), 'lease', None), 'until', None) == ${until}: `;
-      const [, words] = line.split(/ (.*)/);
+      const [, magicArguments] = line.split(/ (.*)/);
       const future = kernel.requestExecute({
-        code: `${LOAD}\n${condition}get_ipython().run_line_magic('reserve_gpu', '${words ?? ''}')`,
+        code: `${LOAD}\n${condition}get_ipython().run_line_magic('reserve_gpu', '${magicArguments ?? ''}')`,
         store_history: false,
         stop_on_error: false,
         allow_stdin: false
@@ -254,15 +253,15 @@ export class Actions {
   private _machine: Machine;
 }
 
-/** Say what went wrong, such as a kernel that has ended meanwhile. */
+/** Show an error notification if the action fails, for example because the kernel has ended. */
 export function attempt(action: Promise<unknown>): void {
   action.catch(error => {
-    tell(error instanceof Error ? error.message : String(error));
+    notify(error instanceof Error ? error.message : String(error));
   });
 }
 
-/** Say for some seconds what has been done, or why not. */
-function tell(text: string, isDone = false): void {
+/** Show a success or error notification for several seconds. */
+function notify(text: string, isDone = false): void {
   const type = isDone ? 'success' : 'error';
   const [line] = text.split('\n');
   const id = Notification.emit(line, type, { autoClose: SHOWN_MS[type] });

@@ -1,4 +1,4 @@
-/** GPUs in JupyterLab and Notebook: a plugin that puts the parts together. */
+/** The JupyterLab and Notebook plugin that shows the machine's GPUs. */
 
 import {
   ILayoutRestorer,
@@ -19,7 +19,7 @@ const ID = 'jupyterlab-reserve-gpu:plugin';
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: ID,
-  description: "What notebooks hold of this machine's GPUs",
+  description: "Shows and manages the notebooks' GPU reservations",
   autoStart: true,
   requires: [INotebookTracker],
   optional: [
@@ -75,7 +75,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
   }
 };
 
-/** Show the notebook in front, if it is one; look again after each of its cells. */
+/** Show the active notebook's kernel, and refresh the status after each cell. */
 function follow(
   shell: JupyterFrontEnd.IShell,
   tracker: INotebookTracker,
@@ -110,19 +110,19 @@ function addCommands(
   const held = () => heldBy(machine.status, machine.kernel);
   const commands = {
     'reserve-gpu:reserve': {
-      label: 'Reserve a GPU',
+      label: 'Reserve GPU',
       isEnabled: () => machine.kernel !== null,
       execute: () => machine.kernel && attempt(actions.reserve(machine.kernel))
     },
     'reserve-gpu:release': {
-      label: 'Release the GPU',
+      label: 'Release GPU',
       isEnabled: () => held() !== undefined,
       execute: () => {
         const reservation = held();
         return reservation && attempt(actions.release(reservation));
       }
     },
-    'reserve-gpu:show': { label: 'Show the GPUs', execute: open }
+    'reserve-gpu:show': { label: 'Show GPUs', execute: open }
   };
   for (const [command, options] of Object.entries(commands)) {
     app.commands.addCommand(command, options);

@@ -1,4 +1,4 @@
-/** The last look at the machine, made anew while somebody can see it. */
+/** The latest status of the machine, which is refreshed while a tab is visible. */
 
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
@@ -6,48 +6,48 @@ import { Debouncer, Poll } from '@lumino/polling';
 import { type ISignal, Signal } from '@lumino/signaling';
 import { type IHosts, type IStatus } from './status';
 
-const SHARED_MS = 2100; // the server gives the same answer for two seconds
+const SHARED_MS = 2100; // the server caches its answer for two seconds
 const HOSTS_MS = 10_000;
-const RETRY_MS = 60_000; // at most, after requests that failed
-const TICK_MS = 1000; // while seconds are shown
+const RETRY_MS = 60_000; // the longest interval after failed requests
+const TICK_MS = 1000; // refresh interval while a countdown is shown
 
 const MISSING =
-  "Jupyter's server does not run jupyterlab_reserve_gpu. " +
+  'The Jupyter server does not run jupyterlab_reserve_gpu. ' +
   'Enable it with `jupyter server extension enable jupyterlab_reserve_gpu`, ' +
-  'and start the server again.';
+  'and restart the server.';
 
 export class Machine {
   status: IStatus | null = null;
   hosts: IHosts | null = null;
-  /** Why nothing is known, in a sentence; empty if something is. */
+  /** The reason why the status is unknown, in one sentence; empty if the status is known. */
   problem = '';
-  /** The kernel of the notebook in front. */
+  /** The ID of the active notebook's kernel. */
   kernel: string | null = null;
-  /** Kernels that ask for a GPU by a click, and have not got an answer yet. */
+  /** IDs of kernels whose request, made by a click, is not answered yet. */
   asking = new Set<string>();
 
-  /** seesHosts: tells whether somebody can see the other machines. */
+  /** seesHosts: Returns whether the view of the other machines is visible. */
   constructor(settings: ServerConnection.ISettings, seesHosts: () => boolean) {
     this._settings = settings;
     const frequency = { interval: 5000, backoff: true, max: RETRY_MS };
     this._poll = new Poll({
       name: 'reserve_gpu:status',
-      factory: () => this._look(),
+      factory: () => this._fetch(),
       frequency,
       linger: 0,
       standby: 'when-hidden'
     });
     this._hostsPoll = new Poll({
       name: 'reserve_gpu:hosts',
-      factory: () => this._lookElsewhere(),
+      factory: () => this._fetchHosts(),
       frequency: { ...frequency, interval: HOSTS_MS },
       linger: 0,
       standby: () => (seesHosts() ? 'when-hidden' : true)
     });
     this._soon = new Debouncer(() => this._poll.refresh(), SHARED_MS);
     setInterval(() => {
-      const every = this.status?.devices.flatMap(({ holders }) => holders);
-      if (every?.some(holder => holder.kept_until !== null)) {
+      const holders = this.status?.devices.flatMap(({ holders }) => holders);
+      if (holders?.some(holder => holder.kept_until !== null)) {
         this._changed.emit();
       }
     }, TICK_MS);
@@ -69,13 +69,13 @@ export class Machine {
     };
   }
 
-  /** Show another notebook's kernel. */
+  /** Show the reservation of another kernel. */
   show(kernel: string | null): void {
     this.kernel = kernel;
     this._changed.emit();
   }
 
-  /** Remember whether a kernel asks for a GPU by a click. */
+  /** Set whether a kernel's request, made by a click, is pending. */
   mark(kernel: string, isAsking: boolean): void {
     if (isAsking) {
       this.asking.add(kernel);
@@ -85,16 +85,16 @@ export class Machine {
     this._changed.emit();
   }
 
-  /** Look at once, whatever is known already. */
-  async look(): Promise<IStatus> {
-    await this._look('status?new=1');
+  /** Fetch a new status immediately, bypassing the server's cache. */
+  async fetchStatus(): Promise<IStatus> {
+    await this._fetch('status?new=1');
     if (!this.status) {
       throw new Error(this.problem);
     }
     return this.status;
   }
 
-  /** Look again, once the server does. */
+  /** Refresh the status as soon as the server's cache has expired. */
   refresh(): void {
     void this._soon.invoke();
   }
@@ -103,7 +103,7 @@ export class Machine {
     void this._hostsPoll.refresh();
   }
 
-  /** Ask the server, by the browser's own login; body: makes it a POST. */
+  /** Send a request to the Jupyter server. With a body, it is a POST request. */
   async ask<T>(path: string, body?: object): Promise<T> {
     const response = await ServerConnection.makeRequest(
       URLExt.join(this._settings.baseUrl, 'reserve_gpu', path),
@@ -119,12 +119,13 @@ export class Machine {
     return response.json();
   }
 
-  private async _look(path = 'status'): Promise<void> {
+  private async _fetch(path = 'status'): Promise<void> {
     try {
       const status = await this.ask<IStatus>(path);
       this._ahead_s = status.time - Date.now() / 1000;
       this.problem = status.failure ?? '';
-      this.status = status.devices ? status : null; // no devices without reserve_gpu
+      // The answer has no devices if the server cannot import reserve_gpu.
+      this.status = status.devices ? status : null;
     } catch (error) {
       this.status = null;
       this.problem = error instanceof Error ? error.message : String(error);
@@ -134,7 +135,7 @@ export class Machine {
     }
   }
 
-  private async _lookElsewhere(): Promise<void> {
+  private async _fetchHosts(): Promise<void> {
     this.hosts = await this.ask<IHosts>('status?hosts=1');
     this._changed.emit();
   }

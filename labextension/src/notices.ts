@@ -1,4 +1,4 @@
-/** What is told without being asked: once, and as long as it is true. */
+/** Notifications about reservations. Each is shown once, and removed when it no longer applies. */
 
 import { Notification } from '@jupyterlab/apputils';
 import { type Actions, attempt } from './actions';
@@ -9,7 +9,7 @@ import {
   ownReservations,
   wish
 } from './status';
-import { clock, labels, name, NEAR_S, waits } from './words';
+import { clock, labels, name, NEAR_S, waiting as describeWait } from './words';
 
 const LAST_S = 60;
 
@@ -40,7 +40,7 @@ export class Notices {
     this._actions = actions;
   }
 
-  /** Tell what is new, and take away what is true no more. Only kernels of this server count. */
+  /** Show new notifications, and dismiss outdated ones, for kernels of this server. */
   update(status: IStatus, now: number): void {
     const held = ownReservations(status).filter(({ holder }) => holder.kernel);
     const waiting = new Set(status.waiting.map(({ kernel }) => kernel));
@@ -53,22 +53,22 @@ export class Notices {
       ...[...this._ended.values()].map(ended)
     ].filter(notice => notice !== null);
     const keys = new Set(notices.map(keyOf));
-    for (const [key, id] of this._told) {
+    for (const [key, id] of this._shown) {
       if (!keys.has(key)) {
         Notification.dismiss(id);
       }
     }
     for (const notice of notices) {
       const { which, text, type, action } = notice;
-      if (this.switches[which] && !this._told.has(keyOf(notice))) {
+      if (this.switches[which] && !this._shown.has(keyOf(notice))) {
         const actions = action ? [action] : [];
         const options = { autoClose: false as const, actions };
-        this._told.set(keyOf(notice), Notification.emit(text, type, options));
+        this._shown.set(keyOf(notice), Notification.emit(text, type, options));
       }
     }
   }
 
-  /** Remember who has got what it waited for, and whose reservation has ended by its time. */
+  /** Record finished waits, and reservations that ended at their set time. */
   private _remember(
     held: IReservation[],
     waiting: Set<string | null>,
@@ -102,7 +102,7 @@ export class Notices {
       ? {
           which: 'tellWaitOver',
           reservation,
-          text: `${name(reservation.holder)} waits no more: it has ${labels(reservation)}.`,
+          text: `${name(reservation.holder)} got ${labels(reservation)}.`,
           type: 'info'
         }
       : null;
@@ -116,19 +116,22 @@ export class Notices {
       return null;
     }
     if (since !== null && until - since <= limit) {
-      return null; // a short one has just been asked for
+      return null; // the user has just requested this short reservation
     }
     const within = limit === LAST_S ? 'a minute' : '10 minutes';
-    const what = isJob ? 'The job' : labels(reservation);
+    const holder = name(reservation.holder);
+    const event = isJob
+      ? `The job of ${holder} ends`
+      : `${holder} loses ${labels(reservation)}`;
     return {
       which: 'tellBeforeEnd',
       reservation,
-      text: `${what} of ${name(reservation.holder)} ends at ${clock(until, now)}, within ${within}.`,
+      text: `${event} at ${clock(until, now)}, in less than ${within}.`,
       type: 'warning',
       action: isJob
         ? undefined
         : {
-            label: '2 h more',
+            label: 'Extend by 2 h',
             callback: () => attempt(this._actions.prolong(reservation))
           }
     };
@@ -140,11 +143,11 @@ export class Notices {
       return null;
     }
     const { length } = reservation.devices;
-    const lies = wanted.devices.length > 1 ? 'lie' : 'lies';
+    const are = wanted.devices.length > 1 ? 'are' : 'is';
     return {
       which: 'tellWanted',
       reservation,
-      text: `${labels(wanted)} ${lies} idle in ${name(reservation.holder)}, and ${waits(wanted)}.`,
+      text: `${labels(wanted)} ${are} idle in ${name(reservation.holder)}, and ${describeWait(wanted)}.`,
       type: 'warning',
       action: {
         label: length > 1 ? `Release all ${length}` : 'Release',
@@ -157,8 +160,8 @@ export class Notices {
   private _actions: Actions;
   private _ended = new Map<string | null, IReservation>();
   private _held: IReservation[] = [];
-  /** The notifications by what they say. */
-  private _told = new Map<string, string>();
+  /** IDs of the shown notifications, by their keys. */
+  private _shown = new Map<string, string>();
   private _waited = new Set<string>();
   private _waiting = new Set<string | null>();
 }
@@ -168,7 +171,7 @@ function keyOf({ text, reservation: { holder } }: INotice): string {
 }
 
 function ended(reservation: IReservation): INotice {
-  const text = `The reservation of ${labels(reservation)} for ${name(reservation.holder)} has ended.`;
+  const text = `${name(reservation.holder)}'s reservation of ${labels(reservation)} has ended.`;
   return { which: 'tellEnded', reservation, text, type: 'info' };
 }
 
@@ -178,7 +181,7 @@ function overdue(reservation: IReservation): INotice | null {
     ? {
         which: 'tellEnded',
         reservation,
-        text: `${text} Its kernel still uses it.`,
+        text: `${text} The kernel still uses it.`,
         type: 'error'
       }
     : null;

@@ -1,6 +1,6 @@
-/** What the server says of the machine, and what belongs together in it. */
+/** The server's status of the machine, and functions that select from it. */
 
-/** A process that has a device, or waits for one. */
+/** A process that holds a device, or waits for one. */
 export interface IProcess {
   pid: number | null;
   user: string | null;
@@ -13,7 +13,7 @@ export interface IProcess {
 
 export interface IHolder extends IProcess {
   until: number | null;
-  /** Whether that is the end of its job, which nothing here moves. */
+  /** Whether `until` is the end of the holder's job, which cannot be moved. */
   is_job_end: boolean;
   overdue: number | null;
   kept_until: number | null;
@@ -38,11 +38,11 @@ export interface IDevice {
 
 export interface ITicket extends IProcess {
   asks: string | null;
-  /** UUIDs of the devices that would do. */
+  /** UUIDs of the devices that would satisfy the request. */
   wants: string[];
 }
 
-/** `failure` is there alone where the server has no reserve_gpu. */
+/** The status. If the server cannot import reserve_gpu, it has only the field `failure`. */
 export interface IStatus {
   time: number;
   devices: IDevice[];
@@ -51,45 +51,45 @@ export interface IStatus {
   html: string;
 }
 
-/** The other machines. */
+/** The status of other machines. */
 export interface IHosts {
   hosts: unknown[];
   html: string;
   failure?: string;
 }
 
-/** A process of this user and the devices that it has. */
+/** One of the user's processes, and the devices that it holds. */
 export interface IReservation {
   holder: IHolder;
   pid: number;
   devices: IDevice[];
-  /** Its own part of each device, as the device's holders have it. */
+  /** The process's entry among the holders of each device, in the same order. */
   parts: IHolder[];
 }
 
-/** Return this user's reservations, in the order of the devices. */
+/** Return the user's reservations, in device order. */
 export function ownReservations(status: IStatus): IReservation[] {
-  const found = new Map<number, IReservation>();
+  const reservations = new Map<number, IReservation>();
   for (const device of status.devices) {
     for (const holder of device.holders) {
       if (holder.is_own && holder.pid !== null) {
         const { pid } = holder;
-        const before = found.get(pid) ?? {
+        const reservation = reservations.get(pid) ?? {
           holder,
           pid,
           devices: [],
           parts: []
         };
-        before.devices.push(device);
-        before.parts.push(holder);
-        found.set(pid, before);
+        reservation.devices.push(device);
+        reservation.parts.push(holder);
+        reservations.set(pid, reservation);
       }
     }
   }
-  return [...found.values()];
+  return [...reservations.values()];
 }
 
-/** Return the first reservation of a kernel, if it has one. */
+/** Return a kernel's first reservation, or undefined. */
 export function heldBy(
   status: IStatus | null,
   kernel: string | null
@@ -99,25 +99,25 @@ export function heldBy(
     : undefined;
 }
 
-/** Return the place in the queue of a kernel, from 1; 0 if it does not wait. */
+/** Return a kernel's position in the queue, starting at 1, or 0 if it does not wait. */
 export function place(status: IStatus, kernel: string): number {
   return status.waiting.findIndex(ticket => ticket.kernel === kernel) + 1;
 }
 
-/** Tell whether two looks show the very same reservation, or wait. */
+/** Return whether two entries describe the same reservation, or the same wait. */
 export function isSame(one: IProcess, other: IProcess): boolean {
   return one.pid === other.pid && one.since === other.since;
 }
 
-const IDLE_S = 600; // before that nothing of the user's own is called idle
+const IDLE_S = 600; // seconds after which a user's device counts as idle
 
-/** A wait of somebody, and the devices for it that lie idle. */
+/** A waiter, and the idle devices that would satisfy its request. */
 export interface IWish {
   ticket: ITicket;
   devices: IDevice[];
 }
 
-/** Return who comes first of those who wait for what has been idle in a reservation for long. */
+/** Return the first waiter that could use an idle device of this reservation, or null. */
 export function wish(
   status: IStatus,
   { holder, pid, devices }: IReservation

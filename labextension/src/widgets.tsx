@@ -1,4 +1,4 @@
-/** The item of the status bar, and the panel with the picture of the machine. */
+/** The status bar item, and the panel that shows the machine's status. */
 
 import { type IRenderMime } from '@jupyterlab/rendermime-interfaces';
 import { LabIcon, ReactWidget, UseSignal } from '@jupyterlab/ui-components';
@@ -12,14 +12,14 @@ import {
   ownReservations,
   place
 } from './status';
-import { name, ofKernel, ofReservation } from './words';
+import { name, ofKernel, ofReservation, ordinal } from './words';
 
 const SVG = `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 16 16">
 <g class="jp-icon3" fill="#616161"><path fill-rule="evenodd" d="M1 4h14v8H1zm1.5 1.5v5h11v-5z"/>
 <circle cx="5.5" cy="8" r="1.7"/><circle cx="10.5" cy="8" r="1.7"/><path d="M3 13h7v1.5H3z"/></g></svg>`;
 
 const RESERVE = 'reserve one';
-const AGAIN = 'take it again';
+const AGAIN = 'reserve it again';
 
 export const cardIcon = new LabIcon({
   name: 'jupyterlab-reserve-gpu:card',
@@ -50,7 +50,7 @@ export class Item extends ReactWidget {
     if (!status) {
       return (
         <button onClick={open} title={problem}>
-          {problem ? 'GPUs: no answer' : 'GPUs: looking'}
+          {problem ? 'GPUs: no answer' : 'GPUs: loading'}
         </button>
       );
     }
@@ -62,9 +62,9 @@ export class Item extends ReactWidget {
         <button
           className={`jp-mod-${level}`}
           onClick={open}
-          title={problem || 'Show the GPUs of this machine'}
+          title={problem || "Show this machine's GPUs"}
         >
-          {isAsking && text === 'no GPU' ? 'asks for a GPU' : text}
+          {isAsking && text === 'no GPU' ? 'requesting a GPU' : text}
         </button>
         {offer && (
           <button onClick={() => attempt(actions.reserve(kernel))}>
@@ -85,7 +85,7 @@ export class Panel extends ReactWidget {
     this.id = 'jupyterlab-reserve-gpu';
     this.addClass('jp-ReserveGPU-panel');
     this.title.icon = cardIcon;
-    this.title.caption = 'GPUs of this machine';
+    this.title.caption = "This machine's GPUs";
   }
 
   protected onAfterShow(): void {
@@ -104,7 +104,7 @@ export class Panel extends ReactWidget {
     return (
       <>
         {problem && <p className="jp-ReserveGPU-problem">{problem}</p>}
-        {status && this._own(status)}
+        {status && this._yours(status)}
         {status && this._picture('This machine', status.html)}
         {hosts?.failure && <p>{hosts.failure}</p>}
         {hosts?.html && this._picture('Other machines', hosts.html)}
@@ -112,7 +112,7 @@ export class Panel extends ReactWidget {
     );
   }
 
-  /** The same as the HTML status; what others have written is text there already. */
+  /** Render the HTML status, in which the server has already escaped untrusted text. */
   private _picture(title: string, html: string): JSX.Element | null {
     return html ? (
       <section>
@@ -120,16 +120,16 @@ export class Panel extends ReactWidget {
         <div
           className="jp-ReserveGPU-picture"
           dangerouslySetInnerHTML={{
-            __html: named(this._sanitizer.sanitize(html))
+            __html: labelCells(this._sanitizer.sanitize(html))
           }}
         />
       </section>
     ) : null;
   }
 
-  private _own(status: IStatus): JSX.Element {
+  private _yours(status: IStatus): JSX.Element {
     const { machine, actions } = this._options;
-    const every = ownReservations(status);
+    const reservations = ownReservations(status);
     const waiting = status.waiting.filter(({ is_own }) => is_own);
     const { kernel, asking } = machine;
     const isWithout =
@@ -139,19 +139,21 @@ export class Panel extends ReactWidget {
     return (
       <section>
         <h2>Yours</h2>
-        {!every.length && !waiting.length && <p>You hold no GPU here.</p>}
+        {!reservations.length && !waiting.length && (
+          <p>You hold no GPU on this machine.</p>
+        )}
         <ul>
-          {every.map(each => this._reservation(each, status))}
+          {reservations.map(each => this._reservation(each, status))}
           {waiting.map(ticket => (
             <li key={`waits ${ticket.pid}`}>
               <b>{name(ticket)}</b>
               <div>
-                waits, number {status.waiting.indexOf(ticket) + 1}, for{' '}
-                {ticket.asks ?? 'a GPU'}
+                Waiting for {ticket.asks ?? 'a GPU'},{' '}
+                {ordinal(status.waiting.indexOf(ticket) + 1)} in line
               </div>
               {ticket.kernel && (
                 <div className="jp-ReserveGPU-buttons">
-                  {button('Stop', () => actions.stop(ticket))}
+                  {button('Stop Waiting', () => actions.stop(ticket))}
                 </div>
               )}
             </li>
@@ -180,15 +182,15 @@ export class Panel extends ReactWidget {
         <div className="jp-ReserveGPU-buttons">
           {kernel &&
             kept !== null &&
-            button('Take it again', () => actions.reserve(kernel))}
+            button('Reserve Again', () => actions.reserve(kernel))}
           {button('Release', () => actions.release(reservation))}
           {kernel &&
             kept === null &&
             holder.until !== null &&
             !holder.is_job_end &&
-            button('2 h more', () => actions.prolong(reservation))}
+            button('Extend by 2 h', () => actions.prolong(reservation))}
           {kept === null &&
-            button(kernel ? 'End the kernel' : 'End the process', () =>
+            button(kernel ? 'Shut Down Kernel' : 'End Process', () =>
               actions.end(reservation)
             )}
         </div>
@@ -205,8 +207,8 @@ function button(label: string, act: () => Promise<void>): JSX.Element {
   );
 }
 
-/** Name each cell by its column, for the style sheet, and let one that is cut tell its text. */
-function named(html: string): string {
+/** Label each cell with its column, for the style sheet, and show truncated text as a tooltip. */
+function labelCells(html: string): string {
   const { body } = new DOMParser().parseFromString(html, 'text/html');
   for (const table of body.querySelectorAll('table')) {
     const titles = [...table.querySelectorAll('th')].map(
@@ -216,14 +218,14 @@ function named(html: string): string {
       [...row.cells].forEach((cell, index) => {
         cell.dataset.column = titles[index] ?? '';
       });
-      const who = [...(row.cells[row.cells.length - 1]?.children ?? [])];
-      row.title = who.map(line => line.textContent).join('\n');
+      const lines = [...(row.cells[row.cells.length - 1]?.children ?? [])];
+      row.title = lines.map(line => line.textContent).join('\n');
     }
   }
   return body.innerHTML;
 }
 
-/** Return what a click on the status bar does for a kernel, empty for nothing. */
+/** Return the status bar's action for a kernel, or an empty string if there is none. */
 function offered(status: IStatus, kernel: string): string {
   const held = heldBy(status, kernel);
   if (status.failure !== null || place(status, kernel)) {

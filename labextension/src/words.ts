@@ -1,4 +1,4 @@
-/** Every sentence about a reservation, for the status bar, the panel and notifications. */
+/** Texts about reservations, for the status bar, the panel, and notifications. */
 
 import {
   type IDevice,
@@ -11,9 +11,9 @@ import {
   wish
 } from './status';
 
-export const NEAR_S = 600; // before an end
+export const NEAR_S = 600; // seconds before an end at which it is shown as near
 const NAME_LIMIT = 40; // characters
-const LIST_LIMIT = 110; // of characters: JupyterLab cuts a notification at 140
+const LIST_LIMIT = 110; // characters; JupyterLab truncates notifications at 140
 
 export type Level = 'calm' | 'near' | 'over';
 
@@ -27,7 +27,7 @@ export function labels({ devices }: { devices: IDevice[] }): string {
   return listed(devices.map(device => device.label));
 }
 
-/** Return who has it, in a word. */
+/** Return a short name of a process: its notebook, command, or pid. */
 export function name(of: {
   notebook: string | null;
   command: string | null;
@@ -36,7 +36,7 @@ export function name(of: {
   return short(of.notebook ?? of.command ?? `process ${of.pid ?? '?'}`);
 }
 
-/** Return `18:00`, with the day if it is not today's. */
+/** Return a time such as `18:00`, with the weekday if it is not today. */
 export function clock(seconds: number, now: number): string {
   const [moment, today] = [new Date(seconds * 1000), new Date(now * 1000)];
   const isToday = moment.toDateString() === today.toDateString();
@@ -48,35 +48,38 @@ export function clock(seconds: number, now: number): string {
   });
 }
 
-/** Return `GPU6 · 12 of 80 GiB · until 18:00`, and how urgent that is. */
+/** Return a text such as `GPU6 · 12 of 80 GiB · until 18:00`, and its urgency. */
 export function ofReservation(
   reservation: IReservation,
   status: IStatus,
   now: number
 ): IText {
   const { holder } = reservation;
-  const what = labels(reservation);
+  const gpus = labels(reservation);
   if (holder.kept_until !== null) {
-    const left = Math.max(0, Math.ceil(holder.kept_until - now));
-    return { text: `${what}, kept for ${left} s`, level: 'near' };
+    const leftS = Math.max(0, Math.ceil(holder.kept_until - now));
+    return { text: `${gpus}, kept for ${leftS} s`, level: 'near' };
   }
-  const texts = [what, memory(reservation)];
+  const texts = [gpus, memory(reservation)];
   let level: Level = 'calm';
   const wanted = wish(status, reservation);
   if (wanted) {
-    texts.push(`idle; ${waits(wanted)}`);
+    texts.push(`idle; ${waiting(wanted)}`);
     level = 'near';
   }
   if (holder.overdue !== null) {
     texts.push(`overdue since ${clock(holder.overdue, now)}`);
     level = 'over';
   } else if (holder.until !== null) {
-    const left = holder.until - now;
-    const isNear = left < NEAR_S;
-    const minutes = Math.max(0, Math.ceil(left / 60));
-    const isJob = holder.is_job_end ? ", the job's end" : '';
-    const soon = isNear ? `, in ${minutes} min` : '';
-    texts.push(`until ${clock(holder.until, now)}${isJob}${soon}`);
+    const leftS = holder.until - now;
+    const isNear = leftS < NEAR_S;
+    const minutes = Math.max(0, Math.ceil(leftS / 60));
+    const notes = [
+      ...(holder.is_job_end ? ['end of the job'] : []),
+      ...(isNear ? [`${minutes} min left`] : [])
+    ];
+    const note = notes.length ? ` (${notes.join(', ')})` : '';
+    texts.push(`until ${clock(holder.until, now)}${note}`);
     level = isNear ? 'near' : level;
   }
   if (reservation.parts.some(part => part.is_over)) {
@@ -85,7 +88,7 @@ export function ofReservation(
   return { text: texts.filter(Boolean).join(' · '), level };
 }
 
-/** Return what the status bar says of a kernel; null stands for no notebook. */
+/** Return the status bar's text for a kernel; null means that no notebook is active. */
 export function ofKernel(
   status: IStatus,
   kernel: string | null,
@@ -104,10 +107,10 @@ export function ofKernel(
   const held = ownReservations(status)
     .filter(reservation => reservation.holder.kernel === kernel)
     .map(reservation => ofReservation(reservation, status, now));
-  const number = place(status, kernel);
+  const position = place(status, kernel);
   const texts = held.map(each => each.text);
-  if (number) {
-    texts.push(`waits, number ${number}`);
+  if (position) {
+    texts.push(`waiting (${ordinal(position)} in line)`);
   }
   const level =
     (['over', 'near'] as const).find(one =>
@@ -116,60 +119,70 @@ export function ofKernel(
   return { text: texts.join('; ') || 'no GPU', level };
 }
 
-/** Return `train.ipynb has GPU4, until 10:49.` */
+/** Return an ordinal number: `first`, `second`, `third`, `4th`. */
+export function ordinal(position: number): string {
+  const words = ['first', 'second', 'third'];
+  const suffixes: Record<string, string> = { one: 'st', two: 'nd', few: 'rd' };
+  const rule = new Intl.PluralRules('en', { type: 'ordinal' }).select(position);
+  return words[position - 1] ?? `${position}${suffixes[rule] ?? 'th'}`;
+}
+
+/** Return a sentence such as `train.ipynb has GPU4, until 10:49.` */
 export function has(reservation: IReservation, now: number): string {
   const { until } = reservation.holder;
   const end = until === null ? '' : `, until ${clock(until, now)}`;
   return `${name(reservation.holder)} has ${labels(reservation)}${end}.`;
 }
 
-/** Return `bob waits for 2 GPUs`, of one's own `your fold.ipynb waits for a GPU`. */
-export function waits({ ticket }: IWish): string {
-  return `${who(ticket)} waits for ${short(ticket.asks ?? 'a GPU')}`;
+/** Return `bob is waiting for 2 GPUs`, or `your fold.ipynb is waiting for a GPU`. */
+export function waiting({ ticket }: IWish): string {
+  return `${owner(ticket)} is waiting for ${short(ticket.asks ?? 'a GPU')}`;
 }
 
-/** Return `bob`, or `your fold.ipynb` of a process of the user who reads it. */
-function who(one: IProcess): string {
-  return one.is_own ? `your ${name(one)}` : short(one.user ?? 'somebody');
+/** Return the user's name, such as `bob`, or `your fold.ipynb` for the reader's process. */
+function owner(process: IProcess): string {
+  return process.is_own
+    ? `your ${name(process)}`
+    : short(process.user ?? 'another user');
 }
 
-/** Return `No GPU is free: alice has GPU0 and GPU2, GPU1 is broken.`; null if one is free. */
+/** Return `No GPU is free: alice has GPU0 and GPU2, GPU1 is broken.`, or null if one is free. */
 export function refusal(status: IStatus): string | null {
   if (!status.devices.length || status.devices.some(isFree)) {
     return null;
   }
   const groups = new Map<string, IDevice[]>();
   for (const device of status.devices) {
-    const key = whose(status, device).join('\n');
+    const key = reasonParts(status, device).join('\n');
     groups.set(key, [...(groups.get(key) ?? []), device]);
   }
   let text = '';
-  let left = status.devices.length;
+  let remaining = status.devices.length;
   for (const [key, devices] of groups) {
     const next = key.replace('\n', labels({ devices }));
     if (text && text.length + next.length > LIST_LIMIT) {
-      const are = left > 1 ? 'are' : 'is';
-      return `No GPU is free: ${text}, and ${left} more ${are} not free.`;
+      const are = remaining > 1 ? 'are' : 'is';
+      return `No GPU is free: ${text}, and ${remaining} more ${are} not free.`;
     }
-    left -= devices.length;
+    remaining -= devices.length;
     text += text ? `, ${next}` : next;
   }
   return `No GPU is free: ${text}.`;
 }
 
-/** Return who has a device, or why nobody can: what stands before its label, and after it. */
-function whose(status: IStatus, device: IDevice): [string, string] {
+/** Return the reason why a device is not free, as the texts before and after its label. */
+function reasonParts(status: IStatus, device: IDevice): [string, string] {
   const { holders, processes, next_in_line: next, state } = device;
   if (holders.length) {
-    const every = [...new Set(holders.map(who))];
-    return [`${listed(every)} ${every.length > 1 ? 'have' : 'has'} `, ''];
+    const owners = [...new Set(holders.map(owner))];
+    return [`${listed(owners)} ${owners.length > 1 ? 'have' : 'has'} `, ''];
   }
   if (processes.length) {
     const [{ user }] = processes;
-    return [`${short(user ?? 'somebody')} uses `, ' without a reservation'];
+    return [`${short(user ?? 'another user')} uses `, ' without a reservation'];
   }
   if (next) {
-    return [`${who(status.waiting[next - 1])} is next for `, ''];
+    return [`${owner(status.waiting[next - 1])} is next for `, ''];
   }
   return ['', ` is ${state}`];
 }
@@ -178,7 +191,7 @@ function isFree({ state, next_in_line: next }: IDevice): boolean {
   return state === 'free' && next === null;
 }
 
-/** Return a text that others have written, on one line and not too long. */
+/** Return an untrusted text on one line, truncated to the limit. */
 function short(text: string): string {
   const line = text.replaceAll(/\s+/g, ' ');
   return line.length > NAME_LIMIT ? `${line.slice(0, NAME_LIMIT)}...` : line;
@@ -191,7 +204,7 @@ function listed(texts: string[]): string {
     : texts.join();
 }
 
-/** Return `12 of 80 GiB`; of a part, what is used of that. */
+/** Return used and total memory, such as `12 of 80 GiB`; for a part, the total is its size. */
 function memory({ devices, parts }: IReservation): string {
   const isPart = parts.some(part => part.memory_promised_mib !== null);
   const used = sum(
@@ -219,7 +232,7 @@ function sum(values: (number | null)[]): number | null {
   );
 }
 
-/** Return `9.5`: the memory in GiB. */
+/** Return an amount of memory in GiB, such as `9.5`. */
 function inGiB(mib: number | null): string {
   return mib === null ? '?' : (mib / 1024).toFixed(1);
 }
