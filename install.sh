@@ -1,20 +1,21 @@
 #!/bin/sh
-# Installs this checkout of reserve_gpu, and makes IPython and Jupyter load it at every start. See usage().
+# Install this checkout of reserve_gpu, and make IPython and Jupyter load it at every start. See usage().
 set -eu
 
 usage() {
     cat <<'EOF'
 Usage: sh install.sh [--uninstall]
 
-Installs reserve_gpu and lets every IPython shell and Jupyter kernel of yours load it by itself, by
-adding a few marked lines to ipython_config.py in IPython's default profile.
+Install reserve_gpu, and make your IPython shells and Jupyter kernels load it automatically. The script
+adds a few marked lines to ipython_config.py in IPython's default profile.
 
-  --uninstall   take back what was added: those lines and the package
+  --uninstall   remove those lines and the package
   -h, --help    show this text
 
-PYTHON=/path/to/python sh install.sh   installs into that Python; otherwise into the first python3 on PATH,
-                                       which is the virtual environment's where one is active
-IPYTHONDIR                             is where IPython keeps its profiles; otherwise ~/.ipython
+Environment variables:
+  PYTHON        the Python to install into; by default the first python3 on PATH, which is the active
+                virtual environment's
+  IPYTHONDIR    the directory of IPython's profiles; by default ~/.ipython
 EOF
 }
 
@@ -25,19 +26,19 @@ fail() {
 
 # --- Python and the package ---
 
-# Sets PYTHON to the absolute path of the Python to install into.
+# Set PYTHON to the absolute path of the Python to install into.
 find_python() {
     program=$(command -v "${PYTHON:-python3}" || command -v "${PYTHON:-python}") ||
-        fail "no program ${PYTHON:-python3}; install Python 3.10 or newer, or name one: PYTHON=/path/to/python sh install.sh"
+        fail "${PYTHON:-python3}: not found. Install Python 3.10 or newer, or choose one: PYTHON=/path/to/python sh install.sh"
     case $program in
         /*) PYTHON=$program ;;
         *) PYTHON=$PWD/$program ;;
     esac
 }
 
-# Sets facts to lines NAME=VALUE about this Python; "fact NAME" prints one. It runs in /, as Python imports from the
-# current folder. The name is the same for python and python3 of one environment, and ASCII, to fit into any file.
-# The folder is IPython's, by the rules of IPython.paths.get_ipython_dir.
+# Set facts to NAME=VALUE lines about this Python; "fact NAME" prints one value. The code runs in / because Python
+# imports from the current directory. The name is the same for python and python3 of one environment, and it is ASCII,
+# so that it fits into any file. The folder is IPython's directory, by the rules of IPython.paths.get_ipython_dir.
 ask_python() {
     facts=$(from=$PWD && cd / && "$PYTHON" -c '
 import sys
@@ -62,8 +63,8 @@ folder = os.path.expanduser(os.environ.get("IPYTHONDIR", folder))
 if not folder.startswith("/~/"):
     print("folder=" + os.path.normpath(os.path.join(sys.argv[1], folder)))
 ' "$from" 2>/dev/null </dev/null) || case $? in
-        3) fail "$PYTHON is older than 3.10; name a newer one: PYTHON=/path/to/python sh install.sh" ;;
-        *) fail "$PYTHON does not run as a Python; name another: PYTHON=/path/to/python sh install.sh" ;;
+        3) fail "$PYTHON is older than 3.10. Choose a newer Python: PYTHON=/path/to/python sh install.sh" ;;
+        *) fail "$PYTHON does not run as a Python. Choose another: PYTHON=/path/to/python sh install.sh" ;;
     esac
 }
 
@@ -72,34 +73,34 @@ fact() {
 }
 
 check_pip() {
-    [ -n "$(fact pip)" ] || fail "$PYTHON has no pip; add it: \"$PYTHON\" -m ensurepip --upgrade"
+    [ -n "$(fact pip)" ] || fail "$PYTHON has no pip. Install it: \"$PYTHON\" -m ensurepip --upgrade"
 }
 
-# Where the distribution manages this Python, pip refuses: https://peps.python.org/pep-0668/
+# pip refuses to install into a Python that the distribution manages: https://peps.python.org/pep-0668/
 check_not_managed() {
-    [ -z "$(fact managed)" ] || fail "$PYTHON is externally managed: it is not for pip to install into
+    [ -z "$(fact managed)" ] || fail "$PYTHON is externally managed, so pip can't install into it
 ($(fact managed)). Nothing was changed.
-Make a virtual environment and install there:
+Create a virtual environment and install there:
   \"$PYTHON\" -m venv ~/.venvs/reserve_gpu
   . ~/.venvs/reserve_gpu/bin/activate
   sh \"$here/install.sh\""
 }
 
-# pip ARGUMENT...: from the checkout, as files of the current folder could be taken for Python's own modules.
+# pip ARGUMENT...: run pip in the checkout, because files in the current directory could shadow Python's modules.
 pip() {
     (cd "$here" && PIP_DISABLE_PIP_VERSION_CHECK=1 "$PYTHON" -m pip "$@")
 }
 
-# What pip builds goes to the scratch folder: the checkout stays as it is, and may be read-only.
+# Build in the scratch directory, because the checkout may be read-only.
 # https://setuptools.pypa.io/en/latest/deprecated/distutils/configfile.html
 install_package() {
     echo "Installing reserve_gpu into $PYTHON ..."
     mkdir "$scratch/info"
     printf '[build]\nbuild_base = %s\n[egg_info]\negg_base = %s\n' "$scratch/build" "$scratch/info" >"$scratch/setup.cfg"
     DIST_EXTRA_CONFIG="$scratch/setup.cfg" pip install --quiet . ||
-        fail "pip could not install reserve_gpu into $PYTHON (see above); IPython's configuration was not touched"
+        fail "pip could not install reserve_gpu into $PYTHON (see above). IPython's configuration was not changed."
     ask_python
-    [ -n "$(fact installed)" ] || fail "pip installed reserve_gpu where $PYTHON does not look for packages"
+    [ -n "$(fact installed)" ] || fail "pip installed reserve_gpu into a directory that $PYTHON does not import from"
     echo "Installed reserve_gpu $(fact installed) for $PYTHON"
 }
 
@@ -109,66 +110,67 @@ uninstall_package() {
         return
     fi
     if pip uninstall --quiet --yes reserve_gpu; then ask_python; fi
-    [ -z "$(fact installed)" ] || fail "pip could not uninstall reserve_gpu from $PYTHON (see above); nothing else was changed"
-    echo "Uninstalled reserve_gpu from $PYTHON; what it depends on stays installed"
+    [ -z "$(fact installed)" ] || fail "pip could not uninstall reserve_gpu from $PYTHON (see above). Nothing else was changed."
+    echo "Uninstalled reserve_gpu from $PYTHON; its dependencies stay installed"
 }
 
-# --- ipython_config.py, which reserve_gpu/ipython/config_file.py changes ---
+# --- ipython_config.py, which reserve_gpu/ipython/config_file.py edits ---
 
-# Sets config to the file that IPython reads.
+# Set config to the configuration file that IPython reads.
 find_config() {
     folder=$(fact folder)
-    [ -n "$folder" ] || fail "this user has no home directory; set HOME or IPYTHONDIR"
-    if [ -n "${IPYTHONDIR+set}" ]; then IPYTHONDIR=$folder; fi # is_loaded starts IPython in another folder
+    [ -n "$folder" ] || fail "this user has no home directory. Set HOME or IPYTHONDIR."
+    if [ -n "${IPYTHONDIR+set}" ]; then IPYTHONDIR=$folder; fi # is_loaded starts IPython in another directory
     config=$folder/profile_default/ipython_config.py
 }
 
-# edit check-add|check-remove|has-block|add|remove: does that for this Python, from the checkout: the package may not be
-# installed.
+# edit check-add|check-remove|has-block|add|remove: edit or check the configuration file for this Python. It uses the
+# checkout's code, because the package may not be installed.
 edit() {
     (cd / && "$PYTHON" "$here/reserve_gpu/ipython/config_file.py" "$1" "$config" "$(fact name)" </dev/null)
 }
 
-# --- the whole ---
+# --- install and uninstall ---
 
-# Starts IPython as it starts for the user, and looks whether the magic is there. TERM: no window title in its output.
+# Start IPython as it starts for the user, and check that the magic exists. TERM=dumb keeps window titles out of the
+# output.
 is_loaded() {
-    look='if get_ipython().find_line_magic("reserve_gpu"): print("\n%reserve_gpu is there")'
-    (cd / && TERM=dumb "$PYTHON" -m IPython --no-banner --colors=NoColor -c "$look") >"$scratch/terminal" 2>&1 </dev/null || :
-    grep -qx '%reserve_gpu is there' "$scratch/terminal"
+    check='if get_ipython().find_line_magic("reserve_gpu"): print("\n%reserve_gpu is loaded")'
+    (cd / && TERM=dumb "$PYTHON" -m IPython --no-banner --colors=NoColor -c "$check") >"$scratch/terminal" 2>&1 </dev/null || :
+    grep -qx '%reserve_gpu is loaded' "$scratch/terminal"
 }
 
-# find_extension terminal|kernel|appends [OUTPUT]: prints what tools/find_extension.py answers.
+# find_extension terminal|kernel|appends [OUTPUT]: print the answer of tools/find_extension.py.
 find_extension() {
     : >"$scratch/answer"
     (cd / && "$PYTHON" "$here/tools/find_extension.py" "$1" "$scratch/answer") >"${2:-/dev/null}" 2>&1 </dev/null || :
     cat "$scratch/answer"
 }
 
-# why ANSWER OUTPUT: prints the answer, or the last error in the file OUTPUT if the answer is empty.
-why() {
+# reason ANSWER OUTPUT: print the answer, or the last error in the file OUTPUT if the answer is empty.
+reason() {
     if [ -n "$1" ]; then
         printf '%s\n' "$1"
     else
-        words=$(grep -E '^[A-Za-z0-9_.]*(Error|Exception|Exit|Interrupt)(:|$)' "$2" || cat "$2")
-        printf '%s\n' "${words:-it does not say why}" | tail -n 1
+        errors=$(grep -E '^[A-Za-z0-9_.]*(Error|Exception|Exit|Interrupt)(:|$)' "$2" || cat "$2")
+        printf '%s\n' "${errors:-unknown reason}" | tail -n 1
     fi
 }
 
-# Sets programs to those that were started, and missing to the reason if one of them does not load the extension.
-# A kernel reads more files than a terminal's IPython.
-look() {
+# Start IPython and a kernel, because kernels read more configuration files. Set programs to the programs that load the
+# extension, and failure to the reason why one of them does not.
+check_loaded() {
     programs=IPython
-    missing=''
+    failure=''
     if ! is_loaded; then
-        missing="IPython does not load reserve_gpu in spite of the lines in $config: $(why "$(find_extension terminal)" "$scratch/terminal")"
+        failure="IPython does not load reserve_gpu despite the lines in $config: $(reason "$(find_extension terminal)" "$scratch/terminal")"
         return
     fi
-    found=$(find_extension kernel "$scratch/kernel")
-    case $found in
-        loaded) programs='IPython and of kernels' ;;
+    answer=$(find_extension kernel "$scratch/kernel")
+    case $answer in
+        loaded) programs='IPython and Jupyter kernels' ;;
         'no kernels') ;;
-        *) missing="kernels do not load reserve_gpu in spite of the lines in $config: $(why "$found" "$scratch/kernel")" ;;
+        *) failure="kernels do not load reserve_gpu despite the lines in $config: $(reason "$answer" "$scratch/kernel")" ;;
     esac
 }
 
@@ -177,14 +179,14 @@ install() {
     check_pip
     edit check-add || exit
     install_package
-    if ! edit has-block && look && [ -z "$missing" ]; then
-        echo "Loaded at every start of $programs already, by your configuration or the system's; nothing was added to it"
+    if ! edit has-block && check_loaded && [ -z "$failure" ]; then
+        echo "Your configuration, or the system's, already loads it at every start of $programs; nothing was added"
     else
-        found=$(find_extension appends)
-        [ -z "$found" ] || fail "the lines for $config would keep IPython or kernels from starting: $found"
+        conflict=$(find_extension appends)
+        [ -z "$conflict" ] || fail "the lines for $config would prevent IPython or kernels from starting: $conflict"
         edit add || exit
-        look
-        [ -z "$missing" ] || fail "$missing"
+        check_loaded
+        [ -z "$failure" ] || fail "$failure"
         echo "Loaded at every start of $programs by $config"
     fi
     ipython="\"$PYTHON\" -m IPython"
@@ -209,7 +211,7 @@ for argument in "$@"; do
 done
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
-[ -f "$here/reserve_gpu/__init__.py" ] || fail "start it from its checkout: sh /path/to/reserve_gpu/install.sh"
+[ -f "$here/reserve_gpu/__init__.py" ] || fail "run this script from its checkout: sh /path/to/reserve_gpu/install.sh"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 trap 'exit 129' HUP

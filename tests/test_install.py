@@ -259,7 +259,7 @@ def test_install_and_uninstall(home: Home, env: dict[str, str], python: Path) ->
     assert done(install_sh(env=env)).splitlines() == lines
     assert home.files() == first
     assert done(install_sh("--uninstall", env=env)).splitlines() == [
-        f"Uninstalled reserve_gpu from {python}; what it depends on stays installed",
+        f"Uninstalled reserve_gpu from {python}; its dependencies stay installed",
         f"Removed {home.config}, which held nothing else",
     ]
     assert home.files() == {}
@@ -350,7 +350,7 @@ def test_broken_file(before: bytes, reason: str, home: Home, env: dict[str, str]
     home.write(before)
     for _ in range(2):
         line = complained(install_sh(env=env))
-        assert f"does not load reserve_gpu in spite of the lines in {home.config}" in line
+        assert f"does not load reserve_gpu despite the lines in {home.config}" in line
         assert reason in line
         assert home.config.read_bytes().startswith(before)
         assert home.config.read_bytes().count(b"extensions.append") == 1
@@ -406,7 +406,7 @@ def test_own_line(line: bytes, home: Home, env: dict[str, str]) -> None:
     """Where the user's own line loads the extension, nothing is added, and uninstall leaves it."""
     home.write(b"c = get_config()\n" + line + b"\n")
     before = home.files()
-    assert "already, by your configuration" in done(install_sh(env=env))
+    assert "already loads it at every start of" in done(install_sh(env=env))
     assert home.files() == before
     assert "a line of your own" in done(install_sh("--uninstall", env=env))
     assert home.files() == before
@@ -417,7 +417,7 @@ def test_example_configuration(home: Home, env: dict[str, str]) -> None:
     """A copy of the checkout's ipython_config.py loads the extension and is not added to."""
     home.write((CHECKOUT / "ipython_config.py").read_bytes())
     before = home.files()
-    assert "already, by your configuration" in done(install_sh(env=env))
+    assert "already loads it at every start of" in done(install_sh(env=env))
     assert home.files() == before
 
 
@@ -805,7 +805,7 @@ def test_no_permission(home: Home, never_pip: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("data", "arguments", "code", "said"),
     [
-        (OWN_LINE, [], 0, "already, by your configuration"),
+        (OWN_LINE, [], 0, "already loads it at every start of"),
         (OWN_LINE, ["--uninstall"], 0, "a line of your own"),
         (b"x = 1\n", ["--uninstall"], 0, "Nothing to take out"),
         (BLOCK_OF_ANOTHER, ["--uninstall"], 0, "stay for\n/x/bin/python3.9\n"),
@@ -837,7 +837,7 @@ def test_pip_fails(home: Home, python: Path, tmp_path: Path) -> None:
     result = install_sh(env=home.environ(PYTHON=program))
     assert result.returncode == 1
     assert "no network" in result.stderr
-    assert "was not touched" in result.stderr
+    assert "was not changed" in result.stderr
     assert home.files() == {}
 
 
@@ -999,7 +999,7 @@ def test_real_installation(installed: Installed) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("ipython_config.py", OWN_LINE, "already, by your configuration"),
+        ("ipython_config.py", OWN_LINE, "already loads it at every start of"),
         ("ipython_config.py", b"raise ValueError('of mine')\n", "ValueError: of mine"),
         (
             "ipython_config.json",
@@ -1014,12 +1014,12 @@ def test_real_installation(installed: Installed) -> None:
         (
             "ipython_kernel_config.py",
             b"get_config().IPKernelApp.extensions.append('autoreload')\n",
-            "would keep IPython or kernels from starting",
+            "would prevent IPython or kernels from starting",
         ),
         (
             "ipython_config.py",
             b"get_config().TerminalIPythonApp.extensions = ['reserve_gpu']\n",
-            "Loaded at every start of IPython and of kernels by",
+            "Loaded at every start of IPython and Jupyter kernels by",
         ),
         ("startup/1.py", b"1 / 0\n", "Loaded at every start"),
         ("startup/1.py", b"__import__('os')._exit(0)\n", "does not say why"),
