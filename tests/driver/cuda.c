@@ -1,4 +1,4 @@
-/* libcuda.so.1: the CUDA driver calls, answered from the scenario; memory is the host's. Prototypes as in cuda.h. */
+/* libcuda.so.1: CUDA calls, answered from the scenario. Device memory is host memory. Prototypes match cuda.h. */
 #define _GNU_SOURCE
 #include "scenario.h"
 
@@ -19,7 +19,7 @@ enum answer {
 
 enum { CONTEXTS = 64, CONTEXT_MIB = 300, MIB = 1 << 20 };
 
-/* Two contexts on a device can both be somebody's: the primary one is shared and counted. */
+/* A process can have several contexts on one device. The primary context is shared and reference-counted. */
 struct context {
     int ordinal, references;
     bool is_primary;
@@ -29,18 +29,18 @@ struct allocation {
     struct allocation *next;
     int ordinal;
     size_t size;
-    _Alignas(256) unsigned char bytes[];           /* as cuMemAlloc aligns */
+    _Alignas(256) unsigned char bytes[];           /* the alignment of cuMemAlloc */
 };
 
-/* All under the lock of enter_call, `current` apart. */
-static pid_t owner;                                /* the process of a successful cuInit, else 0 */
+/* All of this except `current` is protected by the lock of enter_call. */
+static pid_t owner;                                /* the process that called cuInit successfully, or 0 */
 static struct place ordinals[ORDINALS];
 static int ordinals_count;
 static struct context contexts[CONTEXTS];
 static struct allocation *allocations;
 static __thread struct context *current;
 
-/* ---- the frame of every call ------------------------------------------------------------- */
+/* ---- entering and leaving calls ---------------------------------------------------------- */
 
 static const struct place NOWHERE = {NONE, NONE};
 
@@ -53,7 +53,7 @@ static int leave(int answer) {
     return answer;
 }
 
-/* A forked child of a process that has started CUDA can't use it: to it CUDA is never initialised. */
+/* A forked child can't use CUDA if its parent has started it, so CUDA is never initialized in the child. */
 static int enter(const char *function, struct place place) {
     enter_call();
     int code = obey_rules(function, place);
@@ -67,7 +67,7 @@ static int enter(const char *function, struct place place) {
         return code ? code : leave(answer);           \
     }
 
-/* A call about the device with the number `device`: `answer` sees it as `it`. */
+/* A call about the device with the ordinal `device`. The expression `answer` can use the device as `it`. */
 #define DEVICE_CALL(function, parameters, answer)     \
     EXPORT int function parameters {                  \
         int code = enter(__func__, place_of(device)); \
@@ -94,7 +94,7 @@ static int start(unsigned flags, const struct place *seen, int count) {
     return SUCCESS;
 }
 
-/* The variables are read at the begin: a delay comes after that, as it does in the real one. */
+/* The environment variables are read before any delay, as in the real library. */
 EXPORT int cuInit(unsigned flags) {
     struct place seen[ORDINALS];
     enter_call();
@@ -165,7 +165,7 @@ static int bus_id(const struct gpu *gpu, char *to, int length) {
     return (int)strlen(id) < length ? text(id, to, length) : INVALID_VALUE;
 }
 
-/* The sixteen bytes behind "GPU-" or "MIG-". */
+/* Parse the 16 bytes after "GPU-" or "MIG-". */
 static int uuid_bytes(const char *uuid, unsigned char *to) {
     if (!to) return INVALID_VALUE;
     memset(to, 0, 16);
@@ -177,7 +177,7 @@ static int uuid_bytes(const char *uuid, unsigned char *to) {
     return SUCCESS;
 }
 
-/* A GPU without a memory of its own shows CUDA the host's. */
+/* A GPU without dedicated memory reports the host's memory to CUDA. */
 static size_t total_bytes(const struct device *device) {
     enum { HOST_MIB = 128 << 10 };
     return (size_t)(device->memory_mib == NONE ? HOST_MIB : device->memory_mib) * MIB;
@@ -211,7 +211,7 @@ DEVICE_CALL(cuDeviceGetPCIBusId, (char *id, int length, int device), bus_id(gpu_
 DEVICE_CALL(cuDeviceTotalMem_v2, (size_t *bytes, int device), total_memory(it, bytes))
 DEVICE_CALL(cuDeviceGetAttribute, (int *value, int which, int device), attribute(gpu_of(device), which, value))
 
-/* From before 64 bits: the number ends at 4 GiB. */
+/* The 32-bit version of the call reports at most 4 GiB. */
 static int total_memory_v1(const struct device *device, unsigned *bytes) {
     size_t total = total_bytes(device);
     return number(total > UINT32_MAX ? UINT32_MAX : total, (int *)bytes);
@@ -219,7 +219,7 @@ static int total_memory_v1(const struct device *device, unsigned *bytes) {
 
 DEVICE_CALL(cuDeviceTotalMem, (unsigned *bytes, int device), total_memory_v1(it, bytes))
 
-/* ---- what this process holds, for NVML and other processes to see ------------------------- */
+/* ---- publishing this process's memory use ------------------------------------------------ */
 
 static int contexts_on(int ordinal) {
     int count = 0;
@@ -234,7 +234,7 @@ static size_t allocated_bytes(int ordinal) {
     return bytes;
 }
 
-/* The scenario counts in whole ones. */
+/* Round up, because the scenario counts in whole MiB. */
 static long to_mib(size_t bytes) { return (bytes + MIB - 1) / MIB; }
 
 static long held_mib(int ordinal) {
@@ -251,7 +251,7 @@ static void write_holdings(int file) {
     }
 }
 
-/* Under another name first, so that nobody reads half of it. Readers skip names that aren't a pid. */
+/* Write to a temporary name and rename, so that readers never see half a file. Readers skip names that aren't pids. */
 static void publish(void) {
     char path[PATH + 32], draft[PATH + 40];
     if (!*machine->contexts) return;
@@ -264,7 +264,7 @@ static void publish(void) {
     if (rename(draft, path)) give_up("contexts %s: %m", machine->contexts);
 }
 
-/* What all processes, the driver and the scenario leave of a device. */
+/* Return the memory that the driver, the scenario and all processes leave free on a device. */
 static long free_mib(int ordinal) {
     const struct device *device = device_at(place_of(ordinal));
     if (!device) return 0;
@@ -273,20 +273,20 @@ static long free_mib(int ordinal) {
     return used < total ? total - used : 0;
 }
 
-/* From the look at what is left until that is published nobody else may take it. Closed, or killed, it is let go. */
-static int begin_taking(void) {
+/* Hold a lock from reading the free memory until the new use is published. The lock ends with the process. */
+static int lock_allocation(void) {
     if (!*machine->contexts) return NONE;
     int folder = open(machine->contexts, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0 || flock(folder, LOCK_EX)) give_up("contexts %s: %m", machine->contexts);
     return folder;
 }
 
-static void end_taking(int folder) {
+static void publish_and_unlock(int folder) {
     publish();
     if (folder != NONE) close(folder);
 }
 
-/* Tidiness alone: of a process that was killed the file stays, and is not counted. */
+/* Delete this process's file at exit. Files of killed processes remain, and readers ignore them. */
 __attribute__((destructor)) static void tidy(void) {
     char path[PATH + 32];
     if (owner != getpid() || !machine || !*machine->contexts) return;
@@ -309,10 +309,10 @@ static struct context *find_unused(void) {
 }
 
 static struct context *open_context(int ordinal, bool is_primary) {
-    int folder = begin_taking();
+    int folder = lock_allocation();
     struct context *fresh = free_mib(ordinal) < CONTEXT_MIB ? NULL : find_unused();
     if (fresh) *fresh = (struct context){ordinal, 1, is_primary};
-    end_taking(folder);
+    publish_and_unlock(folder);
     return fresh;
 }
 
@@ -332,7 +332,7 @@ static void free_allocations(int ordinal) {
     }
 }
 
-static void release_and_hide(struct context *context) {
+static void release_context(struct context *context) {
     if (--context->references) return;
     if (!contexts_on(context->ordinal)) free_allocations(context->ordinal);
     if (current == context) current = NULL;
@@ -351,7 +351,7 @@ static int retain_primary(struct context **context, int ordinal) {
 static int release_primary(int ordinal) {
     struct context *primary = find_primary(ordinal);
     if (!primary) return INVALID_CONTEXT;
-    release_and_hide(primary);
+    release_context(primary);
     return SUCCESS;
 }
 
@@ -364,7 +364,7 @@ static int create(struct context **context, int ordinal) {
 
 static int destroy(struct context *context) {
     if (!is_open(context) || context->is_primary) return INVALID_CONTEXT;
-    release_and_hide(context);
+    release_context(context);
     return SUCCESS;
 }
 
@@ -393,7 +393,7 @@ CALL(cuCtxSynchronize, (void), is_open(current) ? SUCCESS : INVALID_CONTEXT)
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
-/* A device address is the host address of the bytes that stand in for it. */
+/* A device address is the host address of the bytes that simulate it. */
 typedef uintptr_t address_t;
 
 static struct allocation **find_allocation(address_t address) {
@@ -415,7 +415,7 @@ static bool fits(size_t size, int ordinal) {
     return size <= SIZE_MAX / 2 && to_mib(before + size) - to_mib(before) <= free_mib(ordinal);
 }
 
-/* Not cleared, as on a real device, so that pages nobody touches cost the host nothing. */
+/* Memory is not cleared, as on a real device, so untouched pages cost the host nothing. */
 static struct allocation *allocation_of(size_t size, int ordinal) {
     if (!fits(size, ordinal)) return NULL;
     struct allocation *fresh = aligned_alloc(256, sizeof *fresh + (size + 255) / 256 * 256);
@@ -429,9 +429,9 @@ static struct allocation *allocation_of(size_t size, int ordinal) {
 static int allocate(address_t *address, size_t size) {
     if (!address || !size) return INVALID_VALUE;
     if (!is_open(current)) return INVALID_CONTEXT;
-    int folder = begin_taking();
+    int folder = lock_allocation();
     struct allocation *fresh = allocation_of(size, current->ordinal);
-    end_taking(folder);
+    publish_and_unlock(folder);
     if (!fresh) return OUT_OF_MEMORY;
     *address = (address_t)fresh->bytes;
     return SUCCESS;
@@ -473,6 +473,6 @@ CALL(cuMemcpyHtoD_v2, (address_t to, const void *from, size_t size), copy((void 
 CALL(cuMemcpyDtoH_v2, (void *to, address_t from, size_t size), copy(to, (void *)from, from, size))
 CALL(cuMemsetD32_v2, (address_t address, unsigned value, size_t count), fill(address, value, count))
 
-/* Numba wants it to be there, and lists no device without. */
+/* Numba lists no device if this function is missing. */
 CALL(cuIpcOpenMemHandle_v2, (address_t *address, const void *handle, unsigned flags),
      address && handle && !flags ? NOT_SUPPORTED : INVALID_VALUE)

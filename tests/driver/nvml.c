@@ -1,4 +1,4 @@
-/* libnvidia-ml.so.1: handles, the frame of every call, the library itself, finding devices. */
+/* libnvidia-ml.so.1: handles, entering and leaving calls, library and system calls, finding devices. */
 #define _GNU_SOURCE
 #include "nvml.h"
 
@@ -11,7 +11,7 @@ static int init_count;
 
 /* ---- handles ----------------------------------------------------------------------------- */
 
-/* A handle is the address of its place's byte here; index 0 of a row is the whole GPU. */
+/* A handle is the address of a byte in this table. Index 0 of a row is the whole GPU. */
 static const char handles[GPUS][1 + SLOTS];
 
 static handle_t to_handle(struct place place) { return &handles[place.gpu][1 + place.slot]; }
@@ -28,14 +28,14 @@ int give_handle(struct place place, handle_t *device) {
     return SUCCESS;
 }
 
-/* ---- the frame of every call ------------------------------------------------------------- */
+/* ---- entering and leaving calls ---------------------------------------------------------- */
 
 int leave(int answer) {
     leave_call();
     return answer;
 }
 
-/* After the call is entered: what stands in its way, if anything. */
+/* Return the error that prevents the call, or 0. The caller holds the lock. */
 int obstacle(const char *function, struct place place) {
     int code = obey_rules(function, place);
     if (!init_count) return UNINITIALIZED;
@@ -48,7 +48,7 @@ int find_subject(handle_t handle, struct subject *it) {
     it->device = device_at(it->place);
     it->is_instance = it->place.slot >= 0;
     if (it->place.gpu < 0) return INVALID_ARGUMENT;
-    if (!it->device) return it->is_instance ? INVALID_ARGUMENT : GPU_IS_LOST;  /* it was there once */
+    if (!it->device) return it->is_instance ? INVALID_ARGUMENT : GPU_IS_LOST;  /* the device existed before */
     it->gpu = &machine->gpus[it->place.gpu];
     return SUCCESS;
 }
@@ -91,7 +91,7 @@ EXPORT int nvmlInit_v2(void) { return start(__func__); }
 EXPORT int nvmlInitWithFlags(unsigned flags) { return (void)flags, start(__func__); }
 SYSTEM_CALL(nvmlShutdown, (void), (init_count--, SUCCESS))
 
-/* Needs no initialisation, as in the real library. */
+/* This call works without initialization, as in the real library. */
 EXPORT const char *nvmlErrorString(int code) {
     static const char *const texts[] = {
         "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
@@ -108,7 +108,7 @@ EXPORT const char *nvmlErrorString(int code) {
     return code >= 0 && code < (int)(sizeof texts / sizeof *texts) ? texts[code] : "Unknown Error";
 }
 
-/* NVML's own version is the driver's behind the major version of CUDA. */
+/* NVML's version is CUDA's major version followed by the driver's version. */
 static int nvml_version(char *version, unsigned length) {
     char whole[TEXT + 16];
     snprintf(whole, sizeof whole, "%d.%s", machine->cuda / 1000, machine->driver);
@@ -128,7 +128,7 @@ static int process_name(unsigned pid, char *name, unsigned length) {
     if (file < 0) return NOT_FOUND;
     ssize_t got = read(file, command, sizeof command - 1);
     close(file);
-    command[got < 0 ? 0 : got] = '\0';  /* ends at the first argument */
+    command[got < 0 ? 0 : got] = '\0';  /* the command line up to its first NUL */
     snprintf(name, length, "%s", command);
     return SUCCESS;
 }
@@ -142,7 +142,7 @@ static int gpus_count(void) { return machine->count == NONE ? machine->gpus_coun
 SYSTEM_CALL(nvmlDeviceGetCount, (unsigned *count), number(gpus_count(), count))
 SYSTEM_CALL(nvmlDeviceGetCount_v2, (unsigned *count), number(gpus_count(), count))
 
-/* A GPU that is counted but not described is one that this user may not open. */
+/* A GPU that is counted but not described is one that this user has no permission to open. */
 static int by_index(const char *function, unsigned index, handle_t *device) {
     struct place place = {index < GPUS ? (int)index : NONE, NONE};
     enter_call();
@@ -171,7 +171,7 @@ static int by_search(const char *function, matcher_t *matches, const void *wante
     struct place place = find_place(matches, wanted);
     int code = obstacle(function, place);
     if (!code && !wanted) code = INVALID_ARGUMENT;
-    if (!code && (place = find_place(matches, wanted)).gpu < 0) code = NOT_FOUND;  /* anew: it may have waited */
+    if (!code && (place = find_place(matches, wanted)).gpu < 0) code = NOT_FOUND;  /* the call may have waited */
     return leave(code ? code : give_handle(place, device));
 }
 

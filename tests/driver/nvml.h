@@ -1,4 +1,4 @@
-/* The frame of every NVML call. Prototypes throughout as in NVIDIA's nvml.h. */
+/* Helpers for every NVML call. Prototypes match NVIDIA's nvml.h. */
 #ifndef STAND_IN_NVML_H
 #define STAND_IN_NVML_H
 
@@ -11,7 +11,7 @@ enum answer {
 
 typedef const char *handle_t;
 
-/* Whom a call is about. */
+/* The device that a call refers to. */
 struct subject {
     struct place place;
     const struct gpu *gpu;
@@ -19,19 +19,19 @@ struct subject {
     bool is_instance;
 };
 
-/* Nowhere for what is no handle of ours. */
+/* Return the place of a handle, or NOWHERE if the handle is invalid. */
 struct place place_of(handle_t handle);
 int give_handle(struct place place, handle_t *device);
 int find_subject(handle_t handle, struct subject *it);
 
-/* Locks, obeys the rules and finds the device; answers what stands in the way, unlocked, or 0. */
+/* Take the lock, apply the rules and find the device. Return 0, or an error without the lock. */
 int enter(const char *function, handle_t handle, struct subject *it);
-/* After enter_call: what stands in the call's way, if anything. */
+/* Return the error that prevents the call, or 0. Call it after enter_call. */
 int obstacle(const char *function, struct place place);
-/* Unlocks and passes the answer on. */
+/* Release the lock and return the answer. */
 int leave(int answer);
 
-/* A call about one device: `answer` sees it as `it`. */
+/* A call about one device. The expression `answer` can use it as `it`. */
 #define DEVICE_CALL(function, parameters, answer)             \
     EXPORT int function parameters {                          \
         struct subject it;                                    \
@@ -39,7 +39,7 @@ int leave(int answer);
         return code ? code : leave(answer);                   \
     }
 
-/* A call about none. */
+/* A call that refers to no device. */
 #define SYSTEM_CALL(function, parameters, answer)             \
     EXPORT int function parameters {                          \
         enter_call();                                         \
@@ -47,7 +47,7 @@ int leave(int answer);
         return leave(code ? code : (answer));                 \
     }
 
-/* Answers, with the checks that every one needs: NULL, too little room, NONE for "not supported". */
+/* Store an answer. Check for NULL, for short buffers, and for NONE, which means "not supported". */
 int text(const char *from, char *to, unsigned length);
 int number(int from, unsigned *to);
 
@@ -59,7 +59,7 @@ struct pci_v3 {
 
 int fill_pci_v3(const struct gpu *gpu, struct pci_v3 *info);
 
-/* A GPU that is divided into instances, as opposed to one of those. */
+/* Return whether this is a GPU that is divided into MIG instances, not an instance. */
 bool is_split(const struct subject *it);
 
 #endif

@@ -1,13 +1,13 @@
-/* libnvidia-ml.so.1: what a device is, and gauges. */
+/* libnvidia-ml.so.1: properties of a device, and sensors. */
 #define _GNU_SOURCE
 #include "nvml.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* ---- what a device is -------------------------------------------------------------------- */
+/* ---- properties -------------------------------------------------------------------------- */
 
-/* From NVML 1: writes no more than callers of that time have room for. */
+/* The NVML 1 version writes only as much as callers of that version allocate. */
 struct pci_v1 {
     char bus_id[16];
     unsigned domain, bus, device, pci_device_id;
@@ -46,7 +46,7 @@ static int fill_pci_v1(const struct gpu *gpu, struct pci_v1 *info) {
     return SUCCESS;
 }
 
-/* As far as the name tells. */
+/* Derive the architecture from the device's name. */
 static int brand(const struct subject *it, unsigned *brand) {
     enum { BRAND_GEFORCE = 5, BRAND_TITAN = 6, BRAND_NVIDIA = 14 };
     const char *name = it->gpu->whole.name;
@@ -71,7 +71,7 @@ static int addressing(const struct gpu *gpu, struct addressing *to) {
     return number(gpu->addressing, &to->mode);
 }
 
-/* An instance has a name, a UUID and a memory of its own; all else is its GPU's. */
+/* A MIG instance has its own name, UUID and memory; other properties belong to its GPU. */
 DEVICE_CALL(nvmlDeviceGetName, (handle_t device, char *name, unsigned length), text(it.device->name, name, length))
 DEVICE_CALL(nvmlDeviceGetUUID, (handle_t device, char *uuid, unsigned length), text(it.device->uuid, uuid, length))
 DEVICE_CALL(nvmlDeviceGetIndex, (handle_t device, unsigned *index), number(it.place.gpu, index))
@@ -106,7 +106,7 @@ DEVICE_CALL(nvmlDeviceGetRemappedRows,
             (handle_t device, unsigned *corrected, unsigned *uncorrectable, unsigned *pending, unsigned *failed),
             fill_rows(it.gpu, corrected, uncorrectable, pending, failed))
 
-/* Fields that are asked for by number; the driver knows one. */
+/* Fields are requested by number; this driver supports one. */
 struct field {
     unsigned field, scope;
     long long time, latency;
@@ -128,7 +128,7 @@ static int fill_fields(const struct gpu *gpu, int count, struct field *fields) {
 DEVICE_CALL(nvmlDeviceGetFieldValues, (handle_t device, int count, struct field *fields),
             fill_fields(it.gpu, count, fields))
 
-/* ---- what the board measures ---------------------------------------------------------------- */
+/* ---- sensors ----------------------------------------------------------------------------- */
 
 struct temperature_v1 {
     unsigned version, sensor;
@@ -155,7 +155,7 @@ DEVICE_CALL(nvmlDeviceGetTemperatureV, (handle_t device, struct temperature_v1 *
 DEVICE_CALL(nvmlDeviceGetPowerUsage, (handle_t device, unsigned *power), milliwatts(it.gpu->power, power))
 DEVICE_CALL(nvmlDeviceGetEnforcedPowerLimit, (handle_t device, unsigned *limit), milliwatts(it.gpu->power_limit, limit))
 
-/* ---- gauges that no test depends on: plausible and constant ------------------------------- */
+/* ---- sensors that no test reads: plausible constants ------------------------------------- */
 
 static const unsigned long long mib = 1 << 20;
 

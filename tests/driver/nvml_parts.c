@@ -1,4 +1,4 @@
-/* libnvidia-ml.so.1: the instances of a GPU, and how GPUs hang together. */
+/* libnvidia-ml.so.1: MIG instances, and the topology of GPUs. */
 #define _GNU_SOURCE
 #include "nvml.h"
 
@@ -18,7 +18,7 @@ static int mig_handle(const struct subject *it, unsigned slot, handle_t *instanc
     return device_at(place) ? give_handle(place, instance) : NOT_FOUND;
 }
 
-/* Not a DEVICE_CALL: its rules and its log are about the instance, its handle is the GPU's. */
+/* This is not a DEVICE_CALL, because its rules and log name the instance, but its handle is the GPU's. */
 EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(handle_t device, unsigned slot, handle_t *instance) {
     struct subject it;
     struct place place = place_of(device);
@@ -40,9 +40,9 @@ DEVICE_CALL(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (handle_t device, hand
 
 /* ---- topology ---------------------------------------------------------------------------- */
 
-/* What the scenario says; else two GPUs that both name a socket are known by that. */
+/* Use the scenario's link. Without one, compare the sockets if both GPUs name one. */
 static enum link ancestor(const struct subject *one, const struct subject *other) {
-    if (one->place.gpu == other->place.gpu) return 0;  /* on one board */
+    if (one->place.gpu == other->place.gpu) return 0;  /* on the same board */
     if (one->gpu->links[other->place.gpu]) return one->gpu->links[other->place.gpu];
     return one->gpu->numa != NONE && one->gpu->numa == other->gpu->numa ? NODE : SYSTEM;
 }
@@ -51,7 +51,7 @@ static bool are_nvlinked(const struct subject *one, const struct subject *other)
     return one->gpu->nvlink[other->place.gpu];
 }
 
-/* Peers reach each other over NVLink, or through PCIe below one host bridge. */
+/* Peers are connected by NVLink, or by PCIe below one host bridge. */
 static int p2p(const struct subject *one, const struct subject *other, unsigned kind, unsigned *status) {
     enum { OK = 0, UNSUPPORTED = 5 };
     enum { READ = 0, WRITE = 1, NVLINK = 2, KINDS_OF_P2P = 5 };
@@ -61,7 +61,7 @@ static int p2p(const struct subject *one, const struct subject *other, unsigned 
     return SUCCESS;
 }
 
-/* A call about two devices: the rules and the log go by the first. */
+/* A call about two devices. Rules and log use the first. */
 #define PAIR_CALL(function, parameters, answer)                       \
     EXPORT int function parameters {                                  \
         struct subject it, other;                                     \

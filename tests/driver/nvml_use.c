@@ -1,4 +1,4 @@
-/* libnvidia-ml.so.1: who uses a device, and how much of it. */
+/* libnvidia-ml.so.1: processes, memory and utilization. */
 #define _GNU_SOURCE
 #include "nvml.h"
 
@@ -21,7 +21,7 @@ static void add_process(void *to, struct process process) {
     listing->processes[listing->count++] = process;
 }
 
-/* The processes of a kind on a device; the answer is good until the next call of this. */
+/* List the processes of a kind on a device. The next call overwrites the list. */
 static const struct listing *list(const struct device *device, enum kind kind) {
     static struct listing listing;  /* the caller holds the lock */
     listing.kind = kind;
@@ -50,7 +50,7 @@ static unsigned long long left(unsigned long long total, unsigned long long used
     return used < total ? total - used : 0;
 }
 
-/* Version 1 knows no reserve: it counts as used. */
+/* Version 1 has no field for the driver's reserve, so it counts as used. */
 static int memory_v1(const struct subject *it, struct memory_v1 *memory) {
     if (!memory) return INVALID_ARGUMENT;
     if (it->device->memory_mib == NONE) return NOT_SUPPORTED;
@@ -65,7 +65,7 @@ static int memory_v2(const struct subject *it, struct memory_v2 *memory) {
     if (!memory) return INVALID_ARGUMENT;
     if (memory->version != VERSION) return ARGUMENT_VERSION_MISMATCH;
     if (it->device->memory_mib == NONE) return NOT_SUPPORTED;
-    bool is_limited = it->device->limit_mib;  /* then it answers for the group, which uses nothing */
+    bool is_limited = it->device->limit_mib;  /* the answer is the control group's, which uses no memory */
     memory->total = (is_limited ? it->device->limit_mib : it->device->memory_mib) * MIB;
     memory->reserved = it->device->reserved_mib * MIB;
     memory->used = is_limited ? 0 : used_bytes(it);
@@ -110,7 +110,7 @@ static void put_process(const struct subject *it, const struct process *from, en
                                                             it->device->compute_instance};
 }
 
-/* The real driver adds some slack to the count it asks for; this one is exact. */
+/* The real driver asks for more room than necessary; this one is exact. */
 static int processes(const struct subject *it, enum kind kind, enum layout layout, unsigned *count, void *to) {
     if (!count) return INVALID_ARGUMENT;
     if (is_split(it)) return NO_PERMISSION;
@@ -143,7 +143,7 @@ static int utilisation(const struct subject *it, struct utilisation *rates) {
     return SUCCESS;
 }
 
-/* A percentage and the microseconds over which it was taken. */
+/* Return a percentage and the sampling period in microseconds. */
 static int coder_utilisation(const struct subject *it, unsigned *percent, unsigned *period_us) {
     if (!percent || !period_us) return INVALID_ARGUMENT;
     if (it->is_instance || is_split(it)) return NOT_SUPPORTED;
@@ -158,7 +158,7 @@ struct sample {
     unsigned gpu, memory, encoder, decoder;
 };
 
-/* What each process on a GPU has done since that moment, in microseconds: all of them work as much as it does. */
+/* Return a sample for each process since a time in microseconds. Each process has the GPU's utilization. */
 static int samples(const struct subject *it, struct sample *to, unsigned *count, unsigned long long since_us) {
     if (!count) return INVALID_ARGUMENT;
     if (it->is_instance || is_split(it) || it->gpu->utilisation == NONE) return NOT_SUPPORTED;

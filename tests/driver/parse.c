@@ -1,4 +1,4 @@
-/* The scenario language: one word a line, looked up in the table at the end. */
+/* The scenario language: each line starts with a keyword, which is looked up in the table at the end. */
 #define _GNU_SOURCE
 #include "parse.h"
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One parse at a time (the caller holds the lock): where it is, and what it is about. */
+/* The state of the parser. The caller holds the lock, so only one parse runs at a time. */
 static struct {
     const char *path;
     int line;
@@ -80,9 +80,9 @@ static struct place to_place(char *word) {
     return place;
 }
 
-/* ---- words that open something ----------------------------------------------------------- */
+/* ---- keywords of GPUs and MIG instances -------------------------------------------------- */
 
-/* Positions spread over all digits, so that UUIDs differ early and prefixes can be tried. */
+/* Spread positions over all digits, so that UUIDs differ early and tests can use prefixes. */
 static void default_uuid(char *uuid, const char *kind, unsigned position) {
     unsigned mixed = (position + 1) * 0x9e3779b9u;
     snprintf(uuid, TEXT, "%s-%08x-%04x-4%03x-8%03x-%012x", kind, mixed, mixed & 0xffff, mixed >> 20,
@@ -122,7 +122,7 @@ static void open_instance(char *rest) {
     default_uuid(now.device->uuid, "MIG", 100 * (position + 1) + slot);
 }
 
-/* ---- words with more than one value ------------------------------------------------------ */
+/* ---- keywords with several values -------------------------------------------------------- */
 
 static void read_bus(char *rest) {
     struct gpu *gpu = now.gpu;
@@ -152,7 +152,7 @@ static void read_compute(char *rest) { read_process(COMPUTE, rest); }
 static void read_graphics(char *rest) { read_process(GRAPHICS, rest); }
 static void read_mps(char *rest) { read_process(MPS, rest); }
 
-/* The other GPU may not be described yet: links are made symmetric when all is read. */
+/* The other GPU may not be described yet, so links are made symmetric after parsing. */
 static void read_link(char *rest) {
     enum { NVLINK = 1 };
     static const struct choice choices[] = {{"nvlink", NVLINK}, {"switch", SWITCH}, {"switches", SWITCHES},
@@ -190,7 +190,7 @@ static void read_wait(int what, char *rest) {
 static void read_delay(char *rest) { read_wait(DELAY, rest); }
 static void read_delay_first(char *rest) { read_wait(DELAY_FIRST, rest); }
 
-/* The Python builder leaves the symbol out of the library; nothing is left to do here. */
+/* The Python builder omits the symbol from the library, so the parser only checks the line. */
 static void read_missing(char *rest) { needed_word(&rest, "the function"); }
 
 static void read_contexts(char *rest) {
@@ -213,7 +213,7 @@ static const struct word {
     const char *name;
     enum scope scope;
     enum value value;
-    size_t offset;                       /* in the struct of the scope */
+    size_t offset;                       /* offset in the struct of the scope */
     void (*call)(char *rest);
     const struct choice *choices;
 } words[] = {

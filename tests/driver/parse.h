@@ -4,7 +4,7 @@
 
 #include "scenario.h"
 
-/* Reads `text` (which it cuts up) into `into`; a mistake ends the process with path and line. */
+/* Parse `text`, which is modified, into `into`. An error ends the process with path and line. */
 void parse_scenario(const char *path, char *text, struct scenario *into);
 
 #endif

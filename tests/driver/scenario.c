@@ -1,4 +1,4 @@
-/* What both libraries do at every call: read the machine, log, wait, fail. */
+/* The steps of every call in both libraries: read the scenario, log, wait, fail. */
 #define _GNU_SOURCE
 #include "scenario.h"
 
@@ -17,8 +17,8 @@
 #include "parse.h"
 
 const struct scenario *machine;
-static char read_from[PATH];                       /* the scenario that `machine` was read from */
-static int first_calls_count;                      /* of those that delay-first remembers */
+static char read_from[PATH];                       /* the scenario file of `machine` */
+static int first_calls_count;                      /* number of calls that delay-first has recorded */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 void give_up(const char *format, ...) {
@@ -34,7 +34,7 @@ void give_up(const char *format, ...) {
 static void lock(void) { pthread_mutex_lock(&mutex); }
 static void unlock(void) { pthread_mutex_unlock(&mutex); }
 
-/* A fork while another thread is in a call must not leave the child with a lock nobody holds. */
+/* Hold the lock during fork, so that the child never inherits a lock of another thread. */
 __attribute__((constructor)) static void be_fork_safe(void) { pthread_atfork(lock, unlock, unlock); }
 
 /* ---- reading the file -------------------------------------------------------------------- */
@@ -51,7 +51,7 @@ static ssize_t read_whole(int file, char *into) {
     return length;
 }
 
-/* One open and one read to the end: a file replaced by rename is seen old or new, never mixed. */
+/* Read the file through one descriptor, so that a file replaced by rename is read old or new, never mixed. */
 static void read_machine(void) {
     static char fresh[FILE_SIZE], seen[FILE_SIZE];
     static ssize_t seen_length = -1;
@@ -60,11 +60,11 @@ static void read_machine(void) {
     int file = path && *path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     ssize_t length = file < 0 ? -1 : read_whole(file, fresh);
     if (file >= 0) close(file);
-    if (length < 0) return;  /* gone: the machine stays what it was */
+    if (length < 0) return;  /* the file was deleted; keep the last machine */
     if (length == FILE_SIZE) give_up("%s is too long", path);
     bool is_same_path = !strcmp(path, read_from);
     if (length == seen_length && !memcmp(fresh, seen, length) && is_same_path) return;
-    if (!is_same_path) first_calls_count = 0;  /* another machine: its GPUs start afresh */
+    if (!is_same_path) first_calls_count = 0;  /* another machine: its GPUs are not initialized */
     memcpy(seen, fresh, length);
     seen_length = length;
     snprintf(read_from, sizeof read_from, "%s", path);
@@ -104,7 +104,7 @@ static void log_call(const char *function, struct place place) {
 
 /* ---- rules ------------------------------------------------------------------------------- */
 
-/* The place of an instance's handle is asked of the GPU: a rule about either is meant. */
+/* The handle of an instance comes from its GPU, so a rule about either one applies. */
 static bool is_asked_of_parent(const char *function) {
     return !strcmp(function, "nvmlDeviceGetMigDeviceHandleByIndex");
 }
@@ -116,11 +116,11 @@ static bool applies(const struct rule *rule, const char *function, struct place 
     return rule->place.slot == place.slot || (rule->place.slot < 0 && is_asked_of_parent(function));
 }
 
-/* Remembered by name and place, not by rule: the file may change in between. */
+/* Recorded by function and place, because the rules may change between calls. */
 static bool is_first_time(const char *function, struct place place) {
     static struct { char function[NAME]; struct place place; } done[512];
     static pid_t owner;
-    if (owner != getpid()) first_calls_count = 0;  /* a fork's child initialises its GPUs itself */
+    if (owner != getpid()) first_calls_count = 0;  /* a forked child initializes its own GPUs */
     owner = getpid();
     for (int i = 0; i < first_calls_count; i++)
         if (!strcmp(done[i].function, function) && done[i].place.gpu == place.gpu && done[i].place.slot == place.slot)
@@ -144,7 +144,7 @@ static double seconds_to_wait(const char *function, struct place place) {
     return seconds;
 }
 
-enum { SECOND = 1000000000, SLICE = SECOND / 50 };  /* in ns */
+enum { SECOND = 1000000000, SLICE = SECOND / 50 };  /* nanoseconds */
 
 static long long now(void) {
     struct timespec time;
@@ -152,8 +152,8 @@ static long long now(void) {
     return time.tv_sec * (long long)SECOND + time.tv_nsec;
 }
 
-/* To a fixed moment, so that signals neither shorten nor lengthen it. In slices, to end with the machine:
-   a test whose driver hangs deletes the scenario at its end, and no thread of its is left waiting. */
+/* Wait until a fixed time, so that signals do not change the delay. Wait in short steps and stop when the scenario is
+   deleted: a test of a hanging driver deletes it at the end, so that no thread keeps waiting. */
 static void wait_seconds(const char *scenario, double seconds) {
     long long end = now() + (long long)(seconds * SECOND), time;
     while ((time = now()) < end && !access(scenario, F_OK)) {
@@ -190,7 +190,7 @@ static bool is_zombie(pid_t pid) {
     ssize_t length = read(file, text, sizeof text - 1);
     close(file);
     text[length < 0 ? 0 : length] = '\0';
-    const char *after_name = strrchr(text, ')');  /* the name may hold anything, brackets too */
+    const char *after_name = strrchr(text, ')');  /* the process name may contain parentheses */
     return after_name && strlen(after_name) > 2 && strchr("ZX", after_name[2]);
 }
 
@@ -201,7 +201,7 @@ static void each_line_of(const char *path, pid_t pid, const char *uuid,
     char line[2 * TEXT], on[TEXT];
     int mib;
     FILE *file = fopen(path, "re");
-    if (!file) return;  /* its process has just let go */
+    if (!file) return;  /* its process has just closed the context */
     while (fgets(line, sizeof line, file))
         if (sscanf(line, "%95s %d", on, &mib) == 2 && !strcmp(on, uuid))
             each(to, (struct process){.kind = COMPUTE, .pid = pid, .mib = mib});
@@ -226,15 +226,15 @@ void each_context(const char *uuid, void (*each)(void *, struct process), void *
 
 struct sum {
     long mib;
-    pid_t besides;
+    pid_t except;
 };
 
 static void add_mib(void *to, struct process process) {
     struct sum *sum = to;
-    if (process.mib != NONE && process.pid != sum->besides) sum->mib += process.mib;
+    if (process.mib != NONE && process.pid != sum->except) sum->mib += process.mib;
 }
 
-/* A process that computes and draws stands in both lists with the same memory. */
+/* A process that computes and draws is in both lists with the same memory. */
 static bool is_counted(const struct process *first, int i) {
     for (int before = 0; before < i; before++)
         if (first[before].pid == first[i].pid && first[before].kind != first[i].kind) return true;
@@ -250,8 +250,8 @@ static void add_device(struct sum *sum, const struct device *device) {
     each_context(device->uuid, add_mib, sum);
 }
 
-long used_mib(struct place place, pid_t besides) {
-    struct sum sum = {0, besides};
+long used_mib(struct place place, pid_t except) {
+    struct sum sum = {0, except};
     add_device(&sum, device_at(place));
     for (int slot = 0; place.slot < 0 && slot < SLOTS; slot++) {
         const struct device *instance = device_at((struct place){place.gpu, slot});

@@ -1,4 +1,4 @@
-/* The machine that a scenario file describes, read again at every call; shared by both libraries. */
+/* The machine described by a scenario file, which is read at every call. Both libraries use it. */
 #ifndef STAND_IN_SCENARIO_H
 #define STAND_IN_SCENARIO_H
 
@@ -7,7 +7,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* Fixed sizes: nothing is allocated, so nothing can leak however often the file changes. PROCESSES: of all devices. */
+/* Fixed sizes avoid allocations, so nothing leaks when the file changes. PROCESSES counts those of all devices. */
 enum { GPUS = 64, SLOTS = 8, PROCESSES = 2048, RULES = 64, TEXT = 96, NAME = 80, PATH = 4096 };
 
 enum { NONE = -1 };                                /* "not reported" */
@@ -19,23 +19,23 @@ enum link { UNSAID, SWITCH = 10, SWITCHES = 20, HOST = 30, NODE = 40, SYSTEM = 5
 struct process {
     enum kind kind;
     pid_t pid;
-    int mib;                                       /* NONE: the driver does not say */
+    int mib;                                       /* NONE if the driver does not report it */
     bool until_dead;
 };
 
-/* What can be used: a whole GPU, or one MIG instance of it. */
+/* A device: a whole GPU, or one of its MIG instances. */
 struct device {
     bool there;
     char name[TEXT], uuid[TEXT];
-    int memory_mib, reserved_mib, used_mib;        /* memory NONE: no memory readings */
-    int limit_mib;                                 /* of the control group of who asks; 0: none */
+    int memory_mib, reserved_mib, used_mib;        /* memory NONE means no memory readings */
+    int limit_mib;                                 /* limit of the caller's control group, or 0 */
     int gpu_instance, compute_instance;
-    int first_process, processes_count;            /* of the scenario's */
+    int first_process, processes_count;            /* index and count in the scenario's processes */
 };
 
 struct gpu {
     struct device whole;
-    unsigned domain, bus, slot, function;          /* the PCI address */
+    unsigned domain, bus, slot, function;          /* PCI address */
     char vbios[TEXT];
     int width, generation, mode, utilisation, temperature, power, power_limit, speed, minor, numa, addressing;
     int remap_pending, remap_failed, recovery, screen;
@@ -46,7 +46,7 @@ struct gpu {
     struct device instances[SLOTS];
 };
 
-/* Where a call goes: gpu < 0 is no device, slot < 0 the whole GPU. */
+/* The device of a call. gpu < 0 means no device, slot < 0 the whole GPU. */
 struct place {
     int gpu, slot;
 };
@@ -62,30 +62,30 @@ struct rule {
 
 struct scenario {
     char driver[TEXT], contexts[PATH];
-    int cuda, count;                               /* count NONE: as many as described */
+    int cuda, count;                               /* count NONE means the number of described GPUs */
     int gpus_count, rules_count, processes_count;
     struct gpu gpus[GPUS];
     struct rule rules[RULES];
-    struct process processes[PROCESSES];           /* each device's in a row */
+    struct process processes[PROCESSES];           /* grouped by device */
 };
 
-/* The machine as it is now, NULL where none is described. Only between enter_call and leave_call. */
+/* The current machine, or NULL without a scenario. Valid between enter_call and leave_call. */
 extern const struct scenario *machine;
 
-/* Takes the lock and reads the machine. */
+/* Take the lock and read the machine. */
 void enter_call(void);
-/* Logs the call, waits without the lock as the rules say, reads again; answers a fail rule's code or 0. */
+/* Log the call, wait without the lock as the rules say, and read the machine again. Return a fail rule's code, or 0. */
 int obey_rules(const char *function, struct place place);
 void leave_call(void);
 
 const struct device *device_at(struct place place);
 bool is_alive(pid_t pid);
 
-/* Calls `each` for every CUDA context that a living process holds on the device with that UUID. */
+/* Call `each` for every CUDA context that a live process holds on the device with this UUID. */
 void each_context(const char *uuid, void (*each)(void *to, struct process process), void *to);
 
-/* What is in use there, a GPU's with that of its instances; without the contexts of the process `besides`, if any. */
-long used_mib(struct place place, pid_t besides);
+/* Return the memory in use on a device, including its instances. Contexts of the process `except` are not counted. */
+long used_mib(struct place place, pid_t except);
 
 __attribute__((format(printf, 1, 2), noreturn)) void give_up(const char *format, ...);
 

@@ -1,14 +1,14 @@
-/* Which devices CUDA enumerates, read from CUDA's documentation of its environment variables:
+/* The devices that CUDA enumerates, according to its documentation of environment variables:
  * https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars and, for instances,
  * https://docs.nvidia.com/datacenter/tesla/mig-user-guide/ ("CUDA Device Enumeration").
  *
- * Decided here, where the documentation is silent:
- * - An integer counts every GPU in the order asked for, also one that CUDA then leaves out: a GPU in prohibited mode,
- *   or one with MIG on and no instance. Naming such a one adds nothing and does not end the list.
- * - The integer, or GPU- UUID, of a GPU with MIG on means its first instance.
- * - Blanks before a UUID are skipped, blanks after it make it invalid.
- * - Where an instance is visible, whole GPUs are dropped from the list, whoever named them; then drivers before 570
- *   keep the first instance only. An unset variable names all GPUs, from driver 570 on all their instances.
+ * The documentation leaves these cases open:
+ * - An integer counts every GPU in the selected order, even one that CUDA skips: a GPU in prohibited mode, or a GPU
+ *   with MIG enabled but no instance. Such an entry adds no device and does not end the list.
+ * - The integer or GPU- UUID of a GPU with MIG enabled means its first instance.
+ * - Spaces before a UUID are skipped; spaces after it make it invalid.
+ * - If an instance is visible, all whole GPUs are removed from the list, and drivers before 570 keep only the first
+ *   instance. An unset variable means all GPUs; from driver 570, it includes all instances.
  */
 #define _GNU_SOURCE
 #include "visible.h"
@@ -43,7 +43,7 @@ static int compare_speed(const void *one, const void *other) {
     return faster ? faster : a - b;
 }
 
-/* Anything but PCI_BUS_ID is the default, FASTEST_FIRST. */
+/* Any value other than PCI_BUS_ID means the default, FASTEST_FIRST. */
 static void fill_order(const char *order, int *gpus) {
     for (int i = 0; i < machine->gpus_count; i++) gpus[i] = i;
     if (!order || strcmp(order, "PCI_BUS_ID")) qsort(gpus, machine->gpus_count, sizeof *gpus, compare_speed);
@@ -55,7 +55,7 @@ static int first_slot(int gpu) {
     return NONE;
 }
 
-/* The device that stands for a GPU: itself, its first instance, or none (gpu NONE). */
+/* Return the device that a GPU's number selects: the GPU, its first instance, or none (gpu NONE). */
 static struct place device_of(int gpu) {
     bool is_split = machine->gpus[gpu].mig == MIG_ON;
     struct place place = {gpu, is_split ? first_slot(gpu) : NONE};
@@ -77,7 +77,7 @@ static void append_gpu(struct list *list, int gpu) {
 
 static bool starts_with(const char *text, const char *prefix) { return !strncmp(text, prefix, strlen(prefix)); }
 
-/* Before driver 470 instances had no UUID of their own but this. */
+/* Before driver 470, MIG instances had UUIDs of this form. */
 static void old_name(char *name, size_t size, int gpu, const struct device *instance) {
     snprintf(name, size, "MIG-%s/%d/%d", machine->gpus[gpu].whole.uuid, instance->gpu_instance,
              instance->compute_instance);
@@ -93,7 +93,7 @@ static bool is_called(struct place place, const char *entry) {
     return !strcmp(old, entry);
 }
 
-/* The one device whose UUID begins so, false if there is none or more than one. */
+/* Find the only device whose UUID has this prefix. Return false if none or several match. */
 static bool find_by_uuid(const char *entry, struct place *found) {
     int matches = 0;
     for (int gpu = 0; gpu < machine->gpus_count; gpu++)
@@ -122,7 +122,7 @@ static bool find_entry(const char *entry, const int *order, struct place *found)
 
 /* ---- the list ---------------------------------------------------------------------------- */
 
-/* The places named before the first invalid entry; the same one twice makes the list empty. */
+/* Return the places before the first invalid entry. A repeated place makes the list empty. */
 static void read_list(const char *visible, const int *order, struct list *list) {
     char entry[2 * TEXT];
     for (struct place found = {NONE, NONE}; list->count < ORDINALS; visible++) {
@@ -138,7 +138,7 @@ static void read_list(const char *visible, const int *order, struct list *list) 
     }
 }
 
-/* See the top. */
+/* Apply the rules for MIG instances from the top of this file. */
 static void apply_instance_rules(struct list *list) {
     struct list instances = {list->places, 0};
     for (int i = 0; i < list->count; i++)

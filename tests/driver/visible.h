@@ -1,4 +1,4 @@
-/* Which devices CUDA enumerates: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. */
+/* The devices that CUDA enumerates for CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER. */
 #ifndef STAND_IN_VISIBLE_H
 #define STAND_IN_VISIBLE_H
 
@@ -6,8 +6,8 @@
 
 enum { ORDINALS = GPUS * (1 + SLOTS) };
 
-/* Fills `into` (room for ORDINALS) in CUDA's order for these values of the two variables (NULL: unset); answers
- * how many. Needs a machine. */
+/* Fill `into`, an array of ORDINALS places, in CUDA's order for these values of the two variables (NULL if unset).
+ * Return the number of devices. A machine must be loaded. */
 int visible_devices(const char *visible, const char *order, struct place *into);
 
 #endif
