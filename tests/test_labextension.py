@@ -707,7 +707,7 @@ def test_a_busy_notebook_releases(
     notebook.run(0)
     says(item(page), "^GPU0 · ")
     own(page, "train.ipynb").get_by_role("button", name="Release").click()
-    told(page, r"train\.ipynb released GPU0")
+    told(page, r"Released GPU0 of train\.ipynb")
     says(item(page), "^no GPU$|^no GPU")
     assert held(on_lab) == []
     notebook.interrupt()

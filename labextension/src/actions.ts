@@ -81,7 +81,10 @@ export class Actions {
     }
     const error = await this._run(holder.kernel, '%reserve_gpu --release');
     await this._machine.fetchStatus();
-    notify(error?.text ?? `${name(holder)} released ${labels(shown)}.`, !error);
+    notify(
+      error?.text ?? `Released ${labels(shown)} of ${name(holder)}.`,
+      !error
+    );
   }
 
   /** Move the end of a reservation by two hours. */
