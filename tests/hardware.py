@@ -42,7 +42,7 @@ ROWS = (
     "cuDeviceGetCount in a child forked after cuInit",
     "cuInit with CUDA_VISIBLE_DEVICES=''",
     "cuDeviceGetCount after that cuInit",
-    "a second cuInit, CUDA_VISIBLE_DEVICES set since",
+    "a second cuInit, after CUDA_VISIBLE_DEVICES was set",
     "CUDA has started, after `import torch`",
     "CUDA has started, after `torch.cuda.is_available()`",
     "CUDA has started, after `import jax`",
@@ -55,10 +55,10 @@ ROWS = (
     "memory of an idle GPU, v1",
     "memory of an idle GPU, v2",
     "an idle GPU is judged idle",
-    "compute processes without ours",
-    "compute processes with ours",
-    "ours is listed with our pid",
-    "a GPU with our process is judged busy",
+    "compute processes without the test process",
+    "compute processes with the test process",
+    "the test process is listed with its pid",
+    "a GPU with the test process is judged busy",
     "persistence mode",
     "time of nvmlInit",
     "time of the first handle",
@@ -67,17 +67,17 @@ ROWS = (
     "a second kernel is refused",
     "lock free after kill -9",
     "GPU reserved again after kill -9",
-    "idle: a process that only has a context is not said to have worked",
-    "idle: a process that computes is said to have worked",
-    "a part: room beside a promise of 1000 MiB",
-    "a part: all that is left is given, and no more",
-    "a part: memory free for CUDA, and by NVML",
-    "a part: what its holder uses, by NVML",
-    "a part: room once its holder uses 1500 MiB and a context",
-    "a part: room again after kill -9",
+    "idle: the driver reports a process with only a context as active",
+    "idle: the driver reports a process that computes as active",
+    "a part: memory available next to a part of 1000 MiB",
+    "a part: exactly the available memory can be reserved",
+    "a part: free memory according to CUDA and NVML",
+    "a part: its holder's memory use according to NVML",
+    "a part: memory available once its holder uses 1500 MiB and a context",
+    "a part: time until available again after kill -9",
     *(f"a part, then --check: {name}" for name in ("CUDA driver", *FRAMEWORKS)),
     "size of a CUDA context: bare",
-    "size of a CUDA context: with PyTorch, beside what it counts",
+    "size of a CUDA context: with PyTorch, without PyTorch's own allocations",
 )
 
 
@@ -109,7 +109,7 @@ class Table:
 
     def __str__(self) -> str:
         lines = [f"| {row} | {self.found.get(row, NOT_CONFIRMED)} |" for row in ROWS]
-        return "\n".join([self.title, "", "| what | found |", "| --- | --- |", *lines])
+        return "\n".join([self.title, "", "| test | result |", "| --- | --- |", *lines])
 
 
 class Hardware(Machine):

@@ -96,7 +96,7 @@ print(json.dumps([first, then, again, code, count.value]))
     works = f"works: it answers {again}, {count} device(s)"
     fails = f"does not work: it answers {again}, cuDeviceGetCount {answer}"
     table.note(
-        "a second cuInit, CUDA_VISIBLE_DEVICES set since",
+        "a second cuInit, after CUDA_VISIBLE_DEVICES was set",
         works if not again and not answer and count else fails,
     )
     table.note("cuDeviceGetCount after that cuInit", then)
@@ -206,13 +206,15 @@ def test_process_lists(hardware: Hardware, table: Table) -> None:
         with_ours = nvml(hardware, code)
         state = state_of(hardware)
     new = [entry for entry in with_ours if entry not in before]
-    table.note("compute processes without ours", len(before))
+    table.note("compute processes without the test process", len(before))
     sizes = ", ".join("memory unknown" if m is None else f"{m >> 20} MiB" for _, m in new)
-    table.note("compute processes with ours", f"{len(with_ours)}{sizes and f'; ours: {sizes}'}")
+    table.note(
+        "compute processes with the test process", f"{len(with_ours)}{sizes and f'; ours: {sizes}'}"
+    )
     pids = [pid for pid, _ in new]
-    table.note("ours is listed with our pid", child.pid in pids)
+    table.note("the test process is listed with its pid", child.pid in pids)
     # Where a container hides processes, memory decides: a bare context may be too small for that.
-    table.note("a GPU with our process is judged busy", f"{state == 'busy'} ({state})")
+    table.note("a GPU with the test process is judged busy", f"{state == 'busy'} ({state})")
     assert child.pid in pids or not pids, "a list with other pids than ours"
     assert state == "busy" or not pids
 
@@ -367,26 +369,30 @@ def test_parts(hardware: Hardware, table: Table) -> None:
         assert holder.reserve(f"{index!r}, memory='1000MiB'").error is None
         left = other.run(ROOM.format(index=index)).value
         most = other.run("most_mib").value
-        table.note("a part: room beside a promise of 1000 MiB", f"{left:.0f} of {most} MiB")
+        table.note(
+            "a part: memory available next to a part of 1000 MiB", f"{left:.0f} of {most} MiB"
+        )
         refused = other.reserve(f"{index!r}, memory='{left + 1}MiB'").error
         given = other.reserve(f"{index!r}, memory='{left}MiB'").error
-        row = "a part: all that is left is given, and no more"
+        row = "a part: exactly the available memory can be reserved"
         table.confirm(row, [refused, given], ["NoFreeDeviceError", None])
         other.run("reserve_gpu.release()")
         free = holder.run(USE).value
         by_nvml = nvml(hardware, FREE)
-        table.note("a part: memory free for CUDA, and by NVML", f"{free} MiB, and {by_nvml} MiB")
+        table.note(
+            "a part: free memory according to CUDA and NVML", f"{free} MiB, and {by_nvml} MiB"
+        )
         uses = other.run(USES.format(index=index)).value
-        table.note("a part: what its holder uses, by NVML", uses and f"{uses:.0f} MiB")
+        table.note("a part: its holder's memory use according to NVML", uses and f"{uses:.0f} MiB")
         later = other.run(ROOM.format(index=index)).value
-        row = "a part: room once its holder uses 1500 MiB and a context"
+        row = "a part: memory available once its holder uses 1500 MiB and a context"
         table.note(row, f"{later:.0f} of {most} MiB")
         start = time.perf_counter()
         holder.kill()
         while other.reserve(f"{index!r}, memory='{left}MiB'").error:
             assert time.perf_counter() - start < 60
         took_s = time.perf_counter() - start
-        table.note("a part: room again after kill -9", f"{took_s * 1000:.0f} ms")
+        table.note("a part: time until available again after kill -9", f"{took_s * 1000:.0f} ms")
     assert later <= left - 500
     assert uses is None or uses >= 1500
 
@@ -426,7 +432,8 @@ counted = getattr(torch.cuda, 'memory_reserved', int)() if {has_torch} else 0
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("has_torch", "row"), [(False, "bare"), (True, "with PyTorch, beside what it counts")]
+    ("has_torch", "row"),
+    [(False, "bare"), (True, "with PyTorch, without PyTorch's own allocations")],
 )
 def test_the_size_of_a_context(
     hardware: Hardware, table: Table, row: str, *, has_torch: bool
