@@ -125,7 +125,7 @@ class Bindings:
         try:
             if not self._worker.is_stuck():
                 shutdown = self._worker.post(self._shut_down)
-                if self._start is not None:  # don't wait if no call waited for the initialization
+                if self._start is not None:  # else the initialization may still be running
                     with suppress(DeviceError, HangError):
                         self._worker.wait(shutdown, self._limit_s)
         finally:

@@ -35,7 +35,7 @@ DOWN = frozenset({
     Code.INSUFFICIENT_POWER, Code.IRQ_ISSUE, Code.GPU_IS_LOST, Code.RESET_REQUIRED,
     Code.GPU_NOT_FOUND,
 })  # fmt: skip
-# The GPU needs a reset, or is gone. Processes can no longer use what they have on it.
+# The GPU needs a reset, or is gone. Everything that processes have on it is lost.
 LOST = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
 # If a GPU's firmware hangs, readings return UNKNOWN
 # (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446). Some drivers also return it for

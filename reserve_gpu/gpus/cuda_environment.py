@@ -118,7 +118,7 @@ def before_hiding(inherited: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return the variables as they were before an ancestor process hid all devices.
 
     RESERVE_GPU_HIDDEN only counts while CUDA_VISIBLE_DEVICES still has the empty value that was set
-    with it. A forged RESERVE_GPU_HIDDEN gains a user no more than unsetting CUDA_VISIBLE_DEVICES.
+    with it. Forging it gains a user nothing, because a user can also unset CUDA_VISIBLE_DEVICES.
 
     Args:
         inherited: The variables without this process's changes.

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # (https://github.com/pytorch/pytorch/issues/107667), and more on larger GPUs. At most half of a
 # part is set aside for it, because a user who requests so little expects a smaller context.
 DEFAULT_CONTEXT_MIB = 512.0
-# PYTORCH_ALLOC_CONF accepts this option since this version. Older versions raise on an unknown
-# option
+# An option of PYTORCH_ALLOC_CONF, and the first PyTorch version that accepts it. Older versions
+# raise an error for an unknown option
 # (https://github.com/pytorch/pytorch/blob/v2.10.0/c10/cuda/CUDAAllocatorConfig.cpp).
 FRACTION_WORD, FRACTION_SINCE = "per_process_memory_fraction", (2, 10)
 # An installed package has a metadata folder next to it, whose name contains its version

@@ -21,7 +21,7 @@ DeviceNames: TypeAlias = str | int | Iterable[str | int]  # device names as call
 # These patterns are not compiled at import, because most requests name no device.
 _INDEX = r"(?:gpu|cuda:)?([0-9]{1,4})"
 _RANGE = r"(?:gpu)?([0-9]{1,4})-(?:gpu)?([0-9]{1,4})"
-_INSTANCE = r"(?:gpu)?([0-9]{1,4}):([0-9])"  # one digit, because 18:00 is a time
+_INSTANCE = r"(?:gpu)?([0-9]{1,4}):([0-9])"  # the instance has one digit, because 18:00 is a time
 _BUS_ID = r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _UUID = r"(?:GPU|MIG)-[0-9a-z/-]+"
 _STRTOUL = r"\s*([+-]?)0*([0-9]+)"  # prefix that C's strtoul() reads as a number

@@ -360,7 +360,7 @@ class Nvml:
         """Read the device with this handle, or return the known object for the same device."""
         uuid = self._driver.ask("nvmlDeviceGetUUID", handle)
         first = self._places.setdefault(uuid, (index, slot))
-        if first != (index, slot):  # some virtual GPUs share a UUID, which names only one lock
+        if first != (index, slot):  # some virtual GPUs share a UUID, and so a lock file
             label = Fault(first[0], "", first[1]).label
             raise DeviceError(f"it has the same UUID as {label}, so only {label} is used")
         self._handles[uuid] = handle, gpu
@@ -458,7 +458,7 @@ class Nvml:
         return memory.total / MIB, memory.used / MIB, None if reserve is None else reserve / MIB
 
     def _read_gauges(self, device: Device) -> Gauges:
-        """Read the gauges, which affect no decision; a reading that fails is None."""
+        """Read the gauges, on which no decision depends; a reading that fails is None."""
         handle, gpu = self._handles[device.uuid]
         rates = self._read_first(("nvmlDeviceGetUtilizationRates",), handle)
         power = self._read_first(("nvmlDeviceGetPowerUsage",), gpu)

@@ -161,7 +161,7 @@ def promisable_mib(
     if device.usable_mib is None or usage.used_mib is None:
         return None
     is_exclusive = usage.mode == ComputeMode.EXCLUSIVE_PROCESS and bool(parts)
-    is_open = is_usable(usage) or bool(own[1])  # in exclusive mode, this process may be the user
+    is_open = is_usable(usage) or bool(own[1])  # the one process in exclusive mode may be this
     parts = [*parts, own]
     promised = [size for size, _ in parts if size is not None]
     if len(promised) < len(parts) or is_exclusive or not is_open:

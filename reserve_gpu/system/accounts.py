@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 
-SHORTEST_S = 60.0  # minimum lifetime of a cached answer
-LONGEST_S = 300.0  # maximum lifetime of a cached answer
+SHORTEST_S = 60.0  # minimum lifetime of a cached answer in seconds
+LONGEST_S = 300.0  # maximum lifetime of a cached answer in seconds
 SHARE = 0.01  # maximum fraction of time that is spent on repeated lookups of one name
 CAPACITY = 1000  # maximum number of cached answers
 

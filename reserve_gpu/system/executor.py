@@ -63,8 +63,8 @@ class Call(Generic[T]):
     Attributes:
         caller: The identifier of the thread that requested the call.
         thread: The identifier of the thread that makes the call, or 0 before it starts.
-        until: The time by time.monotonic() up to which the call can wait behind a call that waits
-            for a device. After that, it is made during the other call.
+        until: The time by time.monotonic() until which the call may wait for another call that
+            waits for a device. After that, it is made during the other call.
         is_awaited: Whether the caller waits for the end of the call.
         given_up: The reason why the call was given up, or an empty string if it was not.
     """
@@ -164,8 +164,8 @@ class Executor:
         self._due = 0.0  # the time of the next step by time.monotonic()
         self._calls: deque[Call[Any]] = deque()  # the first call is in progress
         self._is_serving = threading.Lock()
-        # A lock that is released to wake the thread. An Event would not work, because a signal
-        # handler may also set it, and could deadlock.
+        # A lock that is released to wake the worker thread. An Event would not work, because a
+        # signal handler that sets it could deadlock.
         self._bell = threading.Lock()
         self._thread = 0
 
@@ -209,7 +209,7 @@ class Executor:
             function: The function to call.
             arguments: Its arguments.
             show: A function that is called with each progress report.
-            until: The time by time.monotonic() up to which the call can wait behind a call that
+            until: The time by time.monotonic() until which the call may wait for another call that
                 waits for a device.
             undo: A function that is called on the worker thread with a call that was given up.
 

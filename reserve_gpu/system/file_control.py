@@ -7,7 +7,7 @@ import struct
 import sys
 from contextlib import suppress
 
-with suppress(ImportError):  # missing on Windows, where reservations are not supported
+with suppress(ImportError):  # fcntl is missing on Windows, where reservations are not supported
     import fcntl
 
 # struct flock of fcntl(2): type, whence, start, length (0 extends to the end of the file), pid.

@@ -1,7 +1,7 @@
 """The Jupyter kernel or IPython shell of this process: its connection file and its cells.
 
-The extension reports when IPython starts and ends a cell. A lease that expires checks this, because
-it must not take the GPU away from a running cell.
+The extension reports when IPython starts and ends a cell. When a lease expires, its timer uses this
+to avoid taking the GPU away from a running cell.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def connection_file(words: Sequence[str] = ()) -> str | None:
     """Return the path of this kernel's connection file, or None outside of a Jupyter kernel.
 
-    The connection file of a kernel that was started by ssh is removed in a restart. So the result
-    is then the id of the kernel instead of the path.
+    For a kernel that was started by ssh, the result is the kernel's id instead of the path, because
+    a restart removes its connection file.
 
     Args:
         words: The command line of the kernel that this process becomes by exec, if any.
@@ -105,7 +105,7 @@ class Cells:
         self._code: str | None = None  # the running cell's code, None if its start was not reported
 
     def begin(self, info: Any) -> None:
-        """Record the start of a cell (pre_run_cell). A nested cell counts as part of the outer."""
+        """Record the start of a cell (pre_run_cell); a nested cell is part of the outer cell."""
         with self.quiet:
             if not self.is_running:
                 self.is_running, self._code = True, info.raw_cell
@@ -147,7 +147,7 @@ class Cells:
             is_due: A function that returns whether the shell must still exit. It is called again
                 just before the exit, because a cell may have started in the meantime.
         """
-        with suppress(AttributeError):  # a shell other than ipykernel's and IPython's
+        with suppress(AttributeError):  # a shell other than ipykernel's or IPython's
             if hasattr(self.shell, "kernel"):
                 loop = self.shell.kernel.io_loop
                 # Wait a moment, so that a queued cell starts first. The cell may extend the lease,
@@ -172,7 +172,7 @@ _cells: dict[int, Cells] = executor.survive_reload("cells", dict)
 
 
 def kernels_file() -> str | None:
-    """Return the connection file if a kernel in this process reports its cells, else None."""
+    """Return the connection file of the kernel in this process; None in a forked child."""
     return connection_file() if cells().shell else None
 
 

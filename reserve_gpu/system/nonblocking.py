@@ -19,7 +19,7 @@ from typing import TextIO
 
 from reserve_gpu.system import file_control
 
-POLL_S, LONGEST_POLL_S = 0.01, 0.5  # first and maximum seconds between attempts; they double
+POLL_S, LONGEST_POLL_S = 0.01, 0.5  # first and maximum pause between attempts in s
 PTY_MASTER = 5, 2  # device number of /dev/ptmx; opening it again would create a new terminal
 
 
@@ -125,7 +125,7 @@ class Writer:
             return duplicate.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _write_pieces(self, data: bytes) -> int:
-        """Write small pieces while poll() reports room: PIPE_BUF bytes, or a terminal's byte."""
+        """Write pieces while poll() reports room: PIPE_BUF bytes to a pipe, one to a terminal."""
         done, poll = 0, select.poll()
         poll.register(self.descriptor, select.POLLOUT)
         while done < len(data) and poll.poll(0):

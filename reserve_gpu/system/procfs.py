@@ -214,7 +214,7 @@ def has_locked(pid: int | str, file: os.stat_result) -> bool:
         for number in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 is_file = os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), file)
-                if is_file and _has_flock(pid, number):  # open, and also locked
+                if is_file and _has_flock(pid, number):  # it may be open, but not locked
                     return True
     return False
 
@@ -325,7 +325,7 @@ def _words(pid: int | str) -> list[str]:
 
 
 def lineage(pid: int) -> list[int]:
-    """Return the pid of a process and those of its visible living ancestors, nearest first."""
+    """Return the pids of a process and its living ancestors, nearest first, as far as visible."""
     line, stat = [pid], _stat(pid)
     # A process that started later than its apparent child has only reused the parent's pid.
     while stat and (parent := _stat(stat[1])) and parent[2] <= stat[2]:

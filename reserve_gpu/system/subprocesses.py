@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05  # seconds between two checks of the programs
 CHUNK = 1 << 16  # capacity of a pipe in bytes (man 7 pipe)
-BYTES_LIMIT = 4 << 20  # maximum output that is stored, in bytes; only the end of a longer one is
+BYTES_LIMIT = 4 << 20  # maximum stored output of a stream in bytes; its end is kept
 ENDS_S = 1.0  # timeout for the exit of a program after the end of its output
 KILL_LIMIT_S = 5.0  # timeout for the exit of a killed process, which may hang in a driver
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # (scripts/syscall.tbl). Python builds for old systems lack os.pidfd_open, such as conda's and uv's:
 # https://github.com/astral-sh/python-build-standalone/issues/193
 SEND_SIGNAL, OPEN = 424, 434
-SLICE_S = 60.0  # seconds between two readings of the clock, which may be set, or jump in a suspend
+SLICE_S = 60.0  # seconds between two readings of the clock, which may be set or jump
 KILL_AFTER_S = 60.0  # seconds between SIGTERM and SIGKILL
 FIRST_PROCESS = 1  # pid of a container's init, which other processes in the container can't kill
 
