@@ -336,7 +336,7 @@ USAGE = [
     ("run --", "There is no command to run"),
     ("run 0 --", "There is no command to run"),
     ("run -n -1 -- true", "'-1' is no number of GPUs. Give one, as -n 2.\n"),
-    ("run nonsense -- true", "'nonsense' names no GPU"),
+    ("run nonsense -- true", "'nonsense' is not a GPU name"),
     ("run --wait soon -- true", "'soon' is no duration"),
     (
         "run --for 99999999d -- true",

@@ -342,7 +342,9 @@ def test_no_thread(here: Here, held: str | None) -> None:
     wait_for(lambda: not session()._is_serving.locked())  # that thread would be enough
     before = reserve_gpu.current(), locked(here.locks), variables()
     with no_threads():
-        with pytest.raises(reserve_gpu.ReserveGPUError, match="No thread can be started") as caught:
+        with pytest.raises(
+            reserve_gpu.ReserveGPUError, match="This process can't start a thread"
+        ) as caught:
             reserve_gpu.reserve("0")
         assert type(caught.value).__name__ == "NoThreadError"
         assert (reserve_gpu.current(), locked(here.locks), variables()) == before

@@ -385,7 +385,7 @@ RUBBISH = [
     ("status", "'status' names no GPU"),
     ("0 --wiat=1h", "There is no option --wiat. Did you mean --wait?"),
     ("-w 1h", "There is no option -w. There are: --count, --min-memory, "),
-    ("--note until May 3", "'May' names no GPU"),
+    ("--note until May 3", "'May' is not a GPU name"),
     ("--min-memory 16", "16 MiB or 16 GB? Write 16GB or 16MiB."),
     ("0;1", "0;1"),
     ("\N{ARABIC-INDIC DIGIT ONE}", "\N{ARABIC-INDIC DIGIT ONE}"),
@@ -399,7 +399,7 @@ RUBBISH = [
     ("1 --nonsense", "--nonsense"),
     ("--release=1", "--release"),
     ("--release 1", "--release"),
-    ("\x1b[31mred", "names no GPU"),
+    ("\x1b[31mred", "is not a GPU name"),
     ("-n 0", "0"),
     ("-n two", "two"),
     ("-n 1.5", "1.5"),
@@ -412,7 +412,7 @@ RUBBISH = [
     ("--name Voodoo", "Voodoo"),
     ("status", "'status' names no GPU. Did you mean --status?"),
     ("--exclude 1", "There is no option --exclude. There are: "),
-    ("x" * 3000, "names no GPU"),
+    ("x" * 3000, "is not a GPU name"),
 ]
 
 

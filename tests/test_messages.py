@@ -1130,7 +1130,7 @@ def test_too_late_in_python() -> None:
 
 def test_programs_are_told_in_their_words() -> None:
     """What only programs get to know is said in one sentence each."""
-    assert "This process is reserving, releasing or looking already" in NESTED
+    assert "This process is already reserving, releasing or reading GPUs" in NESTED
     assert notices.HAS_ENDED == "This reservation has been released; ask for another one."
     assert "waits in the queue" in notices.ANOTHER_THREAD_WAITS
 

@@ -142,14 +142,18 @@ def test_pick(name: str, found: Sequence[Device | Fault], expected: Device | Fau
     ("name", "found", "said"),
     [
         ("GPU-aaaa", EVERYTHING, ["several", A.uuid, B.uuid]),
-        ("2", [C, D], ["split by MIG", "2:0, 2:3"]),
-        ("2", [C, D, BROKEN], ["split by MIG", "2:0, 2:3"]),
+        ("2", [C, D], ["split into MIG instances", "2:0, 2:3"]),
+        ("2", [C, D, BROKEN], ["split into MIG instances", "2:0, 2:3"]),
         ("2:4", [C, D], ["2:0, 2:3"]),
         ("2:4", [C, D, BROKEN], ["2:0, 2:3"]),
-        ("0:1", [A], ["0:1", "There is GPU0."]),
-        ("GPU-ffff", EVERYTHING, ["GPU-ffff", "There are GPU0 to GPU3. GPU3", "GPU is lost"]),
-        ("07:00.0", EVERYTHING, ["07:00.0", "There are GPU0 to GPU3.", "GPU is lost"]),
-        ("9", [A, B], ["There are GPU0 and GPU1."]),
+        ("0:1", [A], ["0:1", "This machine has GPU0."]),
+        (
+            "GPU-ffff",
+            EVERYTHING,
+            ["GPU-ffff", "This machine has GPU0 to GPU3. GPU3", "GPU is lost"],
+        ),
+        ("07:00.0", EVERYTHING, ["07:00.0", "This machine has GPU0 to GPU3.", "GPU is lost"]),
+        ("9", [A, B], ["This machine has GPU0 and GPU1."]),
     ],
 )
 def test_pick_refuses(name: str, found: Sequence[Device | Fault], said: list[str]) -> None:
@@ -227,7 +231,7 @@ def test_require_one_kind(found: list[Device | Fault], *, is_mixed: bool) -> Non
     if not is_mixed:
         names.require_one_kind(found)
         return
-    with pytest.raises(RequestError, match="CUDA gives a process one") as caught:
+    with pytest.raises(RequestError, match="CUDA does not let one process use both") as caught:
         names.require_one_kind(found)
     for device in found:
         assert device.label in str(caught.value)

@@ -778,10 +778,10 @@ def test_a_file_that_takes_the_place_of_the_bindings(
     with pytest.raises(DriverError) as caught:
         reserve_gpu.reserve()
     assert str(tmp_path / "pynvml") in str(caught.value)
-    assert "leave its folder" in str(caught.value)
+    assert "work in another folder" in str(caught.value)
     assert "install" not in str(caught.value)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(DriverError, match="off PYTHONPATH"):
+    with pytest.raises(DriverError, match="from PYTHONPATH"):
         reserve_gpu.reserve()
     sys.path.remove(str(tmp_path))  # as if the file had another name
     assert got() == "0"
@@ -951,7 +951,7 @@ def test_two_gpus_with_one_uuid(here: Here) -> None:
     first, second = reserve_gpu.status().rows
     assert first.is_mine
     assert second.state is State.BROKEN
-    assert second.reason == "the driver gives it the UUID of GPU0: only that is used"
+    assert second.reason == "it has the same UUID as GPU0, so only GPU0 is used"
     with pytest.raises(NoFreeDeviceError):
         reserve_gpu.reserve("0,1")
 
@@ -961,10 +961,10 @@ def test_two_gpus_with_one_uuid(here: Here) -> None:
     [
         (
             "remap-failed 1",
-            "its memory has failed, and can't be repaired: the GPU has to be replaced",
+            "its memory has failed and can't be repaired: the GPU must be replaced",
         ),
-        ("recovery 1", "it has a fault: the driver asks for a reset of the GPU"),
-        ("recovery 2", "it has a fault: the driver asks for a reboot of the machine"),
+        ("recovery 1", "it has a fault: the driver requests a GPU reset"),
+        ("recovery 2", "it has a fault: the driver requests a reboot"),
     ],
 )
 @pytest.mark.parametrize("mig", ["", "mig on\n instance 0\n"])

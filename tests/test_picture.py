@@ -91,7 +91,7 @@ ODD = (
     held(1, "bob")._replace(holders=(*held(1, "bob").holders, *held(2, "carol").holders)),
     DeviceStatus(PART, State.FREE, usage(0)),
     DeviceStatus(Fault(9, "x"), State.DENIED, reason="the driver does not let this user use it"),
-    DeviceStatus(Fault(10, "x"), State.EMPTY, reason="MIG is on, but it has no MIG instances"),
+    DeviceStatus(Fault(10, "x"), State.EMPTY, reason="MIG is on, but the GPU has no MIG instances"),
     free(11, "NVIDIA Quadro RTX 8000 with Max-Q Design"),
 )
 TICKET = Ticket(

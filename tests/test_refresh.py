@@ -277,7 +277,7 @@ def test_a_removed_gpu_leaves_its_number(here: Here) -> None:
     here.write(B)
     cell = shell.run("import os; print([os.environ['CUDA_VISIBLE_DEVICES']])")
     assert cell.stdout == "['']\n"
-    assert "GPU0 is lost: the driver does not show it any more" in cell.stderr
+    assert "GPU0 is lost: the driver no longer lists it" in cell.stderr
 
 
 def test_instances_are_recreated(here: Here) -> None:

@@ -43,10 +43,12 @@ ADVICE: dict[str, tuple[Surroundings, int | None, list[str], list[str]]] = {
     "an unknown error": (LOADED, 999, ["nvidia-smi", "daemon-reload"], []),
     "WSL without a GPU": (WSL._replace(control_error=errno.ENOENT), 9, ["/dev/dxg", "Windows"], []),
     "WSL": (WSL, 17, ["blocks"], ["/dev/dxg"]),
-    "an updated driver": (LOADED, 18, ["go on", "administrator"], ["Reboot"]),
-    "an updated driver, from a sandbox": (HIDDEN, 18, ["go on", "administrator"], ["sandbox"]),
+    "an updated driver": (LOADED, 18, ["keep running", "administrator"], ["Reboot"]),
+    "an updated driver, from a sandbox": (
+        HIDDEN, 18, ["keep running", "administrator"], ["sandbox"],
+    ),
     "a hang": (HIDDEN, None, ["does not start"], ["sandbox"]),
-    "no library": (WITHOUT_LIBRARY, 12, ["No NVIDIA driver here", "--gpus all"], []),
+    "no library": (WITHOUT_LIBRARY, 12, ["No NVIDIA driver found", "--gpus all"], []),
     "no library beside a module": (
         WITHOUT_LIBRARY._replace(is_loaded=True), 12, ["is loaded", "--gpus all"], ["Install the"],
     ),

@@ -1,1 +1,1 @@
-"""What the machine has: the names of devices, what they are and how they are used."""
+"""The machine's GPUs: NVML readings, device names, and CUDA's environment variables."""

@@ -1,8 +1,7 @@
-"""The official bindings of NVML, opened and asked with care: the only importer of `pynvml`.
+"""A fail-safe layer over the official NVML bindings; only this module imports `pynvml`.
 
-A call of the driver may fail, hang, or be missing from it. Each of these becomes a `DeviceError`
-that names the NVML function. The calls are made on a thread of their own (`Worker`), so that
-Ctrl-C works while one of them hangs.
+An NVML call can fail, hang, or be missing from the driver. Each case raises a `DeviceError` that
+names the NVML function. A worker thread makes the calls, so that Ctrl-C works while a call hangs.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ if TYPE_CHECKING:
 
 LIBRARY = "libnvidia-ml.so.1"
 WSL_LIBRARY = f"/usr/lib/wsl/lib/{LIBRARY}"
-TEXT_LIMIT = 300  # characters of an error's text that are shown
-SLOW_S = 2.0  # a call that takes longer is reported to the caller
+TEXT_LIMIT = 300  # maximum length of a displayed error text, in characters
+SLOW_S = 2.0  # seconds after which a call is reported to the caller as slow
 
-# The official bindings have these, old packages of the same module name don't
+# The official bindings have these attributes. Old packages with the same module name do not
 # (https://github.com/wookayin/gpustat/issues/105).
 OFFICIAL = ("_nvmlGetFunctionPointer", "nvmlDeviceGetMigMode")
 
@@ -57,8 +56,8 @@ class DeviceError(Exception):
     """A driver call that failed.
 
     Attributes:
-        code: NVML's answer, None if it gave none.
-        state: The state of the device that follows from it.
+        code: NVML's error code, or None if NVML returned none.
+        state: The device state that follows from the error.
         is_lost: Whether the driver has lost the device, so that nothing can use it.
     """
 
@@ -74,17 +73,21 @@ class DeviceError(Exception):
 
 
 class Bindings:
-    """NVML from its initialisation to its shutdown.
+    """An NVML session, from initialization to shutdown.
 
-    Initialisation begins at once; only the first question waits for it. Functions are asked for by
-    name: bindings that lack one are then the same as a driver that lacks it.
+    The constructor starts the initialization, and only the first call waits for it. Callers pass
+    NVML functions by name, so a function that the bindings lack fails like one that the driver
+    lacks.
 
-    limit_s: seconds after which a call counts as hanging.
-    Raises DriverError where there are no bindings.
+    Args:
+        limit_s: Timeout of a call in seconds.
+
+    Raises:
+        DriverError: The bindings can't be imported.
     """
 
     def __init__(self, limit_s: float) -> None:
-        with suppress(OSError):  # the bindings then find it by its name
+        with suppress(OSError):  # once it is loaded, the bindings find it by its name
             ctypes.CDLL(WSL_LIBRARY)
         self._pynvml = import_pynvml()
         self._limit_s = limit_s
@@ -94,13 +97,14 @@ class Bindings:
             raise DriverError(str(error)) from error
         self._group = procfs.control_group()
         self._is_initialised = False
-        self._start: int | DriverError | None = None  # how the initialisation ended
+        self._start: int | DriverError | None = None  # the number of GPUs, or the startup error
         self._initialisation = self._worker.post(self._initialise)
 
     def count(self) -> int:
-        """Return how many GPUs the driver counts, unusable ones included, once it has started.
+        """Wait for the initialization, and return the number of GPUs, including unusable ones.
 
-        Raises DriverError where the driver does not start, or does not count.
+        Raises:
+            DriverError: The driver does not start, or does not report the number.
         """
         if self._start is None:
             start, unloadable = self._wait_for_start(), None
@@ -117,11 +121,11 @@ class Bindings:
         return self._start
 
     def close(self) -> None:
-        """Shut NVML down, but not while a call hangs in it: that would hang as well, or crash."""
+        """Shut NVML down, unless a call hangs: the shutdown would hang as well, or crash."""
         try:
             if not self._worker.is_stuck():
                 shutdown = self._worker.post(self._shut_down)
-                if self._start is not None:  # else nobody waited for the initialisation either
+                if self._start is not None:  # else the initialization may still be running
                     with suppress(DeviceError, HangError):
                         self._worker.wait(shutdown, self._limit_s)
         finally:
@@ -133,16 +137,26 @@ class Bindings:
         *arguments: Unpack[Ts],
         limit_s: float | None = None,
     ) -> T:
-        """Do a reading, some questions in a row, on the worker thread.
+        """Run a reading, a function that makes several NVML calls, on the worker thread.
 
-        limit_s: seconds after which this reading counts as hanging, by default those of the
-        bindings. While it hangs, the same reading with the same arguments is not begun again: every
-        look of somebody who waits would leave one more thread behind.
-        Raises DeviceError if it hangs, DriverError if the driver does not start, and what the
-        reading raises.
+        While a reading hangs, the same reading with the same arguments is not started again.
+        Otherwise every retry of a waiter would leave another hanging thread.
+
+        Args:
+            reading: The function to run.
+            arguments: The arguments of the function.
+            limit_s: Timeout in seconds. Defaults to the session's timeout.
+
+        Returns:
+            The result of the reading.
+
+        Raises:
+            DeviceError: The reading timed out.
+            DriverError: The driver does not start.
+            Exception: The reading raised it.
         """
         if not isinstance(self._start, int):
-            self.count()  # waits for the initialisation
+            self.count()  # waits for the initialization
         call = self._worker.post(reading, *arguments)
         try:
             return self._worker.wait(call, self._limit_s if limit_s is None else limit_s)
@@ -162,10 +176,13 @@ class Bindings:
         Args:
             name: The function's name.
             arguments: The function's arguments.
-            absent: Error codes that mean None.
-            faults: Error codes that mean a fault of the GPU; all others mean None. By default each
-                error is a fault.
-            function: What to call, if that is not the bindings' function of that name.
+            absent: Error codes for which the result is None.
+            faults: Error codes that raise DeviceError; the result for all others is None. By
+                default every error raises.
+            function: A function to call in place of the bindings' function of that name.
+
+        Returns:
+            The function's result, or None if an error code says that the reading is not available.
 
         Raises:
             DeviceError: The function failed.
@@ -174,50 +191,53 @@ class Bindings:
         self._worker.doing[get_ident()] = name
         try:
             return called(*arguments)
-        except Exception as error:  # the bindings also raise what is no NVMLError
-            is_nvmls = isinstance(error, self._pynvml.NVMLError)
-            code = getattr(error, "value", None) if is_nvmls else None
+        except Exception as error:  # the bindings also raise errors other than NVMLError
+            is_nvml_error = isinstance(error, self._pynvml.NVMLError)
+            code = getattr(error, "value", None) if is_nvml_error else None
             if code in absent or (faults is not None and code not in faults):
                 return None
             if isinstance(error, UnicodeDecodeError):
                 text = "unreadable text"
             else:
-                text = f"{'' if is_nvmls else f'{type(error).__name__}: '}{_text_of(error)}"
+                text = f"{'' if is_nvml_error else f'{type(error).__name__}: '}{_text_of(error)}"
             raise DeviceError(f"{text} ({name})", code) from error
 
     def bus_id(self, handle: Any) -> str | None:
-        """Return the PCI bus id with four digits of domain, as in 0000:03:00.0."""
+        """Return the PCI bus id with a four-digit domain, such as 0000:03:00.0."""
 
         def read() -> Any:
             pci = self._pynvml.nvmlDeviceGetPciInfo(handle)
             return pci.busIdLegacy or pci.busId[4:]
 
-        found: str | None = self.ask("nvmlDeviceGetPciInfo", faults=DOWN, function=read)
-        return found
+        bus_id: str | None = self.ask("nvmlDeviceGetPciInfo", faults=DOWN, function=read)
+        return bus_id
 
     def memory_v2(self, handle: Any) -> Any:
-        """Return the memory reading without the driver's own reserve, None where there is none."""
+        """Return the memory reading that reports the driver's reserve separately, if available."""
 
         def read() -> Any:
             try:
                 version = self._pynvml.nvmlMemory_v2
                 return self._pynvml.nvmlDeviceGetMemoryInfo(handle, version=version)
-            except (TypeError, AttributeError):  # old bindings, or the function as gpustat leaves
-                return None  # it behind for everybody in the process: without that argument
+            except (TypeError, AttributeError):
+                # Old bindings lack the version argument. gpustat also replaces the function for
+                # the entire process by one without it.
+                return None
 
         return self.ask("nvmlDeviceGetMemoryInfo_v2", faults=DOWN_OR_HUNG, function=read)
 
     def may_have_memory_limit(self, handle: Any) -> bool:
-        """Return whether root may have limited the memory of this control group on the GPU.
+        """Return whether root may have limited this control group's memory on the GPU.
 
-        `memory_v2` then answers for the group. Drivers before R615 know no such limits.
+        If it is limited, `memory_v2` reports the control group's memory, not the GPU's. Drivers
+        before R615 do not support such limits.
         https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html
         """
-        kind = getattr(self._pynvml, "c_nvmlGetMemoryLimits_v1_t", None)
-        if kind is None:  # old bindings
+        limits_type = getattr(self._pynvml, "c_nvmlGetMemoryLimits_v1_t", None)
+        if limits_type is None:  # old bindings
             return False
         unlimited = self._pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
-        limits = kind(nameSpace=self._group, hardLimit=unlimited)
+        limits = limits_type(nameSpace=self._group, hardLimit=unlimited)
         try:
             self.ask("nvmlDeviceGetMemoryLimits_v1", handle, limits, absent=NO_LIMIT)
         except DeviceError as error:
@@ -227,11 +247,17 @@ class Bindings:
         return bool(limits.softLimit or limits.hardLimit != unlimited)
 
     def process_count(self, handle: Any, kind: str) -> int | None:
-        """Count the processes of a kind, None where the driver has no such list.
+        """Count a device's processes of one kind.
 
-        kind: as in `RunningProcesses` of NVML's names.
-        The list itself is not asked for, as drivers differ in the layout of its entries
-        (https://github.com/wookayin/gpustat/issues/161).
+        This reads only the length of the process list, because drivers differ in the layout of its
+        entries (https://github.com/wookayin/gpustat/issues/161).
+
+        Args:
+            handle: The device's NVML handle.
+            kind: `Compute`, `MPSCompute` or `Graphics`, as in NVML's function names.
+
+        Returns:
+            The number of processes, or None if the driver does not report it.
         """
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         function = self._count_processes
@@ -253,48 +279,48 @@ class Bindings:
         try:
             return int(self.ask("nvmlDeviceGetCount"))
         except DeviceError as error:
-            return DriverError(f"The NVIDIA driver does not count its GPUs: {error}.")
+            return DriverError(f"The NVIDIA driver does not report the number of GPUs: {error}.")
 
     def _shut_down(self) -> None:
         if self._is_initialised:
             self.ask("nvmlShutdown")
 
     def _missing(self, *_: Any) -> Any:
-        """Answer for a function that the bindings lack: to us that is a driver that lacks it."""
+        """Fail in place of a function that the bindings lack, as if the driver lacked it."""
         raise self._pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
 
     def _count_processes(self, handle: Any, name: str) -> int:
         for variant in (f"{name}_v3", f"{name}_v2", name):
             try:
-                function = self._pynvml._nvmlGetFunctionPointer(variant)  # noqa: SLF001 - no public way
+                function = self._pynvml._nvmlGetFunctionPointer(variant)  # noqa: SLF001 - no public function
             except self._pynvml.NVMLError as error:
                 missing = error
                 continue
             count = ctypes.c_uint(0)
             code = function(handle, ctypes.byref(count), None)
-            if code == Code.INSUFFICIENT_SIZE:  # there are some
+            if code == Code.INSUFFICIENT_SIZE:  # the list is not empty
                 return max(count.value, 1)
             if code == 0:
-                return count.value  # 0 of a real driver; a simulated one may count here
+                return count.value  # a real driver sets 0; a simulated driver may set the count
             raise self._pynvml.NVMLError(code)
         raise missing
 
 
-_import_error: DriverError | None = None  # of the last attempt to import the bindings
+_import_error: DriverError | None = None  # error of the last attempt to import the bindings
 
 
 def load() -> None:
     """Import the bindings on this thread, so that no other thread has to.
 
-    The error of a failure is kept for `import_pynvml`. An exception of a signal handler is raised
-    here.
+    If the import fails, `import_pynvml` raises the error. An exception that a signal handler
+    raises during the import propagates from this function.
     """
     global _import_error
     is_new = "pynvml" not in sys.modules
     _import_error = None
     try:
         with no_fork, warnings.catch_warnings():
-            # PyPI's package pynvml only wraps the official bindings, and warns that it does.
+            # PyPI's package pynvml wraps the official bindings and emits a deprecation warning.
             warnings.simplefilter("ignore")
             import pynvml
     except BaseException as error:
@@ -314,12 +340,16 @@ def load() -> None:
 
         _import_error = import_errors.not_official(pynvml, is_new=is_new)
         return
-    with suppress(AttributeError):  # Windows has no fork; other bindings may have no lock
+    with suppress(AttributeError):  # Windows has no fork, and some bindings have no lock
         _free_in_children(pynvml.libLoadLock)
 
 
 def import_pynvml() -> ModuleType:
-    """Return the bindings. Raises DriverError if there are none, or others of the same name."""
+    """Return the bindings.
+
+    Raises:
+        DriverError: The bindings are missing, or another module has their name.
+    """
     if _import_error is None and "pynvml" not in sys.modules:
         load()
     if _import_error is not None:
@@ -328,13 +358,13 @@ def import_pynvml() -> ModuleType:
 
 
 def load_library() -> list[str] | None:
-    """Load NVML's library from a folder that the loader of this Python does not search.
+    """Load NVML's library from folders that this Python's loader does not search.
 
-    The bindings then find it by its name. On NixOS, and for Homebrew's Python, the loader does not
-    search the folder of the driver.
+    Once the library is loaded, the bindings find it by its name. The loaders of NixOS and of
+    Homebrew's Python do not search the driver's folder.
 
     Returns:
-        None if the library is loaded, else why copies of it can't be, in the loader's words.
+        None if the library is loaded, else one loader error for each copy of the library.
     """
     unloadable = []
     with suppress(OSError):
@@ -345,7 +375,7 @@ def load_library() -> list[str] | None:
         if os.path.exists(path):
             try:
                 ctypes.CDLL(path)
-            except OSError as error:  # built for another architecture or C library
+            except OSError as error:  # for example, built for another architecture or C library
                 unloadable.append(str(error))
             else:
                 return None
@@ -354,15 +384,15 @@ def load_library() -> list[str] | None:
 
 @cache
 def _free_in_children(lock: Any) -> None:
-    """Free the bindings' lock in a fork: the thread that had it, if any had, is not there."""
-    os.register_at_fork(after_in_child=lock._at_fork_reinit)  # noqa: SLF001 - as logging does
+    """Reset the bindings' lock after a fork, because the child lacks the thread that held it."""
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)  # noqa: SLF001 - the logging module uses it as well
 
 
 def _text_of(error: Exception) -> str:
-    """Return the error's own words; for an unusual code the driver is asked for them."""
+    """Return the error's message; str() asks the driver for the message of an unusual code."""
     try:
         return sanitize(str(error).rstrip("."), TEXT_LIMIT)
-    except Exception:  # noqa: BLE001 - the driver's words may be missing, or no text
+    except Exception:  # noqa: BLE001 - the driver may lack the message, or return invalid text
         return f"error {getattr(error, 'value', '?')}"
 
 
@@ -370,23 +400,23 @@ def _hang_error(error: HangError) -> DeviceError:
     return DeviceError(f"the driver hangs: {error}")
 
 
-# -- the thread that makes the calls ---------------------------------------------------------------
+# -- the worker thread -----------------------------------------------------------------------------
 
-# Hanging calls of all workers: the pid, the call and its NVML function. A worker waits for such a
-# call before it makes the same one, so that repeated readings do not leave one thread each.
+# Hanging calls of all workers: the pid, the call and its NVML function. Before a worker makes a
+# call, it waits for an identical hanging call, so that retries do not leave one thread each.
 _hanging: list[tuple[int, Call[Any], str]] = []
 
 
 class HangError(Exception):
-    """A call did not return; the message names it and the timeout."""
+    """A call timed out; the message contains the timeout and the NVML function."""
 
 
 class Worker:
-    """A thread that makes calls one after the other. A thread that hangs is replaced.
+    """A thread that makes NVML calls one at a time, and is replaced if it hangs.
 
     Attributes:
-        doing: The NVML function that each thread calls now, by the thread's identifier. The calls
-            set it.
+        doing: The NVML function that each thread calls now, by thread identifier. `Bindings.ask`
+            sets it.
 
     Raises:
         NoThreadError: No thread can be started.
@@ -398,7 +428,7 @@ class Worker:
         self._start_thread()
 
     def post(self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> Call[T]:
-        """Start a call, or return the same call if it hangs already."""
+        """Queue a call, or return the identical call if one already hangs."""
         call = Call(function, *arguments)
         for hanging in self._hanging:
             if hanging.request == call.request and not hanging.is_done:
@@ -417,7 +447,8 @@ class Worker:
             The result of the call.
 
         Raises:
-            HangError: The timeout has passed. Errors of the call are raised as well.
+            HangError: The call timed out.
+            Exception: The call raised it.
         """
         start = time.monotonic()
         try:
@@ -428,7 +459,7 @@ class Worker:
                     executor.tell(Slow(self.doing.get(call.thread, ""), waited_s))
                 if waited_s >= limit_s:
                     self._give_up(call, f"no answer within {limit_s:g} s")
-        except BaseException:  # an interrupt
+        except BaseException:  # for example, an interrupt
             self._give_up(call, "no answer yet when it was interrupted")
             raise
         if call.given_up:
@@ -436,11 +467,11 @@ class Worker:
         return call.result()
 
     def is_stuck(self) -> bool:
-        """Return whether a call hangs."""
+        """Return whether a call of this worker hangs."""
         return not all(call.is_done for call in self._hanging)
 
     def end(self) -> None:
-        """End the thread after the calls that were started."""
+        """End the thread once it has made all queued calls."""
         self._calls.put(None)
 
     def _start_thread(self) -> None:
@@ -448,37 +479,40 @@ class Worker:
         executor.start(_make_calls, self._calls)
 
     def _give_up(self, call: Call[Any], reason: str) -> None:
-        """Replace a thread that hangs. It ends when its call returns."""
+        """Give up a call, and replace the thread that hangs in it.
+
+        The replaced thread ends when its call returns.
+        """
         if call.is_done:
             return
-        elsewhere = None if call.thread else _what_hangs(call)
-        what = self.doing.get(call.thread) or elsewhere or "another call comes first"
-        call.given_up = f"{reason} ({what})"
-        if elsewhere:  # the thread only waits for that call
+        blocker = None if call.thread else _hanging_function(call)
+        activity = self.doing.get(call.thread) or blocker or "waiting for another call"
+        call.given_up = f"{reason} ({activity})"
+        if blocker:  # this worker's thread does not hang: it waits for another worker's call
             return
         self._hanging = [each for each in (*self._hanging, call) if not each.is_done]
         _hanging[:] = [each for each in _hanging if not each[1].is_done]
-        if call.thread:  # else the call has not started
-            _hanging.append((os.getpid(), call, what))
+        if call.thread:  # the call has started
+            _hanging.append((os.getpid(), call, activity))
         self.end()
-        with suppress(NoThreadError):  # then all later calls hang
+        with suppress(NoThreadError):  # without a new thread, all later calls time out
             self._start_thread()
 
 
 def _make_calls(posted: SimpleQueue[Call[Any] | None]) -> None:
     while call := posted.get():
-        while _hanging and not call.given_up and _what_hangs(call):
+        while _hanging and not call.given_up and _hanging_function(call):
             time.sleep(POLL_S)
         call.make()
-        del call  # keep nothing of it alive during the wait for the next one
+        del call  # so that its objects can be freed while this thread waits for the next call
 
 
-def _what_hangs(call: Call[Any]) -> str | None:
-    """Return the activity of a call that hangs in another worker; None if no such call hangs."""
-    same = (os.getpid(), *_identity(call))
-    for pid, each, what in _hanging:
-        if not each.is_done and (pid, *_identity(each)) == same:
-            return what
+def _hanging_function(call: Call[Any]) -> str | None:
+    """Return the NVML function in which an identical call of any worker hangs, if one does."""
+    key = (os.getpid(), *_identity(call))
+    for pid, hanging, function in _hanging:
+        if not hanging.is_done and (pid, *_identity(hanging)) == key:
+            return function
     return None
 
 

@@ -1,6 +1,6 @@
-"""The variables that CUDA and frameworks read, and whether CUDA has read them already.
+"""The environment variables that CUDA and frameworks read, and whether CUDA has started.
 
-CUDA reads `CUDA_VISIBLE_DEVICES` once, in cuInit; what is set later changes nothing, in silence.
+CUDA reads `CUDA_VISIBLE_DEVICES` once, in cuInit, and silently ignores later changes.
 """
 
 import ctypes
@@ -18,21 +18,22 @@ from reserve_gpu.model.parsing import parse_size
 
 MEMORY, ORDER, VISIBLE = "CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
 CUDA = (MEMORY, ORDER, VISIBLE)
-# What caps a framework's memory; memory_caps.py says which is set when.
+# Variables that limit the memory of frameworks; see memory_caps.py.
 XLA_FRACTION, CUPY_LIMIT = "XLA_CLIENT_MEM_FRACTION", "CUPY_GPU_MEMORY_LIMIT"
 TORCH_ALLOCATOR, TF_GROWTH = "PYTORCH_ALLOC_CONF", "TF_FORCE_GPU_ALLOW_GROWTH"
-# The older names of two of them, which a user may have set: they are read, and never written.
+# Older names of two variables. A user may have set them, so they are read but never written.
 OLD_XLA_FRACTION, OLD_TORCH_ALLOCATOR = "XLA_PYTHON_CLIENT_MEM_FRACTION", "PYTORCH_CUDA_ALLOC_CONF"
 CAPS = (
     *(XLA_FRACTION, OLD_XLA_FRACTION, TORCH_ALLOCATOR, OLD_TORCH_ALLOCATOR),
     *(CUPY_LIMIT, TF_GROWTH),
 )
-# Which caps were set here, and what they were before: a process below takes them for nobody's own.
+# The memory limits that this package set, with their previous values, as JSON. A child process
+# inherits the limits, and this variable shows that they are not the user's.
 OWN_CAPS = "RESERVE_GPU_CAPS"
-# Which empty CUDA_VISIBLE_DEVICES this package set, and the value that it replaced. Child processes
-# inherit both variables, and our own refusal must not limit their requests.
+# The empty CUDA_VISIBLE_DEVICES that this package set, with the previous value, as JSON. A child
+# process inherits both variables, and a refusal of its parent must not limit its own requests.
 HIDDEN = "RESERVE_GPU_HIDDEN"
-OWN = (OWN_CAPS, HIDDEN)  # only processes below read these
+OWN = (OWN_CAPS, HIDDEN)  # variables that only child processes read
 VARIABLES = (*CUDA, *CAPS, *OWN)
 
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED (cuda.h)
@@ -41,17 +42,21 @@ _started_before_fork = False
 
 
 class Changes(NamedTuple):
-    """What this process has done to the variables.
+    """The changes that this process has made to the environment variables.
 
-    before: what they were, as somebody outside of this package had set them. written: what was set
-    instead. None stands for a variable that is not set.
+    Attributes:
+        before: The values without this package's changes; None for a variable that was not set.
+        written: The values that this package set; None for a variable that it unset.
     """
 
     before: Mapping[str, str | None] = {}
     written: Mapping[str, str | None] = {}
 
     def inherited(self) -> dict[str, str | None]:
-        """Return the variables without our changes: as others set them, before or since."""
+        """Return the variables without this package's changes.
+
+        If the user or other code has changed a variable since, its current value counts.
+        """
         return {
             name: self.before.get(name)
             if name in self.written and self.written[name] == value
@@ -60,22 +65,33 @@ class Changes(NamedTuple):
         }
 
     def apply(self, values: Mapping[str, str | None]) -> "Changes":
-        """Set these variables, and give all others that were set the values that they had before.
+        """Set these variables, and restore the other variables that this package has set.
 
-        Returns all that has been done then. A variable that somebody has changed since is theirs.
+        A variable that other code has changed since is not restored.
+
+        Args:
+            values: The values to set; None unsets a variable.
+
+        Returns:
+            All changes that are in effect afterwards.
         """
         inherited = self.inherited()
-        gone = {name: inherited[name] for name in self.written if name not in values}
-        write(gone | dict(values))
+        restored = {name: inherited[name] for name in self.written if name not in values}
+        write(restored | dict(values))
         return Changes(inherited, dict(values))
 
 
 def variables(
     devices: Sequence[Device], memory_limit_mib: float | None = None
 ) -> dict[str, str | None]:
-    """Return CUDA's variables for these devices; None for one that must not be set.
+    """Return the values of CUDA's variables for these devices.
 
-    memory_limit_mib: what of the memory of each is reserved, in MiB; None for all of it.
+    Args:
+        devices: The reserved devices.
+        memory_limit_mib: The reserved memory of each device in MiB, or None for all of it.
+
+    Returns:
+        The value of each variable; None for a variable that must not be set.
     """
     memory = [
         device.memory_mib if memory_limit_mib is None else int(memory_limit_mib)
@@ -83,7 +99,7 @@ def variables(
     ]
     return {
         MEMORY: None if None in memory else ",".join(map(str, memory)),
-        ORDER: "PCI_BUS_ID",  # CUDA's own default is another order than NVML's
+        ORDER: "PCI_BUS_ID",  # by default, CUDA numbers the GPUs differently from NVML
         VISIBLE: ",".join(device.entry for device in devices),
     }
 
@@ -92,34 +108,41 @@ def hiding(inherited: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return the variables that hide every device from this process and its children.
 
     Args:
-        inherited: The variables without the changes of this process.
+        inherited: The variables without this process's changes.
     """
     visible = before_hiding(inherited)[VISIBLE]
     return {VISIBLE: "", MEMORY: None, HIDDEN: json.dumps({VISIBLE: ("", visible)})}
 
 
 def before_hiding(inherited: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the variables as they were before a process above this one hid all devices.
+    """Return the variables as they were before an ancestor process hid all devices.
 
-    The mark only counts while CUDA_VISIBLE_DEVICES still has the empty value that came with it. If
-    the mark is wrong, the user could as well have unset CUDA_VISIBLE_DEVICES.
+    RESERVE_GPU_HIDDEN only counts while CUDA_VISIBLE_DEVICES still has the empty value that was set
+    with it. Forging it gains a user nothing, because a user can also unset CUDA_VISIBLE_DEVICES.
 
     Args:
-        inherited: The variables without the changes of this process.
+        inherited: The variables without this process's changes.
     """
     return {**inherited, **_replaced(inherited, HIDDEN, (VISIBLE,)), HIDDEN: None}
 
 
 def own_caps(values: Mapping[str, str | None], inherited: Mapping[str, str | None]) -> str:
-    """Return what tells child processes which caps we set, and what stood there before."""
+    """Return the value of RESERVE_GPU_CAPS: the memory limits set here and their previous values.
+
+    Args:
+        values: The variables that this package sets.
+        inherited: The variables without this process's changes.
+    """
     return json.dumps({n: (v, inherited.get(n)) for n, v in values.items() if n in CAPS})
 
 
 def inherited_caps(inherited: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the caps that an ancestor has set for its own part, with the values before that.
+    """Return the previous values of the memory limits that an ancestor process set for itself.
 
-    inherited: the variables without this process's changes. A value that was changed
-    since is the user's.
+    A limit that has been changed since belongs to the user, and is left out.
+
+    Args:
+        inherited: The variables without this process's changes.
     """
     return _replaced(inherited, OWN_CAPS, CAPS)
 
@@ -127,45 +150,45 @@ def inherited_caps(inherited: Mapping[str, str | None]) -> dict[str, str | None]
 def _replaced(
     inherited: Mapping[str, str | None], mark: str, names: Sequence[str]
 ) -> dict[str, str | None]:
-    """Return the values that a process above replaced, of variables that still have its values.
+    """Return the previous values of variables that still have an ancestor process's value.
 
     Args:
-        inherited: The variables without the changes of this process.
-        mark: The variable in which that process noted its values and the ones before.
-        names: The variables that this mark may be about.
+        inherited: The variables without this process's changes.
+        mark: The variable in which the ancestor recorded its own and the previous values.
+        names: The variables that the mark may describe.
     """
     if not inherited.get(mark):
         return {}
-    with suppress(ValueError, TypeError, AttributeError):  # a broken mark
-        noted = untrusted.parsed(inherited[mark] or "").items()
+    with suppress(ValueError, TypeError, AttributeError):  # the mark is malformed
+        recorded = untrusted.parsed(inherited[mark] or "").items()
         return {
             name: before
-            for name, (value, before) in noted
+            for name, (value, before) in recorded
             if name in names and value == inherited.get(name) and isinstance(before, str | None)
         }
     return {}
 
 
 def in_visible_order(devices: Iterable[Device], visible: str) -> tuple[Device, ...]:
-    """Order the devices as that CUDA_VISIBLE_DEVICES does; others come at the end."""
+    """Sort the devices in the order of CUDA_VISIBLE_DEVICES; devices not in it come last."""
     entries = visible.split(",")
 
-    def place(device: Device) -> int:
+    def position(device: Device) -> int:
         return entries.index(device.entry) if device.entry in entries else len(entries)
 
-    return tuple(sorted(devices, key=place))
+    return tuple(sorted(devices, key=position))
 
 
 def read(names: Iterable[str] = VARIABLES) -> dict[str, str | None]:
-    """Return the variables as they are now."""
+    """Return the current values of the environment variables."""
     return {name: os.environ.get(name) for name in names}
 
 
 def read_size_mib(variable: str) -> float | None:
-    """Return the size in MiB that an environment variable sets, or None if it sets none.
+    """Return the size in MiB that an environment variable sets, or None if it is unset or empty.
 
     Raises:
-        RequestError: The variable is not a size.
+        RequestError: The value is not a valid size.
     """
     size = os.environ.get(variable)
     if not size:
@@ -177,7 +200,7 @@ def read_size_mib(variable: str) -> float | None:
 
 
 def write(values: Mapping[str, str | None]) -> None:
-    """Set the variables, and unset those that are None. Reaches C's getenv as well."""
+    """Set the variables, and unset those whose value is None. This also affects C's getenv()."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
@@ -186,48 +209,55 @@ def write(values: Mapping[str, str | None]) -> None:
 
 
 def cuda_started() -> bool:
-    """Tell whether CUDA is initialised in this process, or was in a parent before the fork.
+    """Return whether CUDA is initialized in this process, or was in its parent before a fork.
 
-    Asks the driver library itself, if the process has loaded it: before cuInit every call answers
-    CUDA_ERROR_NOT_INITIALIZED. Starts nothing and loads nothing.
+    If the process has loaded the CUDA driver library, this asks the library: before cuInit, calls
+    return CUDA_ERROR_NOT_INITIALIZED. It neither loads the library nor starts CUDA.
     """
     return _started_before_fork or _cuda() is not None
 
 
 def cuda_may_be_starting() -> bool:
-    """Tell whether CUDA may be reading the variables just now, or may have read them lately.
+    """Return whether cuInit may be running, and may have read the environment variables.
 
-    That is where the driver library is loaded, and its cuInit has not come to its end.
+    This is the case if the CUDA driver library is loaded, but not initialized.
     """
     return _library() is not None and not cuda_started()
 
 
 def cuda_uuids() -> list[str]:
-    """Return the UUIDs, without `GPU-` or `MIG-`, of the devices that CUDA sees, in its order.
+    """Return the UUIDs of the devices that CUDA sees, in CUDA's order.
 
-    Empty where CUDA has not started, or can't be asked, as in a fork.
+    Returns:
+        The UUIDs without the prefixes `GPU-` and `MIG-`. The list is empty if CUDA has not
+        started, or does not answer, as in a forked child.
     """
     cuda = _cuda()
     if cuda is None:
         return []
     count, device, data = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
     uuids: list[str] = []
-    with suppress(AttributeError):  # a library that lacks a function tells nothing
-        # The first version of the call gives a MIG instance the UUID of its GPU.
-        ask = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
+    with suppress(AttributeError):  # the library may lack a function
+        # The first version of the function returns the GPU's UUID for a MIG instance.
+        get_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
         cuda.cuDeviceGetCount(ctypes.byref(count))
         for number in range(count.value):
-            if cuda.cuDeviceGet(ctypes.byref(device), number) or ask(ctypes.byref(data), device):
+            if cuda.cuDeviceGet(ctypes.byref(device), number) or get_uuid(
+                ctypes.byref(data), device
+            ):
                 return []
             digits = bytes(data).hex()
-            places = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
-            uuids.append("-".join(places))
+            groups = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+            uuids.append("-".join(groups))
     return uuids
 
 
 @cache
 def remember_over_fork() -> None:
-    """Let a forked child know that CUDA had started: there the driver can't be asked any more."""
+    """Register a fork hook that records for the child whether CUDA had started in the parent.
+
+    After a fork, the CUDA driver library no longer answers in the child.
+    """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_remember)
 
@@ -238,12 +268,12 @@ def _remember() -> None:
 
 
 def _cuda() -> Any:
-    """Return the CUDA driver library, if this process has loaded and initialised it."""
+    """Return the CUDA driver library, if this process has loaded and initialized it."""
     library = _library()
     if library is None:
         return None
     count = ctypes.c_int()
-    with suppress(AttributeError):  # a library that lacks it may have been initialised
+    with suppress(AttributeError):  # without the function, assume that CUDA is initialized
         if library.cuDeviceGetCount(ctypes.byref(count)) == NOT_INITIALIZED:
             return None
     return library
@@ -251,6 +281,6 @@ def _cuda() -> Any:
 
 def _library() -> Any:
     """Return the CUDA driver library, if this process has loaded it."""
-    with suppress(OSError, AttributeError):  # Windows has no such mode
+    with suppress(OSError, AttributeError):  # os.RTLD_NOLOAD is missing on Windows
         return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     return None

@@ -1,7 +1,7 @@
-"""Explain why NVML's Python bindings can't be imported, and how to fix it.
+"""Error messages that explain why NVML's Python bindings can't be imported, and how to fix it.
 
-To install them helps only if Python would look at the place of installed packages first. A file of
-the same name in the notebook's folder, or in a folder of PYTHONPATH, comes before that.
+A file with the same name in the notebook's folder, or in a folder on PYTHONPATH, takes precedence
+over installed packages. In that case, installing the bindings does not help.
 """
 
 from __future__ import annotations
@@ -23,73 +23,74 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 NAME = "pynvml"
-PACKAGES = "pynvml nvidia-ml-py3 nvidia-ml-py"  # each has a module of this name
+PACKAGES = "pynvml nvidia-ml-py3 nvidia-ml-py"  # packages that contain a module of this name
 
 
 def not_imported(error: BaseException) -> DriverError:
-    """Return the error of bindings that can't be imported.
+    """Return the error for bindings that can't be imported.
 
     Args:
         error: The exception that the import raised.
     """
-    if path := _in_the_way(_file_of(None)):
-        return _taken(path)
-    if isinstance(error, SyntaxError):  # written for Python 2
-        return _wrong()
-    why = sanitize(str(error) or type(error).__name__, REASON_LIMIT)
-    if path := next(filter(None, map(_in_the_way, _files(error))), None):
-        where = sanitize(path, COMMAND_LIMIT)
+    if path := _shadowing_file(_file_of(None)):
+        return _shadowed(path)
+    if isinstance(error, SyntaxError):  # the module is written for Python 2
+        return _wrong_module()
+    reason = sanitize(str(error) or type(error).__name__, REASON_LIMIT)
+    if path := next(filter(None, map(_shadowing_file, _files(error))), None):
+        file = sanitize(path, COMMAND_LIMIT)
         return DriverError(
-            f"The module {NAME} can't be imported because of {where} ({why}). {_ways_out(path)}"
+            f"The module {NAME} can't be imported because of {file} ({reason}). {_remedy(path)}"
         )
     command = errors.install_command("nvidia-ml-py")
-    return DriverError(f"The module {NAME} can't be imported ({why}). Run: {command}")
+    return DriverError(f"The module {NAME} can't be imported ({reason}). Run: {command}")
 
 
 def not_official(module: ModuleType, *, is_new: bool) -> DriverError:
-    """Return the error of a module of that name that is not nvidia-ml-py's.
+    """Return the error for a module `pynvml` that does not come from nvidia-ml-py.
 
     Args:
         module: The imported module.
-        is_new: Whether nothing had imported it before. Then it is forgotten, so that the next
-            import finds nvidia-ml-py's module once the file is out of the way.
+        is_new: Whether this package imported it first. If so, and if a file shadows the bindings,
+            the module is removed from `sys.modules`, so that a later import finds the bindings.
     """
-    if path := _in_the_way(_file_of(module)):
+    if path := _shadowing_file(_file_of(module)):
         if is_new:
             sys.modules.pop(NAME, None)
-        return _taken(path, is_imported=not is_new)
-    return _wrong()
+        return _shadowed(path, is_imported=not is_new)
+    return _wrong_module()
 
 
-def _taken(path: str, *, is_imported: bool = False) -> DriverError:
-    then = " Then restart this process, which has imported it." if is_imported else ""
+def _shadowed(path: str, *, is_imported: bool = False) -> DriverError:
+    restart = " Then restart this process, which has already imported it." if is_imported else ""
     return DriverError(
-        f"{sanitize(path, COMMAND_LIMIT)} takes the place of the module {NAME} of nvidia-ml-py. "
-        f"{_ways_out(path)}{then}"
+        f"{sanitize(path, COMMAND_LIMIT)} shadows the module {NAME} of nvidia-ml-py. "
+        f"{_remedy(path)}{restart}"
     )
 
 
-def _ways_out(path: str) -> str:
-    """Return how to get a file out of the way."""
+def _remedy(path: str) -> str:
+    """Return an instruction that keeps this file from shadowing the bindings."""
     listed = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     is_listed = os.path.dirname(path) in map(os.path.realpath, listed)
-    return f"Rename it, or {'take its folder off PYTHONPATH' if is_listed else 'leave its folder'}."
+    alternative = "remove its folder from PYTHONPATH" if is_listed else "work in another folder"
+    return f"Rename it, or {alternative}."
 
 
-def _wrong() -> DriverError:
+def _wrong_module() -> DriverError:
     command = errors.install_command("nvidia-ml-py", instead_of=PACKAGES)
-    return DriverError(f"The module {NAME} here is not the one of nvidia-ml-py. Run: {command}")
+    return DriverError(f"The installed module {NAME} is not nvidia-ml-py's. Run: {command}")
 
 
 def _file_of(module: ModuleType | None) -> str | None:
-    """Return the file or folder of a module, by default of the one that an import would find."""
+    """Return the file or folder of a module, by default of `pynvml` as an import would find it."""
     path = getattr(module, "__file__", None)
     if not isinstance(path, str):
         spec = getattr(module, "__spec__", None)
         with suppress(ImportError, ValueError, AttributeError):
             spec = spec or find_spec(NAME)
-        places = list(spec.submodule_search_locations or ()) if spec else []
-        path = places[0] if places else spec.origin if spec else None
+        locations = list(spec.submodule_search_locations or ()) if spec else []
+        path = locations[0] if locations else spec.origin if spec else None
     if not isinstance(path, str):
         return None
     folder, name = os.path.split(path)
@@ -97,7 +98,7 @@ def _file_of(module: ModuleType | None) -> str | None:
 
 
 def _files(error: BaseException) -> Iterator[str]:
-    """Yield the files whose code was running when an import failed, the innermost first."""
+    """Yield the files whose code was running when an import failed, innermost first."""
     if isinstance(error, SyntaxError) and error.filename:
         yield error.filename
     frames, trace = [], error.__traceback__
@@ -107,32 +108,32 @@ def _files(error: BaseException) -> Iterator[str]:
     yield from (name for name in reversed(frames) if os.path.isabs(name))
 
 
-def _in_the_way(file: str | None) -> str | None:
-    """Return the path of a file that Python finds before installed packages, else None."""
+def _shadowing_file(file: str | None) -> str | None:
+    """Return a file's path if Python finds it before installed packages, else None."""
     with suppress(OSError):  # the current folder was deleted
         return _before_installed(file) if file else None
     return None
 
 
 def _before_installed(file: str) -> str | None:
-    # A file in an environment may be a link to one elsewhere; its folder decides.
+    # Only the folder is resolved, because an installed file may link to another location.
     folder, name = os.path.split(os.path.abspath(file))
     folder = os.path.realpath(folder)
     path = os.path.join(folder, name)
     installed = [*map(os.path.realpath, _installed())]
     standard = (os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
-    ours = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
-    if any(path.startswith(f"{each}{os.sep}") for each in (*installed, *standard, ours)):
+    package = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
+    if any(path.startswith(f"{each}{os.sep}") for each in (*installed, *standard, package)):
         return None
     searched = [os.path.realpath(entry) for entry in sys.path]  # '' is the current folder
-    before = [searched.index(place) for place in installed if place in searched]
-    if folder in searched and before and searched.index(folder) > min(before):
+    positions = [searched.index(each) for each in installed if each in searched]
+    if folder in searched and positions and searched.index(folder) > min(positions):
         return None
     return path
 
 
 def _installed() -> list[str]:
-    """Return the folders into which packages of this Python are installed."""
+    """Return the folders in which this Python's packages are installed."""
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())

@@ -1,7 +1,7 @@
-"""The variables that keep frameworks within a part of a GPU.
+"""Environment variables that limit each framework to the reserved part of a GPU.
 
-A cap is for who means well. A value that the user has set is never replaced. Where a framework
-reads no variable, the user gets the line to type.
+The limits are cooperative: frameworks apply them, not the GPU. A limit that the user has set is
+never replaced. For a framework that reads no such variable, the user gets a line of code to run.
 """
 
 from __future__ import annotations
@@ -22,26 +22,35 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.requests import Variables
 
-# What a CUDA context takes beside what a framework counts: about 300 MB with PyTorch's kernels,
-# which are loaded at their first use since CUDA 11.7
+# Memory in MiB that a CUDA context needs in addition to the memory that a framework counts. With
+# PyTorch's kernels, which are loaded at first use since CUDA 11.7, it takes about 300 MB
 # (https://github.com/pytorch/pytorch/issues/107667), and more on larger GPUs. At most half of a
-# part is left for it: who asks for less than that knows of something smaller.
+# part is set aside for it, because a user who requests so little expects a smaller context.
 DEFAULT_CONTEXT_MIB = 512.0
-# In PYTORCH_ALLOC_CONF since this version; older ones raise on a word that they don't know
+# An option of PYTORCH_ALLOC_CONF, and the first PyTorch version that accepts it. Older versions
+# raise an error for an unknown option
 # (https://github.com/pytorch/pytorch/blob/v2.10.0/c10/cuda/CUDAAllocatorConfig.cpp).
 FRACTION_WORD, FRACTION_SINCE = "per_process_memory_fraction", (2, 10)
-# Beside an installed package stands a folder that names its version
-# (https://packaging.python.org/en/latest/specifications/recording-installed-packages/); Conda
-# and Debian have some that end with .egg-info.
+# An installed package has a metadata folder next to it, whose name contains its version
+# (https://packaging.python.org/en/latest/specifications/recording-installed-packages/). Some
+# packages of Conda and Debian have one that ends with .egg-info.
 MODULES, INSTALLED = ("torch", "tensorflow"), (".dist-info", ".egg-info")
-UNLIMITED = ("platform", "cuda_async")  # of JAX's allocators
+UNLIMITED = ("platform", "cuda_async")  # JAX's allocators that ignore the memory fraction
 
 
 def cap(devices: Sequence[Device], memory_limit_mib: float) -> tuple[float, str]:
-    """Return what frameworks are kept to with this part of each device. Raises RequestError.
+    """Return the memory limit of frameworks for this part of each device.
 
-    First what is left of the part beside the CUDA context, in MiB; then the fraction that this is
-    of the memory of the largest device, empty where that is not known.
+    Args:
+        devices: The reserved devices.
+        memory_limit_mib: The reserved memory of each device in MiB.
+
+    Returns:
+        The part without the CUDA context in MiB, and the same as a fraction of the largest device's
+        memory. The fraction is an empty string if it is unknown, or rounds to zero.
+
+    Raises:
+        RequestError: The environment variable for the size of the CUDA context is invalid.
     """
     context_mib = cuda_environment.read_size_mib(settings.CONTEXT_MEMORY)
     context_mib = DEFAULT_CONTEXT_MIB if context_mib is None else context_mib
@@ -54,27 +63,30 @@ def cap(devices: Sequence[Device], memory_limit_mib: float) -> tuple[float, str]
 def variables(
     devices: Sequence[Device], memory_limit_mib: float, inherited: Variables
 ) -> dict[str, str]:
-    """Return what to set for a part of each of these devices.
+    """Return the variables that limit frameworks to a part of each of these devices.
 
-    JAX reads its fraction when it first uses a device, and takes it of the total. CuPy reads its
-    limit at the first allocation on a device (cupy/cuda/memory.pyx, SingleDeviceMemoryPool).
-    PyTorch reads its own when CUDA starts (c10/cuda/CUDACachingAllocator.cpp,
-    DeviceCachingAllocator), by its older name if that is set: then nothing is set beside it. JAX
-    raises where both of its names are set (jaxlib's xla_client.py,
-    generate_pjrt_gpu_plugin_options).
+    JAX reads its fraction of the total memory when it first uses a device. It raises if both names
+    of its variable are set (jaxlib's xla_client.py, generate_pjrt_gpu_plugin_options). CuPy reads
+    its limit at the first allocation on a device (cupy/cuda/memory.pyx, SingleDeviceMemoryPool).
+    PyTorch reads its limit when CUDA starts (c10/cuda/CUDACachingAllocator.cpp,
+    DeviceCachingAllocator). It prefers the older name of its variable, so if the user has set that
+    one, the newer one is not set.
 
-    inherited: the variables without our changes.
+    Args:
+        devices: The reserved devices.
+        memory_limit_mib: The reserved memory of each device in MiB.
+        inherited: The variables without this process's changes.
     """
     room_mib, fraction = cap(devices, memory_limit_mib)
-    theirs = capped_by(inherited)
+    user_caps = capped_by(inherited)
     values = {}
-    if "cupy" not in theirs:
+    if "cupy" not in user_caps:
         values[cuda_environment.CUPY_LIMIT] = str(int(room_mib * MIB))
-    if fraction and "jax" not in theirs:
+    if fraction and "jax" not in user_caps:
         values[cuda_environment.XLA_FRACTION] = fraction
     is_old = bool(inherited.get(cuda_environment.OLD_TORCH_ALLOCATOR))
-    has_word = not is_old and knows_fraction(installed().get("torch"))
-    if fraction and has_word and "torch" not in theirs:
+    can_set_fraction = not is_old and knows_fraction(installed().get("torch"))
+    if fraction and can_set_fraction and "torch" not in user_caps:
         words = filter(None, (_torch_words(inherited), f"{FRACTION_WORD}:{fraction}"))
         values[cuda_environment.TORCH_ALLOCATOR] = ",".join(words)
     if not inherited.get(cuda_environment.TF_GROWTH):
@@ -85,7 +97,10 @@ def variables(
 def marked(
     devices: Sequence[Device], memory_limit_mib: float, inherited: Variables
 ) -> dict[str, str]:
-    """Return the variables, and a mark by which children don't take them for the user's."""
+    """Return the variables, and RESERVE_GPU_CAPS to tell child processes who has set them.
+
+    Without RESERVE_GPU_CAPS, a child process would take the limits for the user's own.
+    """
     values = variables(devices, memory_limit_mib, inherited)
     if values:
         values[cuda_environment.OWN_CAPS] = cuda_environment.own_caps(values, inherited)
@@ -93,7 +108,7 @@ def marked(
 
 
 def capped_by(values: Variables) -> dict[str, str]:
-    """Return the name of the variable that caps each framework, by the framework's module."""
+    """Return the name of the variable that limits each framework, by the framework's module."""
     names = {
         "torch": _torch_name(values) if FRACTION_WORD in _torch_words(values) else None,
         "jax": _first(values, cuda_environment.OLD_XLA_FRACTION, cuda_environment.XLA_FRACTION),
@@ -103,7 +118,7 @@ def capped_by(values: Variables) -> dict[str, str]:
 
 
 def kept_by(values: Variables) -> dict[str, str]:
-    """Return what caps each framework, without one whose allocator keeps to no limit.
+    """Return the variable that limits each framework, except if its allocator ignores limits.
 
     https://docs.jax.dev/en/latest/gpu_memory_allocation.html
     """
@@ -114,7 +129,9 @@ def kept_by(values: Variables) -> dict[str, str]:
 
 
 def to_type(devices: Sequence[Device], memory_limit_mib: float) -> dict[str, str]:
-    """Return the line that caps each framework for which there may be no variable, by its module.
+    """Return the line of code that limits PyTorch and TensorFlow each, by the framework's module.
+
+    TensorFlow reads no variable for a limit, and PyTorch may be too old for one.
 
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.set_per_process_memory_fraction.html
     https://www.tensorflow.org/api_docs/python/tf/config/set_logical_device_configuration
@@ -133,30 +150,34 @@ def to_type(devices: Sequence[Device], memory_limit_mib: float) -> dict[str, str
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of the frameworks that this Python can import, by their modules.
+    """Return the versions of the installed frameworks, by the framework's module.
 
-    Goes by names of folders: `importlib.metadata` takes 25 ms to import, a framework seconds.
+    The versions come from folder names, because importing `importlib.metadata` takes 25 ms, and
+    importing a framework takes seconds.
     """
-    found: dict[str, str] = {}
-    entries: list[object] = [*sys.path]  # anybody may have added anything
+    versions: dict[str, str] = {}
+    entries: list[object] = [*sys.path]  # other code may have added objects of any type
     for entry in entries:
         if isinstance(entry, str):
             with suppress(OSError, ValueError):
                 for name in os.listdir(entry or "."):
                     module, _, rest = name.partition("-")
                     if module in MODULES and rest[:1].isdigit() and rest.endswith(INSTALLED):
-                        found.setdefault(module, os.path.splitext(rest)[0].partition("-")[0])
-    return found
+                        versions.setdefault(module, os.path.splitext(rest)[0].partition("-")[0])
+    return versions
 
 
 def knows_fraction(version: str | None) -> bool:
-    """Tell whether that PyTorch takes its limit from a variable; a strange version does not."""
+    """Return whether this version of PyTorch reads its limit from an environment variable.
+
+    A version that can't be parsed counts as too old.
+    """
     match = re.match(r"[0-9]{1,4}(\.[0-9]{1,4})*", version or "")
     return match is not None and tuple(map(int, match[0].split("."))) >= FRACTION_SINCE
 
 
 def _torch_name(values: Variables) -> str | None:
-    """Return the name that PyTorch reads: the first that is set."""
+    """Return the variable that PyTorch reads: the older name if it is set, else the newer."""
     return _first(values, cuda_environment.OLD_TORCH_ALLOCATOR, cuda_environment.TORCH_ALLOCATOR)
 
 
@@ -166,5 +187,5 @@ def _torch_words(values: Variables) -> str:
 
 
 def _first(values: Variables, *names: str) -> str | None:
-    """Return the first of these names with a value that is not empty."""
+    """Return the first of these names whose value is neither unset nor empty."""
     return next((name for name in names if values.get(name)), None)

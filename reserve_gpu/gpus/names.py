@@ -1,7 +1,7 @@
-"""The names of a device: indices, UUIDs and their prefixes, PCI bus ids.
+"""Pure functions that match device names: indices, UUIDs and their prefixes, and PCI bus ids.
 
-Pure functions: names in, devices out. The first half is about names as people type them, the
-second about the entries of `CUDA_VISIBLE_DEVICES`, as CUDA reads them.
+The first half handles names that users type. The second half handles the entries of
+`CUDA_VISIBLE_DEVICES`, as CUDA reads them.
 """
 
 from __future__ import annotations
@@ -16,33 +16,37 @@ from reserve_gpu.model.errors import REASON_LIMIT, RequestError
 from reserve_gpu.model.untrusted import sanitize
 
 AnyDevice = TypeVar("AnyDevice", Device, Device | Fault)
-DeviceNames: TypeAlias = str | int | Iterable[str | int]  # as people give them
+DeviceNames: TypeAlias = str | int | Iterable[str | int]  # device names as callers pass them
 
-# Text, which `re` compiles when a pattern is first used: most requests name no device.
+# These patterns are not compiled at import, because most requests name no device.
 _INDEX = r"(?:gpu|cuda:)?([0-9]{1,4})"
 _RANGE = r"(?:gpu)?([0-9]{1,4})-(?:gpu)?([0-9]{1,4})"
-_INSTANCE = r"(?:gpu)?([0-9]{1,4}):([0-9])"  # a GPU has seven at most, and 18:00 is a time
+_INSTANCE = r"(?:gpu)?([0-9]{1,4}):([0-9])"  # the instance has one digit, because 18:00 is a time
 _BUS_ID = r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _UUID = r"(?:GPU|MIG)-[0-9a-z/-]+"
-_STRTOUL = r"\s*([+-]?)0*([0-9]+)"  # the start of a text that C's strtoul() reads as a number
+_STRTOUL = r"\s*([+-]?)0*([0-9]+)"  # prefix that C's strtoul() reads as a number
 _STRTOUL_BLANKS = " \t\n\v\f\r"
-_MAX_DIGITS = 9  # no machine has so many GPUs, and int() refuses thousands of digits
+_MAX_DIGITS = 9  # more than any machine needs; int() raises for thousands of digits
 
 
 def parse(text: DeviceNames) -> tuple[str, ...]:
-    """Return the device names in text, in their order; `0-3` is four of them.
+    """Split text into device names, in the same order; `0-3` gives four names.
 
-    Raises RequestError for what can't name one.
+    Args:
+        text: Names separated by commas or blanks, an index, or an iterable of them.
+
+    Raises:
+        RequestError: A word can't be the name of a device.
     """
     parts = text if isinstance(text, Iterable) and not isinstance(text, (str, bytes)) else [text]
     joined = ",".join(str(part) for part in parts)
     return tuple(
-        name for word in re.split(r"[,\s]+", joined) if word for name in _meant_by_word(word)
+        name for word in re.split(r"[,\s]+", joined) if word for name in _names_in_word(word)
     )
 
 
 def is_name(word: str) -> bool:
-    """Tell whether a word that somebody typed could name devices on some machine."""
+    """Return whether a word could be the name of a device on some machine."""
     try:
         return bool(parse(word))
     except RequestError:
@@ -50,73 +54,81 @@ def is_name(word: str) -> bool:
 
 
 def gpu_index(name: str) -> int | None:
-    """Return the index of the GPU in a name, if the name has it: 2 of `2`, `GPU2`, `2:0`."""
+    """Return the GPU index in a name such as `2`, `GPU2` or `2:0`, or None if it has none."""
     match = _match(_INDEX, name) or _match(_INSTANCE, name)
     return int(match[1]) if match else None
 
 
 def pick(name: str, devices: Sequence[Device | Fault]) -> Device | Fault:
-    """Return the device that a name means. Raises RequestError if it is none, or several."""
+    """Return the device with this name.
+
+    Args:
+        name: An index, a UUID or its prefix, or a PCI bus id.
+        devices: All devices of the machine.
+
+    Raises:
+        RequestError: The name matches no device, or several.
+    """
     usable = [device for device in devices if isinstance(device, Device)]
     matches = matching(name, usable)
     if len(matches) == 1:
         return matches[0]
     if len(matches) > 1:
         uuids = ", ".join(sanitize(device.uuid) for device in matches)
-        raise RequestError(f"{sanitize(name)} is the start of several UUIDs: {uuids}.")
+        raise RequestError(f"{sanitize(name)} matches several UUIDs: {uuids}.")
     index = gpu_index(name)
     for fault in devices:
         if isinstance(fault, Fault) and (
-            _is_meant(name, fault) or (fault.instance is None and fault.index == index)
+            _is_match(name, fault) or (fault.instance is None and fault.index == index)
         ):
             return fault
     instances = [d.number for d in usable if d.instance is not None and d.index == index]
     if instances:
         raise RequestError(
-            f"GPU{index} is split by MIG. Name one of its instances: {', '.join(instances)}."
+            f"GPU{index} is split into MIG instances. Name one of them: {', '.join(instances)}."
         )
-    faults = "".join(f" {_described(each)}." for each in devices if isinstance(each, Fault))
+    faults = "".join(f" {_describe(each)}." for each in devices if isinstance(each, Fault))
     first, last = devices[0].label, devices[-1].label
-    short = {1: f"is {first}", 2: f"are {first} and {last}"}
-    there = short.get(len(devices), f"are {first} to {last}")
-    raise RequestError(f"No GPU is called {sanitize(name)} here. There {there}.{faults}")
+    short_lists = {1: first, 2: f"{first} and {last}"}
+    listed = short_lists.get(len(devices), f"{first} to {last}")
+    raise RequestError(f"No GPU is named {sanitize(name)}. This machine has {listed}.{faults}")
 
 
 def matching(name: str, devices: Iterable[AnyDevice]) -> list[AnyDevice]:
-    """Return the devices that a name means: one at most, but several by a UUID's beginning."""
-    return [device for device in devices if _is_meant(name, device)]
+    """Return the devices that match a name; only a UUID's prefix can match several."""
+    return [device for device in devices if _is_match(name, device)]
 
 
 def is_one_of(device: Device | Fault, names: Iterable[str]) -> bool:
-    """Return whether one of the names means the device, or the GPU of this instance."""
-    whole = device._replace(instance=None)
-    if isinstance(whole, Device) and whole.gpu_uuid:
-        whole = whole._replace(uuid=whole.gpu_uuid)
-    return any(_is_meant(name, each) for name in names for each in (device, whole))
+    """Return whether one of the names matches the device, or the GPU that contains it."""
+    gpu = device._replace(instance=None)
+    if isinstance(gpu, Device) and gpu.gpu_uuid:
+        gpu = gpu._replace(uuid=gpu.gpu_uuid)
+    return any(_is_match(name, each) for name in names for each in (device, gpu))
 
 
 def bare_uuid(uuid: str) -> str:
-    """Return a UUID as CUDA gives it: in small letters, without `GPU-` or `MIG-`."""
+    """Return a UUID in CUDA's form: in lowercase, without the prefix `GPU-` or `MIG-`."""
     return uuid.lower().removeprefix("mig-").removeprefix("gpu-")
 
 
 def model(device: Device) -> str:
-    """Return the model of the GPU, also of one that the device is only an instance of."""
+    """Return the model name of a GPU, or of the GPU that contains a MIG instance."""
     name = device.name or ""
     if device.instance is None:
         return name
-    return name.partition(" MIG ")[0]  # as in "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+    return name.partition(" MIG ")[0]  # for example, "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
 
 
 def require_distinct(devices: Sequence[Device | Fault]) -> None:
-    """Raise RequestError if a device was named twice."""
+    """Raise RequestError if a device is named twice."""
     for position, device in enumerate(devices):
         if device in devices[:position]:
             raise RequestError(f"{device.label} is named twice.")
 
 
 def require_one_kind(devices: Sequence[Device | Fault]) -> None:
-    """Raise RequestError for a mixture that CUDA does not let one process use.
+    """Raise RequestError if the devices mix GPUs and MIG instances, which CUDA does not allow.
 
     https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html
     """
@@ -124,15 +136,15 @@ def require_one_kind(devices: Sequence[Device | Fault]) -> None:
     instances = [device.label for device in devices if device.instance is not None]
     if gpus and instances:
         raise RequestError(
-            f"{gpus[0]} is a whole GPU and {instances[0]} a MIG instance: CUDA gives a process one "
-            "or the other."
+            f"{gpus[0]} is a whole GPU and {instances[0]} is a MIG instance. CUDA does not let one "
+            "process use both."
         )
 
 
 def entries(value: str) -> list[int | str]:
     """Return the entries of CUDA_VISIBLE_DEVICES: numbers, as strtoul() reads them, and UUIDs.
 
-    The list ends at the first entry that is neither.
+    The list ends at the first entry that is neither a number nor a UUID.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
     """
     listed: list[int | str] = []
@@ -149,58 +161,73 @@ def entries(value: str) -> list[int | str]:
 
 
 def visible(listed: Sequence[int | str], devices: Sequence[Device | Fault]) -> list[Device | Fault]:
-    """Return those of the devices that CUDA_VISIBLE_DEVICES with these entries leaves visible.
+    """Return the devices that are visible under a CUDA_VISIBLE_DEVICES with these entries.
 
-    They come in the order of `devices`, which are all of the machine's in PCI bus order.
-    The list ends at the first entry that means no device; a device that is in it twice makes CUDA
-    show none at all.
+    CUDA ignores all entries from the first one that matches no device. If a device occurs twice,
+    CUDA shows no device at all.
+
+    Args:
+        listed: The result of `entries`.
+        devices: All devices of the machine, in PCI bus order.
+
+    Returns:
+        The visible devices, in PCI bus order.
     """
     chosen: list[Device | Fault] = []
     for entry in listed:
-        meant = _meant(entry, devices)
-        if meant is None:
-            # This may be the UUID of a device that can't be read: let people see why it can't.
+        matches = _match_entry(entry, devices)
+        if matches is None:
+            # The entry may be the UUID of a device that can't be read. Include the faults, so that
+            # the user sees their reasons.
             chosen += [d for d in devices if isinstance(d, Fault) and d not in chosen]
-        if not meant:
+        if not matches:
             break
-        if any(device in chosen for device in meant):
+        if any(device in chosen for device in matches):
             return []
-        chosen += meant
-    # As soon as one MIG instance is visible, CUDA shows no whole GPU.
+        chosen += matches
+    # If a MIG instance is visible, CUDA shows no whole GPU.
     instances = [device for device in chosen if device.instance is not None]
     return [device for device in devices if device in (instances or chosen)]
 
 
 def numbers_within(listed: Sequence[int], count: int) -> list[int]:
-    """Return the GPUs that `visible` would give for numbers alone, without a look at any of them.
+    """Return the indices of the GPUs that `visible` returns for entries that are all numbers.
 
-    listed: numbers in PCI bus order. count: how many GPUs there are.
+    Unlike `visible`, this reads no GPU.
+
+    Args:
+        listed: The entries, which are indices in PCI bus order.
+        count: The number of GPUs of the machine.
     """
     numbers = list(takewhile(lambda number: number < count, listed))
     return sorted(numbers) if len(set(numbers)) == len(numbers) else []
 
 
-def _meant(entry: int | str, devices: Sequence[Device | Fault]) -> list[Device | Fault] | None:
-    """Return what an entry means: a device, or all instances of a GPU.
+def _match_entry(
+    entry: int | str, devices: Sequence[Device | Fault]
+) -> list[Device | Fault] | None:
+    """Return the devices that an entry of CUDA_VISIBLE_DEVICES selects.
 
-    An empty list stands for no GPU, or several; None for a UUID of none that can be read.
+    Returns:
+        A device, or all instances of a GPU. The list is empty if the index does not exist, or the
+        UUID is ambiguous. The result is None for a UUID that no readable device has.
     """
     if isinstance(entry, int):
         return [device for device in devices if device.index == entry]
     usable = [device for device in devices if isinstance(device, Device)]
     if entry.startswith("GPU-"):
-        meant = [d for d in usable if (d.gpu_uuid or d.uuid).startswith(entry)]
-        uuids = {d.gpu_uuid or d.uuid for d in meant}
+        matches = [d for d in usable if (d.gpu_uuid or d.uuid).startswith(entry)]
+        uuids = {d.gpu_uuid or d.uuid for d in matches}
     else:
-        meant = [d for d in usable if d.uuid.startswith(entry) or d.old_name == entry]
-        uuids = {d.uuid for d in meant}
+        matches = [d for d in usable if d.uuid.startswith(entry) or d.old_name == entry]
+        uuids = {d.uuid for d in matches}
     if not uuids:
         return None
-    return list(meant) if len(uuids) == 1 else []
+    return list(matches) if len(uuids) == 1 else []
 
 
-def _is_meant(name: str, device: Device | Fault) -> bool:
-    """Tell whether a typed name means that device; of a Fault only its place is known."""
+def _is_match(name: str, device: Device | Fault) -> bool:
+    """Return whether a name that a user typed matches a device; a Fault only has an index."""
     if match := _match(_INDEX, name):
         return (device.index, device.instance) == (int(match[1]), None)
     if match := _match(_INSTANCE, name):
@@ -212,8 +239,8 @@ def _is_meant(name: str, device: Device | Fault) -> bool:
     return device.uuid.lower().startswith(name.lower())
 
 
-def _meant_by_word(word: str) -> list[str]:
-    """Return the names in a word without commas: itself, or the indices of a range."""
+def _names_in_word(word: str) -> list[str]:
+    """Return the device names in a word without commas: the word, or the indices of a range."""
     if match := _match(_RANGE, word):
         first, last = int(match[1]), int(match[2])
         if first <= last:
@@ -221,14 +248,14 @@ def _meant_by_word(word: str) -> list[str]:
     if any(_match(pattern, word) for pattern in (_INDEX, _INSTANCE, _BUS_ID, _UUID)):
         return [word]
     raise RequestError(
-        f"{sanitize(word)!r} names no GPU. Give an index (2, GPU2 or cuda:2), several (1,3), "
+        f"{sanitize(word)!r} is not a GPU name. Give an index (2, GPU2 or cuda:2), several (1,3), "
         "a range (0-3), a UUID or its start (GPU-8f2a), a MIG instance (1:0) or a PCI bus id "
         "(0000:03:00.0)."
     )
 
 
 def _bus(bus_id: str) -> tuple[int, str] | None:
-    """Return a bus id in one spelling: the domain, 0 where it is left out, and the rest."""
+    """Return a PCI bus id in normalized form: the domain, 0 by default, and the rest."""
     match = _match(_BUS_ID, bus_id)
     return (int(match[1] or "0", 16), match[2].lower()) if match else None
 
@@ -237,5 +264,5 @@ def _match(pattern: str, text: str) -> re.Match[str] | None:
     return re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII)
 
 
-def _described(fault: Fault) -> str:
+def _describe(fault: Fault) -> str:
     return f"{fault.label} can't be used: {sanitize(fault.reason, REASON_LIMIT)}"

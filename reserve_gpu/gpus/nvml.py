@@ -1,7 +1,7 @@
-"""What the NVIDIA driver says: which devices there are, how they are linked, and what uses them.
+"""Readings from the NVIDIA driver: the devices, their links, and the processes that use them.
 
-It reports and judges nothing; `usage.py` says what a reading means. To touch a GPU for the first
-time can take seconds where persistence mode is off, so each is touched only when it is asked for.
+This module only reads; `usage.py` decides whether a device is idle. If persistence mode is off,
+the first access to a GPU can take seconds, so a GPU is only accessed when a caller needs it.
 """
 
 from __future__ import annotations
@@ -34,72 +34,77 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     Place = Device | Fault
-    Lists = Callable[[str], list[Process]]  # which read the processes of a kind
+    Lists = Callable[[str], list[Process]]  # reads the processes of one kind
 
-CALL_LIMIT_S = 20.0  # initialising one GPU takes 1 to 3 s without persistence mode
+CALL_LIMIT_S = 20.0  # timeout; without persistence mode, initializing a GPU takes 1 to 3 s
 
-# Only these answers mean that a GPU can't be split. After any other it may be, with somebody on a
-# part of it whom a look at the whole GPU need not show; so then it is not used.
+# Only these error codes mean that a GPU can't have MIG instances. After any other error it may have
+# some, and a reading of the whole GPU may not show their processes, so the GPU is not used.
 NO_MIG = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
 MIG_COUNT = "nvmlDeviceGetMaxMigDeviceCount"
-NO_INSTANCE = frozenset({Code.NOT_FOUND})  # gaps in the numbering of the instances are normal
+NO_INSTANCE = frozenset({Code.NOT_FOUND})  # the numbering of instances can have gaps
 
-# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and what it may be that takes a GPU away:
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and the recovery actions that make a GPU unusable:
 # https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html
 RECOVERY, DRAIN_AND_RESET = 230, 4
-FAILED = "its memory has failed, and can't be repaired: the GPU has to be replaced"
+FAILED = "its memory has failed and can't be repaired: the GPU must be replaced"
 RECOVERIES = {
-    1: "a reset of the GPU",
-    2: "a reboot of the machine",
-    3: "the end of all peer-to-peer traffic, and then more",
+    1: "a GPU reset",
+    2: "a reboot",
+    3: "an end to all peer-to-peer traffic, and further steps",
     5: "a reset of the GPU's bus",
-    6: "a reboot of the machine",
+    6: "a reboot",
 }
 
-# By the kind of processes, as in `RunningProcesses` of NVML's names; the strongest kind first.
+# Kinds of processes, with their spelling in NVML's function names. If a process has several kinds,
+# the first one counts.
 KINDS = {"compute": "Compute", "MPS": "MPSCompute", GRAPHICS: "Graphics"}
 
-# The second will be gone with CUDA 14; the first is missing before R570 and from older bindings.
+# The second function will be removed in CUDA 14. Drivers before R570 and older bindings lack the
+# first one.
 TEMPERATURES = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
 TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 
-# Where the memory of a GPU is the host's, its total is about the host's.
+# If a GPU uses the host's memory, its reported total is at least this fraction of the host's total.
 LEAST_OF_HOST = 0.9
-ADDRESSING_ATS = 2  # NVML_DEVICE_ADDRESSING_MODE_ATS: host and GPU have one set of page tables
+ADDRESSING_ATS = 2  # NVML_DEVICE_ADDRESSING_MODE_ATS: host and GPU share page tables
 
 P2P_NVLINK, P2P_OK = 2, 0  # NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK
 
 
 class Link:
-    """How far two GPUs are from each other; less is closer."""
+    """The distance between two GPUs; a lower value is closer."""
 
     NVLINK, SWITCH, SOCKET, SYSTEM = range(4)
 
 
-# The common ancestor of two GPUs as NVML names it (nvmlGpuTopologyLevel_t), the closest first: one
-# board, one PCIe switch, several of them; one host bridge, one NUMA node; all else.
+# Levels of nvmlGpuTopologyLevel_t, the common ancestor of two GPUs. From closest to farthest, the
+# levels are: one board, one PCIe switch, several switches, one host bridge, one NUMA node, system.
 SEVERAL_SWITCHES, ONE_NODE = 20, 40
 
 
 class Nvml:
-    """One conversation with the driver, from initialisation to shutdown; a context manager.
+    """An NVML session, as a context manager.
 
-    Entering it starts the driver and does not wait for that.
+    Entering it starts the initialization of NVML without waiting for it. It raises DriverError if
+    the Python bindings of NVML can't be imported.
 
-    limit_s: seconds after which a driver call counts as hanging.
-    sees_all: an empty process list means that there are no processes.
-    Raises DriverError where the Python bindings of NVML are missing.
+    Args:
+        limit_s: Timeout of a reading in seconds.
+
+    Attributes:
+        sees_all: Whether an empty process list means that there are no processes.
     """
 
     def __init__(self, limit_s: float = CALL_LIMIT_S) -> None:
         self.sees_all, self._is_wsl = procfs.sees_all_processes(), procfs.is_wsl()
         self._limit_s = limit_s
-        self._devices: dict[int, list[Device | Fault]] = {}  # by the GPU's index
-        # By UUID: NVML's handles of the device, and of the GPU that it is or is a part of. Of an
-        # instance NVML refuses to say what is a property of the board.
+        self._devices: dict[int, list[Device | Fault]] = {}  # by GPU index
+        # By UUID: NVML's handles of the device, and of the GPU that contains it. For an instance's
+        # handle, NVML does not report properties of the board.
         self._handles: dict[str, tuple[Any, Any]] = {}
-        self._places: dict[str, tuple[int, int | None]] = {}  # index and slot, by UUID
-        self._boards: dict[int, Board] = {}  # by the GPU's index
+        self._places: dict[str, tuple[int, int | None]] = {}  # GPU index and instance, by UUID
+        self._boards: dict[int, Board] = {}  # by GPU index
 
     def __enter__(self) -> Self:
         self._driver = Bindings(self._limit_s)
@@ -109,28 +114,32 @@ class Nvml:
         self._driver.close()
 
     def count(self) -> int:
-        """Return how many GPUs there are, one or more, unusable ones included.
+        """Return the number of GPUs, including unusable ones, once NVML is initialized.
 
-        To be asked first: it raises DriverError where there is no driver to talk to.
+        Raises:
+            DriverError: The driver does not start.
+            NoDeviceError: There is no GPU.
         """
         count = self._driver.count()
         if not count:
-            raise NoDeviceError("The NVIDIA driver is here, but it shows no GPU to this process.")
+            raise NoDeviceError(
+                "The NVIDIA driver is running, but it shows no GPU to this process."
+            )
         return count
 
     def driver_version(self) -> str | None:
-        """Return the version of the driver, as `550.54.15`."""
+        """Return the driver version, such as `550.54.15`, or None if it can't be read."""
         with suppress(DeviceError):
             return str(self._driver.run(self._driver.ask, "nvmlSystemGetDriverVersion"))
         return None
 
     def walk(self) -> Iterator[Device | Fault]:
-        """Yield all devices in PCI bus order, each GPU touched only when it is reached."""
+        """Yield all devices in PCI bus order; each GPU is accessed only when it is reached."""
         for index in range(self.count()):
             yield from self.devices(index)
 
     def screens_last(self, devices: Iterable[Device | Fault]) -> Iterator[Device | Fault]:
-        """Yield the devices in their order, but those at the end on which a display is active."""
+        """Yield the devices in order, but move those with an active display to the end."""
         screens = []
         for device in devices:
             if (board := self._boards.get(device.index)) and board.has_screen:
@@ -140,10 +149,13 @@ class Nvml:
         yield from screens
 
     def devices(self, index: int) -> list[Device | Fault]:
-        """Return the devices of the GPU with that index: itself, or its MIG instances.
+        """Return the devices of a GPU: the GPU itself, or its MIG instances.
 
-        A Fault stands for what can't be used. It may pass, so the GPU is asked again at the next
-        call; where there is none, the answer stays for the rest of the conversation.
+        A Fault represents a device that can't be used. Because a fault may be temporary, the next
+        call reads the GPU again. Without a fault, the result is cached for the session.
+
+        Args:
+            index: The GPU's index.
         """
         known = self._devices.get(index)
         if known is None or any(isinstance(device, Fault) for device in known):
@@ -155,16 +167,16 @@ class Nvml:
         return list(known)
 
     def find(self, device: Device) -> Device:
-        """Return the device as the driver describes it now.
+        """Return a device as the driver describes it now.
 
         The driver renumbers the GPUs if one is added or removed, so only the UUID identifies a
         device.
 
         Args:
-            device: The device, perhaps from an earlier conversation.
+            device: The device; it may come from an earlier session.
 
         Raises:
-            DeviceError: It can't be used. `is_lost` is set if the driver has lost it.
+            DeviceError: The device can't be used. `is_lost` is set if the driver has lost it.
             DriverError: The driver does not start.
         """
         fault = None
@@ -177,36 +189,42 @@ class Nvml:
                     fault = place
         if fault:
             raise DeviceError(fault.reason, is_lost=fault.is_lost)
-        raise DeviceError("the driver does not show it any more", is_lost=True)
+        raise DeviceError("the driver no longer lists it", is_lost=True)
 
     def usage(self, device: Device, limit_s: float | None = None) -> Usage:
-        """Return what uses the device now.
+        """Read the memory use and the number of processes of a device.
 
-        limit_s: seconds after which this reading counts as hanging, None for those of the
-        conversation.
-        Raises DeviceError if a reading fails that ought to work.
+        Args:
+            device: The device; it may come from an earlier session.
+            limit_s: Timeout in seconds. Defaults to the session's timeout.
+
+        Raises:
+            DeviceError: A required reading failed, or timed out.
         """
         self._require(device)
         return self._driver.run(self._read_usage, device, limit_s=limit_s)
 
     def read_all(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
-        """Return all that people want to see: usage, processes of all kinds, gauges.
+        """Read the usage, the processes of all kinds, and the gauges of a device.
 
-        In one reading, as each takes a change to the worker thread and back.
-        Raises DeviceError if a reading fails that ought to work.
+        These are read together, because each separate reading switches to the worker thread and
+        back.
+
+        Raises:
+            DeviceError: A required reading failed, or timed out.
         """
         self._require(device)
         return self._driver.run(self._read_all, device)
 
     def processes(self, device: Device) -> list[Process]:
-        """Return the processes that use the device, as far as the driver shows them."""
+        """Return the processes that use a device, as far as the driver lists them."""
         return self.processes_of([device]).get(device, [])
 
     def processes_of(self, devices: Sequence[Place]) -> dict[Place, list[Process]]:
         """Return the processes that use each device, in one reading.
 
-        These are compute processes, MPS clients, and graphics processes with more memory than a
-        desktop has. If the driver does not answer, the result is empty.
+        These are compute processes, MPS clients, and graphics processes that hold more memory than
+        a desktop. If the driver does not answer, the result is empty.
         """
         for device in devices:
             if isinstance(device, Device):
@@ -217,11 +235,18 @@ class Nvml:
         return {}
 
     def workers(self, device: Device, since: float) -> dict[int, int] | None:
-        """Return the pids that have computed on the device, or coded video, since that moment.
+        """Return the processes that have used a device since a point in time.
 
-        Each with the percent of the time in which it has computed.
-        since: in seconds since the epoch; the driver remembers some seconds, or minutes.
-        None where it does not tell: of MIG instances, under WSL2.
+        Computing, accessing memory, and encoding or decoding video count as use.
+
+        Args:
+            device: The device.
+            since: The start of the period in seconds since the epoch. The driver's samples only
+                cover the last seconds or minutes.
+
+        Returns:
+            The percentage of time in which each process computed, by pid. None if the driver does
+            not report it, as for MIG instances or under WSL2.
         """
         with suppress(DeviceError):
             self._require(device)
@@ -229,7 +254,7 @@ class Nvml:
         return None
 
     def share(self, device: Device) -> float | None:
-        """Return which share of its GPU's memory a device has, from 0 to 1; None if not known."""
+        """Return the fraction of the GPU's memory that a device has, or None if it is unknown."""
         if device.instance is None:
             return 1.0
         with suppress(DeviceError):
@@ -238,9 +263,15 @@ class Nvml:
         return None
 
     def link(self, one: Device, other: Device, limit_s: float | None = None) -> int:
-        """Return how two GPUs are linked, as far as is known: one of Link, less is closer.
+        """Return the distance between two GPUs as one of the values of `Link`.
 
-        limit_s: seconds after which this reading counts as hanging: then it is not known.
+        Args:
+            one: The first device.
+            other: The second device.
+            limit_s: Timeout in seconds. Defaults to the session's timeout.
+
+        Returns:
+            The distance; `Link.SYSTEM` if it can't be read in time.
         """
         with suppress(DeviceError):
             self._require(one)
@@ -249,12 +280,12 @@ class Nvml:
         return Link.SYSTEM
 
     def _require(self, device: Device) -> None:
-        """Make sure that a device can be asked, also one that an earlier conversation has found."""
+        """Make sure that this session has a handle for a device of an earlier session."""
         if device.uuid not in self._handles:
             self.find(device)
 
-    # What follows runs on the worker thread of the bindings. Readings are given devices and not
-    # handles, as handles may be new: so a reading that hangs is known to be the same one.
+    # The methods below run on the worker thread of the bindings. A reading takes a device as its
+    # argument, because a handle may change, and identical arguments identify a hanging reading.
 
     def _read_gpu(self, index: int) -> list[Device | Fault]:
         gpu = self._driver.ask("nvmlDeviceGetHandleByIndex", index)
@@ -263,22 +294,22 @@ class Nvml:
         if not is_split:
             return [self._read_device(index, gpu, gpu)]
         return [*self._read_instances(index, gpu)] or [
-            Fault(index, "MIG is on, but it has no MIG instances", state=State.EMPTY)
+            Fault(index, "MIG is on, but the GPU has no MIG instances", state=State.EMPTY)
         ]
 
     def _is_split(self, gpu: Any) -> bool:
-        """Return whether MIG is on. Raises DeviceError if that is unknown."""
+        """Return whether MIG is on; raise DeviceError if this is unknown."""
         try:
             mode = self._driver.ask("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
         except DeviceError as error:
-            # A GPU that can have no instances has no MIG mode that could be on.
+            # If the GPU can't have instances, MIG can't be on.
             if error.code in DOWN_OR_HUNG or self._driver.ask(MIG_COUNT, gpu, faults=DOWN) != 0:
                 raise
             return False
         return bool(mode and mode[0])
 
     def _read_board(self, gpu: Any) -> Board:
-        """Return what a GPU is like. Raises DeviceError if it has a fault.
+        """Read the properties of a whole GPU; raise DeviceError if it has a fault.
 
         https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
         """
@@ -290,22 +321,23 @@ class Nvml:
         if has_failed:
             raise DeviceError(FAILED)
         if action in RECOVERIES:
-            raise DeviceError(f"it has a fault: the driver asks for {RECOVERIES[action]}")
+            raise DeviceError(f"it has a fault: the driver requests {RECOVERIES[action]}")
         has_screen = bool(read("nvmlDeviceGetDisplayActive", gpu))
         is_numa_node = read("nvmlDeviceGetNumaNodeId", gpu) is not None
         return Board(has_screen, bool(is_pending) or action == DRAIN_AND_RESET, is_numa_node)
 
     def _has_host_memory(self, gpu: Any, total_mib: float | None) -> bool:
-        """Tell whether a GPU has no memory of its own.
+        """Return whether a GPU uses the host's memory and has none of its own.
 
-        NVML mostly can't say how much memory those have (GB10, Jetson, Thor:
-        https://github.com/leptonai/gpud/pull/1170). Some drivers give the host's total
-        (https://github.com/Syllo/nvtop/pull/463), but a card can have as much as its host, too. It
-        does not share the host's page tables (https://github.com/AlexsJones/llmfit/pull/93).
+        For most such GPUs (GB10, Jetson, Thor), NVML reports no total memory
+        (https://github.com/leptonai/gpud/pull/1170). Some drivers report the host's total
+        (https://github.com/Syllo/nvtop/pull/463). A card can happen to have as much memory as its
+        host, but it does not share the host's page tables
+        (https://github.com/AlexsJones/llmfit/pull/93).
         """
         ask = self._driver.ask
         try:
-            # Where there is no total it is asked for once more, for the error.
+            # If the total is unknown, read it again to get the error code.
             total_mib = total_mib or ask("nvmlDeviceGetMemoryInfo", gpu).total / MIB
             host_mib = procfs.memory_mib() or 0.0
             is_as_large = LEAST_OF_HOST * host_mib <= total_mib <= host_mib
@@ -314,23 +346,23 @@ class Nvml:
             return total_mib is None and error.code == Code.NOT_SUPPORTED
 
     def _read_instances(self, index: int, gpu: Any) -> Iterator[Device | Fault]:
-        """Yield the MIG instances of a GPU. Raises DeviceError if there is no telling."""
+        """Yield the MIG instances of a GPU; raise DeviceError if they can't be listed."""
         ask = self._driver.ask
         for slot in range(ask(MIG_COUNT, gpu)):
             try:
                 function = "nvmlDeviceGetMigDeviceHandleByIndex"
                 if (handle := ask(function, gpu, slot, absent=NO_INSTANCE)) is not None:
                     yield self._read_device(index, handle, gpu, slot)
-            except DeviceError as error:  # noqa: PERF203 - one's fault says nothing of the others
+            except DeviceError as error:  # noqa: PERF203 - the other instances may be fine
                 yield Fault(index, str(error), slot, error.state, error.is_lost)
 
     def _read_device(self, index: int, handle: Any, gpu: Any, slot: int | None = None) -> Device:
-        """Return the device at that place; asked again, return the same object."""
+        """Read the device with this handle, or return the known object for the same device."""
         uuid = self._driver.ask("nvmlDeviceGetUUID", handle)
         first = self._places.setdefault(uuid, (index, slot))
-        if first != (index, slot):  # some virtual GPUs: one lock can't stand for both
-            other = Fault(first[0], "", first[1])
-            raise DeviceError(f"the driver gives it the UUID of {other.label}: only that is used")
+        if first != (index, slot):  # some virtual GPUs share a UUID, and so a lock file
+            label = Fault(first[0], "", first[1]).label
+            raise DeviceError(f"it has the same UUID as {label}, so only {label} is used")
         self._handles[uuid] = handle, gpu
         for known in self._devices.get(index, ()):
             if isinstance(known, Device) and (known.uuid, known.instance) == (uuid, slot):
@@ -356,14 +388,14 @@ class Nvml:
         )
 
     def _read_origin(self, handle: Any, gpu: Any) -> tuple[str, str]:
-        """Return the UUID of an instance's GPU, and the instance's name before R470 gave it a UUID.
+        """Return the UUID of an instance's GPU, and the instance's name in drivers before R470.
 
         https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html
         """
         gpu_uuid = self._driver.ask("nvmlDeviceGetUUID", gpu)
         gpu_instance = self._driver.ask("nvmlDeviceGetGpuInstanceId", handle, faults=DOWN)
-        part = self._driver.ask("nvmlDeviceGetComputeInstanceId", handle, faults=DOWN)
-        return gpu_uuid, f"MIG-{gpu_uuid}/{gpu_instance}/{part}"
+        compute_instance = self._driver.ask("nvmlDeviceGetComputeInstanceId", handle, faults=DOWN)
+        return gpu_uuid, f"MIG-{gpu_uuid}/{gpu_instance}/{compute_instance}"
 
     def _read_all(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
         listed = self._lists(device)
@@ -371,16 +403,21 @@ class Nvml:
         return usage, _all_listed(listed), self._read_gauges(device)
 
     def _lists(self, device: Device) -> Lists:
-        """Return what reads each list of processes once, when it is asked for."""
+        """Return a cached function that reads the process list of a kind."""
         return cache(partial(self._read_list, self._handles[device.uuid][0]))
 
     def _read_usage(self, device: Device, listed: Lists | None = None) -> Usage:
-        """Return the usage. listed: the lists of processes, where there are some already."""
+        """Read the usage of a device.
+
+        Args:
+            device: The device.
+            listed: The function that reads its process lists, if the caller has one.
+        """
         handle, gpu = self._handles[device.uuid]
         board = self._boards[self._places[device.uuid][0]]
         listed = listed or self._lists(device)
         _, used_mib, reserve_mib = self._read_memory(handle)
-        # An instance has no compute mode of its own.
+        # The compute mode is a property of the GPU, not of an instance.
         mode = self._driver.ask("nvmlDeviceGetComputeMode", gpu, faults=DOWN_OR_HUNG)
         graphics = listed(GRAPHICS)
         compute = self._driver.process_count(handle, "Compute")
@@ -406,7 +443,10 @@ class Nvml:
         )
 
     def _read_memory(self, handle: Any) -> tuple[float | None, float | None, float | None]:
-        """Return total and used memory in MiB, and the driver's reserve where it is not in use."""
+        """Read the total memory, the used memory, and the driver's reserve, all in MiB.
+
+        The reserve is None if the driver counts it as used memory.
+        """
         memory = None
         if not self._driver.may_have_memory_limit(handle):
             memory = self._driver.memory_v2(handle)
@@ -414,11 +454,11 @@ class Nvml:
             memory = self._driver.ask("nvmlDeviceGetMemoryInfo", handle, absent=NOT_OFFERED)
         if memory is None:
             return None, None, None
-        reserve = getattr(memory, "reserved", None)  # which only the second version knows
+        reserve = getattr(memory, "reserved", None)  # only version 2 has this field
         return memory.total / MIB, memory.used / MIB, None if reserve is None else reserve / MIB
 
     def _read_gauges(self, device: Device) -> Gauges:
-        """Return the readings that decide nothing; one that fails is None, and the others stay."""
+        """Read the gauges, on which no decision depends; a reading that fails is None."""
         handle, gpu = self._handles[device.uuid]
         rates = self._read_first(("nvmlDeviceGetUtilizationRates",), handle)
         power = self._read_first(("nvmlDeviceGetPowerUsage",), gpu)
@@ -431,7 +471,7 @@ class Nvml:
         )
 
     def _read_first(self, names: Iterable[str], *arguments: Any) -> Any:
-        """Return the answer of the first of these functions that has one; None where none has."""
+        """Return the result of the first of these functions that succeeds, or None."""
         for name in names:
             with suppress(DeviceError):
                 return self._driver.ask(name, *arguments)
@@ -442,10 +482,10 @@ class Nvml:
         return {d: split_graphics(_all_listed(self._lists(d)), d.memory_mib)[0] for d in known}
 
     def _read_list(self, handle: Any, kind: str) -> list[Process]:
-        """Return the processes of one kind; none where the driver keeps them to itself.
+        """Read the processes of one kind; the list is empty if the driver does not report them.
 
-        _v2 first: drivers 535.43 to 535.98 fill _v3's buffer with a larger struct than they
-        declare (https://github.com/XuehaiPan/nvitop/pull/79).
+        This tries _v2 first, because drivers 535.43 to 535.98 fill the buffer of _v3 with a larger
+        struct than they declare (https://github.com/XuehaiPan/nvitop/pull/79).
         """
         for version in ("v2", "v3"):
             with suppress(DeviceError):
@@ -454,7 +494,7 @@ class Nvml:
         return []
 
     def _read_workers(self, device: Device, since: float) -> dict[int, int] | None:
-        """Ask nvmlDeviceGetProcessUtilization; NOT_FOUND means that there were none."""
+        """Read the processes' utilization; NOT_FOUND means that no process used the device."""
         handle, _ = self._handles[device.uuid]
         since_us = int(since * 1e6)
         try:
@@ -466,8 +506,8 @@ class Nvml:
 
     def _read_share(self, device: Device) -> float | None:
         handle, gpu = self._handles[device.uuid]
-        own_mib, whole_mib = self._read_memory(handle)[0], self._read_memory(gpu)[0]
-        return min(1.0, own_mib / whole_mib) if own_mib and whole_mib else None
+        device_mib, gpu_mib = self._read_memory(handle)[0], self._read_memory(gpu)[0]
+        return min(1.0, device_mib / gpu_mib) if device_mib and gpu_mib else None
 
     def _read_link(self, one: Device, other: Device) -> int:
         gpus = self._handles[one.uuid][1], self._handles[other.uuid][1]
@@ -482,18 +522,18 @@ class Nvml:
 
 
 def _jobs(listed: Lists) -> list[Process]:
-    """Return the compute processes without those that are a desktop's."""
+    """Return the compute processes, except those of a desktop."""
     drawing = {process.pid for process in listed(GRAPHICS)}
     return [process for process in listed("compute") if not is_desktop(process, drawing)]
 
 
 def _all_listed(listed: Lists) -> list[Process]:
-    """Return the processes of all kinds, each as the strongest kind that it is."""
+    """Return one entry for each process of any kind; compute takes precedence, then MPS."""
     return _distinct([*_jobs(listed), *listed("MPS"), *listed(GRAPHICS)])
 
 
 def _distinct(listed: Iterable[Process]) -> list[Process]:
-    """Return the processes, each as what it is listed as first."""
+    """Return one entry for each process: the first in the list."""
     processes: dict[int, Process] = {}
     for process in listed:
         processes.setdefault(process.pid, process)

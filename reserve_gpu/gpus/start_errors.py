@@ -1,7 +1,7 @@
-"""Explain why the driver does not start for this process, and how to fix it.
+"""Error messages that explain why the NVIDIA driver does not start, and how to fix it.
 
-The surroundings of the process are read once, as a value, and the advice is a pure function of it.
-Following the advice never ends the work of other users.
+The environment of the process is read once, and the advice is a pure function of it. The advice
+never tells the user to do something that would end another user's work.
 """
 
 import errno
@@ -17,10 +17,10 @@ from reserve_gpu.model.errors import REASON_LIMIT, DriverError, NoDriverError
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import procfs
 
-# Each is there while the kernel module is loaded; /sys is missing from some sandboxes.
+# Paths that exist while the kernel module is loaded. Some sandboxes lack /sys.
 MODULE_FILES = ("/proc/driver/nvidia/version", "/sys/module/nvidia")
 CONTROL, WSL_CONTROL = "/dev/nvidiactl", "/dev/dxg"
-# Folders of the driver's libraries that the loader of this Python may not search.
+# Folders that may contain the driver's libraries, but that this Python's loader may not search.
 FOLDERS = (
     "/usr/lib/wsl/lib",
     "/run/opengl-driver/lib",  # NixOS
@@ -33,67 +33,69 @@ FOLDERS = (
     "/usr/lib64/nvidia",
     "/usr/lib",
     "/usr/lib/nvidia",
-    "/usr/local/nvidia/lib64",  # nodes of GKE
+    "/usr/local/nvidia/lib64",  # GKE nodes
 )
 CUDA = "libcuda.so.1"
-# CUDA's images have libraries in folders of these names that don't belong to the host's driver.
+# Names of folders in CUDA's container images whose libraries do not belong to the host's driver.
 NO_DRIVER = ("compat", "stubs")
-# Files of a Jetson: of its system, and of the kernel it runs.
+# Paths that only exist on a Jetson: a file of its operating system, and a kernel module.
 JETSON_FILES = ("/etc/nv_tegra_release", "/sys/module/nvgpu")
 
-LET_THROUGH = "A sandbox, as of a coding agent, has to let through /dev/nvidia*"
+LET_THROUGH = "A sandbox, such as a coding agent's, must allow access to /dev/nvidia*"
 ADVICE: dict[int | None, str] = {
-    Code.LIBRARY_NOT_FOUND: "No NVIDIA driver here: libnvidia-ml.so.1 was not found. Install the "
+    Code.LIBRARY_NOT_FOUND: "No NVIDIA driver found: libnvidia-ml.so.1 is missing. Install the "
     "driver, or start the container with GPU access (docker run --gpus all).",
     Code.DRIVER_NOT_LOADED: "The NVIDIA driver's kernel module is not loaded. Ask the "
     "administrator to load it (modprobe nvidia).",
-    Code.LIB_RM_VERSION_MISMATCH: "The NVIDIA driver was updated while its old kernel module is "
-    "running. Programs that use a GPU go on, but no new one can start. When they have ended, the "
-    "administrator can reload the module or reboot. A container must not bring a driver library "
-    "of its own.",
+    Code.LIB_RM_VERSION_MISMATCH: "The NVIDIA driver was updated, but its old kernel module is "
+    "still loaded. Programs that use a GPU keep running, but new ones can't start. Once they have "
+    "ended, the administrator can reload the module or reboot. A container must not contain its "
+    "own driver library.",
     Code.OPERATING_SYSTEM: "The operating system blocks access to the NVIDIA driver. In a "
     f"container, start it with GPU access (docker run --gpus all). {LET_THROUGH}.",
-    Code.NO_PERMISSION: "This user may not use the NVIDIA driver. Ask the administrator for access "
-    "to /dev/nvidia*.",
-    Code.FUNCTION_NOT_FOUND: "Update the driver, or ask the administrator to: it is too old for "
-    "the installed nvidia-ml-py.",
+    Code.NO_PERMISSION: "This user is not allowed to use the NVIDIA driver. Ask the administrator "
+    "for access to /dev/nvidia*.",
+    Code.FUNCTION_NOT_FOUND: "The NVIDIA driver is too old for the installed nvidia-ml-py. Update "
+    "the driver, or ask the administrator to update it.",
     # https://github.com/NVIDIA/nvidia-container-toolkit/issues/48
-    Code.UNKNOWN: "The NVIDIA driver does not start. Show the administrator what nvidia-smi says. "
-    "A container that has lost its GPUs, as after systemctl daemon-reload on its host, has to be "
-    "restarted.",
+    Code.UNKNOWN: "The NVIDIA driver does not start. Show the output of nvidia-smi to the "
+    "administrator. If a container has lost its GPUs, for example after systemctl daemon-reload "
+    "on its host, restart the container.",
 }
-DOES_NOT_START = "The NVIDIA driver does not start. Show the administrator what nvidia-smi says."
-NO_LINUX = "No NVIDIA driver here. Reservations need one, on Linux or WSL2."
+DOES_NOT_START = (
+    "The NVIDIA driver does not start. Show the output of nvidia-smi to the administrator."
+)
+NO_LINUX = "No NVIDIA driver found. Reservations need one, on Linux or WSL2."
 JETSON = (
-    "The driver of this Jetson has no NVML (libnvidia-ml.so.1), by which GPUs are reserved. Newer "
-    "versions of JetPack have it. CUDA works without it, and without a reservation."
+    "The driver of this Jetson lacks NVML (libnvidia-ml.so.1), which reservations need. Newer "
+    "versions of JetPack include it. CUDA works without NVML, and without a reservation."
 )
 NO_NVML = (
-    "CUDA's part of the NVIDIA driver is here, but its NVML (libnvidia-ml.so.1) was not found. A "
-    "container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility. Elsewhere install NVML in the "
-    "driver's version (Debian: libnvidia-ml1), or add its folder to LD_LIBRARY_PATH."
+    "The NVIDIA driver's CUDA library was found, but its NVML (libnvidia-ml.so.1) was not. A "
+    "container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility. Outside a container, install the "
+    "driver version's NVML (Debian: libnvidia-ml1), or add its folder to LD_LIBRARY_PATH."
 )
 NO_LIBRARY = (
-    "The NVIDIA driver is loaded on this machine, but libnvidia-ml.so.1 was not found here. Start "
-    "the container with GPU access (docker run --gpus all). Outside of one, add the library's "
+    "The NVIDIA driver is loaded on this machine, but libnvidia-ml.so.1 was not found. Start the "
+    "container with GPU access (docker run --gpus all). Outside a container, add the library's "
     "folder to LD_LIBRARY_PATH before Python starts."
 )
 MISSING = (
     "The NVIDIA driver is loaded on this machine, but /dev/nvidiactl is hidden from this process. "
-    f"{LET_THROUGH} (or run this outside of it), and a container needs GPU access (docker run "
-    "--gpus all). Without either, the administrator can create the files (nvidia-modprobe)."
+    f"{LET_THROUGH} (or run this outside the sandbox). A container needs GPU access (docker run "
+    "--gpus all). Otherwise, the administrator can create the device files (nvidia-modprobe)."
 )
 CLOSED = (
-    "The NVIDIA driver is loaded on this machine, but this process may not open /dev/nvidiactl "
-    "({}). " + LET_THROUGH + " (or run this outside of it). A container that has lost its GPUs, as "
-    "after systemctl daemon-reload on its host, has to be restarted. Without either, ask the "
-    "administrator for access."
+    "The NVIDIA driver is loaded on this machine, but this process can't open /dev/nvidiactl "
+    "({}). " + LET_THROUGH + " (or run this outside the sandbox). If a container has lost its "
+    "GPUs, for example after systemctl daemon-reload on its host, restart the container. "
+    "Otherwise, ask the administrator for access."
 )
 WSL_MISSING = (
-    "This process can't see the GPU of Windows: /dev/dxg is hidden or missing. A sandbox, as of a "
-    "coding agent, has to let it through. Otherwise update the NVIDIA driver of Windows."
+    "This process can't see the Windows GPU: /dev/dxg is hidden or missing. A sandbox, such as a "
+    "coding agent's, must allow access to it. Otherwise, update the NVIDIA driver for Windows."
 )
-MAY_BE_HIDDEN = " In a container or a sandbox it may be loaded, but hidden."
+MAY_BE_HIDDEN = " In a container or a sandbox, it may be loaded but hidden."
 
 
 class Surroundings(NamedTuple):
@@ -102,12 +104,12 @@ class Surroundings(NamedTuple):
     Attributes:
         is_linux: Whether this is Linux, WSL2 included.
         is_wsl: Whether this is WSL2.
-        is_loaded: Whether the kernel module is seen to be loaded.
-        control_error: The error number of opening the driver's control file, 0 if it opens.
-        has_cuda: Whether CUDA's library of the driver is found.
-        is_jetson: Whether this is a Jetson.
-        is_inside: Whether this process has a PID namespace of its own.
-        unloadable: One loader error for each copy of NVML's library; None if a copy is loaded.
+        is_loaded: Whether this process sees that the kernel module is loaded.
+        control_error: The errno from opening the driver's control file, or 0 if it opens.
+        has_cuda: Whether the driver's CUDA library exists.
+        is_jetson: Whether this machine is a Jetson.
+        is_inside: Whether this process is in a PID namespace other than the initial one.
+        unloadable: One loader error for each copy of the NVML library; None if a copy is loaded.
     """
 
     is_linux: bool = True
@@ -120,32 +122,32 @@ class Surroundings(NamedTuple):
     unloadable: Sequence[str] | None = None
 
 
-def explain(code: int | None, said: str, unloadable: Sequence[str] | None) -> DriverError:
-    """Return the error of a driver that does not start, with the fix.
+def explain(code: int | None, message: str, unloadable: Sequence[str] | None) -> DriverError:
+    """Return the error for a driver that does not start, with the cause and the fix.
 
     Args:
-        code: NVML's error code, None if it did not answer.
-        said: The error in words.
-        unloadable: As in `Surroundings`.
+        code: NVML's error code, or None if NVML did not answer.
+        message: NVML's error message.
+        unloadable: One loader error for each copy of the NVML library; None if a copy is loaded.
     """
     around = look_around(unloadable)
     kind = NoDriverError if is_without_driver(code, around) else DriverError
-    return kind(f"{advice(code, around)} [{said}]")
+    return kind(f"{advice(code, around)} [{message}]")
 
 
 def is_without_driver(code: int | None, around: Surroundings) -> bool:
-    """Return whether this process has no driver at all, so that CUDA can use no GPU either."""
+    """Return whether this process has no driver at all, so that CUDA can't use a GPU either."""
     if code == Code.LIBRARY_NOT_FOUND and around.unloadable is not None:
         return not (around.has_cuda or around.is_jetson or around.unloadable)
     return code in (Code.LIBRARY_NOT_FOUND, Code.DRIVER_NOT_LOADED)
 
 
 def advice(code: int | None, around: Surroundings) -> str:
-    """Return one line with the cause and the fix.
+    """Return the cause and the fix in one line.
 
     Args:
-        code: NVML's error code, None if it did not answer.
-        around: The surroundings of this process.
+        code: NVML's error code, or None if NVML did not answer.
+        around: The parts of the driver that this process can see.
     """
     if not around.is_linux:
         return NO_LINUX if is_without_driver(code, around) else ADVICE.get(code, DOES_NOT_START)
@@ -166,11 +168,11 @@ def advice(code: int | None, around: Surroundings) -> str:
 
 
 def _without_library(around: Surroundings) -> str:
-    if around.unloadable is None:  # the library itself gave this answer
+    if around.unloadable is None:  # the library is loaded, and returned the error code itself
         return ADVICE[Code.LIBRARY_NOT_FOUND]
     if around.unloadable:
-        why = sanitize(around.unloadable[0], REASON_LIMIT)
-        return f"The NVIDIA driver's library can't be loaded by this Python: {why}."
+        reason = sanitize(around.unloadable[0], REASON_LIMIT)
+        return f"This Python can't load the NVIDIA driver's library: {reason}."
     if around.is_jetson:
         return JETSON
     if around.has_cuda:
@@ -179,7 +181,11 @@ def _without_library(around: Surroundings) -> str:
 
 
 def look_around(unloadable: Sequence[str] | None = None) -> Surroundings:
-    """Return the surroundings of this process."""
+    """Read which parts of the driver this process can see.
+
+    Args:
+        unloadable: One loader error for each copy of the NVML library; None if a copy is loaded.
+    """
     is_wsl = procfs.is_wsl()
     return Surroundings(
         is_linux=sys.platform == "linux",
@@ -194,17 +200,17 @@ def look_around(unloadable: Sequence[str] | None = None) -> Surroundings:
 
 
 def library_folders(name: str) -> list[str]:
-    """Return the folders in which a library of the driver may be."""
+    """Return the folders that may contain a library of the driver."""
     with suppress(OSError), open("/etc/ld.so.cache", "rb") as cached:
-        found = re.findall(rb"(/[^\0]*)/" + re.escape(name.encode()) + rb"\0", cached.read())
-        return [*dict.fromkeys([*map(os.fsdecode, found), *FOLDERS])]
+        folders = re.findall(rb"(/[^\0]*)/" + re.escape(name.encode()) + rb"\0", cached.read())
+        return [*dict.fromkeys([*map(os.fsdecode, folders), *FOLDERS])]
     return [*FOLDERS]
 
 
 def _error_of(path: str) -> int:
-    """Return the error number of opening a file, 0 if it opens.
+    """Open a file, and return the errno, or 0 if it opens.
 
-    Landlock denies only the opening of a file, so no other test would do.
+    Landlock only denies opening a file, so a check without opening it would not notice.
     """
     try:
         os.close(os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0)))
@@ -214,9 +220,12 @@ def _error_of(path: str) -> int:
 
 
 def _has_cuda() -> bool:
-    """Return whether the driver's libcuda.so.1 is there; it is not loaded, as that may start it."""
-    own = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    folders = [*filter(None, own), *library_folders(CUDA)]
+    """Return whether the driver's libcuda.so.1 exists.
+
+    The library is not loaded, because loading it may start the driver.
+    """
+    configured = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    folders = [*filter(None, configured), *library_folders(CUDA)]
     return any(
         os.path.exists(os.path.join(folder, CUDA))
         for folder in folders

@@ -1,1 +1,1 @@
-"""The operating system: processes, threads, containers, kernels of Jupyter, settings."""
+"""The operating system and Jupyter: processes, threads, containers, kernels, and settings."""

@@ -1,4 +1,4 @@
-"""Look up users and groups, and remember the answers: a directory server can take seconds."""
+"""Cached lookups of users and groups, because a directory server can take seconds to answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, TypeVar
 
-with suppress(ImportError):  # Windows has neither
+with suppress(ImportError):  # these modules are missing on Windows
     import grp
     import pwd
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 
-SHORTEST_S = 60.0
-LONGEST_S = 300.0
-SHARE = 0.01  # repeated look-ups of one name take at most this share of the time
-CAPACITY = 1000
+SHORTEST_S = 60.0  # minimum lifetime of a cached answer in seconds
+LONGEST_S = 300.0  # maximum lifetime of a cached answer in seconds
+SHARE = 0.01  # maximum fraction of time that is spent on repeated lookups of one name
+CAPACITY = 1000  # maximum number of cached answers
 
 
 def remember(
     look_up: Callable[[K], V], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[K], V]:
-    """Return a look-up that asks again only after a minute, or later if the answer was slow.
+    """Decorate a lookup with a cache whose entries expire.
 
-    A command asks once for each user. A kernel, or `reserve-gpu top`, learns of a change within
-    `SHORTEST_S`. A slow answer is kept for longer, at most `LONGEST_S`, so that a slow server does
-    not slow down every refresh. Failed look-ups are remembered like any other.
+    An answer expires after `SHORTEST_S`, so that a kernel or `reserve-gpu top` notices a change. An
+    answer that took long expires later, after at most `LONGEST_S`, so that a slow server does not
+    delay every refresh. Failed lookups are cached as well.
 
     Args:
-        look_up: The function to call for a new key. It returns None instead of raising.
-        clock: The current time in seconds.
+        look_up: The function to call for a key that is not cached. It returns None if it fails.
+        clock: A function that returns the current time in seconds.
     """
     known: dict[K, tuple[float, V]] = {}
 
@@ -58,7 +58,7 @@ def remember(
 
 @remember
 def find_user(uid: int) -> pwd.struct_passwd | None:
-    """Return a user's entry, None if the system has none."""
+    """Return a user's password database entry, or None if the user is unknown."""
     try:
         return pwd.getpwuid(uid)
     except (KeyError, NameError):
@@ -67,7 +67,7 @@ def find_user(uid: int) -> pwd.struct_passwd | None:
 
 @remember
 def find_gid(group: str) -> int | None:
-    """Return the number of a group by its name, None if there is no such group."""
+    """Return a group's id, or None if the group is unknown."""
     try:
         return grp.getgrnam(group).gr_gid
     except (KeyError, ValueError, OSError):
@@ -76,7 +76,7 @@ def find_gid(group: str) -> int | None:
 
 @remember
 def find_groups(uid: int) -> frozenset[int]:
-    """Return the numbers of the groups that the system's database lists for a user."""
+    """Return the ids of the groups that the group database lists for a user."""
     if entry := find_user(uid):
         with suppress(OSError):
             return frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))

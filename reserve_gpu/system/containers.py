@@ -1,4 +1,4 @@
-"""Recognize containers, and whether a directory belongs to one alone."""
+"""Detect containers, and whether a directory is private to a container."""
 
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from reserve_gpu.system import procfs, settings
 
-UNKNOWN = "container"  # made by an unknown program
-# Variables that a container sets for its processes, by the program that makes it.
+UNKNOWN = "container"  # a container of an unknown runtime
+# Environment variables that container runtimes set, with the runtime.
 VARIABLES = {
     "APPTAINER_CONTAINER": "apptainer",
     "APPTAINER_NAME": "apptainer",
@@ -18,14 +18,15 @@ VARIABLES = {
     "TOOLBOX_PATH": "toolbox",
     "FLATPAK_ID": "flatpak",
 }
-# Files that are there as long as a container runs.
+# Files that exist only while a container runs, with the runtime.
 FILES = {
     "/run/.toolboxenv": "toolbox",
     "/run/.containerenv": "podman",
     "/run/host/container-manager": UNKNOWN,  # https://systemd.io/CONTAINER_INTERFACE/
 }
-# Files that also stay in a virtual machine, or a WSL distribution, made of a container's files. So
-# they count only if the root is of a kind that such a machine does not have.
+# Files of container images, with the runtime. They also exist in a virtual machine or a WSL
+# distribution that was created from an image. So they only count if the root file system has a type
+# that such a machine does not use.
 FILES_OF_IMAGES = {
     "/.singularity.d": "apptainer",
     "/.dockerenv": "docker",
@@ -35,14 +36,14 @@ ROOTS_OF_IMAGES = (
     *("overlay", "squashfs", "tmpfs", "fuse.fuse-overlayfs", "fuse.overlayfs"),
     *("fuse.squashfuse", "fuse.squashfuse_ll"),
 )
-# Its value names the program that made the container. https://systemd.io/CONTAINER_INTERFACE/
+# Environment variable that names the runtime. https://systemd.io/CONTAINER_INTERFACE/
 CONTAINER = "container"
 KINDS = ("docker", "podman", "distrobox", "toolbox", "apptainer", "flatpak")
-# Types of file systems that belong to one container alone.
+# Types of file systems that are private to one container.
 OWN_FILE_SYSTEMS = ("tmpfs", "ramfs", "overlay")
 
-HOSTS_DIRECTORY = "/run/lock/reserve_gpu"  # the host's lock directory if it sets no other one
-# How each of them gets the host's lock directory.
+HOSTS_DIRECTORY = "/run/lock/reserve_gpu"  # the host's lock directory by default
+# Instructions that make the host's lock directory visible in a container, by runtime.
 VOLUME = "-v {0}:{0}"
 BIND = {
     "apptainer": "start it with --bind {0}",
@@ -55,11 +56,11 @@ BIND_ANY = "mount the host's {0} into all containers, and set RESERVE_GPU_LOCK_D
 
 
 class Mount(NamedTuple):
-    """One line of /proc/self/mountinfo.
+    """A mount, as listed in /proc/self/mountinfo.
 
     Attributes:
         point: The path of the mount point.
-        root: The folder of its file system that is mounted there, `/` for all of it.
+        root: The folder of the file system that is mounted, or `/` for the entire file system.
         file_system: The type of the file system.
     """
 
@@ -69,11 +70,15 @@ class Mount(NamedTuple):
 
 
 def container() -> str | None:
-    """Return the program that made this container, `container` if it is unknown, None outside.
+    """Return the runtime of this container.
 
-    A PID namespace alone is a container too, but not under WSL2, where each distribution has one
-    (https://github.com/intel/gprofiler/issues/143). Apptainer, distrobox, toolbox and `docker run
-    --pid=host` share the host's processes.
+    A process in its own PID namespace also counts as being in a container, because other signs may
+    be missing. Under WSL2 it does not count, because each WSL2 distribution has a PID namespace
+    (https://github.com/intel/gprofiler/issues/143). Conversely, Apptainer, distrobox, toolbox and
+    `docker run --pid=host` use the host's PID namespace.
+
+    Returns:
+        The runtime, `container` if it is unknown, or None outside of containers.
     """
     return _container(_mounts())
 
@@ -81,41 +86,43 @@ def container() -> str | None:
 def _container(mounts: Iterable[Mount]) -> str | None:
     has_own_pids = procfs.pid_namespace() not in (None, procfs.INITIAL_PID_NAMESPACE)
     files = [path for path in (*FILES, *FILES_OF_IMAGES) if os.path.lexists(path)]
-    found = kind(os.environ, files, nearest_mount("/", mounts).file_system)
-    return found or (UNKNOWN if has_own_pids and not procfs.is_wsl() else None)
+    runtime = kind(os.environ, files, nearest_mount("/", mounts).file_system)
+    return runtime or (UNKNOWN if has_own_pids and not procfs.is_wsl() else None)
 
 
 def how_to_bind(path: str) -> str:
-    """Return the instruction that gives this container the host's lock directory.
+    """Return an instruction for making the host's lock directory visible in this container.
 
     Args:
-        path: The lock directory in this container. If it was set, the host has set it, too.
+        path: The lock directory in this container. If RESERVE_GPU_LOCK_DIR sets it, this assumes
+            that the host uses the same directory.
     """
-    hosts = path if os.environ.get(settings.LOCK_DIRECTORY) else HOSTS_DIRECTORY
-    how = BIND.get(container() or "", BIND_ANY).format(hosts)
-    is_chosen = path == hosts or settings.LOCK_DIRECTORY in how
-    return how if is_chosen else f"{how}, and set {settings.LOCK_DIRECTORY}={hosts} in it"
+    host_directory = path if os.environ.get(settings.LOCK_DIRECTORY) else HOSTS_DIRECTORY
+    instruction = BIND.get(container() or "", BIND_ANY).format(host_directory)
+    is_complete = path == host_directory or settings.LOCK_DIRECTORY in instruction
+    variable = f"{settings.LOCK_DIRECTORY}={host_directory}"
+    return instruction if is_complete else f"{instruction}, and set {variable} in it"
 
 
 def kind(environ: Mapping[str, str], files: Collection[str], root: str) -> str | None:
-    """Return the program that made a container, None without a sign of one.
+    """Return the runtime of a container, or None without any sign of a container.
 
     Args:
-        environ: The environment of a process in it.
-        files: Those of the files above that exist there.
+        environ: The environment variables of a process.
+        files: The paths in `FILES` and `FILES_OF_IMAGES` that exist for the process.
         root: The type of the file system at `/`.
     """
     signs = [name for variable, name in VARIABLES.items() if environ.get(variable)]
     signs += [name for path, name in FILES.items() if path in files]
     if root in ROOTS_OF_IMAGES:
         signs += [name for path, name in FILES_OF_IMAGES.items() if path in files]
-    if said := environ.get(CONTAINER):
-        signs.append(said if said in KINDS else UNKNOWN)
+    if name := environ.get(CONTAINER):
+        signs.append(name if name in KINDS else UNKNOWN)
     return signs[0] if signs else None
 
 
 def is_any_private(paths: Iterable[str]) -> bool:
-    """Return whether this is a container, and one of the directories is not its host's.
+    """Return whether this is a container and at least one directory is private to it.
 
     Args:
         paths: Absolute paths.
@@ -130,20 +137,20 @@ def _is_private(path: str, mounts: Iterable[Mount]) -> bool:
     if not is_own(path, mounts):
         return False
     if procfs.pid_namespace() == procfs.INITIAL_PID_NAMESPACE:
-        with suppress(OSError):  # only root may read it
+        with suppress(OSError):  # only root can read /proc/1/root
             return not os.path.samefile(path, f"/proc/1/root{path}")
     return True
 
 
 def is_own(path: str, mounts: Iterable[Mount]) -> bool:
-    """Return whether a directory belongs to a file system of this container alone.
+    """Return whether a directory is on a file system that is private to this container.
 
-    Its root and its temporary file systems belong to a container alone. A directory that was bound
-    into it is a mount point, or part of a mounted folder of another file system.
+    A container's root and its temporary file systems are private. A directory that is bound into
+    the container is a mount point, or lies in a mounted folder of another file system.
 
     Args:
-        path: An absolute path without links.
-        mounts: All mounts of the container, in the order in which they were made.
+        path: An absolute path without symbolic links.
+        mounts: All mounts of the container, in the order in which they were mounted.
     """
     nearest = nearest_mount(path, mounts)
     if nearest.point in ("", "/"):
@@ -153,7 +160,7 @@ def is_own(path: str, mounts: Iterable[Mount]) -> bool:
 
 
 def nearest_mount(path: str, mounts: Iterable[Mount]) -> Mount:
-    """Return the mount in which a path lies, the last one of several at the same place."""
+    """Return the mount that contains a path; the last one if several have the same mount point."""
     nearest = Mount("", "/", "")
     for mount in mounts:
         is_above = f"{path.rstrip('/')}/".startswith(f"{mount.point.rstrip('/')}/")
@@ -163,21 +170,21 @@ def nearest_mount(path: str, mounts: Iterable[Mount]) -> Mount:
 
 
 def _mounts() -> list[Mount]:
-    """Return the mounts. Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo"."""
-    found: list[Mount] = []
+    # Format: Linux, Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo".
+    mounts: list[Mount] = []
     with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as lines:
         for line in lines:
             fields, _, rest = line.partition(" - ")
             with suppress(ValueError, IndexError):
                 root, point = fields.split()[3:5]
                 if "\\" in line:
-                    root, point = _unescaped(root), _unescaped(point)
-                found.append(Mount(point, root, rest.split()[0]))
-    return found
+                    root, point = _unescape(root), _unescape(point)
+                mounts.append(Mount(point, root, rest.split()[0]))
+    return mounts
 
 
-def _unescaped(path: str) -> str:
-    """Return a path without the kernel's octal escapes of white space and backslashes."""
+def _unescape(path: str) -> str:
+    """Decode the kernel's octal escapes of white space and backslashes in a path."""
     for letter in " \t\n\\":
         path = path.replace(f"\\{ord(letter):03o}", letter)
     return path

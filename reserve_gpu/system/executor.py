@@ -1,11 +1,11 @@
-"""Calls on threads of our own, where no signal handler ever runs.
+"""Calls on worker threads, where signal handlers never run.
 
-Python runs every signal handler in the main thread, between any two instructions, and a handler may
-raise: KeyboardInterrupt, or a TimeoutError of an alarm. So whatever takes a lock or changes a
-variable runs on another thread, and the caller only waits. An exception that ends the caller's wait
-leaves nothing half done: the call is given up, and ends by itself at its next safe place.
+Python runs signal handlers in the main thread, between any two instructions. A handler may raise an
+exception, such as KeyboardInterrupt, or TimeoutError after an alarm. So code that takes locks or
+sets variables runs on a worker thread while the caller waits. If an exception ends the caller's
+wait, the call is given up and ends at its next checkpoint, so that no change is left half made.
 
-A fork in any thread waits for the end of the block `with no_fork`.
+A `with no_fork` block delays forks in all threads until it ends.
 """
 
 from __future__ import annotations
@@ -33,40 +33,43 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-POLL_S = 0.1  # between two looks of a waiting thread at whether its call is given up
+POLL_S = 0.1  # seconds between two checks whether a call is given up
 NO_THREAD = (
-    "No thread can be started in this process, so nothing was changed. Look at its limits: "
-    "ulimit -u, and pids.max of its control group."
+    "This process can't start a thread, so nothing was changed. Check its limits: ulimit -u, and "
+    "pids.max of its control group."
 )
-# A handler of a signal makes a call while another call runs.
+# The error if a signal handler makes a call while the interrupted thread waits for another call.
 NESTED = (
-    "This process is reserving, releasing or looking already, and a handler of a signal has "
-    "interrupted that. Try again when it is done."
+    "This process is already reserving, releasing or reading GPUs, and a signal handler "
+    "interrupted it. Try again when that has finished."
 )
 DONE = object()
 
 
 class _Local(threading.local):
-    call: Call[Any] | None = None  # which this thread makes
+    call: Call[Any] | None = None  # the call that this thread makes now
 
 
 _local = _Local()
 
 
 class GivenUpError(BaseException):
-    """Ends a call whose caller has gone; never seen outside of its thread."""
+    """Ends a call that was given up; it never leaves the worker thread."""
 
 
 class Call(Generic[T]):
-    """A function to be called on another thread, and what comes of it.
+    """A function call on another thread, and its result.
 
-    caller: the thread that asked for it. thread: the one that makes it, 0 before that.
-    until: for how long it may wait behind a call that waits for a device, by time.monotonic().
-    is_awaited: its caller waits for it.
-    given_up: why nobody waits for it any more, empty as long as somebody does.
+    Attributes:
+        caller: The identifier of the thread that requested the call.
+        thread: The identifier of the thread that makes the call, or 0 before it starts.
+        until: The time by time.monotonic() until which the call may wait for another call that
+            waits for a device. After that, it is made during the other call.
+        is_awaited: Whether the caller waits for the end of the call.
+        given_up: The reason why the call was given up, or an empty string if it was not.
     """
 
-    answer: T  # of a call that is done
+    answer: T  # the result; only set if the call has succeeded
 
     def __init__(
         self,
@@ -87,23 +90,23 @@ class Call(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Tell whether nobody waits for it any more."""
+        """Return whether the call is done or given up."""
         return self.is_done or bool(self.given_up)
 
     @property
     def has_answer(self) -> bool:
-        """Return whether the call is done and its function has returned."""
+        """Return whether the call is done and has succeeded."""
         return self.is_done and self.error is None
 
     def make(self) -> None:
-        """Make the call, on the thread that is meant for it."""
+        """Call the function on the current thread, unless the call was given up."""
         function, arguments = self.request
         self.thread = threading.get_ident()
         before, _local.call = _local.call, self
         try:
             if not self.given_up:
                 self.answer = function(*arguments)
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
             self.error = error
         finally:
             _local.call = before
@@ -111,13 +114,21 @@ class Call(Generic[T]):
         self._news.put(DONE)
 
     def tell(self, progress: Any) -> None:
-        """Tell the caller how the call stands."""
+        """Report progress to the caller."""
         self._news.put(progress)
 
     def wait(
         self, show: Callable[[Any], object] = lambda _: None, limit_s: float | None = None
     ) -> bool:
-        """Wait for the end of the call, and show how it stands; False if limit_s is over."""
+        """Wait for the end of the call.
+
+        Args:
+            show: A function that is called with each progress report.
+            limit_s: Maximum seconds between two progress reports, or None for no limit.
+
+        Returns:
+            Whether the call is done.
+        """
         while not self.is_done:
             try:
                 news = self._news.get(timeout=limit_s)
@@ -128,55 +139,57 @@ class Call(Generic[T]):
         return True
 
     def result(self) -> T:
-        """Return the answer, or raise the error, of a call that is done."""
+        """Return the result of a call that is done, or raise its error."""
         error, self.error = self.error, None
         if error is None:
             return self.answer
         try:
             raise error
         finally:
-            del error  # this frame is in its traceback: each would keep the other alive
+            del error  # breaks the reference cycle of the error and this frame
 
 
 class Executor:
-    """Makes calls one after the other, on one thread, and between them the steps of a schedule.
+    """Makes calls one at a time on a worker thread, and runs a scheduler step between them.
 
-    The thread lives as long as there is something to do.
+    The thread ends if there are no calls and no step is scheduled.
 
-    step: does what is due; returns the seconds until it is to be called again, None for never. It
-    is called after each call, too. It raises nothing.
+    Args:
+        step: A function that does all due work, and must not raise. It is called after each batch
+            of calls. It returns the seconds until the next step, or None if no step is scheduled.
     """
 
     def __init__(self, step: Callable[[], float | None]) -> None:
         self._step = step
-        self._due = 0.0  # when to call it again, by time.monotonic()
-        self._calls: deque[Call[Any]] = deque()  # the first one is being made
+        self._due = 0.0  # the time of the next step by time.monotonic()
+        self._calls: deque[Call[Any]] = deque()  # the first call is in progress
         self._is_serving = threading.Lock()
-        # Open once somebody has rung it. An Event would not do: a signal handler may ring it, too.
+        # A lock that is released to wake the worker thread. An Event would not work, because a
+        # signal handler that sets it could deadlock.
         self._bell = threading.Lock()
         self._thread = 0
 
     @property
     def is_own_thread(self) -> bool:
-        """Tell whether this code runs on the thread that makes the calls."""
+        """Return whether the current thread is the worker thread."""
         return self._thread == threading.get_ident()
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether a call is being made."""
+        """Return whether a call is waiting or in progress."""
         return any(not call.is_over for call in [*self._calls])
 
     @property
     def is_nested(self) -> bool:
-        """Tell whether a signal handler has come in the midst of what the thread may wait for.
+        """Return whether a signal handler interrupted an operation that the worker may wait for.
 
-        That is a call of this package, an import, or a fork.
+        These operations are a call of this package, an import, and a fork.
         """
-        under_way = self._calls_of(threading.get_ident())
-        return any(call.is_awaited for call in under_way) or is_mine(no_fork)
+        pending = self._calls_of(threading.get_ident())
+        return any(call.is_awaited for call in pending) or is_mine(no_fork)
 
     def _calls_of(self, thread: int) -> list[Call[Any]]:
-        """Return the calls that a thread waits for; meanwhile it runs only signal handlers."""
+        """Return the unfinished calls that a thread has requested."""
         return [call for call in [*self._calls] if call.caller == thread and not call.is_over]
 
     def run(
@@ -187,14 +200,27 @@ class Executor:
         until: float = 0.0,
         undo: Callable[[Call[T]], object] = lambda _: None,
     ) -> T:
-        """Call the function on the thread; returns what it returns, raises what it raises.
+        """Call a function on the worker thread, and wait for it.
 
-        show: is told what the function tells of its progress.
-        until: for how long it may wait behind a call that waits for a device, by time.monotonic().
-        undo: is called on the thread after a call that is given up, with that call.
-        Where an exception ends the wait for the answer, the call is given up, and has ended.
-        Raises NoThreadError, before the function is called, and RequestError in a signal handler
-        that came in the midst of another call.
+        If an exception ends the wait, the call is given up. The exception is raised once the call
+        and `undo` have ended.
+
+        Args:
+            function: The function to call.
+            arguments: Its arguments.
+            show: A function that is called with each progress report.
+            until: The time by time.monotonic() until which the call may wait for another call that
+                waits for a device.
+            undo: A function that is called on the worker thread with a call that was given up.
+
+        Returns:
+            The function's result.
+
+        Raises:
+            NoThreadError: No thread can be started. The function was not called.
+            RequestError: A signal handler makes this call while the interrupted thread waits for
+                another call.
+            Exception: The function raised it.
         """
         if self.is_own_thread:
             return function(*arguments)
@@ -204,14 +230,14 @@ class Executor:
         try:
             self.post(call)
             call.wait(show)
-            for later in self._calls_of(call.caller):  # of signal handlers meanwhile
-                later.wait()
+            for nested in self._calls_of(call.caller):  # calls of signal handlers during the wait
+                nested.wait()
             if call.error is None:
                 return call.answer
         except BaseException:
-            if not call.given_up:  # else no thread can be had
+            if not call.given_up:  # a thread was started
                 call.given_up = "its caller has gone"
-                end = Call(undo, call, is_awaited=False)  # which comes after it
+                end = Call(undo, call, is_awaited=False)  # the worker makes it after `call`
                 self.post(end)
                 end.wait()
             raise
@@ -220,11 +246,15 @@ class Executor:
     def run_in_any_case(
         self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]
     ) -> T | None:
-        """Call the function, which gives something back, on the thread.
+        """Call a function that releases something, on the worker thread.
 
-        It is called even if an exception ends the wait for it, then perhaps twice. From a signal
-        handler, or a finalizer, in the midst of a call it is called at the end of that. Where no
-        thread can be had, as at the end of Python 3.12, it is called on this one.
+        The function is called even if an exception ends the wait, and then perhaps twice. If a
+        signal handler or a finalizer interrupts another call, the function is called after that
+        call. If no thread can be started, as at the exit of Python 3.12, it is called on the
+        current thread.
+
+        Returns:
+            The function's result, or None if the function is called later.
         """
         if self.is_nested or self.is_own_thread or _local.call:
             self.post(Call(function, *arguments, until=math.inf, is_awaited=False))
@@ -237,9 +267,16 @@ class Executor:
     def run_within(
         self, limit_s: float, function: Callable[[Unpack[Ts]], object], *arguments: Unpack[Ts]
     ) -> None:
-        """Call the function on the thread, and wait for its end for so long at most.
+        """Call a function on the worker thread, and wait for its end until the timeout.
 
-        Raises what it raises, and NoThreadError.
+        Args:
+            limit_s: Timeout in seconds. After the timeout, the function keeps running.
+            function: The function to call.
+            arguments: Its arguments.
+
+        Raises:
+            NoThreadError: No thread can be started.
+            Exception: The function raised it before the timeout.
         """
         call = Call(function, *arguments)
         self.post(call)
@@ -250,24 +287,34 @@ class Executor:
             call.is_awaited = False
 
     def post(self, call: Call[Any]) -> None:
-        """Begin a call. Raises NoThreadError where no thread can be had for it."""
+        """Queue a call, and start the worker thread if it does not run.
+
+        Raises:
+            NoThreadError: No thread can be started.
+        """
         self._calls.append(call)
         self.wake()
         if self._is_serving.locked():
-            return  # that thread looks for calls once more after it has unlocked this
+            return  # the running thread checks for calls again after it releases this lock
         try:
             start(self._serve)
         except NoThreadError:
-            call.given_up = "no thread can be had for it"
+            call.given_up = "no thread can be started for it"
             raise
 
     def wake(self) -> None:
-        """Let the schedule look at how things stand now."""
-        with suppress(RuntimeError):  # it has been rung
+        """Run the scheduler step soon."""
+        with suppress(RuntimeError):  # the lock is already released
             self._bell.release()
 
     def between(self) -> None:
-        """Do what can't wait, from within a call that waits for a device."""
+        """Do urgent work during a call that waits for a device.
+
+        This runs a due scheduler step, and queued calls that can't wait any longer.
+
+        Raises:
+            GivenUpError: The current call was given up.
+        """
         checkpoint()
         if self._bell.acquire(blocking=False) or time.monotonic() >= self._due:
             self._take_step()
@@ -298,10 +345,13 @@ class Executor:
 
 
 def start(function: Callable[[Unpack[Ts]], object], *arguments: Unpack[Ts]) -> None:
-    """Call the function on a new thread. Raises NoThreadError.
+    """Call a function on a new thread.
 
-    Not by threading.Thread: its start() takes several steps, and a signal handler that raises
-    between two of them ends the new thread as well.
+    This does not use threading.Thread, because its start() takes several steps. If a signal handler
+    raises between two of them, the new thread ends as well.
+
+    Raises:
+        NoThreadError: No thread can be started.
     """
     try:
         start_new_thread(function, arguments)
@@ -314,10 +364,20 @@ def apart(
     *arguments: Unpack[Ts],
     show: Callable[[Any], object] = lambda _: None,
 ) -> T:
-    """Call a function on a thread of its own; returns what it returns, raises what it raises.
+    """Call a function on a separate thread, wait for it, and return its result.
 
-    A signal handler that came while the main thread imports a module of ours waits for no other
-    thread, which might need that module too.
+    If a signal handler interrupts an import or a fork of this package, the function is called on
+    the current thread. Another thread might need the module that is being imported, and would wait
+    forever.
+
+    Args:
+        function: The function to call.
+        arguments: Its arguments.
+        show: A function that is called with each progress report.
+
+    Raises:
+        NoThreadError: No thread can be started.
+        Exception: The function raised it.
     """
     if is_mine(no_fork):
         return function(*arguments)
@@ -325,39 +385,53 @@ def apart(
 
 
 def tell(progress: Any) -> None:
-    """Tell the caller of the call that runs on this thread how it stands."""
+    """Report progress to the caller of the call that this thread makes, if there is one."""
     if _local.call:
         _local.call.tell(progress)
 
 
 def caller() -> int:
-    """Return the thread for which this code works: of a call the one that asked for it."""
+    """Return the identifier of the thread that requested the current call.
+
+    Outside of a call, it is the current thread.
+    """
     return _local.call.caller if _local.call else threading.get_ident()
 
 
 def is_mine(lock: Any) -> bool:
-    """Tell whether this thread has the RLock."""
-    return bool(lock._is_owned())  # noqa: SLF001 - as threading.Condition asks
+    """Return whether the current thread holds an RLock."""
+    return bool(lock._is_owned())  # noqa: SLF001 - threading.Condition uses it as well
 
 
 def checkpoint() -> None:
-    """Raise GivenUpError in a call that nobody waits for any more: nothing is half done here."""
+    """Raise GivenUpError if the current call was given up.
+
+    Call it only where no change is half made.
+    """
     if _local.call and _local.call.given_up:
         raise GivenUpError(_local.call.given_up)
 
 
 def sleep(seconds: float) -> None:
-    """Sleep, unless this call is given up."""
+    """Sleep, but raise GivenUpError as soon as the current call is given up."""
     until = time.monotonic() + seconds
-    while (left_s := until - time.monotonic()) > 0:
+    while (remaining_s := until - time.monotonic()) > 0:
         checkpoint()
-        time.sleep(min(left_s, POLL_S))
+        time.sleep(min(remaining_s, POLL_S))
 
 
 def wait_for(look: Callable[[], T], limit_s: float, poll_s: float) -> T:
-    """Look again and again until there is an answer that is true; returns the last answer.
+    """Call a function repeatedly until it returns a true value, or until the timeout.
 
-    limit_s: seconds after which that is given up. It can't be interrupted, as `sleep` can.
+    Unlike `sleep`, this does not check whether the current call is given up.
+
+    Args:
+        look: The function to call.
+        limit_s: Timeout in seconds.
+        poll_s: Seconds between two calls.
+
+    Returns:
+        The function's last result.
     """
     until = time.monotonic() + limit_s
     while not (answer := look()) and time.monotonic() < until:
@@ -366,10 +440,14 @@ def wait_for(look: Callable[[], T], limit_s: float, poll_s: float) -> T:
 
 
 def survive_reload(name: str, make: Callable[[], T]) -> T:
-    """Return this process's value of that name, which is made once and survives a reload.
+    """Return a value that this process creates only once, even if its module is reloaded.
 
-    %autoreload empties a module whose file has changed, while the locks in it stay locked. A module
-    without a file is never reloaded.
+    If a module's file changes, %autoreload replaces the module's variables, although its locks may
+    still be locked. So the values are stored in a module without a file, which is never reloaded.
+
+    Args:
+        name: The value's name.
+        make: A function that creates the value.
     """
     store = sys.modules.setdefault("reserve_gpu.kept", ModuleType("reserve_gpu.kept"))
     value: T = vars(store).setdefault(name, make())

@@ -1,4 +1,4 @@
-"""File locks, duplicates of descriptors, sizes of pipes: all that needs `fcntl`."""
+"""Wrappers around `fcntl`: file locks, duplicates of descriptors, and sizes of pipes."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import struct
 import sys
 from contextlib import suppress
 
-with suppress(ImportError):  # Windows, where nothing can be reserved
+with suppress(ImportError):  # fcntl is missing on Windows, where reservations are not supported
     import fcntl
 
-# struct flock of fcntl(2): type, whence, start, length (0: to the end of the file), pid.
+# struct flock of fcntl(2): type, whence, start, length (0 extends to the end of the file), pid.
 RANGE = struct.Struct("hhqqi4x")
 
 
 def lock_file(descriptor: int) -> None:
-    """Lock the open file with flock(2).
+    """Lock an open file with flock(2), without blocking.
 
     Raises:
-        BlockingIOError: Another open file description has it locked.
-        OSError: It can't be locked.
+        BlockingIOError: Another open file description holds the lock.
+        OSError: The file can't be locked.
     """
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def unlock_file(descriptor: int) -> None:
-    """Release the locks of `lock_file` and `write_lock`. Raises OSError."""
+    """Release the locks that `lock_file` and `write_lock` took; may raise OSError."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     _set(descriptor, fcntl.F_UNLCK)
 
 
 def write_lock(descriptor: int) -> bool:
-    """Lock the open file as only a process can that may write to it; return whether it worked.
+    """Take a write lock on an open file, and return whether it succeeded.
 
     A process can flock(2) every file that it may read. This lock (fcntl(2), "Open file description
-    locks") shows that its holder may write to the file. Like that of flock(2) it ends when the last
-    copy of the descriptor is closed. The two do not exclude each other.
+    locks") proves that its holder may write to the file. Like a flock(2) lock, it is released when
+    the last copy of the descriptor is closed. The two kinds of locks do not conflict.
     """
     try:
         _set(descriptor, fcntl.F_WRLCK)
@@ -45,14 +45,14 @@ def write_lock(descriptor: int) -> bool:
 
 
 def is_write_locked(descriptor: int) -> bool:
-    """Return whether another opening of the file has it locked with `write_lock`."""
+    """Return whether another open file description of the file holds a `write_lock`."""
     with suppress(OSError):
         return _query(descriptor) == fcntl.F_WRLCK
     return False
 
 
 def has_write_locks(descriptor: int) -> bool:
-    """Return whether the system has the locks of `write_lock`, which some sandboxes lack."""
+    """Return whether the system supports `write_lock`; some sandboxes do not."""
     try:
         _query(descriptor)
     except OSError:
@@ -61,7 +61,7 @@ def has_write_locks(descriptor: int) -> bool:
 
 
 def _query(descriptor: int) -> int:
-    """Return the kind of the lock that keeps this opening of a file from reading."""
+    """Return the type of the lock that conflicts with a read lock, or F_UNLCK if there is none."""
     query = RANGE.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, query)
     return int(RANGE.unpack(answer)[0])
@@ -72,12 +72,12 @@ def _set(descriptor: int, kind: int) -> None:
 
 
 def duplicate(descriptor: int, lowest: int) -> int:
-    """Return a duplicate with a number of at least `lowest`, closed by exec. Raises OSError."""
+    """Duplicate a descriptor to a number of at least `lowest`, with the close-on-exec flag."""
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
 
 
 def pipe_use(descriptor: int) -> tuple[int, int]:
-    """Return how many bytes of a pipe are unread, and its capacity in bytes. Raises OSError."""
+    """Return the number of unread bytes in a pipe, and its capacity in bytes."""
     import termios
 
     unread = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))

@@ -1,18 +1,20 @@
-"""The guard for forks: the one thing that is done when this package is imported.
+"""A lock that keeps other threads from forking.
 
-It imports nothing that has to be loaded, as it is there before all else.
+It is registered when this package is imported, before any other module is loaded. So this module
+only imports modules that Python has already loaded.
 """
 
 import os
 from _thread import RLock
 
-# Keeps other threads from forking. A child that is forked while a lock is taken but not yet known
-# would keep it for ever; one that is forked while a module is imported would wait for it for ever.
-# A plain `with no_fork:` holds also where a signal handler raises: Python runs none between taking
-# a lock and entering the block.
+# A child that is forked after a file lock is taken, but before it is registered, would hold the
+# file lock forever. A child that is forked during an import would wait forever for the import lock.
+# A plain `with no_fork:` is also safe if a signal handler raises, because Python runs no handler
+# between acquiring the lock and entering the block.
 no_fork = RLock()
 
-# At import: a fork that has begun asks for no more hooks. Those of a reload do no harm.
+# The hooks are registered at import, because a fork in progress ignores hooks that are registered
+# later. Registering them again in a reload is harmless.
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(
         before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release

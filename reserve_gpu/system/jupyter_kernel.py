@@ -1,7 +1,7 @@
-"""The Jupyter kernel, or the shell, that this process is: its connection file and its cells.
+"""The Jupyter kernel or IPython shell of this process: its connection file and its cells.
 
-The extension reports when IPython begins and ends a cell. A lease that expires asks here, because
-it must not take the GPU away from a running cell.
+The extension reports when IPython starts and ends a cell. When a lease expires, its timer uses this
+to avoid taking the GPU away from a running cell.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ if TYPE_CHECKING:
 
 
 def connection_file(words: Sequence[str] = ()) -> str | None:
-    """Return the path of this kernel's connection file, None if this is no kernel of Jupyter's.
+    """Return the path of this kernel's connection file, or None outside of a Jupyter kernel.
 
-    Of a kernel that was started by ssh it is the name that it has been given: over a restart its
-    connection file is removed.
-    words: the command that this process becomes, if that is a kernel.
+    For a kernel that was started by ssh, the result is the kernel's id instead of the path, because
+    a restart removes its connection file.
+
+    Args:
+        words: The command line of the kernel that this process becomes by exec, if any.
     """
     path = _connection_file(words)
     return path and (started().get("id") or path)
 
 
 def _connection_file(words: Sequence[str]) -> str | None:
-    for place, word in enumerate(words):
-        if word == "-f" and words[place + 1 :]:
-            return os.path.abspath(words[place + 1])
+    for index, word in enumerate(words):
+        if word == "-f" and words[index + 1 :]:
+            return os.path.abspath(words[index + 1])
         if word.startswith(("-f=", "--f=", "--IPKernelApp.connection_file=")):
             return os.path.abspath(word.partition("=")[2])
     kernel = process_identity.application("ipykernel.kernelapp", "IPKernelApp")
@@ -45,13 +47,18 @@ def _connection_file(words: Sequence[str]) -> str | None:
 
 
 def started() -> dict[str, str]:
-    """Return what the machine that has started this kernel by ssh has said of it; mostly nothing.
+    """Return the description of this kernel, written by the machine that started it by ssh.
 
-    `id` names the kernel over its restarts, `notebook` is its path, `machine` the user's, `wishes`
-    the options, divided by NUL. Once the kernel is known, `pid` and `began` are its pid and start
-    time: another process has inherited the variable. Older versions wrote no `began`.
+    The description comes from RESERVE_GPU_STARTED. The field `id` identifies the kernel across
+    restarts, `notebook` is the notebook's path, `machine` is the user's machine, and `wishes`
+    contains the options, separated by NUL. Once the kernel has started, `pid` and `began` are its
+    pid and start time, so that a child process that inherits the variable ignores it. Older
+    versions wrote no `began`.
+
+    Returns:
+        The fields; empty for a kernel that was not started by ssh.
     """
-    with suppress(ValueError):  # as without the variable
+    with suppress(ValueError):  # treat a malformed value as if it were not set
         fields = untrusted.parsed(bytes.fromhex(os.environ.get(settings.STARTED, "")))
         pid, _, began = procfs.stamp(os.getpid()).partition(" ")
         if not isinstance(fields, dict) or fields.get("pid") not in (None, pid):
@@ -62,27 +69,30 @@ def started() -> dict[str, str]:
 
 
 def as_started(fields: Mapping[str, str]) -> str:
-    """Return the variable that says so of a kernel."""
+    """Return the value of RESERVE_GPU_STARTED that describes a kernel with these fields."""
     return json.dumps(dict(fields)).encode().hex()
 
 
 def origin() -> str | None:
-    """Return the machine from which this kernel was started, where that is another one."""
+    """Return the machine that started this kernel by ssh, or None if it was started locally."""
     return started().get("machine")
 
 
 # -- the cells -------------------------------------------------------------------------------------
 
-TURN_S = 0.2  # until a waiting cell has begun
+TURN_S = 0.2  # seconds within which a queued cell starts
 
 
 class Cells:
-    """The cells of one shell.
+    """The activity of an IPython shell.
 
-    shell: IPython's, None if no shell tells of its cells. quiet: a lock; while a thread has it, no
-    cell begins or ends. last: when the last cell that a person ran began or ended, by
-    time.monotonic(). began: when the last cell began, in seconds since the epoch.
-    listeners: called at the end of each cell.
+    Attributes:
+        shell: The shell, or None if no shell reports its cells.
+        quiet: A lock. While a thread holds it, no cell starts or ends.
+        is_running: Whether a cell is running.
+        last: The time by time.monotonic() when the user's last cell started or ended.
+        began: The start time of the last cell in seconds since the epoch.
+        listeners: Functions that are called at the end of each cell.
     """
 
     def __init__(self) -> None:
@@ -92,78 +102,81 @@ class Cells:
         self.last = time.monotonic()
         self.began = time.time()
         self.listeners: list[Callable[[], object]] = []
-        self._code: str | None = None  # of the one that runs, None where its begin was not seen
+        self._code: str | None = None  # the running cell's code, None if its start was not reported
 
     def begin(self, info: Any) -> None:
-        """Remember that a cell begins (pre_run_cell). One within another counts as a part of it."""
+        """Record the start of a cell (pre_run_cell); a nested cell is part of the outer cell."""
         with self.quiet:
             if not self.is_running:
                 self.is_running, self._code = True, info.raw_cell
                 self.began = time.time()
-            self._look_at(info)
+            self._record_activity(info)
 
     def end(self, result: Any) -> None:
-        """Remember that a cell has ended (post_run_cell).
+        """Record the end of a cell (post_run_cell).
 
-        result: None of one that awaits something and was interrupted.
+        Args:
+            result: IPython's execution result, or None if the cell was interrupted in an await.
         """
         info = result and result.info
         with self.quiet:
             if info is None or self._code in (None, info.raw_cell):
                 self.is_running, self._code = False, None
-            self._look_at(info)
+            self._record_activity(info)
         for listener in [*self.listeners]:
             listener()
 
     def watch(self, shell: Any) -> None:
-        """Watch the cells of this shell from now on; one may run already.
+        """Start to watch the cells of a shell; a cell may already be running.
 
-        IPython has a display hook of its own while a cell runs.
+        While a cell runs, IPython replaces sys.displayhook.
         """
         with self.quiet:
             self.shell = shell
             self.is_running, self._code = sys.displayhook is shell.displayhook, None
 
     def leave(self) -> None:
-        """Watch no cells any more."""
+        """Stop watching cells."""
         with self.quiet:
             self.shell, self.is_running = None, False
 
     def stop_shell(self, is_due: Callable[[], bool]) -> None:
-        """Let the shell end as it does when it is told to, with all that is done at its end.
+        """Exit the shell normally, so that it runs its exit handlers.
 
-        is_due: asked when it gets to that, as a cell may have come before.
+        Args:
+            is_due: A function that returns whether the shell must still exit. It is called again
+                just before the exit, because a cell may have started in the meantime.
         """
-        with suppress(AttributeError):  # one of another make
+        with suppress(AttributeError):  # a shell other than ipykernel's or IPython's
             if hasattr(self.shell, "kernel"):
                 loop = self.shell.kernel.io_loop
-                # A moment later, as a cell that waits for its turn is begun first: what it says of
-                # its time counts, and a loop that has stopped cuts off what awaits.
+                # Wait a moment, so that a queued cell starts first. The cell may extend the lease,
+                # and stopping the loop would abort a cell that awaits something.
                 loop.add_callback(
                     loop.call_later, TURN_S, lambda: loop.stop() if is_due() else None
                 )
-            else:  # a terminal, which would be left without an echo
+            else:  # a terminal, which would lose its echo if the process were killed
                 self.shell.confirm_exit = False
                 prompt = self.shell.pt_app.app
                 end = partial(prompt.exit, exception=EOFError())
                 prompt.loop.call_soon_threadsafe(lambda: end() if is_due() else None)
 
-    def _look_at(self, info: Any) -> None:
-        # Front ends run code of their own unseen, without a place in the history.
+    def _record_activity(self, info: Any) -> None:
+        # Front ends also run their own code silently, and do not store it in the history.
         if info is None or info.store_history:
             self.last = time.monotonic()
 
 
-# By process id; an entry of another process is its parent's.
+# The cells by process id. After a fork, the entry of the parent process remains.
 _cells: dict[int, Cells] = executor.survive_reload("cells", dict)
 
 
 def kernels_file() -> str | None:
-    """Return the connection file of the kernel that this very process is, None if it is none."""
+    """Return the connection file of the kernel in this process; None in a forked child."""
     return connection_file() if cells().shell else None
 
 
 def cells() -> Cells:
-    """Return the cells of this very process: a forked child runs none."""
+    """Return the cells of this process; a forked child does not share those of its parent."""
     pid = os.getpid()
     return _cells.get(pid) or _cells.setdefault(pid, Cells())

@@ -1,4 +1,4 @@
-"""Import modules that are named by a string: features, commands, and what is rarely needed."""
+"""Import modules by name: features, commands, and modules that are rarely needed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def load(name: str) -> ModuleType:
-    """Import a module of this package; no fork begins meanwhile.
+    """Import a module of this package; other threads can't fork during the import.
 
     Args:
         name: The module's name below `reserve_gpu`, such as `features.lease.timer`.
 
     Raises:
-        ReserveGPUError: This process can open no more files.
+        ReserveGPUError: This process can't open more files.
     """
     try:
         with no_fork:

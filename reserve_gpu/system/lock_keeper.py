@@ -1,11 +1,12 @@
-"""A small process that keeps the locks of a kernel that restarts, until the next one asks for them.
+"""The lock keeper, a small process that holds the locks of a restarting kernel.
 
-It has the descriptors of the locks and nothing else of the kernel: no socket, no terminal, no
-working directory, and it is no child of the kernel, which ends all its children. The kernel's list
-of locks and `reserve_gpu.reservation.restart_handover` find it; whoever ends it frees the devices.
+It inherits the descriptors of the lock files and nothing else: no socket, no terminal and no
+working directory. It is not a child of the kernel, because a kernel kills its children when it
+exits. The operating system's list of locks and `reserve_gpu.reservation.restart_handover` identify
+it. Killing it frees the devices.
 
-This file is also the program of that process, which is run by Python alone, without this package:
-it imports nothing but the standard library.
+Python also runs this file as the process's program, without the rest of the package. So it only
+imports the standard library.
 """
 
 from __future__ import annotations
@@ -15,18 +16,24 @@ import sys
 import time
 
 PROGRAM = os.path.abspath(__file__)
-WORDS = ("-I", "-S", PROGRAM)  # with which Python runs it
-LEFT = "RESERVE_GPU_LEFT"  # in its environment: what the kernel has left, for the next one
-POLL_S = 0.5  # between two looks at whether the connection file is still there
+WORDS = ("-I", "-S", PROGRAM)  # Python's arguments that run the program
+LEFT = "RESERVE_GPU_LEFT"  # environment variable with the reservation for the restarted kernel
+POLL_S = 0.5  # seconds between two checks whether the connection file exists
 
 
 def keep(connection_file: str, seconds: float) -> None:
-    """Stay for so long, as long as the connection file is there, if it is a file."""
+    """Wait until the timeout, or until the connection file is removed.
+
+    Args:
+        connection_file: The path of the kernel's connection file, or the id of a kernel that was
+            started by ssh. An id has no file that could be removed.
+        seconds: Timeout in seconds.
+    """
     until, is_file = time.monotonic() + seconds, os.path.isabs(connection_file)
-    while (left_s := until - time.monotonic()) > 0:
+    while (remaining_s := until - time.monotonic()) > 0:
         if is_file and not os.path.exists(connection_file):
             return
-        time.sleep(min(left_s, POLL_S))
+        time.sleep(min(remaining_s, POLL_S))
 
 
 if __name__ == "__main__" and os.fork() == 0:

@@ -1,9 +1,9 @@
 """Write to a descriptor without waiting for its reader.
 
-A full pipe or a stopped terminal blocks its writer, and a blocked `reserve-gpu run` would keep its
-GPU without starting the command. O_NONBLOCK can't be set on the descriptor itself: the flag belongs
-to the open file description, which the command and other processes share. So a pipe or a terminal
-is opened a second time, through /proc/self/fd.
+A full pipe or a stopped terminal blocks its writer, and a blocked `reserve-gpu run` would hold its
+GPU without starting the command. O_NONBLOCK can't be set on the descriptor itself, because the flag
+belongs to the open file description, which the command and other processes share. So a pipe or a
+terminal is opened a second time through /proc/self/fd.
 """
 
 from __future__ import annotations
@@ -19,20 +19,28 @@ from typing import TextIO
 
 from reserve_gpu.system import file_control
 
-POLL_S, LONGEST_POLL_S = 0.01, 0.5  # between attempts while a caller waits; doubled each time
-PTY_MASTER = 5, 2  # its device number; opening it again would make another terminal
+POLL_S, LONGEST_POLL_S = 0.01, 0.5  # first and maximum pause between attempts in s
+PTY_MASTER = 5, 2  # device number of /dev/ptmx; opening it again would create a new terminal
 
 
 class Writer:
     """Writes whole texts to a descriptor, and drops a text that does not fit.
 
     Attributes:
-        descriptor: A duplicate of the descriptor, or an open file description of its own.
-        rest: The end of a text that was written only in part. It is written before anything else.
+        descriptor: A duplicate of the given descriptor, or a new open file description.
+        rest: The unwritten end of a text. It is written before the next text.
     """
 
     def __init__(self, descriptor: int, rest: bytes = b"") -> None:
-        """Open the writer. Raises OSError for a descriptor that is closed or read-only."""
+        """Open the writer.
+
+        Args:
+            descriptor: The descriptor to write to.
+            rest: The unwritten end of an earlier text.
+
+        Raises:
+            OSError: The descriptor is closed or read-only.
+        """
         status = os.fstat(descriptor)
         self._is_socket = stat.S_ISSOCK(status.st_mode)
         self._is_file = stat.S_ISREG(status.st_mode)
@@ -41,22 +49,23 @@ class Writer:
             _require_writable(descriptor)
         is_terminal = os.isatty(descriptor)
         can_reopen = self._is_pipe or (is_terminal and status.st_rdev != os.makedev(*PTY_MASTER))
-        # After `su` or `sudo` only another user can open the pipe or the terminal again.
-        own = _reopened(descriptor) if can_reopen else None
-        self._is_shared = own is None
+        # After `su` or `sudo`, another user owns the pipe or terminal, so it can't be reopened.
+        reopened = _reopen(descriptor) if can_reopen else None
+        self._is_shared = reopened is None
         self._piece = select.PIPE_BUF if self._is_pipe else 1 if is_terminal else None
-        self.descriptor = os.dup(descriptor) if own is None else own
+        self.descriptor = os.dup(descriptor) if reopened is None else reopened
         self.rest = rest
 
     def write(self, data: bytes, limit_s: float = 0.0) -> bool:
-        """Write the text, all of it or nothing.
+        """Write a text, or drop it if there is no room for it.
 
         Args:
             data: The text.
             limit_s: Seconds to wait for the reader.
 
         Returns:
-            Whether the text was written, or the part of it that fitted. False if it was dropped.
+            Whether the text was written. If only its start fitted, the end becomes `rest`, and the
+            result is also True. False if the text was dropped.
         """
         until, is_written, pause_s = time.monotonic() + limit_s, False, POLL_S
         while True:
@@ -65,7 +74,7 @@ class Writer:
                 if not (self.rest or is_written):
                     done = self._push(data) if self._has_room(len(data)) else 0
                     is_written, self.rest = done > 0, data[done:] if done else b""
-            except OSError:  # the reader has gone, or the disk is full
+            except OSError:  # the reader has closed the pipe, or the disk is full
                 return is_written
             if (is_written and not self.rest) or time.monotonic() >= until:
                 return is_written
@@ -73,14 +82,14 @@ class Writer:
             pause_s = min(2 * pause_s, LONGEST_POLL_S)
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the writer's own descriptor; the given descriptor stays open."""
         os.close(self.descriptor)
 
     def _has_room(self, size: int) -> bool:
-        """Return whether a pipe takes the text in one piece.
+        """Return whether a pipe has room for a text of this size; always True for other files.
 
-        The kernel writes up to PIPE_BUF bytes at once or not at all, and splits what is longer. A
-        page of a pipe may be half empty.
+        The kernel writes up to PIPE_BUF bytes at once or not at all, but splits longer texts. The
+        estimate doubles the unread bytes, because the pages of a pipe may be half empty.
         """
         if not self._is_pipe or size <= select.PIPE_BUF:
             return True
@@ -88,7 +97,7 @@ class Writer:
         return not unread or size + 2 * (unread + select.PIPE_BUF) <= capacity
 
     def _push(self, data: bytes) -> int:
-        """Return how many bytes of the text were written. Raises OSError."""
+        """Write as much as possible without blocking, and return the number of written bytes."""
         with suppress(BlockingIOError):
             if self._is_file:
                 return self._append(data)
@@ -100,7 +109,7 @@ class Writer:
         return 0
 
     def _append(self, data: bytes) -> int:
-        """Write to a file; a line that a full disk has cut is taken back."""
+        """Write to a file; if the disk is full, remove a partly written text."""
         done = os.write(self.descriptor, data)
         end = os.lseek(self.descriptor, 0, os.SEEK_CUR)
         if done == len(data) or end != os.fstat(self.descriptor).st_size:
@@ -112,11 +121,11 @@ class Writer:
     def _send(self, data: bytes) -> int:
         import socket
 
-        with socket.socket(fileno=os.dup(self.descriptor)) as own:
-            return own.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        with socket.socket(fileno=os.dup(self.descriptor)) as duplicate:
+            return duplicate.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _write_pieces(self, data: bytes) -> int:
-        """Write what a poll says there is room for: a page of a pipe, a letter on a terminal."""
+        """Write pieces while poll() reports room: PIPE_BUF bytes to a pipe, one to a terminal."""
         done, poll = 0, select.poll()
         poll.register(self.descriptor, select.POLLOUT)
         while done < len(data) and poll.poll(0):
@@ -126,7 +135,7 @@ class Writer:
 
 
 def _require_writable(descriptor: int) -> None:
-    """Raise OSError for a read-only descriptor, but not for a terminal that has hung up."""
+    """Raise OSError for a closed or read-only descriptor, but not for a terminal that hung up."""
     try:
         os.write(descriptor, b"")
     except OSError as error:
@@ -134,8 +143,8 @@ def _require_writable(descriptor: int) -> None:
             raise
 
 
-def _reopened(descriptor: int) -> int | None:
-    """Return a new open file description of a pipe or terminal; None if it can't be opened."""
+def _reopen(descriptor: int) -> int | None:
+    """Open a pipe or terminal again without blocking; return None if that fails."""
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
     with suppress(OSError):
         return os.open(f"/proc/self/fd/{descriptor}", flags)
@@ -143,9 +152,9 @@ def _reopened(descriptor: int) -> int | None:
 
 
 class Printer:
-    """Prints to a text stream, such as sys.stderr, without waiting for its reader.
+    """Prints to a text stream such as sys.stderr, without waiting for its reader.
 
-    A stream that only stands for a descriptor, such as that of a notebook, is printed to as usual.
+    A stream that does not write to a descriptor, such as a notebook's, is written to normally.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -153,27 +162,30 @@ class Printer:
         self._writer: Writer | None = None
 
     def print(self, text: str, limit_s: float = 0.0) -> bool:
-        """Print the text. Return whether it was printed.
+        """Print a text.
 
         Args:
-            text: The text, with its line ends.
+            text: The text, including line endings.
             limit_s: Seconds to wait for the reader.
+
+        Returns:
+            Whether the text was printed.
         """
         data = text.encode(self._stream.encoding or "utf-8", "backslashreplace")
         try:
             if self._writer is None and type(self._stream) is io.TextIOWrapper:
-                with suppress(io.UnsupportedOperation):  # a stream in memory
+                with suppress(io.UnsupportedOperation):  # an in-memory stream
                     self._writer = Writer(self._stream.fileno())
             if self._writer:
                 return self._writer.write(data, limit_s)
-            known = data.decode(self._stream.encoding or "utf-8")
-            print(known, end="", file=self._stream, flush=True)
-        except OSError:  # the reader has gone
+            printable = data.decode(self._stream.encoding or "utf-8")
+            print(printable, end="", file=self._stream, flush=True)
+        except OSError:  # the reader has closed the pipe
             return False
         return True
 
     def close(self) -> None:
-        """Close what was opened; the stream stays open."""
+        """Close the printer's own descriptor; the stream stays open."""
         writer, self._writer = self._writer, None
         if writer:
             writer.close()

@@ -1,4 +1,4 @@
-"""What this process is called: its notebook, its command, or the name that it was given."""
+"""The displayed name of a process: its notebook, its command, or an assigned name."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from reserve_gpu.system import settings
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-NAME_LIMIT = 200  # characters of a command, or of what a process is called in its place
-TEXTS_LIMIT = 1 << 20  # bytes of a command, or of an environment
-RAY = b"ray::"  # what Ray has in front of the titles of its processes
-KERNEL_MODULE = "ipykernel_launcher"  # what Jupyter starts a kernel with: python -m ...
-_name: str | None = None  # what this process is called in place of its own command
+NAME_LIMIT = 200  # maximum length of a displayed name, in characters
+TEXTS_LIMIT = 1 << 20  # maximum length of a command line or environment, in bytes
+RAY = b"ray::"  # prefix of the process titles that Ray sets
+KERNEL_MODULE = "ipykernel_launcher"  # module that Jupyter runs to start a kernel
+_name: str | None = None  # name of this process that replaces its command
 
 
 def title() -> str | None:
-    """Return what this process is called in place of its command, None if nothing is set."""
+    """Return the name that replaces this process's command, or None if it has none."""
     return _name or _engine()
 
 
 def own_command() -> str | None:
-    """Return the command that this process runs, in short; of a Ray worker what Ray calls it."""
+    """Return the shortened command of this process, or the process title of a Ray worker."""
     words = sys.orig_argv
     with suppress(OSError), open("/proc/self/cmdline", "rb") as file:
         if (title := file.read(NAME_LIMIT).rstrip(b"\0 ")).startswith(RAY):
@@ -35,40 +35,46 @@ def own_command() -> str | None:
 
 
 def call_it(name: str) -> None:
-    """Let others read that name of this process in place of its own command."""
+    """Set the name that is displayed for this process instead of its command."""
     global _name
     _name = sanitize(name, NAME_LIMIT)
 
 
 def command(words: Sequence[str], directory: str | None = None) -> str | None:
-    """Shorten a command: base names of the program and its script, and the arguments.
+    """Shorten a command to the base names of the program and its script, and the arguments.
 
-    `python train.py --epochs 3`; `ipython` where Python only runs a program; `kernel in ~/thesis`,
-    as the arguments of a Jupyter kernel tell nobody anything. None without words.
-    directory: in which it runs, where that is known.
+    Examples are `python train.py --epochs 3`, and `ipython` if Python runs an installed program.
+    The arguments of a Jupyter kernel are not informative, so it becomes `kernel in ~/thesis`.
+
+    Args:
+        words: The command line.
+        directory: The working directory, if it is known.
+
+    Returns:
+        The shortened command, or None for an empty command line.
     """
     if KERNEL_MODULE in words:
         return sanitize(
             f"kernel in {_below_home(directory)}" if directory else "kernel", NAME_LIMIT
         )
-    # What is no path is a title that the process has given itself, as `ray::train /data`.
+    # A first word with blanks is a process title, such as `ray::train /data`, and not a path.
     short = [word if " " in word else os.path.basename(word) for word in words[:1]] + [*words[1:]]
-    for place, word in enumerate(words[1:], 1):
+    for index, word in enumerate(words[1:], 1):
         if word == "-c":
             break
         if not word.startswith("-"):
-            short[place] = os.path.basename(word)
-            is_program = short[0].startswith("python") and place == 1 and "." not in short[1]
+            short[index] = os.path.basename(word)
+            is_program = short[0].startswith("python") and index == 1 and "." not in short[1]
             short = short[1:] if is_program else short
             break
     return sanitize(" ".join(" ".join(short).split()), NAME_LIMIT) or None
 
 
 def notebook() -> str | None:
-    """Return the name of this kernel's notebook, None if it is not known (yet).
+    """Return the name of this kernel's notebook, or None if it is unknown.
 
-    VS Code sets a variable in the user's namespace after the kernel has started; jupyter_server
-    sets an environment variable. So it is asked for when it is needed, and not kept.
+    jupyter_server sets an environment variable. VS Code sets a variable in the user's namespace
+    after the kernel has started, so the name is not cached.
     """
     main = sys.modules.get("__main__")
     path = getattr(main, "__vsc_ipynb_file__", None) or session_name(os.environ)
@@ -76,17 +82,17 @@ def notebook() -> str | None:
 
 
 def session_name(environ: Mapping[str, str]) -> str:
-    """Return the path of the notebook that Jupyter's server has started a kernel for.
+    """Return the path of the notebook for which a Jupyter server started a kernel.
 
-    Programs that a notebook starts, such as nbconvert and papermill, inherit the variable and pass
-    it on to their own kernels. So it does not count if the process that started the kernel was
-    itself started with the same value.
+    Programs that a notebook starts, such as nbconvert and papermill, inherit JPY_SESSION_NAME and
+    pass it on to their own kernels. So the variable is ignored if the process that started the
+    kernel has the same value.
 
     Args:
-        environ: The environment of the kernel.
+        environ: The kernel's environment variables.
 
     Returns:
-        The path, or "" if the kernel has no notebook of its own.
+        The path, or an empty string if the kernel was not started for a notebook.
     """
     path, starter = environ.get("JPY_SESSION_NAME", ""), environ.get("JPY_PARENT_PID", "")
     if starter.isdecimal() and environ_of(int(starter)).get("JPY_SESSION_NAME") == path:
@@ -95,16 +101,16 @@ def session_name(environ: Mapping[str, str]) -> str:
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """Return the variables that a process was started with; empty if they can't be read."""
+    """Return a process's initial environment variables; empty if they can't be read."""
     return dict(text.partition("=")[::2] for text in texts(pid, "environ"))
 
 
 def texts(pid: int, name: str) -> list[str]:
-    """Return the words that a process was started with; empty if they can't be read.
+    """Return the initial command line or environment of a process; empty if it can't be read.
 
     Args:
-        pid: The process.
-        name: `cmdline` for its command, `environ` for its variables.
+        pid: The process id.
+        name: `cmdline` for the command line, or `environ` for the environment variables.
     """
     with suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
         return os.fsdecode(file.read(TEXTS_LIMIT)).removesuffix("\0").split("\0")
@@ -112,9 +118,9 @@ def texts(pid: int, name: str) -> list[str]:
 
 
 def job() -> str | None:
-    """Return the number of Slurm's job that this process is a part of, None if it is of none.
+    """Return the id of the Slurm job that contains this process, or None outside of Slurm.
 
-    That of an array has the number of its task: `4711_3`, as `squeue` and `scancel` have it.
+    The id of an array task is `4711_3`, in the format of `squeue` and `scancel`.
     https://slurm.schedmd.com/job_array.html
     """
     array, task = map(os.environ.get, ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"))
@@ -122,13 +128,18 @@ def job() -> str | None:
 
 
 def application(module: str, name: str) -> Any:
-    """Return the application of that module which this process is, None if it is none."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind.instance() if kind and kind.initialized() else None
+    """Return the initialized traitlets application of a class, or None if there is none.
+
+    Args:
+        module: The name of the module that defines the class.
+        name: The name of the class.
+    """
+    app_class = getattr(sys.modules.get(module), name, None)
+    return app_class.instance() if app_class and app_class.initialized() else None
 
 
 def _engine() -> str | None:
-    """Return the number and cluster of this engine of ipyparallel's, None if it is none."""
+    """Return the number and cluster of this ipyparallel engine, or None for other processes."""
     engine = application("ipyparallel.engine.app", "IPEngine")
     if engine is None:
         return None
@@ -137,13 +148,13 @@ def _engine() -> str | None:
 
 
 def working_directory() -> str | None:
-    """Return the working directory, None if it is gone."""
+    """Return the working directory, or None if it was deleted."""
     with suppress(OSError):
         return os.getcwd()
     return None
 
 
 def _below_home(path: str) -> str:
-    """Shorten a path in this user's home to `~/thesis`."""
+    """Shorten a path in this user's home directory, such as `~/thesis`."""
     home = settings.home()
     return f"~{path[len(home) :]}" if f"{path}/".startswith(f"{home}/") else path

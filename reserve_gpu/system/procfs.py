@@ -1,4 +1,4 @@
-"""Ask the system about processes, their users and what they use, and about namespaces."""
+"""Information from /proc about processes, their users, their open files, and namespaces."""
 
 from __future__ import annotations
 
@@ -23,51 +23,54 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Process
     from reserve_gpu.model.holders import Holder
 
-DESCRIPTORS = 12  # so many a look at the GPUs, or a reservation, opens at once
-MOST_OPEN = 10_000  # descriptors of one user's processes that are read; each takes time
-# The begin of $RESERVE_GPU_HELD: a pid, and its start time alone or as the first field of JSON.
+DESCRIPTORS = 12  # number of descriptors that a snapshot or a reservation opens at once
+MOST_OPEN = (
+    10_000  # maximum number of one user's descriptors that are read, because each takes time
+)
+# The start of $RESERVE_GPU_HELD: a pid, and its start time, alone or as the first field of JSON.
 HOLDER = re.compile(r'([0-9]{1,10})(?: (?:\{"began": )?([0-9]{1,20}))?(?=[ ,]|$)')
-HOLDER_LIMIT = 60
+HOLDER_LIMIT = 60  # maximum length of the text that HOLDER matches, in characters
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 
 
 def pid_namespace() -> int | None:
-    """Return the inode of this process's PID namespace, None where there are none."""
+    """Return the inode of this process's PID namespace, or None if it can't be read."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino
     return None
 
 
 def mount_namespace() -> int | None:
-    """Return the inode of this process's mount namespace, None if it can't be read."""
+    """Return the inode of this process's mount namespace, or None if it can't be read."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/mnt").st_ino
     return None
 
 
 def sees_all_locks() -> bool:
-    """Tell whether the kernel's list shows the locks of all PID namespaces."""
+    """Return whether /proc/locks shows the locks of all PID namespaces."""
     return pid_namespace() == INITIAL_PID_NAMESPACE and os.access("/proc/locks", os.R_OK)
 
 
 @cache
 def is_wsl() -> bool:
-    """Tell whether this is WSL2, beside which Windows and other virtual machines use the GPU."""
+    """Return whether this is WSL2, which shares its GPUs with Windows and other VMs."""
     with suppress(OSError), open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:
         return "microsoft" in release.read().lower()
     return False
 
 
 def sees_all_processes() -> bool:
-    """Tell whether an empty list of NVML's means that there are no processes.
+    """Return whether an empty process list from NVML means that no process uses the GPU.
 
-    Not in a PID namespace: drivers from 535.113 on leave out what is outside of it.
+    This is not the case in a separate PID namespace, because drivers since 535.113 only list the
+    processes of the caller's PID namespace.
     """
     return pid_namespace() == INITIAL_PID_NAMESPACE and not is_wsl()
 
 
 def control_group() -> bytes:
-    """Return the directory of this process's control group, of version 2."""
+    """Return the directory of this process's control group (cgroup v2)."""
     with suppress(OSError), open("/proc/self/cgroup", "rb") as groups:
         for line in groups:
             if line.startswith(b"0::"):
@@ -76,8 +79,9 @@ def control_group() -> bytes:
 
 
 def unmapped_uid() -> int | None:
-    """Return the UID that stands for all unknown users of a user namespace, else None.
+    """Return the UID that represents all unmapped users in a user namespace.
 
+    Outside of user namespaces, the result is None.
     https://man7.org/linux/man-pages/man7/user_namespaces.7.html
     """
     with suppress(OSError, ValueError):
@@ -90,49 +94,49 @@ def unmapped_uid() -> int | None:
 
 
 def machine_name() -> str:
-    """Return the name of the machine; the module socket, which knows it too, loads slowly."""
+    """Return the host name, without importing the module socket, which loads slowly."""
     return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "?")
 
 
 def is_here(name: str) -> bool:
-    """Tell whether that is a name of this machine."""
-    own = machine_name()
-    return name in {own, own.partition(".")[0], "localhost"}
+    """Return whether a host name names this machine."""
+    host = machine_name()
+    return name in {host, host.partition(".")[0], "localhost"}
 
 
 def memory_mib() -> float | None:
-    """Return the memory of the machine, as MemTotal of /proc/meminfo; None where that is hidden."""
-    with suppress(AttributeError):  # on Windows
+    """Return the machine's memory in MiB, as MemTotal in /proc/meminfo; None on Windows."""
+    with suppress(AttributeError):  # os.sysconf is missing on Windows
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
     return None
 
 
 def boot_clock_ns() -> int:
-    """Return the nanoseconds since the boot. Only a time namespace has another clock."""
+    """Return the nanoseconds since boot. A time namespace can shift this clock."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def now() -> Instant:
-    """Return this instant by both clocks."""
+    """Return the current time by the wall clock and by the boot clock."""
     return Instant(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def uid_of(pid: int) -> int | None:
-    """Return the UID of the user that started a process; None if it can't be seen from here.
+    """Return the real UID of a process, or None if it can't be read.
 
-    That is the real UID. The effective one, which owns /proc/PID, is root's while a user runs `su`.
+    The effective UID, which owns /proc/PID, is root's while a user runs `su`.
     """
     with suppress(OSError):
         return _uids(pid)[0]
-    with suppress(OSError):  # hidepid=1 hides all but the owner
+    with suppress(OSError):  # hidepid=1 hides everything except the owner
         return os.stat(f"/proc/{pid}").st_uid or None
     return None
 
 
 def all_uids() -> set[str] | None:
-    """Return the real, effective and saved UIDs of all processes; None if some can't be seen.
+    """Return the real, effective and saved UIDs of all processes, or None if some are hidden.
 
-    /proc may hide other users' processes (hidepid), and a user namespace their UIDs.
+    The mount option hidepid hides other users' processes, and a user namespace hides their UIDs.
     """
     if unmapped_uid() is not None or not os.path.exists("/proc/1"):
         return None
@@ -140,27 +144,28 @@ def all_uids() -> set[str] | None:
     for pid in _pids():
         with suppress(OSError):
             owner = os.stat(f"/proc/{pid}").st_uid
-            # The files of a process that can't be traced belong to root.
+            # Root owns the /proc files of a process that can't be traced.
             uids |= {str(owner)} if owner else set(map(str, _uids(pid)))
     return uids
 
 
 def user_of(pid: int) -> str | None:
-    """Return the user that runs a process, None if it can't be seen from here."""
+    """Return the name of the user that runs a process, or None if it can't be read."""
     uid = uid_of(pid)
     return None if uid is None else user_name(uid)
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, `uid 1234` if the system has none."""
+    """Return a user's name, or `uid 1234` if the user is unknown."""
     entry = accounts.find_user(uid)
     return entry.pw_name if entry else f"uid {uid}"
 
 
 def with_user(holder: Holder) -> Holder:
-    """Return the holder with its user: the system's word goes before the record's.
+    """Return the holder with its owner as the operating system reports it.
 
-    Asked late, as looking up a user can take long where users come from a server.
+    The owner in the lock file's record is not trusted. The lookup is a separate step, because a
+    directory server can take long to answer.
     """
     return holder._replace(owner=user_of(holder.listed_pid) if holder.listed_pid else None)
 
@@ -168,26 +173,33 @@ def with_user(holder: Holder) -> Holder:
 def own_processes(
     words: Sequence[str], pids: Iterable[str | int] | None = None, uid: int | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the processes of this user that run with these words, with the words that follow.
+    """Find the processes of one user whose command line starts with these arguments.
 
-    words: the first ones after the program's own name. pids: which to look at, None for all.
-    uid: of another user, for root.
-    A program such as `su` runs as another user, with words, files and variables of whoever started
-    it: real, effective and saved UID are that user's.
+    The real, effective and saved UIDs must all be the user's. A program such as `su` runs as
+    another user, but with the arguments, files and variables of the user that started it.
+
+    Args:
+        words: The first arguments after the program's name.
+        pids: The pids to check, or None for all.
+        uid: The user's UID. Defaults to the effective UID of this process.
+
+    Yields:
+        The pid, and the arguments after `words`.
     """
-    own, size = os.geteuid() if uid is None else uid, 1 + len(words)
+    user, size = os.geteuid() if uid is None else uid, 1 + len(words)
     for pid in _pids() if pids is None else pids:
         with suppress(OSError):
-            if os.stat(f"/proc/{pid}").st_uid == own and {*_uids(pid)} == {own}:
+            if os.stat(f"/proc/{pid}").st_uid == user and {*_uids(pid)} == {user}:
                 line = _words(pid)
                 if line[1:size] == [*words]:
                     yield int(pid), line[size:]
 
 
 def shows_files(pid: int) -> bool:
-    """Tell whether it can be seen what a process has open: not another user's.
+    """Return whether this process can list the open files of another process.
 
-    Root sees that too, but not in a container, where it mostly has no CAP_SYS_PTRACE:
+    This is the case for processes of the same user. Root can list the files of all processes, but
+    usually not in a container, because it lacks CAP_SYS_PTRACE there.
     https://man7.org/linux/man-pages/man2/ptrace.2.html, "Ptrace access mode checking".
     """
     with suppress(OSError):
@@ -197,18 +209,18 @@ def shows_files(pid: int) -> bool:
 
 
 def has_locked(pid: int | str, file: os.stat_result) -> bool:
-    """Tell whether a process of this user has that very file open, and locked by that opening."""
-    with suppress(OSError):  # it has ended, or is another user's
+    """Return whether a process of this user has opened a file and locked it with flock(2)."""
+    with suppress(OSError):  # the process has ended, or belongs to another user
         for number in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 is_file = os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), file)
-                if is_file and _has_flock(pid, number):  # it has not only looked
+                if is_file and _has_flock(pid, number):  # it may be open, but not locked
                     return True
     return False
 
 
 def _has_flock(pid: int | str, number: str) -> bool:
-    """Return whether a descriptor of a process has its file locked with flock(2)."""
+    """Return whether a descriptor of a process holds a flock(2) lock."""
     with open(f"/proc/{pid}/fdinfo/{number}", encoding="utf-8") as info:
         return "FLOCK" in info.read()
 
@@ -216,25 +228,26 @@ def _has_flock(pid: int | str, number: str) -> bool:
 class LockedFiles:
     """The files that processes have locked with flock(2), by device and inode.
 
-    Each process is read once. A user can open any number of files, so only `MOST_OPEN` descriptors
-    of each user's processes are read.
+    Each process is read once. Because a user can open any number of files, at most `MOST_OPEN`
+    descriptors of each user's processes are read.
 
     Args:
-        inodes: The inodes of the files that matter.
+        inodes: The inodes of the files to search for.
     """
 
     def __init__(self, inodes: Collection[int]) -> None:
         self._inodes = inodes
-        self._left: dict[int | None, int] = {}  # descriptors that may still be read, by user
+        # The number of descriptors that may still be read, by UID.
+        self._remaining: dict[int | None, int] = {}
         self._known: dict[int, tuple[set[tuple[int, int]], bool]] = {}
 
     def has(self, pid: int, file: os.stat_result) -> bool | None:
-        """Return whether a process has a file locked; None if this user can't see that."""
-        found, is_all = self._files_of(pid)
-        return True if (file.st_dev, file.st_ino) in found else False if is_all else None
+        """Return whether a process has locked a file, or None if its open files can't be read."""
+        files, is_complete = self._files_of(pid)
+        return True if (file.st_dev, file.st_ino) in files else False if is_complete else None
 
     def holders(self) -> dict[tuple[int, int], int]:
-        """Return a process for each locked file, of the processes whose files this user can see."""
+        """Return the pid of a process for each locked file, as far as open files can be read."""
         holders: dict[tuple[int, int], int] = {}
         for pid in map(int, _pids()):
             for file in self._files_of(pid)[0]:
@@ -242,35 +255,38 @@ class LockedFiles:
         return holders
 
     def _files_of(self, pid: int) -> tuple[set[tuple[int, int]], bool]:
-        """Return the files that a process has locked, and whether those are all."""
+        """Return the files that a process has locked, and whether the list is complete."""
         if pid not in self._known:
-            found: set[tuple[int, int]] = set()
-            self._known[pid] = found, shows_files(pid) and self._read(pid, found)
+            files: set[tuple[int, int]] = set()
+            self._known[pid] = files, shows_files(pid) and self._read(pid, files)
         return self._known[pid]
 
-    def _read(self, pid: int, found: set[tuple[int, int]]) -> bool:
+    def _read(self, pid: int, files: set[tuple[int, int]]) -> bool:
+        """Add the files that a process has locked, and return whether all descriptors were read."""
         uid = uid_of(pid)
-        left = self._left.get(uid, MOST_OPEN)
-        if not left:
+        remaining = self._remaining.get(uid, MOST_OPEN)
+        if not remaining:
             return False
-        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:  # it may have ended
-            for descriptor in islice(descriptors, left):
-                left -= 1
+        # The process may end during the loop.
+        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
+            for descriptor in islice(descriptors, remaining):
+                remaining -= 1
                 with suppress(OSError):
                     file = os.stat(descriptor.path)
-                    is_wanted = file.st_ino in self._inodes
-                    if is_wanted and _has_flock(pid, descriptor.name):
-                        found.add((file.st_dev, file.st_ino))
-        self._left[uid] = left
-        return left > 0
+                    is_match = file.st_ino in self._inodes
+                    if is_match and _has_flock(pid, descriptor.name):
+                        files.add((file.st_dev, file.st_ino))
+        self._remaining[uid] = remaining
+        return remaining > 0
 
 
 def require_descriptors() -> None:
-    """Raise ReserveGPUError where this process can't open some more files.
+    """Raise ReserveGPUError if this process can't open another `DESCRIPTORS` files.
 
-    Not on a thread where signal handlers run: one that raises would leave a file open.
+    Do not call this on the main thread, because a signal handler that raises would leave a file
+    open.
     """
-    with no_fork, ExitStack() as opened:  # else a child would keep them
+    with no_fork, ExitStack() as opened:  # a forked child would keep the files open
         try:
             for _ in range(DESCRIPTORS):
                 opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
@@ -279,11 +295,12 @@ def require_descriptors() -> None:
 
 
 def _stat(pid: int) -> tuple[str, int, int, bool] | None:
-    """Return a process's name, its parent, when it began, and whether it is a zombie.
+    """Return a process's name, parent pid, start time, and whether it is a zombie.
 
-    It began so many ticks after the boot. A zombie has no threads left that could be killed.
-    None if it has ended, or is hidden (hidepid). Documentation/filesystems/proc.rst,
-    "/proc/<pid>/stat": the name may have blanks and brackets.
+    The start time is in clock ticks since boot. A process only counts as a zombie if it has no
+    threads left that could be killed. The result is None if the process has ended, or is hidden
+    (hidepid). The name may contain blanks and brackets (Linux, Documentation/filesystems/proc.rst,
+    "/proc/<pid>/stat").
     """
     with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
         name, _, rest = file.read().partition(b"(")[2].rpartition(b")")
@@ -294,127 +311,138 @@ def _stat(pid: int) -> tuple[str, int, int, bool] | None:
 
 
 def _uids(pid: int | str) -> list[int]:
-    """Return the real, effective and saved UID of a process. Raises OSError."""
+    """Return the real, effective and saved UID of a process; raise OSError if it has ended."""
     with open(f"/proc/{pid}/status", "rb") as status:
         line = next((line for line in status if line.startswith(b"Uid:")), b"")
         return [int(uid) for uid in line.split()[1:4]]
 
 
 def _words(pid: int | str) -> list[str]:
-    """Return the words of a process's command; none if it has ended, or is hidden."""
+    """Return a process's command line; empty if the process has ended, or is hidden."""
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return os.fsdecode(file.read(COMMAND_LIMIT)).removesuffix("\0").split("\0")
     return []
 
 
 def lineage(pid: int) -> list[int]:
-    """Return the process and its ancestors, as far as they live and can be seen."""
+    """Return the pids of a process and its living ancestors, nearest first, as far as visible."""
     line, stat = [pid], _stat(pid)
-    while stat and (above := _stat(stat[1])) and above[2] <= stat[2]:  # else it is a later one
+    # A process that started later than its apparent child has only reused the parent's pid.
+    while stat and (parent := _stat(stat[1])) and parent[2] <= stat[2]:
         line.append(stat[1])
-        stat = above
+        stat = parent
     return line
 
 
 def began(pid: int) -> float | None:
-    """Return when a process began, in seconds since the epoch; None if it is not there."""
-    at, (wall, boot) = began_boot(pid), now()
-    return None if at is None else wall - boot + at
+    """Return a process's start time in seconds since the epoch, or None if it has ended."""
+    start, (wall, boot) = began_boot(pid), now()
+    return None if start is None else wall - boot + start
 
 
 def began_boot(pid: int) -> float | None:
-    """Return the start time of a process, by the boot clock; None if it has ended."""
+    """Return a process's start time in seconds since boot, or None if it has ended."""
     stat = _stat(pid)
     return None if stat is None else stat[2] / os.sysconf("SC_CLK_TCK")
 
 
 def stamp(pid: int) -> str:
-    """Return a pid and its start time in clock ticks: together they name one process of a boot.
+    """Return a pid and its start time in clock ticks, such as `4321 98765`.
 
-    The pid alone if the process has ended, or is hidden.
+    Together they identify a process until the next boot. If the process has ended, or is hidden,
+    the result is the pid alone.
     """
     stat = _stat(pid)
     return str(pid) if stat is None else f"{pid} {stat[2]}"
 
 
 def children() -> list[str]:
-    """Return the processes below this one that live, as `python train.py (pid 4321)`."""
+    """Return the living descendants of this process, such as `python train.py (pid 4321)`."""
     parents = {pid: stat[1] for pid in map(int, _pids()) if (stat := _stat(pid))}
-    below, more = {os.getpid()}, {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in more} - below:
-        below |= more
-    names = {pid: command(_words(pid)) for pid in sorted(below - {os.getpid()})}
-    return [f"{name} (pid {pid})" for pid, name in names.items() if name]  # None of a zombie
+    family, generation = {os.getpid()}, {os.getpid()}
+    while generation := {pid for pid, parent in parents.items() if parent in generation} - family:
+        family |= generation
+    names = {pid: command(_words(pid)) for pid in sorted(family - {os.getpid()})}
+    # A zombie has no command line.
+    return [f"{name} (pid {pid})" for pid, name in names.items() if name]
 
 
 def has_descendants() -> bool:
     """Return whether any other process descends from this one, or belongs to its session."""
-    own = os.getpid()
-    return any(is_below(pid, {own}) for pid in map(int, _pids()) if pid != own)
+    this_pid = os.getpid()
+    return any(is_below(pid, {this_pid}) for pid in map(int, _pids()) if pid != this_pid)
 
 
 def _pids() -> list[str]:
-    with suppress(OSError):  # as on Windows
+    with suppress(OSError):  # for example, on Windows
         return [name for name in os.listdir("/proc") if name.isdecimal()]
     return []
 
 
 def is_below(pid: int, pids: Collection[int | None]) -> bool:
-    """Tell whether the process is one of these or descends from one, which is slow to find out.
+    """Return whether a process is, or descends from, one of these processes; this is slow.
 
-    What `nohup ... &` has started in a notebook has another parent once its shell has ended, but
-    still the session (setsid(2)) that Jupyter gives each kernel.
+    A process also counts if one of them leads its session (setsid(2)). After the shell of
+    `!nohup ... &` in a notebook has ended, the background process has another parent, but it stays
+    in the session that Jupyter creates for each kernel.
     """
     if not pids or pid in pids:
         return pid in pids
     with suppress(OSError):
         if os.getsid(pid) in pids:
             return True
-    return any(above in pids for above in lineage(pid))
+    return any(each in pids for each in lineage(pid))
 
 
 def with_uses(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[Holder, ...]:
-    """Return the holders, each with what its processes use of a device, as far as is known.
+    """Return the holders of a device with the memory that their processes use on it.
 
-    processes: all on the device.
+    Args:
+        holders: The holders of the device.
+        processes: All processes that use the device.
     """
     used = uses(processes, {holder.listed_pid for holder in holders if holder.listed_pid})
     return tuple(holder._replace(used_mib=used.get(holder.listed_pid or 0)) for holder in holders)
 
 
 def uses(processes: Sequence[Process], pids: Collection[int]) -> dict[int, float | None]:
-    """Return what each process and its descendants use of a device, in MiB.
+    """Return the memory of a device that each process and its descendants use, in MiB.
 
-    processes: all on the device; each is its nearest ancestor's. None where it can't be known.
+    Args:
+        processes: All processes that use the device.
+        pids: The processes to report. The memory of a descendant counts for the nearest of them.
+
+    Returns:
+        The memory by pid; None if the memory of one of the processes is unknown.
     """
     used: dict[int, float | None] = dict.fromkeys(pids, 0.0)
-    for process in processes if used else ():  # whose each is is slow to find out
+    for process in processes if used else ():  # avoids the slow search for ancestors
         line = [process.pid] if process.pid in used else lineage(process.pid)
-        owner = next((pid for pid in line if pid in used), None)
-        if owner is not None:
-            before, more = used[owner], process.memory_mib
-            used[owner] = None if before is None or more is None else before + more
+        ancestor = next((pid for pid in line if pid in used), None)
+        if ancestor is not None:
+            total, more = used[ancestor], process.memory_mib
+            used[ancestor] = None if total is None or more is None else total + more
     return used
 
 
 def ancestors() -> set[int]:
-    """Return the pids of this process and of its ancestors.
+    """Return the pids of this process and its ancestors.
 
-    A `reserve-gpu run` is one of them even if the processes between have ended, as under tmux: its
-    variable is inherited, and names it.
+    They include a `reserve-gpu run` even if an intermediate process has ended, as under tmux,
+    because the inherited variable RESERVE_GPU_HELD contains its pid.
     """
     return {held_by(), *lineage(os.getpid())} - {0}
 
 
 def multiprocessing_parent() -> int | None:
-    """Return the process that started this one with multiprocessing, None if none did."""
+    """Return the pid of the multiprocessing parent of this process, or None if it has none."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing else None
     return parent.pid if parent else None
 
 
 def identified(process: Process) -> Process:
-    """Return the process with its user and command, as far as they can be seen from here."""
+    """Return the process with its user and command, as far as they can be read."""
     if (stat := _stat(process.pid)) is None:
         return process
     name = command(_words(process.pid)) or stat[0]
@@ -426,12 +454,13 @@ def identified(process: Process) -> Process:
 
 
 def held_by() -> int:
-    """Return the process whose reservation $RESERVE_GPU_HELD describes, 0 if there is none.
+    """Return the pid of the process whose reservation $RESERVE_GPU_HELD describes, or 0.
 
-    Its start time tells it from a later process with the same pid. Older versions wrote none.
+    The start time in the variable distinguishes the process from a later one with the same pid.
+    Older versions wrote no start time.
     """
-    if not (found := HOLDER.match(os.environ.get(settings.HELD, "")[:HOLDER_LIMIT])):
+    if not (match := HOLDER.match(os.environ.get(settings.HELD, "")[:HOLDER_LIMIT])):
         return 0
-    pid, began = found.groups()
+    pid, began = match.groups()
     now = stamp(int(pid))
     return int(pid) if began is None or now in (pid, f"{pid} {began}") else 0

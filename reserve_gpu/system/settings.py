@@ -1,4 +1,4 @@
-"""Names of environment variables, but those of features; where configuration and state stand."""
+"""Names of environment variables, except those of features, and paths of configuration files."""
 
 import os
 import stat
@@ -6,34 +6,36 @@ import sys
 
 from reserve_gpu.system import accounts
 
-# The pid of this process, and a description of its reservation from before exec, with its start
-# time (reservation/exec_handover.py). Another process has only inherited the variable.
+# The pid and start time of the process, and its reservation before an exec
+# (reservation/exec_handover.py). In other processes, the variable is only inherited.
 HELD = "RESERVE_GPU_HELD"
-# What people may set.
+# Variables that users may set.
 LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
 IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
 CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
 CONFIG = "RESERVE_GPU_CONFIG"
 HISTORY = "RESERVE_GPU_HISTORY"
-AGENT = "RESERVE_GPU_AGENT"  # the name of a program that asks for GPUs in place of its user
-# Of a kernel that was started by ssh: what `started` returns, as JSON in hexadecimal digits, which
-# no shell changes.
+AGENT = "RESERVE_GPU_AGENT"  # name of a program that requests GPUs on behalf of its user
+# The result of `jupyter_kernel.started` for a kernel that was started by ssh. It is JSON, encoded
+# in hexadecimal digits, because shells do not change these.
 STARTED = "RESERVE_GPU_STARTED"
-# The pid and start time (`procfs.stamp`) of a kernel whose job was started for it; other processes
-# only inherit the variable. Until the kernel sets it, it names the process that starts the kernel.
+# The pid and start time (`procfs.stamp`) of a kernel that runs in a job of its own. In other
+# processes, the variable is only inherited. Before the kernel sets it, the variable contains
+# STARTED_BY and the pid and start time of the process that starts the kernel.
 JOB_KERNEL = "RESERVE_GPU_JOB_KERNEL"
 STARTED_BY = "started by "
-STARTED_BY_OLDER = "1"  # as the version before wrote it
-SENT = "sent:"  # what begins a word that stands for a whole command line, in the same form
-KERNEL_NAME = "python3-gpu"  # of a kernel that has its GPU before its first line runs
+STARTED_BY_OLDER = "1"  # the value that the previous version wrote instead
+SENT = "sent:"  # prefix of an argument that contains a command line, in the encoding of STARTED
+KERNEL_NAME = "python3-gpu"  # name of a kernel that reserves its GPU before it runs any code
 CONFIG_FILE = "/etc/reserve_gpu.toml"
 HISTORY_DIRECTORY = "/var/lib/reserve_gpu/history"
 
 
 def home() -> str:
-    """Return this user's home directory, `~` if it is unknown, as `os.path.expanduser` does.
+    """Return this user's home directory, or `~` if it is unknown, like `os.path.expanduser`.
 
-    A service may run without $HOME; `expanduser` then looks up the user each time.
+    A service may run without $HOME. `expanduser` then looks up the user at each call, whereas this
+    function caches the result.
     """
     if "HOME" in os.environ or sys.platform == "win32":
         return os.path.expanduser("~")
@@ -42,44 +44,46 @@ def home() -> str:
 
 
 def user_file() -> str:
-    """Return the path of the user's own configuration file."""
+    """Return the path of this user's configuration file."""
     folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home(), ".config")
     return os.path.join(folder, "reserve_gpu.toml")
 
 
 def state_directory() -> str:
-    """Return where what is to last is kept for this user, in the home."""
+    """Return the path of this user's directory for persistent state."""
     folder = os.environ.get("XDG_STATE_HOME") or os.path.join(home(), ".local/state")
     return os.path.join(folder, "reserve_gpu")
 
 
 def history_directory() -> str:
-    """Return the directory with the histories of all users."""
+    """Return the directory that contains the histories of all users."""
     return os.environ.get(HISTORY) or HISTORY_DIRECTORY
 
 
 def may_keep_history() -> bool:
-    """Tell whether there is anything that may say that a history is kept.
+    """Return whether a history may be enabled: a configuration or history file exists.
 
-    Asked at each reservation, and mostly there is nothing: so no module is imported for it.
+    Every reservation calls this, and usually there is no such file. So this function imports no
+    module that would parse the files.
     """
-    places = history_directory(), state_directory(), user_file()
-    return config_file() is not None or any(map(os.path.lexists, places))
+    paths = history_directory(), state_directory(), user_file()
+    return config_file() is not None or any(map(os.path.lexists, paths))
 
 
 def config_file() -> str | None:
-    """Return the path of the administrator's file, or None if it is missing or empty.
+    """Return the path of the administrator's configuration file, or None if there are no rules.
 
-    Every reservation calls this, so it is a single stat.
+    A missing or empty file contains no rules, but a missing file that RESERVE_GPU_CONFIG names is
+    an error that the reader reports. Every reservation calls this, so it makes only one stat call.
     """
-    named = os.environ.get(CONFIG)
-    file = named or CONFIG_FILE
+    configured = os.environ.get(CONFIG)
+    file = configured or CONFIG_FILE
     try:
         status = os.stat(file)
     except FileNotFoundError:
-        return named or None
+        return configured or None
     except OSError as error:
-        if error.errno is None:  # a TimeoutError of the caller's signal handler
+        if error.errno is None:  # a TimeoutError from the caller's signal handler
             raise
-        return file  # reading it fails in the same way, and reports the reason
+        return file  # reading the file fails with the same error, and reports it
     return file if status.st_size or not stat.S_ISREG(status.st_mode) else None

@@ -1,6 +1,7 @@
-"""Ends this process where nothing else frees the memory of its GPU: checkpoints, then signals.
+"""End this process if its GPU memory can't be freed otherwise: run callbacks, then send signals.
 
-It has a thread of its own, as what people want called before may ask for more time.
+The callbacks, which the user registers to save checkpoints, run on a separate thread, because they
+may request more time for the reservation.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from reserve_gpu.system.jupyter_kernel import cells
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LONGEST_S = 600.0  # for all that is called before: nobody keeps a GPU by what never ends
-STOP_S = 10.0  # until a process that is to end by itself gets the next signal
-POLL_S = 0.1
+LONGEST_S = 600.0  # timeout of all callbacks together, so that none can hold a GPU forever
+STOP_S = 10.0  # seconds between two attempts to end the process
+POLL_S = 0.1  # seconds between two checks whether the process must still end
 
 
 class ProcessEnd:
-    """What is done where this process has to end.
+    """The end of this process, with the callbacks that run before it.
 
-    longest_s: for how long to wait for all that is called before, together.
+    Args:
+        longest_s: Timeout in seconds for all callbacks together.
     """
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
@@ -35,26 +37,35 @@ class ProcessEnd:
         self._functions: dict[object, tuple[Callable[[], object], float]] = {}
 
     def call_before(self, function: Callable[[], object], limit_s: float) -> None:
-        """Call it before the process ends, in place of an earlier one of that name.
+        """Register a callback that is called before the process ends.
 
-        The cell that defines it may be run again. limit_s: for how long to wait for it.
+        It replaces an earlier callback of the same name, because the user may run the cell that
+        defines it again.
+
+        Args:
+            function: The callback.
+            limit_s: Timeout of the callback in seconds.
         """
         name = _name_of(function)
-        key = id(function) if "<" in name else name  # lambdas all have the same
-        self._functions.pop(key, None)  # the newest is called last
+        key = id(function) if "<" in name else name  # all lambdas have the same name
+        self._functions.pop(key, None)  # the newest callback is called last
         self._functions[key] = function, limit_s
 
     @property
     def longest_s(self) -> float:
-        """Return how long all that is called before may take; 0 if nothing is."""
+        """Return the maximum duration of all callbacks together in seconds."""
         return min(self._longest_s, sum(limit_s for _, limit_s in self._functions.values()))
 
     def call(self, say: Callable[[str], object]) -> None:
-        """Call what is to be called before. say: tells a person what went wrong."""
+        """Call the callbacks.
+
+        Args:
+            say: A function that shows an error message to the user.
+        """
         until = time.monotonic() + self._longest_s
         for function, limit_s in [*self._functions.values()]:
-            left_s = max(0.0, until - time.monotonic())
-            if problem := _called(function, min(limit_s, left_s)):
+            remaining_s = max(0.0, until - time.monotonic())
+            if problem := _call(function, min(limit_s, remaining_s)):
                 say(problem)
 
     def begin(
@@ -63,9 +74,12 @@ class ProcessEnd:
         say: Callable[[str], object],
         go_on: Callable[[], object],
     ) -> None:
-        """Begin to end the process, as long as that is due.
+        """Start a thread that calls the callbacks, and then ends the process.
 
-        say: tells a person what went wrong. go_on: called where it is not due any more.
+        Args:
+            is_due: A function that returns whether the process must still end.
+            say: A function that shows an error message to the user.
+            go_on: A function that is called if the process no longer needs to end.
         """
 
         def end() -> None:
@@ -76,27 +90,27 @@ class ProcessEnd:
         _start(end)
 
     def save(self, say: Callable[[str], object]) -> None:
-        """Call what is to be called before, as others will end the process."""
+        """Start a thread that calls the callbacks, because another process will end this one."""
         _start(lambda: self.call(say))
 
 
 def of_this_process() -> ProcessEnd:
-    """Return the one of this very process: a fork has its own."""
+    """Return this process's `ProcessEnd`; a forked child has its own."""
     known: dict[int, ProcessEnd] = executor.survive_reload("process ends", dict)
     pid = os.getpid()
     return known.get(pid) or known.setdefault(pid, ProcessEnd())
 
 
 def _start(function: Callable[[], object]) -> None:
-    """Call the function on a thread of its own."""
+    """Call the function on a new thread, or on this one if no thread can be started."""
     try:
         threading.Thread(target=function, name="reserve_gpu end", daemon=True).start()
-    except RuntimeError:  # no thread can be had: then on this one
+    except RuntimeError:
         function()
 
 
 def _end_process(is_due: Callable[[], bool]) -> None:
-    """End it as long as that is due: as it ends by itself first, then by force."""
+    """End the process while that is due: exit the shell, then send SIGTERM, then SIGKILL."""
     steps: list[Callable[[], object]] = [
         lambda: cells().stop_shell(is_due),
         lambda: os.kill(os.getpid(), signal.SIGTERM),
@@ -111,27 +125,27 @@ def _end_process(is_due: Callable[[], bool]) -> None:
             time.sleep(POLL_S)
 
 
-def _called(function: Callable[[], object], limit_s: float) -> str | None:
-    """Call a function of before_end(); returns what to say where it has not done its work."""
+def _call(function: Callable[[], object], limit_s: float) -> str | None:
+    """Call a callback, and return an error message if it fails or times out."""
     name = _name_of(function)
-    named = f"before_end: {sanitize(name)}"
+    subject = f"before_end: {sanitize(name)}"
     problems: list[str] = []
 
     def call() -> None:
         try:
             function()
-        except BaseException as error:  # noqa: BLE001 - a person's code may raise anything
-            why = sanitize(f"raised {type(error).__name__}: {error}", REASON_LIMIT)
-            problems.append(f"{named} {why}.")
+        except BaseException as error:  # noqa: BLE001 - the user's code may raise any exception
+            reason = sanitize(f"raised {type(error).__name__}: {error}", REASON_LIMIT)
+            problems.append(f"{subject} {reason}.")
 
     thread = threading.Thread(target=call, name=f"before_end {name}", daemon=True)
     try:
         thread.start()
     except RuntimeError:
-        return f"{named} was not called: no thread can be started."
+        return f"{subject} was not called, because no thread can be started."
     thread.join(limit_s)
     if thread.is_alive():
-        return f"{named} has not ended within {limit_s:g} s."
+        return f"{subject} did not finish within {limit_s:g} s."
     return problems[0] if problems else None
 
 

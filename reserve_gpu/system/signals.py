@@ -1,16 +1,17 @@
-"""Tell the exception of a signal handler from that of the code that the handler interrupted."""
+"""Distinguish exceptions of signal handlers from exceptions of the interrupted code."""
 
 from types import FrameType
 
-HAS_MORE_ARGUMENTS = 0x04  # CO_VARARGS of inspect
+HAS_MORE_ARGUMENTS = 0x04  # inspect.CO_VARARGS
 
 
 def is_of_handler(error: BaseException) -> bool:
-    """Return whether a signal handler raised the error, and not the code that it interrupted.
+    """Return whether a signal handler raised an exception, and not the interrupted code.
 
-    Python calls a handler with the frame that it interrupts, which comes before the handler's own
-    frame in the traceback. `import` may take its own frames out of the traceback. The built-in
-    handler of SIGINT has no frame.
+    Python passes the interrupted frame to the handler. In the traceback, the interrupted frame
+    precedes the handler's frame, so a frame whose arguments contain its predecessor is a handler's.
+    `import` may remove its own frames from the traceback. The built-in handler of SIGINT has no
+    frame, but it raises KeyboardInterrupt.
     """
     if isinstance(error, KeyboardInterrupt):
         return True
@@ -28,7 +29,7 @@ def _is_of_import(frame: FrameType) -> bool:
 
 
 def _arguments(frame: FrameType) -> list[object]:
-    """Return the arguments that a function was called with, as far as it still has them."""
+    """Return the current values of a function's parameters."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount
     arguments = [frame.f_locals.get(name) for name in code.co_varnames[:count]]

@@ -1,9 +1,10 @@
-"""The command lines and the environment of the programs that this package starts.
+"""Command lines and environment variables of the programs that this package starts.
 
-No program and no module is taken from the working directory, where another user may have left a
-`json.py` or an `ssh`. `python -m` and `python -c` put that directory first in sys.path. An empty or
-relative entry of PATH or PYTHONPATH also names it. An absolute entry is the user's wish.
-A command behind `reserve-gpu run --` is found as a shell finds it, not here.
+Programs and modules are never loaded from the working directory, because another user may have
+placed a `json.py` or an `ssh` there. `python -m` and `python -c` put that directory first in
+sys.path, and an empty or relative entry of PATH or PYTHONPATH also refers to it. An absolute entry
+is used, because the user has chosen it. `reserve-gpu run` does not use this module for the user's
+command, but finds it as a shell does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import shutil
 import sys
 
-# The folder that this package was imported from.
+# The folder that contains this package.
 HOME = os.path.abspath(f"{__file__}/../../..")
 # https://docs.python.org/3/using/cmdline.html#cmdoption-P
 HAS_SAFE_PATH = sys.version_info >= (3, 11)
@@ -21,13 +22,14 @@ WITHOUT_FIRST = "import sys; del sys.path[0]; "
 
 
 def python(*words: str) -> list[str]:
-    """Return the command of this Python with these words, safe in any working directory.
+    """Return a command line for this Python that is safe in any working directory.
 
-    words: `-m`, a module and its arguments; `-c`, code and its arguments; or a file of this
-        package, perhaps behind `-I`.
+    Args:
+        words: `-m` with a module and its arguments, `-c` with code and its arguments, or a file of
+            this package, optionally after `-I`.
     """
     kind, *rest = words
-    if kind.startswith("-I"):  # -I implies -P; the words of a lock keeper start so
+    if kind.startswith("-I"):  # -I implies -P; used for the lock keeper
         return [sys.executable, *words]
     if HAS_SAFE_PATH:
         return [sys.executable, "-P", *words]
@@ -36,29 +38,30 @@ def python(*words: str) -> list[str]:
         return [sys.executable, "-c", WITHOUT_FIRST + run, *rest[1:]]
     if kind == "-c":
         return [sys.executable, "-c", WITHOUT_FIRST + rest[0], *rest[1:]]
-    return [sys.executable, *words]  # first in sys.path is the file's own folder
+    return [sys.executable, *words]  # the first entry of sys.path is the file's folder
 
 
 def program(name: str) -> str:
-    """Return the path of a program on PATH. A path stays as it is.
+    """Return the absolute path of a program on PATH; a name that is a path is returned unchanged.
 
-    Raises FileNotFoundError.
+    Raises:
+        FileNotFoundError: No absolute entry of PATH contains the program.
     """
     if os.path.dirname(name):
         return name
     folders = filter(os.path.isabs, os.get_exec_path())
-    if found := shutil.which(name, path=os.pathsep.join(folders)):
-        return found
+    if path := shutil.which(name, path=os.pathsep.join(folders)):
+        return path
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment for a Python that imports this package.
+    """Return this process's environment variables, changed so that Python can import this package.
 
-    A new Python does not know the folders that this process has added to its sys.path.
+    A new Python process does not have the folders that this process has added to sys.path.
     """
-    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    kept = [folder for folder in folders if os.path.isabs(folder)]
-    if os.path.basename(HOME) not in ("site-packages", "dist-packages") and HOME not in kept:
-        kept.append(HOME)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(kept)}
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = [folder for folder in entries if os.path.isabs(folder)]
+    if os.path.basename(HOME) not in ("site-packages", "dist-packages") and HOME not in folders:
+        folders.append(HOME)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}

@@ -1,7 +1,4 @@
-"""Other programs, asked all at once: each is heard until it has ended, or the time is over.
-
-Also processes of our own that outlive the one that starts them.
-"""
+"""Run several programs at once and read their output, and start background processes of our own."""
 
 from __future__ import annotations
 
@@ -18,17 +15,24 @@ from reserve_gpu.system import executor, spawn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-POLL_S = 0.05
-CHUNK = 1 << 16  # what a pipe holds (man 7 pipe)
-BYTES_LIMIT = 4 << 20  # of what a program says: its end
-ENDS_S = 1.0  # for a program, once its output has ended
-KILL_LIMIT_S = 5.0  # a process that is killed is gone at once, unless it hangs in its driver
+POLL_S = 0.05  # seconds between two checks of the programs
+CHUNK = 1 << 16  # capacity of a pipe in bytes (man 7 pipe)
+BYTES_LIMIT = 4 << 20  # maximum stored output of a stream in bytes; its end is kept
+ENDS_S = 1.0  # timeout for the exit of a program after the end of its output
+KILL_LIMIT_S = 5.0  # timeout for the exit of a killed process, which may hang in a driver
 
 
 class Program:
-    """A program that runs, and what it has said so far. Raises OSError where it can't be started.
+    """A running program and its output.
 
-    is_ssh: it is fed on stdin, and what it has started may serve others later on.
+    Args:
+        command: The command line.
+        environ: The environment variables, or None to inherit this process's.
+        is_ssh: Whether the program is ssh. It then has a pipe for stdin, and `end` does not kill
+            its child processes, because a ControlMaster may serve other connections.
+
+    Raises:
+        OSError: The program can't be started.
     """
 
     def __init__(
@@ -41,57 +45,64 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is not for it, nor for a ControlMaster of ssh
+            start_new_session=True,  # so that Ctrl-C kills neither it nor a ControlMaster of ssh
         )
         self._is_ssh = is_ssh
         streams = (self._process.stdout, self._process.stderr)
-        self._said: dict[IO[bytes], bytes] = {stream: b"" for stream in streams if stream}
-        for stream in self._said:
+        self._output: dict[IO[bytes], bytes] = {stream: b"" for stream in streams if stream}
+        for stream in self._output:
             os.set_blocking(stream.fileno(), False)
 
     @property
     def said(self) -> tuple[bytes, bytes]:
-        """Return what it has said on stdout and on stderr."""
-        out, err = self._said.values()
+        """Return the output on stdout and stderr that was read so far."""
+        out, err = self._output.values()
         return out, err
 
     def feed(self, data: bytes) -> None:
-        """Write to its stdin. Raises OSError."""
+        """Write to the program's stdin.
+
+        Raises:
+            OSError: The program has closed its stdin.
+        """
         if self._process.stdin:
             self._process.stdin.write(data)
 
     def has_ended(self) -> bool:
-        """Take in what it says; tells whether it has ended, or has closed its stdout.
+        """Read the available output, and return whether the program has ended or closed stdout.
 
-        Ask often: a program whose pipe is full does not go on. The end of stderr may never come:
-        where ssh has left a connection for others, that keeps the pipe open.
+        Call this often, because a program blocks while its pipe is full. The end of stderr is not
+        required, because a ControlMaster that ssh leaves behind keeps the pipe open.
         """
         has_ended = self._process.poll() is not None
-        for stream, said in self._said.items():
-            data = stream.read(CHUNK)  # None where there is nothing now
-            self._said[stream] = (said + (data or b""))[-BYTES_LIMIT:]
+        for stream, output in self._output.items():
+            data = stream.read(CHUNK)  # None if no output is available
+            self._output[stream] = (output + (data or b""))[-BYTES_LIMIT:]
             has_ended = has_ended or (stream is self._process.stdout and data == b"")
         return has_ended
 
     def code(self) -> int | None:
-        """Return its exit code, or minus the signal that killed it; None if it does not end."""
+        """Return the exit code, or the negative number of the signal that killed the program.
+
+        The result is None if the program does not end in time.
+        """
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(ENDS_S)
         return None
 
     def end(self) -> None:
-        """Kill it, if it still runs, and all that it has started."""
-        if all(stream.closed for stream in self._said):
+        """Kill the program and, except for ssh, the processes that it has started."""
+        if all(stream.closed for stream in self._output):
             return
         with suppress(ProcessLookupError):
             if self._is_ssh:
                 self._process.kill()
             else:
                 os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # no signal ends what hangs in a driver
+        with suppress(subprocess.TimeoutExpired):  # no signal ends a process that hangs in a driver
             self._process.wait(KILL_LIMIT_S)
         self.has_ended()
-        for stream in (self._process.stdin, *self._said):
+        for stream in (self._process.stdin, *self._output):
             if stream:
                 stream.close()
 
@@ -103,7 +114,19 @@ def started(
     *,
     is_ssh: bool = False,
 ) -> Iterator[dict[str, Program]]:
-    """Start the commands, by name, and end what is left of them. Raises OSError."""
+    """Run programs in a context manager that kills them at its end.
+
+    Args:
+        commands: The command lines, by name.
+        environ: The environment variables, or None to inherit this process's.
+        is_ssh: Whether the programs are ssh.
+
+    Yields:
+        The running programs, by name.
+
+    Raises:
+        OSError: A program can't be started.
+    """
     programs: dict[str, Program] = {}
     try:
         for name, command in commands.items():
@@ -120,23 +143,37 @@ def heard(
     is_whole: Callable[[bytes], bool] = lambda _: False,
     show: Callable[[Sequence[str], float], object] = lambda *_: None,
 ) -> Iterator[str]:
-    """Yield the name of each that has ended, or whose stdout is whole, within limit_s.
+    """Yield the name of each program as soon as it has ended, or its output is complete.
 
-    show: called now and then with the names of those that still run, and the seconds so far.
+    Args:
+        programs: The running programs, by name.
+        limit_s: Timeout in seconds. The programs that have not ended by then are not yielded.
+        is_whole: A function that returns whether the output on stdout is complete.
+        show: A function that is called regularly with the names of the programs that are still
+            running, and the seconds since the start.
     """
-    start, left = time.monotonic(), {**programs}
-    while left and (waited_s := time.monotonic() - start) <= limit_s:
-        show([*left], waited_s)
-        for name, program in [*left.items()]:
+    start, running = time.monotonic(), {**programs}
+    while running and (waited_s := time.monotonic() - start) <= limit_s:
+        show([*running], waited_s)
+        for name, program in [*running.items()]:
             if program.has_ended() or is_whole(program.said[0]):
-                del left[name]
+                del running[name]
                 yield name
-        if left:
+        if running:
             executor.sleep(POLL_S)
 
 
 def output(command: Sequence[str], limit_s: float, **environ: str) -> str:
-    """Return what a program prints; empty if it is not there, or does not end within limit_s."""
+    """Run a program and return its output on stdout, or an empty string if it fails to end.
+
+    Args:
+        command: The command line.
+        limit_s: Timeout in seconds.
+        environ: Additional environment variables.
+
+    Returns:
+        The output. It is empty if the program can't be started, or times out.
+    """
     with suppress(OSError), started({"": command}, {**os.environ, **environ}) as running:
         for name in heard(running, limit_s):
             return running[name].said[0].decode(errors="replace")
@@ -148,9 +185,17 @@ def leave(
     descriptors: Sequence[int] = (),
     environ: Mapping[str, str] | None = None,
 ) -> None:
-    """Run Python, which leaves a background process without a terminal, in the root directory.
+    """Run a Python program that forks a background process without a terminal, and wait for it.
 
-    words: Python's arguments. Raises OSError if it fails.
+    Both processes run in the root directory.
+
+    Args:
+        words: The arguments of Python.
+        descriptors: The descriptors that the background process inherits.
+        environ: The environment variables. By default, they allow importing this package.
+
+    Raises:
+        OSError: The program can't be started, or fails.
     """
     done = subprocess.run(
         spawn.python(*words),
@@ -160,17 +205,23 @@ def leave(
         cwd="/",
         env=spawn.environment() if environ is None else environ,
         pass_fds=descriptors,
-        start_new_session=True,  # no Ctrl-C reaches it, nor the end of the terminal
+        start_new_session=True,  # protects it from Ctrl-C and from the end of the terminal
         check=False,
     )
     if done.returncode:
-        raise OSError(f"a process for that has failed with {done.returncode}")
+        raise OSError(f"a background process failed with exit code {done.returncode}")
 
 
 def leave_to(module: str, about: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-    """Leave a process that calls `main` of that module, which is imported only then.
+    """Start a background process that imports a module and calls its `main` function.
 
-    about: what it gets, as JSON. Raises OSError.
+    Args:
+        module: The name of the module.
+        about: The argument of `main`, which receives it as JSON text.
+        descriptors: The descriptors that the background process inherits.
+
+    Raises:
+        OSError: The background process can't be started.
     """
     call = f"__import__({module!r}, fromlist=['main']).main(sys.argv[1])"
     leave(["-c", f"import os, sys; os.fork() or {call}", json.dumps(about)], descriptors)

@@ -1,4 +1,4 @@
-"""Log the warnings that neither a cell nor a caller shows."""
+"""Log warnings that can't be shown in a cell or returned to a caller."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from contextlib import closing, suppress
 from reserve_gpu.system import executor
 from reserve_gpu.system.nonblocking import Printer
 
-LIMIT_S = 1.0  # for a reader that may not read
+LIMIT_S = 1.0  # seconds to wait for the reader of the warning
 
-_threads: dict[int, executor.Executor] = {}  # by process, as a fork inherits no thread
+_threads: dict[int, executor.Executor] = {}  # by process id, because a fork copies no threads
 
 
 def warn(text: str, error: BaseException | None = None) -> None:
     """Log a warning.
 
-    The caller waits only for a short time, because a handler that writes to a full pipe would
-    otherwise keep the GPU for ever. Such a handler still blocks the exit of Python, which waits for
-    the handler's lock. That applies only to handlers that the user has added: without any, the
+    The caller waits for at most `LIMIT_S`, because otherwise a handler that writes to a full pipe
+    would hold the GPU forever. Such a handler still blocks the exit of Python, which waits for the
+    handler's lock. This only concerns handlers that the user has added. Without any handler, the
     warning is printed to stderr without waiting for the reader.
 
     Args:
-        text: What to log.
-        error: The exception whose traceback is logged as well.
+        text: The warning.
+        error: An exception whose traceback is also logged.
     """
     thread = _threads.setdefault(os.getpid(), executor.Executor(lambda: None))
-    with suppress(Exception):  # the user's handler fails, or no thread can start
+    with suppress(Exception):  # the user's handler failed, or no thread can be started
         thread.run_within(LIMIT_S, _log, text, error)
 
 
@@ -45,7 +45,7 @@ def _log(text: str, error: BaseException | None) -> None:
 def _line(
     logger: logging.Logger, handler: logging.Handler, text: str, error: BaseException | None
 ) -> str | None:
-    """Return the text that logging would print; None if the user's settings suppress it."""
+    """Return the line that logging would print, or None if the user's settings suppress it."""
     level = logging.WARNING
     if not logger.isEnabledFor(level) or level < handler.level:
         return None

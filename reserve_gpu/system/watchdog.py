@@ -1,12 +1,12 @@
-"""The end of `reserve-gpu run --for`: a small process that ends the command at that moment.
+"""The watchdog of `reserve-gpu run --for`, a small process that ends the command at a given time.
 
-The command itself stays the very process that was started, with its signals, its terminal and its
-exit code. What watches it holds no lock, no terminal and no pipe, is no child of the command, and
-is gone as soon as the command is. It holds a pidfd, so it can't take another process for it:
+The command replaces `reserve-gpu` by exec, so it has the process's signals, terminal and exit code.
+The watchdog holds no lock, terminal or pipe, is not a child of the command, and exits as soon as
+the command has ended. It holds a pidfd, so that it can't end another process that reuses the pid:
 https://man7.org/linux/man-pages/man2/pidfd_open.2.html
 
-This file is also the program of that process, which is run by Python alone, without this package:
-it imports nothing but the standard library.
+Python also runs this file as the watchdog's program, without the rest of the package. So it only
+imports the standard library.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Linux numbers these alike for all processors that CUDA runs on (scripts/syscall.tbl). Python's own
-# os.pidfd_open is missing where it was built for old systems, as conda's and uv's are:
+# System call numbers, which are the same on all architectures that CUDA supports
+# (scripts/syscall.tbl). Python builds for old systems lack os.pidfd_open, such as conda's and uv's:
 # https://github.com/astral-sh/python-build-standalone/issues/193
 SEND_SIGNAL, OPEN = 424, 434
-SLICE_S = 60.0  # within it a suspension, or a wall clock that was set, is noticed
-KILL_AFTER_S = 60.0
-FIRST_PROCESS = 1  # no process below it, in its container, can end it
+SLICE_S = 60.0  # seconds between two readings of the clock, which may be set or jump
+KILL_AFTER_S = 60.0  # seconds between SIGTERM and SIGKILL
+FIRST_PROCESS = 1  # pid of a container's init, which other processes in the container can't kill
 
 
 def require() -> None:
-    """Raise OSError where the process that this one becomes can't be watched and ended."""
+    """Raise OSError if a watchdog can't end this process."""
     if os.getpid() == FIRST_PROCESS:
-        text = "process 1 of a container can't be ended from inside; docker run --init helps"
+        text = "process 1 of a container can't be ended from inside; use docker run --init"
         raise OSError(text)
     os.close(open_process(os.getpid()))
 
@@ -43,23 +43,30 @@ def require() -> None:
 def words(
     until: float, kill_after_s: float = KILL_AFTER_S, *, clock: int = time.CLOCK_REALTIME
 ) -> list[str]:
-    """Return the arguments for Python that end this process at a time, also after exec.
+    """Return Python's arguments for a watchdog that ends this process, even after an exec.
 
     Args:
-        until: The time, in seconds by the clock.
+        until: The time of the end, in seconds by the clock.
         kill_after_s: Seconds between SIGTERM and SIGKILL.
-        clock: A clock of clock_gettime(2): CLOCK_BOOTTIME for the end of a duration.
+        clock: A clock of clock_gettime(2), for example CLOCK_BOOTTIME for a duration.
     """
     program = ["-I", "-S", os.path.abspath(__file__)]
     return [*program, str(os.getpid()), repr(until), repr(kill_after_s), str(int(clock))]
 
 
 def watch(command: int, until: float, kill_after_s: float, clock: int) -> None:
-    """Wait for the end of the command, and end it at that moment. command: its pidfd."""
+    """Wait until the command ends, and end it at the given time.
+
+    Args:
+        command: The command's pidfd.
+        until: The time of the end, in seconds by the clock.
+        kill_after_s: Seconds between SIGTERM and SIGKILL.
+        clock: A clock of clock_gettime(2).
+    """
     if _ends(command, lambda: until - time.clock_gettime(clock)):
         return
-    # One that is stopped goes on: it may have something to save. It may also have ended meanwhile,
-    # or have become another user's (sudo).
+    # SIGCONT lets a stopped command save its work. Sending fails if the command has just ended, or
+    # has become another user's process (sudo).
     with suppress(OSError):
         send(command, signal.SIGTERM)
         send(command, signal.SIGCONT)
@@ -69,33 +76,37 @@ def watch(command: int, until: float, kill_after_s: float, clock: int) -> None:
 
 
 def open_process(pid: int) -> int:
-    """Return a pidfd of the process. Raises OSError."""
+    """Return a pidfd of a process; raise OSError if the process has ended."""
     return _call(OPEN, pid, 0)
 
 
 def send(process: int, number: int) -> None:
-    """Send a signal to the process of a pidfd. Raises OSError; the kernel asks for permission."""
+    """Send a signal to the process of a pidfd.
+
+    Raises:
+        OSError: The process has ended, or this process lacks the permission.
+    """
     _call(SEND_SIGNAL, process, number, 0, 0)
 
 
 def ends_within(process: int, seconds: float) -> bool:
-    """Wait until a process, given by a pidfd, ends; return whether it ended in time."""
+    """Wait until the process of a pidfd ends, and return whether it ended in time."""
     until = time.monotonic() + seconds
     return _ends(process, lambda: until - time.monotonic())
 
 
-def _ends(process: int, left_s: Callable[[], float]) -> bool:
-    """Return whether the process ends while there is time left."""
+def _ends(process: int, remaining_s: Callable[[], float]) -> bool:
+    """Wait while time remains, and return whether the process of a pidfd has ended."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
-    while (seconds := left_s()) > 0:
+    while (seconds := remaining_s()) > 0:
         if poll.poll(1000 * min(seconds, SLICE_S)):
             return True
     return False
 
 
 def _call(number: int, *arguments: int) -> int:
-    """Make a system call that Python may lack. Raises OSError."""
+    """Make a system call for which Python may lack a function; raise OSError if it fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     result: int = libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments))
     if result < 0:
@@ -104,11 +115,11 @@ def _call(number: int, *arguments: int) -> int:
 
 
 def _main() -> None:
-    """Leave a process that watches the one that has started this one."""
+    """Fork a watchdog for the parent of this process, and exit."""
     pid, until, kill_after_s = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
     clock = int(sys.argv[4])
     command = open_process(pid)
-    if os.getppid() != pid or os.fork():  # it has ended already, and the number is another's
+    if os.getppid() != pid or os.fork():  # if the parent has ended, the pid may be reused
         return
     watch(command, until, kill_after_s, clock)
 

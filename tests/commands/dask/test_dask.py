@@ -462,7 +462,7 @@ for arguments in ({"count": 0}, {"devices": "x"}, {"wait": "soon"}, {"nonsense":
 """
     count, name, wait, unknown = said(script(machine, code).stdout)
     assert count == "The number of GPUs must be 1 or more, not 0."
-    assert name.startswith("'x' names no GPU.")
+    assert name.startswith("'x' is not a GPU name.")
     assert wait.startswith("'soon' is no duration.")
     assert unknown == "ReserveGPU() takes no nonsense."
 

@@ -314,7 +314,7 @@ def test_a_profile_that_loads_the_extension_too(here: Here, typed: CommandLine) 
     ("options", "text"),
     [
         (["7"], "There is no GPU7"),
-        (["GPU-ffff"], "No GPU is called GPU-ffff here"),
+        (["GPU-ffff"], "No GPU is named GPU-ffff"),
         (["--name", "H100"], "H100"),
     ],
 )
@@ -448,7 +448,7 @@ def test_the_stock_kernel_is_not_replaced(typed: CommandLine) -> None:
         ("--until 25:00", "no time"),
         ("--if-wanted", "say when"),
         ("--min-memory much", "no size"),
-        ("nonsense", "names no GPU"),
+        ("nonsense", "is not a GPU name"),
         ("--name ../x", "name of a kernel"),
         ("--name ..", "name of a kernel"),
         ("--user --sys-prefix", "Give one of"),

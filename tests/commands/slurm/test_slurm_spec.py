@@ -127,7 +127,7 @@ def test_names(here: Here, typed: CommandLine, srun: str) -> None:
         ("--slurm --hosts lab", "Give --slurm or --hosts: Slurm finds the machine."),
         ("-- -p gpu", "What stands behind -- belongs to --slurm, which is missing."),
         ("--slurm --wait 1h", "up to 45 s"),
-        ("--slurm nonsense", "names no GPU"),
+        ("--slurm nonsense", "is not a GPU name"),
         ("--slurm --memory much", "no size"),
         ("--slurm --for soon", "no duration"),
     ],

@@ -826,7 +826,7 @@ def test_end_of_a_script(busy: Machine) -> None:
     assert (busy.folder / "saved").exists()
     assert (busy.folder / "saved too").exists()
     assert "raised ZeroDivisionError: division by zero" in done.stderr
-    assert "has not ended within 0.2 s" in done.stderr
+    assert "did not finish within 0.2 s" in done.stderr
     assert "Traceback" not in done.stderr
     assert not locked(busy.locks)
 
@@ -892,7 +892,7 @@ def test_all_that_is_called_before_has_one_time() -> None:
         end.call_before(lambda: is_over.wait(LIMIT_S), LIMIT_S)
     end.begin(lambda: False, problems.append, is_over.set)
     assert is_over.wait(LIMIT_S)
-    assert [problem.endswith("has not ended within 0 s.") for problem in problems] == [
+    assert [problem.endswith("did not finish within 0 s.") for problem in problems] == [
         False,
         True,
         True,

@@ -285,7 +285,7 @@ def test_the_first_process_of_a_container(machine: Machine) -> None:
 
 def test_a_process_that_can_not_be_watched() -> None:
     """What can't be started, as for a moment that is none, is an error."""
-    with pytest.raises(OSError, match="failed with 1"):
+    with pytest.raises(OSError, match="failed with exit code 1"):
         subprocesses.leave(watchdog.words("noon"))  # type: ignore[arg-type]
 
 
