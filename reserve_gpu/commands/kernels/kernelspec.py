@@ -184,7 +184,7 @@ def _kernels_directory(arguments: Namespace) -> str:
 
 
 def _name(given: str | None, places: Sequence[str]) -> str:
-    """Return the kernel's name. The default is `python3-gpu`, for a host `python3-gpu-HOST`."""
+    """Return the kernel's name: by default `python3-gpu`, or `python3-gpu-HOST` with --hosts."""
     words = "-".join([settings.KERNEL_NAME, *places])
     name = given or re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-")
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name, re.IGNORECASE | re.ASCII):
@@ -202,7 +202,7 @@ def _delete(path: str) -> None:
 
 
 def _is_ours(path: str) -> bool:
-    """Return whether this command has installed a kernel. Return False if it can't be read."""
+    """Return whether `kernel install` created this kernelspec; False if it is unreadable."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         with open(os.path.join(path, "kernel.json"), encoding="utf-8") as file:
             metadata = untrusted.parsed(file.read(untrusted.SIZE_LIMIT + 1))["metadata"]

@@ -29,7 +29,7 @@ READER_LIMIT_S = 1.0  # longest wait for a reader to make room for an important 
 
 
 class Sender:
-    """Writes events to a file descriptor, and counts the events dropped because it was full.
+    """Writes events to a file descriptor, and counts the events that its reader was too slow for.
 
     Attributes:
         descriptor: The file descriptor. The caller must keep it open.
@@ -56,7 +56,7 @@ class Sender:
         return self._writer.rest.decode()
 
     def send(self, event: str, patience_s: float = 0.0, /, **values: Any) -> None:
-        """Write an event, or drop it if the descriptor is full.
+        """Write an event, or drop it if the reader is too slow.
 
         Args:
             event: The name of the event.
@@ -73,10 +73,10 @@ def start(sender: Sender, held: Holding) -> None:
     """Start the process that writes the remaining events. Raises OSError.
 
     Args:
-        sender: The sender of the events so far.
+        sender: The sender that has written the events until now.
         held: The reservation that the command will hold.
     """
-    # The new process has another stderr, so it needs a duplicate even if the descriptor is stderr.
+    # The new process gets another stderr, so it needs a duplicate even of descriptor 2.
     out = os.dup(sender.descriptor)
     state = {"out": out, "lost": sender.lost, "rest": sender.rest}
     try:
@@ -101,7 +101,7 @@ def main(text: str) -> None:
         if leads and left_s <= leads[0]:
             del leads[0]
             sender.send("ending", at=until, left_s=round(left_s))
-        # This waits up to POLL_S while the command runs, and returns at once after its end.
+        # ends_within() waits up to POLL_S while the command runs, and returns at once afterwards.
         if watchdog.ends_within(state["process"], POLL_S):
             time.sleep(ENDED_POLL_S)
     sender.send("released", READER_LIMIT_S, devices=[each.label for each in held.devices])

@@ -110,8 +110,8 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
         The arguments of `run`, and the command.
 
     Raises:
-        RequestError: Options or devices precede the command, but `--` is missing. An option's value
-            can't be told from the start of the command then.
+        RequestError: Options or devices precede the command, but `--` is missing. Without it, an
+            option's value can't be told from the command.
     """
     if "--" in words or not words or {"-h", "--help"} & set(words):
         return split_at_sign(words)
@@ -131,7 +131,7 @@ def _synopsis() -> str:
 
 
 def find(command: Sequence[str], typed: Sequence[str] = ("run",)) -> str:
-    """Return the path of a command's program, so that errors come before a reservation.
+    """Return the path of a command's program. Callers check it before they reserve anything.
 
     Args:
         command: The program and its arguments.

@@ -38,7 +38,7 @@ class Events(Reporter):
         self._last_state: object = None
 
     def show(self, news: Progress) -> None:
-        """Write the state of a wait if it differs from the last one written."""
+        """Write the progress of waiting in the queue, if it has changed since the last event."""
         if not isinstance(news, Waiting) or self._last_state == stands(news):
             return
         self._last_state, first = stands(news), news.first and news.first.holder

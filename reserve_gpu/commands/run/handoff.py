@@ -193,9 +193,9 @@ def named_by_variable(
 
 
 def _absolute(line: str) -> str:
-    """Replace `reserve-gpu` at the start of a line with its full path.
+    """Replace `reserve-gpu` at the start of a command line with its full path.
 
-    The program that runs the line may have another PATH.
+    The program that runs the command line may have another PATH.
     """
     path = which(PROGRAM)
     if path and line.startswith(f"{PROGRAM} "):

@@ -83,7 +83,7 @@ def _path(command: Sequence[str], prefix: Callable[[], str]) -> str:
 def _require_program(command: Sequence[str], prefix: Callable[[], str]) -> None:
     """Raise an error for a command that a wrapper such as `nohup` certainly can't start.
 
-    A program that is not found is no proof, because this package may misread the wrapper's options.
+    A missing program does not count, because this package may misread the wrapper's options.
     """
     path = shutil.which(command[0])
     if path:

@@ -48,7 +48,7 @@ class Reporter:
         self._is_quiet = is_quiet
 
     def show(self, news: Progress) -> None:
-        """Show the current state of a wait, unless this reporter is quiet."""
+        """Show the progress of waiting in the queue, unless this reporter is quiet."""
         if not self._is_quiet:
             self._live.show(news)
 

@@ -20,7 +20,9 @@ def is_assignment(word: str) -> bool:
 
 
 class Syntax(NamedTuple):
-    """The arguments of a program that starts a command, used to find the start of the command.
+    """The argument syntax of a program that starts a command.
+
+    It is used to find the first word of the command.
 
     Attributes:
         short: The letters of the short options that take a value.

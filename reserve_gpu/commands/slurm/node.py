@@ -95,14 +95,15 @@ class Node:
                 mark = f"{settings.STARTED_BY}{procfs.stamp(os.getpid())}"
                 await manager.start_kernel(env={**os.environ, settings.JOB_KERNEL: mark})
                 client = manager.client()
-                opened.callback(client.stop_channels)  # open channels would reconnect to the path
+                # Channels reconnect by path, so they must be closed before the folder is removed.
+                opened.callback(client.stop_channels)
                 client.start_channels(hb=False)
                 await client.wait_for_ready()
                 for each in ("shell", "control", "stdin", "iopub"):
                     self._sockets[each] = getattr(client, f"{each}_channel").socket
                 await self.send("started", name)
                 relays += [asyncio.ensure_future(self._relay(each)) for each in self._sockets]
-                while await manager.is_alive():  # noqa: ASYNC110 - there is no event for its end
+                while await manager.is_alive():  # noqa: ASYNC110 - no event signals its end
                     await asyncio.sleep(POLL_S)
                 await self.send("ended", name)
             except Exception as error:  # noqa: BLE001 - the client shows every error
@@ -138,7 +139,7 @@ async def _serve(out: int) -> None:
     stream.write(framing.line("job", job.encode(), name.encode()))
     try:
         node = Node(stream)
-        # Timeouts are counted because one long silence also follows from a suspended job.
+        # Timeouts are counted, because a suspended job also causes one long silence.
         timeouts = 0
         while timeouts < SILENCE_LIMIT:
             try:

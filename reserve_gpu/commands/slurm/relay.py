@@ -44,7 +44,7 @@ CELL = "execute_request"
 PARENT = 3  # offset of the parent header from DELIM in a message's frames
 # first and longest pause between two queries of the reason why the job waits, in seconds
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
-HEARTBEAT_S = 2.0  # seconds between two messages to the node that the client still runs
+HEARTBEAT_S = 2.0  # seconds between two heartbeat messages to the node
 LINGER_MS = 1000  # time for the last messages to arrive, in milliseconds
 INFO = {
     "status": "ok",
@@ -386,7 +386,7 @@ def run(arguments: Namespace) -> Output:
         with open(arguments.file, encoding="utf-8") as file:
             info = json.load(file)
     except (OSError, ValueError) as error:
-        text = f"The connection file can't be read: {sanitize(str(error), REASON_LIMIT)}"
+        text = f"The connection file can't be read: {sanitize(str(error), REASON_LIMIT)}."
         raise RequestError(text) from error
     kernel: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])
     words = request_options.kernel_start(arguments) + kernel["argv"]
@@ -397,7 +397,7 @@ def run(arguments: Namespace) -> Output:
             relay.listen()
         except (OSError, KeyError, TypeError, AttributeError, zmq.ZMQError) as error:
             reason = sanitize(str(error), REASON_LIMIT)
-            text = f"The kernel can't listen where its client expects it: {reason}"
+            text = f"The kernel can't listen at the addresses in its connection file: {reason}."
             raise RequestError(text) from error
         return await relay.serve(words)
 
