@@ -288,13 +288,13 @@ def test_closed_standard_descriptors_are_nowhere(here: Here) -> None:
 @pytest.mark.parametrize(
     ("name", "code", "text"),
     [
-        ("nosuch", 127, "There is no command nosuch."),
-        ("./nosuch", 127, "There is no command ./nosuch."),
-        ("./plain", 126, "./plain may not be executed by this user."),
+        ("nosuch", 127, "Command not found: nosuch."),
+        ("./nosuch", 127, "Command not found: ./nosuch."),
+        ("./plain", 126, "./plain is not executable by this user."),
         ("./", 126, "./ is a directory."),
         ("./folder", 126, "./folder is a directory."),
-        ("", 127, "There is no command ."),
-        ("no\x1b[31msuch", 127, "There is no command no\N{REPLACEMENT CHARACTER}[31msuch."),
+        ("", 127, "Command not found: ."),
+        ("no\x1b[31msuch", 127, "Command not found: no\N{REPLACEMENT CHARACTER}[31msuch."),
     ],
 )
 def test_a_command_that_cannot_be_run_reserves_nothing(
@@ -332,9 +332,9 @@ NO_SUCH = f"no command {{}}. There are: {', '.join(EVERY)}. See"
 
 
 USAGE = [
-    ("run", "There is no command to run"),
-    ("run --", "There is no command to run"),
-    ("run 0 --", "There is no command to run"),
+    ("run", "The command is missing. Usage: reserve-gpu run "),
+    ("run --", "The command is missing. Usage: reserve-gpu run "),
+    ("run 0 --", "The command is missing. Usage: reserve-gpu run "),
     ("run -n -1 -- true", "'-1' is no number of GPUs. Give one, as -n 2.\n"),
     ("run nonsense -- true", "'nonsense' is not a GPU name"),
     ("run --wait soon -- true", "'soon' is no duration"),
@@ -367,7 +367,10 @@ USAGE = [
     ),
     ("run --for -- true", "--for needs a value: release it after 90s, 30m, 4h, 2d. See"),
     ("kernel install --idle", "--idle needs a value: release it when no cell has run, "),
-    ("kernel install --prefix", "--prefix needs a value: in DIR/share/jupyter/kernels. See"),
+    (
+        "kernel install --prefix",
+        "--prefix needs a value: install in DIR/share/jupyter/kernels. See",
+    ),
     ("status --json=3", "See reserve-gpu status --help\n"),
     ("status --format", "--format needs a value: text (the default), json (for programs)"),
     ("status --format htlm", "There is no --format htlm. Did you mean html?\n"),

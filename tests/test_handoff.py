@@ -94,11 +94,11 @@ def test_text_for_a_shell() -> None:
     ("line", "why"),
     [
         ("at now", "at starts the command later"),
-        ("sbatch job.sh", "sbatch queues a job, which another machine may start"),
-        ("docker exec box python t.py", "docker has another process start the container"),
-        ("docker compose up", "docker has another process start the container"),
-        ("docker-compose up", "docker-compose starts containers, which get neither"),
-        ("podman start box", "podman has another process start the container"),
+        ("sbatch job.sh", "sbatch queues a job that may run on another machine"),
+        ("docker exec box python t.py", "docker lets another process start the container"),
+        ("docker compose up", "docker lets another process start the container"),
+        ("docker-compose up", "docker-compose lets a daemon start the containers"),
+        ("podman start box", "podman lets another process start the container"),
     ],
 )
 def test_queues_and_containers(line: str, why: str) -> None:
@@ -309,14 +309,14 @@ def test_not_a_program(
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--wait", "python"], "Options and GPUs go before the --."),
-        (["1", "python"], "Options and GPUs go before the --."),
-        (["./binary"], "./binary names /etc/passwd, which may not be executed."),
-        ([""], "There is no command ."),
-        (["a\x1b[1m=1"], "There is no command a\ufffd[1m=1."),
-        (["'python"], "There is no command 'python."),
-        (["'python x"], "There is no command 'python x."),
-        (["./loop"], "There is no command ./loop."),
+        (["--wait", "python"], "Put options and GPUs before the --."),
+        (["1", "python"], "Put options and GPUs before the --."),
+        (["./binary"], "./binary names /etc/passwd, which is not executable."),
+        ([""], "Command not found: ."),
+        (["a\x1b[1m=1"], "Command not found: a\ufffd[1m=1."),
+        (["'python"], "Command not found: 'python."),
+        (["'python x"], "Command not found: 'python x."),
+        (["./loop"], "Command not found: ./loop."),
     ],
 )
 def test_unexplained_errors(here: Here, words: list[str], text: str) -> None:

@@ -89,7 +89,7 @@ def test_the_command_is_ones_own(here: Here) -> None:
         assert join(here).stderr == "You hold no GPU on this machine.\n"
         child.reserve("'1'")
         assert join(here, "1", "--", "sh", "-c", "exit 7").returncode == 7
-        assert join(here, "--", "nonsense").stderr == "There is no command nonsense.\n"
+        assert join(here, "--", "nonsense").stderr == "Command not found: nonsense.\n"
         assert join(here, "nonsense", "--", "true").returncode == 2
         shell = here.folder / "shell"
         shell.write_text("#!/bin/sh\necho my shell on $CUDA_VISIBLE_DEVICES\n")

@@ -1,1 +1,1 @@
-"""The commands: a folder each, and a row in registry.py."""
+"""The commands of `reserve-gpu`: one folder and one entry in `registry.py` for each."""

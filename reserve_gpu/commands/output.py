@@ -1,4 +1,4 @@
-"""The output of a command, and its formats."""
+"""The output of a command: its text, exit code and format."""
 
 import json
 import signal
@@ -10,16 +10,16 @@ from reserve_gpu.model.option import Option
 if TYPE_CHECKING:
     from reserve_gpu.render.pictures import Shown
 
-FORMATS = {"text": "the default", "json": "for programs", "html": "a page"}
+FORMATS = {"text": "the default", "json": "for programs", "html": "a web page"}
 
 
 class Output(NamedTuple):
     """The result of a command.
 
     Attributes:
-        text: The text for stdout.
-        code: The exit code.
-        form: The format of the text, as in `--format html`.
+        text: The text to print on stdout.
+        code: The exit code of the process.
+        form: The name of the text's format: one of the choices of `--format`.
     """
 
     text: str = ""
@@ -27,28 +27,30 @@ class Output(NamedTuple):
     form: str = "text"
 
 
-def format_options(**more: str) -> tuple[Option, ...]:
-    """Return --format, and its short form --json.
+def format_options(**extra_formats: str) -> tuple[Option, ...]:
+    """Return the options `--format` and `--json`, which is short for `--format json`.
 
     Args:
-        more: Further formats of a command, and their help.
+        extra_formats: The help texts of a command's additional formats, by format name.
     """
-    formats = {**FORMATS, **more}
-    words = ", ".join(f"{name} ({text})" for name, text in formats.items())
+    formats = {**FORMATS, **extra_formats}
+    choices_help = ", ".join(f"{name} ({text})" for name, text in formats.items())
     return (
-        Option("--format", words, choices=tuple(formats), default="text"),
-        Option("--json", "--format json", dest="format", action="store_const", const="json"),
+        Option("--format", choices_help, choices=tuple(formats), default="text"),
+        Option(
+            "--json", "short for --format json", dest="format", action="store_const", const="json"
+        ),
     )
 
 
 def answer(seen: "Shown", form: str, about: str, code: int = 0) -> Output:
-    """Return a result in a format.
+    """Return a result as text, JSON or HTML.
 
     Args:
-        seen: The result.
-        form: The name of the format.
-        about: The subject for a title, such as `GPUs`.
-        code: The exit code.
+        seen: The result to render.
+        form: The name of the format: `text`, `json` or `html`.
+        about: The subject in the HTML page's title, such as `GPUs`.
+        code: The exit code of the process.
     """
     if form == "text":
         return Output(seen.picture().to_text(), code)
@@ -60,5 +62,5 @@ def answer(seen: "Shown", form: str, about: str, code: int = 0) -> Output:
 
 
 def end_with_ssh() -> None:
-    """Make SIGTERM end ssh as well, which may wait for a host that hangs."""
+    """Raise SystemExit on SIGTERM, so that cleanup code stops SSH clients of unresponsive hosts."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -1,4 +1,4 @@
-"""Every command of `reserve-gpu`: its help, and the module that has its arguments and its work."""
+"""The table of `reserve-gpu` commands, with the help text and the module of each command."""
 
 from typing import Any, NamedTuple
 
@@ -6,13 +6,14 @@ from reserve_gpu.system import loader
 
 
 class Command(NamedTuple):
-    """A row of the registry.
+    """A command of `reserve-gpu`.
 
     Attributes:
-        module: The module's name below `commands`. It has `add_arguments(parser)` and
-            `run(arguments)`. A command that starts another program also has `split(words)`, which
-            tells our words from that program's.
-        help: One line for people. A command without it is for programs, and is not listed.
+        module: The module's name, relative to the `commands` package. The module defines
+            `add_arguments(parser)` and `run(arguments)`. If the command starts another program, the
+            module also defines `split(words)`, which separates the arguments of `reserve-gpu` from
+            the command line of that program.
+        help: One line of help. If it is empty, the command is internal and `--help` omits it.
     """
 
     module: str
@@ -20,38 +21,36 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "run": Command("run.command", "Reserve GPUs, set the CUDA variables, and become the command."),
-    "status": Command("status.status", "Show every GPU, who uses it and who has reserved it."),
-    "top": Command("top.live", "Show the same live in a terminal, each second, until q."),
+    "run": Command("run.command", "Reserve GPUs, set the CUDA variables, and run a command."),
+    "status": Command("status.status", "Show every GPU, its users and its reservations."),
+    "top": Command("top.live", "Show the status live in a terminal; press q to quit."),
     "report": Command(
-        "report.accounting", "Show who used what: GPU-hours that were reserved, used and idle."
+        "report.accounting", "Report the GPU-hours that users reserved, used and left idle."
     ),
     "join": Command(
-        "reservations.join", "Start a shell or a command on the GPUs that a notebook of yours has."
+        "reservations.join", "Start a shell or a command on the GPUs of one of your notebooks."
     ),
-    "list": Command("reservations.list", "List what you have reserved on this machine."),
-    "release": Command("reservations.release", "Have a notebook of yours release its GPUs."),
+    "list": Command("reservations.list", "List your reservations on this machine."),
+    "release": Command("reservations.release", "Release GPUs that another process of yours holds."),
     "check": Command(
-        "check.frameworks", "Show whether each framework uses exactly the GPUs that are reserved."
+        "check.frameworks", "Check whether each framework uses exactly the reserved GPUs."
     ),
     "kernel install": Command(
-        "kernels.kernelspec",
-        "Install a kernel for notebooks that has its GPU before its first line runs.",
+        "kernels.kernelspec", "Install a Jupyter kernel that starts with its own GPU."
     ),
-    # Another machine starts it here to reserve for a kernel.
+    # `kernel install --hosts` runs this command over SSH on the machine that it selects.
     "kernel hold": Command("kernels.hold"),
-    # Installed kernels start with these words, so they must not change.
+    # Installed kernelspecs contain the words `kernel start`, so this name must not change.
     "kernel start": Command("kernels.start"),
-    "why": Command("agents.why", "Would I get a GPU now, and if not, why not, and when?"),
-    "skill": Command(
-        "agents.skill", "Print a page that teaches a coding agent to reserve its GPUs."
-    ),
-    # A kernel in a Slurm job starts with the first here, and with the second on its node.
+    "why": Command("agents.why", "Show whether you would get a GPU now, and if not, why."),
+    "skill": Command("agents.skill", "Print instructions for coding agents that need GPUs."),
+    # A Slurm kernel consists of `kernel slurm` next to the Jupyter client, and `kernel node` in
+    # the job.
     "kernel slurm": Command("slurm.relay"),
     "kernel node": Command("slurm.node"),
 }
 
 
 def load(name: str) -> Any:
-    """Import a command's module."""
+    """Import the module of a command."""
     return loader.load(f"commands.{COMMANDS[name].module}")

@@ -1,1 +1,1 @@
-"""`reserve-gpu kernel install`, and the start of such a kernel."""
+"""The command `kernel install`, and the commands that start the installed kernels."""

@@ -1,4 +1,7 @@
-"""`kernel hold`: reserve for a kernel that another machine starts here."""
+"""The command `kernel hold`: reserve GPUs for a kernel that another machine starts here by SSH.
+
+It reports on stdout in lines of JSON, and reads the other machine's confirmation from stdin.
+"""
 
 from __future__ import annotations
 
@@ -21,60 +24,64 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 STDIN, KEEP = 0, b"keep\n"
-KEEP_LIMIT_S = 10.0  # for the other machine to confirm that it wants the reservation
-KEPT_S = 60.0  # for the kernel to start
-KEPT_FOR = (Option("--id ID", "", required=True), Option("--kernel KERNEL", "", required=True))
+KEEP_LIMIT_S = 10.0  # longest wait for the other machine's confirmation
+KEPT_S = 60.0  # time in which the kernel must start, in seconds
+KERNEL_OPTIONS = (
+    Option("--id ID", "", required=True),
+    Option("--kernel KERNEL", "", required=True),
+)
 
 
 class GoneError(errors.ReserveGPUError):
-    """The other machine no longer wants the reservation."""
+    """The other machine has disconnected, or no longer wants the reservation."""
 
     exit_code = 75  # EX_TEMPFAIL
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of the request, and which kernel it is for."""
-    add((*request_options.REQUEST_KEYWORDS, *KEPT_FOR), parser)
+    """Add the options of the request, and those that identify the kernel."""
+    add((*request_options.REQUEST_KEYWORDS, *KERNEL_OPTIONS), parser)
 
 
 def run(arguments: Namespace) -> Output:
-    """Reserve GPUs for a kernel, and leave them to it when it starts.
+    """Reserve GPUs, and keep them until the kernel starts and takes them over.
 
-    If the other machine has gone, or no longer wants them, the GPUs are released.
+    The GPUs are released if the other machine disconnects or does not confirm.
     """
     if missing := _missing(arguments.kernel):
-        _say(refused=missing)
+        _report(refused=missing)
         return Output(code=errors.RequestError.exit_code)
-    process_identity.call_it("a kernel that starts")
+    process_identity.call_it("a starting kernel")
     try:
-        request_options.reserve_parsed(arguments, frontends.MAGIC, _end_if_alone)
+        request_options.reserve_parsed(arguments, frontends.MAGIC, _stop_if_disconnected)
         reservation = api.current()
     except errors.ReserveGPUError as error:
-        _say(refused=error.picture.brief if error.picture else str(error).partition("\n")[0])
+        _report(refused=error.picture.brief if error.picture else str(error).partition("\n")[0])
         return Output(code=error.exit_code)
-    _say(gpus=phrases.labels(reservation.devices if reservation else ()), python=sys.executable)
-    is_answered, _, _ = select.select([STDIN], [], [], KEEP_LIMIT_S)
-    if not is_answered or os.read(STDIN, len(KEEP)) != KEEP:
+    _report(gpus=phrases.labels(reservation.devices if reservation else ()), python=sys.executable)
+    is_ready, _, _ = select.select([STDIN], [], [], KEEP_LIMIT_S)
+    if not is_ready or os.read(STDIN, len(KEEP)) != KEEP:
         return Output(code=GoneError.exit_code)
     api.leave_to_kernel(arguments.id, KEPT_S)
-    _say(kept=True)
+    _report(kept=True)
     return Output()
 
 
 def _missing(kernel: str) -> str:
-    """Return a message about packages that the kernel needs; empty if none is missing."""
+    """Return what the kernel needs but this machine lacks, or an empty string."""
     try:
-        is_there = kernel in manager().find_kernel_specs()
-    except errors.RequestError as error:  # it says what to install
+        is_installed = kernel in manager().find_kernel_specs()
+    except errors.RequestError as error:  # its text names the missing packages
         return f"{error}"
-    return "" if is_there else f"no kernel {kernel}. Run there: reserve-gpu kernel install"
+    hint = "Run there: reserve-gpu kernel install"
+    return "" if is_installed else f"the kernel {kernel} is not installed. {hint}"
 
 
-def _say(**fields: object) -> None:
+def _report(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def _end_if_alone(news: Progress) -> None:
-    """Stop waiting in the queue if the other machine has gone."""
+def _stop_if_disconnected(news: Progress) -> None:
+    """Stop waiting in the queue if the other machine has disconnected."""
     if isinstance(news, Waiting) and select.select([STDIN], [], [], 0)[0]:
-        raise GoneError("The one who asks has gone.")
+        raise GoneError("The requesting machine has disconnected.")

@@ -1,4 +1,7 @@
-"""Kernels that have their GPU before their first line runs: their kernelspec."""
+"""The command `kernel install`: install a kernelspec that reserves GPUs before the kernel starts.
+
+The kernel runs on this machine, on another one (`--hosts`) or in a Slurm job (`--slurm`).
+"""
 
 from __future__ import annotations
 
@@ -32,54 +35,56 @@ if TYPE_CHECKING:
     from jupyter_client.kernelspec import KernelSpecManager
 
 NEEDED = ("jupyter_client", "ipykernel")
-MARK = "reserve_gpu"  # in the metadata of what was installed here
-LONGEST_WAIT_S = 45  # clients give up on a kernel that has not started after 60 s
+MARK = "reserve_gpu"  # metadata key of the kernelspecs that this command has installed
+LONGEST_WAIT_S = 45  # longest --wait; clients give up on a kernel that needs more than 60 s
 
 
 class InstallError(ReserveGPUError):
-    """The files of a kernel can't be written."""
+    """The files of the kernelspec can't be written."""
 
     exit_code = 73  # EX_CANTCREAT
 
 
 class NoHostAnswersError(ReserveGPUError):
-    """A kernel was installed for other machines, of which none answers."""
+    """A kernel was installed for other machines, but none of them responds."""
 
     exit_code = 69  # EX_UNAVAILABLE
 
 
 def run(arguments: Namespace) -> Output:
-    """Install the kernelspec, in place of an earlier one of ours.
+    """Install the kernelspec. Replace an earlier one that this command has installed.
 
-    Raises RequestError for a request that makes no sense, or a name that another kernel has;
-    InstallError; NoHostAnswersError.
+    Raises:
+        RequestError: The request is invalid, or another kernel has the name.
+        InstallError: The files can't be written.
+        NoHostAnswersError: The kernel was installed, but no machine for it responds.
     """
     machines = other_machines(arguments)
     _check_slurm(arguments)
-    lacking = machines.lacks() if machines else []
-    kernels = manager(*lacking)
+    missing_packages = machines.lacks() if machines else []
+    kernels = manager(*missing_packages)
     places = machines.words if machines else ["Slurm"] if arguments.slurm else []
-    # Of the request alone: there `--name` is the kernel's, `--gpu-name` the GPU's.
-    wishes = Namespace(**{**vars(arguments), "name": arguments.gpu_name})
-    _check(wishes)
+    # In a request, `name` selects GPUs. Here --gpu-name does, because --name is the kernel's name.
+    request = Namespace(**{**vars(arguments), "name": arguments.gpu_name})
+    _check_request(request)
     name = _name(arguments.name, places)
-    there = kernels.find_kernel_specs()
-    path = os.path.join(_place(arguments), name)
-    for existing in (path, there.get(name)):
+    installed = kernels.find_kernel_specs()
+    path = os.path.join(_kernels_directory(arguments), name)
+    for existing in (path, installed.get(name)):
         if existing and os.path.lexists(existing) and not _is_ours(existing):
             raise RequestError(
-                f"{existing} is a kernel that was not installed by this command. "
+                f"The kernel in {existing} was not installed by this command. "
                 "Choose another --name."
             )
-    spec, resources = _stock(wishes)
+    spec, resources = _stock(request)
     where = f" in {', '.join(places)}" if machines else ", Slurm" if arguments.slurm else ""
-    spec["display_name"] = arguments.display_name or _display_name(wishes, where)
+    spec["display_name"] = arguments.display_name or _display_name(request, where)
     if machines:
-        spec = machines.kernel(spec, wishes, name)
+        spec = machines.kernel(spec, request, name)
     if arguments.slurm:
-        spec = srun.kernel(spec, wishes, arguments.command)
-    before = os.path.lexists(path)
-    seen = machines.look() if machines else None
+        spec = srun.kernel(spec, request, arguments.command)
+    action = "Replaced" if os.path.lexists(path) else "Installed"
+    snapshot = machines.look() if machines else None
     try:
         _delete(path)
         shutil.copytree(resources, path)
@@ -88,85 +93,89 @@ def run(arguments: Namespace) -> Output:
     except OSError as error:
         text = f"The kernel can't be installed: {error.filename}: {error.strerror}."
         raise InstallError(text) from error
-    did = "Replaced" if before else "Installed"
-    told = f"{did} the kernel {spec['display_name']!r} as {name}, in {path}"
-    for package in lacking:
-        missing = f"{_bare(package)} is missing"
-        told += f"\nWarning: {missing}. Run: {errors.install_command(package)}"
-    if seen and not seen.machines:
-        told += "\nWarning: no machine answers, so it can't start now."
-        why = [f"{each['name']}: {each['problem']}" for each in seen.to_dict()["hosts"]]
-        raise NoHostAnswersError("\n".join([told, *why]))
-    return Output(told)
+    message = f"{action} the kernel {spec['display_name']!r} as {name}, in {path}"
+    for package in missing_packages:
+        missing = f"{_bare_name(package)} is missing"
+        message += f"\nWarning: {missing}. Run: {errors.install_command(package)}"
+    if snapshot and not snapshot.machines:
+        message += "\nWarning: no machine responds, so the kernel can't start now."
+        problems = [f"{each['name']}: {each['problem']}" for each in snapshot.to_dict()["hosts"]]
+        raise NoHostAnswersError("\n".join([message, *problems]))
+    return Output(message)
 
 
 def _check_slurm(arguments: Namespace) -> None:
-    """Raise RequestError for --slurm with --hosts, or for options of srun without it."""
+    """Raise RequestError for --slurm with --hosts, or for srun options without --slurm."""
     if arguments.slurm and arguments.hosts is not None:
-        raise RequestError("Give --slurm or --hosts: Slurm finds the machine.")
+        raise RequestError("Give --slurm or --hosts, not both: Slurm chooses the machine.")
     if arguments.command and not arguments.slurm:
-        raise RequestError("What stands behind -- belongs to --slurm, which is missing.")
+        raise RequestError("Only --slurm takes options for srun after --. Add --slurm.")
 
 
-def _display_name(wishes: Namespace, where: str) -> str:
-    """Return `Python 3 (GPU in lab: count 2)`, so that two kernels can be told apart."""
-    asked = ", ".join(word.lstrip("-").replace("=", " ") for word in request_options.words(wishes))
-    return f"Python 3 (GPU{where}{f': {asked}' if asked else ''})"
+def _display_name(request: Namespace, where: str) -> str:
+    """Return a display name that tells kernels apart, such as `Python 3 (GPU in lab: count 2)`."""
+    options = request_options.words(request)
+    text = ", ".join(word.lstrip("-").replace("=", " ") for word in options)
+    return f"Python 3 (GPU{where}{f': {text}' if text else ''})"
 
 
-def _check(wishes: Namespace) -> None:
-    """Raise RequestError for what no machine could satisfy: a kernel would say it only later."""
-    _, wait = request_options.to_request(wishes)
-    if re.match(r"\s*[0-9]{4}-", getattr(wishes, "until", None) or ""):
+def _check_request(request: Namespace) -> None:
+    """Raise RequestError for a request that can never succeed, before the kernel is installed."""
+    _, wait = request_options.to_request(request)
+    if re.match(r"\s*[0-9]{4}-", getattr(request, "until", None) or ""):
         raise RequestError(
-            "A kernel is also started after that date. Give --until a time of day or a day of the "
-            "week, or say for how long: --for 8h."
+            "The kernel may be started after that date. Give --until a time of day or a weekday, "
+            "or give a duration: --for 8h."
         )
     if wait is not None and parse_duration(wait) > LONGEST_WAIT_S:
         raise RequestError(
-            f"A kernel can wait for a GPU for up to {LONGEST_WAIT_S} s, as notebooks give up on "
-            f"one that has not started after 60 s. Give --wait {LONGEST_WAIT_S}s, or wait in a "
-            "notebook that runs: the magic has --wait, too."
+            f"A kernel can wait for a GPU for up to {LONGEST_WAIT_S} s, because notebooks give up "
+            f"on a kernel after 60 s. Give --wait {LONGEST_WAIT_S}s, or wait in a running notebook "
+            "with %reserve_gpu --wait."
         )
 
 
-def _stock(wishes: Namespace) -> tuple[dict[str, Any], str]:
-    """Return the stock kernelspec, started by this command, and the folder of its logos."""
+def _stock(request: Namespace) -> tuple[dict[str, Any], str]:
+    """Return ipykernel's kernelspec, changed to start with `kernel start`, and its logo folder."""
     from ipykernel.kernelspec import RESOURCES, get_kernel_dict
 
     spec: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])
-    spec["argv"] = request_options.kernel_start(wishes) + spec["argv"]
+    spec["argv"] = request_options.kernel_start(request) + spec["argv"]
     spec["metadata"] = {**spec.get("metadata", {}), MARK: {"version": 1}}
     return spec, RESOURCES
 
 
 def manager(*also_missing: str) -> KernelSpecManager:
-    """Return what knows the kernels of this user. Raises RequestError without Jupyter's packages.
+    """Return Jupyter's kernelspec manager.
 
-    also_missing: packages to install with those.
+    Args:
+        also_missing: Other missing packages, which the error's install command includes.
+
+    Raises:
+        RequestError: jupyter_client or ipykernel is not installed.
     """
     if missing := [each for each in NEEDED if not find_spec(each)]:
         packages = [*missing, *also_missing]
-        names = phrases.listed([_bare(package) for package in packages])
-        run = errors.install_command(" ".join(packages))
-        raise RequestError(f"Missing here: {names}. Run: {run}")
+        names = phrases.listed([_bare_name(package) for package in packages])
+        install = errors.install_command(" ".join(packages))
+        raise RequestError(f"Missing packages: {names}. Run: {install}")
     from jupyter_client.kernelspec import KernelSpecManager
 
-    # To list kernels is to import ipykernel, and before version 7 that imports debugpy, which would
-    # print a warning about frozen modules.
+    # Listing kernels imports ipykernel. Before version 7, ipykernel imports debugpy, which prints a
+    # warning about frozen modules unless this variable is set.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     return KernelSpecManager()
 
 
-def _bare(package: str) -> str:
-    """Return the name of a package that is written as a shell takes it: of 'sshpyk>=1.25'."""
+def _bare_name(package: str) -> str:
+    """Return the package name in a shell-quoted requirement such as `'sshpyk>=1.25'`."""
     return package.strip("'").partition(">")[0]
 
 
-def _place(arguments: Namespace) -> str:
-    """Return the directory of kernels that was named, by default the user's."""
+def _kernels_directory(arguments: Namespace) -> str:
+    """Return the kernels directory that the options select: by default, the user's."""
     if sum(map(bool, (arguments.user, arguments.sys_prefix, arguments.prefix))) > 1:
-        raise RequestError("Give one of --user, --sys-prefix and --prefix.")
+        raise RequestError("Give one of --user, --sys-prefix and --prefix, not several.")
     if prefix := sys.prefix if arguments.sys_prefix else arguments.prefix:
         return os.path.abspath(f"{prefix}/share/jupyter/kernels")
     from jupyter_core.paths import jupyter_data_dir
@@ -175,14 +184,14 @@ def _place(arguments: Namespace) -> str:
 
 
 def _name(given: str | None, places: Sequence[str]) -> str:
-    """Return the name that was given, else `python3-gpu`, and `python3-gpu-lab` on others."""
+    """Return the kernel's name: by default `python3-gpu`, or `python3-gpu-HOST` with --hosts."""
     words = "-".join([settings.KERNEL_NAME, *places])
     name = given or re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-")
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name, re.IGNORECASE | re.ASCII):
         raise RequestError(
-            f"{sanitize(name)!r} can't be the name of a kernel: letters, digits, '.', '-' and '_'."
+            f"{sanitize(name)!r} is not a valid kernel name. Use letters, digits, '.', '-' and '_'."
         )
-    return name.lower()  # as Jupyter has it
+    return name.lower()  # Jupyter also lowercases kernel names
 
 
 def _delete(path: str) -> None:
@@ -193,7 +202,7 @@ def _delete(path: str) -> None:
 
 
 def _is_ours(path: str) -> bool:
-    """Tell whether a kernel was installed here; what can't be read was not."""
+    """Return whether `kernel install` created this kernelspec; False if it is unreadable."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         with open(os.path.join(path, "kernel.json"), encoding="utf-8") as file:
             metadata = untrusted.parsed(file.read(untrusted.SIZE_LIMIT + 1))["metadata"]
@@ -202,23 +211,24 @@ def _is_ours(path: str) -> bool:
 
 
 MORE = """\
-It is started with this Python. Where no GPU is free it starts anyway, sees no
-GPU, and its first cell shows why. --wait may be up to 45s, as notebooks give
-up on a kernel after 60 s. With --hosts it runs on the machine that has a free
-GPU; where none is free it does not start.
+The kernel runs with this Python. If no GPU is free, it starts without one, and
+its first cell shows why. --wait takes up to 45s, because notebooks give up on
+a kernel after 60 s. With --hosts, the kernel runs on a machine with a free
+GPU. If no machine has one, it does not start.
 """
 OPTIONS = (
     *(each for each in request_options.REQUEST_KEYWORDS if each is not request_options.NAME),
     Option("--gpu-name TEXT", "only GPUs with this text in their name"),
     Option("--name NAME",
-           "of the kernel; python3-gpu by default, and python3-gpu-lab with --hosts lab"),
+           "the kernel's name; default: python3-gpu, or python3-gpu-lab with --hosts lab"),
     Option("--display-name TEXT",
-           "what notebooks show; by default Python 3 (GPU: count 2), as what you ask for"),
+           "the name that notebooks show; default: made from your options, such as "
+           "Python 3 (GPU: count 2)"),
     HOSTS,
-    Option("--slurm", "in a job of Slurm's; behind -- what srun takes"),
-    Option("--user", "for this user; the default"),
-    Option("--sys-prefix", "in this Python's environment"),
-    Option("--prefix DIR", "in DIR/share/jupyter/kernels"),
+    Option("--slurm", "run the kernel in a Slurm job; put options for srun after --"),
+    Option("--user", "install for this user (default)"),
+    Option("--sys-prefix", "install in this Python's environment"),
+    Option("--prefix DIR", "install in DIR/share/jupyter/kernels"),
 )  # fmt: skip
 split = command.split_at_sign
 

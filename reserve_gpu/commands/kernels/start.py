@@ -1,4 +1,4 @@
-"""`kernel start`: reserve for a kernel, and become it."""
+"""The command `kernel start`: reserve GPUs for a kernel, then become the kernel."""
 
 from __future__ import annotations
 
@@ -25,34 +25,37 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> NoReturn:
-    """Become a kernel, which starts in any case; its first cell tells why it has no GPU."""
+    """Reserve GPUs and become the kernel.
+
+    The kernel starts even if no GPU can be reserved. Its first cell then shows the reason.
+    """
     program, reason = command.find(arguments.command), None
     errors.is_beside_cells = True
-    by = settings.STARTED_BY_OLDER, f"{settings.STARTED_BY}{procfs.stamp(os.getppid())}"
-    if os.environ.get(settings.JOB_KERNEL) in by:
+    parent_marks = settings.STARTED_BY_OLDER, f"{settings.STARTED_BY}{procfs.stamp(os.getppid())}"
+    if os.environ.get(settings.JOB_KERNEL) in parent_marks:
         os.environ[settings.JOB_KERNEL] = procfs.stamp(os.getpid())
     started = jupyter_kernel.started()
     if started:
         pid, _, began = procfs.stamp(os.getpid()).partition(" ")
-        told = {**started, "pid": pid, "began": began}
-        os.environ[settings.STARTED] = jupyter_kernel.as_started(told)
-        with suppress(ValueError):  # a name that no variable can have
+        fields = {**started, "pid": pid, "began": began}
+        os.environ[settings.STARTED] = jupyter_kernel.as_started(fields)
+        with suppress(ValueError):  # the path is not a valid value of a variable
             os.environ["JPY_SESSION_NAME"] = started.get("notebook", "")
     try:
         for text in api.take_over(jupyter_kernel.connection_file(arguments.command)):
             reporter.say(f"Warning: {text}")
         if not started:
             command.reserve_and_report(arguments, frontends.MAGIC)
-        elif not api.current():  # what was asked for from afar has not been kept
-            wishes = filter(None, started.get("wishes", "").split("\0"))
-            command.reserve_and_report(request_options.request_of([*wishes]), frontends.MAGIC)
+        elif not api.current():  # the GPUs of `kernel hold` are no longer kept for this kernel
+            options = filter(None, started.get("wishes", "").split("\0"))
+            command.reserve_and_report(request_options.request_of([*options]), frontends.MAGIC)
     except errors.ReserveGPUError as error:
-        first = "This kernel was started without a GPU of its own."
-        going_on = api.go_on_after(error)
-        reporter.say(f"{first}\n{error}\n{going_on}")
-        # Its first cell shows the status of the machine, and the remedy.
-        what = error.picture.brief if error.picture else str(error)
-        reason = f"{first}\n{what}\n{going_on}"
+        headline = "This kernel was started without a GPU of its own."
+        consequence = api.go_on_after(error)
+        reporter.say(f"{headline}\n{error}\n{consequence}")
+        # A brief reason is enough, because the first cell also shows the status and the next steps.
+        brief = error.picture.brief if error.picture else str(error)
+        reason = f"{headline}\n{brief}\n{consequence}"
         if not isinstance(error, errors.NoFreeDeviceError):
             reason += " Try again with %reserve_gpu."
     command.become(program, arguments.command, reason)

@@ -1,1 +1,1 @@
-"""`reserve-gpu join`, `list` and `release`; `--join` and `--release`."""
+"""The commands `join`, `list` and `release`, and the magic's options `--join` and `--release`."""

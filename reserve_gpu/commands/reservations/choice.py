@@ -1,4 +1,4 @@
-"""Which of a user's reservations words mean; `list`, `join` and `release` share it."""
+"""Select reservations by the words on a command line, for `list`, `join` and `release`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from reserve_gpu.gpus import names
 from reserve_gpu.model.errors import RequestError
 from reserve_gpu.model.option import Option
 from reserve_gpu.model.untrusted import sanitize
-from reserve_gpu.render import reservation_list as said
-from reserve_gpu.render import status_view
+from reserve_gpu.render import reservation_list, status_view
 from reserve_gpu.reservation import remote_release
 from reserve_gpu.reservation.remote_release import Choice
 from reserve_gpu.system import procfs
@@ -22,35 +21,51 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model.holders import Reserved
 
-NOT_RELEASED = 75  # EX_TEMPFAIL
-WHICH = Option("which WHICH", "a GPU (0), a notebook (train.ipynb) or a pid (4321)", nargs="*")
-JSON = Option("--json", "for programs")
+NOT_RELEASED = 75  # exit code EX_TEMPFAIL
+WHICH = Option("which WHICH", "a GPU (0), notebook (train.ipynb) or process ID (4321)", nargs="*")
+JSON = Option("--json", "print JSON")
 
 
-def choices(words: Sequence[str], every: Sequence[Reserved], command: str) -> list[Choice]:
-    """Return the reservations that are meant; without a word the only one. Raises RequestError."""
+def choices(words: Sequence[str], reservations: Sequence[Reserved], command: str) -> list[Choice]:
+    """Return the reservations that words name. Without words, return the only reservation.
+
+    Args:
+        words: The names: devices, notebooks, commands or process IDs.
+        reservations: The reservations to choose from.
+        command: The command line before the names, for error messages.
+
+    Raises:
+        RequestError: A word matches no reservation, or several.
+    """
     now = time.time()
     chosen: dict[int | None, Choice] = {}
-    pids = {each.holder.listed_pid for each in every}
-    if not (every or words):
-        raise RequestError(said.NONE)
+    pids = {each.holder.listed_pid for each in reservations}
+    if not (reservations or words):
+        raise RequestError(reservation_list.NONE)
     for word in words or [""]:
-        meant = [choice for each in every if (choice := _meant(word, each, pids))]
-        # A joined process is meant only if its host is not.
-        meant = [each for each in meant if not each.reserved.holder.beside] or meant
-        if not meant:
-            raise RequestError(said.no_such(sanitize(word), every, command, now))
-        if len(meant) > 1:
-            raise RequestError(said.which([each.reserved for each in meant], command, now))
-        chosen.setdefault(meant[0].reserved.holder.listed_pid, meant[0])
+        matches = [choice for each in reservations if (choice := _match(word, each, pids))]
+        # A holder takes precedence over the processes that have joined its reservation.
+        matches = [each for each in matches if not each.reserved.holder.beside] or matches
+        if not matches:
+            text = reservation_list.no_such(sanitize(word), reservations, command, now)
+            raise RequestError(text)
+        if len(matches) > 1:
+            candidates = [each.reserved for each in matches]
+            raise RequestError(reservation_list.which(candidates, command, now))
+        chosen.setdefault(matches[0].reserved.holder.listed_pid, matches[0])
     return [*chosen.values()]
 
 
-def _meant(word: str, reserved: Reserved, pids: set[int | None]) -> Choice | None:
-    """Return the choice if a word names a reservation: by a device, its pid, or its names.
+def _match(word: str, reserved: Reserved, pids: set[int | None]) -> Choice | None:
+    """Return the choice if a word names this reservation, otherwise None.
 
-    The user may have read the pid before the kernel restarted. pids: Those of all
-    reservations. They go before the pid that a kernel had.
+    The process ID from before a kernel's restart also names its reservation, unless another holder
+    has this ID now.
+
+    Args:
+        word: A device, a process ID, a notebook or a command. An empty word matches everything.
+        reserved: The reservation.
+        pids: The current process IDs of all holders.
     """
     rows, holder = reserved.rows, reserved.holder
     known_pids = remote_release.pids_of(holder) - (pids - {holder.listed_pid})
@@ -72,7 +87,7 @@ def _meant(word: str, reserved: Reserved, pids: set[int | None]) -> Choice | Non
 
 
 def to_dict(each: Reserved, now: float) -> dict[str, Any]:
-    """Return a reservation as programs read it."""
+    """Return a reservation as a dictionary for JSON output."""
     return {
         **status_view.holder_dict(each.holder, now),
         "devices": [row.label for row in each.rows],
@@ -80,7 +95,12 @@ def to_dict(each: Reserved, now: float) -> dict[str, Any]:
 
 
 def to_json(values: dict[str, Any], *, is_done: bool = True) -> Output:
-    """Return values as JSON, next to the machine and the time."""
-    about = {"version": status_view.VERSION, "host": procfs.machine_name(), "time": time.time()}
+    """Return JSON output: the values, the format's version, the machine's name and the time.
+
+    Args:
+        values: The fields of the result.
+        is_done: Whether everything was released. Otherwise the exit code is `NOT_RELEASED`.
+    """
+    header = {"version": status_view.VERSION, "host": procfs.machine_name(), "time": time.time()}
     code = 0 if is_done else NOT_RELEASED
-    return Output(json.dumps({**about, **values}, indent=2), code, "json")
+    return Output(json.dumps({**header, **values}, indent=2), code, "json")

@@ -1,4 +1,4 @@
-"""`reserve-gpu join`, and `%reserve_gpu --join`: use what a notebook of this user's has."""
+"""The command `join` and the magic's option `--join`: use the GPUs of another process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reserve_gpu.commands.run import command, reporter
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import RequestError, own_command
 from reserve_gpu.model.option import add
-from reserve_gpu.render import reservation_list as said
+from reserve_gpu.render import reservation_list
 from reserve_gpu.reservation.remote_release import of_user
 from reserve_gpu.system import process_identity
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import Reserved
 
 MORE = """\
-Without a name your only reservation is joined, without a command your shell
-is started. It has the same GPUs, the same part and the same variables. The
-GPUs are taken as long as the notebook or the command lives.
+By default, join uses your only reservation and starts your shell. The command
+gets the same GPUs, the same memory share and the same variables. The GPUs stay
+reserved until both the notebook and the command have ended.
 """
 split = command.split_at_sign
 
@@ -36,38 +36,47 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> NoReturn:
-    """Join one of the user's reservations, and become a command, by default the user's shell.
+    """Join one of the user's reservations, then become a command: by default, the user's shell.
 
-    Raises RequestError if the words name no reservation, or several; CommandError.
+    Raises:
+        RequestError: The words match no reservation, or several.
+        CommandError: The command can't be found or can't be run.
     """
     if len(arguments.which) > 1:
-        raise RequestError(said.without_sign())
+        raise RequestError(reservation_list.without_sign())
     words = arguments.command or [os.environ.get("SHELL") or "/bin/sh"]
     program = command.find_own(words, ["join", *arguments.which])
     process_identity.call_it(process_identity.command(words) or "")
     reporter.say(api.join(chosen(arguments.which)))
-    command.set_alarm(is_timed=False, is_quiet=False)
+    command.start_watchdog(is_timed=False, is_quiet=False)
     command.become(program, words)
 
 
 def run_in_notebook(arguments: Namespace) -> None:
-    """Join a reservation of this user's with this kernel."""
+    """Join one of the user's reservations from this kernel."""
     which = [arguments.join] if arguments.join else []
     print(api.join(chosen(which, "%reserve_gpu --join")))
 
 
 def chosen(words: Sequence[str], typed: str = "") -> Reserved:
-    """Return the reservation in another process of this user that the words name.
+    """Return the user's reservation in another process that the words name.
 
     Args:
-        words: The words of the command line; the first one names the reservation.
-        typed: The command before its name; by default `reserve-gpu join`.
+        words: The arguments. The first one names the reservation; without it, there must be only
+            one reservation.
+        typed: The command line before the name, for error messages. Defaults to
+            `reserve-gpu join`.
 
     Raises:
-        RequestError: If it names none, or several.
+        RequestError: The words match no reservation, or several.
     """
-    own = {os.getpid(), *(left.lock_keeper for left in api.all_left())}
-    every = [each for each in of_user() if each.holder.pid not in own and not each.holder.beside]
-    every = [each for each in every if any(isinstance(row.device, Device) for row in each.rows)]
-    (found,) = choice.choices(words[:1], every, typed or f"{own_command()} join")
-    return found.reserved
+    own_pids = {os.getpid(), *(left.lock_keeper for left in api.all_left())}
+    reservations = [
+        each
+        for each in of_user()
+        if each.holder.pid not in own_pids
+        and not each.holder.beside
+        and any(isinstance(row.device, Device) for row in each.rows)
+    ]
+    (match,) = choice.choices(words[:1], reservations, typed or f"{own_command()} join")
+    return match.reserved

@@ -1,4 +1,4 @@
-"""`reserve-gpu list`: what this user has reserved on this machine."""
+"""The command `list`: the user's reservations on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.reservations import choice
 from reserve_gpu.model.option import add
-from reserve_gpu.render import reservation_list as said
+from reserve_gpu.render import reservation_list
 from reserve_gpu.reservation.remote_release import of_user
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> Output:
-    """Return a line for each reservation of this user."""
-    every, now = of_user(), time.time()
+    """Return one line or one JSON object for each of the user's reservations."""
+    reservations, now = of_user(), time.time()
     if arguments.json:
-        return choice.to_json({"reservations": [choice.to_dict(each, now) for each in every]})
-    return Output("\n".join(said.line(each, now) for each in every) or said.NONE)
+        rows = [choice.to_dict(each, now) for each in reservations]
+        return choice.to_json({"reservations": rows})
+    lines = [reservation_list.line(each, now) for each in reservations]
+    return Output("\n".join(lines) or reservation_list.NONE)

@@ -1,4 +1,4 @@
-"""`reserve-gpu release`, and `%reserve_gpu --release`: other processes, or this one, release."""
+"""The command `release` for other processes, and the magic's option `--release` for this kernel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from reserve_gpu.commands.run import reporter
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.model.errors import RequestError, own_command
 from reserve_gpu.model.option import Option, add
-from reserve_gpu.render import messages
-from reserve_gpu.render import reservation_list as said
+from reserve_gpu.render import messages, reservation_list
 from reserve_gpu.render.frontends import SHELL, read_here
 from reserve_gpu.reservation import remote_release
 from reserve_gpu.reservation.remote_release import Choice, of_anybody, of_user
@@ -29,16 +28,16 @@ if TYPE_CHECKING:
 
 ROOT = 0
 MORE = """\
-Without a name your only reservation is released. A notebook that has started
-CUDA, a script and a command hold a GPU as long as they live: --end ends them.
-The exit code is 75 if something is still held, or in use.
+By default, release releases your only reservation. A notebook that has started
+CUDA, a script and a command hold their GPUs until they end: use --end to end
+them. The exit code is 75 if a GPU is still held or in use.
 On another machine: ssh lab1 reserve-gpu release train.ipynb
 """
 OPTIONS = (
     choice.WHICH,
-    Option("--all", "all that you hold; for root, all of everybody"),
-    Option("--end", "end the process: what was given to before_end() first, then SIGTERM, 10 s "
-           "later SIGKILL"),
+    Option("--all", "release all your reservations; as root, those of all users"),
+    Option("--end", "end the process: call its before_end() functions, then send SIGTERM, and "
+           "SIGKILL 10 s later"),
     choice.JSON,
 )  # fmt: skip
 
@@ -50,47 +49,52 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> Output:
-    """Make other processes release their GPUs.
+    """Ask other processes to release their GPUs, or end them.
 
-    Raises RequestError if the words name no reservation, or several.
+    Raises:
+        RequestError: The words match no reservation, or several.
     """
     which = arguments.which
     if arguments.all and which:
-        raise RequestError("Give names, or --all.")
-    every = of_anybody() if os.geteuid() == ROOT else of_user()
+        raise RequestError("Give names or --all, not both.")
+    reservations = of_anybody() if os.geteuid() == ROOT else of_user()
     choices = (
-        [Choice(each, each.rows) for each in every]
+        [Choice(each, each.rows) for each in reservations]
         if arguments.all
-        else choice.choices(which, every, f"{own_command()} release")
+        else choice.choices(which, reservations, f"{own_command()} release")
     )
-    answers = [(each.reserved, _released(each, is_end=arguments.end)) for each in choices]
+    answers = [(each.reserved, _release(each, is_end=arguments.end)) for each in choices]
     frontend = read_here(SHELL)
-    lines = [said.released(each, answer, every, frontend) for each, answer in answers]
+    lines = [
+        reservation_list.released(each, answer, reservations, frontend) for each, answer in answers
+    ]
     done = [each for each, answer in answers if answer in remote_release.DONE]
-    rest = said.still_there(done, reserved_rows()) if done else []
-    is_done = len(done) == len(answers) and not rest
+    still_in_use = reservation_list.still_there(done, reserved_rows()) if done else []
+    is_done = len(done) == len(answers) and not still_in_use
     if arguments.json:
-        found = [
+        results = [
             {**choice.to_dict(each, time.time()), "answer": answer.name.lower(), "message": line}
             for (each, answer), line in zip(answers, lines, strict=True)
         ]
         return choice.to_json(
-            {"answers": found, "is_done": is_done, "still_in_use": rest}, is_done=is_done
+            {"answers": results, "is_done": is_done, "still_in_use": still_in_use},
+            is_done=is_done,
         )
-    return Output("\n".join([*lines, *rest]) or said.NONE, 0 if is_done else choice.NOT_RELEASED)
+    text = "\n".join([*lines, *still_in_use]) or reservation_list.NONE
+    return Output(text, 0 if is_done else choice.NOT_RELEASED)
 
 
-def _released(chosen: Choice, *, is_end: bool) -> Answer:
-    """Have a process release its devices, with a line on stderr before a first signal."""
+def _release(chosen: Choice, *, is_end: bool) -> Answer:
+    """Ask a process to release its devices, and print a warning before it gets a signal."""
 
-    def warn(why: Answer) -> None:
-        reporter.say(said.unasked(chosen.reserved, why, STOP_S))
+    def warn(reason: Answer) -> None:
+        reporter.say(reservation_list.unasked(chosen.reserved, reason, STOP_S))
 
     return remote_release.release(chosen, is_end=is_end, warn=warn)
 
 
 def run_in_notebook(_arguments: Namespace) -> None:
-    """Release all GPUs of this kernel."""
+    """Release all GPUs of this kernel, and print the released GPUs and the variables."""
     held = api.current()
     devices = api.release()
     values = cuda_environment.read({*cuda_environment.CUDA, *(held.environ if held else ())})

@@ -1,1 +1,1 @@
-"""`reserve-gpu run`, and what all commands need that become another program."""
+"""The command `reserve-gpu run`, and helpers for all commands that start another program."""

@@ -1,7 +1,7 @@
-"""Writes the events of a reservation after `reserve-gpu run` has become the command.
+"""Write the remaining events of a reservation after `reserve-gpu run` has become the command.
 
-The command knows nothing of this package, so a small process of its own writes the other events.
-It holds no lock and no terminal, it is not a child of the command, and it ends when the locks are
+The command does not know this package, so a small separate process writes these events. That
+process holds no lock and no terminal, is not a child of the command, and ends when the locks are
 released.
 """
 
@@ -22,66 +22,93 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Lease
     from reserve_gpu.reservation.holding import Holding
 
-BEFORE_S = (600.0, 60.0)  # before an end, when an event warns of it
-LOOK_S, LEFT_S = 1.0, 0.1  # between two looks at the locks, and once the command has ended
-READER_LIMIT_S = 1.0  # for the reader of an important event to make room for it
+WARNING_LEADS_S = (600.0, 60.0)  # times before the reservation's end at which an event warns
+POLL_S = 1.0  # seconds between two checks of the locks while the command runs
+ENDED_POLL_S = 0.1  # seconds between two checks of the locks after the command has ended
+READER_LIMIT_S = 1.0  # longest wait for a reader to make room for an important event
 
 
 class Sender:
-    """Writes events to a descriptor, and counts the events dropped for lack of room.
+    """Writes events to a file descriptor, and counts the events that its reader was too slow for.
 
     Attributes:
-        descriptor: The descriptor, which has to stay open.
-        lost: The number of events dropped since the last one that was written.
+        descriptor: The file descriptor. The caller must keep it open.
+        lost: The number of events dropped since the last successful write.
     """
 
     def __init__(self, descriptor: int, lost: int = 0, rest: str = "") -> None:
-        """Open the sender. Raises OSError for a descriptor that can't be written."""
+        """Create a sender.
+
+        Args:
+            descriptor: The file descriptor to write to.
+            lost: The number of events that an earlier sender has dropped.
+            rest: The unwritten end of an event that an earlier sender wrote only in part.
+
+        Raises:
+            OSError: The file descriptor is not writable.
+        """
         self.descriptor, self.lost = descriptor, lost
         self._writer = Writer(descriptor, rest.encode())
 
     @property
     def rest(self) -> str:
-        """Return the end of an event that was written only in part."""
+        """Return the unwritten end of an event that was written only in part."""
         return self._writer.rest.decode()
 
-    def tell(self, event: str, patience_s: float = 0.0, /, **values: Any) -> None:
-        """Write an event. patience_s: seconds to wait for the reader."""
-        about = {"version": VERSION, "event": event, "time": time.time()}
+    def send(self, event: str, patience_s: float = 0.0, /, **values: Any) -> None:
+        """Write an event, or drop it if the reader is too slow.
+
+        Args:
+            event: The name of the event.
+            patience_s: Seconds to wait for the reader to make room.
+            values: The event's other fields.
+        """
+        header = {"version": VERSION, "event": event, "time": time.time()}
         lost = {"lost": self.lost} if self.lost else {}
-        line = f"{json.dumps({**about, **lost, **values})}\n".encode()
+        line = f"{json.dumps({**header, **lost, **values})}\n".encode()
         self.lost = 0 if self._writer.write(line, patience_s) else self.lost + 1
 
 
 def start(sender: Sender, held: Holding) -> None:
-    """Leave a process that follows this one, and goes on with the events. Raises OSError."""
-    out = os.dup(sender.descriptor)  # its own stderr is another one
-    told = {"out": out, "lost": sender.lost, "rest": sender.rest}
+    """Start the process that writes the remaining events. Raises OSError.
+
+    Args:
+        sender: The sender that has written the events until now.
+        held: The reservation that the command will hold.
+    """
+    # The new process gets another stderr, so it needs a duplicate even of descriptor 2.
+    out = os.dup(sender.descriptor)
+    state = {"out": out, "lost": sender.lost, "rest": sender.rest}
     try:
-        exec_handover.follow(__name__, held, told, (out,))
+        exec_handover.follow(__name__, held, state, (out,))
     finally:
         os.close(out)
 
 
 def main(text: str) -> None:
-    """Write each event until the locks are released. text: The JSON that `start` passes."""
-    about: dict[str, Any] = json.loads(text)
-    sender = Sender(about["out"], about["lost"], about["rest"])
-    held = exec_handover.held_of(about)
+    """Write the remaining events until the locks are released.
+
+    Args:
+        text: The JSON text with the state that `start` passes.
+    """
+    state: dict[str, Any] = json.loads(text)
+    sender = Sender(state["out"], state["lost"], state["rest"])
+    held = exec_handover.held_of(state)
     _, left_s = _end(held.lease)
-    leads = [lead_s for lead_s in BEFORE_S if left_s > lead_s] if left_s != inf else []
-    while exec_handover.are_locked(about):
+    leads = [lead_s for lead_s in WARNING_LEADS_S if left_s > lead_s] if left_s != inf else []
+    while exec_handover.are_locked(state):
         until, left_s = _end(held.lease)
         if leads and left_s <= leads[0]:
             del leads[0]
-            sender.tell("ending", at=until, left_s=round(left_s))
-        if watchdog.ends_within(about["process"], LOOK_S):  # then it returns at once from now on
-            time.sleep(LEFT_S)
-    sender.tell("released", READER_LIMIT_S, devices=[each.label for each in held.devices])
+            sender.send("ending", at=until, left_s=round(left_s))
+        # ends_within() waits up to POLL_S while the command runs, and returns at once afterwards.
+        if watchdog.ends_within(state["process"], POLL_S):
+            time.sleep(ENDED_POLL_S)
+    sender.send("released", READER_LIMIT_S, devices=[each.label for each in held.devices])
 
 
 def _end(lease: Lease) -> tuple[float, float]:
-    """Return the end of a lease, in seconds since the epoch, and the seconds until then."""
+    """Return a lease's end in seconds since the epoch, and the seconds until this end."""
     now = procfs.now()
     until = lease.at(now).until
     return (inf, inf) if until is None else (until, until - now.wall)

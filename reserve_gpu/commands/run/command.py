@@ -1,6 +1,6 @@
-"""reserve-gpu run: reserve, then become the command; the same process goes on as that program.
+"""The command `reserve-gpu run`: reserve GPUs, then replace this process with a program.
 
-Also what every subcommand needs at its end: errors in the words of a shell.
+Other commands that start a program also use the functions of this module.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ if TYPE_CHECKING:
 
 
 SYNOPSIS = "reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
-INTERRUPTED = 130  # as shells have it
+INTERRUPTED = 130  # exit code after SIGINT, as in shells: 128 + 2
 
 
 def run(arguments: Namespace) -> NoReturn:
-    """Reserve what was asked for and become the command, which ends when its time is over."""
+    """Reserve the requested GPUs and become the command.
+
+    If the reservation has an end, a watchdog process ends the command at that time.
+    """
     program = find_own(arguments.command, ["run", *request_options.words(arguments)])
     is_timed = any(getattr(arguments, name, None) is not None for name in ("for_", "until"))
     if is_timed:
-        _require_alarm()
+        _require_watchdog()
     process_identity.call_it(process_identity.command(arguments.command) or "")
     is_quiet = arguments.quiet
     reporter = Reporter(is_quiet=is_quiet)
@@ -49,30 +52,36 @@ def run(arguments: Namespace) -> NoReturn:
         reporter, is_quiet = events.of_arguments(arguments), True
     reserve_and_report(arguments, frontends.shell(arguments.command), reporter)
     api.forget_idleness()
-    set_alarm(is_timed=is_timed, is_quiet=is_quiet)
+    start_watchdog(is_timed=is_timed, is_quiet=is_quiet)
     reporter.follow()
     become(program, arguments.command)
 
 
-def _require_alarm() -> None:
-    """Raise RequestError where no command can be ended at its time, before anything is reserved."""
+def _require_watchdog() -> None:
+    """Raise RequestError if this system has no means to end a command at a given time."""
     try:
         watchdog.require()
     except OSError as error:
-        old = f"{error.strerror}; it needs Linux 5.3 or later"
-        text = f"A command can't be ended here at its time: {old if error.errno else error}."
-        raise errors.RequestError(f"{text} Leave out --for and --until.") from error
+        reason = f"{error.strerror}; it needs Linux 5.3 or later" if error.errno else f"{error}"
+        text = f"This system can't end a command at a given time: {reason}."
+        raise errors.RequestError(f"{text} Omit --for and --until.") from error
 
 
-def set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
-    """Have the command ended when its reservation is over. Raises CommandError.
+def start_watchdog(*, is_timed: bool, is_quiet: bool) -> None:
+    """Start the process that ends the command at the end of its reservation.
 
-    is_timed: it was asked for; else only an administrator's rule can want it.
-    is_quiet: nothing is said of it.
+    Args:
+        is_timed: Whether the user gave an end. Otherwise the command is ended only if an
+            administrator's rule sets an end and ends the process with the reservation.
+        is_quiet: Whether to print no line about the end.
+
+    Raises:
+        CommandError: The process can't be started.
     """
     reservation = api.current()
     lease = reservation.lease if reservation else NO_LEASE
-    until, until_boot = lease.own.until, lease.own.until_boot  # the batch system ends the job
+    # The end of a batch job needs no watchdog, because the batch system enforces it.
+    until, until_boot = lease.own.until, lease.own.until_boot
     if until is None or not (is_timed or lease.end_kernel):
         return
     try:
@@ -82,18 +91,27 @@ def set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
             subprocesses.leave(watchdog.words(until_boot, clock=time.CLOCK_BOOTTIME))
     except OSError as error:
         reason = sanitize(str(error))
-        raise CommandError(f"The command can't be ended at its time: {reason}.") from error
+        text = f"The process that ends the command in time can't be started: {reason}."
+        raise CommandError(text) from error
     if not is_quiet:
         say(messages.command_ends(lease, time.time()))
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return the words that are ours, and the command: what follows the first `--`.
+    """Split the words after `run` into the arguments of `run` and the command.
 
-    Without `--` the first word starts the command if it is no option and names no device. Raises
-    RequestError where options or devices stand before a command without `--`: which word is the
-    value of an option, and which one the command, can't be told.
-    words: what follows the subcommand.
+    The command follows the first `--`. Without `--`, all words are the command, if the first one is
+    neither an option nor the name of a device.
+
+    Args:
+        words: The words after the subcommand.
+
+    Returns:
+        The arguments of `run`, and the command.
+
+    Raises:
+        RequestError: Options or devices precede the command, but `--` is missing. Without it, an
+            option's value can't be told from the command.
     """
     if "--" in words or not words or {"-h", "--help"} & set(words):
         return split_at_sign(words)
@@ -103,9 +121,9 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def split_at_sign(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return the words that are ours, and the command behind `--`, if there is one."""
-    at = words.index("--") if "--" in words else len(words)
-    return words[:at], words[at + 1 :]
+    """Split words at the first `--`; return the words before it and the words after it."""
+    index = words.index("--") if "--" in words else len(words)
+    return words[:index], words[index + 1 :]
 
 
 def _synopsis() -> str:
@@ -113,90 +131,104 @@ def _synopsis() -> str:
 
 
 def find(command: Sequence[str], typed: Sequence[str] = ("run",)) -> str:
-    """Return the path of the program, before anything is reserved.
+    """Return the path of a command's program. Callers check it before they reserve anything.
 
     Args:
-        command: The words to run.
-        typed: Our own words in front of them.
+        command: The program and its arguments.
+        typed: The arguments of `reserve-gpu` that precede the command, for error messages.
 
     Raises:
-        CommandError: There is no such program, or nothing here can run it.
-        RequestError: The command is missing, or it sets CUDA_VISIBLE_DEVICES.
+        CommandError: The program does not exist, or this machine can't run it.
+        RequestError: The command is empty, or it sets CUDA_VISIBLE_DEVICES.
     """
     if not command:
-        raise errors.RequestError(f"There is no command to run: {_synopsis()}")
-    return lookup.find(command, lambda: _before(typed))
+        raise errors.RequestError(f"The command is missing. Usage: {_synopsis()}")
+    return lookup.find(command, lambda: _own_words(typed))
 
 
 def find_own(command: Sequence[str], typed: Sequence[str]) -> str:
-    """Return the path of the program of a command that keeps what is reserved for it.
+    """Return the path of a command's program, if the command keeps the reservation.
 
-    Raises as `find` does, and RequestError for a command that another process would run.
+    Args:
+        command: The program and its arguments.
+        typed: The arguments of `reserve-gpu` that precede the command, for error messages.
+
+    Raises:
+        CommandError: As in `find`.
+        RequestError: As in `find`, or another process would run the command.
     """
     program = find(command, typed)
-    handoff.require_own(command, lambda: _before(typed))
+    handoff.require_own(command, lambda: _own_words(typed))
     return program
 
 
-def _before(typed: Sequence[str]) -> str:
-    """Return our part of the line, as it is typed here."""
+def _own_words(typed: Sequence[str]) -> str:
+    """Return the part of the command line that precedes the command, up to `--`."""
     return f"{own_command()} {join(typed)} --"
 
 
 def become(program: str, command: list[str], reason: str | None = None) -> NoReturn:
-    """Replace this program by another one, in this process. Raises CommandError.
+    """Replace this process with a program.
 
-    reason: why there is no GPU, for that program to tell.
+    Args:
+        program: The path of the program.
+        command: The program's name and its arguments.
+        reason: Why there is no reservation. If the program is a kernel, it reports this reason.
+
+    Raises:
+        CommandError: The system can't execute the program.
     """
     api.before_exec(reason, is_kernel=jupyter_kernel.connection_file(command) is not None)
-    # Python ignores these two signals, and exec would leave them ignored: `yes | head` in a script
-    # relies on SIGPIPE.
+    # Python ignores these two signals, and ignored signals stay ignored after exec. But pipelines
+    # such as `yes | head` in a script rely on SIGPIPE.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:
-        os.execv(program, command)  # noqa: S606 - no shell is what is wanted
+        os.execv(program, command)  # noqa: S606 - deliberately without a shell
     except OSError as error:
         text = f"{sanitize(command[0])} can't be run: {error.strerror}"
         if error.errno == errno.ENOEXEC:
             text += ". A script needs a first line such as #!/bin/sh"
         elif error.errno == errno.ENOENT:
-            text += ". The file is here, so it is built for another system: its loader is missing"
+            text += ". The file exists, but its loader is missing: it is built for another system"
         raise CommandError(f"{text}.") from error
 
 
 def reserve_and_report(
     arguments: Namespace, frontend: frontends.Frontend, reporter: Reporter | None = None
 ) -> None:
-    """Reserve, and tell what comes of it, meanwhile too."""
+    """Reserve GPUs, and report the progress and the outcome."""
     reporter = reporter or Reporter()
     try:
         outcome = request_options.reserve_parsed(arguments, frontend, reporter.show)
     except BaseException as error:
         reporter.failed(error)
         raise
-    reporter.came(outcome)
+    reporter.finish(outcome)
 
 
 MORE = """\
-The command has the same process id, and its own signals and exit code. The
-GPUs are free when it has ended, and whatever it started and left running. At
-the end of --for and --until it gets SIGTERM, and a minute later SIGKILL.
+The command replaces this process: it keeps the process ID, receives signals
+directly and sets the exit code. The GPUs are freed once it, and everything it
+left running, has ended. When --for or --until expires, the command gets
+SIGTERM, and a minute later SIGKILL.
 
 examples:
   reserve-gpu run -- python train.py             on the first idle GPU
   reserve-gpu run -n 2 --wait 1h -- python t.py  on two; wait for up to an hour
-  reserve-gpu run 1,3 -- bash                    for all that this shell starts
-  mpirun -n 4 reserve-gpu run -- python rank.py  a GPU for each rank
+  reserve-gpu run 1,3 -- bash                    for everything in this shell
+  mpirun -n 4 reserve-gpu run -- python rank.py  one GPU for each rank
 
-exit codes: the command's own, if it was started; else 2 for a mistake, 69 for
-the driver, 75 if no GPU is free, 78 for the lock directory, 126 and 127 if
-the command can't be run or found, 130 if interrupted
+exit codes: the command's own exit code if it was started; otherwise 2 for a
+usage error, 69 for a driver error, 75 if no GPU is free, 78 if the lock
+directory can't be used, 126 if the command can't be run, 127 if it is not
+found, and 130 if interrupted
 """
 OPTIONS = (
     *request_options.REQUEST_OF_COMMAND,
-    Option("-q --quiet", "say nothing if all goes well: for make and cron"),
-    Option("--json", "what we say, as lines of JSON on stderr"),
-    Option("--events PLACE", "the same to a descriptor (3) or a file"),
+    Option("-q --quiet", "print only warnings and errors, as suits make and cron"),
+    Option("--json", "write the messages of reserve-gpu to stderr as lines of JSON"),
+    Option("--events PLACE", "write these lines to a file descriptor (3) or a file instead"),
 )
 
 

@@ -1,4 +1,4 @@
-"""`run --json` and `--events`: the events of a reservation, each a line of JSON."""
+"""The events of a reservation as lines of JSON, for `run --json` and `run --events`."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ STDERR = 2
 
 
 class Events(Reporter):
-    """Writes events to a descriptor; a reader that does not read them delays nothing for long."""
+    """Reports a reservation as events on a file descriptor.
+
+    A reader that stops reading delays the reservation only for a short time.
+    """
 
     def __init__(self, descriptor: int) -> None:
-        """Open the descriptor's events. Raises OSError."""
+        """Create a reporter for this file descriptor. Raises OSError."""
         self._sender = Sender(descriptor)
-        self._stands: object = None
+        self._last_state: object = None
 
     def show(self, news: Progress) -> None:
-        """Write the progress of a wait when it has changed."""
-        if not isinstance(news, Waiting) or self._stands == stands(news):
+        """Write the progress of waiting in the queue, if it has changed since the last event."""
+        if not isinstance(news, Waiting) or self._last_state == stands(news):
             return
-        self._stands, first = stands(news), news.first and news.first.holder
-        self._sender.tell(
+        self._last_state, first = stands(news), news.first and news.first.holder
+        self._sender.send(
             "waiting",
             asks=messages.asked(news.request),
             place=news.place,
@@ -49,13 +52,13 @@ class Events(Reporter):
             first_free=contacts.first_end(news.rows, time.time()),
         )
 
-    def came(self, outcome: Outcome) -> None:
-        """Write the acquired GPUs and warnings, or the reason for none."""
+    def finish(self, outcome: Outcome) -> None:
+        """Write the reserved GPUs and warnings, or the refusal that `--optional` has excused."""
         held = session().holding
         if outcome.excused:
-            self._sender.tell("refused", READER_LIMIT_S, **outcome.excused.to_dict())
+            self._sender.send("refused", READER_LIMIT_S, **outcome.excused.to_dict())
             return
-        self._sender.tell(
+        self._sender.send(
             "reserved",
             READER_LIMIT_S,
             pid=os.getpid(),
@@ -67,35 +70,37 @@ class Events(Reporter):
         )
 
     def failed(self, error: BaseException) -> None:
-        """Write the refusal, except on stderr, where the command line prints it in any case."""
+        """Write the refusal, except on stderr, where the command line prints every error itself."""
         if isinstance(error, ReserveGPUError) and self._sender.descriptor != STDERR:
-            self._sender.tell("refused", READER_LIMIT_S, **error.to_dict())
+            self._sender.send("refused", READER_LIMIT_S, **error.to_dict())
 
     def follow(self) -> None:
-        """Have what comes later told by another process, as this one becomes the command."""
+        """Start a process that writes the later events, because this one becomes the command."""
         if session().devices:
             after_exec.start(self._sender, session().holding)
 
 
 def of_arguments(arguments: Namespace) -> Events:
-    """Return the writer for --json and --events. Raises RequestError."""
-    word = arguments.events or str(STDERR)
+    """Return the reporter that `--json` or `--events` selects. Raises RequestError."""
+    target = arguments.events or str(STDERR)
     try:
-        if not word.isdecimal():
-            return Events(_opened(word))
-        os.set_inheritable(int(word), int(word) <= STDERR)  # else the command would keep it open
-        return Events(int(word))
+        if not target.isdecimal():
+            return Events(_open(target))
+        # The command must not inherit the descriptor, unless it is a standard stream.
+        os.set_inheritable(int(target), int(target) <= STDERR)
+        return Events(int(target))
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or "there is no such descriptor"
-        raise RequestError(f"--events {sanitize(word)}: {reason}.") from error
+        reason = getattr(error, "strerror", None) or "No such file descriptor"
+        raise RequestError(f"--events {sanitize(target)}: {reason}.") from error
 
 
-def _opened(path: str) -> int:
-    """Open a file for events. A FIFO keeps them until it has a reader. Raises OSError."""
+def _open(path: str) -> int:
+    """Open a file or a FIFO for appending without waiting for a reader. Raises OSError."""
     flags = os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
     try:
         return os.open(path, os.O_WRONLY | flags, 0o666)
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
+        # A FIFO has no reader yet. Opened for both directions, it buffers the events.
         return os.open(path, os.O_RDWR | flags)

@@ -1,9 +1,9 @@
-"""Programs that hand a command to another process, which has neither our variables nor our lock.
+"""Refuse commands that hand their work to a process without the reservation's variables and lock.
 
-`reserve-gpu run -- tmux new -d train.sh` would reserve a GPU for the client of tmux. A server that
-runs already starts `train.sh`, on all GPUs, while the reserved one is free again. Such a command is
-refused before anything is reserved, and the error has the line that works. The text of `sh -c
-'...'` is not read, so a user who knows better can use that.
+`reserve-gpu run -- tmux new -d train.sh` would reserve a GPU only for the tmux client. A running
+tmux server would then start `train.sh` on all GPUs, and the reserved GPU would be free again. Such
+a command is refused before anything is reserved, and the error shows a command line that works. The
+argument of `sh -c` is not parsed, so users can bypass this check.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from reserve_gpu.render.frontends import COMMAND
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-LIMIT_S = 3.0  # for tmux to say whether its server runs
-LOST = "The command would run without the variables and the lock of the reservation."
-SIMPLE = r"[\w@%+=:,./-]+"  # a word that no shell changes
+TMUX_LIMIT_S = 3.0  # longest wait for tmux to report whether its server is running
+NOT_KEPT = "The command would run without the variables and the lock of the reservation."
+PLAIN_WORD = r"[\w@%+=:,./-]+"  # pattern for a word that needs no quoting in a shell
 
 TMUX = Syntax("cfLST")
-# Subcommands of tmux that start a command.
+# The subcommands of tmux that start a command.
 TMUX_STARTS = {
     "new-session": Syntax("ceFfnstxy"),
     "new": Syntax("ceFfnstxy"),
@@ -38,11 +38,12 @@ TMUX_STARTS = {
     "split-window": Syntax("ceFlpt"),
     "splitw": Syntax("ceFlpt"),
 }
-UNIT = (
+# The long options of systemd-run and run0 that take a value.
+UNIT_OPTIONS = (
     *("--unit", "--property", "--setenv", "--description", "--slice", "--uid", "--gid", "--nice"),
     *("--working-directory", "--host", "--machine", "--service-type"),
 )
-# These start the command with a new environment, or from another process.
+# Programs that start a command with a new environment, or from another process.
 STARTERS = {
     "sudo": Syntax(
         "CDghpRrTtUu",
@@ -51,16 +52,16 @@ STARTERS = {
     ),
     "doas": Syntax("Cu"),
     "pkexec": Syntax(long=("--user",)),
-    "run0": Syntax("u", UNIT),
+    "run0": Syntax("u", UNIT_OPTIONS),
     "screen": Syntax("cehpstST"),
-    "systemd-run": Syntax("pEMHu", UNIT),
+    "systemd-run": Syntax("pEMHu", UNIT_OPTIONS),
 }
-WHY = {
-    "sudo": "drops variables, and closes files",
-    "doas": "drops variables, and it may close files",
-    "pkexec": "drops variables",
-    "run0": "has systemd start the command",
-    "systemd-run": "has systemd start the command",
+REASONS = {
+    "sudo": "drops environment variables and closes files",
+    "doas": "drops environment variables and may close files",
+    "pkexec": "drops environment variables",
+    "run0": "lets systemd start the command",
+    "systemd-run": "lets systemd start the command",
     "screen": "closes files before it starts the command",
 }
 SSH = Syntax("BbcDEeFIiJLlmOopQRSWw", operands=1)
@@ -70,121 +71,132 @@ CONTAINERS = {
     "podman": "--device nvidia.com/gpu=$CUDA_VISIBLE_DEVICES",
     "nerdctl": '--gpus "\\"device=$CUDA_VISIBLE_DEVICES\\""',
 }
-DETACHED = "leaves the container running, while the reservation ends with this command"
-SHORT_DETACH = r"-[itPq]*d[itPq]*"  # also among other short options
+DETACHED = "leaves the container running after the reservation has ended"
+SHORT_DETACH = r"-[itPq]*d[itPq]*"  # pattern for -d, alone or grouped with other short options
 CONTAINER_STARTS = {"run", "create", "exec", "start", "restart", "compose"}
-# Programs that leave the command to a process which runs already, or starts later.
+# Programs that leave the command to a running process, or to one that starts later.
 QUEUES = {
     **dict.fromkeys(("at", "batch"), "starts the command later"),
-    **dict.fromkeys(("sbatch", "qsub", "bsub"), "queues a job, which another machine may start"),
-    **dict.fromkeys(("tsp", "pueue", "pm2", "byobu"), "has its server start the command"),
-    **dict.fromkeys(("docker-compose", "podman-compose"), "starts containers, which get neither"),
-    "gnome-terminal": "has a process that runs already start the command",
+    **dict.fromkeys(("sbatch", "qsub", "bsub"), "queues a job that may run on another machine"),
+    **dict.fromkeys(("tsp", "pueue", "pm2", "byobu"), "lets its server start the command"),
+    **dict.fromkeys(("docker-compose", "podman-compose"), "lets a daemon start the containers"),
+    "gnome-terminal": "lets a running process start the command",
 }
 
 
-def require_own(command: Sequence[str], ours: Callable[[], str]) -> None:
+def require_own(command: Sequence[str], prefix: Callable[[], str]) -> None:
     """Raise RequestError for a command that would not keep the reservation.
 
     Args:
-        command: The words to run.
-        ours: Returns the text that was typed before them, as `reserve-gpu run -n 2 --`.
+        command: The program and its arguments.
+        prefix: A function that returns the text before the command, such as
+            `reserve-gpu run -n 2 --`.
     """
-    for place in levels(command):
-        before, words = command[:place], command[place:]
+    for index in levels(command):
+        before, words = command[:index], command[index:]
         name = name_of(words)
         if name == "env":
-            _require_variables(before, words, ours)
-        if why := _why(words, name):
-            wrapped = f"{join(before)} " if before else ""
-            text = f"{name} {why}." if why == DETACHED else f"{name} {why}. {LOST}"
-            raise _error(text, *_way_out(words, name, wrapped, ours))
+            _require_variables(before, words, prefix)
+        if reason := _refusal_reason(words, name):
+            wrapper = f"{join(before)} " if before else ""
+            text = f"{name} {reason}." if reason == DETACHED else f"{name} {reason}. {NOT_KEPT}"
+            raise _error(text, *_advice(words, name, wrapper, prefix))
 
 
-def _error(why: str, way_out: str, line: str = "") -> RequestError:
-    text = f"{why} Nothing was reserved. {way_out}"
+def _error(problem: str, advice: str, line: str = "") -> RequestError:
+    text = f"{problem} Nothing was reserved. {advice}"
     return RequestError(f"{text}:\n{sanitize(line, COMMAND_LIMIT)}" if line else f"{text}.")
 
 
-def _why(words: Sequence[str], name: str) -> str:
-    """Return the reason for refusing a program; empty if it keeps the reservation."""
+def _refusal_reason(words: Sequence[str], name: str) -> str:
+    """Return why a program is refused, or an empty string if it keeps the reservation."""
     if name == "tmux":
-        return "has its running server start the command" if _has_server(words) else ""
+        return "lets its running server start the command" if _has_server(words) else ""
     if name == "systemd-run":
         is_scope = "--scope" in words[: STARTERS[name].start(words)]
-        return "" if is_scope else WHY[name]
+        return "" if is_scope else REASONS[name]
     if name in ("su", "runuser"):
         is_login = any(re.fullmatch(r"-|--login|-[a-z]*l[a-z]*", word) for word in words[1:])
-        return "with a login drops variables" if is_login else ""
+        return "with a login shell drops environment variables" if is_login else ""
     if name in CONTAINERS:
-        return _why_container(words)
+        return _container_reason(words)
     if name in ("ssh", "mosh"):
         return "starts the command on another machine"
-    return WHY.get(name) or QUEUES.get(name, "")
+    return REASONS.get(name) or QUEUES.get(name, "")
 
 
-def _way_out(
-    words: Sequence[str], name: str, wrapped: str, ours: Callable[[], str]
+def _advice(
+    words: Sequence[str], name: str, wrapper: str, prefix: Callable[[], str]
 ) -> tuple[str, str]:
-    """Return the advice to the user, and the line to type instead.
+    """Return advice for the user, and a command line that works, if there is one.
 
     Args:
-        words: The program and what follows.
+        words: The refused program and its arguments.
         name: The program's base name.
-        wrapped: The text before it.
-        ours: As above.
+        wrapper: The command line of the wrappers that precede the program.
+        prefix: A function that returns the text before the command, as in `require_own`.
     """
-    inside = f"Put {PROGRAM} inside"
+    inside = f"Run {PROGRAM} inside {name}"
     if name in STARTERS:
         start = STARTERS[name].start(words)
-        typed = ours() if name == "screen" else _absolute(ours())
-        return inside, f"{wrapped}{join(words[:start])} {typed} {join(words[start:]) or COMMAND}"
+        own = prefix() if name == "screen" else _absolute(prefix())
+        return inside, f"{wrapper}{join(words[:start])} {own} {join(words[start:]) or COMMAND}"
     if name == "tmux":
-        return inside, wrapped + _inside_tmux(words, _absolute(ours()))
+        return inside, wrapper + _inside_tmux(words, _absolute(prefix()))
     if name in ("su", "runuser"):
-        return inside, wrapped + _inside_su(words, _absolute(ours()))
+        return inside, wrapper + _inside_su(words, _absolute(prefix()))
     if name in ("ssh", "mosh"):
-        there = PROGRAM + ours().removeprefix(own_command())
-        return f"{inside}, if that machine has it", wrapped + _inside_ssh(words, there)
+        remote = PROGRAM + prefix().removeprefix(own_command())
+        advice = f"Run {PROGRAM} on that machine, if it is installed there"
+        return advice, wrapper + _inside_ssh(words, remote)
     if name in CONTAINERS:
-        return _in_container(words, name, ours())
-    return f"Put {PROGRAM} run -- before the program that needs the GPU, in what {name} starts", ""
+        return _in_container(words, name, prefix())
+    return f"Put {PROGRAM} run -- before the program that {name} starts", ""
 
 
 # -- environments ----------------------------------------------------------------------------------
 
 
 def _require_variables(
-    before: Sequence[str], words: Sequence[str], ours: Callable[[], str]
+    before: Sequence[str], words: Sequence[str], prefix: Callable[[], str]
 ) -> None:
-    """Raise RequestError for an `env` that replaces the variable of the reservation.
+    """Raise RequestError if `env` overrides CUDA_VISIBLE_DEVICES.
 
-    `env -u CUDA_VISIBLE_DEVICES` is let through, because it can't be typed by mistake.
+    `env -u CUDA_VISIBLE_DEVICES` is allowed, because it is never typed by mistake.
     """
     start = ENV.start(words)
-    own, rest = [*words[1:start]], words[start:]
-    given = [word for word in own if word.startswith(f"{VISIBLE}=")]
-    if given:
-        kept = [word for word in own if word not in given]
-        env = ["env", *kept] if kept else []
-        raise named_by_variable(given[-1], [*before, *env, *rest], ours)
+    env_arguments, rest = [*words[1:start]], words[start:]
+    overrides = [word for word in env_arguments if word.startswith(f"{VISIBLE}=")]
+    if overrides:
+        remaining = [word for word in env_arguments if word not in overrides]
+        env = ["env", *remaining] if remaining else []
+        raise named_by_variable(overrides[-1], [*before, *env, *rest], prefix)
 
 
 def named_by_variable(
-    assignment: str, rest: Sequence[str], ours: Callable[[], str]
+    assignment: str, rest: Sequence[str], prefix: Callable[[], str]
 ) -> RequestError:
-    """Return the error for a command that sets CUDA_VISIBLE_DEVICES itself."""
-    value, line, way_out = assignment.partition("=")[2], ours(), "Leave it out"
+    """Return the error for a command that sets CUDA_VISIBLE_DEVICES itself.
+
+    Args:
+        assignment: The word `CUDA_VISIBLE_DEVICES=VALUE`.
+        rest: The command without this word.
+        prefix: A function that returns the text before the command, as in `require_own`.
+    """
+    value, line, advice = assignment.partition("=")[2], prefix(), "Omit the variable"
     run = f"{own_command()} run "
     if re.fullmatch(r"[0-9]+(,[0-9]+)*", value) and line.startswith(run):
-        way_out = f"To choose GPU {value}, name it"
+        advice = f"To choose GPU {value}, pass its number"
         if f" {value} " not in line:
             line = f"{run}{value} {line.removeprefix(run)}"
-    return _error(f"{PROGRAM} sets {VISIBLE} itself.", way_out, f"{line} {join(rest) or COMMAND}")
+    return _error(f"{PROGRAM} sets {VISIBLE} itself.", advice, f"{line} {join(rest) or COMMAND}")
 
 
 def _absolute(line: str) -> str:
-    """Return the line with the full path of `reserve-gpu`, for a process with another PATH."""
+    """Replace `reserve-gpu` at the start of a command line with its full path.
+
+    The program that runs the command line may have another PATH.
+    """
     path = which(PROGRAM)
     if path and line.startswith(f"{PROGRAM} "):
         return f"{quote(path)}{line.removeprefix(PROGRAM)}"
@@ -195,57 +207,62 @@ def _absolute(line: str) -> str:
 
 
 def _has_server(words: Sequence[str]) -> bool:
-    """Return whether the tmux server that these words mean runs already."""
+    """Return whether the tmux server that a tmux command line selects is running."""
     import subprocess  # only for tmux
 
-    own = words[: TMUX.start(words)]
+    options = words[: TMUX.start(words)]
     with suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
-            [*own, "list-sessions"],
+            [*options, "list-sessions"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=LIMIT_S,
+            timeout=TMUX_LIMIT_S,
             check=False,
         )
         return done.returncode == 0
     return False
 
 
-def _inside_tmux(words: Sequence[str], ours: str) -> str:
-    """Return the line that has tmux start `reserve-gpu`."""
-    at = TMUX.start(words)
-    syntax = TMUX_STARTS.get(words[at]) if at < len(words) else None
+def _inside_tmux(words: Sequence[str], prefix: str) -> str:
+    """Return a command line with which tmux starts `reserve-gpu`."""
+    index = TMUX.start(words)
+    syntax = TMUX_STARTS.get(words[index]) if index < len(words) else None
     if syntax is None:
-        return f"{join([*words[:at], 'new-session'])} {quote(f'{ours} {COMMAND}')}"
-    start = at + syntax.start(words[at:])
+        return f"{join([*words[:index], 'new-session'])} {quote(f'{prefix} {COMMAND}')}"
+    start = index + syntax.start(words[index:])
     rest = words[start:]
     text = _as_text(rest) if rest else COMMAND
-    return f"{join(words[:start])} {quote(f'{ours} {text}')}"
+    return f"{join(words[:start])} {quote(f'{prefix} {text}')}"
 
 
-def _inside_su(words: Sequence[str], ours: str) -> str:
-    """Return the line that has a login shell start `reserve-gpu`."""
-    for at, word in enumerate(words[:-1]):
+def _inside_su(words: Sequence[str], prefix: str) -> str:
+    """Return a command line with which the login shell of `su` starts `reserve-gpu`."""
+    for index, word in enumerate(words[:-1]):
         if word in ("-c", "--command"):
-            inner = quote(f"{ours} {_as_text(words[at + 1 : at + 2])}")
-            return " ".join(filter(None, [join(words[: at + 1]), inner, join(words[at + 2 :])]))
-    return f"{join(words)} -c {quote(f'{ours} {COMMAND}')}"
+            inner = quote(f"{prefix} {_as_text(words[index + 1 : index + 2])}")
+            parts = [join(words[: index + 1]), inner, join(words[index + 2 :])]
+            return " ".join(filter(None, parts))
+    return f"{join(words)} -c {quote(f'{prefix} {COMMAND}')}"
 
 
-def _inside_ssh(words: Sequence[str], ours: str) -> str:
-    """Return the line that starts `reserve-gpu` on the other machine."""
+def _inside_ssh(words: Sequence[str], prefix: str) -> str:
+    """Return an SSH command line that starts `reserve-gpu` on the other machine."""
     start = SSH.start(words)
     head, rest = join(words[:start]), words[start:]
-    if all(re.fullmatch(SIMPLE, word, re.ASCII) for word in rest):
-        return f"{head} {ours} {' '.join(rest) or COMMAND}"
-    # ssh joins its words, and a shell reads the result there.
-    return f"{head} {quote(f'{ours} {_as_text([chr(32).join(rest)])}')}"
+    if all(re.fullmatch(PLAIN_WORD, word, re.ASCII) for word in rest):
+        return f"{head} {prefix} {' '.join(rest) or COMMAND}"
+    # SSH joins the words of the command, and a shell on the other machine splits them again.
+    return f"{head} {quote(f'{prefix} {_as_text([chr(32).join(rest)])}')}"
 
 
 def _as_text(words: Sequence[str]) -> str:
-    """Return words as `reserve-gpu run --` takes them; a single word may be a line for a shell."""
-    if len(words) == 1 and not re.fullmatch(rf"{SIMPLE}( +{SIMPLE})*", words[0], re.ASCII):
+    """Return the text of a command that follows `reserve-gpu run --`.
+
+    Args:
+        words: The command. A single word with shell syntax is wrapped in `sh -c`.
+    """
+    if len(words) == 1 and not re.fullmatch(rf"{PLAIN_WORD}( +{PLAIN_WORD})*", words[0], re.ASCII):
         return f"sh -c {quote(words[0])}"
     return words[0] if len(words) == 1 else join(words)
 
@@ -253,54 +270,62 @@ def _as_text(words: Sequence[str]) -> str:
 # -- containers ------------------------------------------------------------------------------------
 
 
-def _why_container(words: Sequence[str]) -> str:
-    """Return the reason for refusing to start a container; empty if the words name its GPU."""
-    starts = _started(words)
-    if not starts:
+def _container_reason(words: Sequence[str]) -> str:
+    """Return why a container command is refused, or an empty string if it is allowed.
+
+    It is allowed if it starts no container, or if its words pass on the reserved GPU.
+    """
+    index = _subcommand_index(words)
+    if not index:
         return ""
-    if any(map(_is_detach, _options(words[starts + 1 :]))):
+    if any(map(_is_detach, _options(words[index + 1 :]))):
         return DETACHED
     if any(VISIBLE in word or "device=" in word for word in words):
         return ""
-    return "has another process start the container"
+    return "lets another process start the container"
 
 
-def _started(words: Sequence[str]) -> int:
-    """Return the place of the subcommand that starts something; 0 if none does."""
-    at = DOCKER.start(words)
-    at += at < len(words) and words[at] == "container"
-    return at if at < len(words) and words[at] in CONTAINER_STARTS else 0
+def _subcommand_index(words: Sequence[str]) -> int:
+    """Return the index of a subcommand that starts a container, or 0 if there is none."""
+    index = DOCKER.start(words)
+    index += index < len(words) and words[index] == "container"
+    return index if index < len(words) and words[index] in CONTAINER_STARTS else 0
 
 
 def _options(words: Sequence[str]) -> Sequence[str]:
-    """Return the options of `docker run`, and their values, up to the image.
+    """Return the options of `docker run` and their values: the words before the image.
 
-    Which options take a value is not known, so the word after an option counts as one.
+    This package has no list of the options that take a value. So every word after an option counts
+    as its value.
     """
     pairs = pairwise(["-", *words])
-    end = (at for at, pair in enumerate(pairs) if not any(each.startswith("-") for each in pair))
-    return words[: next(end, len(words))]
+    ends = (at for at, pair in enumerate(pairs) if not any(each.startswith("-") for each in pair))
+    return words[: next(ends, len(words))]
 
 
 def _is_detach(option: str) -> bool:
-    """Return whether an option of `docker run` leaves the container in the background."""
+    """Return whether an option of `docker run` runs the container in the background."""
     return option == "--detach" or re.fullmatch(SHORT_DETACH, option) is not None
 
 
-def _in_container(words: Sequence[str], name: str, ours: str) -> tuple[str, str]:
-    """Return the advice and the line that start a container with the reserved GPU."""
-    at = _started(words)
-    if words[at] != "run":
-        return f"Have the container started by {PROGRAM}, with {name} run in the foreground", ""
-    options = _options(words[at + 1 :])
-    kept = [re.sub(r"^--detach$|d", "", word) if _is_detach(word) else word for word in options]
-    rest = [word for word in kept if word not in ("", "-")] + [*words[at + 1 + len(options) :]]
-    for place, word in enumerate(rest):
+def _in_container(words: Sequence[str], name: str, prefix: str) -> tuple[str, str]:
+    """Return advice, and a command line that runs a container on the reserved GPU.
+
+    The line is empty if the subcommand is not `run`.
+    """
+    index = _subcommand_index(words)
+    if words[index] != "run":
+        return f"Start the container with {name} run, in the foreground", ""
+    options = _options(words[index + 1 :])
+    attached = [re.sub(r"^--detach$|d", "", word) if _is_detach(word) else word for word in options]
+    rest = [word for word in attached if word not in ("", "-")]
+    rest += words[index + 1 + len(options) :]
+    for position, word in enumerate(rest):
         if word == "--gpus":
-            del rest[place : place + 2]
+            del rest[position : position + 2]
             break
     rest = [word for word in rest if not word.startswith("--gpus=")]
-    inner = f"exec {join(words[: at + 1])} {CONTAINERS[name]} {join(rest)}"
-    return f"Give {name} the number of the GPU, and let it run in the foreground", (
-        f"{ours} sh -c {quote(inner)}"
+    inner = f"exec {join(words[: index + 1])} {CONTAINERS[name]} {join(rest)}"
+    return f"Pass the GPU's number to {name}, and run it in the foreground", (
+        f"{prefix} sh -c {quote(inner)}"
     )

@@ -1,7 +1,7 @@
-"""Find the program of a command before anything is reserved, and explain a failure.
+"""Find the program of a command before anything is reserved, and explain why it can't be run.
 
-Users also type a variable behind `run --`, a whole line in quotation marks, a word of the shell, or
-a script whose interpreter is missing.
+Typical mistakes are a variable assignment after `run --`, a whole command line in quotation marks,
+a shell builtin, and a script whose interpreter is missing.
 """
 
 from __future__ import annotations
@@ -24,76 +24,77 @@ from reserve_gpu.render.frontends import COMMAND
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-CANNOT_RUN, NOT_FOUND = 126, 127  # as shells have it
-HEAD = 4096  # bytes of a file; Linux reads 256 of its first line
+CANNOT_RUN, NOT_FOUND = 126, 127  # exit codes, as in shells
+HEAD_SIZE = 4096  # bytes to read from a file; Linux reads only 256 bytes of the first line
 OPERATORS = {"&&", "||", ";", "|", "&", ">", ">>", "<"}
-IN_A_LINE = r"[&|;<>$`*?()]"  # what only a shell understands
-# These words only change the shell that runs them. Some systems have programs of these names, which
-# change nothing: in `reserve-gpu run -- cd folder && python train.py` the shell would then start
-# Python without a GPU.
-OF_A_SHELL_ALONE = {"cd", "alias", "unalias", "ulimit", "umask"}
-OF_A_SHELL = {
-    *OF_A_SHELL_ALONE,
+SHELL_SYNTAX = r"[&|;<>$`*?()]"  # pattern for characters that only a shell interprets
+# These builtins only change the shell that runs them. Some systems also have programs with these
+# names, which have no effect. In `reserve-gpu run -- cd folder && python train.py`, such a `cd`
+# would succeed, and the shell would then start Python without a GPU.
+SHELL_ONLY = {"cd", "alias", "unalias", "ulimit", "umask"}
+SHELL_BUILTINS = {
+    *SHELL_ONLY,
     *(".", "source", "pushd", "popd", "export", "declare", "typeset", "local", "set", "unset"),
     *("eval", "exec", "shopt", "time"),
 }
 
 
 class CommandError(ReserveGPUError):
-    """The command can't be run."""
+    """The command can't be found or can't be run."""
 
     def __init__(self, text: str, exit_code: int = CANNOT_RUN) -> None:
         super().__init__(text)
         self.exit_code = exit_code
 
 
-def find(command: Sequence[str], ours: Callable[[], str]) -> str:
-    """Return the path of the program of a command.
+def find(command: Sequence[str], prefix: Callable[[], str]) -> str:
+    """Return the path of a command's program.
 
     Args:
-        command: The words to run, one at least.
-        ours: Returns the text that was typed before them, as `reserve-gpu run -n 2 --`.
+        command: The program and its arguments: at least one word.
+        prefix: A function that returns the text before the command, such as
+            `reserve-gpu run -n 2 --`.
 
     Raises:
-        CommandError: There is no such program, or nothing here can run it.
+        CommandError: The program does not exist, or this machine can't run it.
         RequestError: The command sets CUDA_VISIBLE_DEVICES.
     """
-    path = _path(command, ours)
-    for place in levels(command)[1:]:  # what `nohup` and others start
-        _require_program(command[place:], lambda: f"{ours()} {join(command[:place])}")  # noqa: B023
+    path = _path(command, prefix)
+    for index in levels(command)[1:]:  # the programs that wrappers such as `nohup` start
+        _require_program(command[index:], lambda: f"{prefix()} {join(command[:index])}")  # noqa: B023
     return path
 
 
-def _path(command: Sequence[str], ours: Callable[[], str]) -> str:
+def _path(command: Sequence[str], prefix: Callable[[], str]) -> str:
     name = command[0]
-    if name not in OF_A_SHELL_ALONE:
+    if name not in SHELL_ONLY:
         if path := shutil.which(name):
-            _require_interpreter(path, command, ours)
+            _require_interpreter(path, command, prefix)
             return path
         if os.path.dirname(name) and os.path.isdir(name):
             raise CommandError(f"{sanitize(name)} is a directory.")
         if file := shutil.which(name, os.F_OK):
-            text = f"{sanitize(name)} may not be executed by this user."
-            line = _run_by(file, command, ours)
-            raise _error(text, "Have its interpreter run it", line, CANNOT_RUN)
-    raise _not_found(command, ours)
+            text = f"{sanitize(name)} is not executable by this user."
+            line = _interpreter_line(file, command, prefix)
+            raise _error(text, "Run it with its interpreter", line, CANNOT_RUN)
+    raise _not_found(command, prefix)
 
 
-def _require_program(command: Sequence[str], ours: Callable[[], str]) -> None:
-    """Raise an error for what a wrapper such as `nohup` can't start either, as far as that is sure.
+def _require_program(command: Sequence[str], prefix: Callable[[], str]) -> None:
+    """Raise an error for a command that a wrapper such as `nohup` certainly can't start.
 
-    How the wrapper reads its words may not be known, so that a program is missing proves nothing.
+    A missing program does not count, because this package may misread the wrapper's options.
     """
     path = shutil.which(command[0])
     if path:
-        _require_interpreter(path, command, ours)
-    elif error := _assigned(command, ours):
+        _require_interpreter(path, command, prefix)
+    elif error := _explain_assignment(command, prefix):
         raise error
 
 
-def _error(text: str, way_out: str, line: str, code: int = NOT_FOUND) -> CommandError:
+def _error(text: str, advice: str, line: str, code: int = NOT_FOUND) -> CommandError:
     return CommandError(
-        f"{text} {way_out}:\n{sanitize(line, COMMAND_LIMIT)}" if line else text, code
+        f"{text} {advice}:\n{sanitize(line, COMMAND_LIMIT)}" if line else text, code
     )
 
 
@@ -101,153 +102,163 @@ def _error(text: str, way_out: str, line: str, code: int = NOT_FOUND) -> Command
 
 
 def _first_line(path: str) -> str:
-    """Return the first line of a file, without the line break; empty for what can't be read."""
-    if not os.path.isfile(path):  # a pipe would be waited for
+    """Return a file's first line without the line break, or "" if the file is unreadable."""
+    if not os.path.isfile(path):  # reading from a pipe would block
         return ""
     with suppress(OSError), open(path, "rb") as file:
-        return os.fsdecode(file.read(HEAD).partition(b"\n")[0])
+        return os.fsdecode(file.read(HEAD_SIZE).partition(b"\n")[0])
     return ""
 
 
-def _interpreter(first: str) -> str:
-    """Return the program that a script's first line names; empty if it names none."""
-    if not first.startswith("#!"):
+def _interpreter(first_line: str) -> str:
+    """Return the interpreter that a script's first line names, or an empty string."""
+    if not first_line.startswith("#!"):
         return ""
-    program, _, rest = first[2:].strip(" \t").partition(" ")
+    program, _, rest = first_line[2:].strip(" \t").partition(" ")
     word = rest.strip(" \t").partition(" ")[0]
     is_env = os.path.basename(program) == "env" and word and not word.startswith("-")
     return word if is_env else program
 
 
-def _run_by(file: str, command: Sequence[str], ours: Callable[[], str]) -> str:
-    """Return the line that has a script's interpreter run it; empty if that is not known."""
-    by_ending = {".py": "python", ".sh": "bash"}.get(os.path.splitext(file)[1], "")
-    name = os.path.basename(_interpreter(_first_line(file)).strip()) or by_ending
+def _interpreter_line(file: str, command: Sequence[str], prefix: Callable[[], str]) -> str:
+    """Return a command line that runs a script with its interpreter, or "" if that is unknown."""
+    by_extension = {".py": "python", ".sh": "bash"}.get(os.path.splitext(file)[1], "")
+    name = os.path.basename(_interpreter(_first_line(file)).strip()) or by_extension
     for program in (name, f"{name}3"):
         if name and shutil.which(program):
-            return f"{ours()} {program} {join(command)}"
+            return f"{prefix()} {program} {join(command)}"
     return ""
 
 
-def _require_interpreter(path: str, command: Sequence[str], ours: Callable[[], str]) -> None:
-    """Raise CommandError for a script whose first line names a program that is not here."""
+def _require_interpreter(path: str, command: Sequence[str], prefix: Callable[[], str]) -> None:
+    """Raise CommandError for a script whose interpreter is missing or not executable."""
     name, interpreter = sanitize(command[0]), _interpreter(_first_line(path))
     if not interpreter or shutil.which(interpreter):
         return
     if interpreter.endswith("\r"):
-        named = sanitize(repr(interpreter))
-        text = f"{name} has the line ends of Windows, so its first line names {named}."
-        raise _error(text, "To convert it", f"sed -i 's/\\r$//' {quote(path)}")
+        shown = sanitize(repr(interpreter))
+        text = f"{name} has Windows line endings, so its first line names {shown}."
+        raise _error(text, "Convert it", f"sed -i 's/\\r$//' {quote(path)}")
     if os.path.isfile(interpreter):
-        text = f"The first line of {name} names {sanitize(interpreter)}, which may not be executed."
+        text = f"The first line of {name} names {sanitize(interpreter)}, which is not executable."
         raise CommandError(text)
-    text = f"The first line of {name} names {sanitize(interpreter)}, which is not here."
+    text = f"The first line of {name} names {sanitize(interpreter)}, which does not exist."
     kind = re.match(r"python|bash|sh|perl|ruby", os.path.basename(interpreter))
-    here = kind and (shutil.which(kind[0]) or shutil.which(f"{kind[0]}3"))
-    line = f"{ours()} {os.path.basename(here)} {join([path, *command[1:]])}" if here else ""
-    raise _error(text, "Correct that line, or have another program run it", line)
+    found = kind and (shutil.which(kind[0]) or shutil.which(f"{kind[0]}3"))
+    line = f"{prefix()} {os.path.basename(found)} {join([path, *command[1:]])}" if found else ""
+    raise _error(text, "Correct that line, or run the script with another interpreter", line)
 
 
-# -- not a program ---------------------------------------------------------------------------------
+# -- missing programs ------------------------------------------------------------------------------
 
 
-def _not_found(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUError:
-    """Return the error for a command that does not begin with a program."""
-    for explained in (_quoted, _assigned, _for_a_shell, _misplaced, _unexpanded, _elsewhere):
-        if error := explained(command, ours):
+def _not_found(command: Sequence[str], prefix: Callable[[], str]) -> ReserveGPUError:
+    """Return the error for a command whose first word is not a program."""
+    explanations = (
+        *(_explain_quotes, _explain_assignment, _explain_shell, _explain_misplaced),
+        *(_explain_unexpanded, _explain_file_or_alias),
+    )
+    for explain in explanations:
+        if error := explain(command, prefix):
             return error
     return CommandError(f"{_unknown(command)}.", NOT_FOUND)
 
 
 def _unknown(command: Sequence[str]) -> str:
-    return f"There is no command {sanitize(command[0])}"
+    return f"Command not found: {sanitize(command[0])}"
 
 
-def _quoted(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUError | None:
-    """Explain a whole line in quotation marks."""
+def _explain_quotes(command: Sequence[str], prefix: Callable[[], str]) -> ReserveGPUError | None:
+    """Explain a whole command line in quotation marks."""
     line = command[0]
     if len(command) > 1 or not re.search(r"\s", line.strip()):
         return None
-    text = f"{_unknown(command)}: in quotation marks it is one word."
-    if re.search(IN_A_LINE, line):
-        return _error(text, "Have a shell run it", f"{ours()} sh -c {quote(line)}")
-    with suppress(ValueError):  # a quotation mark that is not closed
+    text = f"{_unknown(command)}. The quotation marks make it one word."
+    if re.search(SHELL_SYNTAX, line):
+        return _error(text, "Run it in a shell", f"{prefix()} sh -c {quote(line)}")
+    with suppress(ValueError):  # unbalanced quotation marks
         words = split(line)
-        return _assigned(words, ours) or _error(text, "Leave them out", f"{ours()} {join(words)}")
+        error = _error(text, "Omit the quotation marks", f"{prefix()} {join(words)}")
+        return _explain_assignment(words, prefix) or error
     return None
 
 
-def _assigned(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUError | None:
-    """Explain a command that begins with NAME=VALUE, as in a shell."""
+def _explain_assignment(
+    command: Sequence[str], prefix: Callable[[], str]
+) -> ReserveGPUError | None:
+    """Explain a command that begins with NAME=VALUE, which only shells understand."""
     count = 0
     while count < len(command) and is_assignment(command[count]):
         count += 1
     if not count:
         return None
-    given = [word for word in command[:count] if word.startswith(f"{VISIBLE}=")]
-    others = [word for word in command[:count] if word not in given]
-    words = [*(["env", *others] if others else []), *command[count:]]
-    if given:
-        return named_by_variable(given[-1], words, ours)
-    text = f"{_unknown(command)}: only a shell sets a variable in this way."
-    line = f"{ours()} {join(words)}" + ("" if command[count:] else f" {COMMAND}")
+    overrides = [word for word in command[:count] if word.startswith(f"{VISIBLE}=")]
+    assignments = [word for word in command[:count] if word not in overrides]
+    words = [*(["env", *assignments] if assignments else []), *command[count:]]
+    if overrides:
+        return named_by_variable(overrides[-1], words, prefix)
+    text = f"{_unknown(command)}. Only a shell sets variables this way."
+    line = f"{prefix()} {join(words)}" + ("" if command[count:] else f" {COMMAND}")
     return _error(text, "Put env before it", line)
 
 
-def _for_a_shell(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUError | None:
-    """Explain a word of the shell, and a line such as `a && b`."""
+def _explain_shell(command: Sequence[str], prefix: Callable[[], str]) -> ReserveGPUError | None:
+    """Explain a shell builtin, and shell operators as in `a && b`."""
     name, rest = command[0], command[1:]
     has_operators = not OPERATORS.isdisjoint(rest)
-    if name not in OF_A_SHELL and not has_operators:
+    if name not in SHELL_BUILTINS and not has_operators:
         return None
     if name == "exec" and rest:
-        return _error("exec is a word of the shell.", "Leave it out", f"{ours()} {join(rest)}")
+        return _error("exec is a shell builtin.", "Omit it", f"{prefix()} {join(rest)}")
     line = " ".join(word if word in OPERATORS else quote(word) for word in command)
     if not has_operators and name != "time":
         line += f" && {COMMAND}"
     text = f"{_unknown(command)}."
-    if name in OF_A_SHELL:
-        text = f"{name} is a word of the shell, and only changes the shell that runs it."
+    if name in SHELL_BUILTINS:
+        text = f"{name} is a shell builtin, which only affects the shell that runs it."
     shell = "bash" if shutil.which("bash") else "sh"
-    return _error(text, "Have one shell run all of it", f"{ours()} {shell} -c {quote(line)}")
+    return _error(text, "Run the whole line in one shell", f"{prefix()} {shell} -c {quote(line)}")
 
 
-def _misplaced(command: Sequence[str], _: Callable[[], str]) -> ReserveGPUError | None:
+def _explain_misplaced(command: Sequence[str], _: Callable[[], str]) -> ReserveGPUError | None:
     """Explain an option or a GPU that follows the `--`."""
     name = command[0]
     if not (len(name) > 1 and name.startswith("-")) and not names.is_name(name):
         return None
-    text = f"{_unknown(command)}. Options and GPUs go before the --."
+    text = f"{_unknown(command)}. Put options and GPUs before the --."
     return CommandError(text, NOT_FOUND)
 
 
-def _unexpanded(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUError | None:
+def _explain_unexpanded(
+    command: Sequence[str], prefix: Callable[[], str]
+) -> ReserveGPUError | None:
     """Explain `~/x` or `$HOME/x` in quotation marks."""
     name = command[0]
     path = os.path.expanduser(os.path.expandvars(name))
     if path == name or not os.path.exists(path):
         return None
-    text = f"{_unknown(command)}: in quotation marks no shell replaces {name[0]}."
-    return _error(text, "Leave them out", f"{ours()} {join([path, *command[1:]])}")
+    text = f"{_unknown(command)}. The quotation marks keep the shell from expanding {name[0]}."
+    return _error(text, "Omit the quotation marks", f"{prefix()} {join([path, *command[1:]])}")
 
 
-def _elsewhere(command: Sequence[str], ours: Callable[[], str]) -> ReserveGPUError | None:
-    """Explain a file of this folder, a `python` that is called python3, and an alias."""
+def _explain_file_or_alias(
+    command: Sequence[str], prefix: Callable[[], str]
+) -> ReserveGPUError | None:
+    """Explain a file in the current directory, a missing `python`, and an alias."""
     name, rest = command[0], command[1:]
     if os.path.dirname(name) or not name:
         return None
     text = _unknown(command)
     if os.path.isfile(name):
-        line = f"{ours()} {join([f'./{name}', *rest])}"
+        line = f"{prefix()} {join([f'./{name}', *rest])}"
         if not os.access(name, os.X_OK):
-            line = _run_by(name, command, ours)
-        return _error(f"{text} on PATH, but a file in this folder.", "To run it", line)
+            line = _interpreter_line(name, command, prefix)
+        text += ". The current directory has a file of that name."
+        return _error(text, "Run it", line)
     if name == "python" and shutil.which("python3"):
-        return _error(
-            f"{text}.", "Its name is python3 here", f"{ours()} {join(['python3', *rest])}"
-        )
+        return _error(f"{text}.", "Use python3", f"{prefix()} {join(['python3', *rest])}")
     shell = os.path.basename(os.environ.get("SHELL", ""))
     if shell not in ("bash", "zsh") or not re.fullmatch(r"[\w.+-]+", name, re.ASCII):
         return None
-    line = f"{ours()} {shell} -ic {quote(join(command))}"
-    return _error(f"{text}.", f"If it is an alias or a function, have {shell} run it", line)
+    line = f"{prefix()} {shell} -ic {quote(join(command))}"
+    return _error(f"{text}.", f"If it is an alias or a function, run it with {shell}", line)

@@ -1,4 +1,4 @@
-"""What `reserve-gpu run` prints on stderr about a reservation."""
+"""Output on stderr: the progress and the outcome of a reservation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from reserve_gpu.model import errors
     from reserve_gpu.model.progress import Progress
 
-READER_LIMIT_S = 2.0  # for the reader of stderr, while a GPU is held
+READER_LIMIT_S = 2.0  # longest wait for the reader of stderr while this process holds a GPU
 
 
 def say(text: str, *, is_event: bool = False) -> None:
-    """Print on stderr, as stdout is the command's. That nobody can read it is no failure.
+    """Print text on stderr, because stdout belongs to the command. Ignore a missing reader.
 
-    A process that holds a GPU waits for its reader only for a short time, and then goes on without
-    the text: else a full pipe would keep the GPU from the command.
+    While this process holds a GPU, it waits at most `READER_LIMIT_S` for the reader, then drops the
+    text. Otherwise a full pipe could keep an idle GPU reserved forever.
 
     Args:
-        text: What to print.
-        is_event: The text is an event, for which nothing ever waits for long.
+        text: The text to print.
+        is_event: Whether the text is an event, for which the wait is always limited.
     """
     printer = Printer(sys.stderr)
     printer.print(f"{text}\n", READER_LIMIT_S if is_event or api.current() else math.inf)
@@ -33,28 +33,31 @@ def say(text: str, *, is_event: bool = False) -> None:
 
 
 def error_text(error: errors.ReserveGPUError) -> str:
-    """Return the error as it is shown on stderr."""
+    """Return the text that stderr shows for an error."""
     return error.picture.to_text(sys.stderr) if error.picture else str(error)
 
 
 class Reporter:
-    """Prints how a wait stands and its outcome on stderr; with is_quiet no success."""
+    """Reports the progress and the outcome of a reservation on stderr.
+
+    If it is quiet, it prints only warnings, refusals and errors.
+    """
 
     def __init__(self, *, is_quiet: bool = False) -> None:
         self._live = Live(sys.stderr)
         self._is_quiet = is_quiet
 
     def show(self, news: Progress) -> None:
-        """Show how a wait stands."""
+        """Show the progress of waiting in the queue, unless this reporter is quiet."""
         if not self._is_quiet:
             self._live.show(news)
 
     def failed(self, _error: BaseException) -> None:
-        """Take away what is shown: the error is said where all of them are."""
+        """Clear the progress line. The command line prints the error itself."""
         self._live.clear()
 
-    def came(self, outcome: api.Outcome) -> None:
-        """Say what is held now, or why nothing is."""
+    def finish(self, outcome: api.Outcome) -> None:
+        """Print the reserved GPUs and warnings, or the refusal that `--optional` has excused."""
         self._live.clear()
         lines = [f"Warning: {text}" for text in outcome.warnings]
         lines += [error_text(outcome.excused)] if outcome.excused else []
@@ -64,4 +67,4 @@ class Reporter:
             say("\n".join(lines))
 
     def follow(self) -> None:
-        """Leave the rest to the command, which this process becomes now."""
+        """Prepare for the exec that turns this process into the command: nothing to do here."""

@@ -1,7 +1,7 @@
-"""How common programs read the words before the command that they start.
+"""Command-line syntax of wrapper programs such as `nice`, `env` and `timeout`.
 
-`nice -n 5 timeout 1h tmux new -d train` ends in tmux: programs such as nice, env and timeout become
-the command, or wait for it, and pass on variables and locks.
+A wrapper becomes the command that it starts, or waits for it, and passes on variables and locks. So
+`nice -n 5 timeout 1h tmux new -d train` has to be judged like `tmux new -d train`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ if TYPE_CHECKING:
 
 
 def is_assignment(word: str) -> bool:
-    """Return whether a word is NAME=VALUE."""
+    """Return whether a word has the form NAME=VALUE."""
     return re.fullmatch(r"[A-Za-z_]\w*=.*", word, re.DOTALL) is not None
 
 
 class Syntax(NamedTuple):
-    """The options of a program that starts a command, to find where that command begins.
+    """The argument syntax of a program that starts a command.
+
+    It is used to find the first word of the command.
 
     Attributes:
-        short: The letters of short options that take a value.
-        long: The long options whose value may be the next word.
+        short: The letters of the short options that take a value.
+        long: The long options whose value may be a separate word.
         operands: The number of words between the options and the command.
-        has_variables: Words such as NAME=VALUE may precede the command.
+        has_variables: Whether words of the form NAME=VALUE may precede the command.
     """
 
     short: str = ""
@@ -35,10 +37,10 @@ class Syntax(NamedTuple):
     has_variables: bool = False
 
     def start(self, words: Sequence[str]) -> int:
-        """Return the place of the command's first word, or the number of words without a command.
+        """Return the index of the command's first word, or `len(words)` if there is no command.
 
         Args:
-            words: The program and what follows.
+            words: The program and its arguments.
         """
         at = 1
         while at < len(words) and words[at].startswith("-") and words[at] != "--":
@@ -49,10 +51,11 @@ class Syntax(NamedTuple):
         return min(at + self.operands, len(words))
 
     def _takes_next(self, word: str) -> bool:
-        """Return whether an option has its value in the next word."""
+        """Return whether the value of an option is the next word."""
         if word.startswith("--"):
             return word in self.long
-        # In a cluster, such as -dmS, the first letter with a value takes the rest of the word.
+        # In a group such as -dmS, the value of an option is the rest of the word, or the next word
+        # if the option's letter is the last one.
         first = next((at for at, letter in enumerate(word[1:], 1) if letter in self.short), None)
         return first == len(word) - 1
 
@@ -83,16 +86,20 @@ WRAPPERS = {
 
 
 def name_of(words: Sequence[str]) -> str:
-    """Return the base name of the program that these words start."""
+    """Return the base name of the program that a command line starts, or an empty string."""
     return os.path.basename(words[0]) if words else ""
 
 
 def levels(words: Sequence[str]) -> list[int]:
-    """Return the places at which programs begin: the first word, and what each wrapper starts."""
-    places = [0]
-    while syntax := WRAPPERS.get(name_of(words[places[-1] :])):
-        place = places[-1] + syntax.start(words[places[-1] :])
-        if place >= len(words):
+    """Return the index of every program in a command line: the first word, then wrapped commands.
+
+    Args:
+        words: The program and its arguments.
+    """
+    indexes = [0]
+    while syntax := WRAPPERS.get(name_of(words[indexes[-1] :])):
+        index = indexes[-1] + syntax.start(words[indexes[-1] :])
+        if index >= len(words):
             break
-        places.append(place)
-    return places
+        indexes.append(index)
+    return indexes

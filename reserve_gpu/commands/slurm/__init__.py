@@ -1,6 +1,7 @@
-"""`kernel install --slurm`: a kernel in a job of Slurm's.
+"""Kernels in Slurm jobs, installed by `kernel install --slurm`.
 
-Client - relay (here) - srun - node (there) - kernel. srun's standard streams carry the messages, so
-that no port is opened, and the job ends with them. The client and the relay meet at the sockets of
-sockets.py; socket_owners.py tells whose TCP connections reach them.
+Messages pass from the Jupyter client through the relay (on the client's machine), srun and the node
+program (in the job) to the kernel, and back. They use the standard streams of srun, so no port is
+opened in the job, and the job ends with these streams. The module `sockets` connects the client to
+the relay, and `socket_owners` identifies the user at the other end of a TCP connection.
 """

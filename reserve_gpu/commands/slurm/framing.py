@@ -1,4 +1,7 @@
-"""What passes through srun's streams: lines of JSON, of a word and the frames of a message."""
+"""Encode messages as lines of JSON, to pass them through the standard streams of srun.
+
+Each line is a list: the kind of the message, then its frames in Base64.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,21 @@ from reserve_gpu.model import untrusted
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-LONGEST = 2**31 - 1  # a message may have a large picture
+LONGEST = 2**31 - 1  # length limit of a line in bytes; a message may contain a large image
 
 
 def line(kind: str, *frames: bytes) -> bytes:
-    """Return the line; kind: the name of the message's channel, or what is to be done."""
+    """Encode a message as a line.
+
+    Args:
+        kind: The channel of a Jupyter message, or a command between relay and node.
+        frames: The frames of the Jupyter message, or the arguments of the command.
+    """
     return json.dumps([kind, *(b64encode(frame).decode() for frame in frames)]).encode() + b"\n"
 
 
 def parsed(text: bytes) -> tuple[str, list[bytes]]:
-    """Parse a line into its kind and frames; a foreign or incomplete line has neither."""
+    """Decode a line into its kind and frames. Return `("", [])` for an invalid line."""
     try:
         kind, *frames = untrusted.parsed(text, LONGEST)
         return str(kind), [b64decode(frame) for frame in frames]
@@ -31,7 +39,7 @@ def parsed(text: bytes) -> tuple[str, list[bytes]]:
 
 
 async def each(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield each line of a stream; what is too long for a line is left out."""
+    """Yield every line of a stream, except those longer than `LONGEST`."""
     while True:
         try:
             text = await stream.readline()
@@ -43,16 +51,16 @@ async def each(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def reader(descriptor: int) -> asyncio.StreamReader:
-    """Return what reads a pipe."""
-    made = asyncio.StreamReader(LONGEST)
+    """Return a stream reader for the read end of a pipe."""
+    stream = asyncio.StreamReader(LONGEST)
     await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(made), os.fdopen(descriptor, "rb", 0)
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", 0)
     )
-    return made
+    return stream
 
 
 async def writer(descriptor: int) -> asyncio.StreamWriter:
-    """Return what writes to a pipe."""
+    """Return a stream writer for the write end of a pipe."""
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(
         lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()),

@@ -1,4 +1,4 @@
-"""In the job: starts the kernel, and passes its messages to srun's streams."""
+"""The command `kernel node`: start the kernel in the job, and pass its messages to the relay."""
 
 from __future__ import annotations
 
@@ -21,51 +21,72 @@ if TYPE_CHECKING:
     from typing import Any
 
 STDIN, STDOUT, STDERR = 0, 1, 2
-QUIET_S, MOST_QUIET = 20.0, 3  # so often nothing is heard from the relay before this ends
-POLL_S = 0.1
+SILENCE_S = 20.0  # timeout of one read from the relay, in seconds
+SILENCE_LIMIT = 3  # number of timeouts in a row after which the node ends
+POLL_S = 0.1  # seconds between two checks whether the kernel runs
 
 
 class Node:
-    """Runs one kernel after another."""
+    """Runs one kernel at a time, as the relay demands.
+
+    A job can run several kernels one after another, because a restart of the kernel keeps the job.
+    """
 
     def __init__(self, out: asyncio.StreamWriter) -> None:
+        """Create a node without a kernel.
+
+        Args:
+            out: The stream to the relay.
+        """
         self._out = out
         self._sockets: dict[str, Any] = {}
-        self._life: asyncio.Task[None] | None = None
+        self._kernel_task: asyncio.Task[None] | None = None
 
     @property
     def has_begun(self) -> bool:
-        """Tell whether a relay has asked for a kernel."""
-        return self._life is not None
+        """Return whether a relay has requested a kernel."""
+        return self._kernel_task is not None
 
-    async def say(self, kind: str, *frames: bytes) -> None:
-        """Tell the relay."""
+    async def send(self, kind: str, *frames: bytes) -> None:
+        """Send a message to the relay."""
         self._out.write(framing.line(kind, *frames))
         await self._out.drain()
 
-    async def do(self, kind: str, frames: list[bytes]) -> None:
-        """Do what the relay says. Raises OSError if a kernel's folder can't be made."""
+    async def handle(self, kind: str, frames: list[bytes]) -> None:
+        """Handle a message from the relay: start a kernel, or pass the message on to the kernel.
+
+        Raises:
+            OSError: The folder for a kernel's sockets can't be created.
+        """
         if kind == "start":
             await self.end()
-            # Each kernel has a new folder. If a cleaner of /tmp removed the old one, another user
-            # could take its name, and the kernel would obey that user's connection file.
+            # Each kernel gets a new folder. If a cleaner of /tmp removed an old one, another user
+            # could create a folder of its name, and the kernel would use the connection file in it.
             folder = TemporaryDirectory(
                 prefix=sockets.PREFIX, dir=sockets.place(), ignore_cleanup_errors=True
             )
-            self._life = asyncio.ensure_future(self._live(folder, *frames))
+            self._kernel_task = asyncio.ensure_future(self._run_kernel(folder, *frames))
         elif socket := self._sockets.get(kind):
             await socket.send_multipart(frames)
 
     async def end(self) -> None:
         """End the kernel, if there is one."""
-        if self._life:
-            self._life.cancel()
-            await asyncio.wait([self._life])
+        if self._kernel_task:
+            self._kernel_task.cancel()
+            await asyncio.wait([self._kernel_task])
 
-    async def _live(
+    async def _run_kernel(
         self, folder: TemporaryDirectory[str], name: bytes, key: bytes, scheme: bytes, *words: bytes
     ) -> None:
-        """Start a kernel, and go on until it is no longer wanted. name: tells it from another."""
+        """Start a kernel and relay its messages until it ends or this task is canceled.
+
+        Args:
+            folder: The folder for the kernel's sockets and connection file.
+            name: The name with which the relay identifies this kernel.
+            key: The key that signs the kernel's messages.
+            scheme: The signature scheme.
+            words: The command that starts the kernel.
+        """
         with folder as path, ExitStack() as opened:
             manager = _manager(path, [word.decode() for word in words])
             manager.session.key, manager.session.signature_scheme = key, scheme.decode()
@@ -74,18 +95,19 @@ class Node:
                 mark = f"{settings.STARTED_BY}{procfs.stamp(os.getpid())}"
                 await manager.start_kernel(env={**os.environ, settings.JOB_KERNEL: mark})
                 client = manager.client()
-                opened.callback(client.stop_channels)  # they would reconnect by name
+                # Channels reconnect by path, so they must be closed before the folder is removed.
+                opened.callback(client.stop_channels)
                 client.start_channels(hb=False)
                 await client.wait_for_ready()
                 for each in ("shell", "control", "stdin", "iopub"):
                     self._sockets[each] = getattr(client, f"{each}_channel").socket
-                await self.say("started", name)
+                await self.send("started", name)
                 relays += [asyncio.ensure_future(self._relay(each)) for each in self._sockets]
-                while await manager.is_alive():  # noqa: ASYNC110 - nothing tells of its end
+                while await manager.is_alive():  # noqa: ASYNC110 - no event signals its end
                     await asyncio.sleep(POLL_S)
-                await self.say("ended", name)
-            except Exception as error:  # noqa: BLE001 - the client reads why, whatever it is
-                await self.say("failed", f"the kernel could not be started: {error}".encode())
+                await self.send("ended", name)
+            except Exception as error:  # noqa: BLE001 - the client shows every error
+                await self.send("failed", f"the kernel can't be started: {error}".encode())
             finally:
                 for relay in relays:
                     relay.cancel()
@@ -94,11 +116,11 @@ class Node:
 
     async def _relay(self, channel: str) -> None:
         while True:
-            await self.say(channel, *await self._sockets[channel].recv_multipart())
+            await self.send(channel, *await self._sockets[channel].recv_multipart())
 
 
 def _manager(folder: str, words: list[str]) -> AsyncKernelManager:
-    """Return the manager of a kernel that is reached by this user's files alone."""
+    """Return the manager of a kernel that listens only on sockets in a folder of this user."""
 
     class Specs(KernelSpecManager):
         def get_kernel_spec(self, kernel_name: str) -> KernelSpec:  # noqa: ARG002
@@ -111,31 +133,33 @@ def _manager(folder: str, words: list[str]) -> AsyncKernelManager:
 
 
 async def _serve(out: int) -> None:
-    told, stream = await framing.reader(STDIN), await framing.writer(out)
+    """Handle messages from the relay until its stream ends, or it is silent for too long."""
+    relay, stream = await framing.reader(STDIN), await framing.writer(out)
     job, name = (os.environ.get(f"SLURM{each}", "?") for each in ("_JOB_ID", "D_NODENAME"))
     stream.write(framing.line("job", job.encode(), name.encode()))
     try:
         node = Node(stream)
-        quiet = 0  # a count, as a job that was suspended has heard nothing for long either
-        while quiet < MOST_QUIET:
+        # Timeouts are counted, because a suspended job also causes one long silence.
+        timeouts = 0
+        while timeouts < SILENCE_LIMIT:
             try:
-                text = await asyncio.wait_for(told.readline(), QUIET_S)
+                text = await asyncio.wait_for(relay.readline(), SILENCE_S)
             except asyncio.TimeoutError:
-                quiet += 1
+                timeouts += 1
                 continue
-            except ValueError:  # no line is so long
+            except ValueError:  # the line exceeds the length limit
                 continue
             if not text:
                 break
-            quiet = 0
+            timeouts = 0
             try:
-                await node.do(*framing.parsed(text))
+                await node.handle(*framing.parsed(text))
             except OSError:
                 raise
-            except Exception as error:  # noqa: BLE001 - one message, and not the job, is lost
+            except Exception as error:  # noqa: BLE001 - drop one message, not the job
                 reporter.say(f"Warning: a message for the kernel was dropped: {error!r}")
         await node.end()
-        if quiet and node.has_begun:  # srun has been killed, and so would not end the job
+        if timeouts and node.has_begun:  # srun was killed, so it no longer ends the job
             await (await asyncio.create_subprocess_exec(spawn.program("scancel"), job)).wait()
     except OSError as error:
         stream.write(framing.line("failed", f"{name}: {error}".encode()))
@@ -143,13 +167,17 @@ async def _serve(out: int) -> None:
 
 
 def add_arguments(_parser: ArgumentParser) -> None:
-    """Add nothing: it has no arguments."""
+    """Add no arguments: `kernel node` has none."""
 
 
 def run(_arguments: Namespace) -> Output:
-    """Serve until srun's stdin ends. What else is printed here goes to srun's stderr."""
-    if os.environ.get("SLURM_PROCID", "0") != "0":  # one of several tasks is the kernel
+    """Run kernels for the relay until the relay ends.
+
+    Only the first task of a job runs the kernel.
+    """
+    if os.environ.get("SLURM_PROCID", "0") != "0":
         return Output()
+    # srun's stdout carries messages, so any other output of this process goes to stderr.
     out = os.dup(STDOUT)
     os.dup2(STDERR, STDOUT)
     asyncio.run(_serve(out))

@@ -1,6 +1,7 @@
-"""Beside the client: a kernel for it, which is the one in the job once that runs.
+"""The command `kernel slurm`: relay messages between a Jupyter client and a kernel in a Slurm job.
 
-Before that, and after, this answers itself: it says why the job waits, or why there is none.
+To the client, the relay is the kernel. While no kernel runs in the job, the relay answers requests
+itself, and reports why the job waits or why there is none.
 https://jupyter-client.readthedocs.io/en/stable/messaging.html
 """
 
@@ -34,15 +35,17 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator
 
-ASKED = ("shell", "control", "stdin")  # the channels on which a client sends
-SAYS = r"(?:\S*srun|slurmstepd\S*): (?:error: |fatal: |(?=unrecognized))(.*)"
-NO_JOB = "Slurm starts no job: {}. Restart the kernel to try again, or install it anew."
-ENDED = "The job has ended: {}. Restart the kernel for another one."
+CLIENT_CHANNELS = ("shell", "control", "stdin")  # channels on which a client sends messages
+# pattern for errors that Slurm prints on stderr
+SLURM_ERROR = r"(?:\S*srun|slurmstepd\S*): (?:error: |fatal: |(?=unrecognized))(.*)"
+NO_JOB = "Slurm could not start a job: {}. Restart the kernel to try again, or reinstall it."
+ENDED = "The job has ended: {}. Restart the kernel to start another job."
 CELL = "execute_request"
-PARENT = 3  # the place behind DELIM of the header that a message answers
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0  # between two questions why the job waits
-BEAT_S = 2.0  # between two looks whether the client is there
-LAST_MS = 1000  # for what is sent last to arrive
+PARENT = 3  # offset of the parent header from DELIM in a message's frames
+# first and longest pause between two queries of the reason why the job waits, in seconds
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
+HEARTBEAT_S = 2.0  # seconds between two heartbeat messages to the node
+LINGER_MS = 1000  # time for the last messages to arrive, in milliseconds
 INFO = {
     "status": "ok",
     "protocol_version": "5.3",
@@ -51,45 +54,60 @@ INFO = {
     "language_info": IPythonKernel.language_info,
     "banner": "",
 }
-# A request: Jupyter's message, and besides its `channel`, its `frames`, and by whom: `idents`.
+# a Jupyter message, with the additional items `channel`, `frames` and `idents` (its sender)
 Request = dict[str, Any]
 
 
 class Relay:
-    """The kernel of a client. info: its connection file. line: starts the job; line[0] is srun."""
+    """Acts as the kernel of one Jupyter client."""
 
     def __init__(self, info: dict[str, Any], line: list[str]) -> None:
+        """Create a relay that does not listen yet.
+
+        Args:
+            info: The content of the client's connection file.
+            line: The srun command that starts the job.
+        """
         self._info, self._line = info, line
         key, scheme = info["key"].encode(), info["signature_scheme"]
         self._session = Session(key=key, signature_scheme=scheme, digest_history_size=0)
-        self._name = str(os.getpid()).encode()  # of the kernel in the job, for its node
-        # A heartbeat's REP socket would fail after a message of several frames.
-        kinds = {**dict.fromkeys((*ASKED, "hb"), zmq.ROUTER), "iopub": zmq.PUB}
+        self._name = str(os.getpid()).encode()  # name of this relay's kernel in the node's messages
+        # A REP socket, which is usual for the heartbeat, fails after a message of several frames.
+        kinds = {**dict.fromkeys((*CLIENT_CHANNELS, "hb"), zmq.ROUTER), "iopub": zmq.PUB}
         context = zmq.asyncio.Context.instance()
         self._sockets = {name: context.socket(kind) for name, kind in kinds.items()}
-        # Without a reply. Their ids are unique on a channel alone: two sockets of a client count.
+        # the requests without a reply, by channel and message ID, which is unique only in a channel
         self._requests: dict[tuple[str, str], Request] = {}
         self._is_running = self._had_job = False
-        self._news, self._why = "The kernel has not started yet.", ""  # why: there is no job
-        self._shows: tuple[str, str] | None = None  # the request whose cell shows the news
-        self._said: list[str] = []  # by Slurm
-        self._over = asyncio.get_running_loop().create_future()
+        self._status = "The kernel has not started yet."
+        self._failure = ""  # why there is no job, or an empty string
+        # the key of the request whose cell shows the status
+        self._status_request: tuple[str, str] | None = None
+        self._slurm_errors: list[str] = []
+        self._exit_code = asyncio.get_running_loop().create_future()
         self._job: asyncio.StreamWriter | None = None
-        self._gate = sockets.Gate(self._refused)
-        # For the sockets behind TCP ports, and its descriptor.
+        self._gate = sockets.Gate(self._report_refusal)
+        # the folder for the sockets behind TCP ports, and its descriptor
         self._folder: TemporaryDirectory[str] | None = None
-        self._entry: int | None = None
+        self._folder_descriptor: int | None = None
 
     def listen(self) -> None:
-        """Listen where the client expects it. Raises OSError, KeyError, and zmq.ZMQError."""
+        """Listen at the addresses in the connection file.
+
+        Raises:
+            OSError: A TCP port or the folder for the sockets is not available.
+            KeyError: The connection file is incomplete.
+            zmq.ZMQError: A socket can't be bound.
+        """
         is_tcp, base = self._info["transport"] == "tcp", self._info["ip"]
         if is_tcp:
             self._folder = TemporaryDirectory(prefix=sockets.PREFIX, dir=sockets.place())
-            # If a cleaner of /tmp removes the folder, another user may take its name, but not its
-            # descriptor.
-            self._entry = os.open(self._folder.name, os.O_PATH | os.O_DIRECTORY)
-            base = f"/proc/self/fd/{self._entry}/kernel"
-        before = os.umask(0o077)  # for a client's own folder
+            # If a cleaner of /tmp removes the folder, another user can create one of the same name.
+            # So the sockets are addressed through the folder's descriptor.
+            self._folder_descriptor = os.open(self._folder.name, os.O_PATH | os.O_DIRECTORY)
+            base = f"/proc/self/fd/{self._folder_descriptor}/kernel"
+        # With `ipc`, the client chooses the folder, so the sockets themselves must be private.
+        old_umask = os.umask(0o077)
         try:
             for name, socket in self._sockets.items():
                 port = self._info[f"{name}_port"]
@@ -97,34 +115,38 @@ class Relay:
                 if is_tcp:
                     self._gate.listen(self._info["ip"], port, f"{base}-{port}")
         finally:
-            os.umask(before)
+            os.umask(old_umask)
 
     async def serve(self, words: list[str]) -> int:
-        """Serve until the kernel ends; returns its exit code. words: start it in the job."""
+        """Start the job, and serve the client until the kernel ends. Return the exit code.
+
+        Args:
+            words: The command that starts the kernel in the job.
+        """
         parent = os.getppid()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end, 0)
         self._gate.admit()
         work = [self._heartbeat(), self._watch(parent)]
-        work += map(self._from_client, ASKED)
-        streams, pid = srun.handed()
+        work += map(self._from_client, CLIENT_CHANNELS)
+        streams, pid = srun.inherited_streams()
         job, began = None, procfs.began_boot(pid)
         try:
             if not pid:
                 job = srun.start(self._line, os.environ)
                 streams, pid = [os.dup(each) for each in srun.streams(job)], job.pid
             self._job = await framing.writer(streams[0])
-            asked = (self._info["key"], self._info["signature_scheme"], *words)
-            # Before it, the end of the line that a relay which was killed has left.
-            start = framing.line("start", self._name, *(each.encode() for each in asked))
+            fields = (self._info["key"], self._info["signature_scheme"], *words)
+            start = framing.line("start", self._name, *(each.encode() for each in fields))
+            # The line break ends a line that an earlier, killed relay may have left unfinished.
             self._job.write(b"\n" + start)
-            said = asyncio.ensure_future(self._from_slurm(await framing.reader(streams[2])))
-            work += [self._from_job(await framing.reader(streams[1]), said), self._ask(pid)]
+            stderr = asyncio.ensure_future(self._from_slurm(await framing.reader(streams[2])))
+            work += [self._from_job(await framing.reader(streams[1]), stderr), self._poll(pid)]
         except OSError as error:
             self._fail(f"{error.filename}: {error.strerror}")
         working = asyncio.gather(*work)
-        await asyncio.wait([working, self._over], return_when=asyncio.FIRST_COMPLETED)
-        if not self._over.done():
-            working.result()  # which raises: only a failure ends all of it
+        await asyncio.wait([working, self._exit_code], return_when=asyncio.FIRST_COMPLETED)
+        if not self._exit_code.done():
+            working.result()  # raises, because these tasks end only by a failure
         working.cancel()
         with suppress(asyncio.CancelledError):
             await working
@@ -132,51 +154,55 @@ class Relay:
             self._job.close()
             with suppress(OSError):
                 await self._job.wait_closed()
-        is_left = os.getppid() != parent  # without the client, only the relay ends the job
+        is_orphan = os.getppid() != parent  # the provisioner can no longer end the job
         if job:
             srun.end(job)
-        elif is_left and began is not None and procfs.began_boot(pid) == began:
+        elif is_orphan and began is not None and procfs.began_boot(pid) == began:
             with suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
-        await self._close(is_left=is_left)
-        return int(self._over.result())
+        await self._close(is_orphan=is_orphan)
+        return int(self._exit_code.result())
 
-    async def _close(self, *, is_left: bool) -> None:
-        """Close the sockets once what was sent last has arrived. is_left: the client has gone."""
+    async def _close(self, *, is_orphan: bool) -> None:
+        """Close the sockets after the last messages have arrived.
+
+        Args:
+            is_orphan: Whether the client has ended, so that the relay has to remove the sockets.
+        """
         for socket in self._sockets.values():
-            socket.close(LAST_MS)
-        await self._gate.finish(LAST_MS / 1000)
+            socket.close(LINGER_MS)
+        await self._gate.finish(LINGER_MS / 1000)
         zmq.asyncio.Context.instance().destroy()
         if self._folder:
             self._folder.cleanup()
-        if is_left and self._info["transport"] == "ipc":
+        if is_orphan and self._info["transport"] == "ipc":
             sockets.remove(self._info["ip"], [self._info[f"{name}_port"] for name in self._sockets])
 
-    def _refused(self, uid: int | None) -> None:
-        """Report the first connection of another user."""
-        user = "An unknown user" if uid is None else f"Another user ({procfs.user_name(uid)})"
-        reporter.say(f"{user} tried to connect to this kernel, and was refused.")
+    def _report_refusal(self, uid: int | None) -> None:
+        """Print a warning about the first refused connection of another user."""
+        user = "an unknown user" if uid is None else f"another user ({procfs.user_name(uid)})"
+        reporter.say(f"Warning: {user} tried to connect to this kernel and was refused.")
 
-    # -- what comes --------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------
 
     async def _from_client(self, channel: str) -> None:
         while True:
             frames = await self._sockets[channel].recv_multipart()
             if message := self._authentic(frames):
-                with _going_on():
-                    self._take(channel, frames, message)
+                with _errors_reported():
+                    self._handle_client(channel, frames, message)
 
     def _authentic(self, frames: list[bytes]) -> Request | None:
-        """Return the message in the frames, None if the sender does not have the client's key."""
+        """Return the message in the frames, or None if it is not signed with the client's key."""
         try:
             idents, rest = self._session.feed_identities(frames)
             return {**self._session.deserialize(rest), "idents": idents}
         except Exception:  # noqa: BLE001 - unsigned bytes raise many types of error
             return None
 
-    def _take(self, channel: str, frames: list[bytes], message: Request) -> None:
-        """Pass a client's message on to the kernel, or answer it."""
-        is_request = message["msg_type"].endswith("_request")  # others get no reply
+    def _handle_client(self, channel: str, frames: list[bytes], message: Request) -> None:
+        """Pass a client's message on to the kernel, or answer it if no kernel runs."""
+        is_request = message["msg_type"].endswith("_request")  # other messages get no reply
         request = {**message, "channel": channel, "frames": frames}
         if is_request and (channel == "shell" or not self._is_running):
             self._requests[channel, message["msg_id"]] = request
@@ -185,15 +211,16 @@ class Relay:
         elif is_request:
             self._answer(request)
 
-    async def _from_job(self, stream: asyncio.StreamReader, said: asyncio.Future[None]) -> None:
+    async def _from_job(self, stream: asyncio.StreamReader, stderr: asyncio.Future[None]) -> None:
+        """Handle the node's messages until srun ends, then report Slurm's last errors."""
         async for line in framing.each(stream):
-            with _going_on():
-                await self._do(*framing.parsed(line))
-        await said
-        self._fail("; ".join(self._said[-3:]) or "srun has ended")
+            with _errors_reported():
+                await self._handle_node(*framing.parsed(line))
+        await stderr
+        self._fail("; ".join(self._slurm_errors[-3:]) or "srun has ended")
 
-    async def _do(self, kind: str, frames: list[bytes]) -> None:
-        """Handle one line of the node, which may be a message of the kernel."""
+    async def _handle_node(self, kind: str, frames: list[bytes]) -> None:
+        """Handle a message from the node: a message of the kernel, or news about the job."""
         if kind in self._sockets and self._is_running:
             if kind == "shell":
                 parent = json.loads(frames[frames.index(DELIM) + PARENT])
@@ -203,61 +230,62 @@ class Relay:
         words = [sanitize(frame.decode(errors="replace"), REASON_LIMIT) for frame in frames]
         if kind == "job":
             self._had_job = True
-            self._tell(f"Job {words[0]} has started on {words[1]}; the kernel starts there.")
+            self._show_status(f"Job {words[0]} runs on {words[1]}; the kernel is starting.")
         elif kind == "started" and frames == [self._name]:
-            self._run()
+            self._start_relaying()
         elif kind == "ended" and frames == [self._name]:
             self._end(1)
         elif kind == "failed":
             self._fail(words[0])
 
     async def _from_slurm(self, stream: asyncio.StreamReader) -> None:
-        """Pass on what is printed in the job, and keep what Slurm says of its end."""
+        """Print the job's stderr, and collect the errors that Slurm prints there."""
         async for line in framing.each(stream):
             text = line.decode(errors="replace").rstrip()
             reporter.say(text)
-            if said := re.match(SAYS, text):
-                self._said.append(sanitize(said[1], REASON_LIMIT))
-                self._tell(self._said[-1])
+            if match := re.match(SLURM_ERROR, text):
+                self._slurm_errors.append(sanitize(match[1], REASON_LIMIT))
+                self._show_status(self._slurm_errors[-1])
 
-    async def _ask(self, pid: int) -> None:
-        """Ask Slurm now and then why the job waits."""
+    async def _poll(self, pid: int) -> None:
+        """Ask Slurm repeatedly why the job waits, and show the answer."""
         pause_s = FIRST_PAUSE_S
-        while not (self._is_running or self._why):
+        while not (self._is_running or self._failure):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            if news := await asyncio.to_thread(srun.waits, self._line[0], pid):
-                self._tell(news)
+            if status := await asyncio.to_thread(srun.pending_reason, self._line[0], pid):
+                self._show_status(status)
 
     async def _heartbeat(self) -> None:
         while True:
             frames = await self._sockets["hb"].recv_multipart()
-            with _going_on():
+            with _errors_reported():
                 await self._sockets["hb"].send_multipart(frames)
 
     async def _watch(self, parent: int) -> None:
-        """Tell the node that this is there, and end when the client has gone."""
+        """Signal to the node that the relay runs, and end when the client has ended."""
         while os.getppid() == parent:
             self._send("here")
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
         self._end(0)
 
-    # -- what goes ---------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def _send(self, kind: str, *frames: bytes) -> None:
         if self._job and not self._job.is_closing():
             self._job.write(framing.line(kind, *frames))
 
-    def _run(self) -> None:
-        """Hand over to the kernel in the job."""
-        if self._shows in self._requests:
-            self._publish("clear_output", {"wait": True}, self._requests[self._shows])
+    def _start_relaying(self) -> None:
+        """Clear the status, and pass all pending requests on to the kernel, which now runs."""
+        if self._status_request in self._requests:
+            request = self._requests[self._status_request]
+            self._publish("clear_output", {"wait": True}, request)
         self._is_running = self._had_job = True
         for request in [*self._requests.values()]:
             self._send(request["channel"], *request["frames"])
 
     def _answer(self, request: Request) -> None:
-        """Answer in place of the kernel, or later."""
+        """Answer a request in place of the kernel, or keep it until the kernel runs."""
         kind = request["msg_type"]
         if kind == "kernel_info_request":
             self._reply(request, INFO)
@@ -265,35 +293,40 @@ class Relay:
             self._reply(request, {"status": "ok", **request["content"]})
             self._end(0)
         elif kind == "interrupt_request":
-            self._refuse("KeyboardInterrupt", "The job goes on.")
-        elif self._why:
-            self._refuse("NoJob", self._why)
+            self._refuse("KeyboardInterrupt", "The job keeps waiting.")
+        elif self._failure:
+            self._refuse("NoJob", self._failure)
         else:
-            self._tell(self._news)
+            self._show_status(self._status)
 
-    def _tell(self, news: str) -> None:
-        """Show how it stands in the first cell that waits."""
-        first = next(
-            (each for each, asked in self._requests.items() if asked["msg_type"] == CELL), None
-        )
-        is_new = (first, news) != (self._shows, self._news)
+    def _show_status(self, status: str) -> None:
+        """Show a status in the first waiting cell, if it is new there."""
+        cells = (key for key, each in self._requests.items() if each["msg_type"] == CELL)
+        first = next(cells, None)
+        is_new = (first, status) != (self._status_request, self._status)
         if first and is_new and not self._is_running:
             self._publish("status", {"execution_state": "busy"}, self._requests[first])
             self._publish("clear_output", {"wait": True}, self._requests[first])
-            self._publish("stream", {"name": "stdout", "text": news}, self._requests[first])
-        self._shows, self._news = first, news
+            self._publish("stream", {"name": "stdout", "text": status}, self._requests[first])
+        self._status_request, self._status = first, status
 
-    def _fail(self, why: str) -> None:
-        """Say that there is no job any more."""
+    def _fail(self, reason: str) -> None:
+        """Refuse all pending and future requests, because there is no job."""
         self._is_running = False
         if self._job:
             self._job.close()
-        self._why = self._why or (ENDED if self._had_job else NO_JOB).format(why)
-        self._refuse("NoJob", self._why)
+        text = (ENDED if self._had_job else NO_JOB).format(reason)
+        self._failure = self._failure or text
+        self._refuse("NoJob", self._failure)
 
-    def _refuse(self, name: str, why: str) -> None:
-        """Refuse all that waits for a reply."""
-        error = {"status": "error", "ename": name, "evalue": why, "traceback": [f"{name}: {why}"]}
+    def _refuse(self, name: str, text: str) -> None:
+        """Reply to all pending requests with an error.
+
+        Args:
+            name: The name of the error's class.
+            text: The error's message.
+        """
+        error = {"status": "error", "ename": name, "evalue": text, "traceback": [f"{name}: {text}"]}
         for request in [*self._requests.values()]:
             if request["msg_type"] == CELL:
                 self._publish("error", error, request)
@@ -303,53 +336,57 @@ class Relay:
         del self._requests[request["channel"], request["msg_id"]]
         self._publish("status", {"execution_state": "busy"}, request)
         kind = request["msg_type"].replace("request", "reply")
-        self._say(request["channel"], kind, content, request, request["idents"])
+        self._send_to_client(request["channel"], kind, content, request, request["idents"])
         self._publish("status", {"execution_state": "idle"}, request)
 
     def _publish(self, kind: str, content: dict[str, Any], request: Request) -> None:
-        self._say("iopub", kind, content, request, kind.encode())
+        self._send_to_client("iopub", kind, content, request, kind.encode())
 
-    def _say(
+    def _send_to_client(
         self, channel: str, kind: str, content: dict[str, Any], request: Request, ident: Any
     ) -> None:
-        # Session.send() would use the socket beside asyncio, which could miss what comes then.
+        # Session.send() bypasses the asyncio socket, which could then miss an incoming message.
         message = self._session.msg(kind, content, request)
         self._sockets[channel].send_multipart(self._session.serialize(message, ident))
 
     def _end(self, code: int) -> None:
-        if not self._over.done():
-            self._over.set_result(code)
+        if not self._exit_code.done():
+            self._exit_code.set_result(code)
 
 
 @contextmanager
-def _going_on() -> Iterator[None]:
-    """Go on after a message that can't be used, whatever is wrong with it."""
+def _errors_reported() -> Iterator[None]:
+    """Print a warning about a message that can't be handled, and continue."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - one message, and not the kernel, is lost
+    except Exception as error:  # noqa: BLE001 - drop one message, not the kernel
         reason = sanitize(f"{type(error).__name__}: {error}", REASON_LIMIT)
-        reporter.say(f"Warning: a message of the kernel or its client was dropped: {reason}")
+        reporter.say(f"Warning: a message of the kernel or its client was dropped: {reason}.")
 
 
 split = command.split_at_sign
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of the request, and the connection file."""
+    """Add the options of the request and of the connection file."""
     add(request_options.REQUEST_KEYWORDS, parser)
     add((Option("-f --file FILE", "the connection file", required=True),), parser)
 
 
 def run(arguments: Namespace) -> Output:
-    """Be the kernel that a client has started. Raises RequestError for what no client gives."""
+    """Act as the kernel that a client has started.
+
+    Raises:
+        RequestError: The command line, the connection file or an address in it is invalid.
+    """
     if not arguments.command:
         line = own_line("kernel install --slurm")
-        raise RequestError(f"The srun after -- is missing. Install the kernel again: {line}")
+        raise RequestError(f"The srun command after -- is missing. Reinstall the kernel: {line}")
     try:
         with open(arguments.file, encoding="utf-8") as file:
             info = json.load(file)
     except (OSError, ValueError) as error:
-        text = f"The connection file can't be read: {sanitize(str(error), REASON_LIMIT)}"
+        text = f"The connection file can't be read: {sanitize(str(error), REASON_LIMIT)}."
         raise RequestError(text) from error
     kernel: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])
     words = request_options.kernel_start(arguments) + kernel["argv"]
@@ -360,7 +397,7 @@ def run(arguments: Namespace) -> Output:
             relay.listen()
         except (OSError, KeyError, TypeError, AttributeError, zmq.ZMQError) as error:
             reason = sanitize(str(error), REASON_LIMIT)
-            text = f"The kernel can't listen where its client expects it: {reason}"
+            text = f"The kernel can't listen at the addresses in its connection file: {reason}."
             raise RequestError(text) from error
         return await relay.serve(words)
 

@@ -1,6 +1,6 @@
-"""The kernel provisioner that keeps a job over the restarts of its kernel.
+"""A Jupyter kernel provisioner that keeps the Slurm job when its kernel restarts.
 
-Jupyter finds this class by an entry point.
+Jupyter finds the class through an entry point.
 https://jupyter-client.readthedocs.io/en/stable/provisioning.html
 """
 
@@ -24,15 +24,21 @@ if TYPE_CHECKING:
 
 
 class SlurmProvisioner(LocalProvisioner):
-    """Start the relay of a kernel, and the job, if there is none."""
+    """Starts the relay of a kernel, and a Slurm job, unless one is still running.
+
+    Attributes:
+        job: The srun process of the job, or None.
+        folder: The path of the private folder for the sockets, or None if TCP is used.
+    """
 
     job: subprocess.Popen[bytes] | None = None
-    folder: str | None = None  # for the sockets
+    folder: str | None = None
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
-        """Let the client reach the relay by sockets in a private folder, in place of TCP ports.
+        """Replace the TCP ports between client and relay with sockets in a private folder.
 
-        Raises OSError if that folder has become another user's.
+        Raises:
+            OSError: Another user now owns that folder, or can enter it.
         """
         self._prepare_folder()
         return await super().pre_launch(**kwargs)
@@ -43,26 +49,26 @@ class SlurmProvisioner(LocalProvisioner):
         manager = self.parent
         if not manager or manager.transport != "tcp" or os.path.exists(manager.connection_file):
             return
-        with suppress(OSError):  # without such a folder it is TCP
+        with suppress(OSError):  # without a folder, the kernel uses TCP
             self.folder = sockets.make_folder()
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
             manager.transport, manager.ip = "ipc", f"{self.folder}/kernel"
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
-        """Start them; where no job can be started the relay says why."""
+        """Start the job if none is running, then the relay. The relay reports a failed job."""
         if self.job is None or self.job.poll() is not None:
             await self._end()
             with suppress(OSError):
-                line = cmd[cmd.index("--") + 1 :]
-                self.job = srun.start(line, kwargs["env"], kwargs.get("cwd"))
+                srun_command = cmd[cmd.index("--") + 1 :]
+                self.job = srun.start(srun_command, kwargs["env"], kwargs.get("cwd"))
         if self.job:
-            kwargs["pass_fds"] = handed = srun.streams(self.job)
-            words = " ".join(map(str, [*handed, self.job.pid]))
-            kwargs["env"] = {**kwargs["env"], srun.HANDED: words}
+            kwargs["pass_fds"] = descriptors = srun.streams(self.job)
+            value = " ".join(map(str, [*descriptors, self.job.pid]))
+            kwargs["env"] = {**kwargs["env"], srun.STREAMS: value}
         return await super().launch_kernel(cmd, **kwargs)
 
-    async def cleanup(self, restart: bool = False) -> None:  # noqa: FBT001, FBT002 - as Jupyter has it
-        """End the job with its kernel, but not over a restart."""
+    async def cleanup(self, restart: bool = False) -> None:  # noqa: FBT001, FBT002 - Jupyter's signature
+        """End the job when its kernel ends, unless the kernel restarts."""
         await super().cleanup(restart)
         if not restart:
             await self._end()

@@ -1,4 +1,4 @@
-"""Which user has the other end of a TCP connection of this machine, as the kernel reports it."""
+"""Ask the Linux kernel which local user owns the other end of a TCP connection."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ if TYPE_CHECKING:
 
 NETLINK_SOCK_DIAG = 4  # https://man7.org/linux/man-pages/man7/sock_diag.7.html
 SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, ALL_STATES = 20, 1, 0xFFFFFFFF
-# struct nlmsghdr and struct inet_diag_req_v2; of the reply, the type, the state, the UID and inode.
+# The request consists of struct nlmsghdr and struct inet_diag_req_v2. ANSWER reads only the reply's
+# type, and the socket's state, UID and inode.
 QUESTION = struct.Struct("=IHHII 4BI 2s2s 16s16s I8s")
 ANSWER = struct.Struct("=4xH 11xB 62xII")
 NO_COOKIE = b"\xff" * 8
 ANSWER_BYTES = 4096
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # Documentation/networking/proc_net_tcp.rst
-LOCAL, REMOTE, STATE, UID, INODE = 1, 2, 3, 7, 9  # columns of such a table
+LOCAL, REMOTE, STATE, UID, INODE = 1, 2, 3, 7, 9  # column indexes in these tables
 ESTABLISHED = 1
-MAPPED = "0000000000000000FFFF0000"  # in front of an IPv4 address in the table of IPv6
+MAPPED = "0000000000000000FFFF0000"  # prefix of an IPv4 address in the IPv6 table
 
 Address = tuple[str, int]
 
 
-class Found(NamedTuple):
-    """A socket of this machine.
+class SocketInfo(NamedTuple):
+    """The kernel's data on a TCP socket of this machine.
 
     Attributes:
-        state: The number of its TCP state, 0 if the socket does not exist.
-        uid: The user who created it.
-        inode: Its inode, 0 once its process has closed it.
+        state: The number of the TCP state, or 0 if the socket does not exist.
+        uid: The ID of the user who created the socket.
+        inode: The socket's inode number, or 0 after its process has closed it.
     """
 
     state: int = 0
@@ -41,33 +42,36 @@ class Found(NamedTuple):
 
 
 if TYPE_CHECKING:
-    Finder = Callable[[Address, Address], Found]
+    Finder = Callable[[Address, Address], SocketInfo]
 
 
 def owner(find: Finder, client: Address, server: Address) -> int | None:
     """Return the UID of the process at the other end of a TCP connection.
 
-    None if that process is on another machine, or has closed its end: the kernel then gives UID 0.
-
     Args:
-        find: Finds a socket by its own and its peer's address.
+        find: A function that finds a socket by its local and its remote address.
         client: The IPv4 address and port of the other end.
-        server: The address and port of this end.
+        server: The IPv4 address and port of this end.
+
+    Returns:
+        The UID, or None if the process is on another machine or has closed its end. For a closed
+        end, the kernel reports UID 0, so the inode is checked as well.
     """
-    found = find(client, server)
-    return found.uid if found.state == ESTABLISHED and found.inode else None
+    info = find(client, server)
+    return info.uid if info.state == ESTABLISHED and info.inode else None
 
 
 def finder(listening: socket.socket) -> Finder:
-    """Return `ask` if it finds this socket, else `look_up`.
+    """Return `ask` if it finds this listening socket, otherwise `look_up`.
 
-    A kernel without sock_diag reports the same error as for a socket that does not exist.
+    The check is needed because a kernel without sock_diag reports the same error as for a socket
+    that does not exist.
     """
     return ask if ask(listening.getsockname(), ("0.0.0.0", 0)).state else look_up  # noqa: S104
 
 
-def ask(local: Address, remote: Address) -> Found:
-    """Ask the kernel for one socket, which takes microseconds however many sockets there are."""
+def ask(local: Address, remote: Address) -> SocketInfo:
+    """Find a socket through sock_diag, in microseconds for any number of sockets."""
     ends = [(socket.inet_aton(host), port.to_bytes(2, "big")) for host, port in (local, remote)]
     (source, source_port), (target, target_port) = ends
     question = QUESTION.pack(
@@ -79,13 +83,13 @@ def ask(local: Address, remote: Address) -> Found:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
             kernel.send(question)
             kind, *values = ANSWER.unpack_from(kernel.recv(ANSWER_BYTES))
-    except (OSError, struct.error):  # an error message is shorter
-        return Found()
-    return Found(*values) if kind == SOCK_DIAG_BY_FAMILY else Found()
+    except (OSError, struct.error):  # an error message is too short for ANSWER
+        return SocketInfo()
+    return SocketInfo(*values) if kind == SOCK_DIAG_BY_FAMILY else SocketInfo()
 
 
-def look_up(local: Address, remote: Address) -> Found:
-    """Read all sockets of the machine to find one."""
+def look_up(local: Address, remote: Address) -> SocketInfo:
+    """Find a socket in the kernel's tables of all TCP sockets."""
     ends = tuple(map(_as_listed, (local, remote)))
     pairs = (ends, tuple(f"{MAPPED}{end}" for end in ends))
     for table in TABLES:
@@ -93,10 +97,11 @@ def look_up(local: Address, remote: Address) -> Found:
             for line in lines:
                 row = line.split()
                 if (row[LOCAL], row[REMOTE]) in pairs:
-                    return Found(int(row[STATE], 16), int(row[UID]), int(row[INODE]))
-    return Found()
+                    return SocketInfo(int(row[STATE], 16), int(row[UID]), int(row[INODE]))
+    return SocketInfo()
 
 
 def _as_listed(address: Address) -> str:
+    """Return an IPv4 address and port in the notation of /proc/net/tcp."""
     number = int.from_bytes(socket.inet_aton(address[0]), sys.byteorder)
     return f"{number:08X}:{address[1]:04X}"

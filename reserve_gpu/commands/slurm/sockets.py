@@ -1,8 +1,9 @@
-"""The sockets at which a client reaches its kernel; no other user's process gets to one of them.
+"""Sockets through which a client reaches its kernel, and which reject other users.
 
-Over `ipc` they are files in a folder that only their user can enter. Some clients know `tcp` alone,
-and any user of the machine can connect to a TCP port: there each connection is accepted here, and
-passed on only if the kernel names this user as the owner of its other end.
+With the transport `ipc`, the sockets are files in a folder that only their user can enter. Some
+clients only support `tcp`, and any user of the machine can connect to a TCP port. So this process
+accepts the TCP connections, and passes one on only if the Linux kernel reports that the other end
+belongs to this user or root.
 """
 
 from __future__ import annotations
@@ -22,32 +23,36 @@ from reserve_gpu.commands.slurm import socket_owners
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# The longest path of a socket in bytes: https://man7.org/linux/man-pages/man7/unix.7.html
+# length limit of a socket's path in bytes: https://man7.org/linux/man-pages/man7/unix.7.html
 LONGEST_PATH = 107
-LONGEST_NAME = "kernel-65535"
+LONGEST_NAME = "kernel-65535"  # longest file name of a socket
 PREFIX = "reserve_gpu-"
 PRIVATE = 0o700
-BACKLOG = 4096  # the default of net.core.somaxconn, which is the limit
-CHUNK = 1 << 20
-BUSY_S = 0.1  # after a connection that could not be accepted, as no descriptor was left
+BACKLOG = 4096  # default of net.core.somaxconn, which limits this value
+CHUNK_SIZE = 1 << 20  # bytes to read at once
+RETRY_S = 0.1  # seconds between two attempts to accept while no file descriptor is left
 
 
 def place() -> str:
-    """Return the directory in which to make a folder for sockets. Raises OSError."""
+    """Return the parent directory for socket folders. Raises OSError.
+
+    This is the default directory for temporary files, or /tmp if its path is too long for sockets.
+    """
     default = os.path.abspath(tempfile.gettempdir())
     longest = os.path.join(default, f"{PREFIX}12345678", LONGEST_NAME)
     return default if len(os.fsencode(longest)) <= LONGEST_PATH else "/tmp"  # noqa: S108
 
 
 def make_folder() -> str:
-    """Make a folder for sockets that only this user can enter. Raises OSError."""
+    """Create a folder for sockets that only this user can enter. Raises OSError."""
     return tempfile.mkdtemp(prefix=PREFIX, dir=place())
 
 
 def require_own(folder: str) -> None:
-    """Make a folder of `make_folder` again if a cleaner has removed it.
+    """Create a folder of `make_folder` again if a cleaner of temporary files has removed it.
 
-    Raises OSError if another user has made one of that name, or can enter it.
+    Raises:
+        OSError: The folder belongs to another user, or others can enter it.
     """
     with suppress(FileExistsError):
         os.mkdir(folder, PRIVATE)
@@ -58,7 +63,7 @@ def require_own(folder: str) -> None:
 
 
 def remove(base: str, ports: Iterable[int]) -> None:
-    """Remove the sockets of a client that has gone, and the folder that was made for them."""
+    """Remove the sockets of a client that has ended, and the folder that `make_folder` created."""
     folder = os.path.dirname(base)
     if os.path.basename(folder).startswith(PREFIX):
         with suppress(OSError):
@@ -68,97 +73,115 @@ def remove(base: str, ports: Iterable[int]) -> None:
 
 
 class Gate:
-    """Accepts TCP connections of this user and of root, and passes them on to Unix sockets.
+    """Accepts TCP connections from this user and from root, and connects them to Unix sockets.
 
-    Each port has its own thread. A flood of other users' connections does not block the event loop,
-    and the threads empty the ports' queues fast enough for the client to get in.
-
-    refused: Called once in a thread, with the UID of the first refused user, None if unknown.
+    Each port has its own thread. So a flood of connections from other users does not block the
+    event loop, and the threads empty the accept queues fast enough for the client to connect.
     """
 
     def __init__(self, refused: Callable[[int | None], None]) -> None:
+        """Create a gate without ports.
+
+        Args:
+            refused: A function that is called in a thread when the first connection is refused. Its
+                argument is the UID of the other user, or None if the UID is unknown.
+        """
         self._refused, self._has_refused = refused, False
-        self._doors = list[tuple[socket.socket, str]]()
+        self._listeners = list[tuple[socket.socket, str]]()
         self._threads = list[Thread]()
-        self._passing = set[asyncio.Task[None]]()
-        self._is_over = False
+        self._connections = set[asyncio.Task[None]]()
+        self._is_finished = False
 
     def listen(self, ip: str, port: int, path: str) -> None:
-        """Listen at a TCP port for the Unix socket of that path. Raises OSError."""
+        """Listen on a TCP port for connections to a Unix socket. Raises OSError.
+
+        Args:
+            ip: The IPv4 address to listen on, or `*` for all.
+            port: The TCP port.
+            path: The path of the Unix socket.
+        """
         listening = socket.create_server(("" if ip == "*" else ip, port), backlog=BACKLOG)
-        self._doors.append((listening, path))
+        self._listeners.append((listening, path))
 
     def admit(self) -> None:
-        """Start to accept connections."""
+        """Start accepting connections on all ports."""
         loop = asyncio.get_running_loop()
-        for door in self._doors:
-            self._threads.append(Thread(target=self._admit, args=(loop, *door), daemon=True))
+        for listener in self._listeners:
+            self._threads.append(Thread(target=self._accept, args=(loop, *listener), daemon=True))
             self._threads[-1].start()
 
-    def _admit(self, loop: asyncio.AbstractEventLoop, listening: socket.socket, path: str) -> None:
+    def _accept(self, loop: asyncio.AbstractEventLoop, listening: socket.socket, path: str) -> None:
         find = socket_owners.finder(listening)
-        while not self._is_over:
+        while not self._is_finished:
             try:
                 client, address = listening.accept()
             except OSError:
-                time.sleep(BUSY_S)
+                time.sleep(RETRY_S)
                 continue
             uid = _owner(find, client, address)
             if uid in {0, os.geteuid()}:
-                loop.call_soon_threadsafe(self._let_in, client, path)
+                loop.call_soon_threadsafe(self._connect, client, path)
                 continue
             client.close()
-            if not self._has_refused:  # a call for each connection would flood the loop
+            if not self._has_refused:  # one call for each connection would flood the event loop
                 loop.call_soon_threadsafe(self._report, uid)
 
-    def _let_in(self, client: socket.socket, path: str) -> None:
-        client.setblocking(False)  # noqa: FBT003 - Python's own
-        task = asyncio.ensure_future(_pass_on(client, path))
-        self._passing.add(task)
-        task.add_done_callback(self._passing.discard)
+    def _connect(self, client: socket.socket, path: str) -> None:
+        client.setblocking(False)  # noqa: FBT003 - signature of the standard library
+        task = asyncio.ensure_future(_bridge(client, path))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
 
     def _report(self, uid: int | None) -> None:
         if not self._has_refused:
             self._has_refused = True
-            # In a thread, because looking up that user's name may take minutes.
+            # A thread, because the lookup of a user's name can take minutes.
             Thread(target=self._refused, args=(uid,), daemon=True).start()
 
     async def finish(self, limit_s: float) -> None:
-        """Stop listening, and wait until the last data of the Unix sockets has been passed on."""
-        self._is_over = True
-        for listening, _ in self._doors:
-            listening.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept()
+        """Stop listening, and wait until all data from the Unix sockets has been passed on.
+
+        Args:
+            limit_s: Longest wait in seconds.
+        """
+        self._is_finished = True
+        for listening, _ in self._listeners:
+            listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that blocks in accept()
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
-        for listening, _ in self._doors:
+        for listening, _ in self._listeners:
             listening.close()
-        if self._passing:
-            await asyncio.wait(self._passing, timeout=limit_s)
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=limit_s)
 
 
 def _owner(
     find: socket_owners.Finder, client: socket.socket, address: socket_owners.Address
 ) -> int | None:
+    """Return the UID of the user who connected, or None if it is unknown."""
     with suppress(OSError):
         return socket_owners.owner(find, address, client.getsockname())
     return None
 
 
-async def _pass_on(client: socket.socket, path: str) -> None:
-    """Connect a TCP connection with a Unix socket until one of them is closed."""
-    writers, ways = list[asyncio.StreamWriter](), list[asyncio.Future[None]]()
+async def _bridge(client: socket.socket, path: str) -> None:
+    """Copy data between a TCP connection and a Unix socket until one of them is closed."""
+    writers, copies = list[asyncio.StreamWriter](), list[asyncio.Future[None]]()
     try:
-        near, to_near = await asyncio.open_connection(sock=client, limit=CHUNK)
-        writers.append(to_near)
-        far, to_far = await asyncio.open_unix_connection(path, limit=CHUNK)
-        writers.append(to_far)
-        ways = [asyncio.ensure_future(_copy(*way)) for way in ((near, to_far), (far, to_near))]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        client_reader, client_writer = await asyncio.open_connection(sock=client, limit=CHUNK_SIZE)
+        writers.append(client_writer)
+        kernel_reader, kernel_writer = await asyncio.open_unix_connection(path, limit=CHUNK_SIZE)
+        writers.append(kernel_writer)
+        copies = [
+            asyncio.ensure_future(_copy(client_reader, kernel_writer)),
+            asyncio.ensure_future(_copy(kernel_reader, client_writer)),
+        ]
+        await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
     except OSError:
         client.close()
     finally:
-        for way in ways:
-            way.cancel()
+        for copy in copies:
+            copy.cancel()
         for writer in writers:
             writer.close()
     for writer in writers:
@@ -168,6 +191,6 @@ async def _pass_on(client: socket.socket, path: str) -> None:
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
     with suppress(OSError):
-        while data := await source.read(CHUNK):
+        while data := await source.read(CHUNK_SIZE):
             target.write(data)
             await target.drain()

@@ -1,4 +1,4 @@
-"""The Slurm job of a kernel: its kernelspec, its start and end, and the reason for a wait."""
+"""Start and end the Slurm job of a kernel, write its kernelspec, and find out why the job waits."""
 
 from __future__ import annotations
 
@@ -22,47 +22,65 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 PROVISIONER = "reserve-gpu-slurm"
-HANDED = "RESERVE_GPU_SRUN"  # descriptors of srun's streams, and its pid, for who goes on with it
-SQUEUE_S = 10.0  # for squeue to answer
-END_S = 2.0  # for a job to end by itself
-COLUMNS = 7  # of squeue's rows, with what follows the last sign
+# environment variable with the descriptors of srun's streams and srun's process ID, for the relay
+STREAMS = "RESERVE_GPU_SRUN"
+SQUEUE_S = 10.0  # timeout of squeue in seconds
+END_S = 2.0  # time for srun to end by itself, in seconds
+COLUMNS = 7  # number of fields in a row of squeue, with the empty one after the last separator
 
 
-def kernel(spec: dict[str, Any], wishes: Namespace, given: Sequence[str]) -> dict[str, Any]:
-    """Return a kernelspec that starts the kernel in a job. given: options for srun.
+def kernel(spec: dict[str, Any], request: Namespace, srun_options: Sequence[str]) -> dict[str, Any]:
+    """Return a kernelspec that starts the kernel in a Slurm job.
 
-    Raises RequestError if Slurm is missing.
+    Args:
+        spec: The kernelspec of a kernel on this machine.
+        request: The parsed options of the request. The options that srun handles are reset.
+        srun_options: Additional options for srun.
+
+    Raises:
+        RequestError: srun is not installed.
     """
     try:
         srun = spawn.program("srun")
     except FileNotFoundError as error:
         raise RequestError(
-            "There is no Slurm here: no srun is found. Install it where you use srun."
+            "srun was not found on PATH. Install the kernel on a machine where you use srun."
         ) from error
-    kind = f"{wishes.name}:" if wishes.name else ""
+    gpu_type = f"{request.name}:" if request.name else ""
     line = [srun, "--ntasks=1", "--nodes=1", "--job-name=jupyter"]
-    line.append(f"--gres=gpu:{kind}{wishes.count or len(wishes.devices) or 1}")
-    if for_ := getattr(wishes, "for_", None):
+    line.append(f"--gres=gpu:{gpu_type}{request.count or len(request.devices) or 1}")
+    if for_ := getattr(request, "for_", None):
         line.append(f"--time={math.ceil(parse_duration(for_) / 60)}")
-    if wishes.note:
-        line.append(f"--comment={wishes.note}")
-    wishes.name = wishes.for_ = None
-    if any(getattr(wishes, option.attribute) for option in request_options.WHEN):
-        wishes.end_kernel = True  # and the job with it, which holds the GPU for Slurm
+    if request.note:
+        line.append(f"--comment={request.note}")
+    request.name = request.for_ = None
+    if any(getattr(request, option.attribute) for option in request_options.WHEN):
+        # Slurm frees the GPU only when the job ends, and the job ends with the kernel.
+        request.end_kernel = True
     start = spawn.python("-m", "reserve_gpu", "kernel", "slurm", "-f", "{connection_file}")
     metadata = {**spec["metadata"], "kernel_provisioner": {"provisioner_name": PROVISIONER}}
     metadata.pop("supported_encryption", None)
-    argv = [*start, *request_options.words(wishes), "--", *line, *given]
+    argv = [*start, *request_options.words(request), "--", *line, *srun_options]
     return {**spec, "argv": argv, "interrupt_mode": "message", "metadata": metadata}
 
 
 def start(
     line: Sequence[str], environ: Mapping[str, str], folder: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a job, whose standard streams are srun's. Raises OSError."""
-    if "SLURM_JOB_ID" in environ:  # of a job that this is in itself: else it would be a step of it
-        own = {name for name in environ if name.startswith("SLURM_")} - {"SLURM_CONF"}
-        environ = {name: value for name, value in environ.items() if name not in own}
+    """Start a job whose standard streams are connected to those of srun.
+
+    Args:
+        line: The srun command without the program to run.
+        environ: The environment of srun.
+        folder: The working directory of srun.
+
+    Raises:
+        OSError: srun can't be started.
+    """
+    if "SLURM_JOB_ID" in environ:
+        # This process runs in a job. With these variables, srun would start a step of that job.
+        job_variables = {name for name in environ if name.startswith("SLURM_")} - {"SLURM_CONF"}
+        environ = {name: value for name, value in environ.items() if name not in job_variables}
     command = [*line, *spawn.python("-m", "reserve_gpu", "kernel", "node")]
     command[0] = spawn.program(command[0])
     pipe = subprocess.PIPE
@@ -73,18 +91,21 @@ def start(
 
 
 def streams(job: subprocess.Popen[bytes]) -> list[int]:
-    """Return the descriptors of a job's stdin, stdout and stderr."""
+    """Return the file descriptors of a job's stdin, stdout and stderr."""
     return [stream.fileno() for stream in (job.stdin, job.stdout, job.stderr) if stream]
 
 
-def handed() -> tuple[list[int], int]:
-    """Return the descriptors of a job's streams, and srun's pid, as the provisioner hands them."""
-    *descriptors, pid = map(int, os.environ.pop(HANDED, "0").split())
+def inherited_streams() -> tuple[list[int], int]:
+    """Return the descriptors of a job's streams and srun's process ID, set by the provisioner.
+
+    Without the provisioner, the result is `([], 0)`.
+    """
+    *descriptors, pid = map(int, os.environ.pop(STREAMS, "0").split())
     return descriptors, pid
 
 
 def end(job: subprocess.Popen[bytes]) -> None:
-    """End a job: if it runs it ends with its streams."""
+    """End a job. A running job ends when its streams are closed; a waiting one needs SIGTERM."""
     for stream in (job.stdin, job.stdout, job.stderr):
         if stream:
             stream.close()
@@ -95,26 +116,31 @@ def end(job: subprocess.Popen[bytes]) -> None:
             return
 
 
-def waits(srun: str, pid: int) -> str:
-    """Return Slurm's reason for the wait of a job, and its expected start; empty if unknown.
+def pending_reason(srun: str, pid: int) -> str:
+    """Return why a job waits, and when Slurm expects to start it.
 
-    Its place is among the jobs that this user may see, in the same partition.
-    pid: of srun, which begins a session of its own; Slurm keeps its number.
+    Args:
+        srun: The path of srun. squeue is expected in the same directory.
+        pid: The process ID of srun, which is also its session ID. Slurm reports the session ID.
+
+    Returns:
+        A message with Slurm's reason, or an empty string if the job is not pending. It also gives
+        the position among the jobs in the same partition that this user may see.
     """
     squeue = (
         *(f"{srun.removesuffix('srun')}squeue", "--noheader", "--states=PENDING", "--sort=-p"),
         "--Format=UserID:|,AllocSID:|,JobID:|,Partition:|,StartTime:|,Reason:|",
     )
-    said = subprocesses.output(squeue, SQUEUE_S, SLURM_TIME_FORMAT="standard")
-    rows = [row for line in said.splitlines() if len(row := line.split("|")) == COLUMNS]
+    output = subprocesses.output(squeue, SQUEUE_S, SLURM_TIME_FORMAT="standard")
+    rows = [row for line in output.splitlines() if len(row := line.split("|")) == COLUMNS]
     for row in rows:
         if row[:2] == [str(os.getuid()), str(pid)]:
             _, _, job, partition, expected, reason, _ = row
             queue = [each for each in rows if each[3] == partition]
-            place = f" (place {queue.index(row) + 1} of {len(queue)})"
-            text = f"Job {sanitize(job)} waits: {sanitize(reason)}{place}"
-            with suppress(ValueError, OverflowError):  # it does not know
+            position = f" (position {queue.index(row) + 1} of {len(queue)})"
+            text = f"Job {sanitize(job)} is waiting: {sanitize(reason)}{position}"
+            with suppress(ValueError, OverflowError):  # Slurm does not know the start
                 at = datetime.fromisoformat(expected).timestamp()
-                text += f"; Slurm expects {durations.moment(at, time.time())}"
+                text += f"; expected start: {durations.moment(at, time.time())}"
             return text
     return ""

@@ -40,7 +40,10 @@ def test_no_machine_that_answers(here: Here, typed: CommandLine) -> None:
     done = typed("kernel", "install", "--prefix", ".", "--hosts", "lab1", "lab2")
     assert done.code == 69
     assert done.stderr.startswith("Installed the kernel ")
-    assert "\nWarning: no machine answers, so it can't start now.\nlab1: ssh can't" in done.stderr
+    assert (
+        "\nWarning: no machine responds, so the kernel can't start now.\nlab1: ssh can't"
+        in done.stderr
+    )
     assert "\nlab2: ssh can't reach it: connect to host: Connection refused." in done.stderr
 
 

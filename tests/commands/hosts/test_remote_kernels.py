@@ -424,7 +424,8 @@ def test_a_host_without_the_kernel(lab: Lab) -> None:
             text = client.run(f"start({kernel!r})").value
     finally:
         aside.rename(place)
-    assert "lab1: no kernel python3-gpu. Run there: reserve-gpu kernel install." in text
+    reason = "lab1: the kernel python3-gpu is not installed. Run there: reserve-gpu kernel install."
+    assert reason in text
 
 
 def test_ssh_keeps_no_connection(lab: Lab) -> None:

@@ -336,9 +336,10 @@ def test_a_kernel_that_waits(slurm: Slurm) -> None:
     slurm.run("sbatch", "--output=/dev/null", ALL, "--wrap=true")
     with closing(JobKernel(slurm)) as made:
         first, *more = (made.start(f"print({number})") for number in range(3))
-        text = made.until("stream", first, r"waits: \w+ \(place")
+        text = made.until("stream", first, r"is waiting: \w+ \(position")
         (own,) = waiting(slurm)
-        assert re.fullmatch(rf"Job {own} waits: (Priority|Resources) \(place 2 of 2\).*", text)
+        pattern = rf"Job {own} is waiting: (Priority|Resources) \(position 2 of 2\).*"
+        assert re.fullmatch(pattern, text)
         slurm.run("scancel", job)
         made.until("clear_output", first)
         printed = [made.finish(each).stdout.split()[-1] for each in (first, *more)]
@@ -356,13 +357,13 @@ def test_what_people_do_in_the_queue(slurm: Slurm) -> None:
         message = made.start("1")
         made.until_on(message)
         made.manager.interrupt_kernel()
-        assert made.error(message) == "The job goes on."
+        assert made.error(message) == "The job keeps waiting."
         made.restart()
         assert waiting(slurm) == own
         message = made.start("1")
         made.until_on(message)
         slurm.run("scancel", *own)
-        assert made.error(message).startswith("Slurm starts no job: ")
+        assert made.error(message).startswith("Slurm could not start a job: ")
         assert not waiting(slurm)
 
 
@@ -397,7 +398,7 @@ def test_no_job(slurm: Slurm, given: str, reason: str) -> None:
     changed = {} if given else {"changed": without_srun}
     with closing(JobKernel(slurm, *options, **changed)) as made:
         text = made.error(made.start("1"))
-        assert text.startswith("Slurm starts no job: ")
+        assert text.startswith("Slurm could not start a job: ")
         assert reason in text
         assert "\n" not in text
         assert made.manager.is_alive()

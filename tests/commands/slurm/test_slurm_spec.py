@@ -124,8 +124,8 @@ def test_names(here: Here, typed: CommandLine, srun: str) -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("--slurm --hosts lab", "Give --slurm or --hosts: Slurm finds the machine."),
-        ("-- -p gpu", "What stands behind -- belongs to --slurm, which is missing."),
+        ("--slurm --hosts lab", "Give --slurm or --hosts, not both: Slurm chooses the machine."),
+        ("-- -p gpu", "Only --slurm takes options for srun after --. Add --slurm."),
         ("--slurm --wait 1h", "up to 45 s"),
         ("--slurm nonsense", "is not a GPU name"),
         ("--slurm --memory much", "no size"),
@@ -148,7 +148,7 @@ def test_without_slurm(here: Here, typed: CommandLine) -> None:
     done = typed("kernel", "install", "--slurm", "--prefix", ".")
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr.removesuffix("\n") == (
-        "There is no Slurm here: no srun is found. Install it where you use srun."
+        "srun was not found on PATH. Install the kernel on a machine where you use srun."
     )
     assert not (here.folder / "share").exists()
 
@@ -189,4 +189,4 @@ def test_no_command_for_a_job(typed: CommandLine) -> None:
     done = typed("kernel", "slurm", "-f", "file.json")
     assert (done.code, done.stdout) == (2, "")
     line = "reserve-gpu kernel install --slurm"
-    assert done.stderr == f"The srun after -- is missing. Install the kernel again: {line}\n"
+    assert done.stderr == f"The srun command after -- is missing. Reinstall the kernel: {line}\n"

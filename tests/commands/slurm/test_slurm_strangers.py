@@ -292,7 +292,9 @@ def test_a_port_that_is_taken(machine: Machine) -> None:
         )
         done = machine.command(*US, "kernel", "slurm", "-f", path, "--", srun_of(machine))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("The kernel can't listen where its client expects it: ")
+    assert done.stderr.startswith(
+        "The kernel can't listen at the addresses in its connection file: "
+    )
     assert done.stderr.count("\n") == 1
 
 

@@ -264,8 +264,8 @@ def test_an_old_kernel(machine: Machine) -> None:
     done = machine.command(*old, *US, "run", "--for", "1h", "--", "echo", "ran")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "A command can't be ended here at its time: Function not implemented; it needs Linux 5.3 "
-        "or later. Leave out --for and --until.\n"
+        "This system can't end a command at a given time: Function not implemented; it needs Linux "
+        "5.3 or later. Omit --for and --until.\n"
     )
     assert machine.command(*old, *US, "run", "--", "echo", "ran").stdout == "ran\n"
 
