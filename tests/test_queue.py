@@ -531,7 +531,7 @@ def test_signs_of_life(queue: Queue) -> None:
 def test_most_of_one_user(queue: Queue) -> None:
     """One user has 64 places at most; who can't join has the next one that is left."""
     places = [queue.join() for _ in range(MOST_OF_ONE_USER)]
-    with pytest.raises(LockError, match="This user has 64 locks"):
+    with pytest.raises(LockError, match="You already have 64 locks"):
         queue.join()
     assert len(queue.tickets()) == MOST_OF_ONE_USER
     places[7].__exit__()
@@ -576,7 +576,7 @@ def test_unlocked_files_of_another_user_are_not_looked_at(queue: Queue, name: st
     with counting(files.open_to_look, files.status_of) as looks:
         assert queue.ahead(place) == []
         with queue.directory.mutex():
-            assert queue.directory.holders_besides([]) == ()
+            assert queue.directory.holders_of_other_devices([]) == ()
             assert queue.directory.listed_numbers() == {}
     assert len(looks) < 20
 
@@ -599,7 +599,7 @@ def test_locks_of_processes_that_have_ended_cost_one_pass(queue: Queue) -> None:
     keeper = int(subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout)
     try:
         with counting(procfs.LockedFiles.holders) as passes, queue.directory.mutex():
-            holders = queue.directory.holders_besides([])
+            holders = queue.directory.holders_of_other_devices([])
         assert [holder.listed_pid for holder in holders] == [keeper] * 100
         assert len(passes) == 1
     finally:

@@ -513,7 +513,7 @@ def test_a_second_name_is_no_reservation(here: Here, of: str, rules: str) -> Non
     if of == "mutex.lock":
         row = reserve_gpu.status().rows[1]
         owner = procfs.user_name(os.geteuid())
-        second = f"its lock file, which belongs to {owner}, is a second name of mutex.lock"
+        second = f"its lock file, which belongs to {owner}, is a hard link to mutex.lock"
         assert row.holders == ()
         assert row.reason == f"{second}. Run: rm {link}"
         reserve_gpu.release()

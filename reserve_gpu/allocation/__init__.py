@@ -1,1 +1,1 @@
-"""Which devices a request gets: candidates, policy, rules, one attempt, and the wait."""
+"""Allocation: which devices a request gets, by candidates, rules, policy, attempts and waits."""

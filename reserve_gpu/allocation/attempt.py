@@ -344,7 +344,7 @@ class DeviceScan:
         locks, reason = self._context.locks, None
         if self._numbers is None:
             self._numbers = locks.listed_numbers()
-        if claims := locks.others_with_number(device.index, device.uuid, self._numbers):
+        if claims := locks.claims_on_other_devices(device.index, device.uuid, self._numbers):
             reason = snapshot.taken_number(self._context.gpus, claims)
         return row._replace(state=State.RESERVED, reason=reason) if reason else row
 

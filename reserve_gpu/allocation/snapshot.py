@@ -86,7 +86,7 @@ def reserved_without_driver() -> tuple[DeviceStatus, ...]:
     Raises LockError.
     """
     with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S, reads_only=True):
-        holders = directory.holders_besides(())
+        holders = directory.holders_of_other_devices(())
     known: dict[int, list[Holder]] = {}
     for holder in holders:
         known.setdefault(holder.record.index or 0, []).append(procfs.with_user(holder))
@@ -216,7 +216,7 @@ def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
                 with directory.mutex(MUTEX_LIMIT_S, reads_only=True):
                     holders, faults = _holders(uuids, directory.holders_of)
                     is_some_lost = len(uuids) < len(devices)
-                    others = directory.holders_besides(uuids) if is_some_lost else ()
+                    others = directory.holders_of_other_devices(uuids) if is_some_lost else ()
                     return Reservations(
                         holders,
                         faults,
@@ -238,7 +238,7 @@ def _old_numbers(
     """Return for each device the holders of other GPUs that had its number; under the mutex."""
     numbers = directory.listed_numbers()
     known = [device for device in devices if isinstance(device, Device)]
-    return {d.uuid: directory.others_with_number(d.index, d.uuid, numbers) for d in known}
+    return {d.uuid: directory.claims_on_other_devices(d.index, d.uuid, numbers) for d in known}
 
 
 def _holders(
