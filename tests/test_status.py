@@ -548,7 +548,7 @@ def test_while_the_mutex_is_held(here: Here) -> None:
     found = status.to_dict()
     rows = found["devices"]
     assert [row["state"] for row in rows] == ["unknown", "reserved", "reserved", "busy"]
-    assert rows[0]["reason"] == "whether it is reserved can't be seen now"
+    assert rows[0]["reason"] == "its reservations can't be read at the moment"
     assert rows[1]["holders"][0]["note"] == "mine"
     assert [row["is_used_without_reservation"] for row in rows] == [False, False, False, None]
     assert [ticket["asks"] for ticket in found["waiting"]] == ["GPU0"]
