@@ -1,1 +1,1 @@
-"""Allocation: which devices a request gets, by candidates, rules, policy, attempts and waits."""
+"""Allocation: the choice of devices for a request, by policy, rules, attempts and waits."""

@@ -48,7 +48,7 @@ AGENTS = "agents"
 HISTORY = "history"
 OF_USER = (HOSTS, HISTORY)  # keys of the user's own file
 
-Table = dict[str, Rule]  # by key
+Table = dict[str, Rule]  # rules by key
 
 
 class Document(NamedTuple):
@@ -190,7 +190,7 @@ class _Part(NamedTuple):
         raise MistakeError(f"{_path(self.file)}: {problem}")
 
     def truth(self, name: str) -> bool | None:
-        """Return a Boolean value, or None if it is not set."""
+        """Return the Boolean value of a key, or None if the key is not set."""
         value = self.fields.get(name)
         if value is None or isinstance(value, bool):
             return value
@@ -239,7 +239,7 @@ def _count(value: object) -> float:
 
 def _duration(value: object) -> float:
     has_unit = isinstance(value, str) and not value.strip()[-1:].isdecimal()
-    duration_s = parse_duration(value) if has_unit else 0.0  # "24" hardly means 24 seconds
+    duration_s = parse_duration(value) if has_unit else 0.0  # a number without a unit is ambiguous
     if not 0 < duration_s < LONGEST_S:
         raise ValueError('give a duration such as "30m", "4h" or "2d"')
     return duration_s
@@ -302,10 +302,10 @@ def content(file: str, owners: Collection[int]) -> bytes:
 
 
 def of_user() -> dict[str, Any]:
-    """Return the tables of the user's own file, or an empty dict if there is none.
+    """Return the tables of the user's own file, or an empty dict if the file does not exist.
 
-    The file may be a link, for example into a repository of configuration files. The owner of the
-    file behind the link counts.
+    The file may be a symbolic link, for example to a dotfiles repository. The owner of its target
+    counts.
 
     Raises:
         RequestError: The file can't be read, or contains a mistake.
@@ -342,7 +342,7 @@ def tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
 
 
 def own_history() -> bool | None:
-    """Return whether the user's own file enables the history, or None if it does not say.
+    """Return whether the user's own file enables the history, or None if the file does not set it.
 
     Raises:
         RequestError: The file can't be read, or contains a mistake.
@@ -401,5 +401,5 @@ def _path(file: str) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a short text for a value, similar to its text in the file."""
+    """Return a short text for a value, for messages."""
     return sanitize(json.dumps(value, ensure_ascii=False, default=str), 40)

@@ -122,7 +122,7 @@ class Denied(NamedTuple):
 class AcquiredLocks(AbstractContextManager["AcquiredLocks"]):
     """The locks that an attempt has taken.
 
-    On exit, all locks are released, except those that were passed to `keep` or held before.
+    On exit, all new locks are released, except those that were passed to `keep`.
     """
 
     def __init__(self, held: Mapping[str, Lock]) -> None:
@@ -203,7 +203,7 @@ def attempt(
             if entry:
                 entry.want(policy.wanted(taken.rows))
         rows += taken.rows
-    if not context.request.devices:  # then the order of the attempt means nothing to the user
+    if not context.request.devices:  # show the devices in bus order
         rows.sort(key=lambda row: (row.device.index, row.device.instance or 0))
     return Denied(tuple(rows), tuple(ahead))
 
@@ -251,7 +251,7 @@ def _rule_check(
     devices: Sequence[Device | Fault],
     everything: Sequence[Device | Fault],
 ) -> Callable[[Device], DeviceStatus | None]:
-    """Return a function that returns why the rules deny this user a device.
+    """Return a function that checks whether the rules allow this user a device.
 
     Call this under the mutex. The devices that this process already holds don't count, because the
     request replaces them.
@@ -446,7 +446,7 @@ class DeviceScan:
         return max(LEAST_LIMIT_S, self._readings_until - time.monotonic())
 
     def _row(self, device: Device, reading: "Usage") -> DeviceStatus:
-        """Return the row of a device according to its use: free if this request may take it."""
+        """Return the row of a device by its use: it is free if this request may take it."""
         use = usage.judge(reading, self._context.idle_mib)
         is_open = policy.is_to_be_taken(self._request, use, reading)
         is_open = is_open or self._context.is_taking_back  # this process itself may use it

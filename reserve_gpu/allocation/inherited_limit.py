@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[Device | Fault]:
-    """Return the devices to try for a request: the named devices, or all, with displays last.
+    """Return the devices to try: the named devices, or all devices with display GPUs last.
 
     Each GPU is initialized only when the iterator reaches it, because that can take seconds.
 
@@ -128,7 +128,7 @@ def inside(gpus: Nvml, inherited: Variables) -> Iterator[Device | Fault]:
 
 
 def _named(gpus: Nvml, request: Request, inherited: Variables) -> list[Device | Fault]:
-    """Return the devices that the request names, in that order. Raises RequestError and Failure."""
+    """Return the devices that the request names, in its order. Raises RequestError and Failure."""
     devices = [_find_device(gpus, name) for name in request.devices]
     names.require_distinct(devices)
     names.require_one_kind(devices)

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Request
 
 
-SEVERAL_INSTANCES_SINCE = 570  # first driver, with CUDA 12.8, for several MIG instances per process
+# The first driver version (CUDA 12.8) that lets one process use several MIG instances.
+SEVERAL_INSTANCES_SINCE = 570
 
 LOOK_S = 1.0  # seconds between two checks if only the driver can show a change
 QUIET_S = 5.0  # seconds between two checks if the kernel's list of locks shows every change
 LIVELY_LOOK_S = 0.25  # seconds between two checks after a change; limits the load of many waiters
-TURN_S = 0.02  # seconds that one check takes, approximately
+TURN_S = 0.02  # approximate duration of one check in seconds
 LIVELY_S = 2.0  # seconds of frequent checks, because a released GPU may be in use a little longer
 
 
@@ -56,8 +57,8 @@ def unfit(device: Device | Fault, request: Request, driver: str | None = None) -
 def is_to_be_taken(request: Request, state: State, reading: Usage) -> bool:
     """Return whether to take a device that no other process has reserved or waits for.
 
-    A device that the user has named need not be idle, but it must be usable: CUDA must still accept
-    processes on it. A part of a GPU need not be idle either, because the memory that others use is
+    A device that the user has named need not be idle, but CUDA must still accept processes on it. A
+    device for a part of a GPU need not be idle either, because the memory use of other processes is
     counted.
 
     Args:
@@ -111,8 +112,8 @@ def closest(
 ) -> list[Device]:
     """Return the best connected devices, or the first ones if all are connected alike.
 
-    Starting from each device in turn, a group grows by the device that is closest to it. The group
-    with the shortest distances wins.
+    A group starts from each device in turn, and grows by the device that is closest to the group.
+    The group with the smallest sum of distances wins.
 
     Args:
         devices: The available devices.
@@ -186,8 +187,8 @@ def reclaim(request: Request, seen: Sequence[Device]) -> Request | None:
 def is_impossible(rows: Sequence[DeviceStatus], request: Request) -> bool:
     """Return whether the request can never be satisfied on this machine.
 
-    A device that can't be read may come back. But if no readable device fits, there is no evidence
-    that such a device would.
+    A device that can't be read may come back. But if no readable device fits, nothing suggests that
+    the unreadable one would.
 
     Args:
         rows: The states of all devices that this process may use.

@@ -1,4 +1,4 @@
-"""Quotas: how many devices the administrator's rules allow a user, and for how long.
+"""Quotas: the number of devices and the time that the administrator's rules allow a user.
 
 The caller counts the user's devices under the mutex, from facts that the kernel provides. This
 module is imported only if there are rules.
@@ -72,12 +72,12 @@ def counted(ends: Lease, ruled: Rules, since: Instant, now: Instant) -> Lease:
 
 
 def left_s(ruled: Rules, since: Instant, now: Instant) -> float:
-    """Return the seconds for which the time limit still allows a reservation."""
+    """Return the seconds until the rules' time limit, or infinity without a limit."""
     return since.boot + ruled.time.value - now.boot if ruled.time else inf
 
 
 def lease(asked: Lease, ruled: Rules) -> Lease:
-    """Return the lease that the rules turn a requested lease into.
+    """Return a requested lease with the limits of the rules applied.
 
     Only an end that comes from the administrator's rules may interrupt a running cell.
 

@@ -30,7 +30,7 @@ class Deadline(NamedTuple):
 
     @classmethod
     def after(cls, wait: object) -> "Deadline":
-        """Return the deadline that is a duration from now.
+        """Return the deadline of a wait that starts now.
 
         Args:
             wait: The duration, as `parsing.parse_duration` takes it, or None for no wait.
@@ -54,7 +54,7 @@ class Deadline(NamedTuple):
         return max(0.0, self.at - time.monotonic())
 
 
-def parse(  # noqa: PLR0913 - these are reserve()'s
+def parse(  # noqa: PLR0913 - the arguments of reserve()
     devices: names.DeviceNames | None,
     *,
     count: int | None = None,
@@ -120,7 +120,7 @@ def idle_mib() -> float | None:
 
 
 def rules() -> Rules | None:
-    """Return the rules that currently apply to this user, or None if there is no rules file."""
+    """Return the rules that currently apply to this user, or None without a rules file."""
     file = settings.config_file()
     if file is None:
         return None

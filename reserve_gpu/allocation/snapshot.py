@@ -124,8 +124,8 @@ def explained(
 ) -> list[DeviceStatus]:
     """Add users and processes to the rows of an attempt.
 
-    The states that the attempt found stay. Reading users, commands and devices can be slow, so call
-    this late, and only for rows that are displayed.
+    The attempt's states don't change. Reading users, commands and devices can be slow, so call this
+    late, and only for rows that are displayed.
 
     Args:
         nvml: The NVML session.
@@ -156,7 +156,7 @@ def _with_users(nvml: Nvml, row: DeviceStatus, idle_mib: float | None) -> Device
 def identified(
     nvml: Nvml, processes: Sequence[Process], holders: Sequence[Holder], *, is_complete: bool = True
 ) -> tuple[Process, ...]:
-    """Add the user, the command and the reservation to each process on a device.
+    """Add to each process its user, its command, and whether it belongs to a reservation.
 
     Args:
         nvml: The NVML session.
@@ -179,7 +179,7 @@ def identified(
 
 
 def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
-    """Return whether no process of its holders uses a reserved device. None if that is unknown.
+    """Return whether its holders' processes leave a reserved device unused, or None if unknown.
 
     Args:
         usage: The reading of the device.

@@ -136,7 +136,7 @@ def wait_for_offers(
 
 
 class LockChanges:
-    """A check whether a device may have been released, or a waiter may have left the queue.
+    """Detects whether a device may have been released, or a waiter may have left the queue.
 
     Attributes:
         is_told: Whether the kernel's list of locks shows such changes. It does not if it is too
@@ -169,7 +169,7 @@ class LockChanges:
 
 
 class Explainer:
-    """Adds users and processes to rows. They are read again only at intervals.
+    """A cache that adds users and processes to rows, and reads them again only at intervals.
 
     Args:
         context: The input of the attempts.

@@ -66,7 +66,7 @@ BRIEF_LIMIT_S = 1.0  # timeout for the mutex at the end of a cell, or between tw
 MUTEX_POLL_S = 0.01
 LONG_S = 10.0  # seconds; if the mutex is held for longer, the driver has probably hung
 REPLACED_LIMIT = 10  # attempts to lock a file that other processes keep replacing
-MOST_LOST = 256  # lock files to check for lost devices; every user can create such files
+MOST_LOST = 256  # maximum lock files to check for lost devices; every user can create some
 MOST_NUMBERS = 10**10
 OTHERS_MODE, OWN_MODE = 0o666, 0o644
 NEW_MODE = 0o600  # mode of a user's new file until it is locked
@@ -101,7 +101,7 @@ class LockDirectory:
         files.close(self.descriptor)
 
     def follow(self) -> None:
-        """Reopen the directory if its path now refers to another one.
+        """Reopen the directory if its path no longer refers to the open directory.
 
         A cleanup program may have deleted the directory, and another process may have created a new
         one.
@@ -183,7 +183,7 @@ class LockDirectory:
         is_own = mode == OWN_MODE
         for _ in range(REPLACED_LIMIT):
             lock = None
-            # Other users can lock a file that they can read, so a new file is unreadable to them.
+            # Other users can lock a file that they can read, so they can't read a new file yet.
             new_mode = NEW_MODE if is_own else mode
             descriptor = files.open_to_lock(self.descriptor, name, path, new_mode)
             try:
@@ -294,7 +294,7 @@ class LockDirectory:
         return self.acquire_any_user_file(_share_prefix(uuid), taken)
 
     def acquire_any_user_file(
-        self, prefix: str, taken: Instant | None = None, excluded: Sequence[str] = ()
+        self, prefix: str, taken: Instant | None = None, avoided: Sequence[str] = ()
     ) -> Lock:
         """Lock any unlocked file `PREFIX-UID-N.lock` of this user. Call this under the mutex.
 
@@ -304,7 +304,7 @@ class LockDirectory:
         Args:
             prefix: The start of the file's name.
             taken: The time of the lock that the new lock replaces. Defaults to now.
-            excluded: The names of files to use only if this user may not lock any more files.
+            avoided: The names of files to lock only if this user can't lock more files.
 
         Returns:
             The lock.
@@ -314,14 +314,14 @@ class LockDirectory:
         """
         living = 0
         for name in self._user_file_names(prefix):
-            if living + len(excluded) >= MOST_OF_ONE_USER:
+            if living + len(avoided) >= MOST_OF_ONE_USER:
                 break
-            if name in excluded or files.is_others(self.descriptor, name):
+            if name in avoided or files.is_others(self.descriptor, name):
                 continue
             if lock := self.acquire_user_file(name, taken):
                 return lock
             living += 1
-        if lock := self.acquire_first(excluded):
+        if lock := self.acquire_first(avoided):
             return lock
         raise LockError(
             f"You already have {living} locks ({self.path}/{prefix}-...), and may not have more. "
@@ -447,9 +447,9 @@ class LockDirectory:
         return tuple(map(self.holders.of, self._owner_locked(_share_prefix(uuid), excluded)))
 
     def holders_of_other_devices(self, uuids: Collection[str]) -> tuple[Holder, ...]:
-        """Return the holders of all devices other than these. Call this under the mutex.
+        """Return the holders of all devices except the given ones. Call this under the mutex.
 
-        Such a device may be lost. Every user can create a lock file for a device that does not
+        Their devices may be lost GPUs. Every user can create a lock file for a device that does not
         exist, so use the result only for display.
 
         Args:
@@ -496,9 +496,9 @@ class LockDirectory:
     def _locked_by_owner(self) -> dict[tuple[int, str], None]:
         """Return pairs of UID and file name for all files that their owners have locked.
 
-        A record file is replaced by the lock file of its device. Every user can lock any number of
-        files, so only a limited number of files counts per owner. Files with low numbers come
-        first.
+        For a record file, the pair contains the lock file of its device instead. Every user can
+        lock any number of files, so only a limited number of files counts per owner. Files with low
+        numbers come first.
         """
         locked: dict[tuple[int, str], None] = {}
         checked: Counter[int] = Counter()
@@ -663,7 +663,7 @@ class LockDirectory:
 
     @contextmanager
     def _cached_holders(self) -> Iterator[Holders]:
-        """Reuse one reader of holders, without the mutex.
+        """Use one reader of holders during the block, even without the mutex.
 
         The reader reads the kernel's list of locks and the directory at most once.
         """
@@ -773,7 +773,7 @@ def _random_number() -> int:
 
 
 def _first_names(prefix: str, uid: int) -> list[str]:
-    """Return the names that a user's files get first."""
+    """Return the usual names of a user's files."""
     start, _, end = _user_file_name(prefix, uid, 0).rpartition("0")
     return [f"{start}{number}{end}" for number in range(2 * MOST_OF_ONE_USER)]
 
@@ -784,7 +784,7 @@ def _by_number(name: str) -> tuple[int, str, str]:
 
 
 def device_of(name: str) -> str:
-    """Return the device that a lock file belongs to, as its file name spells the UUID."""
+    """Return the part of a lock file's name that identifies the device."""
     return name.partition(SHARE)[0].partition(RECORD)[0].removesuffix(".lock")
 
 
@@ -820,8 +820,8 @@ def default_path() -> str:
 def preferred_paths(path: str) -> tuple[str, ...]:
     """Return this lock directory and the default directories that precede it.
 
-    In an image whose `/run/lock` is not writable, the default is `/dev/shm`. Its host may use
-    `/run/lock`.
+    In a container image whose `/run/lock` is not writable, the default is `/dev/shm`, but the host
+    may use `/run/lock`.
     """
     if os.environ.get(settings.LOCK_DIRECTORY):
         return (path,)

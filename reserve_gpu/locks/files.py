@@ -147,7 +147,7 @@ def is_open_to_others(status: os.stat_result) -> bool:
 
 
 def status_of(directory: int, name: str) -> os.stat_result | None:
-    """Return the status of a file, or None if it is not accessible. Don't follow links."""
+    """Return the status of a file or a link, or None if it is not accessible."""
     with suppress(OSError):
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     return None
@@ -166,7 +166,7 @@ def sole_owner(directory: int, name: str) -> int | None:
 
 
 def is_others(directory: int, name: str) -> bool:
-    """Return whether the name is taken by anything but a regular file of this user."""
+    """Return whether the name exists but is not a regular file of this user with a single name."""
     status = status_of(directory, name)
     if status is None:
         return False
@@ -210,7 +210,7 @@ def _open(directory: int, name: str, path: str, flags: int, mode: int | None = N
 def _require_own_files(directory: int, path: str) -> None:
     """Raise LockError if users can delete each other's files in the directory."""
     status = os.fstat(directory)
-    if status.st_mode & stat.S_ISVTX:  # otherwise it has another purpose or a single user
+    if status.st_mode & stat.S_ISVTX:  # otherwise it was made for another purpose or one user
         _finish(directory, status, DIRECTORY_MODE)
     elif status.st_mode & stat.S_IWOTH:
         run = shell_line(f"chmod 1777 {path}")

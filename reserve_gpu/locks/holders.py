@@ -33,11 +33,11 @@ SHARE = ".share"  # part of the name of a sharer's file: UUID.share-UID-N.lock
 RECORD = ".record"  # part of the name of a whole device's record file: UUID.record-UID-N
 # The rest of these names. A string, so that `re` compiles it only if there are such files.
 NUMBERED = r"-([0-9]{1,10})-([0-9]{1,10})(?:\.lock)?"
-MANY = 1000  # limit on files and tickets that a user may have created in bad faith
+MANY = 1000  # number of files above which a user may be flooding the directory
 MOST_OF_ONE_USER = 64  # limit per user on sharers of a device, and on waiters
 # Seconds after a record was written in which a modification of its file is not the end of a cell.
 WRITING_S = 1.0
-PAGE_SIZE = 4096  # bytes, the maximum that one read(2) returns from /proc/locks
+PAGE_SIZE = 4096  # bytes; the maximum that one read(2) of /proc/locks returns
 # Maximum bytes to read of the kernel's list, about 5,000 locks. Reading gets slower page by page.
 LIST_LIMIT = 1 << 18
 RECORD_DIGITS = 3  # maximum digits in the number of an unlisted record file
@@ -185,7 +185,7 @@ class Holders:
             return Holder(file=name)
         if has_owner(name):
             uid, holder = status.st_uid, self._holder(record, status)
-            # A process of another user can only have received the descriptor.
+            # A process of another user did not take the lock. It has received the descriptor.
             if procfs.uid_of(holder.listed_pid or 0) not in (None, uid):
                 holder = holder._replace(listed_pid=None)
             return holder._replace(uid=uid, file=name, record_owner=uid)
@@ -308,8 +308,8 @@ class Holders:
         A command of `reserve-gpu run` may leave processes in the background that inherited the
         lock. The PID of the process that took the lock may then belong to another process. If the
         open files of that process are visible, they decide. Otherwise its start time decides: a
-        process that started after the lock was taken is another one. The holder was the last to
-        change the file, and the ctime can't be set back. If the wall clock was set forward, the
+        process that started after the lock was taken can't have taken it. The holder was the last
+        to change the file, and the ctime can't be set back. If the wall clock was set forward, the
         time in the record decides. A user who can forge that time could also renew the ctime.
 
         Args:
@@ -572,7 +572,7 @@ def _read(file: RawIOBase) -> tuple[bytes, bool]:
 def _is_by(record: Record, pids: Collection[int | None]) -> bool:
     """Return whether one of these processes may have written a record.
 
-    A writer in another PID namespace may be any of them.
+    If the writer was in another PID namespace, its PID can't be compared, and the result is True.
     """
     return record.who.namespace != procfs.pid_namespace() or record.who.pid in pids
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Device
 
 BACK_S = 120.0  # seconds in which a process can return to the place that it left in the queue
-STOPPED_S = 5.0  # seconds without a heartbeat, which every waiter has once per second
-# Maximum seconds for which a user's waiters keep a free device that is not enough for them.
+STOPPED_S = 5.0  # seconds without a heartbeat after which a waiter is skipped
+# Maximum seconds for which a user's waiters for several devices keep one free device.
 KEEP_FREE_S = 1800.0
 EMPTY_RECORD = Record()
 
@@ -38,8 +38,8 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
 
     Until the process joins the queue, its place is behind all waiters.
 
-    The ticket's number is the boot clock's time at which the process joined. It is stored as the
-    file's mtime, because the mtime can be set on a full disk, where the record is lost. The
+    The ticket's number is the time at which the process joined, by the boot clock. It is stored as
+    the file's mtime, because the mtime can be set on a full disk, where the record is lost. The
     heartbeat sets the same mtime again, which changes the file's ctime. Users can't set the ctime.
     `Holders.ticket` reads both times. The number only distinguishes successive tickets in the same
     file.
@@ -75,9 +75,9 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         self.is_served = False
         self._lock: Lock | None = None
         self._number: float = math.inf
-        # When each heartbeat of a waiter ahead was first seen, by the ticket's name and ctime.
+        # The time at which each heartbeat was first seen, by the ticket's name and ctime.
         self._heartbeats: dict[tuple[str, int], float] = {}
-        # By UID and device, as long as the device is free at each check.
+        # By UID and device UUID. An entry exists as long as the device is free at each check.
         self._offers: dict[tuple[int | None, str], Offer] = {}
         self._first_check = self._last_check = 0.0
         self.passes_at = math.inf
@@ -113,7 +113,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         old = own[lock.name] if lock else None
         if lock is None:
             lock = self._directory.acquire_any_user_file(
-                QUEUE, excluded=[each.name for each in left]
+                QUEUE, avoided=[each.name for each in left]
             )
         try:
             self._take(lock, old)
@@ -155,7 +155,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         Args:
             name: The name of this process's ticket.
             tickets: All other tickets.
-            old: The left or lost ticket to which this process returns, or None.
+            old: The ticket of the old place to which this process returns, or None.
         """
         behind = _all_behind(tickets, old) if old else set()
         in_front = [ticket for ticket in tickets if ticket.key not in behind]
@@ -344,7 +344,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
                 continue
             left_s = patience_s - offer.offered_s if offer.is_offered else math.inf
             first_seen = self._heartbeats[ticket.name, ticket.heartbeat]
-            if first_seen == self._first_check:  # it may be stopped
+            if first_seen == self._first_check:  # no new heartbeat yet
                 left_s = min(left_s, first_seen + self._stopped_s - now)
             self.passes_at = min(self.passes_at, now + left_s)
             return ticket
@@ -426,7 +426,7 @@ def wait_for_news(
     """
     shows_all_locks = procfs.sees_all_locks()
     while True:
-        between()  # at least once, even if the time has come
+        between()  # call this at least once
         left_s = until - time.monotonic()
         if left_s <= 0:
             return False
@@ -441,11 +441,11 @@ def _wanting(record: Record, wants: Collection[str]) -> Record:
 
 
 def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[tuple[str, int]]:
-    """Return the keys of the tickets that are behind a left ticket, directly or indirectly.
+    """Return the keys of the tickets that are behind an old ticket, directly or indirectly.
 
-    The tickets' lists decide, and a waiter gains nothing if it lists too many tickets. For tickets
-    of older versions, the numbers decide. This user's tickets can't put another user's ticket
-    behind the left ticket.
+    The lists in the tickets decide, and a waiter gains nothing if it lists too many tickets. For
+    tickets of older versions, the numbers decide. Tickets of this user can't put a ticket of
+    another user behind the old ticket.
     """
     behind, by_others, own = {old.key}, {old.key}, os.geteuid()
     rest = [each for each in tickets if each.tickets_ahead is not None or each.number > old.number]
