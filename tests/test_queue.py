@@ -558,7 +558,7 @@ def test_thousands_of_files(queue: Queue, uid: int, count: int) -> None:
         assert len([path for path in queue.path.glob("queue-*") if not path.stat().st_uid]) == 2
         theirs = {queue.file(number, uid).name for number in range(MOST_OF_ONE_USER)}
         assert {*queue.ahead(first)} == theirs
-        with counting(files.open_to_look) as looks:
+        with counting(files.open_to_read) as looks:
             assert theirs < {*queue.ahead(second)}
         assert len(looks) <= 2 * (MOST_OF_ONE_USER + 2)  # one for the lock, one for the record
 
@@ -573,7 +573,7 @@ def test_unlocked_files_of_another_user_are_not_looked_at(queue: Queue, name: st
         path.touch()
         os.chown(path, OTHER_UID, -1)
     place = queue.join()
-    with counting(files.open_to_look, files.status_of) as looks:
+    with counting(files.open_to_read, files.status_of) as looks:
         assert queue.ahead(place) == []
         with queue.directory.mutex():
             assert queue.directory.holders_of_other_devices([]) == ()
@@ -673,7 +673,7 @@ def test_locked_files_count_for_64_of_each_owner(queue: Queue, name: str, uid: i
         stack.enter_context(have(queue.path / "zzz.share-0-9999.lock", json.dumps(about).encode()))
         with (
             queue.directory.mutex(),
-            counting(files.open_to_look) as looks,
+            counting(files.open_to_read) as looks,
             opened("locks") as readings,
         ):
             numbers = queue.directory.listed_numbers()
@@ -694,7 +694,7 @@ def test_records_in_the_name_of_a_holder_cost_no_look(queue: Queue) -> None:
         lock = queue.directory.lock_device(UUIDS[0], share=False)
         assert isinstance(lock, Lock)
         lock.write(Record.from_dict({"note": "the thesis"}))
-    with queue.directory.mutex(), counting(files.status_of, files.open_to_look) as looks:
+    with queue.directory.mutex(), counting(files.status_of, files.open_to_read) as looks:
         (holder,) = queue.directory.holders_of(UUIDS[0])
     lock.release()
     assert (holder.record.terms.note, holder.record_owner) == ("the thesis", 0)

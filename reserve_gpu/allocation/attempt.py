@@ -448,7 +448,7 @@ class DeviceScan:
     def _row(self, device: Device, reading: "Usage") -> DeviceStatus:
         """Return the row of a device by its use: it is free if this request may take it."""
         use = usage.judge(reading, self._context.idle_mib)
-        is_open = policy.is_to_be_taken(self._request, use, reading)
+        is_open = policy.should_take(self._request, use, reading)
         is_open = is_open or self._context.is_taking_back  # this process itself may use it
         return DeviceStatus(device, State.FREE if is_open else use, reading, use_state=use)
 

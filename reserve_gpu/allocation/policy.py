@@ -54,7 +54,7 @@ def unfit(device: Device | Fault, request: Request, driver: str | None = None) -
     return None
 
 
-def is_to_be_taken(request: Request, state: State, reading: Usage) -> bool:
+def should_take(request: Request, state: State, reading: Usage) -> bool:
     """Return whether to take a device that no other process has reserved or waits for.
 
     A device that the user has named need not be idle, but CUDA must still accept processes on it. A

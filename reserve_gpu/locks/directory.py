@@ -149,7 +149,7 @@ class LockDirectory:
             return self.acquire(MUTEX)
         except LockError:
             path = f"{self.path}/{MUTEX}"
-            descriptor = files.open_to_look(self.descriptor, MUTEX) if reads_only else None
+            descriptor = files.open_to_read(self.descriptor, MUTEX) if reads_only else None
             if descriptor is None:
                 raise
             with ExitStack() as stack:
@@ -316,7 +316,7 @@ class LockDirectory:
         for name in self._user_file_names(prefix):
             if living + len(avoided) >= MOST_OF_ONE_USER:
                 break
-            if name in avoided or files.is_others(self.descriptor, name):
+            if name in avoided or files.is_taken(self.descriptor, name):
                 continue
             if lock := self.acquire_user_file(name, taken):
                 return lock
@@ -362,7 +362,7 @@ class LockDirectory:
                     os.unlink(name, dir_fd=self.descriptor)
                 lock = self.acquire(name, OWN_MODE, taken)
         except LockError:
-            if not files.is_others(self.descriptor, name):
+            if not files.is_taken(self.descriptor, name):
                 raise
             return None  # another user has created the file first
         if lock:
@@ -392,7 +392,7 @@ class LockDirectory:
         """
         prefix = f"{QUEUE}-{os.geteuid()}-"
         names = _first_names(QUEUE, os.geteuid())
-        if any(files.is_others(self.descriptor, name) for name in names):
+        if any(files.is_taken(self.descriptor, name) for name in names):
             # Another user has taken one of these names, so this user's tickets may have others.
             names = [name for name in self.holders.listing() if name.startswith(prefix)]
         return sorted(
@@ -401,7 +401,7 @@ class LockDirectory:
 
     def _is_left_ticket(self, name: str, for_s: float) -> bool:
         status = files.status_of(self.descriptor, name)
-        if status is None or not status.st_size or files.is_others(self.descriptor, name):
+        if status is None or not status.st_size or files.is_taken(self.descriptor, name):
             return False
         return abs(time.time() - status.st_ctime) < for_s and not self._is_owner_locked(name)
 
@@ -687,7 +687,7 @@ class LockDirectory:
         the list names none, as with another PID namespace, the lock counts if an older version
         wrote the record.
         """
-        descriptor = files.open_to_look(self.descriptor, name)
+        descriptor = files.open_to_read(self.descriptor, name)
         if descriptor is None:
             return False
         with files.closing(descriptor):
@@ -711,7 +711,7 @@ class LockDirectory:
         The result comes from the lock itself, not from the kernel's list. If `path` is given,
         LockError is raised for a file that can't be a device's lock file.
         """
-        descriptor = files.open_to_look(self.descriptor, name, path)
+        descriptor = files.open_to_read(self.descriptor, name, path)
         if descriptor is None:
             return False
         with files.closing(descriptor):

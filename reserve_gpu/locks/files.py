@@ -94,7 +94,7 @@ def open_to_lock(directory: int, name: str, path: str, mode: int) -> int:
     raise LockError(f"Another process is still creating {path}. Try again.")
 
 
-def open_to_look(directory: int, name: str, path: str | None = None) -> int | None:
+def open_to_read(directory: int, name: str, path: str | None = None) -> int | None:
     """Open a file for reading, to find out whether it is locked.
 
     Args:
@@ -165,7 +165,7 @@ def sole_owner(directory: int, name: str) -> int | None:
     return None if is_open_to_others(status) else status.st_uid
 
 
-def is_others(directory: int, name: str) -> bool:
+def is_taken(directory: int, name: str) -> bool:
     """Return whether the name exists but is not a regular file of this user with a single name."""
     status = status_of(directory, name)
     if status is None:

@@ -218,7 +218,7 @@ class Holders:
         """
         records: list[tuple[Record, os.stat_result]] = []
         for record_file in self.user_files(f"{name.removesuffix('.lock')}{RECORD}", uid):
-            descriptor = files.open_to_look(self._directory, record_file)
+            descriptor = files.open_to_read(self._directory, record_file)
             if descriptor is None:
                 continue
             with files.closing(descriptor):
@@ -349,7 +349,7 @@ class Holders:
         return self._kernels_list.inodes
 
     def _record(self, name: str) -> tuple[Record, os.stat_result | None]:
-        descriptor = files.open_to_look(self._directory, name)
+        descriptor = files.open_to_read(self._directory, name)
         if descriptor is None:
             return Record(), None
         with files.closing(descriptor):
