@@ -340,7 +340,7 @@ USAGE = [
     ("run --wait soon -- true", "'soon' is no duration"),
     (
         "run --for 99999999d -- true",
-        "is no time to hold a GPU. Give 30m, 4h or 2d, and 34722d at",
+        "is out of range. Give a duration above 0 and up to 34722d, such",
     ),
     ("run 7 -- true", "There is no GPU7"),
     ("run -n 9 -- true", "9"),

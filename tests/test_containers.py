@@ -75,9 +75,9 @@ def test_is_own(mounts: list[Mount], expected: bool) -> None:  # noqa: FBT001 - 
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (errno.ENOSYS, "has no flock"),
-        (errno.ENOLCK, "has no flock"),
-        (errno.EOPNOTSUPP, "has no flock"),
+        (errno.ENOSYS, "does not support flock"),
+        (errno.ENOLCK, "does not support flock"),
+        (errno.EOPNOTSUPP, "does not support flock"),
         (errno.EACCES, "AppArmor or SELinux"),
         (errno.EPERM, "AppArmor or SELinux"),
         (errno.EIO, "Tell the administrator"),
@@ -88,18 +88,18 @@ def test_a_lock_that_fails(number: int, expected: str) -> None:
     """Each error of flock has its own cause; only three mean a file system without it."""
     text = cause(number, LOCKS)
     assert expected in text
-    assert ("has no flock" in text) is (expected == "has no flock")
+    assert ("does not support flock" in text) is (expected == "does not support flock")
 
 
 @pytest.mark.parametrize(
     ("number", "expected"),
     [
-        (errno.EROFS, "a systemd service ReadWritePaths=/"),
-        (errno.EACCES, "among its writable paths"),
+        (errno.EROFS, "ReadWritePaths=/"),
+        (errno.EACCES, "to the sandbox's writable paths"),
         (errno.ENOSPC, "Free some space"),
         (errno.EDQUOT, "Free some space"),
         (errno.EIO, "Tell the administrator"),
-        (errno.ESTALE, "local one"),
+        (errno.ESTALE, "a local file system"),
         (errno.ENFILE, "whole machine"),
         (errno.ENOENT, "Set RESERVE_GPU_LOCK_DIR"),
     ],

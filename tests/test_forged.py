@@ -446,7 +446,7 @@ def test_a_linked_lock_file_holds_one_gpu(users: Users, index: int) -> None:
     assert (rows[index], rows[other]) == (["reserved", 1], ["unknown", 0])
     refused = users[DAEMON].reserve(f"'{other}'")
     assert refused.error == "NoFreeDeviceError"
-    reason = f"its lock file, which belongs to nobody, is a second name of {UUIDS[index]}.lock."
+    reason = f"its lock file, which belongs to nobody, is a hard link to {UUIDS[index]}.lock."
     assert f"{reason} Run: rm {path}" in refused.text
     assert "nobody" in users[DAEMON].reserve(f"'{index}'").text
     assert owner.reserve(f"'{index}', note='again'").value == str(index)
@@ -496,7 +496,7 @@ def test_two_gpus_of_one_lock_file_are_not_reserved_together(users: Users) -> No
     for first, second in (("0", "1"), ("1", "0")):
         refused = users[NOBODY].reserve("'0,1'")
         assert refused.error == "NoFreeDeviceError"
-        assert "is a second name of" in refused.text
+        assert "is a hard link to" in refused.text
         assert users[NOBODY].reserve(f"'{first}'").value == first
         assert users[DAEMON].reserve(f"'{second}'").error == "NoFreeDeviceError"
         assert users[DAEMON].reserve().error == "NoFreeDeviceError"

@@ -84,7 +84,7 @@ def test_an_obstacle_in_place_of_a_lock_costs_that_gpu_alone(two: Here, obstacle
         text = of_gpu(refused("0"))
         (row, _) = reserve_gpu.status().rows
     assert text.startswith((f"unknown: {path} is ", f"unknown: {path} can't be"))
-    assert "link" not in obstacle or "is a link" in text
+    assert "link" not in obstacle or "is a symbolic link" in text
     assert row.state is State.UNKNOWN
     assert str(path) in (row.reason or "")
 
@@ -283,10 +283,12 @@ def link_to_elsewhere(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        pytest.param(link_to_elsewhere, "is a link or no directory", id="link"),
-        pytest.param(lambda path: path.symlink_to("no"), "is a link", id="dangling link"),
-        pytest.param(lambda path: path.write_bytes(b"years"), "is a link or no", id="file"),
-        pytest.param(os.mkfifo, "is a link or no directory", id="pipe"),
+        pytest.param(link_to_elsewhere, "is a symbolic link, or not a directory", id="link"),
+        pytest.param(lambda path: path.symlink_to("no"), "is a symbolic link", id="dangling link"),
+        pytest.param(
+            lambda path: path.write_bytes(b"years"), "is a symbolic link, or not a", id="file"
+        ),
+        pytest.param(os.mkfifo, "is a symbolic link, or not a directory", id="pipe"),
         pytest.param(lambda path: path.parent.rmdir(), "No such file", id="no parent"),
     ],
 )
@@ -318,7 +320,7 @@ def everything(folder: Path) -> list[tuple[str, int, int]]:
 def test_a_directory_where_anybody_can_delete_is_an_error(two: Here) -> None:
     """A directory open to all, without the sticky bit, is refused; how to mend it is said."""
     two.locks.chmod(0o777)
-    with pytest.raises(LockError, match=f"anybody can delete .* chmod 1777 {two.locks}"):
+    with pytest.raises(LockError, match=f"Any user can delete .* chmod 1777 {two.locks}"):
         reserve_gpu.reserve()
     assert modes(two.locks) == {}
     two.locks.chmod(0o1777)
@@ -520,7 +522,7 @@ def test_a_file_system_without_flock_is_an_error(machine: Machine) -> None:
             assert (
                 f"{machine.locks}/mutex.lock can't be locked: {os.strerror(code)}" in refused.text
             )
-            assert "put the lock directory on a local one" in refused.text
+            assert "Put the lock directory on a local file system" in refused.text
 
 
 # Modes of /run/lock, /dev/shm and /tmp, and where the locks go.
@@ -745,7 +747,7 @@ def test_a_file_replaced_while_it_is_locked(tmp_path: Path) -> None:
 def test_a_file_replaced_again_and_again_is_an_error(tmp_path: Path) -> None:
     """Who can never lock the file that others find gives up and says so."""
     path = tmp_path / "a.lock"
-    expected = pytest.raises(LockError, match=rf"{path} again and again")
+    expected = pytest.raises(LockError, match=rf"processes keep replacing {path}")
     with LockDirectory(str(tmp_path)) as directory, replacing(path, times=1 << 30), expected:
         directory.acquire("a.lock")
 
@@ -975,8 +977,8 @@ def test_only_who_has_waited_for_long_reads_of_a_driver_that_hangs(
 ) -> None:
     """Others who reserve for a moment are no sign of a driver that hangs."""
     text = _mutex_message(os.getpid(), waited_s)
-    assert f"under way for {waited_s:.0f} s, by process {os.getpid()} of" in text
-    assert ("the NVIDIA driver hangs" in text) is is_hanging
+    assert f"in progress for {waited_s:.0f} s, now by process {os.getpid()} of" in text
+    assert ("the NVIDIA driver has hung" in text) is is_hanging
 
 
 def test_who_is_late_waits_a_second_for_the_mutex(two: Here) -> None:

@@ -82,7 +82,7 @@ EXCLUSIVE = Usage(compute=1, mode=ComputeMode.EXCLUSIVE_PROCESS)
 )
 def test_is_to_be_taken(request_: Request, state: State, reading: Usage, *, expected: bool) -> None:
     """What is in use is taken by name, or for a part; never where CUDA lets nobody on."""
-    assert policy.is_to_be_taken(request_, state, reading) is expected
+    assert policy.should_take(request_, state, reading) is expected
 
 
 @pytest.mark.parametrize(

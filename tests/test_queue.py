@@ -531,7 +531,7 @@ def test_signs_of_life(queue: Queue) -> None:
 def test_most_of_one_user(queue: Queue) -> None:
     """One user has 64 places at most; who can't join has the next one that is left."""
     places = [queue.join() for _ in range(MOST_OF_ONE_USER)]
-    with pytest.raises(LockError, match="This user has 64 locks"):
+    with pytest.raises(LockError, match="You already have 64 locks"):
         queue.join()
     assert len(queue.tickets()) == MOST_OF_ONE_USER
     places[7].__exit__()
@@ -558,7 +558,7 @@ def test_thousands_of_files(queue: Queue, uid: int, count: int) -> None:
         assert len([path for path in queue.path.glob("queue-*") if not path.stat().st_uid]) == 2
         theirs = {queue.file(number, uid).name for number in range(MOST_OF_ONE_USER)}
         assert {*queue.ahead(first)} == theirs
-        with counting(files.open_to_look) as looks:
+        with counting(files.open_to_read) as looks:
             assert theirs < {*queue.ahead(second)}
         assert len(looks) <= 2 * (MOST_OF_ONE_USER + 2)  # one for the lock, one for the record
 
@@ -573,10 +573,10 @@ def test_unlocked_files_of_another_user_are_not_looked_at(queue: Queue, name: st
         path.touch()
         os.chown(path, OTHER_UID, -1)
     place = queue.join()
-    with counting(files.open_to_look, files.status_of) as looks:
+    with counting(files.open_to_read, files.status_of) as looks:
         assert queue.ahead(place) == []
         with queue.directory.mutex():
-            assert queue.directory.holders_besides([]) == ()
+            assert queue.directory.holders_of_other_devices([]) == ()
             assert queue.directory.listed_numbers() == {}
     assert len(looks) < 20
 
@@ -599,7 +599,7 @@ def test_locks_of_processes_that_have_ended_cost_one_pass(queue: Queue) -> None:
     keeper = int(subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout)
     try:
         with counting(procfs.LockedFiles.holders) as passes, queue.directory.mutex():
-            holders = queue.directory.holders_besides([])
+            holders = queue.directory.holders_of_other_devices([])
         assert [holder.listed_pid for holder in holders] == [keeper] * 100
         assert len(passes) == 1
     finally:
@@ -673,7 +673,7 @@ def test_locked_files_count_for_64_of_each_owner(queue: Queue, name: str, uid: i
         stack.enter_context(have(queue.path / "zzz.share-0-9999.lock", json.dumps(about).encode()))
         with (
             queue.directory.mutex(),
-            counting(files.open_to_look) as looks,
+            counting(files.open_to_read) as looks,
             opened("locks") as readings,
         ):
             numbers = queue.directory.listed_numbers()
@@ -694,7 +694,7 @@ def test_records_in_the_name_of_a_holder_cost_no_look(queue: Queue) -> None:
         lock = queue.directory.lock_device(UUIDS[0], share=False)
         assert isinstance(lock, Lock)
         lock.write(Record.from_dict({"note": "the thesis"}))
-    with queue.directory.mutex(), counting(files.status_of, files.open_to_look) as looks:
+    with queue.directory.mutex(), counting(files.status_of, files.open_to_read) as looks:
         (holder,) = queue.directory.holders_of(UUIDS[0])
     lock.release()
     assert (holder.record.terms.note, holder.record_owner) == ("the thesis", 0)

@@ -154,7 +154,7 @@ def test_a_number_that_another_variable_names(here: Here) -> None:
         here.write(NEW + A + B)
         text = refused("1")
         assert "No free GPU devices: GPU1 is reserved." in text
-        assert f"(pid {child.pid}) reserved another GPU when that had this number" in text
+        assert f"(pid {child.pid}) reserved another GPU when it had this number" in text
         assert of_gpu(str(reserve_gpu.status()), "1").startswith("reserved")
         assert got(name="4090") == "0"
         assert child.run(CUDA_DEVICE).value == "aaaaaaaa"  # which nobody else has

@@ -698,7 +698,7 @@ def test_a_hidden_gpu_can_be_reserved_once_the_variable_is_unset(here: Here) -> 
 def test_number_of_cuda_in_a_limit(here: Here, name: str) -> None:
     """`cuda:0` is refused where CUDA counts in an inherited list: what is meant is not clear."""
     os.environ[VISIBLE] = "1,0"
-    with pytest.raises(reserve_gpu.RequestError, match="it would be 1 of that list"):
+    with pytest.raises(reserve_gpu.RequestError, match="refers to the entry '1'"):
         reserve_gpu.reserve(name)
     assert (variables(), held(here)) == ({VISIBLE: "1,0"}, [])
 
@@ -717,7 +717,7 @@ def test_the_limit_stays_while_something_is_held(here: Here) -> None:
     os.environ.update({VISIBLE: "0,1", **IN_BUS_ORDER})
     assert got("1") == "1"
     assert got(count=2) == "0,1"
-    with pytest.raises(reserve_gpu.RequestError, match="GPU2 is outside"):
+    with pytest.raises(reserve_gpu.RequestError, match="GPU2 is not in"):
         reserve_gpu.reserve("2")
 
 
@@ -730,7 +730,7 @@ def test_number_on_mixed_models(here: Here, order: str, scenario: str | None) ->
     """A number that may mean another GPU to CUDA than to NVML is refused, with the way out."""
     here.write(scenario) if scenario else here.use("mixed")
     os.environ.update({VISIBLE: "0", ORDER: order})
-    with pytest.raises(reserve_gpu.RequestError, match="UUIDs for numbers") as caught:
+    with pytest.raises(reserve_gpu.RequestError, match="UUIDs instead of numbers") as caught:
         reserve_gpu.reserve()
     assert ("without CUDA_DEVICE_ORDER" in str(caught.value)) is not bool(order)
     assert ("CUDA_DEVICE_ORDER=PCI_BUS_ID" in str(caught.value)) is not bool(order)

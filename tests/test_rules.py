@@ -124,36 +124,39 @@ def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
         ("[limits]\ngpus = 1.0", "[limits]: gpus = 1.0: give a number"),
         ("[limits]\ngpus = 9999999999", "[limits]: gpus = 9999999999: give a number"),
         ('[limits]\ngpus = "2"', '[limits]: gpus = "2": give a number'),
-        ("[limits]\ntime = true", '[limits]: time = true: give a time as "30m", "4h" or "2d".'),
-        ("[limits]\ntime = inf", "[limits]: time = Infinity: give a time"),
-        ('[limits]\ntime = "0h"', '[limits]: time = "0h": give a time'),
-        ('[limits]\ntime = "24"', '[limits]: time = "24": give a time'),
+        (
+            "[limits]\ntime = true",
+            '[limits]: time = true: give a duration such as "30m", "4h" or "2d".',
+        ),
+        ("[limits]\ntime = inf", "[limits]: time = Infinity: give a duration"),
+        ('[limits]\ntime = "0h"', '[limits]: time = "0h": give a duration'),
+        ('[limits]\ntime = "24"', '[limits]: time = "24": give a duration'),
         ('[limits]\nidle = "-1h"', "[limits]: idle = \"-1h\": '-1h' is no duration"),
-        ("[limits]\ntime = 07:30:00", '[limits]: time = "07:30:00": give a time'),
+        ("[limits]\ntime = 07:30:00", '[limits]: time = "07:30:00": give a duration'),
         ('[limits]\nafter_cuda = "kill"', 'after_cuda = "kill": give "warn" or "end".'),
         ("[limits]\nafter_cuda = []", 'after_cuda = []: give "warn" or "end".'),
         (
             "[limits]\ngpu = 1",
-            "[limits]: 'gpu' means nothing here; there are gpus, time, idle, after_cuda.",
+            "[limits]: unknown key 'gpu' (known keys: gpus, time, idle, after_cuda).",
         ),
         (
             '[limits]\nmemory = "40GiB"',
-            "[limits]: 'memory' means nothing here; there are gpus, time",
+            "[limits]: unknown key 'memory' (known keys: gpus, time",
         ),
         (
             "[limit]\ngpus = 1",
-            "'limit' means nothing here; there are message, history, limits, groups, users, a",
+            "unknown key 'limit' (known keys: message, history, limits, groups, users, a",
         ),
-        ('[limits]\n"g\\u001b[31m" = 1', "[limits]: 'g\N{REPLACEMENT CHARACTER}[31m' means noth"),
+        ('[limits]\n"g\\u001b[31m" = 1', "[limits]: unknown key 'g\N{REPLACEMENT CHARACTER}[31m'"),
         ("limits = 3", "[limits] must be a table, not 3."),
         ("[users]\nalice = 3", "[users.alice] must be a table, not 3."),
-        ("[agents]\ngpu = 1", "[agents]: 'gpu' means nothing here"),
+        ("[agents]\ngpu = 1", "[agents]: unknown key 'gpu'"),
         ("[groups.x]\ngpus = []", "[groups.x]: gpus = []: give a number"),
-        ("message = 3", "message must be a text, not 3."),
+        ("message = 3", "message must be a string, not 3."),
         ('[devices]\ndrain = "GPU-1"', '[devices]: drain = "GPU-1": give a list'),
-        ("[devices]\ndrain = [true]", "[devices]: drain: true names no GPU"),
-        ('[devices]\ndrain = ["x y"]', '[devices]: drain: "x y" names no GPU'),
-        ('[devices]\ndrian = ["1"]', "[devices]: 'drian' means nothing here; there are drain."),
+        ("[devices]\ndrain = [true]", "[devices]: drain: true is not a GPU"),
+        ('[devices]\ndrain = ["x y"]', '[devices]: drain: "x y" is not a GPU'),
+        ('[devices]\ndrian = ["1"]', "[devices]: unknown key 'drian' (known keys: drain)."),
     ],
 )
 def test_a_mistake_is_one_line_with_its_place(text: str, problem: str) -> None:
@@ -240,9 +243,9 @@ def it_is_gone(file: Path) -> None:
 @pytest.mark.parametrize(
     ("become", "reason"),
     [
-        (others_may_write, "others than its owner may write to it"),
-        (its_group_may_write, "others than its owner may write to it"),
-        (it_is_a_link, "it is a link"),
+        (others_may_write, "other users can write to it"),
+        (its_group_may_write, "other users can write to it"),
+        (it_is_a_link, "it is a symbolic link"),
         (it_is_a_pipe, "it is not a regular file"),
         (it_is_a_folder, "Is a directory"),
         (it_is_gone, "No such file"),
@@ -497,7 +500,7 @@ def test_a_refusal_says_what_is_wrong_in_the_file(here: Here) -> None:
     here.rules.write_text("[limits]\ngpu = 2\n")
     with here.rival("0"), here.rival("1"), pytest.raises(NoFreeDeviceError) as caught:
         reserve_gpu.reserve()
-    assert re.search(r"Warning: .*'gpu' means nothing here", str(caught.value))
+    assert re.search(r"Warning: .*unknown key 'gpu'", str(caught.value))
 
 
 @pytest.mark.parametrize("of", ["mutex.lock", "GPU"])
@@ -513,7 +516,7 @@ def test_a_second_name_is_no_reservation(here: Here, of: str, rules: str) -> Non
     if of == "mutex.lock":
         row = reserve_gpu.status().rows[1]
         owner = procfs.user_name(os.geteuid())
-        second = f"its lock file, which belongs to {owner}, is a second name of mutex.lock"
+        second = f"its lock file, which belongs to {owner}, is a hard link to mutex.lock"
         assert row.holders == ()
         assert row.reason == f"{second}. Run: rm {link}"
         reserve_gpu.release()

@@ -208,7 +208,7 @@ def holders_of(here: Here) -> int:
 def test_so_many_sharers_of_one_user_count(one: Here) -> None:
     """Of one user 64 may share a GPU: who comes after them is told so, and more files mean none."""
     with sharers(one, MOST_OF_ONE_USER):
-        assert f"This user has {MOST_OF_ONE_USER} locks" in of_gpu(refused(memory="1GB"))
+        assert f"You already have {MOST_OF_ONE_USER} locks" in of_gpu(refused(memory="1GB"))
     with sharers(one, MOST_OF_ONE_USER + 6):
         assert holders_of(one) == MOST_OF_ONE_USER
 

@@ -548,12 +548,12 @@ def test_while_the_mutex_is_held(here: Here) -> None:
     found = status.to_dict()
     rows = found["devices"]
     assert [row["state"] for row in rows] == ["unknown", "reserved", "reserved", "busy"]
-    assert rows[0]["reason"] == "whether it is reserved can't be seen now"
+    assert rows[0]["reason"] == "its reservations can't be read at the moment"
     assert rows[1]["holders"][0]["note"] == "mine"
     assert [row["is_used_without_reservation"] for row in rows] == [False, False, False, None]
     assert [ticket["asks"] for ticket in found["waiting"]] == ["GPU0"]
     assert f"by process {os.getpid()} of {ME}" in found["problem"]
-    missing = r"Reservations may be missing here: Other reservations have been under way for \d s"
+    missing = r"Reservations may be missing here: Other reservations have been in progress for \d s"
     assert re.search(missing, str(status))  # a person waits for this
 
 
@@ -564,7 +564,7 @@ def test_in_a_container_while_the_mutex_is_held(machine: Machine) -> None:
         child.run(TAKE_THE_MUTEX)
         found = child.run("reserve_gpu.status().to_dict()").value
     assert [device["state"] for device in found["devices"]] == ["unknown", "unknown"]
-    assert "under way" in found["problem"]
+    assert "in progress" in found["problem"]
 
 
 def test_without_a_lock_directory(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -590,7 +590,7 @@ def test_a_lock_that_cannot_be_opened(here: Here) -> None:
         rows = devices()
     assert [row["state"] for row in rows] == ["unknown", "reserved", "unknown", "unknown", "free"]
     assert "is a directory, not a lock file" in rows[0]["reason"]
-    assert "is a link, which is never followed" in rows[2]["reason"]
+    assert "is a symbolic link, which is never followed" in rows[2]["reason"]
     assert "is not a regular file" in rows[3]["reason"]
 
 

@@ -1,1 +1,1 @@
-"""Which devices a request gets: candidates, policy, rules, one attempt, and the wait."""
+"""Allocation: the choice of devices for a request, by policy, rules, attempts and waits."""

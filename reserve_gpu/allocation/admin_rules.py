@@ -1,19 +1,19 @@
-"""The administrator's file: what it says to who asks, and what is wrong in it.
+"""The administrator's file: its parser, and the rules that it sets for a user.
 
     message = "Maintenance on Friday at 17:00"
-    history = true           # log who used what
-    [limits]                 # of each user; also [groups.NAME] and [users.NAME]
+    history = true           # log the GPU use of all users
+    [limits]                 # per user; also [groups.NAME] and [users.NAME]
     gpus = 2
     time = "24h"
     idle = "2h"
     after_cuda = "warn"
-    [agents]                 # the same limits, of who says to be one: RESERVE_GPU_AGENT
+    [agents]                 # the same limits, if RESERVE_GPU_AGENT is set
     [devices]
     drain = ["GPU-8f2a"]
 
-Its table `[hosts]` is read by the command hosts. The user's own file may have that, and `history`.
-A file with a mistake binds nobody: no rule in it applies, and everybody reads the line at fault.
-Imported only where there is such a file.
+The table `[hosts]` is read by `reserve-gpu hosts`. A user's own file may contain `[hosts]` and
+`history`. If the file contains a mistake, none of its rules applies, and all users see the line
+with the mistake. This module is imported only if there is such a file.
 """
 
 from __future__ import annotations
@@ -46,15 +46,20 @@ MOST_BYTES = 1 << 16
 LIMITS, GROUPS, USERS, DEVICES, HOSTS = "limits", "groups", "users", "devices", "hosts"
 AGENTS = "agents"
 HISTORY = "history"
-OF_USER = (HOSTS, HISTORY)  # in the user's own file
+OF_USER = (HOSTS, HISTORY)  # keys of the user's own file
 
-Table = dict[str, Rule]  # by key
+Table = dict[str, Rule]  # rules by key
 
 
 class Document(NamedTuple):
-    """What a file says to whoever asks. groups, users: tables by the names that stand there.
+    """The parsed content of a file.
 
-    rules: what holds for all, without the limits.
+    Attributes:
+        rules: The rules that apply to all users, without limits.
+        limits: The limits of all users.
+        groups: The limits of groups, by the group names in the file.
+        users: The limits of users, by the user names in the file.
+        agents: The limits of agents.
     """
 
     rules: Rules
@@ -65,11 +70,15 @@ class Document(NamedTuple):
 
 
 class MistakeError(Exception):
-    """What is wrong in a file, in a line for everybody to read."""
+    """A mistake in a file. The message is one line for users to read."""
 
 
 def read(file: str) -> Rules:
-    """Return the rules that hold for the user of this process. file: its path."""
+    """Return the rules that apply to the user of this process.
+
+    Args:
+        file: The path of the administrator's file.
+    """
     user = procfs.user_name(os.geteuid())
     try:
         document = parse(content(file, owners()), file)
@@ -90,10 +99,17 @@ def for_user(
     groups: Collection[str],
     agents: Table | None = None,
 ) -> Rules:
-    """Return what a document says to a user: each limit from the narrowest table that has it.
+    """Return the rules that apply to a user: each limit from the most specific table that sets it.
 
-    Of several groups the most generous stands. What is said to agents can only be narrower.
-    called: what the user may be called in the file. groups: of those that it names.
+    If several groups of the user set a limit, the most generous one counts. The limits of agents
+    can only be stricter.
+
+    Args:
+        document: The content of the file.
+        user: The name of the user.
+        called: The names that the file may use for the user.
+        groups: The groups in the file that the user belongs to.
+        agents: The limits of agents, if this process runs for an agent.
     """
     tables = (
         [table for name, table in document.users.items() if name in called],
@@ -112,17 +128,25 @@ def for_user(
         return min(rules, key=lambda rule: rule.value, default=None)
 
     gpus, time, idle, after_cuda = map(narrower, KEYS)
-    ruled = document.rules._replace(gpus=gpus, time=time, idle=idle, after_cuda=after_cuda)
-    return ruled._replace(user=user)
+    rules = document.rules._replace(gpus=gpus, time=time, idle=idle, after_cuda=after_cuda)
+    return rules._replace(user=user)
 
 
 def parse(data: bytes, file: str) -> Document:
-    """Return what a file of that content says. Raises MistakeError. file: what messages call it."""
+    """Parse a file.
+
+    Args:
+        data: The content of the file.
+        file: The path of the file, for messages.
+
+    Raises:
+        MistakeError: The file contains a mistake.
+    """
     whole = _Part(file, "", parsed(data, file))
     whole.require_known("message", HISTORY, LIMITS, GROUPS, USERS, AGENTS, DEVICES, HOSTS)
     message = whole.fields.get("message")
     if message is not None and not isinstance(message, str):
-        raise whole.mistake(f"message must be a text, not {_value(message)}")
+        raise whole.mistake(f"message must be a string, not {_value(message)}")
     limits = whole.table(LIMITS).limits()
     groups, users = whole.table(GROUPS).limits_of_each(), whole.table(USERS).limits_of_each()
     drain, drained = whole.table(DEVICES).drain()
@@ -132,38 +156,41 @@ def parse(data: bytes, file: str) -> Document:
 
 
 class _Part(NamedTuple):
-    """A table of a file, or the whole file. Its methods raise MistakeError.
+    """A table of a file, or the whole file. The methods raise MistakeError.
 
-    place: the name of the table, empty for the file. fields: what stands in it.
+    Attributes:
+        file: The path of the file, for messages.
+        place: The name of the table, empty for the whole file.
+        fields: The keys and values of the table.
     """
 
     file: str
     place: str
     fields: Mapping[str, Any]
 
-    def mistake(self, what: str) -> MistakeError:
-        """Return the error for a mistake."""
+    def mistake(self, problem: str) -> MistakeError:
+        """Return the error for a mistake in this table."""
         table = f", {_table(self.place)}" if self.place else ""
-        return MistakeError(f"{_path(self.file)}{table}: {what}")
+        return MistakeError(f"{_path(self.file)}{table}: {problem}")
 
     def require_known(self, *known: str) -> None:
-        """Raise MistakeError for a key that means nothing."""
+        """Raise MistakeError if the table contains an unknown key."""
         for key in self.fields:
             if key not in known:
-                what = f"{sanitize(key)!r} means nothing here; there are {', '.join(known)}"
-                raise self.mistake(what)
+                problem = f"unknown key {sanitize(key)!r} (known keys: {', '.join(known)})"
+                raise self.mistake(problem)
 
     def table(self, name: str) -> _Part:
-        """Return the table of that name, an empty one where there is none."""
+        """Return the table of that name, or an empty one if the file does not contain it."""
         place = f"{self.place}.{name}" if self.place else name
         value = self.fields.get(name, {})
         if isinstance(value, dict):
             return _Part(self.file, place, value)
-        what = f"{_table(place)} must be a table, not {_value(value)}"
-        raise MistakeError(f"{_path(self.file)}: {what}")
+        problem = f"{_table(place)} must be a table, not {_value(value)}"
+        raise MistakeError(f"{_path(self.file)}: {problem}")
 
     def truth(self, name: str) -> bool | None:
-        """Return a value that is true or false, None where it is not set."""
+        """Return the Boolean value of a key, or None if the key is not set."""
         value = self.fields.get(name)
         if value is None or isinstance(value, bool):
             return value
@@ -183,24 +210,24 @@ class _Part(NamedTuple):
         return rules
 
     def limits_of_each(self) -> dict[str, Table]:
-        """Return the limits of each user, or group, by the name that stands there."""
+        """Return the limits of each user or group, by the names in the file."""
         return {name: self.table(name).limits() for name in self.fields}
 
     def drain(self) -> tuple[Rule | None, tuple[str, ...]]:
-        """Return which devices are not handed out any more."""
+        """Return the drain rule and the names of the drained devices."""
         self.require_known("drain")
         value = self.fields.get("drain", [])
         if not isinstance(value, list):
-            what = f'drain = {_value(value)}: give a list, as ["GPU-8f2a", "1:0"]'
-            raise self.mistake(what)
+            problem = f'drain = {_value(value)}: give a list, such as ["GPU-8f2a", "1:0"]'
+            raise self.mistake(problem)
         drained: list[str] = []
         for name in value:
             is_name = isinstance(name, str) or type(name) is int
             try:
                 drained += names.parse(name if is_name else "?")
             except RequestError as error:
-                what = f"drain: {_value(name)} names no GPU; give a UUID, its start, 2 or 1:0"
-                raise self.mistake(what) from error
+                problem = f"drain: {_value(name)} is not a GPU; give a UUID, its start, 2 or 1:0"
+                raise self.mistake(problem) from error
         return Rule("drain", _table(self.place), self.file, 0), tuple(drained)
 
 
@@ -212,9 +239,9 @@ def _count(value: object) -> float:
 
 def _duration(value: object) -> float:
     has_unit = isinstance(value, str) and not value.strip()[-1:].isdecimal()
-    duration_s = parse_duration(value) if has_unit else 0.0  # 24 s are not what "24" means
+    duration_s = parse_duration(value) if has_unit else 0.0  # a number without a unit is ambiguous
     if not 0 < duration_s < LONGEST_S:
-        raise ValueError('give a time as "30m", "4h" or "2d"')
+        raise ValueError('give a duration such as "30m", "4h" or "2d"')
     return duration_s
 
 
@@ -224,7 +251,7 @@ def _ending(value: object) -> float:
     return float(value == "warn")
 
 
-# What a table of limits may say, in the order of Rules; each makes a number of it.
+# The keys of a table of limits, in the order of Rules. Each function converts a value to a number.
 KEYS: dict[str, Callable[[object], float]] = {
     "gpus": _count,
     "time": _duration,
@@ -234,22 +261,30 @@ KEYS: dict[str, Callable[[object], float]] = {
 
 
 def owners() -> set[int]:
-    """Return the users who may have written the administrator's file.
+    """Return the UIDs that may own the administrator's file.
 
-    Whoever has named it with the variable may have written it, too.
+    If an environment variable sets the path, the file may also belong to the user of this process.
     """
     return {0, os.geteuid()} if os.environ.get(settings.CONFIG) else {0}
 
 
 def content(file: str, owners: Collection[int]) -> bytes:
-    """Read the file. Raises OSError also if others than its owners could have written it."""
+    """Read a file, and require that only a trusted owner can write to it.
+
+    Args:
+        file: The path of the file.
+        owners: The UIDs that may own the file.
+
+    Raises:
+        OSError: The file can't be read, or another user may have written it.
+    """
     if not os.path.isabs(file):
         raise OSError(f"{settings.CONFIG} must be an absolute path")
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if os.path.islink(file):
-            raise OSError("it is a link") from error
+            raise OSError("it is a symbolic link") from error
         raise
     with os.fdopen(descriptor, "rb") as opened:
         status = os.fstat(descriptor)
@@ -260,31 +295,44 @@ def content(file: str, owners: Collection[int]) -> bytes:
             expected = " or ".join(map(procfs.user_name, sorted(owners)))
             raise OSError(f"it belongs to {owner}, and must belong to {expected}")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise OSError("others than its owner may write to it; run: chmod go-w on it")
+            raise OSError("other users can write to it; remove that permission with chmod go-w")
         if status.st_size > MOST_BYTES:
             raise OSError("it is larger than 64 KiB")
         return opened.read()
 
 
 def of_user() -> dict[str, Any]:
-    """Return the tables of the user's own file, none where there is none. Raises RequestError.
+    """Return the tables of the user's own file, or an empty dict if the file does not exist.
 
-    People keep their own file elsewhere, behind a link; its owner counts all the same.
+    The file may be a symbolic link, for example to a dotfiles repository. The owner of its target
+    counts.
+
+    Raises:
+        RequestError: The file can't be read, or contains a mistake.
     """
     file = settings.user_file()
     if not os.path.lexists(file):
         return {}
-    found = tables(os.path.realpath(file), file, {0, os.geteuid()})
-    if unknown := [*{*found} - {*OF_USER}]:
+    own_tables = tables(os.path.realpath(file), file, {0, os.geteuid()})
+    if unknown := [*{*own_tables} - {*OF_USER}]:
         raise RequestError(
-            f"{_path(file)}: there is no {sanitize(unknown[0])!r} in this file, only "
+            f"{_path(file)}: unknown key {sanitize(unknown[0])!r}. This file may contain only "
             "[hosts] and history."
         )
-    return found
+    return own_tables
 
 
 def tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
-    """Return the tables of a file. Raises RequestError. file: what messages call it."""
+    """Return the tables of a file.
+
+    Args:
+        path: The path of the file.
+        file: The path of the file, for messages.
+        owners: The UIDs that may own the file.
+
+    Raises:
+        RequestError: The file can't be read, or contains a mistake.
+    """
     try:
         return parsed(content(path, owners), file)
     except OSError as error:
@@ -294,7 +342,11 @@ def tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
 
 
 def own_history() -> bool | None:
-    """Return what the user's own file says of the history. Raises RequestError."""
+    """Return whether the user's own file enables the history, or None if the file does not set it.
+
+    Raises:
+        RequestError: The file can't be read, or contains a mistake.
+    """
     try:
         return _Part(settings.user_file(), "", of_user()).truth(HISTORY)
     except MistakeError as error:
@@ -302,20 +354,28 @@ def own_history() -> bool | None:
 
 
 def parsed(data: bytes, file: str) -> dict[str, Any]:
-    """Return the tables of a file. Raises MistakeError for one with a mistake in its form."""
+    """Parse the TOML in a file.
+
+    Args:
+        data: The content of the file.
+        file: The path of the file, for messages.
+
+    Raises:
+        MistakeError: The content is not valid TOML.
+    """
     try:
         # Some editors begin a file with a byte order mark.
         tables: dict[str, Any] = tomllib.loads(data.removeprefix(BOM_UTF8).decode())
-    except (ValueError, RecursionError) as error:  # tomllib names the line
+    except (ValueError, RecursionError) as error:  # the message of tomllib contains the line number
         raise MistakeError(f"{_path(file)}: {sanitize(str(error), REASON_LIMIT)}") from error
     return tables
 
 
 def _groups(listed: Iterable[str]) -> set[str]:
-    """Return those of the groups that the user of this process is in.
+    """Return the listed groups that the user of this process belongs to.
 
-    Those of the system's database and those of the process: a login is older than a change, and a
-    container has groups without names.
+    The groups in the system's database count, and those of this process: a login may be older than
+    a change, and a container may have groups without names.
     """
     if not listed:
         return set()
@@ -324,10 +384,10 @@ def _groups(listed: Iterable[str]) -> set[str]:
 
 
 def _group_number(name: str) -> int | None:
-    """Return the number of a group that is given by its name or its number."""
+    """Return the GID of a group from its name or its number."""
     if not name.isdecimal():
         return accounts.find_gid(name)
-    with suppress(ValueError):  # it has more digits than Python reads
+    with suppress(ValueError):  # Python limits the number of digits
         return int(name)
     return None
 
@@ -341,5 +401,5 @@ def _path(file: str) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a value in short, nearly as it stands in the file."""
+    """Return a short text for a value, for messages."""
     return sanitize(json.dumps(value, ensure_ascii=False, default=str), 40)

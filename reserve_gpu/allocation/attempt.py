@@ -1,6 +1,6 @@
-"""One attempt to take what a request asks for: lock first, then look; all of it or nothing.
+"""One attempt to reserve the requested devices: lock first, then read; all or nothing.
 
-A look before the lock proves nothing, as somebody else may take the device in between.
+A reading before the lock proves nothing, because another process may take the device in between.
 """
 
 import os
@@ -31,21 +31,29 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Usage
     from reserve_gpu.model.holders import Claim
 
-# Others wait for the mutex meanwhile: the readings of a look have so long, all together. A GPU that
-# was touched before answers within milliseconds, unless the driver hangs.
+# Timeout in seconds for all readings of one scan, because other processes wait for the mutex. An
+# initialized GPU answers within milliseconds, unless the driver hangs.
 READINGS_LIMIT_S = 2.0
-LEAST_LIMIT_S = 0.1  # for each reading
-TOUCH_S = 0.02  # GPUs are touched for so long before the mutex is taken for a look at all of them
+LEAST_LIMIT_S = 0.1  # minimum timeout in seconds for one reading
+TOUCH_S = 0.02  # seconds in which GPUs are initialized before the mutex is taken to scan them
 
 
 class AttemptContext(NamedTuple):
-    """Who asks for what, and where: all that an attempt is given.
+    """The input of an attempt.
 
-    inherited: the CUDA variables without our changes. held: locks that this process has
-    already, by UUID. memory_limit_mib: of each of them what it was promised, if that is a part.
-    idle_mib: memory in use up to which a device is idle, None for the default.
-    driver: its version, where that matters. rules: the administrator's, where there are some.
-    is_taking_back: CUDA has started, so this process itself may be on the devices.
+    Attributes:
+        request: The request.
+        gpus: The NVML session.
+        locks: The lock directory.
+        inherited: The CUDA variables as they were before this process reserved anything.
+        held: The locks that this process already holds, by UUID.
+        memory_limit_mib: The size in MiB of the held part of each device, or None for whole
+            devices.
+        idle_mib: The memory in MiB up to which a device is idle, or None for the default.
+        driver: The version of the driver, if it matters for the request.
+        rules: The administrator's rules for this user, if there are any.
+        is_taking_back: Whether CUDA has started, so that this process itself may be using the
+            devices.
     """
 
     request: Request
@@ -61,7 +69,13 @@ class AttemptContext(NamedTuple):
 
 
 class LockedDevice(NamedTuple):
-    """A device that was locked and will do. row: how it stood before."""
+    """A locked device that satisfies the request.
+
+    Attributes:
+        device: The device.
+        lock: The lock on the device.
+        row: The state of the device before this attempt.
+    """
 
     device: Device
     lock: Lock
@@ -69,10 +83,11 @@ class LockedDevice(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Return less for what is better to have a part of: first of all what is held already.
+        """Return the rank of the device for a part of a GPU; lower is better.
 
-        Then the fullest of those that others have parts of, so that whole ones stay whole; last of
-        all where somebody runs who was promised nothing, and may use more at any time.
+        Devices that this process already holds come first. Shared devices come next, the fullest
+        first, so that other devices stay whole. Idle devices follow. Devices in use without a
+        reservation come last, because that use may grow at any time.
         """
         row, is_idle = self.row, self.row.use_state is State.IDLE
         if row.is_mine or row.usage is None:
@@ -81,21 +96,34 @@ class LockedDevice(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """An attempt that took what was asked for. lease: until when it is held."""
+    """The result of an attempt that has locked the requested devices.
+
+    Attributes:
+        locked: The devices with their locks.
+        lease: The lease of the reservation.
+    """
 
     locked: tuple[LockedDevice, ...]
     lease: Lease = NO_LEASE
 
 
 class Denied(NamedTuple):
-    """An attempt that took nothing. ahead: who comes before in the queue."""
+    """The result of an attempt that has locked nothing.
+
+    Attributes:
+        rows: The states of the candidates.
+        ahead: The tickets ahead in the queue.
+    """
 
     rows: tuple[DeviceStatus, ...]
     ahead: tuple[Ticket, ...] = ()
 
 
 class AcquiredLocks(AbstractContextManager["AcquiredLocks"]):
-    """What an attempt has taken so far; at its end it releases all that was not kept."""
+    """The locks that an attempt has taken.
+
+    On exit, all new locks are released, except those that were passed to `keep`.
+    """
 
     def __init__(self, held: Mapping[str, Lock]) -> None:
         self._held = held
@@ -108,28 +136,28 @@ class AcquiredLocks(AbstractContextManager["AcquiredLocks"]):
                 locked.lock.release()
 
     def add(self, answer: LockedDevice | DeviceStatus) -> None:
-        """Count what came of one device."""
+        """Add the result for one device."""
         if isinstance(answer, LockedDevice):
             self.locked[answer.device.uuid] = answer
-            answer = _spare(answer.row)
+            answer = _spare_row(answer.row)
         self.rows.append(answer)
 
     def granted(self, devices: Sequence[Device]) -> Granted:
-        """Return these of the devices."""
+        """Return the grant of these devices."""
         return Granted(tuple(self.locked[device.uuid] for device in devices))
 
     def keep(self, granted: Granted) -> None:
-        """Let these stay locked."""
+        """Keep the locks of the granted devices on exit."""
         for locked in granted.locked:
             del self.locked[locked.device.uuid]
 
 
-def _spare(row: DeviceStatus) -> DeviceStatus:
-    """Return the row of a device that would be taken, if the others can't be had."""
+def _spare_row(row: DeviceStatus) -> DeviceStatus:
+    """Return the row of a device that would be taken if enough other devices were free."""
     state, is_part = row.state, row.promisable_mib is not None
     if row.is_mine:
         state = State.RESERVED
-    elif not is_part and row.use_state is not State.IDLE:  # a part needs no idle GPU
+    elif not is_part and row.use_state is not State.IDLE:  # a part does not need an idle GPU
         state = row.use_state or state
     return row._replace(state=state, would_be_taken=True)
 
@@ -141,18 +169,24 @@ def attempt(
     mutex_limit_s: float = MUTEX_LIMIT_S,
     candidates: Sequence[Device | Fault] | None = None,
 ) -> Granted | Denied:
-    """Take what is asked for, or say of each device why it could not be had.
+    """Lock the requested devices, or return for each device why it is not available.
 
-    hold: is given what was taken, under the mutex; if it raises, all of that is released.
-    entry: The place in the queue. Without one, the request comes after all waiters.
-    mutex_limit_s: for how long to wait for the mutex.
-    candidates: the devices to try, None where that has still to be found out.
-    Raises LockError, and RequestError for a name that means no device.
+    Args:
+        context: The input of the attempt.
+        hold: Called under the mutex with the grant and the request for these devices. If it raises,
+            the locks are released.
+        entry: The place in the queue. Without it, the request comes after all waiters.
+        mutex_limit_s: The timeout for the mutex, in seconds.
+        candidates: The devices to try. By default, the request and the inherited limit decide.
+
+    Raises:
+        LockError: The lock directory can't be used, or the mutex is not available in time.
+        RequestError: A name does not refer to a device, or a rule does not allow a longer lease.
     """
     rows: list[DeviceStatus] = []
     ahead: list[Ticket] = []
     queue = entry or QueueEntry(context.locks)
-    # Rules count what this user has of any device; who needs several may have any.
+    # Rules count all devices of this user. A waiter for several devices may want any of them.
     is_wide = context.rules or queue.is_behind_several
     everything = tuple(context.gpus.walk()) if is_wide else ()
     for devices in _batches(context, candidates):
@@ -160,7 +194,7 @@ def attempt(
             if entry and not entry.is_valid():
                 entry.join()
             ahead = queue.ahead()
-            by_rules = context.rules and _by_rules(context, context.rules, devices, everything)
+            by_rules = context.rules and _rule_check(context, context.rules, devices, everything)
             if chosen := DeviceScan(context, queue, everything, by_rules).choose(devices, taken):
                 granted = _with_lease(context, taken.granted(chosen))
                 hold(granted, context.request.on(chosen))
@@ -169,7 +203,7 @@ def attempt(
             if entry:
                 entry.want(policy.wanted(taken.rows))
         rows += taken.rows
-    if not context.request.devices:  # in which order they were looked at is nothing to show
+    if not context.request.devices:  # show the devices in bus order
         rows.sort(key=lambda row: (row.device.index, row.device.instance or 0))
     return Denied(tuple(rows), tuple(ahead))
 
@@ -177,64 +211,66 @@ def attempt(
 def _batches(
     context: AttemptContext, candidates: Sequence[Device | Fault] | None
 ) -> Iterator[list[Device | Fault]]:
-    """Yield the devices to try, in parts that are looked at together.
+    """Yield the candidates in batches that are scanned together.
 
-    A GPU that is reached here is touched, which may take seconds, so this is done outside of the
-    mutex. Where the first free one will do no GPU is touched needlessly: the first part is one GPU,
-    the others what can be touched in an instant, as taking the mutex for each of many takes longer.
+    The iterator initializes a GPU when it reaches it, which may take seconds, so this happens
+    outside the mutex. If the first free GPU is good enough, the first batch is a single GPU, so
+    that no other GPU is initialized needlessly. Each later batch contains the GPUs that were
+    initialized within `TOUCH_S`, because taking the mutex for each GPU would take longer.
     """
     if candidates is not None:
-        anew = [_refreshed(context.gpus, device) for device in candidates]
-        yield anew if context.request.devices else [*context.gpus.screens_last(anew)]
+        refreshed = [_refreshed(context.gpus, device) for device in candidates]
+        yield refreshed if context.request.devices else [*context.gpus.screens_last(refreshed)]
         return
     devices = inherited_limit.candidates(context.gpus, context.request, context.inherited)
     if not policy.first_will_do(context.request):
         yield list(devices)
         return
-    part: list[Device | Fault] = []
+    batch: list[Device | Fault] = []
     touch_until = 0.0
     for device in devices:
-        part.append(device)
+        batch.append(device)
         if time.monotonic() >= touch_until:
-            yield part
-            part, touch_until = [], time.monotonic() + TOUCH_S
-    if part:
-        yield part
+            yield batch
+            batch, touch_until = [], time.monotonic() + TOUCH_S
+    if batch:
+        yield batch
 
 
 def _refreshed(gpus: Nvml, device: Device | Fault) -> Device | Fault:
-    """Read the device anew; what could not be used before may have come back."""
+    """Return the device, read again if it was unusable, because it may have come back."""
     if isinstance(device, Device):
         return device
-    there = gpus.devices(device.index)
-    return next((entry for entry in there if entry.instance == device.instance), device)
+    current = gpus.devices(device.index)
+    return next((each for each in current if each.instance == device.instance), device)
 
 
-def _by_rules(
+def _rule_check(
     context: AttemptContext,
     rules: Rules,
     devices: Sequence[Device | Fault],
     everything: Sequence[Device | Fault],
 ) -> Callable[[Device], DeviceStatus | None]:
-    """Return what tells why the rules forbid this user a device; under the mutex.
+    """Return a function that checks whether the rules allow this user a device.
 
-    What this process has already does not count: what it asks for comes in its place.
+    Call this under the mutex. The devices that this process already holds don't count, because the
+    request replaces them.
     """
-    names = [lock.name for lock in context.held.values()]
+    own_files = [lock.name for lock in context.held.values()]
     uuids = [device.uuid for device in everything if isinstance(device, Device)]
     since = [lock.since for lock in context.held.values()]
-    found: dict[str, list[Holder]] = {}
-    for holder in context.locks.holders_by(os.geteuid(), uuids, names):
-        found.setdefault(device_of(holder.file or ""), []).append(holder)
-    # A joined process counts with its holder, which has the same device.
-    elsewhere = [each for those in found.values() for each in without_joined(those, since)]
-    return quota.build_check(rules, context.request, devices, context.held, elsewhere)
+    by_device: dict[str, list[Holder]] = {}
+    for holder in context.locks.holders_by(os.geteuid(), uuids, own_files):
+        by_device.setdefault(device_of(holder.file or ""), []).append(holder)
+    # A joined process does not count, because its holder has the same device.
+    holders = [each for group in by_device.values() for each in without_joined(group, since)]
+    return quota.build_check(rules, context.request, devices, context.held, holders)
 
 
 def _with_lease(context: AttemptContext, granted: Granted) -> Granted:
-    """Return what is granted from now on; some of it this process may have had already.
+    """Return the grant with its lease, which starts now.
 
-    Raises RequestError where it has had that for as long as a rule allows.
+    Raises RequestError if this process has already held a device for as long as a rule allows.
     """
     lease = context.request.terms.lease
     now = procfs.now()
@@ -248,10 +284,14 @@ def _with_lease(context: AttemptContext, granted: Granted) -> Granted:
 
 
 class DeviceScan:
-    """One look at devices under the mutex: each is locked first, and kept only if it will do.
+    """A scan of devices under the mutex: each is locked and read, and released if it is unsuitable.
 
-    everything: the machine's devices, where somebody comes first who needs several of them.
-    by_rules: returns why this user may not have a device, None for one that is allowed.
+    Args:
+        context: The input of the attempt.
+        queue: The place in the queue.
+        everything: All devices of the machine, if the rules or a waiter ahead require them.
+        by_rules: Returns the row of a device that the rules deny to this user, and None for an
+            allowed device.
     """
 
     def __init__(
@@ -264,8 +304,8 @@ class DeviceScan:
         self._context, self._request = context, context.request
         self._queue = queue
         self._everything = everything
-        self._has_enough: dict[str, bool] = {}  # of each ticket for several, as first found
-        self._is_possible: dict[str, bool] = {}  # likewise
+        self._has_enough: dict[str, bool] = {}  # by ticket name
+        self._is_possible: dict[str, bool] = {}  # by ticket name
         self._seen: dict[str, tuple[tuple[Holder, ...], Usage | None]] = {}  # by UUID
         self._by_rules = by_rules
         self._numbers: Mapping[str, Sequence[Claim]] | None = None  # by label, read on first use
@@ -274,26 +314,31 @@ class DeviceScan:
     def choose(
         self, devices: Sequence[Device | Fault], taken: AcquiredLocks
     ) -> list[Device] | None:
-        """Return the devices that will do best, all of them locked; None if they are too few."""
+        """Lock the devices that satisfy the request best, or return None if there are too few.
+
+        Args:
+            devices: The devices to scan.
+            taken: Receives the lock or the row of each device.
+        """
         first_will_do = policy.first_will_do(self._request)
         for device in devices:
             fitting = self._fitting(device)
-            found = fitting if isinstance(fitting, DeviceStatus) else self._locked(fitting)
-            taken.add(found)
-            if first_will_do and isinstance(found, LockedDevice):
-                return [found.device]
+            outcome = fitting if isinstance(fitting, DeviceStatus) else self._locked(fitting)
+            taken.add(outcome)
+            if first_will_do and isinstance(outcome, LockedDevice):
+                return [outcome.device]
         if first_will_do:
             return None
         rank = {uuid: locked.rank for uuid, locked in taken.locked.items()}
-        there = [locked.device for locked in taken.locked.values()]
-        return policy.choose(there, self._request, rank, self._link)
+        available = [locked.device for locked in taken.locked.values()]
+        return policy.choose(available, self._request, rank, self._link)
 
     def _link(self, one: Device, other: Device) -> int:
         left_s = self._readings_until - time.monotonic()
         return self._context.gpus.link(one, other, left_s) if left_s > 0 else Link.SYSTEM
 
     def _fitting(self, device: Device | Fault) -> Device | DeviceStatus:
-        """Return the device if it will do, whoever has it; else why it will not."""
+        """Return the device if it can ever satisfy the request, or a row with the reason if not."""
         reason = device.reason if isinstance(device, Fault) else None
         if unfit := policy.unfit(device, self._request, self._context.driver):
             return DeviceStatus(device, State.UNFIT, reason=reason, unfit=unfit)
@@ -302,7 +347,7 @@ class DeviceScan:
         return (self._by_rules(device) if self._by_rules else None) or device
 
     def _locked(self, device: Device) -> LockedDevice | DeviceStatus:
-        """Lock one device, look at it, and keep the lock only if it will do."""
+        """Lock and read a device, and keep the lock only if the device satisfies the request."""
         held, memory_limit_mib = (
             self._context.held.get(device.uuid),
             self._request.on([device]).terms.memory_limit_mib,
@@ -316,9 +361,9 @@ class DeviceScan:
                 locks = self._context.locks
                 lock = locks.lock_device(device.uuid, share=is_part, held=held, taken=taken)
             if not isinstance(lock, Lock):
-                return self._of_others(device, lock, held)
+                return self._reserved_row(device, lock, held)
             if held and (memory_limit_mib is None or policy.is_enough(held_mib, memory_limit_mib)):
-                # It is this process's already, or as much of it.
+                # This process already holds the device, or a large enough part of it.
                 row = DeviceStatus(
                     device, State.FREE, holders=self._this_process(device), is_mine=True
                 )
@@ -340,34 +385,37 @@ class DeviceScan:
         return LockedDevice(device, lock, row) if is_kept else row
 
     def _numbered(self, device: Device, row: DeviceStatus) -> DeviceStatus:
-        """Return the row of a free device, or of one on which another process may start CUDA."""
+        """Mark a free device as reserved if another process may start CUDA under its number."""
         locks, reason = self._context.locks, None
         if self._numbers is None:
             self._numbers = locks.listed_numbers()
-        if claims := locks.others_with_number(device.index, device.uuid, self._numbers):
+        if claims := locks.claims_on_other_devices(device.index, device.uuid, self._numbers):
             reason = snapshot.taken_number(self._context.gpus, claims)
         return row._replace(state=State.RESERVED, reason=reason) if reason else row
 
-    def _of_others(self, device: Device, whole: Holder | None, held: Lock | None) -> DeviceStatus:
-        """Return a device that others have: one the whole of it, or several parts."""
+    def _reserved_row(
+        self, device: Device, whole: Holder | None, held: Lock | None
+    ) -> DeviceStatus:
+        """Return the row of a device that other processes hold, as a whole or in parts."""
         sharers = self._context.locks.sharers_of(device.uuid, [held.name] if held else ())
         if whole and not (is_sharers(whole.file or "") and sharers):
             sharers = (whole, *sharers)
         return DeviceStatus(device, State.RESERVED, holders=sharers)
 
     def _this_process(self, device: Device) -> tuple[Holder, ...]:
-        """Return this process as others see it, if it has the device."""
+        """Return this process as a holder, as other processes see it, if it holds the device."""
         lock = self._context.held.get(device.uuid)
         return (self._context.locks.holders.of(lock.name),) if lock else ()
 
     def _whole(self, device: Device) -> DeviceStatus:
-        """Look at a device that is to be had alone. Raises DeviceError."""
+        """Return the row of a device for a request for whole devices. Raises DeviceError."""
         row = self._row(device, self._context.gpus.usage(device, self._limit_s))
         return row if self._context.is_taking_back else self._behind(device, row, lambda _: True)
 
     def _part(self, device: Device, lock: Lock, memory_limit_mib: float) -> DeviceStatus:
-        """Look at a device of which a part is to be had. Raises DeviceError."""
-        # Read before the memory: what a sharer takes in between is counted twice, never missed.
+        """Return the row of a device for a request for a part of a GPU. Raises DeviceError."""
+        # Read the sharers before the memory. An allocation in between then counts twice, and is
+        # never missed.
         sharers, own = self._shares(device, lock)
         reading = self._context.gpus.usage(device, self._limit_s)
         row = self._row(device, reading)
@@ -398,23 +446,26 @@ class DeviceScan:
         return max(LEAST_LIMIT_S, self._readings_until - time.monotonic())
 
     def _row(self, device: Device, reading: "Usage") -> DeviceStatus:
-        """Return how a device is used: free, if it can be had where nobody else comes first."""
+        """Return the row of a device by its use: it is free if this request may take it."""
         use = usage.judge(reading, self._context.idle_mib)
-        is_open = policy.is_to_be_taken(self._request, use, reading)
-        is_open = is_open or self._context.is_taking_back  # this process itself may be on it
+        is_open = policy.should_take(self._request, use, reading)
+        is_open = is_open or self._context.is_taking_back  # this process itself may use it
         return DeviceStatus(device, State.FREE if is_open else use, reading, use_state=use)
 
     def _behind(
         self, device: Device, row: DeviceStatus, is_free: Callable[[Ticket], bool]
     ) -> DeviceStatus:
-        """Return the row of a device for which somebody in the queue may come first.
+        """Add the waiter that comes first for a device to its row.
 
-        is_free: tells whether that one could have it now.
+        Args:
+            device: The device.
+            row: The row of the device.
+            is_free: Returns whether a waiter could take this device now.
         """
         first = self._queue.first_ahead(
             device.uuid,
             is_open=row.state is State.FREE,
-            is_free=lambda ahead: is_free(ahead) and self._lie_together(device, ahead),
+            is_free=lambda ahead: is_free(ahead) and self._has_enough_others(device, ahead),
             is_possible=partial(self._can_be_served, device),
         )
         if first is None:
@@ -423,13 +474,13 @@ class DeviceScan:
         return row._replace(state=state, awaited_by=first.holder)
 
     def _can_be_served(self, device: Device, ahead: Ticket) -> bool:
-        """Return whether a waiter that could use a device could ever have all that it needs."""
+        """Return whether a waiter could ever get the device and all others that it needs."""
         if not _fits(device, ahead):
             return False
         is_known = not self._everything or ahead.name in self._is_possible
         if ahead.needs > 1 and not is_known:
-            there = (each for each in self._everything if isinstance(each, Device))
-            wanted = [each for each in there if ahead.could_use(each.uuid) and _fits(each, ahead)]
+            devices = (each for each in self._everything if isinstance(each, Device))
+            wanted = [each for each in devices if ahead.could_use(each.uuid) and _fits(each, ahead)]
             within_reach = list(filter(self._is_within_reach, wanted))
             instances = sum(each.instance is not None for each in within_reach)
             most = max(instances, len(within_reach) - instances)
@@ -437,12 +488,12 @@ class DeviceScan:
         return self._is_possible.get(ahead.name, True)
 
     def _is_within_reach(self, device: Device) -> bool:
-        rules, (_, reading) = self._context.rules, self._look_at(device)
+        rules, (_, reading) = self._context.rules, self._read_unlocked(device)
         is_drained = rules is not None and names.is_one_of(device, rules.drained)
         return not is_drained and reading is not None and reading.mode != ComputeMode.PROHIBITED
 
-    def _look_at(self, device: Device) -> "tuple[tuple[Holder, ...], Usage | None]":
-        """Return the holders and the use of a device that this look has not locked."""
+    def _read_unlocked(self, device: Device) -> "tuple[tuple[Holder, ...], Usage | None]":
+        """Return the holders and the reading of a device that this scan has not locked."""
         if device.uuid not in self._seen:
             holders: tuple[Holder, ...] = ()
             reading = None
@@ -456,19 +507,19 @@ class DeviceScan:
             self._seen[device.uuid] = holders, reading
         return self._seen[device.uuid]
 
-    def _lie_together(self, device: Device, ahead: Ticket) -> bool:
-        """Tell whether one who waits could have, beside this device, all that it needs."""
+    def _has_enough_others(self, device: Device, ahead: Ticket) -> bool:
+        """Return whether a waiter could take all other devices that it needs now."""
         if ahead.name not in self._has_enough:
             others = (each for each in self._everything if isinstance(each, Device))
             wanted = (each for each in others if each != device and ahead.could_use(each.uuid))
             missing = ahead.needs - 1
-            found = islice(filter(partial(self._lies_free, ahead), wanted), missing)
-            self._has_enough[ahead.name] = len(list(found)) == missing
+            available = islice(filter(partial(self._is_available, ahead), wanted), missing)
+            self._has_enough[ahead.name] = len(list(available)) == missing
         return self._has_enough[ahead.name]
 
-    def _lies_free(self, ahead: Ticket, device: Device) -> bool:
-        """Tell whether one who waits could have a device that this look has not locked."""
-        holders, reading = self._look_at(device)
+    def _is_available(self, ahead: Ticket, device: Device) -> bool:
+        """Return whether a waiter could take a device that this scan has not locked."""
+        holders, reading = self._read_unlocked(device)
         if reading is None:
             return False
         if ahead.memory_limit_mib is None or not all(
@@ -482,9 +533,10 @@ class DeviceScan:
     def _shares(
         self, device: Device, lock: Lock
     ) -> tuple[list[Holder], tuple[float, float | None]]:
-        """Return the sharers of the device, with what they use, and what this process has of it.
+        """Return the sharers of the device with their memory use, and the share of this process.
 
-        That is what it was promised, and what it uses; None where that can't be seen.
+        The share of this process is its promised size and its memory use in MiB. The use is None if
+        it is not visible.
         """
         context = self._context
         held = context.held.get(device.uuid)
@@ -492,22 +544,22 @@ class DeviceScan:
         promised_mib = (context.memory_limit_mib or 0.0) if held else 0.0
         if not sharers and not context.held and not context.is_taking_back:
             return [], (0.0, 0.0)
-        if not context.gpus.sees_all:  # a pid may be another process's in our PID namespace
+        if not context.gpus.sees_all:  # a PID may belong to another process in this PID namespace
             since = [lock.since for lock in context.held.values()]
             return without_joined(sharers, since), (promised_mib, None)
         own = Holder(Record(since=held.since if held else None), os.getpid(), uid=os.geteuid())
-        everybody = procfs.with_uses((own, *sharers), context.gpus.processes(device))
-        this_process, *known = without_joined(everybody)
+        holders = procfs.with_uses((own, *sharers), context.gpus.processes(device))
+        this_process, *known = without_joined(holders)
         return known, (promised_mib, this_process.used_mib)
 
 
 def _require_of_device(error: LockError) -> None:
-    """Raise an error that is a fault of this process, and not of the device's lock file."""
+    """Raise the error again if its cause is this process, and not the device's lock file."""
     if str(error) == TOO_MANY_FILES:
         raise error
 
 
 def _fits(device: Device, ahead: Ticket) -> bool:
-    """Return whether the part that a waiter asks for fits into a device at all."""
+    """Return whether a device is large enough for the part that a waiter requests."""
     is_known = ahead.memory_limit_mib is not None and device.usable_mib is not None
     return not is_known or (ahead.memory_limit_mib or 0.0) <= (device.usable_mib or 0)

@@ -1,7 +1,8 @@
-"""The inherited limit: which devices this process may use at all, and which ones a name means.
+"""The inherited limit: which devices this process may use, and which device a name refers to.
 
-A `CUDA_VISIBLE_DEVICES` that was set before (by Slurm, Ray, a shell) is a limit: only what is
-inside of it is reserved. So is a control group, but the driver itself shows only what is inside.
+A `CUDA_VISIBLE_DEVICES` that another program has set (Slurm, Ray, a shell) is a limit: only devices
+in it are reserved. A control group also limits the devices, but then the driver shows only the
+allowed devices.
 """
 
 from __future__ import annotations
@@ -24,11 +25,18 @@ if TYPE_CHECKING:
 
 
 def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[Device | Fault]:
-    """Return the devices to try for the request: those that it names, or all, screens last.
+    """Return the devices to try: the named devices, or all devices with display GPUs last.
 
-    Each GPU is touched only when it is reached: that can take seconds.
-    inherited: the CUDA variables as they were before this process reserved anything.
-    Raises RequestError for a name that means no device here, and Failure if the limit leaves none.
+    Each GPU is initialized only when the iterator reaches it, because that can take seconds.
+
+    Args:
+        gpus: The NVML session.
+        request: The request.
+        inherited: The CUDA variables as they were before this process reserved anything.
+
+    Raises:
+        RequestError: A name does not refer to a device that this process may use.
+        Failure: The inherited limit leaves no device.
     """
     if request.devices:
         return iter(_named(gpus, request, inherited))
@@ -36,30 +44,39 @@ def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[D
 
 
 def require_absolute(typed: Sequence[str], inherited: Variables) -> None:
-    """Raise RequestError for a `cuda:0` where it is no number of nvidia-smi's.
+    """Raise RequestError if a name such as `cuda:0` may not be the number that nvidia-smi shows.
 
-    CUDA counts within CUDA_VISIBLE_DEVICES. Where somebody else has set that, who says `cuda:0` may
-    mean the first GPU of that list or of the machine.
-    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
+    CUDA counts within CUDA_VISIBLE_DEVICES. If another program has set that variable, `cuda:0` may
+    mean the first GPU in the list or the first GPU of the machine. See
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars.
+
+    Args:
+        typed: The names as the user typed them.
+        inherited: The CUDA variables as they were before this process reserved anything.
     """
     value = inherited[cuda_environment.VISIBLE]
     for name in typed:
         number = names.gpu_index(name) if name.lower().startswith("cuda:") else None
         if value is not None and number is not None:
             listed = names.entries(value)
-            there = f"{listed[number]} of that list" if number < len(listed) else "no GPU at all"
+            entry = f"the entry '{listed[number]}'" if number < len(listed) else "no entry"
             raise RequestError(
-                f"{sanitize(name)} is CUDA's number, which counts within CUDA_VISIBLE_DEVICES="
-                f"{sanitize(value)!r}, which was set elsewhere: it would be {sanitize(there)}. "
-                "Name the GPU as nvidia-smi does."
+                f"{sanitize(name)} counts within CUDA_VISIBLE_DEVICES={sanitize(value)!r}, which "
+                f"was set elsewhere, and refers to {sanitize(entry)}. Name the GPU as nvidia-smi "
+                "does."
             )
 
 
 def adopt_parents_gpus(parent: int, gpus: Nvml, locks: LockDirectory) -> None:
-    """Set the variables that a child of multiprocessing did not get from the process it works for.
+    """Set the CUDA variables in a multiprocessing child that did not inherit them from its parent.
 
-    A fork server, the default from Python 3.14 on, hands on the environment that it was started
-    with: by then nothing may have been reserved. parent: that process.
+    A fork server, which is the default from Python 3.14 on, passes on the environment with which it
+    was started. The parent may have reserved its devices later.
+
+    Args:
+        parent: The PID of the process that the child works for.
+        gpus: The NVML session.
+        locks: The lock directory.
     """
     before = cuda_environment.before_hiding(cuda_environment.read())
     if before[cuda_environment.VISIBLE] is not None:
@@ -70,10 +87,10 @@ def adopt_parents_gpus(parent: int, gpus: Nvml, locks: LockDirectory) -> None:
     for device in gpus.walk():
         if isinstance(device, Device):
             holders = locks.listed_holders_of(device.uuid)
-            if own := next((h for h in holders if h.listed_pid == parent), None):
+            if holder := next((h for h in holders if h.listed_pid == parent), None):
                 devices.append(device)
-                visible = own.record.visible if own.record_owner == os.geteuid() else None
-                memory_limit_mib = own.memory_limit_mib
+                visible = holder.record.visible if holder.record_owner == os.geteuid() else None
+                memory_limit_mib = holder.memory_limit_mib
     if not devices:
         return
     ordered = cuda_environment.in_visible_order(devices, visible or "")
@@ -84,9 +101,16 @@ def adopt_parents_gpus(parent: int, gpus: Nvml, locks: LockDirectory) -> None:
 
 
 def inside(gpus: Nvml, inherited: Variables) -> Iterator[Device | Fault]:
-    """Return the devices that this process may use, in PCI bus order, each touched when reached.
+    """Return the devices that this process may use, in PCI bus order.
 
-    Raises RequestError where only CUDA knows which devices are meant.
+    Each GPU is initialized only when the iterator reaches it.
+
+    Args:
+        gpus: The NVML session.
+        inherited: The CUDA variables as they were before this process reserved anything.
+
+    Raises:
+        RequestError: The numbers in CUDA_VISIBLE_DEVICES are ambiguous.
     """
     value = inherited[cuda_environment.VISIBLE]
     if value is None:
@@ -104,8 +128,8 @@ def inside(gpus: Nvml, inherited: Variables) -> Iterator[Device | Fault]:
 
 
 def _named(gpus: Nvml, request: Request, inherited: Variables) -> list[Device | Fault]:
-    """Return the device that each name means, in their order. Raises RequestError, Failure."""
-    devices = [_meant(gpus, name) for name in request.devices]
+    """Return the devices that the request names, in its order. Raises RequestError and Failure."""
+    devices = [_find_device(gpus, name) for name in request.devices]
     names.require_distinct(devices)
     names.require_one_kind(devices)
     value = inherited[cuda_environment.VISIBLE]
@@ -114,30 +138,30 @@ def _named(gpus: Nvml, request: Request, inherited: Variables) -> list[Device | 
         raise Failure(notice.HidesAll(request, value, gpus.count()))
     for device in devices:
         if device not in allowed:
-            left = ", ".join(other.label for other in allowed)
+            labels = ", ".join(each.label for each in allowed)
             raise RequestError(
-                f"{device.label} is outside of CUDA_VISIBLE_DEVICES={sanitize(value or '')!r}, "
-                f"which was set elsewhere and limits this process to {left}."
+                f"{device.label} is not in CUDA_VISIBLE_DEVICES={sanitize(value or '')!r}, which "
+                f"was set elsewhere and limits this process to {labels}."
             )
     return devices
 
 
-def _meant(gpus: Nvml, name: str) -> Device | Fault:
-    """Return the device of that name. Raises RequestError."""
+def _find_device(gpus: Nvml, name: str) -> Device | Fault:
+    """Return the device with that name. Raises RequestError."""
     index = names.gpu_index(name)
     if index is None:
         return names.pick(name, list(gpus.walk()))
     count = gpus.count()
     if index >= count:
-        there = "only GPU0" if count == 1 else f"GPU0 to GPU{count - 1}"
-        raise ImpossibleError(f"There is no GPU{index}: this machine has {there}.")
+        labels = "only GPU0" if count == 1 else f"GPU0 to GPU{count - 1}"
+        raise ImpossibleError(f"There is no GPU{index}: this machine has {labels}.")
     return names.pick(name, gpus.devices(index))
 
 
 def _require_one_model(value: str, order: str | None, everything: Sequence[Device | Fault]) -> None:
-    """Raise RequestError where numbers in CUDA's order may mean other GPUs than NVML's.
+    """Raise RequestError if CUDA's order may differ from NVML's, because the GPUs differ.
 
-    Its default order is fastest first. Among GPUs of one model that is the PCI bus order.
+    By default, CUDA puts the fastest GPU first. GPUs of one model are in PCI bus order.
     """
     devices = [device for device in everything if isinstance(device, Device)]
     models = {names.model(device) for device in devices}
@@ -146,10 +170,10 @@ def _require_one_model(value: str, order: str | None, everything: Sequence[Devic
         how = (
             f"with CUDA_DEVICE_ORDER={sanitize(order)!r}" if order else "without CUDA_DEVICE_ORDER"
         )
-        # Who has chosen an order means its numbers.
-        remedy = "Set" if order else "Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, or"
+        # A user who set CUDA_DEVICE_ORDER means the numbers of that order.
+        remedy = "Use" if order else "Also set CUDA_DEVICE_ORDER=PCI_BUS_ID, or use"
         raise RequestError(
-            f"CUDA_VISIBLE_DEVICES={sanitize(value)!r} was set elsewhere, {how}, and the GPUs here "
-            "are of different models, so its numbers may mean others than nvidia-smi's. "
-            f"{remedy} UUIDs for numbers (nvidia-smi -L)."
+            f"CUDA_VISIBLE_DEVICES={sanitize(value)!r} was set elsewhere, {how}. The GPUs of this "
+            "machine are of different models, so its numbers may differ from nvidia-smi's. "
+            f"{remedy} UUIDs instead of numbers (nvidia-smi -L)."
         )

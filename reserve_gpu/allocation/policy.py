@@ -1,4 +1,4 @@
-"""Does it fit, is it to be taken, which is best, can it ever be had? Pure functions of values."""
+"""The allocation policy as pure functions: which devices fit, and which of them to take."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Request
 
 
-SEVERAL_INSTANCES_SINCE = 570  # driver, with CUDA 12.8
+# The first driver version (CUDA 12.8) that lets one process use several MIG instances.
+SEVERAL_INSTANCES_SINCE = 570
 
-LOOK_S = 1.0  # between two looks at devices about which only the driver can tell
-QUIET_S = 5.0  # where all are reserved: the kernel's list of locks tells of a change
-LIVELY_LOOK_S = 0.25  # after something has changed: so many who wait don't keep each other busy
-TURN_S = 0.02  # about as long as a look takes
-LIVELY_S = 2.0  # for so long: a GPU may be in use a little longer than it is reserved
+LOOK_S = 1.0  # seconds between two checks if only the driver can show a change
+QUIET_S = 5.0  # seconds between two checks if the kernel's list of locks shows every change
+LIVELY_LOOK_S = 0.25  # seconds between two checks after a change; limits the load of many waiters
+TURN_S = 0.02  # approximate duration of one check in seconds
+LIVELY_S = 2.0  # seconds of frequent checks, because a released GPU may be in use a little longer
 
 
 def unfit(device: Device | Fault, request: Request, driver: str | None = None) -> Unfit | None:
-    """Return why the device can never be what is asked for, None if it can.
+    """Return why a device can never satisfy the request, or None if it can.
 
-    driver: its version, which matters for who asks for several MIG instances.
+    Args:
+        device: The device.
+        request: The request.
+        driver: The version of the driver, which matters if the request is for several MIG
+            instances.
     """
     if isinstance(device, Fault):
         return Unfit.UNREADABLE if request.model or request.min_memory_mib else None
@@ -49,12 +54,17 @@ def unfit(device: Device | Fault, request: Request, driver: str | None = None) -
     return None
 
 
-def is_to_be_taken(request: Request, state: State, reading: Usage) -> bool:
-    """Tell whether to take a device that nobody else has reserved for themselves or waits for.
+def should_take(request: Request, state: State, reading: Usage) -> bool:
+    """Return whether to take a device that no other process has reserved or waits for.
 
-    state: of its use.
-    A name says that the person knows better; it can't help where CUDA would let nobody on. For a
-    part what others use is counted, so it need not be idle.
+    A device that the user has named need not be idle, but CUDA must still accept processes on it. A
+    device for a part of a GPU need not be idle either, because the memory use of other processes is
+    counted.
+
+    Args:
+        request: The request.
+        state: The state of the device according to its use.
+        reading: The reading of the device's use.
     """
     if state is State.IDLE:
         return True
@@ -64,7 +74,7 @@ def is_to_be_taken(request: Request, state: State, reading: Usage) -> bool:
 
 
 def first_will_do(request: Request) -> bool:
-    """Tell whether the first free device is as good as any; else all have to be seen."""
+    """Return whether the first free device is as good as any other free device."""
     return request.needed == 1 and not request.devices and request.terms.memory_limit_mib is None
 
 
@@ -74,15 +84,18 @@ def choose(
     rank: Mapping[str, tuple[int, float]],
     link: Callable[[Device, Device], int],
 ) -> list[Device] | None:
-    """Return the best of those that can be had, in their order, None if they are too few.
+    """Return the best of the available devices in their final order, or None if there are too few.
 
-    rank: by UUID; of parts the least is the best one.
-    link: how far two devices are from each other; 0 is closest.
+    Args:
+        devices: The available devices, which are locked.
+        request: The request.
+        rank: The rank of each device by UUID. For a part of a GPU, the lowest rank is best.
+        link: Returns the distance between two devices; 0 is closest.
     """
     count = request.needed
     if request.devices:
         return list(devices) if len(devices) == count else None
-    if count > 1:  # CUDA gives a process whole GPUs or MIG instances, not both
+    if count > 1:  # a process can use whole GPUs or MIG instances, not both
         whole = [device for device in devices if device.instance is None]
         instances = [device for device in devices if device.instance is not None]
         devices = whole if len(whole) >= count else instances
@@ -90,42 +103,53 @@ def choose(
         return None
     if request.terms.memory_limit_mib is not None:
         return sorted(devices, key=lambda device: rank[device.uuid])[:count]
-    # A GPU with a screen is tried last, but CUDA numbers all in PCI bus order.
+    # A GPU with a display is tried last, but CUDA numbers all GPUs in PCI bus order.
     return sorted(closest(devices, count, link), key=lambda d: (d.index, d.instance or 0))
 
 
 def closest(
     devices: Sequence[Device], count: int, link: Callable[[Device, Device], int]
 ) -> list[Device]:
-    """Return the best connected devices; the first ones where all are alike.
+    """Return the best connected devices, or the first ones if all are connected alike.
 
-    Grown from each device in turn by what is closest to those chosen so far.
+    A group starts from each device in turn, and grows by the device that is closest to the group.
+    The group with the smallest sum of distances wins.
+
+    Args:
+        devices: The available devices.
+        count: The number of devices to return.
+        link: Returns the distance between two devices; 0 is closest.
     """
     distance = {(a, b): link(a, b) for a, b in combinations(devices, 2)}
     distance |= {(b, a): cost for (a, b), cost in distance.items()}
 
-    def grown(start: Device) -> list[Device]:
+    def grow(start: Device) -> list[Device]:
         chosen = [start]
         while len(chosen) < count:
-            left = (device for device in devices if device not in chosen)
-            chosen.append(min(left, key=lambda d: sum(distance[d, other] for other in chosen)))
+            remaining = (device for device in devices if device not in chosen)
+            chosen.append(min(remaining, key=lambda d: sum(distance[d, each] for each in chosen)))
         return chosen
 
-    groups = map(grown, devices)
+    groups = map(grow, devices)
     best = min(groups, key=lambda group: sum(distance[pair] for pair in combinations(group, 2)))
     return [device for device in devices if device in best]
 
 
 def kept(held: Sequence[Device], request: Request) -> list[Device] | None:
-    """Return the held devices that are what is asked for, None where they are not.
+    """Return the held devices that satisfy the request, or None if they don't.
 
-    Who names none and no number is content with all of them. The order is that of the names.
+    A request without names and without a number is satisfied by all held devices that fit. If the
+    request names devices, the result has the order of the names.
+
+    Args:
+        held: The devices that this process holds.
+        request: The request.
     """
     fitting = [device for device in held if not unfit(device, request)]
     if request.devices:
-        meant = [names.matching(name, fitting) for name in request.devices]
-        devices = [matches[0] for matches in meant if len(matches) == 1]
-        is_complete = len(devices) == len(meant) and len(set(devices)) == len(devices)
+        matches = [names.matching(name, fitting) for name in request.devices]
+        devices = [match[0] for match in matches if len(match) == 1]
+        is_complete = len(devices) == len(matches) and len(set(devices)) == len(devices)
         return devices if is_complete else None
     if request.count is None:
         return fitting or None
@@ -133,17 +157,25 @@ def kept(held: Sequence[Device], request: Request) -> list[Device] | None:
 
 
 def is_enough(held_mib: float | None, wanted_mib: float | None) -> bool:
-    """Tell whether the held part is as large as the wanted one; None stands for no part."""
+    """Return whether the held part of a GPU is at least as large as the wanted part.
+
+    Args:
+        held_mib: The size of the held part in MiB, or None for the whole GPU.
+        wanted_mib: The size of the wanted part in MiB, or None for the whole GPU.
+    """
     if held_mib is None or wanted_mib is None:
         return held_mib is wanted_mib
     return wanted_mib <= held_mib
 
 
 def reclaim(request: Request, seen: Sequence[Device]) -> Request | None:
-    """Return the request by the names of the devices that CUDA sees, None if it asks for others.
+    """Return the request for exactly the devices that CUDA sees, or None if they don't satisfy it.
 
-    Once CUDA has started it sees these and no others, so nothing else can be reserved any more.
-    seen: in CUDA's order.
+    Once CUDA has started, it sees these devices and no others, so no other device can be reserved.
+
+    Args:
+        request: The request.
+        seen: The devices in CUDA's order.
     """
     is_another_number = not request.devices and request.needed != len(seen)
     if not seen or is_another_number or kept(seen, request) != list(seen):
@@ -153,10 +185,14 @@ def reclaim(request: Request, seen: Sequence[Device]) -> Request | None:
 
 
 def is_impossible(rows: Sequence[DeviceStatus], request: Request) -> bool:
-    """Tell whether no state of this machine could satisfy the request.
+    """Return whether the request can never be satisfied on this machine.
 
-    rows: of all devices that this process may use. What can't be read may come back, but nobody
-    knows that it would do where all the others never will.
+    A device that can't be read may come back. But if no readable device fits, nothing suggests that
+    the unreadable one would.
+
+    Args:
+        rows: The states of all devices that this process may use.
+        request: The request.
     """
     if not rows:
         return False
@@ -168,9 +204,9 @@ def is_impossible(rows: Sequence[DeviceStatus], request: Request) -> bool:
 
 
 def may_come_free(rows: Sequence[DeviceStatus], request: Request) -> bool:
-    """Tell whether it makes sense to wait: what is drained does not count."""
-    there = [row for row in rows if row.state is not State.DRAINED]
-    return bool(there) and not is_impossible(there, request)
+    """Return whether waiting can succeed. Drained devices don't count."""
+    available = [row for row in rows if row.state is not State.DRAINED]
+    return bool(available) and not is_impossible(available, request)
 
 
 def is_only_awaited(rows: Sequence[DeviceStatus], request: Request) -> bool:
@@ -182,17 +218,22 @@ def is_only_awaited(rows: Sequence[DeviceStatus], request: Request) -> bool:
 def wanted(rows: Sequence[DeviceStatus]) -> list[str]:
     """Return the UUIDs of the devices that a waiter would take if they were free.
 
-    Devices that a rule keeps from this user for now are left out, so that others can have them.
+    A device that a rule currently denies to this user is left out, so that other waiters can take
+    it.
     """
-    out = (State.UNFIT, State.DRAINED, State.LIMITED)
-    devices = [row.device for row in rows if row.state not in out]
+    excluded = (State.UNFIT, State.DRAINED, State.LIMITED)
+    devices = [row.device for row in rows if row.state not in excluded]
     return [device.uuid for device in devices if isinstance(device, Device)]
 
 
 def is_above(rows: Sequence[DeviceStatus], ancestors: Collection[int]) -> bool:
-    """Tell whether ancestors of this process have reserved all that would do.
+    """Return whether ancestors of this process have reserved all devices that fit.
 
-    To wait for them would be to wait for one's own end. ancestors: their pids.
+    Waiting for them would never end, because they wait for this process to end.
+
+    Args:
+        rows: The states of all devices that this process may use.
+        ancestors: The PIDs of the ancestors.
     """
     fitting = [row for row in rows if row.state is not State.UNFIT]
     return bool(fitting) and all(
@@ -202,21 +243,27 @@ def is_above(rows: Sequence[DeviceStatus], ancestors: Collection[int]) -> bool:
 
 
 def turn_s(ahead: int) -> float:
-    """Return the seconds after which a waiter looks when something has changed.
+    """Return the delay in seconds between a change and a waiter's next check.
 
-    ahead: how many come before it in the queue.
+    Waiters further back wait longer, so that they don't keep the first one from the mutex.
+
+    Args:
+        ahead: The number of waiters ahead in the queue.
     """
     return min(ahead * TURN_S, LIVELY_LOOK_S)
 
 
 def next_look_s(rows: Sequence[DeviceStatus], *, is_lively: bool, is_told: bool) -> float:
-    """Return the seconds until a waiter looks again.
+    """Return the seconds until a waiter checks the devices again.
 
-    is_lively: something has changed just now. is_told: the kernel's list of locks tells of changes.
+    Args:
+        rows: The states of all devices that this process may use.
+        is_lively: Whether a lock has just changed.
+        is_told: Whether the kernel's list of locks shows all changes of locks.
     """
     if is_lively:
         return LIVELY_LOOK_S
-    # No list tells of use that ends, nor that somebody ahead in the queue is stopped.
-    untold = {State.BUSY, State.FULL, State.UNKNOWN, State.AWAITED, *STUCK} - {State.DRAINED}
+    # The kernel's list does not show that a use ends, or that a waiter ahead is stopped.
+    unlisted = {State.BUSY, State.FULL, State.UNKNOWN, State.AWAITED, *STUCK} - {State.DRAINED}
     states = {row.state for row in rows if not row.would_be_taken}
-    return QUIET_S if is_told and states.isdisjoint(untold) else LOOK_S
+    return QUIET_S if is_told and states.isdisjoint(unlisted) else LOOK_S

@@ -1,6 +1,7 @@
-"""What the administrator's rules let a user have, and for how long. Imported only where some are.
+"""Quotas: the number of devices and the time that the administrator's rules allow a user.
 
-What a user holds is counted by the caller, under the mutex, by what the kernel knows of it.
+The caller counts the user's devices under the mutex, from facts that the kernel provides. This
+module is imported only if there are rules.
 """
 
 from __future__ import annotations
@@ -24,33 +25,45 @@ if TYPE_CHECKING:
 def allowed(
     request: Request, ruled: Rules, held: Lease, since: Instant | None, now: Instant
 ) -> tuple[Request, list[str]]:
-    """Return the request as the rules allow it, and what to say about that.
+    """Return the request as the rules allow it, and notices for the user.
 
-    held, since: the lease of what is asked for and when it was reserved, None for what is not held
-    yet. now: this instant.
-    Raises ImpossibleError or RequestError for a request that they never allow this user.
+    Args:
+        request: The request.
+        ruled: The rules for this user.
+        held: The lease of the requested devices, if this process already holds them.
+        since: The time of their reservation, or None if this process does not hold them.
+        now: The current time.
+
+    Raises:
+        RequestError: The rules don't allow such a lease.
     """
     _require_lease(request.terms.lease, ruled, now.wall)
     if since is None or not request.terms.lease.has_end:
         return request, []
-    is_asked = request.terms.lease.lasts_s is not None or request.terms.lease.until is not None
+    has_end = request.terms.lease.lasts_s is not None or request.terms.lease.until is not None
     held = held.own
     ends = lease(held.at(now).changed_by(request.terms.lease.begun(now)), ruled).begun(now)
-    stays = held.until is not None and not is_asked
+    is_unchanged = held.until is not None and not has_end
     last = counted(ends, ruled, since, now)
-    if not ruled.time or stays or last == ends:
+    if not ruled.time or is_unchanged or last == ends:
         return _with_lease(request, ends), []
     if last.until is None or last.until <= now.wall:
         raise notice.cannot_prolong(ruled.time, since.at(now).later(ruled.time.value).wall)
-    notices = [notice.shortened(ruled.time, last.until)] if is_asked else []
+    notices = [notice.shortened(ruled.time, last.until)] if has_end else []
     return _with_lease(request, last), notices
 
 
 def counted(ends: Lease, ruled: Rules, since: Instant, now: Instant) -> Lease:
-    """Return a lease that has begun, counted from when the devices were reserved.
+    """Return a started lease, shortened to the time that the rules allow.
 
-    The rule's time counts from the start: else who prolongs it each day, or takes one more to it,
-    holds it for ever.
+    The rule's time counts from the reservation of the devices. Otherwise, a user could hold a
+    device forever by extending the lease every day, or by adding devices to it.
+
+    Args:
+        ends: The lease.
+        ruled: The rules for this user.
+        since: The time of the reservation.
+        now: The current time.
     """
     if ends.until is None or not ruled.time:
         return ends
@@ -59,14 +72,18 @@ def counted(ends: Lease, ruled: Rules, since: Instant, now: Instant) -> Lease:
 
 
 def left_s(ruled: Rules, since: Instant, now: Instant) -> float:
-    """Return the seconds for which the rule of time still allows a reservation."""
+    """Return the seconds until the rules' time limit, or infinity without a limit."""
     return since.boot + ruled.time.value - now.boot if ruled.time else inf
 
 
 def lease(asked: Lease, ruled: Rules) -> Lease:
-    """Return the lease that somebody gets who asks for this one.
+    """Return a requested lease with the limits of the rules applied.
 
-    In the midst of a cell only the administrator's own end comes.
+    Only an end that comes from the administrator's rules may interrupt a running cell.
+
+    Args:
+        asked: The requested lease.
+        ruled: The rules for this user.
     """
     is_ruled = ruled.time is not None and asked.lasts_s is None and asked.until is None
     if ruled.time and is_ruled:
@@ -85,21 +102,27 @@ def build_check(
     own: Collection[str],
     elsewhere: Sequence[Holder],
 ) -> Callable[[Device], DeviceStatus | None]:
-    """Return a function that tells why this user may not have a device, None if they may.
+    """Return a function that checks whether the rules allow this user a device.
 
-    own: the UUIDs of what this process has already. elsewhere: who else of this user's processes
-    has something.
-    Several parts of one GPU are one GPU.
+    The function returns the state of a denied device, and None for an allowed device. Several parts
+    of one GPU count as one GPU.
+
+    Args:
+        ruled: The rules for this user.
+        request: The request.
+        devices: The candidates for the request.
+        own: The UUIDs of the devices that this process already holds.
+        elsewhere: The user's other processes that hold a device.
     """
     held = {device_of(holder.file or "") for holder in elsewhere}
-    places = {_place(device) for device in devices if isinstance(device, Device)}
-    asked = len(places - held) if request.devices else request.needed
-    is_full = ruled.gpus is not None and len(held) + asked > ruled.gpus.value
+    places = {_file_prefix(device) for device in devices if isinstance(device, Device)}
+    added = len(places - held) if request.devices else request.needed
+    is_full = ruled.gpus is not None and len(held) + added > ruled.gpus.value
 
     def check(device: Device) -> DeviceStatus | None:
         if device.uuid not in own and names.is_one_of(device, ruled.drained):
             return DeviceStatus(device, State.DRAINED, rule=ruled.drain)
-        if is_full and device.uuid not in own and _place(device) not in held:
+        if is_full and device.uuid not in own and _file_prefix(device) not in held:
             return DeviceStatus(device, State.LIMITED, rule=ruled.gpus, counted=tuple(elsewhere))
         return None
 
@@ -111,7 +134,7 @@ def _with_lease(request: Request, lease: Lease) -> Request:
 
 
 def _require_lease(asked: Lease, ruled: Rules, at: float) -> None:
-    """Raise RequestError for a lease that is longer than the rules allow."""
+    """Raise RequestError if the rules don't allow a lease that long."""
     if asked.if_wanted and (rule := ruled.time or ruled.idle):
         raise notice.ends_anyway(rule)
     lasts_s = asked.lasts_s if asked.until is None else asked.until - at
@@ -121,11 +144,11 @@ def _require_lease(asked: Lease, ruled: Rules, at: float) -> None:
 
 
 def require_amount(request: Request, ruled: Rules) -> None:
-    """Raise ImpossibleError for more GPUs than the rules ever allow."""
+    """Raise ImpossibleError if the request is for more GPUs than the rules ever allow."""
     if ruled.gpus and request.needed > ruled.gpus.value:
         raise notice.too_many(ruled.gpus, request)
 
 
-def _place(device: Device) -> str:
-    """Return what the names of its lock files begin with."""
+def _file_prefix(device: Device) -> str:
+    """Return the start of the names of a device's lock files."""
     return device_of(lock_name(device.uuid))

@@ -1,4 +1,4 @@
-"""What somebody asks for: the request, until when to wait, and the settings."""
+"""Parse requests, waiting times and settings, and read the administrator's rules."""
 
 import time
 from typing import NamedTuple
@@ -11,14 +11,17 @@ from reserve_gpu.model.requests import UNITS, Lease, Request, ReservationTerms, 
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import settings
 
-# No GPU that runs CUDA has so little: who asks for 16 means GB, though a bare number is MiB.
+# A bare number is in MiB. Every CUDA GPU has more memory than this, so 16 probably means 16 GB.
 _LEAST_BARE_MIB = 1000
 
 
 class Deadline(NamedTuple):
-    """Until when somebody waits.
+    """The time at which a wait ends.
 
-    limit_s: None for not at all. at: by time.monotonic(). asks: for what, in words.
+    Attributes:
+        limit_s: The maximum wait in seconds, or None if the request does not wait.
+        at: The end of the wait, by time.monotonic().
+        asks: The request in words.
     """
 
     limit_s: float | None
@@ -27,7 +30,14 @@ class Deadline(NamedTuple):
 
     @classmethod
     def after(cls, wait: object) -> "Deadline":
-        """Make a deadline of a duration from now. Raises RequestError."""
+        """Return the deadline of a wait that starts now.
+
+        Args:
+            wait: The duration, as `parsing.parse_duration` takes it, or None for no wait.
+
+        Raises:
+            RequestError: The duration is invalid.
+        """
         is_name = isinstance(wait, str) and names.is_name(wait)
         hint = f" To wait for GPUs by name: {sanitize(str(wait))} --wait." if is_name else ""
         limit_s = None if wait is None else parsing.parse_duration(wait, hint=hint)
@@ -35,16 +45,16 @@ class Deadline(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Tell whether there is anything to wait for."""
+        """Return whether the request waits."""
         return self.limit_s is not None
 
     @property
     def left_s(self) -> float:
-        """Return the seconds until then, 0 when it is over."""
+        """Return the seconds until the deadline, or 0 if it has passed."""
         return max(0.0, self.at - time.monotonic())
 
 
-def parse(  # noqa: PLR0913 - these are reserve()'s
+def parse(  # noqa: PLR0913 - the arguments of reserve()
     devices: names.DeviceNames | None,
     *,
     count: int | None = None,
@@ -58,33 +68,38 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     if_wanted: bool = False,
     end_kernel: bool = False,
 ) -> Request:
-    """Make a request of the arguments of reserve(). Raises RequestError."""
+    """Return the request for the arguments of `reserve()`.
+
+    Raises:
+        RequestError: An argument is invalid, or the arguments contradict each other.
+    """
     named = () if devices is None or devices == () else names.parse(devices)
     if devices is not None and not named:
-        raise RequestError("No GPU is named. Leave the name out to get the first free one.")
+        raise RequestError("No GPU is named. To get the first free GPU, leave the name out.")
     if count is not None and (type(count) is not int or count < 1):
         raise RequestError(f"The number of GPUs must be 1 or more, not {count!r}.")
     if named and count is not None and count != len(named):
         raise RequestError(
-            f"{len(named)} named and {count} asked for: give the names or the number."
+            f"{len(named)} named and {count} requested: give either the names or the number."
         )
-    for what, text in (("name", name), ("note", note)):
+    for keyword, text in (("name", name), ("note", note)):
         if text is not None and not isinstance(text, str):
-            raise RequestError(f"The {what} must be a text, not {text!r}.")
+            raise RequestError(f"The {keyword} must be a string, not {text!r}.")
     least = Size(0.0) if min_memory is None else _memory("min_memory", min_memory)
     size = None if memory is None else _part(memory)
     if for_ is not None and until is not None:
-        raise RequestError("For how long, or until when? Give one of the two.")
+        raise RequestError("Give either a duration or an end time, not both.")
     lease = Lease(
-        lasts_s=None if for_ is None else _some_time(for_),
+        lasts_s=None if for_ is None else _limited_duration(for_),
         until=None if until is None else parsing.parse_moment(until, time.time()),
-        idle_s=None if idle is None else _some_time(idle),
+        idle_s=None if idle is None else _limited_duration(idle),
         if_wanted=if_wanted,
         end_kernel=end_kernel,
     )
     if lease != Lease() and not lease.has_end:
-        what = "if wanted" if if_wanted else "with the end of the kernel"
-        raise RequestError(f"To release it {what}, say when: after 4h, at 18:00, or idle for 1h.")
+        action = "release the GPU only if wanted" if if_wanted else "end the kernel with the lease"
+        when = "after 4h, at 18:00, or when idle for 1h"
+        raise RequestError(f"To {action}, also say when: {when}.")
     return Request(
         devices=named,
         count=count,
@@ -99,52 +114,52 @@ def idle_mib() -> float | None:
     """Return the memory in MiB up to which a device is idle, or None for the default.
 
     Raises:
-        RequestError: The setting is not a size.
+        RequestError: The setting is not a valid size.
     """
     return cuda_environment.read_size_mib(settings.IDLE_MEMORY)
 
 
 def rules() -> Rules | None:
-    """Return what the administrator's file says now to this user, None if there is none."""
+    """Return the rules that currently apply to this user, or None without a rules file."""
     file = settings.config_file()
     if file is None:
         return None
-    # Few machines have such a file, and its parser loads slowly.
+    # Imported late: few machines have such a file, and importing its parser is slow.
     from reserve_gpu.allocation import admin_rules
 
     return admin_rules.read(file)
 
 
 def _part(memory: str | float) -> Size:
-    """Return the part of each GPU that somebody typed. Raises RequestError."""
+    """Parse the size of a part of a GPU. Raises RequestError."""
     if percent := parsing.parse_percent(memory):
         return Size(0.0, percent=percent)
     size = _memory("memory", memory)
     if not size.mib:
-        raise RequestError("A part of a GPU needs some memory: give its size, as 10GB.")
+        raise RequestError("A part of a GPU must be larger than 0. Give its size, such as 10GB.")
     return size
 
 
 def _memory(keyword: str, size: str | float) -> Size:
-    """Return the size that somebody typed. keyword: of reserve(). Raises RequestError."""
+    """Parse a size of memory. `keyword` is its parameter of `reserve()`. Raises RequestError."""
     number, unit = parsing.size_and_unit(size)
     if unit is None and 0 < number < _LEAST_BARE_MIB:
-        raise RequestError(_which_unit(keyword, size))
+        raise RequestError(_unit_question(keyword, size))
     unit = unit or "MiB"
     return Size(number * UNITS[unit] / MIB, unit)
 
 
-def _some_time(text: float | str) -> float:
-    """Parse a duration that has an end, and is not over at once. Raises RequestError."""
+def _limited_duration(text: float | str) -> float:
+    """Parse a finite duration above 0. Raises RequestError."""
     duration_s = parsing.parse_duration(text)
-    if not 0 < duration_s < parsing.LONGEST_S:  # what is longer is parsed as the longest
-        which = "Give 30m, 4h or 2d, and 34722d at most."
-        raise RequestError(f"{sanitize(str(text))!r} is no time to hold a GPU. {which}")
+    if not 0 < duration_s < parsing.LONGEST_S:  # LONGEST_S stands for any longer duration
+        advice = "Give a duration above 0 and up to 34722d, such as 30m, 4h or 2d."
+        raise RequestError(f"{sanitize(str(text))!r} is out of range. {advice}")
     return duration_s
 
 
-def _which_unit(keyword: str, size: str | float) -> str:
-    """Return what to say to a number without a unit that is too small to be MiB."""
+def _unit_question(keyword: str, size: str | float) -> str:
+    """Return the question about the unit of a number that is too small to be in MiB."""
     number = str(size).strip()
     forms = [f"{number}GB", f"{number}MiB"]
     if not isinstance(size, str):

@@ -1,6 +1,6 @@
-"""Look at the machine: every device, what uses it, who has reserved it, and who waits.
+"""Snapshots of the machine: every device, its use, its holders, and the queue.
 
-Looking takes no device's lock, and what can't be read is a row that says so.
+A snapshot does not lock any device. If something can't be read, the device's row says so.
 """
 
 import os
@@ -23,14 +23,20 @@ from reserve_gpu.system import procfs
 
 MUTEX_LIMIT_S = 0.5
 READING_LIMIT_S = 2.0
-# Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
-# context of a program that computes nothing takes some hundred MiB.
+# If processes are not visible, a device with less memory in use has no process on it, because even
+# an idle CUDA context takes several hundred MiB.
 CONTEXT_MIB = 64.0
-NAME_LIMIT = 40  # characters of another process's name within a sentence
+NAME_LIMIT = 40  # maximum characters of another process's name in a sentence
 
 
 class Snapshot(NamedTuple):
-    """What was seen: a row for each device, the queue, and why reservations may be missing."""
+    """All devices of the machine at one moment.
+
+    Attributes:
+        rows: The state of each device.
+        waiting: The tickets in the queue.
+        problem: Why reservations may be missing, or None.
+    """
 
     rows: tuple[DeviceStatus, ...]
     waiting: tuple[Ticket, ...] = ()
@@ -38,11 +44,15 @@ class Snapshot(NamedTuple):
 
 
 class Reservations(NamedTuple):
-    """What the lock directory tells of the devices, by their UUIDs.
+    """The reservations according to the lock directory. All mappings have UUIDs as keys.
 
-    holders: who has each device. faults: why that can't be known of a device. problem: why nothing,
-    or not all, is known. others: holders of none of these devices, perhaps of lost ones.
-    old_numbers: Holders of other GPUs that had the same number, by the UUID of each device.
+    Attributes:
+        holders: The holders of each device.
+        faults: Why the holders of a device are unknown.
+        waiting: The tickets in the queue.
+        problem: Why no reservations or not all of them are known, or None.
+        others: The holders of other devices, which may be lost.
+        old_numbers: The claims on other GPUs that had the same number as the device.
     """
 
     holders: Mapping[str, tuple[Holder, ...]]
@@ -56,17 +66,22 @@ class Reservations(NamedTuple):
 def take_snapshot(
     nvml: Nvml, *, idle_mib: float | None = None, ruled: Rules | None = None
 ) -> Snapshot:
-    """Look at every device of this machine that the driver shows.
+    """Read every device that the driver shows.
 
-    nvml: a conversation with the driver.
-    idle_mib: memory in use up to which a device is idle, None for the default.
-    ruled: what the administrator's file says, which may hand out some devices no more.
-    Raises DriverError where there is no driver. Where the lock directory can't be used the devices
-    are there anyway, and `problem` says why nothing is known of reservations.
+    If the lock directory can't be used, the snapshot contains the devices without reservations, and
+    its `problem` gives the reason.
+
+    Args:
+        nvml: The NVML session.
+        idle_mib: The memory in MiB up to which a device is idle. Defaults to the built-in limit.
+        ruled: The rules for this user, which may drain devices.
+
+    Raises:
+        DriverError: The driver can't be used.
     """
     devices = list(nvml.walk())
     reservations = _reservations(devices)
-    # Users are looked up without the mutex: it can take long where they come from a server.
+    # Users are looked up after the mutex is released, because a directory server can be slow.
     waiting = [t._replace(holder=procfs.with_user(t.holder)) for t in reservations.waiting]
     reservations = reservations._replace(waiting=waiting)
     rows = [_row(nvml, device, reservations, idle_mib) for device in devices]
@@ -81,36 +96,41 @@ def take_snapshot(
 
 
 def reserved_without_driver() -> tuple[DeviceStatus, ...]:
-    """Return the devices that somebody has reserved, as far as their lock files tell which.
+    """Return the reserved devices according to their lock files, if the driver can't be used.
 
-    Raises LockError.
+    Raises:
+        LockError: The lock directory can't be used.
     """
     with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S, reads_only=True):
-        holders = directory.holders_besides(())
+        holders = directory.holders_of_other_devices(())
     known: dict[int, list[Holder]] = {}
     for holder in holders:
         known.setdefault(holder.record.index or 0, []).append(procfs.with_user(holder))
     return tuple(
         DeviceStatus(
-            Fault(index, "the driver does not answer"), State.RESERVED, holders=with_hosts(those)
+            Fault(index, "the driver does not answer"), State.RESERVED, holders=with_hosts(group)
         )
-        for index, those in sorted(known.items())
+        for index, group in sorted(known.items())
     )
 
 
 def is_own(holder: Holder) -> bool:
-    """Tell whether the kernel says that a holder is a process of this user's."""
+    """Return whether the kernel shows that a holder is a process of this user."""
     return bool(holder.listed_pid and procfs.uid_of(holder.listed_pid) == os.geteuid())
 
 
 def explained(
     nvml: Nvml, rows: Sequence[DeviceStatus], idle_mib: float | None = None
 ) -> list[DeviceStatus]:
-    """Return the rows of an attempt with their users, and with what runs on the devices.
+    """Add users and processes to the rows of an attempt.
 
-    The attempt's own findings stay. Users, commands and readings can be slow, so call this late,
-    and only for what somebody will read.
-    idle_mib: memory in use up to which a device is idle, None for the default.
+    The attempt's states don't change. Reading users, commands and devices can be slow, so call this
+    late, and only for rows that are displayed.
+
+    Args:
+        nvml: The NVML session.
+        rows: The rows of an attempt.
+        idle_mib: The memory in MiB up to which a device is idle. Defaults to the built-in limit.
     """
     read = [_with_users(nvml, row, idle_mib) for row in rows]
     in_use = [row.device for row in read if row.usage and row.use_state is not State.IDLE]
@@ -121,7 +141,7 @@ def explained(
 
 
 def _with_users(nvml: Nvml, row: DeviceStatus, idle_mib: float | None) -> DeviceStatus:
-    """Return the row with its users, and read if that is still to be done."""
+    """Add users to a row, and read the use of a reserved device if that is missing."""
     first = row.awaited_by and procfs.with_user(row.awaited_by)
     holders = with_hosts([procfs.with_user(holder) for holder in row.holders])
     row = row._replace(holders=holders, awaited_by=first)
@@ -136,18 +156,22 @@ def _with_users(nvml: Nvml, row: DeviceStatus, idle_mib: float | None) -> Device
 def identified(
     nvml: Nvml, processes: Sequence[Process], holders: Sequence[Holder], *, is_complete: bool = True
 ) -> tuple[Process, ...]:
-    """Return the processes with user and command, and whether each belongs to a holder.
+    """Add to each process its user, its command, and whether it belongs to a reservation.
 
-    is_complete: there are no other holders than these.
+    Args:
+        nvml: The NVML session.
+        processes: The processes on the device.
+        holders: The holders of the device.
+        is_complete: Whether all holders of the device are known.
     """
-    if not nvml.sees_all:  # a pid may be another process's in our PID namespace
+    if not nvml.sees_all:  # a PID may belong to another process in this PID namespace
         return tuple(processes)
     pids = {holder.listed_pid for holder in holders if holder.listed_pid}
-    not_found = False if is_complete and all(holder.seen for holder in holders) else None
+    default = False if is_complete and all(holder.seen for holder in holders) else None
     by_user = {h.user: h.name or "a process" for h in reversed(holders) if h.seen and not h.beside}
     known = []
     for each in processes:
-        has_reserved = procfs.is_below(each.pid, pids) or not_found
+        has_reserved = procfs.is_below(each.pid, pids) or default
         process = procfs.identified(each)._replace(has_reserved=has_reserved)
         beside = by_user.get(process.user) if process.user and not has_reserved else None
         known.append(process._replace(beside=beside))
@@ -155,9 +179,11 @@ def identified(
 
 
 def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
-    """Tell whether a reserved device runs nothing of its holders; None if that can't be seen.
+    """Return whether its holders' processes leave a reserved device unused, or None if unknown.
 
-    processes: those that could be listed.
+    Args:
+        usage: The reading of the device.
+        processes: The processes on the device, as far as they are listed.
     """
     count = (usage.compute or 0) + (usage.mps or 0)
     if any(process.has_reserved for process in processes):
@@ -171,15 +197,15 @@ def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
 
 
 def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
-    """Return the reason to refuse a device whose number another reservation still names.
+    """Return the reason to refuse a device whose number another reservation still uses, or None.
 
-    A process that reserved another GPU under this number keeps it in CUDA_VISIBLE_DEVICES. CUDA in
-    that process would start on this device. Any user can lock a file with the name of a device that
-    is not here, so one such claim of a user counts.
+    A process that reserved another GPU under this number still has the number in
+    CUDA_VISIBLE_DEVICES. CUDA in that process would start on this device. Any user can lock a file
+    with the name of a missing device, so only one such claim per user counts.
 
     Args:
         nvml: The NVML session.
-        claims: Other GPUs that had this device's number when they were reserved.
+        claims: The claims on other GPUs that had the device's number when they were reserved.
     """
     known = (each for each in nvml.walk() if isinstance(each, Device)) if claims else ()
     devices = {device_of(lock_name(device.uuid)): device for device in known}
@@ -190,33 +216,34 @@ def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
         if device in missing or not _is_on(nvml, devices[device], holder):
             name = sanitize(holder.name or "A process", NAME_LIMIT)
             return (
-                f"{name} (pid {holder.pid}) reserved another GPU when that had this number; CUDA "
-                "there may still start on this one"
+                f"{name} (pid {holder.pid}) reserved another GPU when it had this number, and may "
+                "still start CUDA on this one"
             )
     return None
 
 
 def _is_on(nvml: Nvml, device: Device, holder: Holder) -> bool:
-    """Return whether a process of the holder's is on the device."""
+    """Return whether a process of the holder uses the device."""
     pids = (process.pid for process in nvml.processes(device)) if nvml.sees_all else ()
     return any(procfs.is_below(pid, {holder.listed_pid}) for pid in pids)
 
 
 def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
-    """Read who has which device, and who waits.
+    """Read the holders of the devices, and the queue.
 
-    To try a lock makes others fail to take it for a moment, so it is done under the mutex. If
-    others keep the mutex for too long, the kernel's list of locks has to do, which may miss some.
+    Trying a lock can make another process fail to take it, so this happens under the mutex. If
+    other processes keep the mutex for too long, the kernel's list of locks is used instead, which
+    may miss some locks.
     """
     uuids = [device.uuid for device in devices if isinstance(device, Device)]
-    unseen = dict.fromkeys(uuids, "whether it is reserved can't be seen now")
+    unseen = dict.fromkeys(uuids, "its reservations can't be read at the moment")
     try:
         with LockDirectory() as directory:
             try:
                 with directory.mutex(MUTEX_LIMIT_S, reads_only=True):
                     holders, faults = _holders(uuids, directory.holders_of)
                     is_some_lost = len(uuids) < len(devices)
-                    others = directory.holders_besides(uuids) if is_some_lost else ()
+                    others = directory.holders_of_other_devices(uuids) if is_some_lost else ()
                     return Reservations(
                         holders,
                         faults,
@@ -235,21 +262,21 @@ def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
 def _old_numbers(
     directory: LockDirectory, devices: Sequence[Device | Fault]
 ) -> dict[str, list[Claim]]:
-    """Return for each device the holders of other GPUs that had its number; under the mutex."""
+    """Return, for each device, the claims on other GPUs that had its number."""
     numbers = directory.listed_numbers()
     known = [device for device in devices if isinstance(device, Device)]
-    return {d.uuid: directory.others_with_number(d.index, d.uuid, numbers) for d in known}
+    return {d.uuid: directory.claims_on_other_devices(d.index, d.uuid, numbers) for d in known}
 
 
 def _holders(
     uuids: Sequence[str], holders_of: Callable[[str], tuple[Holder, ...]]
 ) -> tuple[dict[str, tuple[Holder, ...]], dict[str, str]]:
-    """Return who has each device, and why that can't be known."""
+    """Return the holders of each device, and the reasons why some holders are unknown."""
     holders, faults = {}, {}
     for uuid in uuids:
         try:
             holders[uuid] = holders_of(uuid)
-        except LockError as error:  # noqa: PERF203 - one device's fault says nothing of the others
+        except LockError as error:  # noqa: PERF203 - a fault concerns one device only
             faults[uuid] = str(error)
     return holders, faults
 
@@ -288,20 +315,20 @@ def _row(
 
 
 def _has(holder: Holder, fault: Fault) -> bool:
-    """Tell whether a holder's record names this unusable device, or an instance of it."""
+    """Return whether the holder's record names this unusable device, or an instance of it."""
     is_whole = fault.instance is None
     return holder.record.label == fault.label or (is_whole and holder.record.index == fault.index)
 
 
 def _held(row: DeviceStatus, holders: Sequence[Holder]) -> DeviceStatus:
-    """Return the row, of a device that was not read yet, with its holders."""
+    """Add the holders to the row of a device that has not been read yet."""
     known = with_hosts(sorted(map(procfs.with_user, holders), key=_is_another))
     is_mine = bool(known) and not _is_another(known[0])
     return row._replace(holders=known, is_mine=is_mine, is_unused=None if known else False)
 
 
 def _is_another(holder: Holder) -> bool:
-    """Tell whether the holder is another process than this one, or may be."""
+    """Return whether the holder may be a process other than this one."""
     return holder.listed_pid != os.getpid()
 
 
@@ -313,10 +340,14 @@ def _used(
     *,
     is_complete: bool = True,
 ) -> DeviceStatus:
-    """Return the row, of a device that was read, with the processes on it and whose they are.
+    """Add the processes, and their reservations, to the row of a device that has been read.
 
-    idle_mib: memory in use up to which a device is idle, None for the default.
-    is_complete: there are no other holders.
+    Args:
+        nvml: The NVML session.
+        row: The row of the device.
+        listed: The processes on the device.
+        idle_mib: The memory in MiB up to which a device is idle. Defaults to the built-in limit.
+        is_complete: Whether all holders of the device are known.
     """
     holders = row.holders
     if nvml.sees_all:
@@ -332,11 +363,11 @@ def _used(
 
 
 def _is_unreserved_use(row: DeviceStatus, *, is_known: bool) -> bool | None:
-    """Tell whether somebody uses the device who has not reserved it, None if it can't be seen."""
+    """Return whether a process without a reservation uses the device. None if unknown."""
     if not row.holders:
         is_busy = row.use_state is State.BUSY
         return is_busy if is_known or not is_busy else None
-    # What a user has beside an own reservation is no stranger's.
+    # Another process of a holder's user does not count as unreserved use.
     belongings = {process.has_reserved for process in row.processes if not process.beside}
     if False in belongings:
         return True

@@ -1,4 +1,4 @@
-"""Waiting in the queue: an attempt now and then, and whenever somebody has released something."""
+"""Waiting in the queue: an attempt at intervals, and whenever a lock may have been released."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from reserve_gpu.allocation.request import Deadline
     from reserve_gpu.model.queue import Ticket
 
-SECOND_S = 1.0  # what counts seconds is shown anew each second
-OFFERS_LIMIT_S = 30.0  # how long a request that does not wait gives the waiters, of all users
-EXPLAIN_EVERY_S = 5.0  # so often a waiter asks again who is on a device that is refused as before
+SECOND_S = 1.0  # seconds between two progress reports
+OFFERS_LIMIT_S = 30.0  # maximum seconds that a request without a wait gives to all waiters
+EXPLAIN_EVERY_S = 5.0  # seconds between two readings of the processes on an unchanged device
 
 
 def wait_in_queue(
@@ -35,15 +35,28 @@ def wait_in_queue(
     attempt: Callable[[QueueEntry], Granted | Denied],
     between: Callable[[], object],
 ) -> Granted | Denied:
-    """Wait in the queue until what is asked for can be taken, or the time is over.
+    """Wait in the queue until the request is granted or the deadline has passed.
 
-    denied: what came of the first attempt. attempt: makes another one. between: called again and
-    again while this waits. Each second, and after each look, the caller is told how it stands.
+    The caller receives a progress report every second and after each attempt.
+
+    Args:
+        context: The input of the attempts.
+        denied: The result of the first attempt.
+        deadline: The end of the wait.
+        attempt: Makes another attempt.
+        between: Called repeatedly during the wait.
+
+    Returns:
+        The result of the last attempt.
+
+    Raises:
+        LockError: This process can't join the queue.
     """
     request, size = context.request, context.request.terms.size
     fitting = [row.device for row in denied.rows if row.state is not State.UNFIT]
     devices = [device for device in fitting if isinstance(device, Device)]
-    # Who waits for a percentage, of devices of several sizes, is not passed for the largest one.
+    # A percentage is a different amount for each size of device. Record the largest amount, so that
+    # other processes don't skip this waiter because it leaves a large device alone.
     size = size and max(map(size.of, devices), default=size)
     terms = request.terms._replace(lease=NO_LEASE, size=size)
     record = Record(myself(), terms, WaitRequest(deadline.asks, request.needed))
@@ -78,7 +91,8 @@ def wait_in_queue(
             executor.tell(Waiting(request, 1 + len(ahead), waited_s, rows, limit_s, first))
             next_second = start + waited_s - waited_s % SECOND_S + SECOND_S
             if wait_for_news(min(due, deadline.at, next_second), news, between):
-                # Whoever is next looks first: all at once would keep it from the mutex.
+                # Let the first waiter check first. If all checked at once, it would have to wait
+                # for the mutex.
                 executor.sleep(policy.turn_s(len(ahead)))
                 due = time.monotonic()
                 lively_until = due + policy.LIVELY_S
@@ -92,25 +106,25 @@ def wait_for_offers(
     attempt: Callable[[QueueEntry], Granted | Denied],
     between: Callable[[], object],
 ) -> Granted | Denied:
-    """Give the waiters `STOPPED_S` to take the free devices that they come first for.
+    """Give the waiters `STOPPED_S` to take the free devices for which they come first.
 
     A request that does not wait comes after all waiters. Without this limit, a waiter that is
-    stopped, or never takes what it asks for, would block such requests for as long as it lives.
+    stopped, or that never takes its devices, would block such requests for as long as it lives.
 
     Args:
-        context: The request and its surroundings.
+        context: The input of the attempts.
         attempt: Makes another attempt.
         between: Called repeatedly during the wait.
 
     Returns:
-        The outcome of the last attempt.
+        The result of the last attempt.
     """
     queue, news, explain = EndOfQueue(context.locks), LockChanges(context), Explainer(context)
     start, outcome = time.monotonic(), attempt(queue)
     while isinstance(outcome, Denied) and policy.is_only_awaited(outcome.rows, context.request):
         now = time.monotonic()
         limit_s = queue.passes_at - start
-        if limit_s > OFFERS_LIMIT_S or now - start > OFFERS_LIMIT_S:  # inf: it will not pass
+        if limit_s > OFFERS_LIMIT_S or now - start > OFFERS_LIMIT_S:
             break
         rows, place = tuple(map(explain, outcome.rows)), 1 + len(outcome.ahead)
         executor.tell(Waiting(context.request, place, now - start, rows, limit_s))
@@ -122,11 +136,11 @@ def wait_for_offers(
 
 
 class LockChanges:
-    """Tells whether somebody may have released a device, or left the queue, since a look.
+    """Detects whether a device may have been released, or a waiter may have left the queue.
 
     Attributes:
-        is_told: Whether the kernel's list shows that. Not if it is too long, or in a container;
-            then it is not read until the next look.
+        is_told: Whether the kernel's list of locks shows such changes. It does not if it is too
+            long, or in a container. Then the list is not read until the next attempt.
     """
 
     def __init__(self, context: AttemptContext) -> None:
@@ -136,14 +150,17 @@ class LockChanges:
         self.is_told = False
 
     def forget(self, denied: Denied) -> None:
-        """Begin anew with what the last look has seen."""
+        """Restart the check with the result of the last attempt."""
         holders = [holder for row in denied.rows for holder in (*row.holders, *row.counted)]
         self._names = [holder.file for holder in holders if holder.file]
         self._names += [ticket.name for ticket in denied.ahead]
         self.is_told = self._locks.unlisted(()) is not None
 
     def __call__(self) -> bool:
-        """Look into the kernel's list. What it does not show though it is held is no news twice."""
+        """Return whether a lock has newly disappeared from the kernel's list.
+
+        A lock that the list misses although it is held counts only once.
+        """
         before = self._missing
         missing = self._locks.unlisted(self._names) if self.is_told else None
         self.is_told = missing is not None
@@ -152,7 +169,12 @@ class LockChanges:
 
 
 class Explainer:
-    """Explains rows, and asks again about the same device only now and then."""
+    """A cache that adds users and processes to rows, and reads them again only at intervals.
+
+    Args:
+        context: The input of the attempts.
+        every_s: The seconds between two readings of the same device.
+    """
 
     def __init__(self, context: AttemptContext, every_s: float = EXPLAIN_EVERY_S) -> None:
         self._context, self._every_s = context, every_s
@@ -160,19 +182,19 @@ class Explainer:
         self._first: tuple[str, Ticket] | None = None
 
     def ticket(self, first: Ticket) -> Ticket:
-        """Return the first one in the queue with its user."""
+        """Return the first ticket in the queue with its user."""
         if self._first is None or self._first[0] != first.name:
             self._first = first.name, first._replace(holder=procfs.with_user(first.holder))
         return self._first[1]
 
     def __call__(self, row: DeviceStatus) -> DeviceStatus:
-        """Return the row with what runs on the device and whose it is."""
-        people = [(h.pid, h.memory_limit_mib) for h in (*row.holders, row.awaited_by) if h]
-        before, asked_at, answer = self._known.get(row.label, (None, 0.0, row))
-        is_due = time.monotonic() - asked_at >= self._every_s
-        if is_due or before != (row.state, people):
+        """Return the row with the users and the processes of its device."""
+        users = [(h.pid, h.memory_limit_mib) for h in (*row.holders, row.awaited_by) if h]
+        before, read_at, answer = self._known.get(row.label, (None, 0.0, row))
+        is_due = time.monotonic() - read_at >= self._every_s
+        if is_due or before != (row.state, users):
             (answer,) = snapshot.explained(self._context.gpus, [row], self._context.idle_mib)
-            self._known[row.label] = (row.state, people), time.monotonic(), answer
+            self._known[row.label] = (row.state, users), time.monotonic(), answer
         return answer
 
 
@@ -182,9 +204,9 @@ def _try_again(
     entry: QueueEntry,
     attempt: Callable[[QueueEntry], Granted | Denied],
 ) -> Granted | Denied:
-    """Try once more. A fault that may pass does not end the wait of one who is in the queue.
+    """Make another attempt. A temporary fault does not end the wait of a process in the queue.
 
-    Raises LockError where this process can't even join the queue.
+    Raises LockError if this process can't join the queue.
     """
     try:
         context.locks.follow()

@@ -1,1 +1,1 @@
-"""Who has a device: a file lock for each, the records in them, and the queue."""
+"""Lock files, their records and holders, and the queue of waiters."""

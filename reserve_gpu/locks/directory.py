@@ -1,16 +1,17 @@
-"""The directory that all users of a machine have their locks in, and what is asked of it.
+"""The lock directory, which all users of a machine share.
 
     UUID.lock                    locked by the process that has reserved a whole device
     UUID.record-UID-N            the record of that process
     UUID.share-UID-N.lock        one for each process that shares the device
-    queue-UID-N.lock             one for each process that waits
-    mutex.lock                   locked by a process while it looks, or takes something
+    queue-UID-N.lock             one for each waiter
+    mutex.lock                   locked by a process while it reads or changes reservations
 
-Every user can write to UUID.lock and mutex.lock. Only its owner can write to a file with a UID in
-its name, and such a file counts as locked only if its owner has it locked
+Every user can write to UUID.lock and mutex.lock. If a name contains a UID, only that user can write
+to the file, and the file counts as locked only if its owner has locked it
 (`file_control.write_lock`).
 
-Locked files are never deleted, because other processes do not see a lock on a deleted file.
+Lock files are never deleted while they are locked, because other processes do not see a lock on a
+deleted file.
 """
 
 from __future__ import annotations
@@ -55,26 +56,33 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import TicketAhead
 
 NAME = "reserve_gpu"
-# Machine-wide places, best first. /tmp is last: a service with PrivateTmp has one of its own.
-PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108 - nothing in them is ever trusted
+# Directories that all users share, best first. /tmp is last, because a systemd service with
+# PrivateTmp has its own /tmp.
+PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108 - their content is never trusted
 
 MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
-BRIEF_LIMIT_S = 1.0  # at the end of a cell, or between two calls
+BRIEF_LIMIT_S = 1.0  # timeout for the mutex at the end of a cell, or between two calls
 MUTEX_POLL_S = 0.01
-LONG_S = 10.0  # no look takes so long, unless the driver hangs
-REPLACED_LIMIT = 10  # attempts to lock a file that others go on replacing
-MOST_LOST = 256  # locks that are looked at to find those of lost devices; anybody may make some
+LONG_S = 10.0  # seconds; if the mutex is held for longer, the driver has probably hung
+REPLACED_LIMIT = 10  # attempts to lock a file that other processes keep replacing
+MOST_LOST = 256  # maximum lock files to check for lost devices; every user can create some
 MOST_NUMBERS = 10**10
 OTHERS_MODE, OWN_MODE = 0o666, 0o644
-NEW_MODE = 0o600  # a user's own file has it until it is locked
+NEW_MODE = 0o600  # mode of a user's new file until it is locked
 
 
 class LockDirectory:
-    """The directory of one machine's locks, open; a context manager.
+    """The open lock directory of one machine; a context manager.
 
-    path: absolute; it is made, for all users, if it is not there.
-    Raises LockError on entry if it can't be used.
+    On entry, the directory is created for all users if it does not exist. LockError is raised if it
+    can't be used.
+
+    Args:
+        path: The absolute path of the directory. Defaults to `default_path()`.
+
+    Raises:
+        LockError: This platform is not Linux, or no path is set and there is no default.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -83,7 +91,7 @@ class LockDirectory:
             raise LockError(f"Reservations need Linux or WSL2; this is {platform}.")
         self.path = path or default_path()
         self._holders: Holders | None = None
-        self._device: str | None = None  # known from the first lock on, as Holders wants it
+        self._device: str | None = None  # device number for Holders, read from the locked mutex
 
     def __enter__(self) -> Self:
         self.descriptor = files.open_directory(self.path)
@@ -93,22 +101,30 @@ class LockDirectory:
         files.close(self.descriptor)
 
     def follow(self) -> None:
-        """Use the directory that others find under the path now.
+        """Reopen the directory if its path no longer refers to the open directory.
 
-        A program that cleans up may have removed the old one. Raises LockError.
+        A cleanup program may have deleted the directory, and another process may have created a new
+        one.
+
+        Raises:
+            LockError: The directory can't be used.
         """
         if not files.is_current(files.NONE, self.path, self.descriptor):
-            before, self.descriptor = self.descriptor, files.open_directory(self.path)
+            previous, self.descriptor = self.descriptor, files.open_directory(self.path)
             self._device = None
-            files.close(before)
+            files.close(previous)
 
     @contextmanager
     def mutex(self, limit_s: float = MUTEX_LIMIT_S, *, reads_only: bool = False) -> Iterator[None]:
-        """Hold the machine's mutex.
+        """Hold the machine's mutex during the block.
 
         Args:
-            limit_s: Seconds after which MutexHeldError is raised.
-            reads_only: Whether a directory that is read-only for this process will do.
+            limit_s: The timeout in seconds.
+            reads_only: Whether a mutex file that this process can only read is good enough.
+
+        Raises:
+            MutexHeldError: Another process held the mutex until the timeout.
+            LockError: The mutex can't be locked.
         """
         start = time.monotonic()
         while (mutex := self._lock_mutex(reads_only=reads_only)) is None:
@@ -125,15 +141,15 @@ class LockDirectory:
             mutex.release()
 
     def _lock_mutex(self, *, reads_only: bool) -> Lock | None:
-        """Lock the mutex, None while another process has it. Raises LockError.
+        """Lock the mutex, or return None if another process holds it. Raises LockError.
 
-        flock(2) needs no permission to write.
+        flock(2) works without write permission.
         """
         try:
             return self.acquire(MUTEX)
         except LockError:
             path = f"{self.path}/{MUTEX}"
-            descriptor = files.open_to_look(self.descriptor, MUTEX) if reads_only else None
+            descriptor = files.open_to_read(self.descriptor, MUTEX) if reads_only else None
             if descriptor is None:
                 raise
             with ExitStack() as stack:
@@ -146,39 +162,42 @@ class LockDirectory:
     def acquire(
         self, name: str, mode: int = OTHERS_MODE, taken: Instant | None = None
     ) -> Lock | None:
-        """Lock the file of that name, made if it is not there; None if somebody has it locked.
+        """Lock a file of the directory, and create it if it does not exist.
 
-        A file of this user is locked with `write_lock` too, if the system has such locks.
+        A file of this user is also locked with `write_lock` if the system supports that.
 
         Args:
             name: The name of the file.
             mode: The mode of a new file.
-            taken: The time of the lock that this one replaces.
+            taken: The time of the lock that the new lock replaces. Defaults to now.
+
+        Returns:
+            The lock, or None if another process has locked the file.
 
         Raises:
-            LockError: If the file can't be used.
+            LockError: The file can't be used.
         """
         path = f"{self.path}/{name}"
-        if "/" in name or name.startswith("."):  # UUIDs come from the driver
-            raise LockError(f"{sanitize(name)!r} can't be the name of a lock.")
+        if "/" in name or name.startswith("."):  # the driver could report any text as a UUID
+            raise LockError(f"{sanitize(name)!r} is not a valid lock file name.")
         is_own = mode == OWN_MODE
         for _ in range(REPLACED_LIMIT):
             lock = None
-            # Others can lock a file that they can read, so a new one is closed until it is locked.
+            # Other users can lock a file that they can read, so they can't read a new file yet.
             new_mode = NEW_MODE if is_own else mode
             descriptor = files.open_to_lock(self.descriptor, name, path, new_mode)
             try:
                 status = os.fstat(descriptor)
                 if name != MUTEX and files.is_current(self.descriptor, MUTEX, descriptor):
-                    raise LockError(_second_name(path, MUTEX, status))
-                if is_own and files.is_open_to_others(status):  # it would not count
+                    raise LockError(_hard_link_message(path, MUTEX, status))
+                if is_own and files.is_open_to_others(status):  # its lock would not count
                     return None
                 if RECORD not in name and not flock(descriptor, path):
                     return None
                 is_owners = is_own and write_lock(descriptor)
                 if is_own and not is_owners and has_write_locks(descriptor):
                     return None
-                # Somebody may have replaced the file before it was locked.
+                # Another process may have replaced the file before it was locked.
                 if files.is_current(self.descriptor, name, descriptor):
                     if is_own:
                         files.finish(descriptor, path, mode)
@@ -188,20 +207,29 @@ class LockDirectory:
             finally:
                 if lock is None:
                     files.close(descriptor)
-        raise LockError(f"Other processes replace {path} again and again.")
+        raise LockError(f"Other processes keep replacing {path}. Try again.")
 
     def lock_device(
         self, uuid: str, *, share: bool, held: Lock | None = None, taken: Instant | None = None
     ) -> Lock | Holder:
-        """Lock a device, whole or as a sharer, or return who has it; under the mutex.
+        """Lock a whole device, or a new sharer's file of the device. Call this under the mutex.
 
-        held: the lock that this process has on the device already, which does not count against it.
-        taken: The time of the lock that the new one replaces. Raises LockError.
+        Args:
+            uuid: The UUID of the device.
+            share: Whether to share the device.
+            held: The lock that this process already has on the device. It is not a conflict.
+            taken: The time of the lock that the new lock replaces. Defaults to now.
+
+        Returns:
+            The lock, or a holder of the device that conflicts with it.
+
+        Raises:
+            LockError: The lock file can't be used.
         """
         name, prefix = lock_name(uuid), _share_prefix(uuid)
         held_names = {held.name} if held else set()
-        if name in held_names:  # it is held whole, and others are to be let in
-            return self.acquire_own(prefix, taken)
+        if name in held_names:  # this process holds the whole device, and now shares it
+            return self.acquire_any_user_file(prefix, taken)
         whole = self.acquire(name, taken=taken)
         if whole is None:
             if problem := self._problem(name):
@@ -210,136 +238,182 @@ class LockDirectory:
         with ExitStack() as stack:
             stack.callback(whole.release)
             if share:
-                return self.acquire_own(prefix, taken)
-            sharers = map(self.holders.of, self._living(prefix, held_names))
-            # Joined processes of the reservation in whose place this one comes are no others.
-            own = () if taken is None else (taken.wall,)
-            others = (each for each in sharers if not has_joined_own(each, own))
-            if (other := next(others, None)) is not None:
+                return self.acquire_any_user_file(prefix, taken)
+            sharers = map(self.holders.of, self._owner_locked(prefix, held_names))
+            # Processes that joined the reservation that this one replaces are not a conflict.
+            own_times = () if taken is None else (taken.wall,)
+            other_sharers = (each for each in sharers if not has_joined_own(each, own_times))
+            if (other := next(other_sharers, None)) is not None:
                 return other
             whole.owned = self._acquire_record(uuid, whole)
             stack.pop_all()
             return whole
 
     def acquire_again(self, name: str, taken: Instant) -> Lock | None:
-        """Lock the file of a device that another process of this user has just released.
+        """Lock a device's file that another process of this user has just released.
+
+        Call this under the mutex.
 
         Args:
             name: The name of the file.
-            taken: The time of the lock of that process.
+            taken: The time of the released lock.
 
         Returns:
-            The lock, or None if another process has the file locked. Under the mutex.
+            The lock, or None if another process has locked the file.
 
         Raises:
-            LockError: If the file can't be used.
+            LockError: The file can't be used.
         """
         if SHARE in name:
-            return self.acquire_mine(name, taken)
+            return self.acquire_user_file(name, taken)
         lock = self.acquire(name, OTHERS_MODE, taken)
         if lock:
             lock.owned = self._acquire_record(device_of(name), lock)
         return lock
 
     def _acquire_record(self, uuid: str, whole: Lock) -> Lock | None:
-        """Lock a file for the record of a whole device's holder, None if that is not possible."""
+        """Lock the record file of a whole device's holder, or return None if that fails."""
         with suppress(LockError):
             if has_write_locks(whole.descriptor):
-                return self.acquire_own(_record_prefix(uuid), whole.taken)
+                return self.acquire_any_user_file(_record_prefix(uuid), whole.taken)
         return None
 
     def acquire_joined(self, uuid: str, taken: Instant) -> Lock:
-        """Lock a sharer's file for a process that joins; under the mutex. Raises LockError.
+        """Lock a sharer's file for a process that joins a reservation. Call this under the mutex.
 
-        taken: The time at which the holder that it joins took the device.
+        Args:
+            uuid: The UUID of the device.
+            taken: The time of the lock of the holder that the process joins.
+
+        Returns:
+            The lock.
+
+        Raises:
+            LockError: No file can be locked.
         """
-        return self.acquire_own(_share_prefix(uuid), taken)
+        return self.acquire_any_user_file(_share_prefix(uuid), taken)
 
-    def acquire_own(
-        self, prefix: str, taken: Instant | None = None, besides: Sequence[str] = ()
+    def acquire_any_user_file(
+        self, prefix: str, taken: Instant | None = None, avoided: Sequence[str] = ()
     ) -> Lock:
-        """Lock a file of this user's own, `PREFIX-UID-N.lock`; under the mutex. Raises LockError.
+        """Lock any unlocked file `PREFIX-UID-N.lock` of this user. Call this under the mutex.
 
-        Files of other users that contain this user's UID are passed by. A process of another user
-        may have locked a file of this user: it gets replaced.
-        besides: files that are left alone as long as there may be others.
+        Files of other users are skipped, even if this user's UID is in their names. If another user
+        has locked a file of this user, the file is replaced.
+
+        Args:
+            prefix: The start of the file's name.
+            taken: The time of the lock that the new lock replaces. Defaults to now.
+            avoided: The names of files to lock only if this user can't lock more files.
+
+        Returns:
+            The lock.
+
+        Raises:
+            LockError: No file can be locked, for example because this user has too many.
         """
         living = 0
-        for name in self._own_names(prefix):
-            if living + len(besides) >= MOST_OF_ONE_USER:
+        for name in self._user_file_names(prefix):
+            if living + len(avoided) >= MOST_OF_ONE_USER:
                 break
-            if name in besides or files.is_others(self.descriptor, name):
+            if name in avoided or files.is_taken(self.descriptor, name):
                 continue
-            if lock := self.acquire_mine(name, taken):
+            if lock := self.acquire_user_file(name, taken):
                 return lock
             living += 1
-        if lock := self.acquire_first(besides):
+        if lock := self.acquire_first(avoided):
             return lock
         raise LockError(
-            f"This user has {living} locks {self.path}/{prefix}-..., and may have no more."
+            f"You already have {living} locks ({self.path}/{prefix}-...), and may not have more. "
+            "End one of the processes that hold them."
         )
 
-    def _own_names(self, prefix: str) -> Iterator[str]:
-        """Yield the names of files that this user may have.
+    def _user_file_names(self, prefix: str) -> Iterator[str]:
+        """Yield the names that a file of this user can have.
 
-        If another user has made files under the first names, random ones follow.
+        If other users have created files under the usual names, random names follow.
         """
         uid = os.geteuid()
         first = _first_names(prefix, uid)
         yield from first
-        others = (name for name in self.holders.user_files(prefix, uid) if name not in first)
-        random = (_own_name(prefix, uid, _random_number()) for _ in first)
-        yield from chain(others, random)
+        other_names = (name for name in self.holders.user_files(prefix, uid) if name not in first)
+        random_names = (_user_file_name(prefix, uid, _random_number()) for _ in first)
+        yield from chain(other_names, random_names)
 
-    def acquire_mine(self, name: str, taken: Instant | None = None) -> Lock | None:
-        """Lock a file of this user; under the mutex.
+    def acquire_user_file(self, name: str, taken: Instant | None = None) -> Lock | None:
+        """Lock a file of this user by its name. Call this under the mutex.
+
+        Args:
+            name: The name of the file.
+            taken: The time of the lock that the new lock replaces. Defaults to now.
 
         Returns:
-            The lock, or None if another process of this user has it, or another user has made a
-            file of that name meanwhile.
+            The lock. None if another process of this user has locked the file, or if another user
+            has just created a file of that name.
 
         Raises:
-            LockError: If the file can't be used.
+            LockError: The file can't be used.
         """
         try:
             lock = self.acquire(name, OWN_MODE, taken)
-            if lock is None and not self._is_living(name):
-                # Another user has it locked, which takes no more than permission to read.
+            if lock is None and not self._is_owner_locked(name):
+                # Another user has locked it, which only takes permission to read.
                 with suppress(OSError):
                     os.unlink(name, dir_fd=self.descriptor)
                 lock = self.acquire(name, OWN_MODE, taken)
         except LockError:
-            if not files.is_others(self.descriptor, name):  # another user may have been faster
+            if not files.is_taken(self.descriptor, name):
                 raise
-            return None
+            return None  # another user has created the file first
         if lock:
             self.holders.add(name)
         return lock
 
     def acquire_first(self, names: Iterable[str]) -> Lock | None:
-        """Lock the first of this user's files that is free, None if none is. Raises LockError."""
-        return next(filter(None, map(self.acquire_mine, names)), None)
+        """Lock the first unlocked file of this user, or return None if all are locked.
+
+        Args:
+            names: The names of the files to try.
+
+        Raises:
+            LockError: A file can't be used.
+        """
+        return next(filter(None, map(self.acquire_user_file, names)), None)
 
     def left_tickets(self, for_s: float) -> list[Ticket]:
-        """Return the tickets that processes of this user have left for so long; under the mutex.
+        """Return the tickets of this user's processes that have recently left the queue.
 
-        Those that have got what they waited for leave nothing in their files. Only the file's ctime
-        tells when that was, so if the wall clock is set meanwhile, the place may be lost.
+        Call this under the mutex. A waiter that got its devices leaves an empty file, so its ticket
+        is not returned. The age of a ticket comes from the file's ctime, so setting the wall clock
+        may hide a ticket.
+
+        Args:
+            for_s: The maximum age of a ticket in seconds, since its waiter left.
         """
         prefix = f"{QUEUE}-{os.geteuid()}-"
         names = _first_names(QUEUE, os.geteuid())
-        if any(files.is_others(self.descriptor, name) for name in names):  # own files have others
+        if any(files.is_taken(self.descriptor, name) for name in names):
+            # Another user has taken one of these names, so this user's tickets may have others.
             names = [name for name in self.holders.listing() if name.startswith(prefix)]
-        return sorted(map(self.holders.ticket, (n for n in names if self._is_left(n, for_s))))
+        return sorted(
+            map(self.holders.ticket, (n for n in names if self._is_left_ticket(n, for_s)))
+        )
 
-    def _is_left(self, name: str, for_s: float) -> bool:
+    def _is_left_ticket(self, name: str, for_s: float) -> bool:
         status = files.status_of(self.descriptor, name)
-        if status is None or not status.st_size or files.is_others(self.descriptor, name):
+        if status is None or not status.st_size or files.is_taken(self.descriptor, name):
             return False
-        return abs(time.time() - status.st_ctime) < for_s and not self._is_living(name)
+        return abs(time.time() - status.st_ctime) < for_s and not self._is_owner_locked(name)
 
-    def left_by(self, ahead: TicketAhead) -> tuple[int, float] | None:
-        """Return the owner of a left ticket and its age in seconds, or None if it has changed."""
+    def read_left_ticket(self, ahead: TicketAhead) -> tuple[int, float] | None:
+        """Return the owner's UID and the age in seconds of a ticket whose waiter left the queue.
+
+        Args:
+            ahead: The ticket, as another waiter lists it.
+
+        Returns:
+            The pair, or None if the file has changed or other users can write to it.
+        """
         status = files.status_of(self.descriptor, ahead.name) if is_waiters(ahead.name) else None
         if status is None or not status.st_size or status.st_mtime_ns != ahead.number:
             return None
@@ -349,116 +423,139 @@ class LockDirectory:
         return status.st_uid, abs(time.time() - status.st_ctime)
 
     def is_served(self, name: str) -> bool:
-        """Return whether a waiter has left an empty file, as one that got a device does."""
+        """Return whether a ticket's file is empty, because its waiter got the devices."""
         status = files.status_of(self.descriptor, name)
         return status is not None and not status.st_size
 
     def holders_of(self, uuid: str) -> tuple[Holder, ...]:
-        """Return the holders of a device, several if they share it; under the mutex."""
+        """Return the holders of a device: one, or several that share it. Call this under the mutex.
+
+        Raises:
+            LockError: The lock file can't be used, so the holders are unknown.
+        """
         name = lock_name(uuid)
         whole = [self.holders.of(name)] if self._is_held(name, f"{self.path}/{name}") else []
         return (*whole, *self.sharers_of(uuid))
 
-    def sharers_of(self, uuid: str, besides: Collection[str] = ()) -> tuple[Holder, ...]:
-        """Return the sharers of a device, without those whose files are named; under the mutex."""
-        return tuple(map(self.holders.of, self._living(_share_prefix(uuid), besides)))
+    def sharers_of(self, uuid: str, excluded: Collection[str] = ()) -> tuple[Holder, ...]:
+        """Return the holders that share a device. Call this under the mutex.
 
-    def holders_besides(self, uuids: Collection[str]) -> tuple[Holder, ...]:
-        """Return the holders of all other devices, perhaps of lost ones; under the mutex.
+        Args:
+            uuid: The UUID of the device.
+            excluded: The names of files to ignore.
+        """
+        return tuple(map(self.holders.of, self._owner_locked(_share_prefix(uuid), excluded)))
 
-        Anybody may have made such a file, so this is for people to read. Raises LockError.
+    def holders_of_other_devices(self, uuids: Collection[str]) -> tuple[Holder, ...]:
+        """Return the holders of all devices except the given ones. Call this under the mutex.
+
+        Their devices may be lost GPUs. Every user can create a lock file for a device that does not
+        exist, so use the result only for display.
+
+        Args:
+            uuids: The UUIDs of the devices to leave out.
+
+        Raises:
+            LockError: The directory can't be listed.
         """
         devices = [lock_name(uuid).removesuffix("lock") for uuid in uuids]
         known = (*devices, MUTEX, QUEUE)
         names = [name for name in self.holders.possibly_locked if name.endswith(".lock")]
         others = sorted(name for name in names if not name.startswith(known))[:MOST_LOST]
-        held = filter(lambda n: self._is_living(n) if has_owner(n) else self._is_held(n), others)
+        held = filter(
+            lambda n: self._is_owner_locked(n) if has_owner(n) else self._is_held(n), others
+        )
         return tuple(map(self.holders.of, held))
 
     def listed_numbers(self) -> dict[str, list[Claim]]:
-        """Return the holders of whole GPUs by the label that the GPU had at its reservation.
+        """Return the holders of whole GPUs by the label that the GPU had when it was reserved.
 
-        Only processes with the same numbering of the GPUs as this process count. The labels are
-        from records that only their owners can write, of devices that they have locked. The
-        kernel's list may miss some locks.
+        Only holders in the same mount namespace and job count, because they number the GPUs like
+        this process. The labels come from records that only the holder's user can write, for
+        devices that the holder has locked. The kernel's list of locks may miss some holders.
         """
         mounts, job = procfs.mount_namespace(), process_identity.job()
-        claims: dict[int, list[Holder]] = {}
+        holders_by_owner: dict[int, list[Holder]] = {}
         for owner, file in self._locked_by_owner():
             is_held = is_sharers(file) or self._is_held(file)
             holder = self.holders.of(file) if is_held else Holder()
-            record, own = holder.record, claims.setdefault(owner, [])
+            record, owned = holder.record, holders_by_owner.setdefault(owner, [])
             is_whole = record.index is not None and record.label == f"GPU{record.index}"
             is_here = (record.who.mounts, record.who.job) == (mounts, job)
             if holder.record_owner == owner and is_whole and is_here:
-                own.append(holder)
-        found: dict[str, list[Claim]] = {}
-        for own in claims.values():
-            # One user says one number of a device, so that it makes no others unusable.
-            by_device = {device_of(holder.file or ""): holder for holder in own}
+                owned.append(holder)
+        claims: dict[str, list[Claim]] = {}
+        for owned in holders_by_owner.values():
+            # One user's claims on a device count once, so that false claims block few devices.
+            by_device = {device_of(holder.file or ""): holder for holder in owned}
             for device, holder in by_device.items():
                 claim = Claim(holder, device, tuple(by_device))
-                found.setdefault(holder.record.label or "", []).append(claim)
-        return found
+                claims.setdefault(holder.record.label or "", []).append(claim)
+        return claims
 
     def _locked_by_owner(self) -> dict[tuple[int, str], None]:
-        """Return the owners of living files, each with the lock file of the device.
+        """Return pairs of UID and file name for all files that their owners have locked.
 
-        Every user can lock any number of files: so many of each owner count, those with the lowest
-        numbers, of whatever device.
+        For a record file, the pair contains the lock file of its device instead. Every user can
+        lock any number of files, so only a limited number of files counts per owner. Files with low
+        numbers come first.
         """
-        found: dict[tuple[int, str], None] = {}
-        looks: Counter[int] = Counter()
+        locked: dict[tuple[int, str], None] = {}
+        checked: Counter[int] = Counter()
         living: Counter[int] = Counter()
         names = filter(has_owner, self.holders.possibly_locked)
         for name in sorted(names, key=_by_number):
             owner = files.sole_owner(self.descriptor, name)
-            if owner is None or looks[owner] >= MANY or living[owner] >= MOST_OF_ONE_USER:
+            if owner is None or checked[owner] >= MANY or living[owner] >= MOST_OF_ONE_USER:
                 continue
-            looks[owner] += 1
-            if self._is_living(name):
+            checked[owner] += 1
+            if self._is_owner_locked(name):
                 living[owner] += 1
-                found[owner, name if is_sharers(name) else f"{device_of(name)}.lock"] = None
-        return found
+                locked[owner, name if is_sharers(name) else f"{device_of(name)}.lock"] = None
+        return locked
 
-    def others_with_number(
+    def claims_on_other_devices(
         self, index: int, uuid: str, numbers: Mapping[str, Sequence[Claim]]
     ) -> list[Claim]:
-        """Return the holders of other GPUs that had this number at their reservation.
+        """Return the claims on other GPUs that had this number when they were reserved.
 
         Args:
-            index: The number of a GPU.
+            index: The number.
             uuid: The UUID of the device that has the number now.
             numbers: The result of `listed_numbers`.
         """
-        own, this_process = device_of(lock_name(uuid)), os.getpid()
+        own_device, own_pid = device_of(lock_name(uuid)), os.getpid()
         return [
             claim
             for claim in numbers.get(f"GPU{index}", ())
-            if claim.device != own and claim.holder.listed_pid != this_process
+            if claim.device != own_device and claim.holder.listed_pid != own_pid
         ]
 
     def holders_by(
-        self, uid: int, uuids: Collection[str], besides: Collection[str] = ()
+        self, uid: int, uuids: Collection[str], excluded: Collection[str] = ()
     ) -> tuple[Holder, ...]:
-        """Return the holders of these devices that are a user's processes; under the mutex.
+        """Return the processes of a user that hold any of these devices. Call this under the mutex.
 
-        The user of a whole device is that of the process in the kernel's list of locks. The user of
-        a shared one is the owner of its file, because no other user can lock it. A whole device
-        that a process of another PID namespace has counts for no user. Other files in the directory
+        The holder of a whole device belongs to the user of the process in the kernel's list of
+        locks. If that process is in another PID namespace, the device counts for no user. A sharer
+        belongs to the owner of its file, because no other user can lock that file. Other files
         count for no user, because every user can create them.
-        besides: files that do not count.
+
+        Args:
+            uid: The UID of the user.
+            uuids: The UUIDs of the devices.
+            excluded: The names of files to ignore.
         """
         names = [name for uuid in uuids for name in self._device_files(uuid)]
         names.sort(key=lambda name: not is_sharers(name) and self._problem(name) is not None)
-        ordered = (MUTEX, *besides, *names)
+        ordered = (MUTEX, *excluded, *names)
         statuses = {name: files.status_of(self.descriptor, name) for name in ordered}
-        # Every user can give one file several names: only the first name counts.
+        # Every user can give one file several names. Only the first name counts.
         by_file = {(s.st_dev, s.st_ino): name for name, s in reversed(statuses.items()) if s}
         holders = [
             self._holder_by(uid, name)
             for name in reversed(by_file.values())
-            if name not in (MUTEX, *besides)
+            if name not in (MUTEX, *excluded)
         ]
         return tuple(holder for holder in holders if holder)
 
@@ -468,100 +565,129 @@ class LockDirectory:
     def _holder_by(self, uid: int, name: str) -> Holder | None:
         if is_sharers(name):
             is_owner = files.sole_owner(self.descriptor, name) == uid
-            return self.holders.of(name) if is_owner and self._is_living(name) else None
+            return self.holders.of(name) if is_owner and self._is_owner_locked(name) else None
         if not self.holders.lists(name) and not self._is_held(name):
             return None
         holder = self.holders.of(name)
         return holder if holder.uid == uid else None
 
     def unlisted(self, names: Collection[str]) -> set[str] | None:
-        """Return the files that the kernel's list does not show; None if it is too long.
+        """Return the names that the kernel's list of locks does not contain.
 
-        A cheap hint that somebody may have released something; it decides nothing.
+        This is a cheap hint that a lock may have been released. Never use it for a decision.
+
+        Args:
+            names: The names of files in the directory.
+
+        Returns:
+            The names, or None if the list is incomplete.
         """
-        with self._one_look() as holders:
+        with self._cached_holders() as holders:
             return {n for n in names if not holders.lists(n)} if holders.shows_all_locks else None
 
     def are_listed(self, names: Collection[str], by: int) -> bool:
-        """Return whether the kernel's list shows that a process has taken all of these locks."""
-        with self._one_look() as holders:
+        """Return whether the kernel's list of locks shows that a process took all of these locks.
+
+        Args:
+            names: The names of the lock files.
+            by: The PID of the process.
+        """
+        with self._cached_holders() as holders:
             return all(holders.lists(name, by) for name in names)
 
     def listed_holders_of(self, uuid: str) -> tuple[Holder, ...]:
-        """Return the holders by the kernel's list, which may miss some; it decides nothing."""
-        with self._one_look() as holders:
+        """Return the holders of a device according to the kernel's list of locks.
+
+        The list may miss some, so never use this for a decision.
+        """
+        with self._cached_holders() as holders:
             names = filter(holders.lists, self._device_files(uuid))
             held = [
                 name
                 for name in names
-                if (self._is_living(name) if is_sharers(name) else not self._problem(name))
+                if (self._is_owner_locked(name) if is_sharers(name) else not self._problem(name))
             ]
             return tuple(map(holders.of, held))
 
     def listed_own_sharers_of(self, uuid: str) -> list[Holder]:
-        """Return this user's sharers of a device that the kernel's list shows."""
-        with self._one_look() as holders:
+        """Return this user's sharers of a device, according to the kernel's list of locks."""
+        with self._cached_holders() as holders:
             return [*map(holders.of, self._listed_by_name(_share_prefix(uuid), os.geteuid()))]
 
-    def tickets(self, besides: Collection[str] = ()) -> list[Ticket]:
-        """Return the living tickets of those who wait, the first one first; under the mutex."""
-        tickets = [self.holders.ticket(name) for name in self._living(QUEUE, besides)]
+    def tickets(self, excluded: Collection[str] = ()) -> list[Ticket]:
+        """Return the tickets of all waiters in queue order. Call this under the mutex.
+
+        Args:
+            excluded: The names of tickets to ignore.
+        """
+        tickets = [self.holders.ticket(name) for name in self._owner_locked(QUEUE, excluded)]
         return in_order(tickets) if tickets else []
 
     def listed_tickets(self) -> list[Ticket]:
-        """Return the tickets that the kernel's list shows; it decides nothing."""
-        with self._one_look() as holders:
+        """Return the tickets in the kernel's list of locks, in queue order.
+
+        The list may miss some, so never use this for a decision.
+        """
+        with self._cached_holders() as holders:
             names = filter(holders.lists, holders.user_files(QUEUE))
-            return in_order(map(holders.ticket, filter(self._is_living, names)))
+            return in_order(map(holders.ticket, filter(self._is_owner_locked, names)))
 
     def listed_users_tickets(self) -> list[Ticket]:
-        """Return the tickets of users whom the kernel's list shows; it decides nothing."""
-        with self._one_look() as holders:
+        """Return the tickets of all users that the kernel's list of locks shows, in queue order.
+
+        Unlike `listed_tickets`, this does not list the directory. The list may miss some tickets,
+        so never use this for a decision.
+        """
+        with self._cached_holders() as holders:
             uids = holders.listed_uids()
             names = [name for uid in uids for name in self._listed_by_name(QUEUE, uid)]
             return in_order(map(holders.ticket, names))
 
     def _listed_by_name(self, prefix: str, uid: int) -> list[str]:
-        """Return a user's files that the kernel's list shows; it may miss some.
+        """Return a user's locked files from the kernel's list of locks, which may miss some.
 
-        Their names are tried one by one, from the first: anybody may have made so many files that
-        to list the directory takes long.
+        The usual names are tried one by one, because listing a directory with very many files is
+        slow, and every user can create them.
         """
         names = _first_names(prefix, uid)
-        there = list(takewhile(lambda name: files.status_of(self.descriptor, name), names))
-        if there == names:  # another user may have made them, and this user has others
-            there = self.holders.user_files(prefix, uid)
-        owned = (name for name in there if files.sole_owner(self.descriptor, name) == uid)
-        return [name for name in owned if self.holders.lists(name) and self._is_living(name)]
+        existing = list(takewhile(lambda name: files.status_of(self.descriptor, name), names))
+        if existing == names:  # other users may have taken these names
+            existing = self.holders.user_files(prefix, uid)
+        owned = (name for name in existing if files.sole_owner(self.descriptor, name) == uid)
+        return [name for name in owned if self.holders.lists(name) and self._is_owner_locked(name)]
 
     @property
     def holders(self) -> Holders:
-        """Return the reader of holders; under the mutex one is enough, as others change nothing."""
+        """Return a reader of holders. Under the mutex it is reused, because no lock can change."""
         return self._holders or Holders(self.path, self.descriptor, self._device)
 
     @contextmanager
-    def _one_look(self) -> Iterator[Holders]:
-        """Read the kernel's list and the directory at most once, also without the mutex."""
-        before, self._holders = self._holders, self.holders
+    def _cached_holders(self) -> Iterator[Holders]:
+        """Use one reader of holders during the block, even without the mutex.
+
+        The reader reads the kernel's list of locks and the directory at most once.
+        """
+        previous, self._holders = self._holders, self.holders
         try:
             yield self._holders
         finally:
-            self._holders = before
+            self._holders = previous
 
-    def _living(self, prefix: str, besides: Collection[str] = ()) -> Iterator[str]:
+    def _owner_locked(self, prefix: str, excluded: Collection[str] = ()) -> Iterator[str]:
         for name in self.holders.user_files(prefix):
-            if name not in besides and self._is_living(name):
+            if name not in excluded and self._is_owner_locked(name):
                 yield name
 
-    def _is_living(self, name: str) -> bool:
-        """Return whether the owner of a file has it locked.
+    def _is_owner_locked(self, name: str) -> bool:
+        """Return whether the owner of a file has locked it.
 
-        A flock(2) of another user is ignored. Older versions lock the file with flock(2) alone.
-        Such a lock counts if a living process of the owner has it. The kernel's list names the
-        process that took the lock, whose number may be another process's by now. If it names none,
-        as for another PID namespace, the lock counts if an older version has written the record.
+        Other users can lock the file with flock(2), but not with `write_lock`. Older versions used
+        flock(2) alone. Such a lock counts if it belongs to a live process of the owner. The
+        kernel's list names the process that took the lock, and that PID may have been reused. If
+        the list names none, as with another PID namespace, the lock counts if an older version
+        wrote the record.
         """
-        descriptor = files.open_to_look(self.descriptor, name)
+        descriptor = files.open_to_read(self.descriptor, name)
         if descriptor is None:
             return False
         with files.closing(descriptor):
@@ -574,23 +700,24 @@ class LockDirectory:
             return False
         holders = self.holders
         if pid := holders.of(name).listed_pid:
-            # If its open files can't be seen, only its start time tells, to CLOCK_S.
+            # If its open files are not visible, only its start time identifies it (see CLOCK_S).
             is_sure = procfs.shows_files(pid) or record.since is not None
             return is_sure and procfs.uid_of(pid) == owner
         return record.since is not None and not holders.lists(name)
 
     def _is_held(self, name: str, path: str | None = None) -> bool:
-        """Tell whether somebody has the file locked: the lock decides, not the kernel's list.
+        """Return whether a process has locked a device's file.
 
-        path: with it LockError is raised where something stands there that nobody can lock.
+        The result comes from the lock itself, not from the kernel's list. If `path` is given,
+        LockError is raised for a file that can't be a device's lock file.
         """
-        descriptor = files.open_to_look(self.descriptor, name, path)
+        descriptor = files.open_to_read(self.descriptor, name, path)
         if descriptor is None:
             return False
         with files.closing(descriptor):
             if files.is_current(self.descriptor, MUTEX, descriptor):
                 if path:
-                    raise LockError(_second_name(path, MUTEX, os.fstat(descriptor)))
+                    raise LockError(_hard_link_message(path, MUTEX, os.fstat(descriptor)))
                 return False
             if flock(descriptor, f"{self.path}/{name}"):
                 return False
@@ -602,51 +729,52 @@ class LockDirectory:
     def _problem(self, name: str) -> str | None:
         """Return the reason to distrust the lock on a device's file, or None.
 
-        Every user can write to such a file, and so link it to the name of a device that has no file
-        yet. Both names are then locked. The user who holds a device has a record file of it locked
-        as well, which shows by which name.
+        Every user can write to such a file, and can therefore create a hard link to it under the
+        name of a device that has no lock file yet. Both names then appear to be locked. The
+        holder's record file shows which device is really held.
         """
         status = files.status_of(self.descriptor, name)
         if status is None or status.st_nlink == 1:
             return None
-        holders = Holders(self.path, self.descriptor, self._device)  # this process may hold it
+        # Use a new reader: this process may just have taken the lock.
+        holders = Holders(self.path, self.descriptor, self._device)
         holder = holders.of(name)
-        held = self._recorded(holders, holder.uid)
-        if name in held:
+        held_names = self._held_by_record(holders, holder.uid)
+        if name in held_names:
             return None
         others = [other for other in holders.listing() if self._is_other_name(other, name, status)]
         path = f"{self.path}/{name}"
-        if other := next((each for each in others if each == MUTEX or each in held), None):
-            return _second_name(path, other, status)
-        return _unclear(path, others[0], holder.listed_pid) if others else None
+        if other := next((each for each in others if each == MUTEX or each in held_names), None):
+            return _hard_link_message(path, other, status)
+        return _unclear_lock_message(path, others[0], holder.listed_pid) if others else None
 
     def _is_other_name(self, other: str, name: str, status: os.stat_result) -> bool:
-        """Return whether a device's file also has this other name."""
+        """Return whether `other` is a second name of a device's lock file."""
         if other == name or has_owner(other) or not other.endswith(".lock"):
             return False
-        there = files.status_of(self.descriptor, other)
-        return there is not None and os.path.samestat(there, status)
+        existing = files.status_of(self.descriptor, other)
+        return existing is not None and os.path.samestat(existing, status)
 
-    def _recorded(self, holders: Holders, uid: int | None) -> set[str]:
-        """Return the lock files of the devices of which a user has locked a record file."""
+    def _held_by_record(self, holders: Holders, uid: int | None) -> set[str]:
+        """Return the lock files of the devices for which a user has locked a record file."""
         names = [name for name in holders.names if RECORD in name] if uid is not None else []
-        own = (name for name in names if files.sole_owner(self.descriptor, name) == uid)
-        return {lock_name(device_of(name)) for name in own if self._is_living(name)}
+        owned = (name for name in names if files.sole_owner(self.descriptor, name) == uid)
+        return {lock_name(device_of(name)) for name in owned if self._is_owner_locked(name)}
 
 
-def _own_name(prefix: str, uid: int, number: int) -> str:
-    # Older versions look for the devices of all files that end in ".lock".
+def _user_file_name(prefix: str, uid: int, number: int) -> str:
+    # Older versions treat every file that ends in ".lock" as the lock file of a device.
     return f"{prefix}-{uid}-{number}{'' if prefix.endswith(RECORD) else '.lock'}"
 
 
 def _random_number() -> int:
-    # The module `secrets` would load OpenSSL.
+    # Importing `secrets` would load OpenSSL.
     return int.from_bytes(os.urandom(8), "big") % MOST_NUMBERS
 
 
 def _first_names(prefix: str, uid: int) -> list[str]:
-    """Return the names that this user's files get first."""
-    start, _, end = _own_name(prefix, uid, 0).rpartition("0")
+    """Return the usual names of a user's files."""
+    start, _, end = _user_file_name(prefix, uid, 0).rpartition("0")
     return [f"{start}{number}{end}" for number in range(2 * MOST_OF_ONE_USER)]
 
 
@@ -656,23 +784,25 @@ def _by_number(name: str) -> tuple[int, str, str]:
 
 
 def device_of(name: str) -> str:
-    """Return the device that a lock file belongs to, by what its name begins with."""
+    """Return the part of a lock file's name that identifies the device."""
     return name.partition(SHARE)[0].partition(RECORD)[0].removesuffix(".lock")
 
 
 def lock_name(uuid: str) -> str:
-    """Return the name of the file that a whole device's holder has locked."""
-    return f"{uuid.replace('/', '_')}.lock"  # MIG instances had slashes before driver 470
+    """Return the name of a device's lock file."""
+    return f"{uuid.replace('/', '_')}.lock"  # before driver 470, UUIDs of MIG instances had slashes
 
 
 def default_path() -> str:
-    """Return the lock directory: the one that was set, else in the first place open to all.
+    """Return the configured lock directory, or the default in the first suitable place.
 
-    Raises LockError. A relative path would be another directory for every working directory.
+    Raises:
+        LockError: The configured path is relative, or no place is suitable.
     """
     configured = os.path.expanduser(os.environ.get(settings.LOCK_DIRECTORY, ""))
     if configured and not os.path.isabs(configured):
         where = f"{settings.LOCK_DIRECTORY}={sanitize(configured)!r}"
+        # A relative path would be another directory for every working directory.
         raise LockError(f"{where} must be an absolute path.")
     if configured:
         return os.path.normpath(configured)
@@ -682,15 +812,16 @@ def default_path() -> str:
             if stat.S_ISDIR(mode) and mode & stat.S_ISVTX and mode & stat.S_IWOTH:
                 return f"{place}/{NAME}"
     raise LockError(
-        f"None of {', '.join(PLACES)} is a directory that every user may write to (mode 1777). "
+        f"None of {', '.join(PLACES)} is a directory that every user can write to (mode 1777). "
         f"{files.SET_ANOTHER}"
     )
 
 
 def preferred_paths(path: str) -> tuple[str, ...]:
-    """Return the default directories that the host may prefer, and this lock directory.
+    """Return this lock directory and the default directories that precede it.
 
-    In an image in which `/run/lock` is closed the default is `/dev/shm`, unlike on its host.
+    In a container image whose `/run/lock` is not writable, the default is `/dev/shm`, but the host
+    may use `/run/lock`.
     """
     if os.environ.get(settings.LOCK_DIRECTORY):
         return (path,)
@@ -698,17 +829,17 @@ def preferred_paths(path: str) -> tuple[str, ...]:
     return paths[: paths.index(path) + 1] if path in paths else (path,)
 
 
-def _second_name(path: str, other: str, status: os.stat_result) -> str:
+def _hard_link_message(path: str, other: str, status: os.stat_result) -> str:
     owner = procfs.user_name(status.st_uid)
     run = shell_line(f"rm {path}")
-    return f"its lock file, which belongs to {owner}, is a second name of {other}. Run: {run}"
+    return f"its lock file, which belongs to {owner}, is a hard link to {other}. Run: {run}"
 
 
-def _unclear(path: str, other: str, pid: int | None) -> str:
+def _unclear_lock_message(path: str, other: str, pid: int | None) -> str:
     run = shell_line(f"rm {path}")
     return (
-        f"its lock file is also named {other}, and {_process(pid)} has locked one of the two. When "
-        f"that process has ended, run: {run}"
+        f"its lock file is also linked as {other}, and {_process(pid)} has locked one of the two. "
+        f"When that process has ended, run: {run}"
     )
 
 
@@ -728,12 +859,12 @@ def _record_prefix(uuid: str) -> str:
 
 def _mutex_message(pid: int | None, waited_s: float) -> str:
     text = (
-        f"Other reservations have been under way for {waited_s:.0f} s, by {_process(pid)}. "
+        f"Other reservations have been in progress for {waited_s:.0f} s, now by {_process(pid)}. "
         "Try again."
     )
     if waited_s < LONG_S:
         return text
     return (
-        f"{text} If that does not help, the NVIDIA driver hangs in that process, which must end "
-        "before anybody can reserve a GPU."
+        f"{text} If that does not help, the NVIDIA driver has hung in that process. No user can "
+        "reserve a GPU until the process has ended."
     )

@@ -1,8 +1,8 @@
-"""Open lock files and their directory safely, although every user may create files there.
+"""Open lock files and their directory safely, although every user can create files there.
 
-No link is ever followed, and nothing but a regular file of one name is ever written to. What is
-made is made for all users, whatever the umask; what its maker could not finish, being killed
-half-way, the same user finishes later.
+Symbolic links are never followed, and only regular files with a single name are written to. New
+files and directories get their mode whatever the umask is. If a process is killed before it has set
+the mode of a new file, the next process of the same user sets it.
 """
 
 from __future__ import annotations
@@ -24,27 +24,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DIRECTORY_MODE = 0o1777
-YOUNG_S = 1.0  # a file that was made so lately may still be in the making
-IN_THE_MAKING = {errno.EACCES, errno.EEXIST}
-# Errors of this process or machine. The owner of a file can cause all others: by its mode, by a
-# lease (EAGAIN), or by a file system that is mounted over it.
+YOUNG_S = 1.0  # seconds in which a new file's permissions may still be incomplete
+# Errors of a file that another process is creating.
+CREATION_ERRORS = {errno.EACCES, errno.EEXIST}
+# Errors of this process or machine. The owner of a file can cause all other errors: by its mode, by
+# a lease (EAGAIN), or by a file system that is mounted over it.
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-# Errors of a directory in which no file can be created.
-NOT_MADE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
-MAKING_LIMIT = 200  # attempts at a file that somebody is making just now
-MAKING_POLL_S = 0.01
-SET_ANOTHER = "Set RESERVE_GPU_LOCK_DIR to a directory that all users of this machine may write to."
+# Errors of a directory in which this process can't create files.
+CANNOT_CREATE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+CREATION_ATTEMPTS = 200  # attempts to open a file that another process is creating
+CREATION_POLL_S = 0.01
+SET_ANOTHER = "Set RESERVE_GPU_LOCK_DIR to a directory that all users of this machine can write to."
 
 
 def open_directory(path: str) -> int:
-    """Open the directory, made for all users if it is not there; returns a descriptor.
+    """Open the lock directory, and create it for all users if it does not exist.
 
-    Raises LockError.
+    Args:
+        path: The path of the directory.
+
+    Returns:
+        A registered descriptor of the directory. It was opened with O_PATH.
+
+    Raises:
+        LockError: The directory can't be used, or users could delete each other's files in it.
     """
     try:
         with suppress(FileExistsError):
             os.mkdir(path, DIRECTORY_MODE)
-        # O_PATH: even a directory that its maker may not read yet, under umask 0777.
+        # Under umask 0777 even the creator can't read a new directory yet, but O_PATH works.
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
         with no_fork:
             descriptor = remember(os.open(path, flags))
@@ -59,29 +67,48 @@ def open_directory(path: str) -> int:
 
 
 def open_to_lock(directory: int, name: str, path: str, mode: int) -> int:
-    """Open the lock file for reading and writing, made if it is not there; returns a descriptor.
+    """Open a lock file for reading and writing, and create it if it does not exist.
 
-    directory: as open_directory gives it. path: what messages call the file. mode: the file's.
-    Raises LockError.
+    Args:
+        directory: The descriptor that `open_directory` returned.
+        name: The name of the file in the directory.
+        path: The path of the file, for messages.
+        mode: The mode of the file.
+
+    Returns:
+        A registered descriptor of the file.
+
+    Raises:
+        LockError: The file can't be opened or created, or is not a regular file.
     """
-    for _ in range(MAKING_LIMIT):
+    for _ in range(CREATION_ATTEMPTS):
         try:
-            # Without O_CREAT first: fs.protected_regular refuses it on another user's file.
+            # Try without O_CREAT first: fs.protected_regular denies it on another user's file.
             with suppress(FileNotFoundError):
                 return _open(directory, name, path, os.O_RDWR, mode)
             return _open(directory, name, path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         except OSError as error:
-            if error.errno not in IN_THE_MAKING or not _is_young(directory, name):
+            if error.errno not in CREATION_ERRORS or not _is_young(directory, name):
                 raise LockError(_file_message(path, error, directory, name)) from error
-        time.sleep(MAKING_POLL_S)
-    raise LockError(f"{path} is still being made by another process. Try again.")
+        time.sleep(CREATION_POLL_S)
+    raise LockError(f"Another process is still creating {path}. Try again.")
 
 
-def open_to_look(directory: int, name: str, path: str | None = None) -> int | None:
-    """Open a file to see whether it is locked; None if it is not there, or is no lock file.
+def open_to_read(directory: int, name: str, path: str | None = None) -> int | None:
+    """Open a file for reading, to find out whether it is locked.
 
-    path: what messages call the file. With it what is no lock file, and so can't be locked by
-    anybody, raises LockError.
+    Args:
+        directory: The descriptor that `open_directory` returned.
+        name: The name of the file in the directory.
+        path: The path of the file, for messages. If it is given, a file that can't be a lock file
+            raises LockError.
+
+    Returns:
+        A registered descriptor, or None if the file does not exist. Without `path`, None also if
+        the file can't be a lock file.
+
+    Raises:
+        LockError: The file can't be opened.
     """
     try:
         return _open(directory, name, path or name, os.O_RDONLY)
@@ -98,36 +125,39 @@ def open_to_look(directory: int, name: str, path: str | None = None) -> int | No
 
 
 def finish(descriptor: int, path: str, mode: int) -> None:
-    """Give an open file of this user the permissions that it lacks. Raises LockError.
+    """Set the mode of an open file if this user owns it and permissions are missing.
 
     Args:
         descriptor: The descriptor of the file.
-        path: The path for messages.
-        mode: The permissions.
+        path: The path of the file, for messages.
+        mode: The mode of the file.
+
+    Raises:
+        LockError: The mode can't be set.
     """
     try:
         _finish(descriptor, os.fstat(descriptor), mode)
     except OSError as error:
-        raise LockError(f"The mode of {path} can't be set: {error.strerror}.") from error
+        raise LockError(f"The permissions of {path} can't be set: {error.strerror}.") from error
 
 
 def is_open_to_others(status: os.stat_result) -> bool:
-    """Return whether other users can write to a file."""
+    """Return whether users other than the owner can write to a file."""
     return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def status_of(directory: int, name: str) -> os.stat_result | None:
-    """Return the status of what has that name, be it a link; None if nothing can be seen."""
+    """Return the status of a file or a link, or None if it is not accessible."""
     with suppress(OSError):
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     return None
 
 
 def sole_owner(directory: int, name: str) -> int | None:
-    """Return the user that a regular file belongs to, if nobody else can write to it.
+    """Return the UID of a regular file's owner, or None if other users can write to the file.
 
-    The lock files of devices are writable by all, and so anybody can give them a second name, which
-    would be locked as long as the device is.
+    Every user can write to the lock files of devices, and can therefore create hard links to them.
+    Such a link appears to be locked while the device's lock file is locked.
     """
     status = status_of(directory, name)
     if status is None or not stat.S_ISREG(status.st_mode):
@@ -135,8 +165,8 @@ def sole_owner(directory: int, name: str) -> int | None:
     return None if is_open_to_others(status) else status.st_uid
 
 
-def is_others(directory: int, name: str) -> bool:
-    """Tell whether something stands there that this user did not make."""
+def is_taken(directory: int, name: str) -> bool:
+    """Return whether the name exists but is not a regular file of this user with a single name."""
     status = status_of(directory, name)
     if status is None:
         return False
@@ -145,20 +175,23 @@ def is_others(directory: int, name: str) -> bool:
 
 
 def is_current(directory: int, name: str, descriptor: int) -> bool:
-    """Tell whether the open file is the one of that name, not one that was deleted since.
+    """Return whether a path still refers to an open file, and not to a newer one.
 
-    directory: to look in; none is needed for an absolute path.
+    Args:
+        directory: The descriptor of the file's directory, or `NONE` if `name` is an absolute path.
+        name: The name or the absolute path of the file.
+        descriptor: The descriptor of the open file.
     """
     status = status_of(directory, name)
-    with suppress(OSError):  # other code has closed the descriptor
+    with suppress(OSError):  # if other code has closed the descriptor
         return status is not None and os.path.samestat(status, os.fstat(descriptor))
     return False
 
 
 def _open(directory: int, name: str, path: str, flags: int, mode: int | None = None) -> int:
-    """Open a regular file. Raises OSError, and LockError if it is none.
+    """Open and register a regular file, and complete its permissions if a mode is given.
 
-    mode: to be given to a file of this user's.
+    Raises OSError if the file can't be opened, and LockError if it can't be a lock file.
     """
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK
     with no_fork:
@@ -175,20 +208,20 @@ def _open(directory: int, name: str, path: str, flags: int, mode: int | None = N
 
 
 def _require_own_files(directory: int, path: str) -> None:
-    """Raise LockError for a directory in which anybody can delete the files of others."""
+    """Raise LockError if users can delete each other's files in the directory."""
     status = os.fstat(directory)
-    if status.st_mode & stat.S_ISVTX:  # else somebody made it for another purpose, or for himself
+    if status.st_mode & stat.S_ISVTX:  # otherwise it was made for another purpose or one user
         _finish(directory, status, DIRECTORY_MODE)
     elif status.st_mode & stat.S_IWOTH:
         run = shell_line(f"chmod 1777 {path}")
-        raise LockError(f"In {path} anybody can delete anybody's locks. Run: {run}")
+        raise LockError(f"Any user can delete the locks of other users in {path}. Run: {run}")
 
 
 def _finish(descriptor: int, status: os.stat_result, mode: int) -> None:
-    """Give what this user made the mode that it is meant to have: the umask took away from it."""
+    """Set the mode of a file or directory that this user has created under a strict umask."""
     missing = mode & ~stat.S_IMODE(status.st_mode)
     if missing and status.st_uid == os.geteuid() and not is_open_to_others(status):
-        os.chmod(f"/proc/self/fd/{descriptor}", mode)  # works for O_PATH, as fchmod does not
+        os.chmod(f"/proc/self/fd/{descriptor}", mode)  # fchmod rejects O_PATH descriptors
 
 
 def _require_plain(status: os.stat_result, path: str) -> None:
@@ -196,48 +229,48 @@ def _require_plain(status: os.stat_result, path: str) -> None:
         raise IsADirectoryError(errno.EISDIR, path)
     if not stat.S_ISREG(status.st_mode):
         raise LockError(f"{path} is not a regular file. Remove it, or ask its owner to.")
-    if status.st_nlink > 1 and not status.st_mode & stat.S_IWOTH:  # else all may write to it anyway
-        raise LockError(f"{path} is a second name of another file, which is not ours. Remove it.")
+    if status.st_nlink > 1 and not status.st_mode & stat.S_IWOTH:  # not writable by all
+        raise LockError(f"{path} is a hard link to another file. Remove it.")
 
 
 def _is_young(directory: int, name: str) -> bool:
-    """Tell whether the file, or else the directory, was made or changed just now."""
+    """Return whether the file, or the directory if it has no such file, has just changed."""
     status = status_of(directory, name) or os.fstat(directory)
     return abs(time.time() - status.st_ctime) < YOUNG_S
 
 
 def remedy(number: int | None, directory: str) -> str:
-    """Return the advice for an error of the lock directory, or of a file in it.
+    """Return advice for an error of the lock directory, or of a file in it.
 
     Args:
         number: The errno.
         directory: The path of the directory.
     """
-    place = directory if os.path.exists(directory) else os.path.dirname(directory)
+    folder = directory if os.path.exists(directory) else os.path.dirname(directory)
     is_denied = number in (errno.EACCES, errno.EPERM)
-    if is_denied and not containers.container() and not os.access(place, os.W_OK | os.X_OK):
-        return SET_ANOTHER  # its permissions deny it, and no sandbox
+    if is_denied and not containers.container() and not os.access(folder, os.W_OK | os.X_OK):
+        return SET_ANOTHER  # the directory's own permissions deny access
     if is_denied or number == errno.EROFS:
-        return _to_allow(directory)
+        return _writing_advice(directory)
     if number in (errno.ENOSPC, errno.EDQUOT):
         return "Free some space there, or ask the administrator to."
     if number == errno.ESTALE:
-        return "The network file system has lost it. Put the lock directory on a local one."
+        return "The network file system has lost it. Put the lock directory on a local file system."
     if number == errno.EIO:
-        return "The disk or its file system fails. Tell the administrator."
+        return "The disk or its file system is failing. Tell the administrator."
     if number in (errno.ENFILE, errno.ENOMEM):
-        return "Tell the administrator: the whole machine is short of it."
+        return "The whole machine is affected. Tell the administrator."
     return SET_ANOTHER
 
 
-def _to_allow(directory: str) -> str:
-    """Return how to let this process write to a directory that is open to other processes."""
+def _writing_advice(directory: str) -> str:
+    """Return advice on how to let this process write to the lock directory."""
     if containers.container():
         how = containers.how_to_bind(directory)
         return f"To see the reservations of the whole machine, {how}, and let users write to it."
     return (
-        f"Let this process write there: a sandbox needs {directory} among its writable paths, a "
-        f"systemd service ReadWritePaths={directory}."
+        f"Let this process write there: add {directory} to the sandbox's writable paths, or add "
+        f"ReadWritePaths={directory} to the systemd service."
     )
 
 
@@ -245,7 +278,7 @@ def _directory_message(path: str, error: OSError) -> str:
     if error.errno == errno.EMFILE:
         return TOO_MANY_FILES
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return f"The lock directory {path} is a link or no directory. {SET_ANOTHER}"
+        return f"The lock directory {path} is a symbolic link, or not a directory. {SET_ANOTHER}"
     return f"The lock directory {path} can't be used: {error.strerror}. {remedy(error.errno, path)}"
 
 
@@ -253,38 +286,42 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
     if error.errno == errno.EMFILE:
         return TOO_MANY_FILES
     if error.errno == errno.ELOOP:
-        return f"{path} is a link, which is never followed. Remove it, or ask its owner to."
+        return (
+            f"{path} is a symbolic link, which is never followed. Remove it, or ask its owner to."
+        )
     if error.errno == errno.EISDIR:
         return f"{path} is a directory, not a lock file. Remove it, or ask its owner to."
     folder, status = os.path.dirname(path), status_of(directory, name)
     mode = status.st_mode if status else 0
-    if not stat.S_ISREG(mode) and error.errno in NOT_MADE:
+    if not stat.S_ISREG(mode) and error.errno in CANNOT_CREATE:
         return _directory_message(folder, error)
     if status and error.errno == errno.EACCES and not mode & stat.S_IWOTH:
         return (
-            f"This user may not open {path}. It belongs to uid {status.st_uid}; its mode must be "
-            "0666."
+            f"You don't have permission to open {path}. It belongs to UID {status.st_uid}, and its "
+            "mode must be 0666."
         )
-    if status and error.errno == errno.EAGAIN:  # fcntl(2), "Leases": O_NONBLOCK does not wait
-        owner = procfs.user_name(status.st_uid)  # besides root only the owner can take a lease
+    if status and error.errno == errno.EAGAIN:  # fcntl(2), "Leases": O_NONBLOCK fails at once
+        owner = procfs.user_name(status.st_uid)  # only the owner and root can take a lease
         return (
             f"{path} can't be opened: a process of {owner} has a lease on it. Ask {owner}, or an "
-            "administrator, to end that process. Run: grep LEASE /proc/locks"
+            "administrator, to end that process. To find it, run: grep LEASE /proc/locks"
         )
     return f"{path} can't be opened: {error.strerror or error}. {remedy(error.errno, folder)}"
 
 
 # -- the descriptors of this process's locks ------------------------------------------------------
 
-# A child made by fork inherits the descriptors, and with them the locks, which would then outlive
-# this process. So the child closes them. It must not unlock them: that would free its parent's.
+# A forked child inherits the descriptors, and with them the locks, which would then outlive this
+# process. The child therefore closes the descriptors. It must not unlock them, because that would
+# release the locks of its parent.
 #
-# Other code may close all descriptors of a process. Then a number means another file, or another
-# open file description of the same file. So each number is stored with the file that it meant.
+# Other code may close all descriptors of a process. A number may then belong to another file, or to
+# another open file description of the same file. Each number is therefore stored with a serial
+# number and the identity of its file.
 
-NONE = -1  # no descriptor
+NONE = -1  # stands for no descriptor
 
-# By number: a serial number, then the file.
+# By descriptor: a serial number, then the identity of the file.
 _opened: dict[int, tuple[object, ...]] = executor.survive_reload("opened", dict)
 _serial = executor.survive_reload("serial", partial(count, 1))
 
@@ -297,7 +334,7 @@ def remember(descriptor: int) -> int:
 
 
 def opening(descriptor: int) -> tuple[object, ...] | None:
-    """Return a unique key of a registered descriptor, or None if it means another file now."""
+    """Return the unique key of a registered descriptor, or None if its file was closed."""
     known = _opened.get(descriptor)
     try:
         return known if known and known[1:] == _identity(descriptor) else None
@@ -306,7 +343,7 @@ def opening(descriptor: int) -> tuple[object, ...] | None:
 
 
 def close(descriptor: int) -> None:
-    """Close a registered descriptor, unless it means another file now."""
+    """Close a registered descriptor, unless its number now belongs to another file."""
     with no_fork:
         if opening(descriptor):
             os.close(descriptor)
@@ -324,7 +361,11 @@ def closing(descriptor: int) -> Iterator[None]:
 
 @contextmanager
 def pidfd(pid: int) -> Iterator[int]:
-    """Yield a pidfd of the process, closed at the end of the block. Raises OSError."""
+    """Yield a pidfd of the process, and close it at the end of the block.
+
+    Raises:
+        OSError: The process does not exist, or pidfds are not supported.
+    """
     with no_fork:
         descriptor = remember(watchdog.open_process(pid))
     with closing(descriptor):
@@ -332,18 +373,18 @@ def pidfd(pid: int) -> Iterator[int]:
 
 
 def adopt(descriptor: int) -> None:
-    """Register a descriptor that was kept open over exec."""
+    """Register a descriptor that stayed open over exec."""
     with no_fork:
-        os.set_inheritable(descriptor, False)  # noqa: FBT003 - it takes no name
+        os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional-only
         remember(descriptor)
 
 
 def _identity(descriptor: int) -> tuple[object, ...]:
-    """Return a key of the open file."""
+    """Return the key of an open file."""
     status = os.fstat(descriptor)
     if stat.S_IFMT(status.st_mode):
         return status.st_dev, status.st_ino
-    # A pidfd, epoll, eventfd and others share one inode, but their links differ.
+    # All pidfds, epoll and eventfd descriptors share one inode, but their /proc links differ.
     return (os.readlink(f"/proc/self/fd/{descriptor}"),)
 
 

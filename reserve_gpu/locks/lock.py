@@ -1,6 +1,6 @@
-"""One lock: a file locked with flock(2), which the kernel drops when its process ends.
+"""A lock on one file, taken with flock(2). The kernel releases it when its process ends.
 
-The record in the file is for people to read. Only the lock decides.
+The record in the file only informs other users. The lock alone decides whether a device is held.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ if TYPE_CHECKING:
     from reserve_gpu.model.clocks import Instant
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
-KINDS = ("FLOCK", "OFDLCK")  # the locks of `lock_file` and `write_lock` in /proc/locks
+KINDS = ("FLOCK", "OFDLCK")  # the types of `lock_file` and `write_lock` in /proc/locks
 RECORD_LIMIT = 1 << 16  # bytes
-HIGH = 100  # scripts use the descriptors below it, as in `exec 5>log`
+HIGH = 100  # lowest descriptor to keep over exec; shell scripts use lower ones: `exec 5>log`
 
 
 class Lock:
-    """A lock that this process has, until it is released or the process ends.
+    """A lock that this process holds until it is released or the process ends.
 
-    descriptor: The locked file. path: The path of that file. taken: The time of the lock.
+    Args:
+        descriptor: The descriptor of the locked file.
+        path: The path of the locked file.
+        taken: The time of the lock. Defaults to now.
 
     Attributes:
-        owned: The lock on a file next to it that only this user can write. The record in there
-            is the one that others trust. None if the locked file itself is such a file.
-        is_write_locked: Whether write_lock has locked it as well.
+        owned: The lock on the record file of a whole device's holder. Only its owner can write to
+            that file, so other processes trust its record. None if there is no such file.
+        is_write_locked: Whether the file is also locked with `write_lock`.
     """
 
     owned: Lock | None = None
@@ -51,19 +54,20 @@ class Lock:
 
     @property
     def since(self) -> float:
-        """Return the time of the lock by the wall clock of that time. Joined processes note it."""
+        """Return the time of the lock, by the wall clock as it was set at that time."""
         return self.taken.wall
 
     @property
     def name(self) -> str:
-        """Return the name of the file in its directory."""
+        """Return the name of the lock file."""
         return os.path.basename(self.path)
 
     def write(self, record: Record) -> str | None:
-        """Write the record of the holder.
+        """Write the holder's record to the lock file.
 
         Returns:
-            The system's reason if the record is lost, as on a full disk. The lock is not.
+            The error message of the system if the record can't be written, for example on a full
+            disk. The lock is still held.
         """
         if not self.held():
             return None
@@ -71,12 +75,16 @@ class Lock:
         record = record._replace(since=self.taken.wall, since_boot=self.taken.boot)
         record = record._replace(written=now.wall, written_boot=now.boot)
         reason = self.owned.write(record) if self.owned else None
-        # Older versions read the file of the device, which every user can write.
+        # Older versions read the record in the device's lock file, which every user can write.
         record = record._replace(write_locked=self.is_write_locked)
         return write_record(self.descriptor, record) or reason
 
     def stamp(self, nanoseconds: int | None = None) -> None:
-        """Set the time of the file's last change: to now, or to that time since the epoch."""
+        """Set the modification time of the lock file.
+
+        Args:
+            nanoseconds: The time in nanoseconds since the epoch. Defaults to now.
+        """
         if self.owned:
             self.owned.stamp(nanoseconds)
         if self.held():
@@ -87,9 +95,11 @@ class Lock:
                     os.utime(self.descriptor, ns=(nanoseconds, nanoseconds))
 
     def release(self, *, keeps_record: bool = False) -> None:
-        """Release the lock, if this process took it and still has it; a forked child has not.
+        """Release the lock if this process took it and still holds it. A forked child does nothing.
 
-        keeps_record: what is written in the file stays, for who comes back.
+        Args:
+            keeps_record: Whether the record stays in the file, for a waiter that may take its old
+                place in the queue again.
         """
         if self.owned:
             self.owned.release(keeps_record=keeps_record)
@@ -98,70 +108,84 @@ class Lock:
         if not keeps_record:
             with suppress(OSError):
                 os.ftruncate(self.descriptor, 0)
-        # A child that was forked in C runs no hook of Python's: it still has the file open.
+        # A child that C code forked ran no Python fork hook and still has the file open, so closing
+        # the descriptor here does not release the lock.
         with suppress(OSError):
             file_control.unlock_file(self.descriptor)
         files.close(self.descriptor)
-        self.descriptor = files.NONE  # the number may soon be another file's
+        self.descriptor = files.NONE  # the number may be reused for another file
 
     def held(self) -> bool:
-        """Tell whether this process, not its parent, still has the file open that it locked."""
+        """Return whether this process, and not its parent, took the lock and still holds it."""
         opening = files.opening(self.descriptor)
         return self._pid == os.getpid() and opening is not None and opening == self._opening
 
     def is_valid(self) -> bool:
-        """Tell whether it keeps others off: it is held, and they find its file under its name."""
+        """Return whether the lock is held and its file still exists under its path."""
         return self.held() and files.is_current(files.NONE, self.path, self.descriptor)
 
     def keep_over_exec(self) -> None:
-        """Pass the lock on to the program that this process becomes, and to its children."""
+        """Keep the lock over exec. Child processes started after it inherit the lock."""
         if self.owned:
             self.owned.keep_over_exec()
-        with no_fork, suppress(OSError):  # the limit of open files may be lower than HIGH
+        with no_fork, suppress(OSError):  # the limit on open files may be below HIGH
             number = file_control.duplicate(self.descriptor, HIGH)
             files.remember(number)
             files.close(self.descriptor)
             self.descriptor, self._opening = number, files.opening(number)
-        os.set_inheritable(self.descriptor, True)  # noqa: FBT003 - it takes no name
+        os.set_inheritable(self.descriptor, True)  # noqa: FBT003 - positional-only
 
 
 def flock(descriptor: int, path: str) -> bool:
-    """Lock the open file, unless another process has it locked. Raises LockError.
+    """Lock an open file, unless another process has locked it.
 
-    path: what messages call the file.
+    Args:
+        descriptor: The descriptor of the file.
+        path: The path of the file, for messages.
+
+    Returns:
+        Whether the file is now locked.
+
+    Raises:
+        LockError: The file can't be locked.
     """
     try:
         file_control.lock_file(descriptor)
     except BlockingIOError:
         return False
     except OSError as error:
-        why = cause(error.errno, os.path.dirname(path))
-        raise LockError(f"{path} can't be locked: {error.strerror}. {why}") from error
+        advice = cause(error.errno, os.path.dirname(path))
+        raise LockError(f"{path} can't be locked: {error.strerror}. {advice}") from error
     return True
 
 
 def cause(number: int | None, directory: str) -> str:
-    """Return the cause of an error of flock(2), with advice.
+    """Return the cause of an error of flock(2), and advice.
 
     Args:
         number: The errno.
         directory: The path of the lock directory.
     """
     if number in NO_FLOCK:
-        return "The file system has no flock; put the lock directory on a local one."
+        return (
+            "The file system does not support flock. Put the lock directory on a local file system."
+        )
     if number in (errno.EACCES, errno.EPERM):
         return (
-            "A security policy denies it, as AppArmor or SELinux do. Ask the administrator to "
-            f"allow locks on the files in {directory} (in AppArmor the permission k)."
+            "A security policy such as AppArmor or SELinux denies it. Ask the administrator to "
+            f"allow locks on the files in {directory} (permission k in AppArmor)."
         )
     return files.remedy(number, directory)
 
 
 def kernel_device(descriptor: int) -> str | None:
-    """Return what the kernel's list of locks calls the file system of a locked file.
+    """Return the device number that the kernel's list of locks shows for a locked file.
 
-    On btrfs, overlayfs and others that is not the st_dev of stat(2). None if this very opening of
-    the file has it not locked. Documentation/filesystems/proc.rst, "/proc/<pid>/fdinfo".
+    On btrfs, overlayfs and some other file systems, that number differs from the st_dev of stat(2).
+    See "/proc/<pid>/fdinfo" in Documentation/filesystems/proc.rst.
+
+    Returns:
+        The device number, such as `00:19`, or None if this file description does not hold the lock.
     """
     with suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}", encoding="utf-8") as info:
         for line in info:  # `lock: 1: FLOCK ADVISORY WRITE 4321 00:19:47 0 EOF`
@@ -175,15 +199,15 @@ def kernel_device(descriptor: int) -> str | None:
 
 
 def myself() -> ProcessInfo:
-    """Describe this process for the record.
+    """Describe this process for its record.
 
-    Readers that can see this process take its user from the kernel, so $LOGNAME is good enough
+    A reader that can see this process takes its user from the kernel, so $LOGNAME is good enough
     here.
     """
     title = process_identity.title()
     return ProcessInfo(
         user=os.environ.get("LOGNAME") or procfs.user_of(os.getpid()),
-        # An ipyparallel engine inherits the variable of the notebook that started it.
+        # An ipyparallel engine inherits the environment of the notebook that started it.
         notebook=None if title else process_identity.notebook(),
         command=title or process_identity.own_command(),
         cwd=process_identity.working_directory(),
@@ -198,22 +222,22 @@ def myself() -> ProcessInfo:
 
 
 def read_record(descriptor: int) -> Record:
-    """Return the record in an open lock file, an empty one if the file contains none."""
+    """Return the record in an open lock file, or an empty record if the file contains none."""
     return Record.from_dict(read_fields(descriptor))
 
 
 def write_record(descriptor: int, record: Record) -> str | None:
-    """Write the record into an open lock file, unless it is there already.
+    """Write a record to an open lock file, unless the file already contains it.
 
     Returns:
-        The system's reason if the record is lost, as on a full disk.
+        The error message of the system if the record can't be written, for example on a full disk.
     """
     new, old = record.to_dict(), read_fields(descriptor)
     if old and _without_times(new) == _without_times(old):
         return None
     data = untrusted.encoded(new, RECORD_LIMIT)
     try:
-        # Overwrite a longer record completely: a reader must not find its end after this one.
+        # Pad to the length of the old record: a reader must not find its end after the new one.
         data = data.ljust(min(os.fstat(descriptor).st_size, RECORD_LIMIT))
         if os.pwrite(descriptor, data, 0) == len(data):
             os.ftruncate(descriptor, len(data))
@@ -227,7 +251,7 @@ def write_record(descriptor: int, record: Record) -> str | None:
 
 
 def read_fields(descriptor: int) -> dict[str, Any]:
-    """Return the fields in an open lock file; an empty dict if it contains none."""
+    """Return the fields in an open lock file, or an empty dict if the file contains none."""
     with suppress(OSError, ValueError):
         parsed = untrusted.parsed(os.pread(descriptor, RECORD_LIMIT + 1, 0), RECORD_LIMIT)
         if isinstance(parsed, dict):
@@ -235,6 +259,6 @@ def read_fields(descriptor: int) -> dict[str, Any]:
     return {}
 
 
-def _without_times(said: Mapping[str, Any]) -> dict[str, Any]:
+def _without_times(fields: Mapping[str, Any]) -> dict[str, Any]:
     times = ("since", "written", "since_boot", "written_boot")
-    return {name: value for name, value in said.items() if name not in times}
+    return {name: value for name, value in fields.items() if name not in times}

@@ -1,8 +1,8 @@
-"""The queue of those who wait for a device: first come, first served.
+"""The queue of the processes that wait for a device: first come, first served.
 
-A waiter holds a ticket, a lock file of its own, which others see as long as it is locked: the
-ticket of a process that dies is gone with it. No time decides the order, because the owner of a
-file can set its times. A ticket is ahead of a waiter if it was there when that waiter joined.
+Each waiter locks a file, its ticket, and other processes see the ticket as long as it is locked. If
+the waiter dies, its ticket disappears. File times don't decide the order, because the owner of a
+file can set them. A ticket is ahead of a waiter if it was locked when that waiter joined.
 """
 
 from __future__ import annotations
@@ -26,37 +26,45 @@ if TYPE_CHECKING:
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model.devices import Device
 
-BACK_S = 120.0  # within which a process that left the queue without a device finds its old place
-STOPPED_S = 5.0  # without a sign of life; a waiter gives one each second
-# For so long the waiters of one user keep others from a free device that is too little for them.
+BACK_S = 120.0  # seconds in which a process can return to the place that it left in the queue
+STOPPED_S = 5.0  # seconds without a heartbeat after which a waiter is skipped
+# Maximum seconds for which a user's waiters for several devices keep one free device.
 KEEP_FREE_S = 1800.0
-NOBODY = Record()
+EMPTY_RECORD = Record()
 
 
 class QueueEntry(AbstractContextManager["QueueEntry"]):
-    """The place of this process in the queue; a context manager that leaves the queue at its end.
+    """The place of this process in the queue; a context manager that leaves the queue on exit.
 
-    Until it has joined it comes after all who have.
+    Until the process joins the queue, its place is behind all waiters.
 
-    wants: UUIDs of the devices that would do. record: what others may read of this process, and of
-    what it asks for.
-    stopped_s: who gives no sign of life for so long is passed over.
-    back_s: for so long who has left the queue without a device finds the old place.
+    The ticket's number is the time at which the process joined, by the boot clock. It is stored as
+    the file's mtime, because the mtime can be set on a full disk, where the record is lost. The
+    heartbeat sets the same mtime again, which changes the file's ctime. Users can't set the ctime.
+    `Holders.ticket` reads both times. The number only distinguishes successive tickets in the same
+    file.
 
-    The ticket's number is the machine's clock since boot when it joined. The file's mtime keeps
-    it, as that can be set on a full disk too, where the record is lost. To set it again, to the
-    same value, is the heartbeat: it changes the file's ctime, which nobody can set.
-    `Holders.ticket` reads both. The number only tells one ticket of a file from the next one.
+    A process that leaves the queue can return to its place within `back_s`. It is then ahead of the
+    waiters whose records list its ticket, and behind all others.
 
-    A process that leaves the queue may come back to its old place for `back_s`. It is then ahead of
-    the waiters whose own records list its ticket, and behind all others.
+    Args:
+        directory: The lock directory.
+        wants: The UUIDs of the devices that this process could use.
+        record: The record of this process and its request, for other users to read.
+        stopped_s: The seconds without a heartbeat after which a waiter is skipped.
+        back_s: The seconds in which a process that left the queue without a device can return.
+
+    Attributes:
+        is_served: Whether this process has got its devices, so that it won't return to the queue.
+        passes_at: The time at which the next waiter is skipped unless it takes a device, by
+            time.monotonic(). Infinity if that time is unknown.
     """
 
     def __init__(
         self,
         directory: LockDirectory,
         wants: Collection[str] = (),
-        record: Record = NOBODY,
+        record: Record = EMPTY_RECORD,
         stopped_s: float = STOPPED_S,
         back_s: float = BACK_S,
     ) -> None:
@@ -64,19 +72,17 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         self._directory = directory
         self._stopped_s = stopped_s
         self._record = _wanting(record, wants)
-        self.is_served = False  # then there is nothing to come back for
+        self.is_served = False
         self._lock: Lock | None = None
         self._number: float = math.inf
-        # When each heartbeat of those ahead was first seen; it is a file's name and its ctime.
+        # The time at which each heartbeat was first seen, by the ticket's name and ctime.
         self._heartbeats: dict[tuple[str, int], float] = {}
-        # By user and device, for as long as the device is free at each look.
+        # By UID and device UUID. An entry exists as long as the device is free at each check.
         self._offers: dict[tuple[int | None, str], Offer] = {}
-        self._first_look = self._last_look = 0.0
-        # When the next ticket of the last look is passed over, by time.monotonic(), if its owner
-        # takes nothing until then; inf if that is unknown, or later than `stopped_s`.
+        self._first_check = self._last_check = 0.0
         self.passes_at = math.inf
         self._ahead: list[Ticket] = []
-        # By name, the tickets that come before; None until this process has joined.
+        # The tickets ahead of this process by their names; None until it has joined.
         self._before: dict[str, RememberedTicket] | None = None
 
     def __exit__(self, *_: object) -> None:
@@ -85,25 +91,30 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
 
     @property
     def has_joined(self) -> bool:
-        """Tell whether this process has been in the queue."""
+        """Return whether this process has joined the queue."""
         return self._lock is not None
 
     def is_valid(self) -> bool:
-        """Tell whether the ticket is there, for others to see."""
+        """Return whether the ticket is locked and other processes can see it."""
         return self._lock is not None and self._lock.is_valid()
 
     def join(self) -> None:
-        """Join the queue, or take the old place again.
+        """Join the queue, or return to an old place. Call this under the mutex.
 
-        Somebody may have deleted the ticket, or this program has left the queue a moment ago, to
-        ask the same again. Under the mutex. Raises LockError.
+        The old place exists if this program left the queue a moment ago, with the same request, or
+        if another process has deleted the ticket's file.
+
+        Raises:
+            LockError: No ticket can be locked.
         """
         left = self._directory.left_tickets(self._back_s)
-        own = {ticket.name: ticket for ticket in left if self._is_own(ticket.holder.record)}
+        own = {ticket.name: ticket for ticket in left if self._is_own_request(ticket.holder.record)}
         lock = None if self._lock else self._directory.acquire_first(own)
         old = own[lock.name] if lock else None
         if lock is None:
-            lock = self._directory.acquire_own(QUEUE, besides=[each.name for each in left])
+            lock = self._directory.acquire_any_user_file(
+                QUEUE, avoided=[each.name for each in left]
+            )
         try:
             self._take(lock, old)
         except BaseException:
@@ -111,15 +122,15 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
             raise
 
     def _take(self, lock: Lock, old: Ticket | None) -> None:
-        """Join the queue with a ticket that is locked.
+        """Join the queue with a locked ticket.
 
         Args:
-            lock: The ticket.
-            old: The ticket as it was left, if this program takes an old place again.
+            lock: The lock on the ticket.
+            old: The ticket that this program left in the same file, or None.
         """
-        tickets = self._directory.tickets(besides=[lock.name])
+        tickets = self._directory.tickets(excluded=[lock.name])
         lost = self._own_ticket(self._lock.name) if self._lock else None
-        if lost and all(each.key != lost.key for each in tickets):  # there is no copy of it
+        if lost and all(each.key != lost.key for each in tickets):  # its key is not taken
             old = lost
         self._number = old.number if old else procfs.boot_clock_ns()
         self._before = {**self._earlier(lock.name, tickets, old), **(self._before or {})}
@@ -129,7 +140,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         self._record = _behind(self._record, self._before)
         lock.write(self._record)
         self.heartbeat()
-        # As others will read it: some file systems keep less of the time than is set.
+        # Read it as other processes will, because some file systems store a rounded time.
         self._number = os.fstat(lock.descriptor).st_mtime_ns
 
     def _own_ticket(self, name: str) -> Ticket:
@@ -142,58 +153,68 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         """Return the tickets that are ahead of this process when it joins.
 
         Args:
-            name: The name of its ticket.
+            name: The name of this process's ticket.
             tickets: All other tickets.
-            old: The ticket that it has left or lost and now takes again, or None.
+            old: The ticket of the old place to which this process returns, or None.
         """
         behind = _all_behind(tickets, old) if old else set()
-        there = [ticket for ticket in tickets if ticket.key not in behind]
-        # Other waiters list the tickets that were there before them. Their owners may come back.
+        in_front = [ticket for ticket in tickets if ticket.key not in behind]
+        # Waiters also list the tickets of processes that have left the queue and may return.
         listed: dict[int | None, set[TicketAhead]] = {
             None: set(old.tickets_ahead or ()) if old else set()
         }
-        for ticket in there:
+        for ticket in in_front:
             listed.setdefault(ticket.holder.uid, set()).update(ticket.tickets_ahead or ())
         earlier: dict[str, RememberedTicket] = {}
         names = {name, *(ticket.name for ticket in tickets)}
         for uid, listing in listed.items():
             for ahead in sorted(listing, key=lambda each: each.key)[:MANY]:
-                if ahead.name not in names and (left := self._left(ahead, uid)) is not None:
+                if (
+                    ahead.name not in names
+                    and (left := self._remember_left(ahead, uid)) is not None
+                ):
                     before = earlier.get(ahead.name, left)
                     earlier[ahead.name] = min(before, left, key=lambda each: each.left or 0.0)
-        for ticket in there:
+        for ticket in in_front:
             pid = ticket.holder.listed_pid
             earlier[ticket.name] = RememberedTicket(
                 ticket.number, pid, self._directory.holders.device_files(pid)
             )
         return earlier
 
-    def _left(self, ahead: TicketAhead, uid: int | None) -> RememberedTicket | None:
-        """Return a ticket that was left, or None if its owner can't take it again.
+    def _remember_left(self, ahead: TicketAhead, uid: int | None) -> RememberedTicket | None:
+        """Return a ticket whose waiter left the queue, or None if that waiter can't return.
 
-        Users can list any files of their own, so only what other users list counts for others.
+        Users could list any of their own files. A ticket that a waiter of the same user lists
+        therefore counts only for that user.
 
         Args:
-            ahead: The ticket as a waiter lists it.
-            uid: The user of that waiter; None for this process.
+            ahead: The ticket, as a waiter lists it.
+            uid: The UID of that waiter, or None for this process.
         """
-        found = self._directory.left_by(ahead)
-        if found is None or (found[0] == uid and uid != os.geteuid()):
+        owner_and_age = self._directory.read_left_ticket(ahead)
+        if owner_and_age is None or (owner_and_age[0] == uid and uid != os.geteuid()):
             return None
         now = procfs.now().boot
-        left = max(0.0, now - found[1]) if ahead.left is None else min(ahead.left, now)
+        left = max(0.0, now - owner_and_age[1]) if ahead.left is None else min(ahead.left, now)
         return RememberedTicket(ahead.number, left=left) if now - left < self._back_s else None
 
-    def _is_own(self, left: Record) -> bool:
-        """Tell whether a ticket is of the same program, which has asked for the same."""
-        both = [
-            (each.who._replace(pid=None), each.asks and each.asks.text)
-            for each in (left, self._record)
-        ]
-        return both[0] == both[1]
+    def _is_own_request(self, left: Record) -> bool:
+        """Return whether a record was written by this program for the same request."""
+        old, new = (
+            (record.who._replace(pid=None), record.asks and record.asks.text)
+            for record in (left, self._record)
+        )
+        return old == new
 
     def want(self, wants: Collection[str]) -> None:
-        """Ask for other devices from now on, at the same place; under the mutex."""
+        """Change the devices that this process waits for, and keep its place.
+
+        Call this under the mutex.
+
+        Args:
+            wants: The UUIDs of the devices that this process could use.
+        """
         record = _wanting(self._record, wants)
         if self._lock and record != self._record:
             self._record = record
@@ -201,65 +222,67 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
             self.heartbeat()
 
     def heartbeat(self) -> None:
-        """Show others that this process is not stopped."""
+        """Show other processes that this process is not stopped."""
         if self._lock:
             self._lock.stamp(int(self._number))
 
     def ahead(self) -> list[Ticket]:
-        """Return the tickets ahead, the first one first, without stopped waiters; under the mutex.
+        """Return the tickets ahead of this process in order, except those of stopped waiters.
 
-        A process that was stopped by Ctrl-Z, or with its container, can't take what is offered to
-        it. It is passed over until it goes on, and keeps its place.
+        Call this under the mutex. A process that was stopped by Ctrl-Z, or together with its
+        container, can't take a device. It is skipped until it continues, and keeps its place.
         """
         before = self._tickets_before()
         now = time.monotonic()
-        signs = [(ticket.name, ticket.heartbeat) for ticket in before]
-        # Offers of a device that was not free at the last look start again.
+        heartbeats = [(ticket.name, ticket.heartbeat) for ticket in before]
+        # The time for a device starts again if the device was not free at the last check.
         self._offers = {
-            key: offer for key, offer in self._offers.items() if offer.counted_at >= self._last_look
+            key: offer
+            for key, offer in self._offers.items()
+            if offer.counted_at >= self._last_check
         }
-        self._first_look, self._last_look = self._first_look or now, now
+        self._first_check, self._last_check = self._first_check or now, now
         self.passes_at = math.inf
-        self._heartbeats = {heartbeat: self._heartbeats.get(heartbeat, now) for heartbeat in signs}
+        self._heartbeats = {key: self._heartbeats.get(key, now) for key in heartbeats}
         self._ahead = [
             t for t in before if now - self._heartbeats[t.name, t.heartbeat] < self._stopped_s
         ]
         return self._ahead
 
     def _tickets_before(self) -> list[Ticket]:
-        """Return the tickets ahead of this process, and remove the expired ones."""
+        """Return the tickets ahead of this process, and forget expired tickets."""
         if self._lock is None or self._before is None:
             return self._directory.tickets()
-        tickets = self._directory.tickets(besides=[self._lock.name])
+        tickets = self._directory.tickets(excluded=[self._lock.name])
         by_name = {ticket.name: ticket for ticket in tickets}
         # If a process has to create its ticket again, the file may get another name.
         by_process = {(ticket.holder.listed_pid, ticket.number): ticket for ticket in tickets}
         before: dict[str, RememberedTicket] = {}
         for name, earlier in self._before.items():
             ticket = by_name.get(name)
-            if ticket is None or ticket.number != earlier.number:  # another waiter has the file
+            if ticket is None or ticket.number != earlier.number:  # another waiter uses the file
                 ticket = by_process.get((earlier.pid, earlier.number)) if earlier.pid else None
             if ticket and ticket.is_behind({(self._lock.name, int(self._number))}):
                 continue
-            if seen := self._seen(name, earlier, ticket):
-                before[ticket.name if ticket else name] = seen
+            if updated := self._update_remembered(name, earlier, ticket):
+                before[ticket.name if ticket else name] = updated
         self._before, self._record = before, _behind(self._record, before)
-        self._lock.write(self._record)  # if the user has edited it
+        self._lock.write(self._record)  # in case the user has edited it
         self.heartbeat()
-        here = {name for name, earlier in before.items() if earlier.left is None}
-        return [ticket for ticket in tickets if ticket.name in here]
+        present = {name for name, earlier in before.items() if earlier.left is None}
+        return [ticket for ticket in tickets if ticket.name in present]
 
-    def _seen(
+    def _update_remembered(
         self, name: str, earlier: RememberedTicket, ticket: Ticket | None
     ) -> RememberedTicket | None:
-        """Update an earlier ticket. Returns None if it has lost its place.
+        """Return the new state of a remembered ticket, or None if it has lost its place.
 
-        That happens after `back_s`, or if its process has got a device. The kernel's list shows
-        that the process has locked one, except in a container.
+        A ticket loses its place after `back_s`, or when its process gets a device. The kernel's
+        list shows that the process has locked a device, except in a container.
 
         Args:
             name: The name of the ticket.
-            earlier: The ticket as it was at the last look.
+            earlier: The state of the ticket at the last check.
             ticket: The ticket that is locked now, or None.
         """
         pid = ticket.holder.listed_pid if ticket else None
@@ -271,7 +294,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
             is_served = ticket is None and self._directory.is_served(name)
             if is_served or devices(earlier.pid) - earlier.devices:
                 return None
-        # A process that came back in time may be seen a little later.
+        # A process that returned in time may be noticed a little later.
         limit_s = self._back_s + (self._stopped_s if ticket else 0.0)
         if now - left >= limit_s:
             return None
@@ -281,7 +304,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
 
     @property
     def is_behind_several(self) -> bool:
-        """Tell whether one of the tickets of `ahead` is for several devices at once."""
+        """Return whether a ticket from `ahead` needs several devices at once."""
         return any(ticket.needs > 1 for ticket in self._ahead)
 
     def first_ahead(
@@ -292,18 +315,23 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         is_free: Callable[[Ticket], bool],
         is_possible: Callable[[Ticket], bool],
     ) -> Ticket | None:
-        """Return the first of the tickets of `ahead` that keeps this process from the device.
+        """Return the first ticket from `ahead` that keeps this process from a device.
 
-        The waiters of a user who leave a free device alone for `stopped_s` can't use it, whatever
-        their tickets say, and are passed over. If the device alone is too little for them, they are
-        passed over after `KEEP_FREE_S`. The time counts for a user, not for a ticket. The times of
-        all users run at once, and each user has half of `stopped_s` more than the one before.
+        If the waiters of a user leave a free device alone for `stopped_s`, they can't use it,
+        whatever their tickets say, and are skipped. Waiters that need more than this device are
+        skipped after `KEEP_FREE_S`. The time counts per user, not per ticket. It runs for all users
+        at once, and each user gets half of `stopped_s` more than the user ahead.
 
         Args:
-            uuid: The device.
-            is_open: Whether this process could have it now.
-            is_free: Returns whether a waiter could have it now, with as many others as it needs.
-            is_possible: Returns whether a waiter could ever have that.
+            uuid: The UUID of the device.
+            is_open: Whether this process could take the device now.
+            is_free: Returns whether a waiter could take the device now, with all other devices that
+                it needs.
+            is_possible: Returns whether a waiter could ever get the device and all others that it
+                needs.
+
+        Returns:
+            The ticket, or None if no waiter keeps this process from the device.
         """
         wanting = [t for t in self._ahead if t.could_use(uuid) and is_possible(t)]
         if not is_open:
@@ -316,7 +344,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
                 continue
             left_s = patience_s - offer.offered_s if offer.is_offered else math.inf
             first_seen = self._heartbeats[ticket.name, ticket.heartbeat]
-            if first_seen == self._first_look:  # without a new heartbeat it may be stopped
+            if first_seen == self._first_check:  # no new heartbeat yet
                 left_s = min(left_s, first_seen + self._stopped_s - now)
             self.passes_at = min(self.passes_at, now + left_s)
             return ticket
@@ -325,9 +353,9 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
     def _count_offers(
         self, uuid: str, wanting: Sequence[Ticket], is_free: Callable[[Ticket], bool]
     ) -> dict[int | None, int]:
-        """Count the time in which each user keeps a free device, and return the users' order.
+        """Count how long each user has kept a free device, and return the users' order.
 
-        A user whose ticket wants another device for a moment still keeps the first one.
+        The time also counts while a user's tickets briefly ask for other devices.
         """
         now, present = time.monotonic(), {ticket.holder.uid for ticket in self._ahead}
         ranks: dict[int | None, int] = {}
@@ -338,31 +366,33 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
             self._offers.setdefault((uid, uuid), Offer(now))
             if uid not in offered and is_free(ticket):
                 offered.add(uid)
-        for (uid, of), offer in self._offers.items():
-            if of == uuid:
+        for (uid, device), offer in self._offers.items():
+            if device == uuid:
                 is_offered = uid in offered if uid in ranks else offer.is_offered
                 offer.count(now, is_present=uid in present, is_offered=is_offered)
         return ranks
 
 
 class Offer:
-    """The time in which the waiters of a user have kept a free device from this process.
+    """The time for which the waiters of one user have kept a free device from this process.
+
+    Args:
+        now: The current time, by time.monotonic().
 
     Attributes:
-        offered_s: The seconds in which one of them could have taken it.
-        kept_s: The seconds in all.
-        is_offered: Whether one of them could have taken it at the last look.
-        counted_at: The time of that look, by time.monotonic().
+        offered_s: The seconds in which one of the waiters could have taken the device.
+        kept_s: The seconds in total.
+        is_offered: Whether one of the waiters could have taken the device at the last check.
+        counted_at: The time of the last check, by time.monotonic().
     """
 
     def __init__(self, now: float) -> None:
-        """Begin to count. now: This moment, by time.monotonic()."""
         self.offered_s = self.kept_s = 0.0
         self.is_offered = False
         self.counted_at = now
 
     def count(self, now: float, *, is_present: bool, is_offered: bool) -> None:
-        """Count the time since the last look, if the user has a ticket in the queue."""
+        """Add the time since the last check if the user has a ticket in the queue."""
         if is_present:
             passed_s = now - self.counted_at
             self.kept_s += passed_s
@@ -371,10 +401,10 @@ class Offer:
 
 
 class EndOfQueue(QueueEntry):
-    """The place of a request that does not wait: it comes after all waiters, and joins nothing."""
+    """The place of a request that does not wait: behind all waiters, and without a ticket."""
 
     def is_valid(self) -> bool:
-        """Return True: a ticket that was never made cannot be missing."""
+        """Return True, because there is no ticket that could be missing."""
         return True
 
 
@@ -383,32 +413,39 @@ def wait_for_news(
     is_news: Callable[[], bool],
     between: Callable[[], object] = executor.checkpoint,
 ) -> bool:
-    """Return at that moment, by time.monotonic(), or before it when there is news: True.
+    """Wait until a time has come or a lock may have changed.
 
-    is_news: a cheap look into the kernel's list of locks, made again and again where that shows all
-    of them; elsewhere, as in a container, it says too little. between: called likewise; may raise.
+    Args:
+        until: The end of the wait, by time.monotonic().
+        is_news: A cheap check of the kernel's list of locks. It is called repeatedly, but only if
+            the list shows all locks, which it does not in a container.
+        between: A function to call repeatedly during the wait. It may raise an exception.
+
+    Returns:
+        Whether `is_news` returned True.
     """
-    is_told = procfs.sees_all_locks()
+    shows_all_locks = procfs.sees_all_locks()
     while True:
-        between()  # at least once, as it may be that moment already
+        between()  # call this at least once
         left_s = until - time.monotonic()
         if left_s <= 0:
             return False
         time.sleep(min(left_s, executor.POLL_S))
-        if is_told and is_news():
+        if shows_all_locks and is_news():
             return True
 
 
 def _wanting(record: Record, wants: Collection[str]) -> Record:
-    asks = record.asks or WaitRequest()
-    return record._replace(asks=asks._replace(wants=frozenset(wants)))
+    request = record.asks or WaitRequest()
+    return record._replace(asks=request._replace(wants=frozenset(wants)))
 
 
 def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[tuple[str, int]]:
-    """Return the tickets that are behind a ticket that was left, also behind those behind it.
+    """Return the keys of the tickets that are behind an old ticket, directly or indirectly.
 
-    The lists in the tickets decide. A waiter gains nothing if it lists too many. For older versions
-    the numbers decide. This user's own tickets put no ticket of another user behind it.
+    The lists in the tickets decide, and a waiter gains nothing if it lists too many tickets. For
+    tickets of older versions, the numbers decide. Tickets of this user can't put a ticket of
+    another user behind the old ticket.
     """
     behind, by_others, own = {old.key}, {old.key}, os.geteuid()
     rest = [each for each in tickets if each.tickets_ahead is not None or each.number > old.number]
@@ -425,9 +462,9 @@ def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[tuple[str, int]]:
 
 
 def _behind(record: Record, before: Mapping[str, RememberedTicket]) -> Record:
-    asks = record.asks or WaitRequest()
+    request = record.asks or WaitRequest()
     listed = (TicketAhead(name, each.number, each.left) for name, each in before.items())
-    return record._replace(asks=asks._replace(tickets_ahead=frozenset(listed)))
+    return record._replace(asks=request._replace(tickets_ahead=frozenset(listed)))
 
 
 def others(tickets: Iterable[Ticket], devices: Sequence[Device]) -> Iterator[Ticket]:

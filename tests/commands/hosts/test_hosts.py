@@ -96,7 +96,7 @@ def test_the_own_file_may_be_a_link(here: Here) -> None:
         ('[hosts]\nlab = ["-x"]\n', "'-x' names no host"),
         ("[hosts\n", "line 1"),
         ("[hosts]\nlab = []\n", "lab must be a list"),
-        ('[host]\nlab = ["lab1"]\n', "there is no 'host' in this file, only"),
+        ('[host]\nlab = ["lab1"]\n', "unknown key 'host'. This file may contain only"),
     ],
 )
 def test_a_mistake_in_a_group(here: Here, content: str, said: str) -> None:
