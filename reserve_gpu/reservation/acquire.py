@@ -99,7 +99,7 @@ def reserve(
         DriverError: The driver can't be used.
         LockError: The lock directory can't be used.
     """
-    if session.is_waiting:  # another thread's call, which continues to wait
+    if session.is_waiting:  # in another thread, which continues to wait
         session.hide_if_unreserved()
         raise NoFreeDeviceError(notice.ANOTHER_THREAD_WAITS)
     notices = _begin(session, request)
@@ -219,10 +219,10 @@ def _record_notices(session: Session) -> list[str]:
 
 
 def _name_held_devices(held: Holding, request: Request) -> Request:
-    """Name the held devices in the request, if it means these devices under new terms.
+    """Add the names of the held devices to a request that changes only the terms.
 
-    A process that holds a part of a device and requests a larger part means the same device. A
-    joined process whose holder has gone means the devices that it has joined.
+    A process that holds a part of a device and requests a larger part keeps the same device. A
+    joined process whose holder has gone keeps the devices that it has joined.
     """
     is_part = None not in (held.terms.memory_limit_mib, request.terms.memory_limit_mib)
     has_lost_holder = held.joined is not None and joining.is_left(held)
@@ -295,7 +295,7 @@ def _wait(
         waited = feature.Wait(deadline.asks, began, time.monotonic() - start, how)
         for each in session.features.values():
             each.waited(waited)
-    return outcome, refresh.refresh(session).notices  # GPUs may have come or gone during the wait
+    return outcome, refresh.refresh(session).notices  # GPUs may have been added or removed
 
 
 def _failure(
@@ -386,7 +386,7 @@ def _is_above(session: Session, context: AttemptContext, denied: Denied) -> bool
 
 
 def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Request:
-    """Name the devices that CUDA sees in the request.
+    """Narrow the request to the devices that CUDA sees.
 
     Once CUDA has started, this process can reserve only these devices. It may have released them.
 

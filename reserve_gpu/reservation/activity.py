@@ -91,7 +91,7 @@ def _is_above_zero(utilisation: int | None) -> bool | None:
 
 
 def is_used(held: Holding, since: float) -> bool:
-    """Return whether this process, a joined process or a descendant of either has used a device.
+    """Return whether this process, a joined process or their descendants have used a device.
 
     A device that can't be read counts as used.
 

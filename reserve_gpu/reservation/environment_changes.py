@@ -39,7 +39,7 @@ class OurVariables:
         return self.changes.written.get(cuda_environment.VISIBLE) == ""
 
     def inherited(self) -> dict[str, str | None]:
-        """Return the variables without our changes, or the hiding of GPUs by an ancestor."""
+        """Return the variables without our changes, and from before an ancestor hid the GPUs."""
         return cuda_environment.before_hiding(self.changes.inherited())
 
     def unset(self) -> None:

@@ -45,7 +45,8 @@ class Holding(NamedTuple):
             if the kernel is not restarting.
         joined: The reservation of another process that this process has joined.
         facts: Values that features stored before an exec.
-        is_back: Whether it was kept over a restart of this kernel, and has not changed since.
+        is_back: Whether the reservation was kept over a restart of this kernel, and has not changed
+            since.
         number: Identifies the reservation within this process, even if its devices change.
         were_idle: Whether no other process used the devices when they were reserved.
     """
@@ -71,7 +72,7 @@ class Holding(NamedTuple):
         return self.terms.lease
 
     def locks_in(self, directory: str) -> dict[str, Lock]:
-        """Return the locks, by UUID, whose files are in that lock directory."""
+        """Return the locks whose files are in the given lock directory, by UUID."""
         locks = self.locks.items()
         return {uuid: lock for uuid, lock in locks if os.path.dirname(lock.path) == directory}
 
@@ -130,7 +131,7 @@ class Holding(NamedTuple):
         return self._replace(devices=tuple(devices), locks=locks, joined=joined)
 
     def with_locks(self, locks: Iterable[Lock | None]) -> "Holding | None":
-        """Return a copy with these locks; None, after releasing the locks, if one is missing.
+        """Return a copy with these locks. If one is missing, release the others and return None.
 
         Args:
             locks: The lock of each device, in the order of the devices. None marks a missing lock.

@@ -96,7 +96,7 @@ class Reservation:
         self._threads.remove(thread if thread in self._threads else self._threads[-1])
 
     def replace(self, other: Reservation) -> None:
-        """Add the callers of another reservation that this one replaces."""
+        """Take over the callers of another reservation, which this one replaces."""
         self._calls += other._calls
         self._threads += other._threads
 

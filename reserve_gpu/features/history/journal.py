@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.holding import Change, Holding
     from reserve_gpu.system.executor import T, Ts
 
-IS_LOGGED = "is_logged"  # the name of the fact that another process logs the reservation
+IS_LOGGED = "is_logged"  # name of the fact that another process logs the reservation
 EXIT_LIMIT_S = 1.0  # timeout for writing the last lines at the end of a process, in seconds
 
 _warned: list[str] = []  # the first failure in this process, the only one that is reported
@@ -50,7 +50,7 @@ class History(Feature):
         at_exit(partial(owner.run_within, EXIT_LIMIT_S, self._exit))
 
     def changed(self, change: Change) -> None:
-        """Queue the change. `step` logs it, because the home directory may hang under the mutex."""
+        """Queue the change for `step`, because a hung home directory must not block the mutex."""
         self._changes.append(change)
 
     def waited(self, wait: Wait) -> None:
@@ -71,7 +71,7 @@ class History(Feature):
         return pause_s
 
     def leaves(self, how: Leaving) -> Mapping[str, Fact]:
-        """Let a background process continue the log for a command. A kernel logs for itself."""
+        """Let a background process continue the log of a command. A kernel logs for itself."""
         self._catch_up()
         if how is Leaving.RESTART:
             return {}

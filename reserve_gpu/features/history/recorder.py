@@ -26,7 +26,7 @@ LEAST_S = 1.0  # shortest reservation that is logged, in seconds
 
 
 class Recorder:
-    """Logs one reservation in its own file of the history, the page.
+    """Logs one reservation, until it ends, in a file of its own that is called a page.
 
     Attributes:
         page: The page, which this process has locked.

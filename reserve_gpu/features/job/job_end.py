@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.holding import Change
 
 JOB, JOB_END = "SLURM_JOB_ID", "SLURM_JOB_END_TIME"  # Slurm sets JOB_END since 23.02
-# The end of a job can be moved, so squeue is called this many seconds before the end, which is
-# before the first warning, and then at decreasing intervals of at least LEAST_PAUSE_S.
+# The end of a job can be moved. So squeue is called FIRST_LOOK_S seconds before the end, shortly
+# before the first warning, and then at shrinking intervals of at least LEAST_PAUSE_S seconds.
 FIRST_LOOK_S, LEAST_PAUSE_S = 660.0, 15.0
 UNKNOWN_S = 600.0  # seconds between two calls of squeue if the end of the job is unknown
 LONGEST_PAUSE_S = 60.0  # longest time in seconds until a change of the wall clock is noticed
@@ -43,8 +43,9 @@ class Job(Feature):
         # The end from the environment, and later from squeue. It may have passed, for example in a
         # shell that outlives its job.
         self._reported_end = float(job_end) if re.fullmatch("[0-9]{1,11}", job_end) else None
-        self._began, self._looked_at = procfs.now(), -inf  # the latter by time.monotonic()
-        self._saved = 0.0  # the job end for which the functions that save work were called
+        self._began = procfs.now()
+        self._looked_at = -inf  # time of the last call of squeue, by time.monotonic()
+        self._saved = 0.0  # the end of the job for which the functions that save work were called
 
     def begins(self) -> list[str]:
         """Ask Slurm for the end of the job if it is unknown, and warn if the end has passed."""

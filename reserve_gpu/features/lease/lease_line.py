@@ -12,7 +12,7 @@ from reserve_gpu.system.warning_log import warn
 
 
 class LeaseLine:
-    """A line about a lease, which is updated in place.
+    """A line about the state of a lease, which is updated in place.
 
     The session's thread calls `show`, `log` and `close`.
     """

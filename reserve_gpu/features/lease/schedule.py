@@ -7,10 +7,10 @@ from reserve_gpu.features.lease.lease_notices import Action
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.requests import Lease
 
-# Seconds before the end of a lease at which the user gets the first and the last warning. A lease
-# shorter than SHORT_S has its last warning at LAST_OF_SHORT_S or later.
+# Seconds before the end of a lease at which the user gets the first and the last warning. For a
+# lease shorter than SHORT_S, the last warning comes at most LAST_OF_SHORT_S seconds before the end.
 FIRST_S, LAST_S, LAST_OF_SHORT_S = 600.0, 60.0, 15.0
-SHORT_S = 240.0  # seconds
+SHORT_S = 240.0
 LONGEST_PAUSE_S = 60.0  # longest time in seconds until a suspension or a clock change is noticed
 WANTED_S = 2.0  # seconds between two checks for waiters
 CHILD_S = 2.0  # seconds between two checks of whether a child process still uses a device

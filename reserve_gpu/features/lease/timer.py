@@ -251,7 +251,7 @@ class LeaseTimer(Feature):
         return min(LONGEST_LOOK_S, idle_s / LOOKS)
 
     def _is_wanted(self, devices: Sequence[Device]) -> bool:
-        """Return whether a process that could use one of the devices waits.
+        """Return whether another process is waiting and could use one of the devices.
 
         A stopped waiter does not count, because its heartbeat does not change.
         """

@@ -54,7 +54,7 @@ class WaiterNotices(Feature):
         self._pause_s, self._idle_s = pause_s, idle_s
         self._used_at = -inf  # the last known use, by time.monotonic()
         self._known: set[tuple[str, int]] = set()  # the waiters and processes that were reported
-        self._tell_at = 0.0  # earliest time of the next message about a waiter, time.monotonic()
+        self._tell_at = 0.0  # time of the next message about a waiter, by time.monotonic()
         self._seen: int | None = None  # the number of the reservation that was checked last
         self._look_at = 0.0  # earliest time of the next check, by time.monotonic()
 
@@ -76,12 +76,12 @@ class WaiterNotices(Feature):
         rows = [] if is_part or is_unused else new_users(look(), self._known)
         if text := self.tell(held, frontends.is_watched):
             with no_fork:
-                from reserve_gpu.render import pictures  # rarely needed
+                from reserve_gpu.render import pictures  # most cells don't need it
 
             pictures.tell(pictures.of_line(text))
         took_s = time.monotonic() - began
         self._look_at = began + took_s + self._pause_s * max(1.0, took_s / QUICK_S)
-        return [] if is_new else [*map(used_by_others, rows)]  # a new reservation has warned itself
+        return [] if is_new else [*map(used_by_others, rows)]  # %reserve_gpu has warned already
 
     def tell(self, held: Holding, is_watched: Callable[[], bool]) -> str | None:
         """Return a message about a new waiter for idle devices, at most one every EVERY_S seconds.
@@ -152,8 +152,8 @@ def new_users(
 ) -> list[DeviceStatus]:
     """Return a row for each device that a process of another user has started to use.
 
-    Processes with no more memory than a desktop are ignored, except graphics processes, because
-    small ones are not in the list.
+    A process that uses no more memory than a desktop does is ignored. Graphics processes are only
+    listed if they use more.
 
     Args:
         listed: The processes on each held device.
@@ -201,8 +201,8 @@ def somebody_waits(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) 
 def _waited_s(ticket: Ticket) -> float:
     """Return the seconds since a waiter joined the queue.
 
-    The waiter's user can write any time into the ticket, so the start of the waiter's process is a
-    lower bound for it.
+    The waiter's user can write any time into the ticket, so a time before the start of the waiter's
+    process is not believed.
     """
     now = procfs.now().boot
     began = procfs.began_boot(ticket.holder.listed_pid) if ticket.holder.listed_pid else None

@@ -478,10 +478,10 @@ def test_kept_as_nobody_waits_is_told_once(here: Here) -> None:
     """That it is over and lasts until somebody waits is said by one cell."""
     shell = here.shell()
     shell.run(f"%reserve_gpu --for {SOON_S}s --if-wanted")
-    wait_for(lambda: "until another process waits for a GPU" in lease_line()._shown)
+    wait_for(lambda: "You keep GPU0 until another process waits" in lease_line()._shown)
     wait_for_notice()
-    assert "until another process waits for a GPU" in shell.run("1").all
-    assert "until another process waits for a GPU" not in shell.run("1").all
+    assert "You keep GPU0 until another process waits" in shell.run("1").all
+    assert "You keep GPU0 until another process waits" not in shell.run("1").all
 
 
 def test_a_cell_is_no_idleness(here: Here) -> None:
