@@ -365,8 +365,8 @@ USAGE = [
         "run -n -- true",
         "-n needs a value: how many, the best connected ones. See reserve-gpu run --help\n",
     ),
-    ("run --for -- true", "--for needs a value: release it after 90s, 30m, 4h, 2d. See"),
-    ("kernel install --idle", "--idle needs a value: release it when no cell has run, "),
+    ("run --for -- true", "--for needs a value: release the GPU after 90s, 30m, 4h or 2d. See"),
+    ("kernel install --idle", "--idle needs a value: release the GPU when no cell has run "),
     (
         "kernel install --prefix",
         "--prefix needs a value: install in DIR/share/jupyter/kernels. See",

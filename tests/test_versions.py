@@ -471,7 +471,7 @@ def test_a_notebook_is_told_who_waits(here: Here, first: Version, second: Versio
         if first.folder == ROOT:
             kernel.run(IDLE_AT_ONCE)
         waiter = Waiter(here, child, "'0', note='thesis'")
-        line = r' has waited .* for GPU0 \("thesis"\)\. GPU0 is idle here: '
+        line = r' has waited .* for GPU0 \("thesis"\)\. GPU0 is idle here[:.] '
         wait_for(lambda: re.search(line, kernel.run("pass").all))  # not each cell looks
         kernel.run("%reserve_gpu --release")
         assert waiter.answer().value == "0"

@@ -1,1 +1,1 @@
-"""Capabilities of a reservation that can be deleted, one folder each."""
+"""Optional features of reservations, in one folder each, which can be deleted."""

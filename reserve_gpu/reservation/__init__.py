@@ -1,1 +1,1 @@
-"""What this process holds: how it is acquired, kept, shared, handed over and released."""
+"""The reservation of a process: acquiring, keeping, sharing, handing over and releasing it."""

@@ -1,4 +1,4 @@
-"""Acquire a reservation: from a request to what is held, or to the reason why it is not."""
+"""Acquire a reservation for a request, or report why the request can't be satisfied."""
 
 from __future__ import annotations
 
@@ -33,19 +33,27 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Rules
     from reserve_gpu.reservation.holding import Holding
 
-RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
-LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
+RETRY_MUTEX_LIMIT_S = 1.0  # short timeout for the mutex, because waiters retry anyway
+# Minimum timeout for the mutex in seconds: even a request with no time to wait should not fail
+# because another process holds the mutex for a moment.
+LEAST_WAIT_S = 1.0
 
 
 class Acquired:
-    """A reservation, what to tell the user about it, and what the process held before."""
+    """The result of a successful request.
+
+    Attributes:
+        reservation: The reservation that satisfies the request.
+        notices: Notices for the user.
+        savepoint: The reservation before the request.
+    """
 
     def __init__(self, reservation: Reservation, notices: list[str], savepoint: Savepoint) -> None:
         self.reservation, self.notices, self.savepoint = reservation, notices, savepoint
 
 
 class WouldReserve(Exception):  # noqa: N818 - no error, but the result of a preview
-    """The devices that a preview found. It ends the attempt, which releases them."""
+    """The devices that a preview found. Raising it makes the attempt release their locks."""
 
     def __init__(self, devices: tuple[Device, ...]) -> None:
         super().__init__(devices)
@@ -60,8 +68,8 @@ def preview(session: Session, request: Request) -> tuple[Device, ...]:
 
     try:
         reserve(session, request, Deadline.after(None), hold)
-    except WouldReserve as found:
-        return found.devices
+    except WouldReserve as result:
+        return result.devices
     return session.devices
 
 
@@ -71,23 +79,27 @@ def reserve(
     deadline: Deadline,
     hold: Callable[[Granted, Request], object] | None = None,
 ) -> Acquired:
-    """Reserve what is requested, on the session's thread.
+    """Reserve devices for a request. Must run on the session's thread.
 
     Args:
         session: The session of this process.
         request: The request.
         deadline: When to stop waiting for a device.
-        hold: Called with the locked devices in place of `session.hold`; only `preview` gives one.
-            Then nothing is waited for.
+        hold: Called with the locked devices instead of `session.hold`, and disables waiting. Only
+            `preview` passes it.
+
+    Returns:
+        The reservation with its notices.
 
     Raises:
-        Failure: The request can't be satisfied, with the reason as a notice.
-        RequestError: The request is invalid here.
-        NoFreeDeviceError: Another thread of this process waits.
+        Failure: The request can't be satisfied; its notice has the reason.
+        ImpossibleError: This machine can never satisfy the request.
+        RequestError: The request is invalid in this process.
+        NoFreeDeviceError: Another thread of this process is waiting for a device.
         DriverError: The driver can't be used.
         LockError: The lock directory can't be used.
     """
-    if session.is_waiting:  # another thread's call, which goes on
+    if session.is_waiting:  # in another thread, which continues to wait
         session.hide_if_unreserved()
         raise NoFreeDeviceError(notice.ANOTHER_THREAD_WAITS)
     notices = _begin(session, request)
@@ -103,32 +115,34 @@ def reserve(
                 request, ruled, before.lease, before.since_of(request), procfs.now()
             )
             notices += [*ruled.problems, *more]
-        # If what the process holds satisfies the request, repeat the answer.
-        told = session.satisfy_from_current(request) if held else None
-        if told is None:
-            told = _take(session, request, deadline, ruled, hold)
-        return Acquired(_counted(session), [*notices, *told, *_unsigned(session)], savepoint)
+        # If the held devices satisfy the request, repeat the answer.
+        outcome = session.satisfy_from_current(request) if held else None
+        if outcome is None:
+            outcome = _acquire_devices(session, request, deadline, ruled, hold)
+        return Acquired(
+            _count_caller(session), [*notices, *outcome, *_record_notices(session)], savepoint
+        )
     except GivenUpError:
         session.roll_back(savepoint)
         raise
 
 
-def _take(
+def _acquire_devices(
     session: Session,
     request: Request,
     deadline: Deadline,
     ruled: Rules | None,
     hold: Callable[[Granted, Request], object] | None,
 ) -> list[str]:
-    """Take devices that this process does not hold; return what to tell of them."""
+    """Reserve devices that this process does not hold yet, and return notices about them."""
     if ruled:
         quota.require_amount(request, ruled)
-    # CUDA has started and reads no variable any more: only what it sees can be reserved.
+    # Once CUDA has started, it ignores the variables, so only devices that it sees can be reserved.
     if (is_late := cuda_environment.cuda_started()) and not cuda_environment.cuda_uuids():
         raise Failure(notice.TooLate(session.devices))
     with Nvml() as gpus:
-        gpus.count()  # without a driver nothing is made
-        request = _in_place(session.holding, request)
+        gpus.count()  # without a driver, fail before creating a lock directory
+        request = _name_held_devices(session.holding, request)
         if is_late:
             request = _only_what_cuda_sees(session, request, gpus)
         with LockDirectory() as locks:
@@ -147,8 +161,8 @@ def _take(
                 rules=ruled,
                 is_taking_back=is_late,
             )
-            # Walk the GPUs in their order: lock one, then read it. Hold all that is requested,
-            # which sets the variables, or nothing.
+            # Walk the GPUs in order; lock each one, then read it. Either hold all requested
+            # devices, which sets the variables, or none.
             outcome = attempt(context, hold or session.hold, mutex_limit_s=_mutex_limit_s(deadline))
             changes: list[str] = []
             if isinstance(outcome, Denied):
@@ -157,7 +171,7 @@ def _take(
 
 
 def _mutex_limit_s(deadline: Deadline) -> float:
-    # A request that waits also waits for a process that is stopped while it has the mutex.
+    # A request that may wait also waits for the mutex if its holder is stopped (SIGSTOP).
     return max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
 
 
@@ -168,7 +182,12 @@ def _wait_or_fail(
     deadline: Deadline,
     hold: Callable[[Granted, Request], object] | None,
 ) -> tuple[Granted, list[str]]:
-    """Wait for what was denied; return it, and notices about changes meanwhile. Raises Failure."""
+    """Wait for denied devices, and return them with notices about changes during the wait.
+
+    Raises:
+        Failure: The devices did not become free in time, or waiting makes no sense.
+        ImpossibleError: This machine can never satisfy the request.
+    """
     changes: list[str] = []
     outcome: Granted | Denied = denied
     if hold is None:
@@ -178,16 +197,20 @@ def _wait_or_fail(
     return outcome, changes
 
 
-def _counted(session: Session) -> Reservation:
-    """Return the reservation of what is held, with one more caller. Raises RequestError."""
+def _count_caller(session: Session) -> Reservation:
+    """Count one more caller of the current reservation, and return it.
+
+    Raises:
+        RequestError: Other code of this process has closed the locks.
+    """
     if reservation := session.reservation:
         reservation.count_call(executor.caller())
         return reservation
-    raise RequestError(notice.HAS_ENDED)  # other code of this process has closed its locks
+    raise RequestError(notice.HAS_ENDED)
 
 
-def _unsigned(session: Session) -> list[str]:
-    """Return a notice about locks whose record could not be written."""
+def _record_notices(session: Session) -> list[str]:
+    """Return a notice about lock files whose record could not be written."""
     if not session.unsigned:
         return []
     devices, (directory, *_), (reason, *_) = zip(*session.unsigned, strict=True)
@@ -195,31 +218,32 @@ def _unsigned(session: Session) -> list[str]:
     return [notice.unsigned(devices, directory, reason, is_part=is_part)]
 
 
-def _in_place(held: Holding, request: Request) -> Request:
-    """Return the request by name, where it is for the devices that are held, in another way.
+def _name_held_devices(held: Holding, request: Request) -> Request:
+    """Add the names of the held devices to a request that changes only the terms.
 
-    A process that holds a part and asks for a larger one means more of the same device. A joined
-    process whose holder has gone means what it has.
+    A process that holds a part of a device and requests a larger part keeps the same device. A
+    joined process whose holder has gone keeps the devices that it has joined.
     """
     is_part = None not in (held.terms.memory_limit_mib, request.terms.memory_limit_mib)
-    is_left = held.joined is not None and joining.is_left(held)
-    devices = policy.kept(held.devices, request) if is_part or is_left else None
+    has_lost_holder = held.joined is not None and joining.is_left(held)
+    devices = policy.kept(held.devices, request) if is_part or has_lost_holder else None
     if not devices or request.devices:
         return request
     return request._replace(devices=tuple(d.number for d in devices), count=None)
 
 
 def _begin(session: Session, request: Request) -> list[str]:
-    """Do what comes before a reservation, features too; returns what to tell of it.
+    """Prepare the session and its features for a request, and return notices for the user.
 
-    Raises ReserveGPUError if this process can open too few files for one.
+    Raises:
+        ReserveGPUError: The process can't open enough files for a reservation.
     """
     if not session.devices:
         procfs.require_descriptors()
     if request.terms.memory_limit_mib is not None:
-        cuda_environment.read_size_mib(settings.CONTEXT_MEMORY)  # an invalid value changes nothing
+        cuda_environment.read_size_mib(settings.CONTEXT_MEMORY)  # fail early if it is invalid
     notices = session.renew()
-    features = session.wanted(request.terms)
+    features = session.features_for(request.terms)
     notices += [notice for each in features for notice in each.begins()]
     return notices + refresh.refresh(session).notices if session.held else notices
 
@@ -227,9 +251,10 @@ def _begin(session: Session, request: Request) -> list[str]:
 def _wait(
     session: Session, context: AttemptContext, denied: Denied, deadline: Deadline
 ) -> tuple[Granted | Denied, list[str]]:
-    """Wait in the queue, if that makes sense; attempt it again whenever something has come free.
+    """Wait in the queue if waiting can help, and retry whenever a device may be free.
 
-    Without a deadline, wait for the few seconds in which waiters may take a free device first.
+    A request that may not wait still waits the few seconds that earlier waiters have to take a free
+    device.
 
     Returns:
         The outcome of the last attempt, and notices about changes during the wait.
@@ -237,15 +262,15 @@ def _wait(
     candidates = [row.device for row in denied.rows]
 
     def try_again(entry: QueueEntry) -> Granted | Denied:
-        # Meanwhile the rules may have changed, and the lease of what is held may have ended.
+        # The rules may have changed during the wait, and the current lease may have ended.
         held = session.holding
-        now = context._replace(
+        current_context = context._replace(
             held=held.locks_in(context.locks.path),
             memory_limit_mib=held.terms.memory_limit_mib,
             rules=rules(),
         )
         limit_s = RETRY_MUTEX_LIMIT_S if deadline.waits else MUTEX_LIMIT_S
-        return attempt(now, session.hold, entry, limit_s, candidates)
+        return attempt(current_context, session.hold, entry, limit_s, candidates)
 
     if not deadline.waits:
         if not policy.is_only_awaited(denied.rows, context.request):
@@ -254,7 +279,7 @@ def _wait(
             with session.waiting():
                 return wait.wait_for_offers(context, try_again, session.between), []
         except BaseException:
-            session.hide_if_unreserved()  # as after any other wait that ends early
+            session.hide_if_unreserved()
             raise
     if not policy.may_come_free(denied.rows, context.request) or _is_above(
         session, context, denied
@@ -270,13 +295,13 @@ def _wait(
         waited = feature.Wait(deadline.asks, began, time.monotonic() - start, how)
         for each in session.features.values():
             each.waited(waited)
-    return outcome, refresh.refresh(session).notices  # GPUs may have come or gone during the wait
+    return outcome, refresh.refresh(session).notices  # GPUs may have been added or removed
 
 
 def _failure(
     session: Session, context: AttemptContext, denied: Denied, deadline: Deadline
 ) -> Failure | ImpossibleError:
-    """Return why nothing was taken. Unless the request is wrong, no GPU is visible from now on."""
+    """Return the error for a denied request, and hide all GPUs unless the request is wrong."""
     request, visible = context.request, context.inherited[cuda_environment.VISIBLE]
     if visible is not None and not denied.rows:
         return Failure(notice.HidesAll(request, visible, context.gpus.count(), session.devices))
@@ -284,7 +309,7 @@ def _failure(
         return notice.impossible(request, denied.rows, visible)
     is_above = _is_above(session, context, denied)
     if not is_above:
-        session.hide_if_unreserved()  # first: what follows may take long, and be interrupted
+        session.hide_if_unreserved()  # before the explanation, which may be slow and interrupted
     rows = snapshot.explained(context.gpus, denied.rows, context.idle_mib)
     if is_above:
         environ = {name: context.inherited[name] for name in cuda_environment.CUDA}
@@ -299,7 +324,7 @@ def _failure(
             waited_s=deadline.limit_s if has_waited else None,
             user=procfs.user_of(os.getpid()),
             problems=context.rules.problems if context.rules else (),
-            free=_free_others(context, rows) if request.devices else (),
+            free=_free_alternatives(context, rows) if request.devices else (),
             siblings=_siblings(rows),
             ahead=[t for t in denied.ahead if any(map(t.could_use, policy.wanted(rows)))],
         )
@@ -307,36 +332,46 @@ def _failure(
 
 
 def _siblings(rows: Sequence[DeviceStatus]) -> set[int]:
-    """Return the holders that the same process has started as this one, with the same command.
+    """Return the pids of holders with the same parent and the same command as this process.
 
-    Such are ranks of MPI, and Dask's workers: their names differ by a number. Two kernels of one
-    server have nothing to do with each other.
+    Such processes are MPI ranks or Dask workers, whose commands differ only in numbers. Kernels
+    are excluded, because two kernels of one Jupyter server are unrelated.
     """
     parent = os.getppid()
-    if kernels_file() or parent == 1:  # which takes over orphans
+    if kernels_file() or parent == 1:  # init adopts unrelated orphans
         return set()
-    own, holders = _unnumbered(myself()), [each for row in rows for each in row.holders]
-    alike = {each.listed_pid or 0 for each in holders if _unnumbered(each.record.who) == own}
-    return {pid for pid in alike - {os.getpid()} if procfs.lineage(pid)[1:2] == [parent]}
+    command = _command_without_numbers(myself())
+    holders = [each for row in rows for each in row.holders]
+    pids = {
+        each.listed_pid or 0
+        for each in holders
+        if _command_without_numbers(each.record.who) == command
+    }
+    return {pid for pid in pids - {os.getpid()} if procfs.lineage(pid)[1:2] == [parent]}
 
 
-def _unnumbered(who: ProcessInfo) -> str:
-    return re.sub(r"[0-9]+", "", who.command or "")
+def _command_without_numbers(process: ProcessInfo) -> str:
+    return re.sub(r"[0-9]+", "", process.command or "")
 
 
-def _free_others(context: AttemptContext, rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
-    """Return what is free in place of the named devices; rows: of these, and why they can't be had.
+def _free_alternatives(context: AttemptContext, rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
+    """Return free devices that could replace the devices named in the request.
 
-    Nothing if an inherited limit or a rule keeps others from this process, or CUDA has started.
+    The result is empty if an inherited limit or a rule excludes other devices, or if CUDA has
+    started.
+
+    Args:
+        context: The context of the attempt.
+        rows: The named devices, with the reasons why they are not available.
     """
     request = context.request
     is_limited = context.inherited[cuda_environment.VISIBLE] is not None or context.is_taking_back
     if is_limited or any(row.state is State.LIMITED for row in rows):
         return []
-    look = snapshot.take_snapshot(context.gpus, idle_mib=context.idle_mib, ruled=context.rules)
+    machine = snapshot.take_snapshot(context.gpus, idle_mib=context.idle_mib, ruled=context.rules)
     return [
         row
-        for row in look.rows
+        for row in machine.rows
         if row.state is State.FREE
         and not row.awaited_by
         and not policy.unfit(row.device, request, context.driver)
@@ -344,23 +379,26 @@ def _free_others(context: AttemptContext, rows: Sequence[DeviceStatus]) -> list[
 
 
 def _is_above(session: Session, context: AttemptContext, denied: Denied) -> bool:
-    """Tell whether an ancestor has reserved all that this process may use."""
+    """Return whether ancestors of this process hold all the devices that it may use."""
     if session.devices or not context.inherited[cuda_environment.VISIBLE]:
         return False
     return policy.is_above(denied.rows, procfs.ancestors())
 
 
 def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Request:
-    """Return the request by the names of the devices that CUDA sees. Raises Failure.
+    """Narrow the request to the devices that CUDA sees.
 
-    CUDA has started, so nothing else can be reserved; but this process may have released these.
+    Once CUDA has started, this process can reserve only these devices. It may have released them.
+
+    Raises:
+        Failure: The request is for other devices.
     """
     everything = [device for device in gpus.walk() if isinstance(device, Device)]
     by_uuid = {names.bare_uuid(device.uuid): device for device in everything}
     visible = [by_uuid[uuid] for uuid in cuda_environment.cuda_uuids() if uuid in by_uuid]
     if narrowed := policy.reclaim(request, visible):
         return narrowed
-    # Who never reserved anything sees all GPUs: to reserve them all is no advice to give.
+    # If CUDA sees all GPUs, this process probably never reserved any. Don't suggest reserving all.
     is_limited = len(visible) < len(everything) or len(everything) == 1
     held = {device.uuid for device in session.devices}
     is_held = all(device.uuid in held for device in visible)
@@ -368,7 +406,7 @@ def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Requ
 
 
 def _cautions(context: AttemptContext, granted: Granted) -> list[str]:
-    """Return what is to be said against the devices that were taken."""
+    """Return warnings about the acquired devices."""
     rows = [_caution(context, locked) for locked in granted.locked if not locked.row.is_mine]
     cautions: list[str] = [
         notice.caution(row, context.request)
@@ -382,19 +420,21 @@ def _cautions(context: AttemptContext, granted: Granted) -> list[str]:
 
 
 def _caution(context: AttemptContext, locked: LockedDevice) -> DeviceStatus:
-    """Return what others do on the device; of what this process has there nobody is warned.
+    """Return the status of an acquired device, with only the use to warn about.
 
-    Nor of what those do who share it by parts: that was counted.
+    Use by this process is left out. If parts are reserved, use by other holders of parts is also
+    left out, because it was counted.
     """
     row, is_part = locked.row, context.request.terms.memory_limit_mib is not None
     if row.usage is None or (row.use_state is State.IDLE and not row.holders):
         return row
-    known = (Holder(listed_pid=os.getpid()), *row.holders)
-    on_it = snapshot.identified(context.gpus, context.gpus.processes(locked.device), known)
-    # In a container whose they are can't be seen: a sharer's, perhaps.
-    strange = (False,) if is_part else (False, None)
-    others = tuple(process for process in on_it if process.has_reserved in strange)
-    is_all_seen = len(on_it) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
+    known_holders = (Holder(listed_pid=os.getpid()), *row.holders)
+    listed = context.gpus.processes(locked.device)
+    processes = snapshot.identified(context.gpus, listed, known_holders)
+    # In a container, owners of processes may be unknown (None): they may be holders of parts.
+    unreserved = (False,) if is_part else (False, None)
+    others = tuple(process for process in processes if process.has_reserved in unreserved)
+    is_all_seen = len(processes) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
     is_own = not others and (is_part or is_all_seen)
     use = State.IDLE if is_own else State.BUSY if is_part else row.use_state
     return row._replace(use_state=use, processes=others)

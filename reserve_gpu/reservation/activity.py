@@ -1,4 +1,4 @@
-"""What the processes of a reservation do on its devices, by what the driver says."""
+"""Use of reserved devices by the processes of a reservation, as reported by the driver."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -14,18 +14,22 @@ from reserve_gpu.reservation import joining
 from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.system import executor, procfs
 
-DRIVER_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
-# cuInit reads the variables at its begin, and takes up to 3 s without persistence mode
-# (https://docs.nvidia.com/deploy/driver-persistence/): what has begun shows itself within that.
+DRIVER_LIMIT_S = 5.0  # timeout for reading held devices, whose first access takes up to 3 s
+# Longest time in seconds to wait for a cuInit that may be running. cuInit reads the variables when
+# it starts, and takes up to 3 s without persistence mode
+# (https://docs.nvidia.com/deploy/driver-persistence/).
 HIDDEN_S = 5.0
-HIDDEN_POLL_S = 0.05
+HIDDEN_POLL_S = 0.05  # seconds between two checks for a running cuInit
 
 
 class DeviceActivity(NamedTuple):
-    """What they have done on one device lately; None for what can't be read.
+    """The recent use of one device by the processes of a reservation.
 
-    percent: of the time in which their kernels ran. mib: of its memory that they have.
-    share: of the whole GPU that the device is, by memory.
+    Attributes:
+        is_used: Whether they used the device; None if this can't be read.
+        percent: The percentage of time in which their CUDA kernels ran; None if unknown.
+        mib: The device memory that they use in MiB; None if unknown.
+        share: The device's share of its GPU's memory, from 0 to 1; None if unknown.
     """
 
     is_used: bool | None = None
@@ -35,43 +39,50 @@ class DeviceActivity(NamedTuple):
 
 
 def read(
-    devices: Sequence[Device], own: Collection[int], since: float, limit_s: float
+    devices: Sequence[Device], pids: Collection[int], since: float, limit_s: float
 ) -> dict[Device, DeviceActivity]:
-    """Return what these processes, and those that they have started, have done since a moment.
+    """Return the use of devices by these processes and their descendants.
 
-    own: their pids. since: in seconds since the epoch. limit_s: for the driver to answer a call.
+    Args:
+        devices: The devices to read.
+        pids: The processes of the reservation.
+        since: The start of the period, in seconds since the epoch.
+        limit_s: The timeout for each driver call in seconds.
+
+    Returns:
+        The use of each device. All fields are None if the driver can't be used.
     """
     with suppress(DriverError), Nvml(limit_s) as gpus:
-        return {device: _of_device(gpus, device, own, since) for device in devices}
+        return {device: _of_device(gpus, device, pids, since) for device in devices}
     return {device: DeviceActivity() for device in devices}
 
 
-def _of_device(gpus: Nvml, device: Device, own: Collection[int], since: float) -> DeviceActivity:
-    """Return what these processes have done on a device: by process, else by the device.
+def _of_device(gpus: Nvml, device: Device, pids: Collection[int], since: float) -> DeviceActivity:
+    """Return the use of a device, from readings per process or else of the whole device.
 
-    To be on a device is not to use it: a notebook that has started CUDA stays there to its end.
+    A CUDA context alone is not use, because a notebook that has started CUDA keeps its context.
     """
     try:
         usage, processes, gauges = gpus.read_all(device)
     except DeviceError:
         return DeviceActivity()
     share = gpus.share(device)
-    if not gpus.sees_all:  # a pid may mean another process
+    if not gpus.sees_all:  # the driver's pids may be those of another PID namespace
         return DeviceActivity(_is_above_zero(gauges.utilisation), share=share)
     is_listed = usage.compute is not None
-    is_own = {process.pid: procfs.is_below(process.pid, own) for process in processes}
-    mine = [process for process in processes if is_own[process.pid]]
-    sizes = [process.memory_mib for process in mine]
+    is_own = {process.pid: procfs.is_below(process.pid, pids) for process in processes}
+    own_processes = [process for process in processes if is_own[process.pid]]
+    sizes = [process.memory_mib for process in own_processes]
     mib = float(sum(size or 0 for size in sizes)) if is_listed and None not in sizes else None
     workers = gpus.workers(device, since)
     if workers is not None:
         shares = [
             percent
             for pid, percent in workers.items()
-            if (is_own[pid] if pid in is_own else procfs.is_below(pid, own))
+            if (is_own[pid] if pid in is_own else procfs.is_below(pid, pids))
         ]
         return DeviceActivity(bool(shares), float(min(100, sum(shares))), mib, share)
-    is_used = False if is_listed and not mine else _is_above_zero(gauges.utilisation)
+    is_used = False if is_listed and not own_processes else _is_above_zero(gauges.utilisation)
     return DeviceActivity(is_used, mib=mib, share=share)
 
 
@@ -80,35 +91,42 @@ def _is_above_zero(utilisation: int | None) -> bool | None:
 
 
 def is_used(held: Holding, since: float) -> bool:
-    """Return whether this process, a joined one or a child of either has used a device since.
+    """Return whether this process, a joined process or their descendants have used a device.
 
-    What can't be read is never taken for idle.
+    A device that can't be read counts as used.
+
+    Args:
+        held: The reservation.
+        since: The start of the period, in seconds since the epoch.
     """
     uses = read(held.devices, joining.own_pids(held), since, DRIVER_LIMIT_S)
     return any(each.is_used is not False for each in uses.values())
 
 
 def of_hidden(held: Holding) -> tuple[bool, bool]:
-    """Return whether CUDA has started here, and whether a child uses what is hidden by now.
+    """Return whether this process or a descendant uses devices that are hidden now.
 
-    What has begun to start before it was hidden is waited for.
+    A cuInit that started before the devices were hidden may still be running, so wait for it.
+
+    Returns:
+        Whether CUDA has started in this process, and whether a descendant uses a held device.
     """
     executor.wait_for(lambda: not cuda_environment.cuda_may_be_starting(), HIDDEN_S, HIDDEN_POLL_S)
     return cuda_environment.cuda_started(), by_child(held)
 
 
 def by_child(held: Holding) -> bool:
-    """Tell whether a process that this one has started is on one of the devices.
+    """Return whether a descendant of this process is on one of the held devices.
 
     A device that can't be read counts as used if this process has any descendant. If the driver
-    does not identify processes, any use counts, unless others share the devices.
+    does not identify processes, any use counts, unless parts of the devices are reserved.
     """
-    own = os.getpid()
+    own_pid = os.getpid()
     with suppress(DriverError, DeviceError), Nvml(DRIVER_LIMIT_S) as gpus:
         if not gpus.sees_all:
             is_part = held.terms.memory_limit_mib is not None
             readings = [] if is_part else map(gpus.usage, held.devices)
             return any(reading.compute or reading.mps for reading in readings)
         pids = {process.pid for device in held.devices for process in gpus.processes(device)}
-        return any(procfs.is_below(pid, {own}) for pid in pids - {own})
+        return any(procfs.is_below(pid, {own_pid}) for pid in pids - {own_pid})
     return procfs.has_descendants()

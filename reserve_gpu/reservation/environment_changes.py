@@ -1,4 +1,4 @@
-"""The CUDA variables of what this process holds, and the caps of a part: set, looked at, mended."""
+"""Set, check and restore the CUDA variables and memory limits of the reserved devices."""
 
 from __future__ import annotations
 
@@ -14,71 +14,74 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Variables
     from reserve_gpu.reservation.holding import Holding
 
-DECIDING = (cuda_environment.VISIBLE, cuda_environment.ORDER)  # what CUDA sees
+# The variables that decide which devices CUDA sees.
+DECIDING = (cuda_environment.VISIBLE, cuda_environment.ORDER)
 
 
 class OurVariables:
-    """What this process has done to the variables.
+    """The environment variables that this process has changed.
 
-    changes: all of it, so that it can be undone.
-    environ: The variables of what is held, as the user is told about them.
-    notices: what there is to tell of the caps that keep frameworks within a part.
+    Attributes:
+        changes: All changes, so that they can be undone.
+        environ: The variables that are set for the held devices, as users see them.
+        notices: Notices about the memory limits that keep frameworks within a part of a GPU.
     """
 
     def __init__(self) -> None:
         self.changes = cuda_environment.Changes()
         self.environ: dict[str, str] = {}
         self.notices: list[str] = []
-        self._told: str | None = None
+        self._reported_change: str | None = None
 
     @property
     def are_hidden(self) -> bool:
-        """Tell whether no device is visible, by our own doing."""
+        """Return whether this process has hidden all devices from itself."""
         return self.changes.written.get(cuda_environment.VISIBLE) == ""
 
     def inherited(self) -> dict[str, str | None]:
-        """Return the variables without our changes, nor the refusal of a process above this one."""
+        """Return the variables without our changes, and from before an ancestor hid the GPUs."""
         return cuda_environment.before_hiding(self.changes.inherited())
 
     def unset(self) -> None:
-        """Give the variables the values that they had before."""
+        """Restore the previous values of all changed variables."""
         self.changes = self.changes.apply({})
 
     def hide(self) -> None:
-        """Let whatever starts from now on see no device, and know that we set it so."""
+        """Hide all devices from programs that start later, and mark the variables as ours."""
         self.changes = self.changes.apply(cuda_environment.hiding(self.changes.inherited()))
 
     def adopt(self, changes: cuda_environment.Changes) -> None:
-        """Take over the changes of the program before this one in the same process."""
+        """Take over the changes that the program before the exec made."""
         self.changes, self.environ = changes, set_only(changes.written)
 
     def set_for(self, held: Holding) -> None:
-        """Set the variables of what is held."""
+        """Set the variables for the held devices."""
         inherited = self.inherited()
         before = cuda_environment.inherited_caps(inherited)
-        limits, self.notices = _caps(held, inherited | before)
+        limits, self.notices = _memory_limits(held, inherited | before)
         values = cuda_environment.variables(held.devices, held.terms.memory_limit_mib) | limits
         self.changes = self.changes.apply({cuda_environment.HIDDEN: None} | before | values)
         self.environ = set_only(values)
 
-    def mend(self, held: Holding) -> list[str]:
-        """Set again what other code has changed, or has taken away; returns what to tell."""
+    def restore(self, held: Holding) -> list[str]:
+        """Set variables again that other code has changed or removed, and return notices."""
         notices: list[str] = []
         if changed := self._changed(held.devices, cuda_environment.CUDA, is_mended=True):
-            own = {name: self.environ.get(name) for name in cuda_environment.CUDA}
-            cuda_environment.write(own)
+            values = {name: self.environ.get(name) for name in cuda_environment.CUDA}
+            cuda_environment.write(values)
             notices.append(changed)
-        return notices if held.terms.memory_limit_mib is None else notices + self._mend_caps(held)
+        if held.terms.memory_limit_mib is None:
+            return notices
+        return notices + self._restore_memory_limits(held)
 
-    def _mend_caps(self, held: Holding) -> list[str]:
-        """Set the caps again that are gone; one that somebody has changed is theirs from now on.
-
-        What is said to be set is what frameworks find.
-        """
+    def _restore_memory_limits(self, held: Holding) -> list[str]:
+        """Set memory limits again that were removed, and accept those that other code changed."""
         inherited = self.inherited()
-        limits, notices = _caps(held, inherited | cuda_environment.inherited_caps(inherited))
-        said = {name: v for name, v in self.environ.items() if name in cuda_environment.CAPS}
-        if set_only(limits) == said and cuda_environment.read(limits) == limits:
+        limits, notices = _memory_limits(
+            held, inherited | cuda_environment.inherited_caps(inherited)
+        )
+        shown = {name: v for name, v in self.environ.items() if name in cuda_environment.CAPS}
+        if set_only(limits) == shown and cuda_environment.read(limits) == limits:
             return []
         values = {name: self.environ.get(name) for name in cuda_environment.CUDA} | limits
         self.changes = self.changes.apply({cuda_environment.HIDDEN: None} | values)
@@ -86,41 +89,41 @@ class OurVariables:
         return notices
 
     def are_as_set(self) -> bool:
-        """Return whether the variables that decide what CUDA sees are as they were set."""
-        if self.are_hidden or self._told:
+        """Return whether the variables that decide which devices CUDA sees are unchanged."""
+        if self.are_hidden or self._reported_change:
             return False
         values = cuda_environment.read(DECIDING)
         return all(value == self.environ.get(name) for name, value in values.items())
 
     def changed_in_cell(self, devices: Sequence[Device]) -> list[str]:
-        """Return what a cell has made of the variables that decide what CUDA sees, once."""
+        """Return a notice if a cell has changed which devices CUDA sees, once per change."""
         if self.are_hidden:
             return []
         change = self._changed(devices, DECIDING)
-        is_news, self._told = change != self._told, change
-        return [change] if change and is_news else []
+        is_new, self._reported_change = change != self._reported_change, change
+        return [change] if change and is_new else []
 
     def _changed(
         self, devices: Sequence[Device], variables: Sequence[str], *, is_mended: bool = False
     ) -> str | None:
-        """Return how other code changed these variables, or None if they are as they were set."""
-        now = cuda_environment.read(variables)
-        values = {name: value for name, value in now.items() if value != self.environ.get(name)}
+        """Return a notice about variables that other code has changed; None if there are none."""
+        current = cuda_environment.read(variables)
+        values = {name: value for name, value in current.items() if value != self.environ.get(name)}
         if not values:
             return None
         seen = {*cuda_environment.cuda_uuids()}
-        is_held = seen == {names.bare_uuid(device.uuid) for device in devices}
-        is_late = cuda_environment.cuda_started() and not is_held
+        sees_held = seen == {names.bare_uuid(device.uuid) for device in devices}
+        is_late = cuda_environment.cuda_started() and not sees_held
         return notice.changed(values, devices, is_late=is_late, is_mended=is_mended)
 
 
 def set_only(values: Variables) -> dict[str, str]:
-    """Return those that are set, for people; not what only processes below read."""
+    """Return the variables that have a value, without those that only child processes read."""
     return {n: v for n, v in values.items() if v is not None and n not in cuda_environment.OWN}
 
 
-def _caps(held: Holding, inherited: Variables) -> tuple[dict[str, str], list[str]]:
-    """Return the caps to set for what is held, and what to tell of them."""
+def _memory_limits(held: Holding, inherited: Variables) -> tuple[dict[str, str], list[str]]:
+    """Return the memory limits to set for the held devices, and notices about them."""
     if held.terms.memory_limit_mib is None:
         return {}, []
     values = memory_caps.marked(held.devices, held.terms.memory_limit_mib, inherited)
@@ -138,21 +141,25 @@ def cap_notices(
     *,
     is_late: bool,
 ) -> list[str]:
-    """Return what to tell the user about the caps of a part of each of these devices.
+    """Return notices about the memory limits of frameworks on these devices.
 
-    inherited: the variables without our changes. written: the caps that are set. is_late: CUDA runs
-    in this process, and what has started reads no variable any more.
+    Args:
+        devices: The devices of which parts are reserved.
+        memory_limit_mib: The memory reserved on each device in MiB.
+        inherited: The variables without our changes.
+        written: The memory limits that are set.
+        is_late: Whether CUDA has started in this process, which then ignores the variables.
     """
-    theirs, capped = (
+    user_limits, all_limits = (
         memory_caps.capped_by(inherited),
         memory_caps.capped_by({**inherited, **written}),
     )
-    found = memory_caps.installed()
-    stand: list[str] = [notice.caps_stand([*theirs.values()])] if theirs else []
+    frameworks = memory_caps.installed()
+    kept: list[str] = [notice.caps_stand([*user_limits.values()])] if user_limits else []
     late = [notice.CAPS_ARE_LATE] if is_late else []
     lines = [
         notice.to_type(key, line)
         for key, line in memory_caps.to_type(devices, memory_limit_mib).items()
-        if key in found and key not in (theirs if is_late else capped)
+        if key in frameworks and key not in (user_limits if is_late else all_limits)
     ]
-    return [*stand, *late, *lines]
+    return [*kept, *late, *lines]

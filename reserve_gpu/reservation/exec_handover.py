@@ -1,8 +1,8 @@
-"""A reservation that outlives exec: how a process leaves it to the program that it becomes.
+"""Hand over a reservation from one program to the next when a process calls exec.
 
-The locks stay with the process, as their descriptors stay open over that one exec. All other facts
-travel in an environment variable, next to the pid and the start time: another process has only
-inherited it. Nothing in it is believed that the kernel does not confirm of the locks.
+The descriptors of the locks stay open over that one exec, so the process keeps its locks. All other
+data is in an environment variable, with the pid and the start time of the process, so that a child
+process does not use it. Nothing about the locks is trusted unless the operating system confirms it.
 """
 
 import json
@@ -26,17 +26,19 @@ from reserve_gpu.reservation.holding import Holding, Joined
 from reserve_gpu.system import procfs, settings, subprocesses
 from reserve_gpu.system.file_control import write_lock
 
-ERRORS = (ValueError, TypeError, KeyError, AttributeError)
-LIMIT = 100_000  # characters; the kernel's own limit for one variable is 128 KiB
-REASON_LIMIT = 5_000  # characters, each of up to 12 in JSON
+ERRORS = (ValueError, TypeError, KeyError, AttributeError)  # raised for invalid handover data
+LIMIT = 100_000  # longest handover data in characters; Linux allows 128 KiB per variable
+REASON_LIMIT = 5_000  # longest reason in characters, each of which takes up to 12 in JSON
 
 
 class Handover(NamedTuple):
-    """What one program leaves to the next in the same process.
+    """The data that one program hands over to the next in the same process.
 
-    changes: to the CUDA variables.
-    reason: why there is no device, if there is none and a person should be told.
-    facts: what features leave to themselves there.
+    Attributes:
+        changes: The changes to the environment variables.
+        held: The reservation, without devices if there is none.
+        reason: Why there is no device, if the user should be told.
+        facts: Values that features store for themselves.
     """
 
     changes: cuda_environment.Changes
@@ -46,12 +48,12 @@ class Handover(NamedTuple):
 
 
 def offer(handover: Handover) -> None:
-    """Leave it to the program that this process becomes with its next exec."""
+    """Offer the data to the program that this process runs after its next exec."""
     for lock in handover.held.locks.values():
         lock.keep_over_exec()
     pid, _, began = procfs.stamp(os.getpid()).partition(" ")
     fields = {
-        "began": int(began) if began else None,  # first: procfs.held_by reads it there
+        "began": int(began) if began else None,  # must be first, because procfs.held_by reads it
         "before": dict(handover.changes.before),
         "written": dict(handover.changes.written),
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
@@ -62,12 +64,12 @@ def offer(handover: Handover) -> None:
 
 
 def described(held: Holding) -> dict[str, Any]:
-    """Return what is held, as JSON takes it."""
+    """Return the reservation as values that JSON can represent."""
     locks = [held.locks[device.uuid] for device in held.devices]
     return {
         "devices": [device._asdict() for device in held.devices],
         "locks": [(lock.descriptor, lock.name, is_sharers(lock.name)) for lock in locks],
-        # Older versions do not know of these two.
+        # Older versions write neither of the next two fields.
         "owned": [(own.descriptor, own.name) if (own := lock.owned) else None for lock in locks],
         "taken": [lock.taken for lock in locks],
         "record": Record(terms=held.terms).to_dict(),
@@ -76,24 +78,35 @@ def described(held: Holding) -> dict[str, Any]:
 
 
 def follow(module: str, held: Holding, about: Mapping[str, Any], open_files: Sequence[int]) -> None:
-    """Leave a process that calls `main` of that module, and follows what this process becomes.
+    """Start a process that runs `main` of a module, and monitors this process after its exec.
 
-    about: what it gets besides what is held. open_files: descriptors that it keeps. Raises OSError.
+    Args:
+        module: The name of the module.
+        held: The reservation.
+        about: Additional data for the module's `main`.
+        open_files: The descriptors that the new process keeps open.
+
+    Raises:
+        OSError: The process can't be started.
     """
     with files.pidfd(os.getpid()) as process:
-        told = {"pid": os.getpid(), "process": process, **about, **described(held)}
-        subprocesses.leave_to(module, told, (*open_files, process))
+        data = {"pid": os.getpid(), "process": process, **about, **described(held)}
+        subprocesses.leave_to(module, data, (*open_files, process))
 
 
 def are_locked(about: Mapping[str, Any]) -> bool:
-    """Tell whether a process that is followed, or what it has left, still has all the locks."""
+    """Return whether the monitored process, or a process that it started, holds all the locks."""
     names = [os.path.basename(name) for _, name, _ in about["locks"]]
     with LockDirectory() as directory:
         return directory.are_listed(names, about["pid"])
 
 
 def held_of(fields: Mapping[str, Any]) -> Holding:
-    """Return what was described, without its locks. Raises ERRORS for what makes no sense."""
+    """Return the reservation that `described` has serialized, without its locks.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: The data is invalid.
+    """
     joined = fields.get("guest")
     if joined is not None:
         of, name = joined
@@ -102,12 +115,16 @@ def held_of(fields: Mapping[str, Any]) -> Holding:
     devices = tuple(map(_device, fields["devices"]))
     for device, (_, name, *_) in zip(devices, fields["locks"], strict=True):
         if device_of(os.path.basename(name)) != device_of(lock_name(device.uuid)):
-            raise ValueError(name)  # the lock of another device
+            raise ValueError(name)  # the lock file belongs to another device
     return Holding(devices, {}, terms, joined=joined)
 
 
 def received() -> Handover | None:
-    """Return what this process was given; None if there is nothing, or it is not true any more."""
+    """Return the data that was handed over to this process; None if there is none, or it is stale.
+
+    After reading the data, this function deletes the environment variable, or shortens it to the
+    pid and the start time of this process.
+    """
     value = os.environ.get(settings.HELD, "")
     if procfs.held_by() != os.getpid():
         return None
@@ -116,17 +133,17 @@ def received() -> Handover | None:
     except (*ERRORS, LockError):
         return None
     if handover and handover.held.devices:
-        os.environ[settings.HELD] = procfs.stamp(os.getpid())  # processes below need know no more
+        os.environ[settings.HELD] = procfs.stamp(os.getpid())  # all that child processes need
     elif handover:
         del os.environ[settings.HELD]
     return handover
 
 
 def _checked(fields: dict[str, Any]) -> Handover | None:
-    nothing = [None] * len(fields["locks"])
-    owned, taken = fields.get("owned", nothing), fields.get("taken", nothing)
-    known = zip(fields["locks"], owned, taken, strict=True)
-    locks = (_adopted_both(lock, own, since) for lock, own, since in known)
+    missing = [None] * len(fields["locks"])
+    owned, taken = fields.get("owned", missing), fields.get("taken", missing)
+    entries = zip(fields["locks"], owned, taken, strict=True)
+    locks = (_adopted_with_record(lock, record, since) for lock, record, since in entries)
     held = held_of(fields).with_locks(locks)
     if held is None:
         return None
@@ -151,15 +168,15 @@ def _text(value: object) -> str | None:
     return None if value is None else untrusted.text(value, LIMIT)
 
 
-def _adopted_both(
+def _adopted_with_record(
     lock: Sequence[Any], owned: Sequence[Any] | None, taken: Sequence[Any] | None
 ) -> Lock | None:
-    """Return a lock that this process had before exec, with the lock on its record.
+    """Return a lock that this process held before the exec, with the lock on its record file.
 
     Args:
         lock: The descriptor and the name of the locked file.
-        owned: The same of the file with the record.
-        taken: The time of the lock, by both clocks.
+        owned: The descriptor and the name of the record file, if that is a separate file.
+        taken: The time at which the lock was acquired, by the wall clock and the boot clock.
     """
     now = procfs.now()
     wall, boot = map(untrusted.number, taken) if taken else now
@@ -174,10 +191,11 @@ def _adopted_both(
 
 
 def _adopted(descriptor: int, name: str, taken: Instant) -> Lock | None:
-    """Return the lock that this process had before exec; None if it is not that.
+    """Return a lock that this process held before the exec; None if it does not hold that lock.
 
-    Only the kernel is believed: the descriptor is open, its file is the one of that name, and this
-    very opening of the file has it locked. From now on it is closed in forks and over exec.
+    The operating system must confirm that the descriptor is open, that its file has the given name,
+    and that this file description holds the lock. The descriptor is then closed in forks and on the
+    next exec.
     """
     path = os.path.join(default_path(), os.path.basename(name))
     with suppress(OSError, OverflowError, ValueError, TypeError):

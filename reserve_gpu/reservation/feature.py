@@ -1,13 +1,13 @@
-"""The interface of features, the list of all of them, and the imports before a reservation.
+"""The interface of features, the table of all features, and the imports before a reservation.
 
-No module imports a feature, so a feature is deleted with its folder and its row.
+No other module imports a feature, so you can delete a feature by deleting its folder and its row.
 
-A signal handler that raises during an import leaves Python's import lock with its thread, and every
-other thread that imports a module would wait for ever. So the caller's thread imports what a call
-needs, before the session's thread does the work.
+If a signal handler raises during an import, its thread keeps Python's import lock, and all other
+threads that import a module block forever. So the caller's thread imports all modules that a call
+needs before the session's thread does the work.
 """
 
-# ruff: noqa: ARG002 - the methods are empty
+# ruff: noqa: ARG002 - the default methods ignore their arguments
 
 import os
 from collections.abc import Callable, Mapping
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class UseLook(NamedTuple):
-    """A check whether this process or its descendants use the devices.
+    """A check of whether this process or its descendants use the devices.
 
     Attributes:
         now: The time of the check, in seconds since the epoch.
-        at: The same moment by time.monotonic().
-        is_used: The result.
+        at: The time of the check by time.monotonic().
+        is_used: Whether a device was in use.
     """
 
     now: float
@@ -47,10 +47,11 @@ class UseLook(NamedTuple):
 class Owner(Protocol):
     """The part of the session that features use.
 
-    `held`, `run` and `run_within` may be used on any thread, all else on the session's thread.
+    `held`, `run` and `run_within` may be used on any thread, the others only on the session's
+    thread.
 
     Attributes:
-        last_look: The last check of a feature, for other features.
+        last_look: The latest check of use, which features share.
     """
 
     last_look: UseLook | None
@@ -61,15 +62,15 @@ class Owner(Protocol):
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """Return the variables that are set for it."""
+        """Return the environment variables that are set for the reservation."""
 
     def run(self, function: "Callable[[Unpack[Ts]], T]", *arguments: "Unpack[Ts]") -> T:
-        """Call the function on the session's thread."""
+        """Call the function on the session's thread and return its result."""
 
     def run_within(
         self, limit_s: float, function: "Callable[[Unpack[Ts]], object]", *arguments: "Unpack[Ts]"
     ) -> None:
-        """Call the function there, and wait at most `limit_s` seconds."""
+        """Call the function on the session's thread, and wait at most `limit_s` seconds."""
 
     def set_holding(self, held: Holding, *, renew_lease: bool = False) -> None:
         """Replace the reservation."""
@@ -81,15 +82,15 @@ class Owner(Protocol):
         """Release the devices and hide them from this process."""
 
     def wake(self) -> None:
-        """Call the steps of the features now."""
+        """Make the session's thread call `Feature.step` of all features now."""
 
 
 class Leaving(Enum):
-    """The program that continues after this one."""
+    """The kind of program that takes over the reservation of this one."""
 
-    COMMAND = auto()  # a program that knows nothing of this package, by exec
-    KERNEL = auto()  # a kernel, which loads this package, by exec
-    RESTART = auto()  # the next kernel, as this one restarts
+    COMMAND = auto()  # any program, after an exec, without this package
+    KERNEL = auto()  # a kernel, after an exec, with this package
+    RESTART = auto()  # the next kernel, after a restart
 
 
 class Wait(NamedTuple):
@@ -109,9 +110,9 @@ class Wait(NamedTuple):
 
 
 class Feature:
-    """A feature of a reservation. A session creates it when a reservation first needs it.
+    """A feature of reservations. The session creates it when a reservation first needs it.
 
-    Methods are called on the session's thread, unless they say otherwise.
+    The session's thread calls the methods, unless their docstrings say otherwise.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -122,7 +123,7 @@ class Feature:
         return []
 
     def limited(self, lease: Lease) -> Lease:
-        """Return the lease with a limit of its own. Must not block: the mutex may be held."""
+        """Return the lease, limited by this feature. Must not block: the mutex may be held."""
         return lease
 
     def changed(self, change: Change) -> None:
@@ -132,34 +133,34 @@ class Feature:
         """Handle the end of a wait in the queue."""
 
     def step(self) -> float | None:
-        """Do periodic work between two calls, and return the seconds until the next step."""
+        """Do periodic work, and return the seconds until the next step; None for no next step."""
         return None
 
     def show(self) -> None:
-        """Show the state of the reservation in its cell. Called on the thread of the cell."""
+        """Show the state of the reservation in the current cell. Called on the cell's thread."""
 
     def cell_begins(self) -> list[str]:
-        """Return warnings before a cell. Called on the thread of the cell."""
+        """Return warnings to show before a cell. Called on the cell's thread."""
         return []
 
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
-        """Return warnings after a cell. Called on the thread of the cell if a device is held.
+        """Return warnings to show after a cell. Called on the cell's thread if a device is held.
 
         Args:
-            look: Returns the processes on each device, if they can be identified.
+            look: Returns the processes on each held device, if the driver identifies them.
         """
         return []
 
     def released(self) -> str:
-        """Return a message about a release. Called on the thread of the caller."""
+        """Return text to add to the message about a release. Called on the caller's thread."""
         return ""
 
     def explained(self, error: ReserveGPUError) -> ReserveGPUError:
-        """Return the error, or a more specific one. Called on the thread of the caller."""
+        """Return the given error or a more specific one. Called on the caller's thread."""
         return error
 
     def leaves(self, how: Leaving) -> Mapping[str, Fact]:
-        """Hand the reservation over, and return facts for this feature in the next program."""
+        """Hand over the reservation, and return data for this feature in the next program."""
         return {}
 
 
@@ -170,14 +171,16 @@ JOBS = {"SLURM_JOB_ID", "FLUX_JOB_ID", "KUBERNETES_SERVICE_HOST"}
 
 
 class FeatureRow(NamedTuple):
-    """A feature. A process needs it if one of the two conditions holds.
+    """A row in the table of features.
+
+    A reservation needs the feature if `is_wanted_here` or `is_wanted_for` returns True.
 
     Attributes:
-        module: The module of its class, below `reserve_gpu`.
-        name: The name of that class.
-        is_wanted_here: Returns whether this process needs it for every reservation.
-        is_wanted_for: Returns whether a reservation with these terms needs it.
-        options: The module with its options of a request, if it has any.
+        module: The module that defines the feature, relative to `reserve_gpu`.
+        name: The name of the feature's class.
+        is_wanted_here: Returns whether every reservation of this process needs the feature.
+        is_wanted_for: Returns whether a reservation with the given terms needs the feature.
+        options: The module that defines the feature's request options; empty if there are none.
     """
 
     module: str
@@ -187,7 +190,7 @@ class FeatureRow(NamedTuple):
     options: str = ""
 
     def load(self) -> "type[Feature]":
-        """Import its module and return its class."""
+        """Import the feature's module and return the feature's class."""
         loaded: type[Feature] = getattr(load(self.module), self.name)
         return loaded
 
@@ -196,7 +199,7 @@ def _in_cells() -> bool:
     return jupyter_kernel.cells().shell is not None
 
 
-# They are called in this order: the lease uses the check that the history has just made.
+# Features are called in this order. The history precedes the lease, which reuses its check of use.
 FEATURES = (
     FeatureRow("features.job.job_end", "Job", lambda: not JOBS.isdisjoint(os.environ)),
     FeatureRow("features.history.journal", "History", settings.may_keep_history),
@@ -220,16 +223,16 @@ FEATURES = (
 
 
 def options() -> "tuple[Option, ...]":
-    """Return the options that features add to a request."""
+    """Return the request options of all features."""
     rows = [row for row in FEATURES if row.options]
     return tuple(option for row in rows for option in load(row.options).OPTIONS)
 
 
 def load_for_reading() -> bool:
-    """Import what is needed to read the devices, and return whether there may be rules.
+    """Import the modules for reading devices, and return whether there may be rules.
 
     Raises:
-        ReserveGPUError: This process can open no more files.
+        ReserveGPUError: The process can't open more files.
     """
     bindings.load()
     if settings.config_file() is None:
@@ -239,16 +242,16 @@ def load_for_reading() -> bool:
 
 
 def load_for_reserving(terms: ReservationTerms | None = None) -> "dict[str, type[Feature]]":
-    """Import what is needed to reserve.
+    """Import the modules for reserving devices.
 
     Args:
         terms: The terms of the request; None if they are not known yet.
 
     Returns:
-        The features that every reservation of this process needs, by their names.
+        The features that every reservation of this process needs, by name.
 
     Raises:
-        ReserveGPUError: This process can open no more files.
+        ReserveGPUError: The process can't open more files.
     """
     may_end = load_for_reading() or terms is None  # a rule may give the reservation an end
     for row in FEATURES:

@@ -1,4 +1,4 @@
-"""The reservation of this process as a value: devices, their locks, and the terms."""
+"""The reservation of a process as an immutable value: devices, their locks, and the terms."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +18,11 @@ from reserve_gpu.system import procfs
 
 
 class Joined(NamedTuple):
-    """What makes a reservation a joined process's.
+    """The reservation of another process that a joined process shares.
 
-    of: since when the holder that was joined has each of the devices.
-    name: what that holder is, in a word.
+    Attributes:
+        of: The time at which its holder reserved each device, in seconds since the epoch.
+        name: The short name of its holder, such as a notebook's name.
     """
 
     of: tuple[float, ...]
@@ -32,16 +33,22 @@ _numbers = count(1)
 
 
 class Holding(NamedTuple):
-    """Devices that are held.
+    """The devices that a process holds, with their locks and terms.
 
-    locks: By UUID. terms: What others may count on.
-    overdue: since when it should have ended, where it has not.
-    kept_until: for how long it is kept for the restart of this kernel, which ends now.
-    joined: The reservation of another process of this user that this one has joined.
-    facts: what features have left to themselves in the program before this one.
-    is_back: it was kept over the restart, and not asked for by size.
-    number: Identifies the reservation within this process, however its devices change.
-    were_idle: Whether nobody else used the devices when they were reserved.
+    Attributes:
+        devices: The held devices, in the order in which CUDA numbers them.
+        locks: The lock of each device, by UUID.
+        terms: The terms that other users can see, such as the lease and the reserved memory.
+        overdue: When the reservation should have ended, in seconds since the epoch. None if it is
+            not overdue.
+        kept_until: The time limit for the restart of this kernel, in seconds since the epoch. None
+            if the kernel is not restarting.
+        joined: The reservation of another process that this process has joined.
+        facts: Values that features stored before an exec.
+        is_back: Whether the reservation was kept over a restart of this kernel, and has not changed
+            since.
+        number: Identifies the reservation within this process, even if its devices change.
+        were_idle: Whether no other process used the devices when they were reserved.
     """
 
     devices: tuple[Device, ...]
@@ -55,62 +62,66 @@ class Holding(NamedTuple):
     number: int = 0
     were_idle: bool = False
 
-    def anew(self) -> "Holding":
-        """Return a copy that belongs to a new reservation."""
+    def with_new_number(self) -> "Holding":
+        """Return a copy with a new `number`, which makes it a different reservation."""
         return self._replace(number=next(_numbers))
 
     @property
     def lease(self) -> Lease:
-        """Return until when it is held."""
+        """Return the lease."""
         return self.terms.lease
 
     def locks_in(self, directory: str) -> dict[str, Lock]:
-        """Return the locks, by UUID, that others respect who use that directory."""
+        """Return the locks whose files are in the given lock directory, by UUID."""
         locks = self.locks.items()
         return {uuid: lock for uuid, lock in locks if os.path.dirname(lock.path) == directory}
 
     @property
     def since(self) -> Instant:
-        """Return the time at which the first of the devices was reserved."""
+        """Return the time at which the first of the held devices was reserved."""
         return min((lock.taken for lock in self.locks.values()), key=lambda taken: taken.boot)
 
     def since_of(self, request: Request) -> Instant | None:
-        """Return when what is asked for was reserved, if it is held, or a part of it."""
-        is_part, asks_part = self.terms.size is not None, request.terms.size is not None
-        if is_part is not asks_part or not policy.kept(self.devices, request):
+        """Return the start of this reservation, or None if it doesn't match the request.
+
+        A reservation of parts matches only a request for parts, and one of whole devices only a
+        request for whole devices.
+        """
+        is_part, requests_part = self.terms.size is not None, request.terms.size is not None
+        if is_part is not requests_part or not policy.kept(self.devices, request):
             return None
         return self.since
 
     def as_held(self, request: Request) -> Request:
-        """Return a request that names no device and no size as one for what is held.
+        """Return the request with the held memory size, if it refers to this reservation.
 
-        An end or a note alone is for what the process has. So is a bare request of a joined
-        process, and of a kernel that got back a part after its restart. Any other bare request is
-        for a whole device.
+        A request that has only an end or a note refers to this reservation. An empty request does
+        so in a joined process, or in a kernel that kept its devices over a restart. In any other
+        process, an empty request is for a whole device.
         """
-        wishes = request.terms._replace(size=None)
-        is_unspecific = request == Request(terms=wishes)
-        if not (is_unspecific and (self.is_back or self.joined or wishes != ReservationTerms())):
+        terms = request.terms._replace(size=None)
+        is_unspecific = request == Request(terms=terms)
+        if not (is_unspecific and (self.is_back or self.joined or terms != ReservationTerms())):
             return request
         return request._replace(terms=request.terms._replace(size=self.terms.size))
 
     @property
     def is_intact(self) -> bool:
-        """Return whether this process still has all the locks: other code may have closed them."""
+        """Return whether this process still holds all its locks, which other code may close."""
         return all(map(Lock.held, self.locks.values()))
 
     def is_another_part_of(self, other: "Holding") -> bool:
-        """Return whether both are parts of the same devices."""
+        """Return whether both reservations are of parts of the same devices."""
         return (
             None not in (self.terms.memory_limit_mib, other.terms.memory_limit_mib)
             and self.devices == other.devices
         )
 
     def on(self, devices: Sequence[Device]) -> "Holding":
-        """Return a copy that holds only these devices.
+        """Return a copy with only these devices.
 
         Args:
-            devices: Some of the held ones, by their UUIDs, as the driver describes them now.
+            devices: Some of the held devices, as the driver describes them now.
         """
         joined = self.joined
         if joined:
@@ -120,28 +131,37 @@ class Holding(NamedTuple):
         return self._replace(devices=tuple(devices), locks=locks, joined=joined)
 
     def with_locks(self, locks: Iterable[Lock | None]) -> "Holding | None":
-        """Return what is held with these locks, in the order of the devices.
+        """Return a copy with these locks. If one is missing, release the others and return None.
 
-        None where one can't be had: the others are released then.
+        Args:
+            locks: The lock of each device, in the order of the devices. None marks a missing lock.
         """
-        own: list[Lock] = []
+        acquired: list[Lock] = []
         for lock in locks:
             if lock is None:
-                for each in own:
+                for each in acquired:
                     each.release()
                 return None
-            own.append(lock)
+            acquired.append(lock)
         uuids = (device.uuid for device in self.devices)
-        return self._replace(locks=dict(zip(uuids, own, strict=True)))
+        return self._replace(locks=dict(zip(uuids, acquired, strict=True)))
 
     def unprotected(self) -> list[Device]:
-        """Return the devices whose locks don't keep others off any more."""
+        """Return the devices whose locks no longer exclude other processes."""
         return [device for device in self.devices if not self.locks[device.uuid].is_valid()]
 
     def relocked(self, device: Device, directory: LockDirectory) -> "tuple[Holding, str]":
-        """Lock the device anew; returns what is held then, and what to tell of it. Under the mutex.
+        """Lock a device again whose lock was lost. The caller must hold the mutex.
 
-        Raises LockError if others have the device now, or so much of it that the part has no room.
+        Args:
+            device: One of the held devices.
+            directory: The lock directory.
+
+        Returns:
+            A copy with the new lock, and a notice for the user.
+
+        Raises:
+            LockError: Another process has locked the device, or too much of its memory is reserved.
         """
         old = self.locks[device.uuid]
         new: Lock | Holder
@@ -162,7 +182,7 @@ class Holding(NamedTuple):
         return held, notice.locked_anew(device, path)
 
     def _has_room(self, device: Device, sharers: Sequence[Holder]) -> bool:
-        """Tell whether the part of it fits beside the parts of those who share the device."""
+        """Return whether the device has room for this part next to those of the sharers."""
         if self.joined or self.terms.memory_limit_mib is None or device.usable_mib is None:
             return True
         promised_mib = sum(sharer.memory_limit_mib or 0.0 for sharer in sharers)
@@ -173,9 +193,15 @@ NOTHING = Holding((), {})
 
 
 class Change(NamedTuple):
-    """What has become of what was held: what is held now, how the other has ended, and when.
+    """A change of the reservation of this process.
 
-    now: in seconds since the epoch. at: the same by time.monotonic(). renew_lease: it begins anew.
+    Attributes:
+        before: The reservation before the change.
+        held: The reservation after the change.
+        how: How the reservation before the change ended.
+        now: The time of the change, in seconds since the epoch.
+        at: The time of the change by time.monotonic().
+        renew_lease: Whether the lease starts again, even if it is unchanged.
     """
 
     before: Holding | None

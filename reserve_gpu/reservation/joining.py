@@ -1,8 +1,8 @@
-"""A joined process: a second process of a user on the devices that a first one has reserved.
+"""Let a process join the reservation of another process of the same user.
 
-It has the same devices and the same part, and a lock file beside the holder's, as a sharer has one:
-so the devices are taken as long as one of the two lives, and its processes are no strangers'. It
-ends when its holder's lease does: joining gives nobody more time.
+A joined process has the same devices and the same part of them as the holder. It locks a file of
+its own next to the holder's lock file. So the devices stay reserved until both processes have
+ended, and use by the joined process counts as reserved. Its lease ends with the holder's lease.
 """
 
 from __future__ import annotations
@@ -29,9 +29,18 @@ if TYPE_CHECKING:
 
 
 def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
-    """Lock the files of a joined process; returns what it holds then. Under the mutex.
+    """Lock the files of a joined process. The caller must hold the mutex.
 
-    Raises RequestError where the reservation has ended, or its time is over, and LockError.
+    Args:
+        reserved: The reservation to join.
+        directory: The lock directory.
+
+    Returns:
+        The reservation of the joined process.
+
+    Raises:
+        RequestError: The reservation to join has been released, or its lease has ended.
+        LockError: A file can't be locked.
     """
     host_of = {
         row.device: next(holder for holder in row.holders if holder.pid == reserved.holder.pid)
@@ -39,17 +48,17 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
         if isinstance(row.device, Device)
     }
     for device, host in host_of.items():
-        there = directory.holders_of(device.uuid)
+        holders = directory.holders_of(device.uuid)
         key = host.record.since, host.pid
-        if not any((each.record.since, each.pid) == key for each in there):
+        if not any((each.record.since, each.pid) == key for each in holders):
             raise RequestError(f"{HAS_GONE} {own_line('list')}")
     host, now = reserved.holder, procfs.now()
-    taken = {device: _taken(host, now) for device, host in host_of.items()}
+    taken = {device: _reserved_at(host, now) for device, host in host_of.items()}
     since = min(taken.values(), key=lambda instant: instant.boot)
     lease = _lease(host, since, now)
     if lease.until is not None and lease.until <= now.wall and not lease.if_wanted:
         raise RequestError(TIME_IS_OVER)
-    with ExitStack() as stack:  # all of them or none
+    with ExitStack() as stack:  # release all locks if one of them fails
         locks = {}
         for device in host_of:
             lock = directory.acquire_joined(device.uuid, taken[device])
@@ -63,11 +72,12 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
     return Holding(devices, locks, terms, joined=Joined(of, host.name))
 
 
-def _taken(host: Holder, now: Instant) -> Instant:
-    """Return the time at which the holder that a joined process joins took a device, by its record.
+def _reserved_at(host: Holder, now: Instant) -> Instant:
+    """Return the time at which the holder reserved a device.
 
-    If that holder has joined another one itself, both have the same holder. Every user can change
-    the time in the record of an older version. The time of this process then counts from now on.
+    If the holder is a joined process itself, this is the time at which its own holder reserved it.
+    If other users can write the holder's record, as with older versions, the boot clock's time is
+    now.
     """
     record = host.record
     since = record.guest_of or record.since or 0.0
@@ -77,26 +87,28 @@ def _taken(host: Holder, now: Instant) -> Instant:
 
 
 def is_own_word(holder: Holder) -> bool:
-    """Return whether only the user of this process can have written a holder's record."""
+    """Return whether only this process's user can have written the holder's record."""
     return holder.record_owner == os.geteuid()
 
 
 def _lease(holder: Holder, since: Instant, now: Instant) -> Lease:
-    """Return until when a joined process holds what it has joined: as long as its holder does.
+    """Return the lease of a joined process, which ends with the holder's lease.
 
-    A rule counts from when the first holder took it, also for joined processes. The holder says the
-    rest. Idleness ends the holder's lease alone, and joined processes count as use there.
+    A rule's time limit counts from the start of the original reservation. The lease has no idle
+    limit, because use by the joined process counts towards the holder's idle limit.
     """
-    host = holder.lease.at(now) if is_own_word(holder) else NO_LEASE
-    own = Lease(until=host.until, if_wanted=host.if_wanted, until_boot=host.until_boot)
+    host_lease = holder.lease.at(now) if is_own_word(holder) else NO_LEASE
+    lease = Lease(
+        until=host_lease.until, if_wanted=host_lease.if_wanted, until_boot=host_lease.until_boot
+    )
     if (ruled := rules()) is None:
-        return own
-    own = quota.lease(NO_LEASE if host.is_strict else own, ruled).begun(now)
-    return quota.counted(own, ruled, since, now)._replace(idle_s=None)
+        return lease
+    lease = quota.lease(NO_LEASE if host_lease.is_strict else lease, ruled).begun(now)
+    return quota.counted(lease, ruled, since, now)._replace(idle_s=None)
 
 
 def own_pids(held: Holding) -> set[int]:
-    """Return this process and those that have joined what it holds, as far as they can be seen."""
+    """Return the pids of this process and of all visible processes that have joined it."""
     with suppress(LockError), LockDirectory() as directory:
         holders = [
             holder
@@ -109,7 +121,17 @@ def own_pids(held: Holding) -> set[int]:
 
 
 def prolonged(held: Holding) -> Holding | None:
-    """Return the holding with the holder's longer lease, or None. Raises LockError."""
+    """Return the joined reservation with the holder's lease, if the holder has extended that.
+
+    Args:
+        held: The reservation of a joined process.
+
+    Returns:
+        The reservation with the longer lease; None if the lease is not longer.
+
+    Raises:
+        LockError: The lock directory can't be used.
+    """
     with LockDirectory() as directory, directory.mutex(BRIEF_LIMIT_S):
         hosts = [host for host in _hosts(held, directory) if host]
     now = procfs.now()
@@ -122,7 +144,14 @@ def prolonged(held: Holding) -> Holding | None:
 
 
 def is_left(held: Holding) -> bool:
-    """Tell whether the holder that a joined process has joined has gone. Raises LockError."""
+    """Return whether the holder that this process has joined no longer holds the devices.
+
+    Args:
+        held: The reservation of a joined process.
+
+    Raises:
+        LockError: The lock directory can't be used.
+    """
     with LockDirectory() as directory, directory.mutex(BRIEF_LIMIT_S):
         return None in _hosts(held, directory)
 
@@ -131,7 +160,7 @@ def _hosts(held: Holding, directory: LockDirectory) -> list[Holder | None]:
     """Return the holder of each joined device, or None if it has gone."""
     hosts: list[Holder | None] = []
     for device, since in zip(held.devices, held.joined.of if held.joined else (), strict=False):
-        there = directory.holders_of(device.uuid)
-        at = place_of_host(since, os.geteuid(), there)
-        hosts.append(None if at is None else there[at])
+        holders = directory.holders_of(device.uuid)
+        index = place_of_host(since, os.geteuid(), holders)
+        hosts.append(None if index is None else holders[index])
     return hosts

@@ -1,8 +1,8 @@
-"""Compare the devices that this process holds with what the driver shows now.
+"""Compare the held devices with the devices that the driver reports now.
 
-A reservation is of a device, which has a UUID, while CUDA reads the number that the device had when
-it was reserved. The driver renumbers all GPUs if one is added, removed or bound to another driver,
-and it can lose a GPU (Xid 79: https://docs.nvidia.com/deploy/xid-errors/).
+A reservation is for a device's UUID, but CUDA_VISIBLE_DEVICES contains the number that the device
+had when it was reserved. The driver renumbers the GPUs if one is added, removed or bound to another
+driver, and it can lose a GPU (Xid 79: https://docs.nvidia.com/deploy/xid-errors/).
 """
 
 import os
@@ -22,50 +22,53 @@ from reserve_gpu.reservation.feature import Owner
 from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.system import procfs
 
-# The kernel module lists its GPUs here by PCI address, and NVML numbers them in that order.
+# The directory in which NVIDIA's kernel module lists its GPUs by PCI address. NVML numbers the GPUs
+# in this order.
 PCI_ADDRESSES = "/proc/driver/nvidia/gpus"
 
 
 def pci_addresses() -> tuple[str, ...] | None:
-    """Return the PCI addresses of the machine's GPUs, None where the system does not list them.
+    """Return the PCI addresses of the machine's GPUs; None if the system does not list them.
 
-    As long as they stay the same, so do the numbers; to list them costs microseconds.
+    If the addresses are unchanged, the GPUs' numbers are unchanged. Listing takes microseconds.
     """
     with suppress(OSError):
         return tuple(sorted(os.listdir(PCI_ADDRESSES)))
-    return ("WSL2",) if procfs.is_wsl() else None  # Windows has the GPUs, and keeps their numbers
+    return ("WSL2",) if procfs.is_wsl() else None  # under WSL2, the numbers don't change
 
 
 def refresh(owner: Owner) -> "Comparison":
-    """Correct the numbers of the held devices, and release lost devices.
+    """Correct the numbers of the held devices, and release devices that the driver has lost.
 
-    Once CUDA has started, nothing is released, because the process continues to use its devices. A
-    driver that does not start changes nothing.
+    If CUDA has started, nothing is released, because the process may still use its devices. If the
+    driver can't be used, nothing changes.
 
+    Args:
+        owner: The session of this process.
     """
     held = owner.held
     if held is None:
         return Comparison()
-    found: dict[Device, Device | DeviceError] = {}
+    readings: dict[Device, Device | DeviceError] = {}
     try:
         with Nvml(DRIVER_LIMIT_S) as gpus:
             gpus.count()
             for device in held.devices:
-                found[device] = _look(gpus, device)
+                readings[device] = _read(gpus, device)
     except DriverError:
         return Comparison(held.devices)
     seen, is_late = cuda_environment.cuda_uuids(), cuda_environment.cuda_started()
-    change = compare(held.devices, found, seen, is_late=is_late)
+    change = compare(held.devices, readings, seen, is_late=is_late)
     if change.devices != held.devices:
         _hold(owner, held, change.devices)
     return change
 
 
 class Comparison(NamedTuple):
-    """The outcome of a comparison.
+    """The outcome of a comparison of held devices with the driver's current devices.
 
     Attributes:
-        devices: The devices to hold from now on, in their previous order.
+        devices: The devices to keep, in their previous order.
         changes: Notices about new numbers and lost devices.
         faults: Notices about devices that can't be used now.
     """
@@ -76,52 +79,52 @@ class Comparison(NamedTuple):
 
     @property
     def notices(self) -> list[str]:
-        """Return all notices."""
+        """Return the notices about changes and faults."""
         return [*self.changes, *self.faults]
 
 
 def compare(
     held: Sequence[Device],
-    found: Mapping[Device, Device | DeviceError],
+    readings: Mapping[Device, Device | DeviceError],
     seen: Sequence[str],
     *,
     is_late: bool,
 ) -> Comparison:
-    """Decide which devices to keep, and how they are numbered now.
+    """Decide which devices to keep, and which numbers they have now.
 
     Args:
         held: The devices as they were reserved.
-        found: Each of them as the driver describes it now, or the error of its reading.
-        seen: Bare UUIDs of the devices that CUDA sees in this process.
+        readings: The current description of each device, or the error of its reading.
+        seen: The UUIDs, without prefix, of the devices that CUDA sees in this process.
         is_late: Whether CUDA has started in this process.
     """
     devices: list[Device] = []
     changes: list[str] = []
     faults: list[str] = []
-    is_elsewhere = is_late and {*seen} != {names.bare_uuid(device.uuid) for device in held}
+    sees_others = is_late and {*seen} != {names.bare_uuid(device.uuid) for device in held}
     for device in held:
-        now = found[device]
-        if isinstance(now, Device):
-            devices.append(now)
-            if now.number != device.number:
-                changes.append(notice.renumbered(device, now, is_late=is_elsewhere))
-        elif now.is_lost:
-            changes.append(notice.lost_device(device, str(now), is_late=is_late))
+        reading = readings[device]
+        if isinstance(reading, Device):
+            devices.append(reading)
+            if reading.number != device.number:
+                changes.append(notice.renumbered(device, reading, is_late=sees_others))
+        elif reading.is_lost:
+            changes.append(notice.lost_device(device, str(reading), is_late=is_late))
             devices += [device] if is_late else []
         else:
-            faults.append(notice.unusable(device, str(now), is_late=is_late))
+            faults.append(notice.unusable(device, str(reading), is_late=is_late))
             devices.append(device)
     return Comparison(tuple(devices), changes, faults)
 
 
-def _look(gpus: Nvml, device: Device) -> Device | DeviceError:
+def _read(gpus: Nvml, device: Device) -> Device | DeviceError:
     try:
-        now = gpus.find(device)
-        gpus.usage(now)
+        current = gpus.find(device)
+        gpus.usage(current)
     except DeviceError as error:
         return error
-    # A link may be slower while nothing runs, which is no other device.
-    return now if now.number != device.number else device
+    # Compare only the numbers, because other fields, such as the link speed, vary with the load.
+    return current if current.number != device.number else device
 
 
 def _hold(owner: Owner, held: Holding, devices: tuple[Device, ...]) -> None:

@@ -1,10 +1,10 @@
-"""Asks, from elsewhere, a process that holds devices to release them, or to end.
+"""Ask another process that holds devices to release them, or to end.
 
-Another user may have written what a lock file says. So only the kernel's facts, and what the
-process itself answers, decide which process that is: its pid and start time, its user, the locked
-file that it has open, its command and its environment. A process that listens has a socket
-(https://man7.org/linux/man-pages/man7/unix.7.html) in a folder of its user (socket_directory.py).
-The kernel tells which process answers (SO_PEERCRED).
+Other users may be able to write a lock file's record, so records don't decide which process is
+asked. Only the operating system's data (pid, start time, user, locked files, command and
+environment) and the answer of the process itself do. A process that accepts requests has a Unix
+socket (https://man7.org/linux/man-pages/man7/unix.7.html) in its user's socket directory (see
+socket_directory.py). SO_PEERCRED identifies the process that answers.
 """
 
 from __future__ import annotations
@@ -31,18 +31,21 @@ from reserve_gpu.system.shutdown import LONGEST_S, STOP_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-ANSWER_S = 5.0  # in which a process that is not stopped answers
-ROOT = 0
+ANSWER_S = 5.0  # seconds in which a process that is not stopped answers
+ROOT = 0  # uid
 DONE = (Answer.RELEASED, Answer.ENDED, Answer.GONE)
 
 
 class Choice(NamedTuple):
-    """A reservation that a user has named.
+    """A reservation that a user has selected for release.
 
-    rows: The devices that were named, or all: the process has to hold one of them still.
-    notebook: The name of its notebook, if that was named: a process that answers confirms it.
-    is_unproven: Another user can have made it look as if the process had these devices. Then it is
-        asked for a confirmation, and never gets a signal.
+    Attributes:
+        reserved: The reservation.
+        rows: The selected devices. The process must still hold at least one of them.
+        notebook: The name of the selected notebook, which the process must confirm; None if the
+            user did not select a notebook.
+        is_unproven: Whether another user could have faked that the process holds these devices.
+            Such a process must confirm the devices, and never gets a signal.
     """
 
     reserved: Reserved
@@ -51,16 +54,24 @@ class Choice(NamedTuple):
     is_unproven: bool = False
 
 
-# -- which process it is ---------------------------------------------------------------------------
+# -- identifying the process -----------------------------------------------------------------------
 
 
 def of_user() -> list[Reserved]:
-    """Return this user's reservations on this machine. Raises LockError."""
+    """Return this user's reservations on this machine.
+
+    Raises:
+        LockError: The lock directory can't be read.
+    """
     return [identified(each) for each in _listed() if snapshot.is_own(each.holder)]
 
 
 def of_anybody() -> list[Reserved]:
-    """Return all reservations that the kernel's list of locks shows. Raises LockError."""
+    """Return all users' reservations that /proc/locks lists.
+
+    Raises:
+        LockError: The lock directory can't be read.
+    """
     return [identified(each) for each in _listed()]
 
 
@@ -69,60 +80,68 @@ def _listed() -> list[Reserved]:
 
 
 def identified(reserved: Reserved) -> Reserved:
-    """Return the reservation with names that only the user of its process can have given it.
+    """Return the reservation with a command and a notebook name that other users can't fake.
 
-    Without a record that only its user can write, its command is what the kernel shows, and its
-    notebook what Jupyter has set in its environment. Its children inherit that, so only a kernel of
-    Jupyter's has a notebook.
+    If other users can write the record, the command comes from /proc, and the notebook's name from
+    the variable that Jupyter sets. Child processes inherit that variable, so a process that is not
+    a Jupyter kernel has no notebook.
+
+    Args:
+        reserved: The reservation of another process.
     """
     holder = reserved.holder
-    pid, who, is_kept = holder.listed_pid or 0, holder.record.who, left_of(holder) is not None
+    pid, process, is_kept = holder.listed_pid or 0, holder.record.who, left_of(holder) is not None
     began, words = procfs.began_boot(pid), process_identity.texts(pid, "cmdline")
     if not has_own_record(holder):
         path = process_identity.session_name(process_identity.environ_of(pid))
         notebook = os.path.basename(path)[: untrusted.TEXT_LIMIT]
-        # a lock keeper, which keeps it, has no name of its own.
+        # A lock keeper holds the locks for a kernel, so show the kernel and not the lock keeper.
         command = "kernel" if is_kept else process_identity.command(words, _directory(pid))
-        who = who._replace(notebook=notebook or None, command=command)
+        process = process._replace(notebook=notebook or None, command=command)
     if not is_kept and process_identity.KERNEL_MODULE not in words:
-        who = who._replace(notebook=None)
-    return Reserved(
-        holder._replace(record=holder.record._replace(who=who)), reserved.rows, began_boot=began
-    )
+        process = process._replace(notebook=None)
+    record = holder.record._replace(who=process)
+    return Reserved(holder._replace(record=record), reserved.rows, began_boot=began)
 
 
 def has_own_record(holder: Holder) -> bool:
-    """Return whether only the user of the holder's process can write its record."""
+    """Return whether only the user of the holder's process can write the holder's record."""
     uid = holder.record_owner
     return uid is not None and uid == holder.uid and _is_of(holder.listed_pid or 0, uid)
 
 
 def pids_of(holder: Holder) -> set[int | None]:
-    """Return the numbers that mean a holder: its own, and those of the kernel and the lock keeper.
+    """Return the pids by which a user may name a holder.
 
-    While a kernel restarts, first it and then its lock keeper is said to be the holder.
+    During a kernel's restart, these are the pids of the kernel and of its lock keeper, because
+    the status shows the kernel first and the lock keeper later.
     """
     left = left_of(holder)
     return {holder.listed_pid, *((left.lock_keeper, left.kernel) if left else ())} - {None}
 
 
 def left_of(holder: Holder) -> restart_handover.Left | None:
-    """Return what is kept for the restart of the holder's kernel; None for nothing.
+    """Return the reservation that is kept for the restart of the holder's kernel, or None.
 
-    The lock keeper has the holder's file locked: the number of the kernel may be another process's.
+    The lock keeper must hold the lock on the holder's file, because the kernel's pid alone may
+    belong to another process by now.
     """
     pid, files = holder.listed_pid, {holder.file or ""}
-    every = restart_handover.all_left(uid=procfs.uid_of(pid or 0))
-    lefts = (left for left in every if pid in (left.lock_keeper, left.kernel))
-    return next((left for left in lefts if _has_locked(left.lock_keeper, files)), None)
+    kept = restart_handover.all_left(uid=procfs.uid_of(pid or 0))
+    matches = (left for left in kept if pid in (left.lock_keeper, left.kernel))
+    return next((left for left in matches if _has_locked(left.lock_keeper, files)), None)
 
 
 def is_proven(reserved: Reserved, row: DeviceStatus) -> bool:
-    """Return whether no other user can have made it look as if the process had that device.
+    """Return whether no other user could have faked that the process holds this device.
 
-    The number of a device that the driver does not show is in the record alone. And the owner of a
-    lock file, or of the directory, can give it the name of another device. But a process that is on
-    the device, or was started with its number, has it.
+    For a device that the driver does not list, only the record has its number. The owner of a lock
+    file or of the directory can also rename the file to that of another device. A process that uses
+    the device, or was started with its number, is proven to hold it.
+
+    Args:
+        reserved: The reservation of the process.
+        row: The device.
     """
     holder, device = reserved.holder, row.device
     pid = holder.listed_pid or 0
@@ -142,14 +161,14 @@ def is_proven(reserved: Reserved, row: DeviceStatus) -> bool:
 
 
 def _files_of(reserved: Reserved, rows: Sequence[DeviceStatus]) -> set[str]:
-    """Return the names of the files that the process has locked for these devices."""
+    """Return the names of the lock files that the process holds for these devices."""
     pid = reserved.holder.listed_pid
     holders = [holder for row in rows for holder in row.holders]
     return {each.file for each in holders if each.file and each.listed_pid == pid}
 
 
 def _owners(files: set[str]) -> set[int]:
-    """Return the users that can rename one of these lock files."""
+    """Return the uids of the users who can rename one of these lock files."""
     directory, owners = default_path(), set()
     for path in [directory, *(f"{directory}/{file}" for file in files)]:
         with suppress(OSError):
@@ -169,21 +188,22 @@ def _is_of(pid: int, uid: int) -> bool:
 
 
 def _has_locked(pid: int, files: set[str]) -> bool:
-    """Return whether a process has one of these lock files open, and locked by that opening.
+    """Return whether a process holds the lock on one of these files.
 
-    It opened the file by that name: any user can link the name of another device to it.
+    The process must have opened the file by this name, because any user can create a hard link to
+    the file under the name of another device.
     """
     directory = default_path()
     for file in files & _opened_names(pid):
         with suppress(OSError):
-            there = os.stat(f"{directory}/{file}", follow_symlinks=False)
-            if procfs.has_locked(pid, there):
+            file_status = os.stat(f"{directory}/{file}", follow_symlinks=False)
+            if procfs.has_locked(pid, file_status):
                 return True
     return False
 
 
 def _opened_names(pid: int) -> set[str]:
-    """Return the names of the files that a process has open, if this process may see them."""
+    """Return the names of a process's open files; empty if this process may not list them."""
     names = set()
     with suppress(OSError):
         for number in os.listdir(f"/proc/{pid}/fd"):
@@ -192,16 +212,21 @@ def _opened_names(pid: int) -> set[str]:
     return names
 
 
-# -- what is asked of it ---------------------------------------------------------------------------
+# -- asking the process ----------------------------------------------------------------------------
 
 
 def release(
     choice: Choice, *, is_end: bool = False, warn: Callable[[Answer], object] = lambda _: None
 ) -> Answer:
-    """Have a process release what it holds, as far as nothing uses it.
+    """Make a process release its devices, if nothing uses them, or end the process.
 
-    is_end: End the process: as it ends by itself, else by SIGTERM and SIGKILL.
-    warn: Called before the first signal, with the reason why the process was not asked to end.
+    Args:
+        choice: The selected reservation.
+        is_end: Whether to end the process: on request, or else by SIGTERM and SIGKILL.
+        warn: Called before the first signal, with the reason why a request did not end the process.
+
+    Returns:
+        The answer of the process, or what happened to it.
     """
     left = left_of(choice.reserved.holder)
     if (
@@ -210,78 +235,77 @@ def release(
         and restart_handover.end(left, procfs.uid_of(left.lock_keeper))
     ):
         return Answer.RELEASED
-    # What is kept is a kernel's that has ended already.
+    # The kernel of a reservation that is kept for a restart has already ended.
     if is_end and not left:
         return _end(choice, warn)
-    return _asked(choice, "release")
+    return _request(choice, "release")
 
 
 def _end(choice: Choice, warn: Callable[[Answer], object]) -> Answer:
-    """End the process itself."""
     try:
-        with files.pidfd(choice.reserved.holder.listed_pid or 0) as process:
-            return _ended(choice, process, warn)
+        with files.pidfd(choice.reserved.holder.listed_pid or 0) as pidfd:
+            return _end_by_pidfd(choice, pidfd, warn)
     except ProcessLookupError:
         return Answer.GONE
     except OSError:  # this kernel or sandbox has no pidfds
         return Answer.STAYS
 
 
-def _ended(choice: Choice, process: int, warn: Callable[[Answer], object]) -> Answer:
-    """End the process that has this pidfd, if it is the one that was chosen."""
+def _end_by_pidfd(choice: Choice, pidfd: int, warn: Callable[[Answer], object]) -> Answer:
+    """End the process of a pidfd, if that is the selected process."""
     pid = choice.reserved.holder.listed_pid or 0
-    is_seen = procfs.shows_files(pid)
-    if not _is_same(choice, process) or (is_seen and not _holds(choice)):
+    is_visible = procfs.shows_files(pid)
+    if not _is_same(choice, pidfd) or (is_visible and not _holds(choice)):
         return Answer.GONE
-    answer = _asked(choice, "end")
-    if answer is Answer.ENDED:  # it does so by itself, after what is called before
-        return answer if watchdog.ends_within(process, LONGEST_S + 3 * STOP_S) else Answer.STAYS
+    answer = _request(choice, "end")
+    if answer is Answer.ENDED:  # the process ends by itself, after its before_end() functions
+        return answer if watchdog.ends_within(pidfd, LONGEST_S + 3 * STOP_S) else Answer.STAYS
     if answer in (Answer.ANOTHER, Answer.GONE):
         return answer
     if choice.is_unproven:
         return Answer.ANOTHER
-    if not _holds(choice) or not _is_same(choice, process):
-        return Answer.GONE if is_seen else Answer.STAYS
+    if not _holds(choice) or not _is_same(choice, pidfd):
+        return Answer.GONE if is_visible else Answer.STAYS
     if not _is_of_one_user(pid):
         return Answer.STAYS
     warn(answer)
-    return _signalled(choice, process)
+    return _send_signals(choice, pidfd)
 
 
-def _signalled(choice: Choice, process: int) -> Answer:
+def _send_signals(choice: Choice, pidfd: int) -> Answer:
     """Send SIGTERM to the process of a pidfd, and SIGKILL if it does not end."""
     pid = choice.reserved.holder.listed_pid or 0
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if not _is_of_one_user(pid) and _is_same(choice, process):
-            return Answer.STAYS  # it has become a set-UID program
+        if not _is_of_one_user(pid) and _is_same(choice, pidfd):
+            return Answer.STAYS  # the process now runs a set-UID program
         try:
-            watchdog.send(process, number)
-            watchdog.send(process, signal.SIGCONT)
+            watchdog.send(pidfd, number)
+            watchdog.send(pidfd, signal.SIGCONT)
         except PermissionError:
             return Answer.STAYS
         except OSError:
             return Answer.ENDED
-        if watchdog.ends_within(process, STOP_S):
+        if watchdog.ends_within(pidfd, STOP_S):
             return Answer.ENDED
     return Answer.STAYS
 
 
-def _is_same(choice: Choice, process: int) -> bool:
-    """Return whether a pidfd is of the process that was chosen, which lives.
+def _is_same(choice: Choice, pidfd: int) -> bool:
+    """Return whether a pidfd refers to the selected process, and the process is alive.
 
-    Until the process is reaped, /proc/PID is about it. The fdinfo of the pidfd has its pid in the
-    PID namespace that /proc shows.
+    /proc/PID refers to the process until it is reaped. The fdinfo of the pidfd contains the pid in
+    the PID namespace of /proc.
     """
     pid = choice.reserved.holder.listed_pid or 0
     if procfs.began_boot(pid) != choice.reserved.began_boot:
         return False
-    with suppress(OSError), open(f"/proc/self/fdinfo/{process}", encoding="utf-8") as info:
+    with suppress(OSError), open(f"/proc/self/fdinfo/{pidfd}", encoding="utf-8") as info:
         return f"Pid:\t{pid}\n" in info
     return False
 
 
 def _holds(choice: Choice) -> bool:
-    """Return whether the process has one of the devices locked."""
+    """Return whether the process holds the lock of one of the selected devices."""
     pid = choice.reserved.holder.listed_pid or 0
     return _has_locked(pid, _files_of(choice.reserved, choice.rows))
 
@@ -292,15 +316,15 @@ def _is_of_one_user(pid: int) -> bool:
     return uid is not None and _is_of(pid, uid)
 
 
-def _asked(choice: Choice, what: str) -> Answer:
+def _request(choice: Choice, action: str) -> Answer:
     holder = choice.reserved.holder
     pid, uid = holder.listed_pid or 0, procfs.uid_of(holder.listed_pid or 0)
     if uid is None:
         return Answer.GONE
     lost = [row for row in choice.rows if not isinstance(row.device, Device)]
-    until = time.time() + ANSWER_S  # after which it has been told that there is no answer
+    until = time.time() + ANSWER_S  # the process ignores the request after this time
     request = {
-        "do": what,
+        "do": action,
         "notebook": choice.notebook,
         "labels": [row.label for row in lost] if choice.is_unproven else [],
         "devices": sorted(_devices_of(choice)),
@@ -316,18 +340,27 @@ def _asked(choice: Choice, what: str) -> Answer:
 
 
 def _devices_of(choice: Choice) -> set[str]:
-    """Return the UUIDs of the devices that were named.
+    """Return the UUIDs of the selected devices.
 
-    The names of the lock files contain them, even if the driver does not show a device.
+    For a device that the driver does not list, the UUID comes from the name of its lock file.
     """
-    shown = {row.device.uuid for row in choice.rows if isinstance(row.device, Device)}
-    return shown | {device_of(file) for file in _files_of(choice.reserved, choice.rows)}
+    listed = {row.device.uuid for row in choice.rows if isinstance(row.device, Device)}
+    return listed | {device_of(file) for file in _files_of(choice.reserved, choice.rows)}
 
 
 def ask(pid: int, uid: int, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Ask a process of a user; returns its answer, None if it does not listen.
+    """Send a request to another process and return its answer.
 
-    Raises TimeoutError if it does not answer.
+    Args:
+        pid: The process.
+        uid: The user of the process.
+        request: The request, as JSON values.
+
+    Returns:
+        The answer, or None if the process does not listen for requests.
+
+    Raises:
+        TimeoutError: The process does not answer.
     """
     for folder in socket_directory.of_process(pid, uid):
         inside = f"/proc/self/fd/{folder}"
@@ -344,7 +377,7 @@ def ask(pid: int, uid: int, request: dict[str, Any]) -> dict[str, Any] | None:
                     answer = untrusted.parsed(connection.recv(socket_directory.MESSAGE_LIMIT))
                 except TimeoutError:
                     raise
-                except (OSError, ValueError):  # an older socket
+                except (OSError, ValueError):  # a leftover socket
                     continue
                 if isinstance(answer, dict):
                     return answer

@@ -1,11 +1,12 @@
-"""Devices that are kept for a kernel: what another process has left to it, and how it gets that.
+"""Keep a kernel's devices for the next kernel with the same connection file.
 
-That process is the kernel before it, which restarts, or one that has prepared it by ssh. It leaves
-its locks to a lock keeper (system/lock_keeper.py), a process that has the descriptors and waits.
-The next kernel of the same user with the same connection file ends that process and takes the
-locks, under the machine's mutex, so no other process can take them in between. What is written in
-the lock files decides nothing: the lock keeper is found among this user's own processes, by its
-program and its arguments, and its environment holds what was left.
+A kernel that restarts leaves its locks to a lock keeper (system/lock_keeper.py), which is a process
+that inherits the descriptors and waits. A process that reserves devices for a kernel that starts
+later over ssh does the same. The next kernel of the same user ends the lock keeper and takes the
+locks. It holds the machine's mutex meanwhile, so no other process can take them in between.
+
+Lock files are not trusted for this. The lock keeper is found among the user's own processes, by its
+program and its arguments, and its environment contains the data of the reservation.
 """
 
 from __future__ import annotations
@@ -42,20 +43,25 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.feature import Owner
     from reserve_gpu.reservation.holding import Holding
 
-LIMIT = 200_000  # bytes of what was left
-ENDS_S = 2.0  # for a process that was killed, and for the kernel that has left its locks to it
-POLL_S = 0.01
+LIMIT = 200_000  # largest environment of a lock keeper in bytes
+ENDS_S = 2.0  # seconds for a killed lock keeper, or an ending kernel, to free its locks
+POLL_S = 0.01  # seconds between two attempts to lock a file
 
 
 class Left(NamedTuple):
-    """What a kernel has left to its next one.
+    """A reservation that a kernel has left to a lock keeper for the next kernel.
 
-    lock_keeper: The process that keeps it. kernel: The process that has ended. The driver may take
-    seconds to free its memory. kernel_stamp: Its `procfs.stamp`, None if an older version left it.
-    connection_file: of the next one.
-    until: The end of that time, in seconds since the epoch, by the clock as it is set now.
-    directory: of the locks. names: of the lock files, and since when each is locked.
-    held: the rest.
+    Attributes:
+        lock_keeper: The pid of the lock keeper.
+        kernel: The pid of the kernel, which may have ended. The driver may take seconds to free its
+            memory.
+        kernel_stamp: The kernel's `procfs.stamp`; None if an older version wrote the data.
+        connection_file: The connection file of the next kernel.
+        until: The time at which the lock keeper stops waiting, in seconds since the epoch,
+            corrected for changes of the wall clock.
+        directory: The lock directory.
+        names: The name of each lock file, and the time at which it was locked.
+        held: The reservation, without its locks.
     """
 
     lock_keeper: int
@@ -68,18 +74,24 @@ class Left(NamedTuple):
     held: Holding
 
     def is_of(self, pid: int) -> bool:
-        """Return whether a process is the kernel that left this. It may have ended meanwhile."""
+        """Return whether the pid still belongs to the kernel that left the reservation."""
         if pid != self.kernel:
             return False
         return self.kernel_stamp is None or procfs.stamp(pid) in (self.kernel_stamp, str(pid))
 
 
 def leave(owner: Owner, connection_file: str, seconds: float) -> None:
-    """Leave what is held to the next kernel with that connection file, for so long.
+    """Leave the reservation to a lock keeper, unless the reservation is overdue.
 
-    connection_file: without it no kernel comes. For a kernel that is started by ssh its name, which
-        is no path.
-    What is overdue is not left. Raises OSError, LockError.
+    Args:
+        owner: The session of this process.
+        connection_file: The path of the next kernel's connection file. The lock keeper ends if the
+            file is deleted. For a kernel that is started over ssh, a name instead of a path.
+        seconds: How long the lock keeper waits for the next kernel, in seconds.
+
+    Raises:
+        OSError: The lock keeper can't be started.
+        LockError: The lock directory can't be used.
     """
     held = owner.held
     if held is None or held.overdue is not None or (held.joined and joining.is_left(held)):
@@ -88,7 +100,7 @@ def leave(owner: Owner, connection_file: str, seconds: float) -> None:
     until = min(now.wall + seconds, held.lease.at(now).until or inf)
     end = now.later(until - now.wall)
     locks = [held.locks[device.uuid] for device in held.devices]
-    left = {
+    data = {
         "kernel": os.getpid(),
         "kernel_stamp": procfs.stamp(os.getpid()),
         "until": end.wall,
@@ -98,25 +110,31 @@ def leave(owner: Owner, connection_file: str, seconds: float) -> None:
         "since_boot": [lock.taken.boot for lock in locks],
         **exec_handover.described(held),
     }
-    numbers = [each.descriptor for lock in locks for each in (lock, lock.owned) if each]
+    descriptors = [each.descriptor for lock in locks for each in (lock, lock.owned) if each]
     words = [*lock_keeper.WORDS, connection_file, repr(end.wall - now.wall)]
-    subprocesses.leave(words, numbers, {lock_keeper.LEFT: json.dumps(left)})
+    subprocesses.leave(words, descriptors, {lock_keeper.LEFT: json.dumps(data)})
     owner.set_holding(held._replace(kept_until=end.wall))
 
 
 def take_over(owner: Owner, connection_file: str | None) -> list[str]:
-    """Hold what the kernel before this one has left for its restart; returns what to tell of it.
+    """Take over the reservation that is kept for this kernel, if there is one.
 
-    connection_file: of the kernel that this process is, or becomes.
-    The kernel that has left them is no stranger: the driver may take seconds to free its memory.
-    Raises LockError.
+    Args:
+        owner: The session of this process.
+        connection_file: The connection file of the kernel that this process is or becomes.
+
+    Returns:
+        Notices about the devices and about other processes that use them.
+
+    Raises:
+        LockError: The lock directory can't be used.
     """
     for left in all_left(connection_file) if connection_file and not owner.held else ():
         with LockDirectory() as directory:
             if left.directory != directory.path or cuda_environment.cuda_started():
                 continue
             with directory.mutex():
-                if held := _taken(left, directory):
+                if held := _take_from_keeper(left, directory):
                     owner.set_holding(held._replace(is_back=True), renew_lease=True)
         if owner.held:
             return [*refresh(owner).notices, *_cautions(owner.held, left)]
@@ -124,17 +142,17 @@ def take_over(owner: Owner, connection_file: str | None) -> list[str]:
 
 
 def _cautions(held: Holding | None, left: Left) -> list[str]:
-    """Return warnings about processes on the kept devices.
+    """Return warnings about processes that use the kept devices without a reservation.
 
     Args:
-        held: What this kernel has got back.
-        left: What the kernel before this one has left. The driver may take seconds to free its
-            memory.
+        held: The reservation that this kernel has taken over.
+        left: The kept reservation. Its kernel is no reason for a warning, because the driver may
+            take seconds to free that kernel's memory.
     """
-    if held is None or held.terms.memory_limit_mib is not None:  # those with parts share the device
+    if held is None or held.terms.memory_limit_mib is not None:  # other users may share the device
         return []
     with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
-        if gpus.sees_all:  # else a pid may be another process's in this PID namespace
+        if gpus.sees_all:  # otherwise the driver's pids may be those of another PID namespace
             listed = gpus.processes_of(held.devices)
             return [each for device in listed for each in _users(gpus, device, listed, left)]
     return []
@@ -143,64 +161,73 @@ def _cautions(held: Holding | None, left: Left) -> list[str]:
 def _users(
     gpus: Nvml, device: Place, listed: Mapping[Place, Sequence[Process]], left: Left
 ) -> Iterator[str]:
-    """Yield a notice for this user's processes on a device, and one for those of others."""
-    there = [process for process in listed[device] if not left.is_of(process.pid)]
-    known = snapshot.identified(gpus, there, [Holder(listed_pid=os.getpid())])
-    without = [process for process in known if not process.has_reserved]
-    own = tuple(p for p in without if procfs.uid_of(p.pid) == os.geteuid())
-    others = tuple(p for p in without if p not in own)
+    """Yield notices about this user's and other users' processes on a device."""
+    processes = [process for process in listed[device] if not left.is_of(process.pid)]
+    known = snapshot.identified(gpus, processes, [Holder(listed_pid=os.getpid())])
+    unreserved = [process for process in known if not process.has_reserved]
+    own_processes = tuple(p for p in unreserved if procfs.uid_of(p.pid) == os.geteuid())
+    others = tuple(p for p in unreserved if p not in own_processes)
     row = DeviceStatus(device, State.RESERVED, use_state=State.BUSY)
-    if own:
-        yield left_running(row._replace(processes=own))
+    if own_processes:
+        yield left_running(row._replace(processes=own_processes))
     if others:
         yield used_by_others(row._replace(processes=others))
 
 
 def all_left(connection_file: str | None = None, uid: int | None = None) -> Iterator[Left]:
-    """Yield what kernels of this user have left.
+    """Yield the reservations that lock keepers of this user hold.
 
-    connection_file: of the kernel that comes, None for any. uid: of another user, for root.
+    Args:
+        connection_file: The connection file of the next kernel; None for any kernel.
+        uid: The user of the lock keepers, for root; None for this user.
     """
     for pid, arguments in procfs.own_processes(lock_keeper.WORDS, uid=uid):
         if arguments and connection_file in (None, arguments[0]):
-            # It may have ended, or be another program that was given the same file.
+            # The process may have ended, or may be another program with the same argument.
             with suppress(OSError, *exec_handover.ERRORS):
                 yield _read(pid, arguments[0])
 
 
-def _taken(left: Left, directory: LockDirectory) -> Holding | None:
-    """Take what the lock keeper holds, under the mutex; None if it holds nothing any more.
+def _take_from_keeper(left: Left, directory: LockDirectory) -> Holding | None:
+    """End the lock keeper and take its locks. The caller must hold the mutex.
 
-    The kernel may have released it after it had left it, and somebody may have deleted a file: then
-    the lock keeper keeps nothing. Raises LockError.
+    The result is None if the lock keeper no longer holds the locks, because the kernel has released
+    them or a lock file was deleted. Raises LockError.
     """
-    there = [files.status_of(directory.descriptor, name) for name, _ in left.names]
-    is_kept = all(file and procfs.has_locked(left.lock_keeper, file) for file in there)
+    statuses = [files.status_of(directory.descriptor, name) for name, _ in left.names]
+    is_kept = all(status and procfs.has_locked(left.lock_keeper, status) for status in statuses)
     if not end(left) or not is_kept:
         return None
-    return left.held.with_locks(_acquired(directory, name, taken) for name, taken in left.names)
+    return left.held.with_locks(_acquire(directory, name, taken) for name, taken in left.names)
 
 
 def end(left: Left, uid: int | None = None) -> bool:
-    """End the lock keeper, which frees what it keeps; tells whether it was there.
+    """End a lock keeper, which frees its locks, and return whether it was running.
 
-    uid: of another user, for root.
+    Args:
+        left: The reservation that the lock keeper holds.
+        uid: The user of the lock keeper, for root; None for this user.
     """
-    with suppress(OSError), files.pidfd(left.lock_keeper) as process:  # else it has ended
-        # Its number may have become another process's before the pidfd was opened.
+    with suppress(OSError), files.pidfd(left.lock_keeper) as pidfd:  # OSError: it has ended
+        # The pid may have been reused before the pidfd was opened, so check the process again.
         if any(procfs.own_processes(lock_keeper.WORDS, [left.lock_keeper], uid)):
-            watchdog.send(process, signal.SIGKILL)
-            return watchdog.ends_within(process, ENDS_S)
+            watchdog.send(pidfd, signal.SIGKILL)
+            return watchdog.ends_within(pidfd, ENDS_S)
     return False
 
 
-def _acquired(directory: LockDirectory, name: str, taken: Instant) -> Lock | None:
-    """Lock the file; the kernel that has left it may be ending just now."""
+def _acquire(directory: LockDirectory, name: str, taken: Instant) -> Lock | None:
+    """Lock a file, and retry for a moment, because the previous kernel may still be ending."""
     return executor.wait_for(lambda: directory.acquire_again(name, taken), ENDS_S, POLL_S)
 
 
 def _read(pid: int, connection_file: str) -> Left:
-    """Return what a lock keeper keeps. Raises OSError, and what comes of text that is not ours."""
+    """Read the reservation that a lock keeper holds.
+
+    Raises:
+        OSError: The process has ended.
+        ValueError, TypeError, KeyError, AttributeError: The data is invalid.
+    """
     mark = f"{lock_keeper.LEFT}=".encode()
     with open(f"/proc/{pid}/environ", "rb") as environ:
         variables = environ.read(LIMIT).split(b"\0")
@@ -208,7 +235,7 @@ def _read(pid: int, connection_file: str) -> Left:
     fields = untrusted.parsed(left[len(mark) :])
     names = [os.path.basename(name) for _, name, *_ in fields["locks"]]
     now = procfs.now()
-    boots = fields.get("since_boot") or [None] * len(names)  # older versions leave none
+    boots = fields.get("since_boot") or [None] * len(names)  # older versions don't write it
     taken = (
         Record(since=untrusted.number(wall), since_boot=boot and untrusted.number(boot)).taken(now)
         or now

@@ -1,9 +1,9 @@
-"""The reservation of this process, and the changes of its environment, in one place.
+"""The session of a process: its reservation and its changes to the environment.
 
-A process has one session. Whatever changes it runs on the session's own thread, as
-system/executor.py explains, so no signal handler sees or leaves a half-made change. A forked child
-starts with an empty session, because its parent's locks are closed in it. The program that a
-process becomes by exec takes over what was left to it.
+Each process has one session. All changes run on the session's own thread (see system/executor.py),
+so no signal handler can see or leave an incomplete change. A forked child starts with an empty
+session, because its copies of the parent's locks are closed. After an exec, the new program takes
+over the reservation that the old program handed over.
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.exec_handover import Handover
     from reserve_gpu.reservation.feature import Feature, Leaving, UseLook
 
-SIGN_S = 5.0  # for so long cells need not look at the record, which others may write
+# Seconds after writing the lock file records in which the end of a cell does not check them. The
+# files may be writable by other users.
+SIGN_S = 5.0
 
 
 class Reservation:
-    """Devices that this process holds; a context manager that releases them at the end.
+    """The devices that this process holds, as a context manager that releases them on exit.
 
-    devices: in the order in which CUDA numbers them in this process.
-    environ: the variables that were set for them.
-    memory_mib: the part of each that this process may use, None for all of it.
+    Attributes:
+        devices: The devices, in the order in which CUDA numbers them in this process.
+        environ: The environment variables that are set for the devices.
+        memory_mib: The memory reserved on each device in MiB. None if whole devices are reserved.
     """
 
     def __init__(
@@ -63,52 +66,52 @@ class Reservation:
         self.devices = tuple(devices)
         self.environ = dict(environ)
         self.memory_mib = memory_mib
-        # Calls of reserve() outside of `with` blocks, and the thread of each `with` block. The
-        # session's thread changes both.
+        # The number of reserve() calls outside `with` blocks, and the thread of each active `with`
+        # block. Only the session's thread changes them.
         self._calls = 0
         self._threads: list[int] = []
 
     @property
     def is_inside(self) -> bool:
-        """Return whether a `with` block of it runs."""
+        """Return whether a `with` block of this reservation is active."""
         return bool(self._threads)
 
     @property
     def is_over(self) -> bool:
-        """Return whether its last `with` block has ended and no other caller counts on it."""
+        """Return whether no `with` block is active and no other caller uses the reservation."""
         return not (self._threads or self._calls)
 
     def count_call(self, thread: int) -> None:
-        """Count a call of reserve(), unless it is inside a `with` block."""
+        """Count a call of reserve(), unless its thread is inside a `with` block."""
         if thread not in self._threads:
             self._calls += 1
 
     def enter(self, thread: int) -> None:
-        """Count the start of a `with` block in place of the call that it began with."""
+        """Count a `with` block instead of the reserve() call that it started with."""
         self._threads.append(thread)
         self._calls = max(0, self._calls - 1)
 
     def leave(self, thread: int) -> None:
-        """Count the end of a `with` block, which another thread may have begun."""
+        """Stop counting a `with` block, even if a different thread entered it."""
         self._threads.remove(thread if thread in self._threads else self._threads[-1])
 
     def replace(self, other: Reservation) -> None:
-        """Count the callers of another reservation too, which this one replaces."""
+        """Take over the callers of another reservation, which this one replaces."""
         self._calls += other._calls
         self._threads += other._threads
 
     @property
     def note(self) -> str | None:
-        """Return what others read beside the devices."""
+        """Return the note that other users see next to the devices."""
         return session().terms_of(self).note
 
     @property
     def lease(self) -> Lease:
-        """Return until when it lasts, as long as it does."""
+        """Return the lease of this reservation, without an end if it is no longer held."""
         return session().terms_of(self).lease.at(procfs.now())
 
     def release(self) -> None:
-        """Release the devices and give the variables the values that they had before."""
+        """Release the devices and restore the previous values of the environment variables."""
         session().run_in_any_case(session().release, self)
 
     def __enter__(self) -> Self:
@@ -128,23 +131,30 @@ class Reservation:
 
 
 class Savepoint:
-    """The reservation before a request changes it, and whether the request may wait."""
+    """The reservation before a request, which `Session.roll_back` needs to undo the request.
+
+    Attributes:
+        reservation: The reservation before the request.
+        waits: Whether the request may wait in the queue.
+    """
 
     def __init__(self, reservation: Reservation | None, *, waits: bool) -> None:
         self.reservation, self.waits = reservation, waits
 
 
 class Session(Executor):
-    """The reservation of this process.
+    """The reservation of this process, and everything that can change it.
 
-    Properties may be read on any thread. Whatever changes something is called through `run`.
+    Properties may be read on any thread. Methods that change anything must be called through `run`.
 
-    variables: what it has done to its environment.
-    reason: why the program before this one, in the same process, has left it no device.
-    is_waiting: a call waits in the queue for a device.
-    features: The features in use, by name, in the order of FEATURES.
-    last_look: the last one of a feature whether what is held is used.
-    unsigned: Devices whose lock files could not be written, with their directory and the reason.
+    Attributes:
+        variables: The environment variables that this process has changed.
+        reason: Why the program before the last exec handed over no device.
+        is_waiting: Whether a call is waiting in the queue for a device.
+        features: The active features by name, in the order of FEATURES.
+        last_look: The latest check by any feature of whether the held devices are in use.
+        unsigned: Devices whose lock file could not be written, with the directory and the reason.
+        has_adopted: Whether the session has looked for a reservation from before an exec.
     """
 
     def __init__(self) -> None:
@@ -154,35 +164,38 @@ class Session(Executor):
         self.is_waiting = False
         self.last_look: UseLook | None = None
         self._held: Holding | None = None
-        self._reservation: Reservation | None = None  # of what is held
+        self._reservation: Reservation | None = None  # the caller's object for `_held`
         self.features: Mapping[str, Feature] = {}  # replaced, never changed in place
-        self._wanted_here: dict[str, type[Feature]] = {}  # the features of every reservation
-        self._signed: tuple[str | None, float] = (None, 0.0)  # as which notebook, and until when
+        # The features that every reservation of this process needs, by name.
+        self._required_features: dict[str, type[Feature]] = {}
+        # The notebook's name in the lock file records, and the time.monotonic() of the next check.
+        self._signed: tuple[str | None, float] = (None, 0.0)
         self.unsigned: list[tuple[Device, str, str]] = []
-        self._addresses: tuple[str, ...] | None = None  # PCI addresses at the last comparison
+        self._addresses: tuple[str, ...] | None = None  # the GPUs' PCI addresses when last compared
         self.has_adopted = False
         cuda_environment.remember_over_fork()
 
     @property
     def is_nested(self) -> bool:
-        """Return whether a signal handler interrupted a call, or the start of a cell."""
+        """Return whether the caller is a signal handler that interrupted a call or a cell start."""
         return super().is_nested or executor.is_mine(cells().quiet)
 
     def load(self, terms: ReservationTerms | None = None) -> None:
-        """Import what a reservation needs, on the caller's thread.
+        """Import the modules that a reservation needs, on the caller's thread.
 
-        terms: those of the request; None if they are not known yet.
+        Args:
+            terms: The terms of the request; None if they are not known yet.
         """
-        self._wanted_here = feature.load_for_reserving(terms)
+        self._required_features = feature.load_for_reserving(terms)
 
-    def wanted(self, terms: ReservationTerms) -> Collection[Feature]:
-        """Return the features for these terms, and those from before; new ones are made."""
+    def features_for(self, terms: ReservationTerms) -> Collection[Feature]:
+        """Return the active features and all features that these terms need."""
         features: dict[str, Feature] = {}
         for row in FEATURES:
             if row.name in self.features:
                 features[row.name] = self.features[row.name]
-            elif wanted := self._wanted_here.get(row.name):
-                features[row.name] = wanted(self)
+            elif required := self._required_features.get(row.name):
+                features[row.name] = required(self)
             elif row.is_wanted_for(terms):
                 features[row.name] = row.load()(self)
         self.features = features
@@ -192,51 +205,62 @@ class Session(Executor):
         pauses = [each.step() for each in self.features.values()]
         return min((pause_s for pause_s in pauses if pause_s is not None), default=None)
 
-    # -- what is held ------------------------------------------------------------------------------
+    # -- the current reservation -------------------------------------------------------------------
 
     @property
     def held(self) -> Holding | None:
-        """Return what is held; None where its locks were lost."""
+        """Return the current reservation; None if nothing is held or a lock was lost."""
         held = self._held
         return held if held and held.is_intact else None
 
     @property
     def holding(self) -> Holding:
-        """Return what is held; a value without devices where that is nothing."""
+        """Return the current reservation, or one without devices if nothing is held."""
         return self.held or NOTHING
 
     @property
     def reservation(self) -> Reservation | None:
-        """Return the reservation of what is held."""
+        """Return the caller's object for the current reservation; None if nothing is held."""
         return self._reservation if self.held else None
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """Return the variables that are set for what is held."""
+        """Return the environment variables that are set for the held devices."""
         return self.variables.environ
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Return the devices that are held."""
+        """Return the held devices."""
         return self.holding.devices
 
     def terms_of(self, reservation: Reservation) -> ReservationTerms:
-        """Return the terms of a reservation, as long as it is held."""
+        """Return the terms of a reservation, or default terms if it is no longer held."""
         held = self._held
         return held.terms if held and self._reservation is reservation else ReservationTerms()
 
-    # -- changes of what is held -------------------------------------------------------------------
+    # -- changes of the reservation ----------------------------------------------------------------
 
     def satisfy_from_current(self, request: Request) -> list[str] | None:
-        """Answer a request with what is held already; returns what to say, None if it won't do.
+        """Satisfy a request from the devices that are already held.
 
-        Where less is asked for than is held, release the rest, as long as CUDA has not started.
+        If the request is for fewer devices than are held, the rest are released, unless CUDA has
+        started or a `with` block is active.
+
+        Args:
+            request: The request.
+
+        Returns:
+            Notices for the user, or None if the held devices don't satisfy the request.
+
+        Raises:
+            RequestError: This is a joined process, and the request differs from what it joined.
+            LockError: The lock directory can't be used.
         """
         held = self.held
         if held and held.joined and joining.is_left(held):
-            held = None  # it reserves anew
-        is_more = request.terms.lease.has_end  # joining gives no time
-        if held and held.joined and (is_more or not _is_met(held, request)):
+            held = None  # the holder has gone, so this process makes a reservation of its own
+        is_longer = request.terms.lease.has_end  # a joined process can't extend its holder's lease
+        if held and held.joined and (is_longer or not _matches(held, request)):
             raise notice.has_joined(held.devices, held.joined.name)
         devices = held and policy.kept(held.devices, request)
         if not (held and devices):
@@ -247,50 +271,54 @@ class Session(Executor):
         rest = [device for device in held.devices if device not in devices]
         is_same = tuple(devices) == held.devices
         is_late = not is_same and cuda_environment.cuda_started()
-        if is_late and not rest:  # another order
+        if is_late and not rest:  # CUDA can no longer change the order of its devices
             return None
         held = self._prolong(held, request.terms.lease)
         is_inside = self._reservation is not None and self._reservation.is_inside
         note = held.terms.note if request.terms.note is None else request.terms.note
         if is_inside and request.terms.memory_limit_mib != held.terms.memory_limit_mib:
-            return [*self._again(held, note), notice.PART_STAYS]
+            return [*self._repeat_answer(held, note), notice.PART_STAYS]
         if rest and (is_late or is_inside):
-            return [*self._again(held, note), notice.stays(rest, is_late=is_late)]
+            return [*self._repeat_answer(held, note), notice.stays(rest, is_late=is_late)]
         if is_same and held.terms.memory_limit_mib == request.terms.memory_limit_mib:
-            return self._again(held, note)
+            return self._repeat_answer(held, note)
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
-        now = held._replace(devices=tuple(devices), locks=locks, is_back=False)
-        now = now._replace(terms=now.terms._replace(size=request.terms.size, note=note))
+        changed = held._replace(devices=tuple(devices), locks=locks, is_back=False)
+        changed = changed._replace(terms=changed.terms._replace(size=request.terms.size, note=note))
         previous = self._reservation
-        self.set_holding(now if now.is_another_part_of(held) else now.anew())
+        self.set_holding(changed if changed.is_another_part_of(held) else changed.with_new_number())
         if previous and self._reservation and self._reservation is not previous:
             self._reservation.replace(previous)
         return self.variables.notices
 
     def hold(self, granted: Granted, request: Request) -> None:
-        """Hold what was taken, and nothing else; if that fails, what was held before."""
+        """Replace the current reservation with granted devices, or keep it if that fails."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
         were_idle = all(locked.row.use_state is State.IDLE for locked in granted.locked)
         terms = request.terms._replace(lease=granted.lease)
-        held = Holding(devices, locks, terms, were_idle=were_idle).anew()
+        held = Holding(devices, locks, terms, were_idle=were_idle).with_new_number()
         before = self.held
-        if before and held.is_another_part_of(before):  # for all who count on it
-            # A rule gives a lease to what is new; growing is not.
-            new = granted.lease if request.terms.lease.has_end else NO_LEASE
-            terms = before.terms.changed_by(held.terms._replace(lease=new))
+        if before and held.is_another_part_of(before):  # the same reservation, for all its callers
+            # A rule limits the lease of a new reservation, but not of one that changes its size.
+            lease = granted.lease if request.terms.lease.has_end else NO_LEASE
+            terms = before.terms.changed_by(held.terms._replace(lease=lease))
             held = before._replace(locks=locks, terms=terms, overdue=None, is_back=False)
         previous, reservation = self._held, self._reservation
         try:
             self.set_holding(held, renew_lease=True, how=End.CHANGED)
-        except BaseException:  # what was taken is released then
+        except BaseException:  # the caller releases the granted locks
             self.set_holding(previous)
             self._reservation = reservation
             self._update_reservation()
             raise
 
     def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
-        """Release the reservation if it is still this one, None for any; returns its devices."""
+        """Release a reservation, if it is the current one, and return its devices.
+
+        Args:
+            reservation: The reservation to release. None releases any reservation.
+        """
         if reservation not in (None, self._reservation):
             return ()
         devices = self.devices
@@ -298,7 +326,7 @@ class Session(Executor):
         return devices
 
     def roll_back(self, savepoint: Savepoint | None) -> None:
-        """Return to the savepoint, because the caller does not know of a reservation made since."""
+        """Release a reservation that was made since the savepoint and never reached the caller."""
         if savepoint is None:
             return
         if self.reservation is not savepoint.reservation:
@@ -307,16 +335,17 @@ class Session(Executor):
             self.hide_if_unreserved()
 
     def forget(self, reservation: Reservation | None) -> None:
-        """Release a reservation that no caller knows of.
+        """Release a reservation that never reached a caller.
 
-        What CUDA uses stays reserved: nothing frees it as long as this process lives.
+        If CUDA has started, the devices stay reserved, because only the end of the process frees
+        their memory.
         """
         if reservation and not cuda_environment.cuda_started():
             self.release(reservation)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Tell calls of other threads meanwhile that this session waits."""
+        """Mark the session as waiting, so that calls on other threads don't wait as well."""
         self.is_waiting = True
         try:
             yield
@@ -324,26 +353,26 @@ class Session(Executor):
             self.is_waiting = False
 
     def hide_if_unreserved(self) -> None:
-        """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""
+        """Hide all GPUs from this process if it holds none, so that it can't use one by mistake."""
         if not self.held:
             self.release_and_hide()
 
     def release_and_hide(self, how: End = End.OVER) -> None:
-        """Release what is held, so that this process sees no device any more."""
+        """Release the held devices, and hide all devices from this process."""
         self.set_holding(None, is_hidden=True, how=how)
 
     def hide(self) -> None:
-        """Let what starts from now on see no device; what is held stays held."""
+        """Hide all devices from programs that start later. The reservation stays."""
         self.variables.hide()
 
     def enter(self, reservation: Reservation) -> None:
-        """Begin a `with` block. Raises RequestError if the reservation has ended."""
+        """Enter a `with` block. Raises RequestError if the reservation has ended."""
         if self.reservation is not reservation:
             raise RequestError(notice.HAS_ENDED)
         reservation.enter(executor.caller())
 
     def leave(self, reservation: Reservation) -> None:
-        """End a `with` block, and the reservation if nobody else was answered with it."""
+        """Leave a `with` block, and end the reservation if no other caller uses it."""
         if self._reservation is not reservation or not reservation.is_inside:
             return
         reservation.leave(executor.caller())
@@ -351,11 +380,19 @@ class Session(Executor):
             self.set_holding(None)
 
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
-        """Lock again what others don't respect any more; returns what to say of it.
+        """Lock devices again whose locks are no longer effective.
 
-        Somebody deleted the lock file, and others look at a new one; or other code in this process
-        has closed all descriptors.
-        limit_s: for the mutex. Raises LockError, also if another process has the device now.
+        A lock is lost if its file was deleted, because other processes then lock a new file, or if
+        other code in this process closed its descriptor.
+
+        Args:
+            limit_s: The timeout for the mutex in seconds.
+
+        Returns:
+            A notice for each device that was locked again.
+
+        Raises:
+            LockError: The directory can't be used, or another process has locked a device.
         """
         held = self._held
         if held is None or not (devices := held.unprotected()):
@@ -363,15 +400,19 @@ class Session(Executor):
         notices: list[str] = []
         with LockDirectory() as directory, directory.mutex(limit_s):
             for device in devices:
-                held, what = held.relocked(device, directory)
+                held, text = held.relocked(device, directory)
                 self.set_holding(held)
-                notices.append(what)
+                notices.append(text)
         return notices
 
     def begin_cell(self) -> list[str]:
-        """Correct the numbers of what is held, if this cell may be the one that starts CUDA.
+        """Correct the numbers of the held devices, because this cell may start CUDA.
 
-        Returns notices for the user. Raises NoThreadError.
+        Returns:
+            Notices about devices that have a new number or were lost.
+
+        Raises:
+            NoThreadError: The process can't start a thread.
         """
         if self._held is None or self.is_busy or cuda_environment.cuda_started():
             return []
@@ -379,11 +420,10 @@ class Session(Executor):
         if addresses is not None and addresses == self._addresses:
             return []
         self._addresses = addresses
-        # %reserve_gpu reports the faults.
-        return [*self.run(refresh.refresh, self).changes]
+        return [*self.run(refresh.refresh, self).changes]  # %reserve_gpu reports the faults
 
     def end_cell(self) -> list[str]:
-        """Let others see that a cell has ended; returns what the person has to know."""
+        """Record the end of a cell in the lock files, and return notices for the user."""
         held = self._held
         if held is None or self.is_busy:
             return []
@@ -394,7 +434,7 @@ class Session(Executor):
             for lock in held.locks.values():
                 lock.stamp()
             return []
-        with suppress(NoThreadError):  # later is soon enough
+        with suppress(NoThreadError):  # the end of the next cell tries again
             return self.run(self._end_cell)
         return []
 
@@ -409,9 +449,8 @@ class Session(Executor):
             notices = [str(error)]
         if self._held:
             notices += self.variables.changed_in_cell(self._held.devices)
-            self.set_holding(
-                self._held
-            )  # VS Code names the notebook only after the kernel has started
+            # Write the records again: VS Code names the notebook only after the kernel has started.
+            self.set_holding(self._held)
             for lock in self._held.locks.values():
                 lock.stamp()
         return notices
@@ -425,24 +464,29 @@ class Session(Executor):
         is_adopted: bool = False,
         how: End = End.RELEASED,
     ) -> None:
-        """Hold that, and nothing else: the only place where what this process holds changes.
+        """Replace the reservation. All changes of the reservation go through this method.
 
-        is_hidden: whether no device is shown if none is held; else those from before are.
-        renew_lease: begin it anew. is_adopted: the variables are set already.
-        how: in which way what was held has ended.
-        First the variables change, then the locks that are not kept
-        are released: what this process starts in between finds no GPU that is somebody else's.
+        The environment variables change before any lock is released. So a program that starts in
+        between does not see a GPU that another process could reserve.
+
+        Args:
+            held: The new reservation; None for no reservation.
+            is_hidden: Whether to hide all devices if `held` is None. Otherwise the variables get
+                their previous values back.
+            renew_lease: Whether the lease starts again, even if it is unchanged.
+            is_adopted: Whether the variables are already set.
+            how: How the previous reservation ended, for the history.
         """
         before = self._held
         features: Collection[Feature] = self.features.values()
         if held:
             lease = held.lease
-            features = self.wanted(held.terms)
+            features = self.features_for(held.terms)
             for feature in features:
                 lease = feature.limited(lease)
             if lease != held.lease:
                 held = held._replace(terms=held.terms._replace(lease=lease))
-                features = self.wanted(held.terms)
+                features = self.features_for(held.terms)
         with no_fork:
             if held is None:
                 self.variables.hide() if is_hidden else self.variables.unset()
@@ -455,9 +499,9 @@ class Session(Executor):
         change = Change(before, held, how, time.time(), time.monotonic(), renew_lease)
         for feature in features:
             feature.changed(change)
-        kept = list(held.locks.values()) if held else []
+        current_locks = list(held.locks.values()) if held else []
         for lock in before.locks.values() if before else ():
-            if lock not in kept:
+            if lock not in current_locks:
                 lock.release()
 
     def _is_set_for(self, held: Holding) -> bool:
@@ -472,29 +516,29 @@ class Session(Executor):
         )
 
     def _reservation_of(self, held: Holding | None) -> Reservation | None:
-        """Return the caller's reservation of what is held, a new one if another one begins."""
+        """Return the caller's object for this holding, a new one for a new reservation."""
         before = self._held
         if held is None or (before and before.number == held.number):
             return held and self._reservation
         reservation = Reservation((), {})
-        if not held.number:  # joined or taken over: it stays until it is released
+        if not held.number:  # joined or taken over: the end of a `with` block must not release it
             reservation.count_call(executor.caller())
         return reservation
 
     def _update_reservation(self) -> None:
-        """Show the caller's reservation what is held now; the devices may have new numbers."""
+        """Update the caller's object, because devices, their numbers or their part may change."""
         if self._held and self._reservation:
             self._reservation.devices = self._held.devices
             self._reservation.environ = self.variables.environ
             self._reservation.memory_mib = self._held.terms.memory_limit_mib
 
     def _sign(self, held: Holding) -> None:
-        """Write into the locks who holds them."""
+        """Write this process and the terms of the reservation into the lock files."""
         visible = cuda_environment.variables(held.devices)[cuda_environment.VISIBLE]
-        who = myself()
-        self._signed = who.notebook, time.monotonic() + SIGN_S
+        process = myself()
+        self._signed = process.notebook, time.monotonic() + SIGN_S
         record = Record(
-            who,
+            process,
             held.terms,
             visible=visible,
             overdue=held.overdue,
@@ -504,14 +548,14 @@ class Session(Executor):
         self.unsigned = []
         for device, since in zip(held.devices, joined, strict=True):
             lock = held.locks[device.uuid]
-            own = record._replace(label=device.label, index=device.index, guest_of=since)
-            if reason := lock.write(own):
+            device_record = record._replace(label=device.label, index=device.index, guest_of=since)
+            if reason := lock.write(device_record):
                 self.unsigned.append((device, os.path.dirname(lock.path), reason))
 
-    # -- the same again ----------------------------------------------------------------------------
+    # -- repeated requests -------------------------------------------------------------------------
 
     def _prolong(self, held: Holding, lease: Lease) -> Holding:
-        """Hold what is held by this lease too, if it says anything."""
+        """Apply a requested lease to the current reservation, if the lease has an end."""
         if lease.has_end:
             lease = held.lease.changed_by(lease.begun(procfs.now()))
             terms = held.terms._replace(lease=lease)
@@ -519,31 +563,44 @@ class Session(Executor):
             self.set_holding(held, renew_lease=True)
         return held
 
-    def _again(self, held: Holding, note: str | None) -> list[str]:
-        """Answer one more call with what is held; returns what was wrong and is mended."""
+    def _repeat_answer(self, held: Holding, note: str | None) -> list[str]:
+        """Answer another call with the current reservation, and restore changed variables.
+
+        Args:
+            held: The current reservation.
+            note: The note for other users.
+
+        Returns:
+            Notices about restored variables.
+        """
         self.set_holding(held._replace(terms=held.terms._replace(note=note)))
-        notices = self.variables.mend(held)
+        notices = self.variables.restore(held)
         self._update_reservation()
         return notices
 
     # -- joining -----------------------------------------------------------------------------------
 
     def join(self, reserved: Reserved) -> None:
-        """Hold, as a joined process, what another process of this user has reserved.
+        """Join the reservation of another process of this user.
 
-        Raises RequestError where that has released it by now, and LockError.
+        Args:
+            reserved: The other process's reservation.
+
+        Raises:
+            RequestError: The other process has released the devices, or its time is over.
+            LockError: The lock directory can't be used.
         """
         with LockDirectory() as directory, directory.mutex():
             self.set_holding(joining.joined(reserved, directory), renew_lease=True)
 
-    # -- over exec ---------------------------------------------------------------------------------
+    # -- handover over exec ------------------------------------------------------------------------
 
     def leave_as(self, how: Leaving) -> dict[str, Fact]:
-        """Let features leave what is held to what comes next; returns their facts for that."""
+        """Let the features hand over the reservation, and return their facts for what follows."""
         return {name: f for each in self.features.values() for name, f in each.leaves(how).items()}
 
     def adopt(self) -> None:
-        """Take over, once, what this process held before exec made it this program."""
+        """Take over the reservation that this process held before its exec. Runs only once."""
         if procfs.held_by() == os.getpid():
             with no_fork:
                 from reserve_gpu.reservation import exec_handover
@@ -556,30 +613,30 @@ class Session(Executor):
         if self.has_adopted:
             return
         self.has_adopted = True
-        given = received()
-        if given is None:
+        handover = received()
+        if handover is None:
             return
-        self.reason = given.reason
-        self.variables.adopt(given.changes)
-        if given.held.devices:
-            self.set_holding(given.held._replace(facts=given.facts), is_adopted=True)
+        self.reason = handover.reason
+        self.variables.adopt(handover.changes)
+        if handover.held.devices:
+            self.set_holding(handover.held._replace(facts=handover.facts), is_adopted=True)
 
 
-# By process id; an entry of another process is its parent's.
+# Sessions by process ID. A forked child also inherits its parent's session, and ignores it.
 _sessions: dict[int, Session] = executor.survive_reload("sessions", dict)
 
 
 def session() -> Session:
-    """Return the session of this very process."""
+    """Return the session of this process, creating or adopting one if needed."""
     pid = os.getpid()
-    own = _sessions.get(pid) or _sessions.setdefault(pid, Session())  # one for all threads
-    if not own.has_adopted:
-        own.adopt()
-    return own
+    current = _sessions.get(pid) or _sessions.setdefault(pid, Session())  # atomic across threads
+    if not current.has_adopted:
+        current.adopt()
+    return current
 
 
-def _is_met(held: Holding, request: Request) -> bool:
-    """Tell whether what is held is just what is asked for."""
-    kept = policy.kept(held.devices, request)
+def _matches(held: Holding, request: Request) -> bool:
+    """Return whether the request is for exactly the held devices and the held part of them."""
+    devices = policy.kept(held.devices, request)
     memory_limit_mib = request.on(held.devices).terms.memory_limit_mib
-    return tuple(kept or ()) == held.devices and held.terms.memory_limit_mib == memory_limit_mib
+    return tuple(devices or ()) == held.devices and held.terms.memory_limit_mib == memory_limit_mib

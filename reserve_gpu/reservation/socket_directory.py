@@ -1,8 +1,9 @@
-"""The folder for the sockets of a user's processes, and the sockets in it.
+"""The directory with the Unix sockets of a user's processes, which is in the lock directory.
 
-Every user may create files in the lock directory. So a folder counts only if it belongs to the user
-and is closed to all others. A process that listens keeps the descriptor of its
-folder open: others find it there, however many names other users have taken.
+Any user may create files in the lock directory, so a socket directory is valid only if it belongs
+to the user and no other user can enter it. A listening process keeps its socket directory open.
+Other processes find the directory through this descriptor, even if other users have taken its
+usual names.
 """
 
 from __future__ import annotations
@@ -21,44 +22,60 @@ from reserve_gpu.system import procfs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NAME = "asked-{uid}"  # with a random suffix if another user has taken this name
-MODE = 0o700
-MESSAGE_LIMIT = 1 << 16  # bytes of a request or an answer
-OTHERS = 0o077  # the permissions of all other users
+NAME = "asked-{uid}"  # the directory's name, with a random suffix if another user has taken it
+MODE = 0o700  # the directory's permissions
+MESSAGE_LIMIT = 1 << 16  # largest size of a request or an answer in bytes
+OTHERS = 0o077  # mask of the group's and all other users' permissions
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 def open_first() -> int:
-    """Open this user's folder under its first name, created if it is not there.
+    """Open or create this user's socket directory under its default name.
 
-    Raises LockError, and OSError, for example because another user has taken the name.
+    Returns:
+        A descriptor of the directory.
+
+    Raises:
+        LockError: No lock directory can be used.
+        OSError: The directory can't be opened, for example because another user has the name.
     """
     uid = os.geteuid()
     return _created(f"{default_path()}/{NAME.format(uid=uid)}", uid)
 
 
 def open_any() -> int:
-    """Open a folder of this user, or create one with a random name.
+    """Open one of this user's socket directories, or create one with a random name.
 
-    This lists the lock directory, which takes seconds if another user has filled it. Other empty
-    folders of this user are removed. Raises OSError, LockError.
+    This function lists the lock directory, which takes seconds if another user has filled it. It
+    also removes surplus empty socket directories of this user.
+
+    Returns:
+        A descriptor of the directory.
+
+    Raises:
+        LockError: No lock directory can be used.
+        OSError: The directory can't be created.
     """
     uid = os.geteuid()
-    found = []
-    for path in _named(uid):
+    folders = []
+    for path in _paths_of(uid):
         with suppress(OSError):
-            found.append(opened(path, uid))
-    for surplus in found[1:]:
+            folders.append(opened(path, uid))
+    for surplus in folders[1:]:
         remove_if_empty(surplus)
         os.close(surplus)
-    if found:
-        return found[0]
+    if folders:
+        return folders[0]
     name = f"{NAME.format(uid=uid)}-{os.urandom(8).hex()}"
     return _created(f"{default_path()}/{name}", uid)
 
 
 def remove_if_empty(folder: int) -> None:
-    """Remove a folder that has no socket of a living process, wherever it is now."""
+    """Remove a socket directory if it has no socket of a living process.
+
+    Args:
+        folder: A descriptor of the directory, which may have been renamed.
+    """
     sweep(folder)
     with suppress(OSError):
         path = os.path.realpath(f"/proc/self/fd/{folder}")
@@ -67,8 +84,8 @@ def remove_if_empty(folder: int) -> None:
 
 
 def of_process(pid: int, uid: int) -> Iterator[int]:
-    """Yield descriptors of the folders in which a process of a user may have its socket."""
-    for path in chain(_kept_open(pid), _named(uid)):
+    """Yield descriptors of the directories in which a process of a user may have its socket."""
+    for path in chain(_open_paths_of(pid), _paths_of(uid)):
         with suppress(OSError):
             folder = opened(path, uid)
             try:
@@ -78,28 +95,32 @@ def of_process(pid: int, uid: int) -> Iterator[int]:
 
 
 def sockets_of(pid: int) -> str:
-    """Return the prefix of the names of a process's sockets: its PID namespace and its pid."""
+    """Return the prefix of the names of a process's sockets, made of PID namespace and pid."""
     return f"{procfs.pid_namespace()}-{pid}-"
 
 
 def sweep(folder: int) -> None:
-    """Remove the sockets of processes that have ended."""
+    """Remove the sockets of ended processes from a directory."""
     for name in names_in(folder):
-        pid = re.fullmatch(rf"{procfs.pid_namespace()}-([0-9]{{1,10}})-[0-9a-f]+", name)
-        if pid and procfs.uid_of(int(pid[1])) is None:
+        match = re.fullmatch(rf"{procfs.pid_namespace()}-([0-9]{{1,10}})-[0-9a-f]+", name)
+        if match and procfs.uid_of(int(match[1])) is None:
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder)
 
 
 def names_in(folder: int) -> list[str]:
-    """Return the names of what is in a folder, none if it can't be listed."""
+    """Return the names of the files in a directory; an empty list if it can't be listed."""
     with suppress(OSError):
         return os.listdir(f"/proc/self/fd/{folder}")
     return []
 
 
 def opened(path: str, uid: int) -> int:
-    """Open a folder that only this user and root can enter. Raises OSError."""
+    """Open a directory that belongs to a user and that only this user and root can enter.
+
+    Raises:
+        OSError: The directory does not exist, or belongs to or is open to other users.
+    """
     folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(folder)
     if status.st_uid == uid and not status.st_mode & OTHERS:
@@ -116,7 +137,7 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def _created(path: str, uid: int) -> int:
-    """Open the folder, created if it is not there. Raises OSError."""
+    """Open a socket directory, and create it if it does not exist. Raises OSError."""
     with suppress(FileExistsError):
         os.mkdir(path, MODE)
     folder = opened(path, uid)
@@ -125,10 +146,11 @@ def _created(path: str, uid: int) -> int:
     return folder
 
 
-def _kept_open(pid: int) -> Iterator[str]:
-    """Yield paths of what a process has open in the lock directory, if this process may see it.
+def _open_paths_of(pid: int) -> Iterator[str]:
+    """Yield paths of the files and directories that a process has open in the lock directory.
 
-    Each leads to what is open, even if the owner of the directory has renamed it.
+    The paths are below /proc, so they remain valid if the owner of the lock directory renames a
+    file. If this process may not list the other process's open files, nothing is yielded.
     """
     with suppress(OSError):
         directory = os.path.realpath(default_path())
@@ -139,8 +161,8 @@ def _kept_open(pid: int) -> Iterator[str]:
                     yield f"{path}/."
 
 
-def _named(uid: int) -> list[str]:
-    """Return the paths of a user's folders, by one listing of the lock directory."""
+def _paths_of(uid: int) -> list[str]:
+    """Return the paths of a user's socket directories in the lock directory."""
     directory, prefix = default_path(), NAME.format(uid=uid)
     names = []
     with suppress(OSError), os.scandir(directory) as entries:

@@ -1,4 +1,4 @@
-"""A look at the machine, as a status: for the magic, the command line, JupyterLab and Python."""
+"""Read the status of all devices, for the magic, the command line, JupyterLab and Python."""
 
 from __future__ import annotations
 
@@ -27,77 +27,92 @@ if TYPE_CHECKING:
 
 
 def status() -> Status:
-    """Look at every device of this machine that the driver shows.
+    """Read the status of every device that the driver of this machine lists.
 
-    Raises DriverError where there is no driver. Where the lock directory can't be used the devices
-    are there anyway, and `problem` says why nothing is known of reservations.
+    Returns:
+        The status. If the lock directory can't be used, reservations are unknown, and the field
+        `problem` has the reason.
+
+    Raises:
+        DriverError: The driver can't be used.
     """
     return look()
 
 
 def look(show: Callable[[Progress], object] = lambda _: None) -> Status:
-    """Look at the machine, for any front end. show: is told of a driver that takes long."""
-    with looking(show) as look_now:
-        return look_now()
+    """Read the status of the machine, for any front end.
+
+    Args:
+        show: Called with the progress if the driver is slow.
+
+    Raises:
+        DriverError: The driver can't be used.
+    """
+    with looking(show) as read_status:
+        return read_status()
 
 
 def reserved_rows() -> tuple[DeviceStatus, ...]:
-    """Return the devices, where the driver does not answer only those that somebody has reserved.
+    """Return all devices; only the reserved devices if the driver can't be used.
 
-    Raises LockError.
+    Raises:
+        LockError: The lock directory can't be used.
     """
     try:
-        seen = status()
+        machine = status()
     except DriverError:
         return snapshot.reserved_without_driver()
-    if seen.problem:
-        raise LockError(seen.problem)
-    return seen.rows
+    if machine.problem:
+        raise LockError(machine.problem)
+    return machine.rows
 
 
 @contextmanager
 def looking(show: Callable[[Progress], object] = lambda _: None) -> Iterator[Callable[[], Status]]:
-    """Yield a function that looks at the machine, in one conversation with the driver.
+    """Yield a function that reads the status of the machine in one NVML session.
 
-    show: is told of a driver that takes long. After a look that failed, or found a broken device,
-    it begins another conversation: the trouble may be over.
+    After a reading that failed or that found a broken device, the next call starts a new NVML
+    session, because the problem may have been fixed.
+
+    Args:
+        show: Called with the progress if the driver is slow.
     """
-    with ExitStack() as conversation:
+    with ExitStack() as nvml_session:
         gpus: Nvml | None = None
 
-        def look_now() -> Status:
+        def read_status() -> Status:
             nonlocal gpus
             visible = session().variables.inherited()[cuda_environment.VISIBLE]
             if gpus is None:
-                conversation.close()
-                gpus = conversation.enter_context(Nvml())
-            using, gpus = gpus, None
+                nvml_session.close()
+                gpus = nvml_session.enter_context(Nvml())
+            current, gpus = gpus, None
             ruled = rules()
-            seen = snapshot.take_snapshot(using, idle_mib=idle_mib(), ruled=ruled)
-            if all(row.state is not State.BROKEN for row in seen.rows):
-                gpus = using
+            machine = snapshot.take_snapshot(current, idle_mib=idle_mib(), ruled=ruled)
+            if all(row.state is not State.BROKEN for row in machine.rows):
+                gpus = current
             return Status(
-                seen.rows,
-                seen.waiting,
-                seen.problem,
+                machine.rows,
+                machine.waiting,
+                machine.problem,
                 time=time.time(),
                 host=procfs.machine_name(),
                 limit=visible,
                 rules=ruled,
-                is_above=visible is not None and _is_above(seen.rows),
+                is_above=visible is not None and _is_above(machine.rows),
                 is_late=cuda_environment.cuda_started(),
                 user=procfs.user_of(os.getpid()),
                 frontend=read_here(PYTHON),
             )
 
-        def look_on_another_thread() -> Status:
+        def read_on_another_thread() -> Status:
             feature.load_for_reading()
-            return executor.apart(look_now, show=show)
+            return executor.apart(read_status, show=show)
 
-        yield look_on_another_thread
+        yield read_on_another_thread
 
 
 def _is_above(rows: Sequence[DeviceStatus]) -> bool:
-    """Tell whether an ancestor of this process has reserved one of the devices."""
+    """Return whether an ancestor of this process holds one of the devices."""
     pids = {h.listed_pid for row in rows if not row.is_mine for h in row.holders if h.listed_pid}
     return bool(pids) and not pids.isdisjoint(procfs.ancestors())

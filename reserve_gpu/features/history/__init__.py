@@ -1,4 +1,5 @@
-"""What is reserved, used and waited for is logged.
+"""Log reservations, the use of their devices, and waits in the user's history.
 
-recorder: a line. journal: when it is written. follower: of a command that this process becomes.
+`recorder` logs one reservation, `journal` logs the reservations and waits of this process, and
+`command_log` logs for a command that replaces this process by exec.
 """

@@ -1,8 +1,8 @@
-"""Logs what a command uses that `reserve-gpu run` has become.
+"""Log the use of devices by a command that has replaced `reserve-gpu run` by exec.
 
-A command knows nothing of this package, so a small process of its own looks once a minute, as a
-notebook does by itself. It holds no lock of a device, no terminal and no pipe, is no child of the
-command, and is gone as soon as nobody has the locks any more.
+The command itself does not know this package, so a small background process checks its use once a
+minute. That process holds no device lock, terminal or pipe, and it is no child of the command. It
+ends when no process holds the locks any longer.
 """
 
 from __future__ import annotations
@@ -22,11 +22,21 @@ from reserve_gpu.system import process_identity, watchdog
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-POLL_S = 1.0  # between two looks at whether somebody has the locks, once the command has ended
+POLL_S = 1.0  # seconds between two checks of the locks after the command has ended
 
 
 def start(logged: Recorder) -> bool:
-    """Leave the page to a follower of this very process; returns True. Raises OSError."""
+    """Start a background process that continues the log of this process after an exec.
+
+    Args:
+        logged: The recorder of the current reservation.
+
+    Returns:
+        True, after closing the recorder's page.
+
+    Raises:
+        OSError: The background process can't be started.
+    """
     page = logged.page
     about = {
         "name": logged.entries[0].name,
@@ -42,25 +52,29 @@ def start(logged: Recorder) -> bool:
 
 
 def main(text: str) -> None:
-    """Log what a command uses until nobody has the locks. text: what `start` says of it."""
+    """Log the use by a command until no process holds the locks.
+
+    Args:
+        text: The data from `start`, as JSON.
+    """
     about: dict[str, Any] = json.loads(text)
     process_identity.call_it(about["name"] or "")
     folder, descriptor, name = about["page"]
     files.adopt(descriptor)
     held, page = exec_handover.held_of(about), Page(folder, descriptor, name)
     logged = Recorder(page, held, about["since"], about["at"])
-    own: Collection[int] | None = {about["pid"]}
-    while own or exec_handover.are_locked(about):
-        pause_s = _step(logged, own)
-        if own is None:
+    pids: Collection[int] | None = {about["pid"]}
+    while pids or exec_handover.are_locked(about):
+        pause_s = _step(logged, pids)
+        if pids is None:
             time.sleep(min(pause_s, POLL_S))
         elif watchdog.ends_within(about["process"], pause_s) or not exec_handover.are_locked(about):
-            own = None
+            pids = None
     logged.end(End.EXIT)
 
 
-def _step(logged: Recorder, own: Collection[int] | None) -> float:
+def _step(logged: Recorder, pids: Collection[int] | None) -> float:
     try:
-        return logged.step(own)[0]
-    except (OSError, ReserveGPUError):  # a full disk, say
+        return logged.step(pids)[0]
+    except (OSError, ReserveGPUError):  # for example, the disk is full
         return EVERY_S

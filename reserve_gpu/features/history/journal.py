@@ -1,7 +1,7 @@
-"""The journal: what this very process writes into its user's history.
+"""Write the reservations and waits of this process to its user's history.
 
-Nothing here may disturb a reservation: what can't be logged is lost, with one warning in the log.
-What is logged decides nothing.
+Logging must not disturb a reservation. If an entry can't be written, it is lost, and the first
+failure is logged as a warning. No decision depends on the history.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.holding import Change, Holding
     from reserve_gpu.system.executor import T, Ts
 
-IS_LOGGED = "is_logged"  # the fact that another process logs what is used
-EXIT_LIMIT_S = 1.0  # for the last lines of a process that ends
+IS_LOGGED = "is_logged"  # name of the fact that another process logs the reservation
+EXIT_LIMIT_S = 1.0  # timeout for writing the last lines at the end of a process, in seconds
 
-_warned: list[str] = []  # once in a process
+_warned: list[str] = []  # the first failure in this process, the only one that is reported
 
 
 class History(Feature):
-    """What this process logs: of one reservation at a time. Nothing here raises anything."""
+    """Logs the reservations of this process, one at a time. Its methods never raise."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         self._recorder: Recorder | None = None
-        self._changes: list[Change] = []  # to be logged
+        self._changes: list[Change] = []  # changes of the reservation that are not logged yet
         at_exit(partial(owner.run_within, EXIT_LIMIT_S, self._exit))
 
     def changed(self, change: Change) -> None:
-        """Log it later: the home of a user may hang, and nobody may have the mutex then."""
+        """Queue the change for `step`, because a hung home directory must not block the mutex."""
         self._changes.append(change)
 
     def waited(self, wait: Wait) -> None:
@@ -58,23 +58,20 @@ class History(Feature):
         tried(_append_wait, wait)
 
     def step(self) -> float | None:
-        """Log what has changed, and what is used where that is due."""
+        """Log changes of the reservation, and the use of its devices if that is due."""
         self._catch_up()
         if self._recorder is None:
             return None
-        if pause_s := self._recorder.pause_s:  # who has joined is not asked for nothing
+        if pause_s := self._recorder.pause_s:  # don't look up joined processes if nothing is due
             return pause_s
-        own = joining.own_pids(self._recorder.held)
-        pause_s, is_used = tried(self._recorder.step, own) or (EVERY_S, None)
+        pids = joining.own_pids(self._recorder.held)
+        pause_s, is_used = tried(self._recorder.step, pids) or (EVERY_S, None)
         if is_used is not None:
             self.owner.last_look = UseLook(time.time(), time.monotonic(), is_used)
         return pause_s
 
     def leaves(self, how: Leaving) -> Mapping[str, Fact]:
-        """Leave the page to a process that logs for the program which this process becomes.
-
-        A kernel logs by itself.
-        """
+        """Let a background process continue the log of a command. A kernel logs for itself."""
         self._catch_up()
         if how is Leaving.RESTART:
             return {}
@@ -90,7 +87,7 @@ class History(Feature):
             self._follow(change)
 
     def _follow(self, change: Change) -> None:
-        """Log what has become of what was held, and begin to log what is held now."""
+        """Log the end of the previous reservation, and start the log of the current one."""
         before, held, how = change.before, change.held, change.how
         if held and before and _is_same(before, held):
             if self._recorder:
@@ -98,10 +95,10 @@ class History(Feature):
             return
         self._end(End.RESTART if held and held.kept_until else how)
         if held and not (held.joined or held.kept_until or held.facts.get(IS_LOGGED) is True):
-            self._recorder = tried(_begun, held, change)
+            self._recorder = tried(_recorder_of, held, change)
 
     def _end(self, how: End) -> None:
-        """Log that what was held is held no more."""
+        """Log the end of the reservation that is being logged."""
         recorder, self._recorder = self._recorder, None
         if recorder:
             tried(recorder.end, how)
@@ -112,37 +109,52 @@ class History(Feature):
 
 
 def tried(function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> T | None:
-    """Call the function; what goes wrong there is said once in the log, and disturbs nothing."""
+    """Call a function, and log only the first failure of this process as a warning.
+
+    Args:
+        function: The function.
+        arguments: Its arguments.
+
+    Returns:
+        The result, or None if the function raises.
+    """
     try:
         return function(*arguments)
     except Exception as error:  # noqa: BLE001
         if not _warned:
             _warned.append(str(error))
-            why = sanitize(str(error), REASON_LIMIT)
-            warn(f"The history of what you use is not complete: {why}")
+            reason = sanitize(str(error), REASON_LIMIT)
+            warn(f"The usage history is incomplete: {reason}")
         return None
 
 
 def at_exit(function: Callable[[], object]) -> None:
-    """Have the function called when this very process ends by itself."""
+    """Register a function that is called when this process exits, but not when a child exits.
+
+    Args:
+        function: The function.
+    """
     pid = os.getpid()
 
     def end() -> None:
         if os.getpid() == pid:
-            with suppress(ReserveGPUError):  # no thread can be had
+            with suppress(ReserveGPUError):  # the process can't start a thread
                 function()
 
     atexit.register(end)
 
 
 def _is_same(before: Holding, held: Holding) -> bool:
-    """Tell whether both are one reservation to a history."""
-    mine, others = ((h.devices, h.terms.memory_limit_mib, h.kept_until) for h in (before, held))
-    return mine == others
+    """Return whether the history treats both as the same reservation."""
+    old, new = ((h.devices, h.terms.memory_limit_mib, h.kept_until) for h in (before, held))
+    return old == new
 
 
-def _begun(held: Holding, change: Change) -> Recorder | None:
-    """Begin to log what is held; None if no history is kept. Raises OSError, ReserveGPUError."""
+def _recorder_of(held: Holding, change: Change) -> Recorder | None:
+    """Start to log a reservation, and return its recorder; None if the user keeps no history.
+
+    Raises OSError and ReserveGPUError.
+    """
     folder = places.to_write(rules())
     if folder is None:
         return None
@@ -155,11 +167,11 @@ def _begun(held: Holding, change: Change) -> Recorder | None:
 
 
 def _append_wait(wait: Wait) -> None:
-    who = myself()
+    process = myself()
     end = wait.began + wait.waited_s
     line = LogLine(Kind.WAITED, f"{os.getpid()}", wait.began, wait.began, end, wait.waited_s)
-    line = line._replace(asks=wait.asks, how=wait.how, agent=who.agent, job=who.job)
-    line = line._replace(name=who.notebook or who.command)
+    line = line._replace(asks=wait.asks, how=wait.how, agent=process.agent, job=process.job)
+    line = line._replace(name=process.notebook or process.command)
     folder = places.to_write(rules())
     if folder is not None:
         try:

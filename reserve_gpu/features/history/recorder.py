@@ -1,4 +1,4 @@
-"""Logs one reservation in a history: once a minute what its processes use, and how it ends."""
+"""Log one reservation in a history: its use once a minute, and its end."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import End
     from reserve_gpu.reservation.holding import Holding
 
-EVERY_S = 60.0  # between two looks
-# A look speaks for so long at most: a process that was stopped for hours has not been looked at.
+EVERY_S = 60.0  # seconds between two checks of use
+# Longest time in seconds for which one check counts. A stopped process can't check for hours, and
+# its use in that time is unknown.
 LONGEST_KNOWN_S = 2 * EVERY_S
-DRIVER_LIMIT_S = 2.0  # for the driver to answer
-LEAST_S = 1.0  # what was held for less is not logged
+DRIVER_LIMIT_S = 2.0  # timeout for the driver in seconds
+LEAST_S = 1.0  # shortest reservation that is logged, in seconds
 
 
 class Recorder:
-    """Logs one reservation on a page of the history, which this process has locked.
+    """Logs one reservation, until it ends, in a file of its own that is called a page.
 
-    page: that page. held: what is logged. now: when it begins, in seconds since the epoch.
-    at: the same by time.monotonic(). every_s: between two looks.
+    Attributes:
+        page: The page, which this process has locked.
+        held: The reservation.
+        at: The time up to which the lines count, by time.monotonic().
     """
 
     def __init__(
@@ -39,43 +42,67 @@ class Recorder:
         at: float | None = None,
         every_s: float = EVERY_S,
     ) -> None:
+        """Write the first lines to the page.
+
+        Args:
+            page: The page, which this process has locked.
+            held: The reservation.
+            now: The start of the reservation, in seconds since the epoch.
+            at: The start of the reservation by time.monotonic(). Defaults to the current time.
+            every_s: The seconds between two checks of use.
+        """
         self.page, self.held, self._every_s = page, held, every_s
         self._entries = {device: _first(page.id, device, held, now) for device in held.devices}
-        self._uses: dict[Device, activity.DeviceActivity] = {}  # by the last look
+        self._uses: dict[Device, activity.DeviceActivity] = {}  # from the latest check
         self._looked_at = now
-        self.at = time.monotonic() if at is None else at  # up to which the lines count
+        self.at = time.monotonic() if at is None else at
         self._next_look = time.monotonic() + every_s
         self.page.write(self.entries)
 
     @property
     def entries(self) -> tuple[LogLine, ...]:
-        """Return the lines that stand on the page."""
+        """Return the current lines of the page, one for each device."""
         return tuple(self._entries.values())
 
     @property
     def pause_s(self) -> float:
-        """Return the seconds until the next look, 0 if it is due."""
+        """Return the seconds until the next check of use; 0 if it is due."""
         return max(0.0, self._next_look - time.monotonic())
 
-    def step(self, own: Collection[int] | None = None) -> tuple[float, bool | None]:
-        """Look at the use and log it, if that is due.
+    def step(self, pids: Collection[int] | None = None) -> tuple[float, bool | None]:
+        """Check and log the use of the devices, if that is due.
 
-        own: the processes that hold the devices, None where nobody can tell any more.
-        Returns the seconds until the next look, and whether the devices were used; None if this has
-        not looked.
+        Args:
+            pids: The processes of the reservation; None if they are unknown.
+
+        Returns:
+            The seconds until the next check, and whether the devices were used since the last one.
+            The latter is None if no check was due.
+
+        Raises:
+            OSError: The page can't be written.
+            ReserveGPUError: The history can't be written.
         """
         if pause_s := self.pause_s:
             return pause_s, None
         since, self._looked_at = self._looked_at, time.time()
         devices = self.held.devices
-        self._uses = {} if own is None else activity.read(devices, own, since, DRIVER_LIMIT_S)
+        self._uses = {} if pids is None else activity.read(devices, pids, since, DRIVER_LIMIT_S)
         self._next_look = time.monotonic() + self._every_s
         self._log_use()
         is_used = any(each.is_used is not False for each in self._uses.values())
         return self._every_s, is_used or not self._uses
 
     def end(self, how: End) -> None:
-        """Log the end. Raises OSError, ReserveGPUError."""
+        """Log the end of the reservation, and remove the page.
+
+        Args:
+            how: How the reservation ended.
+
+        Raises:
+            OSError: The history can't be written.
+            ReserveGPUError: The history can't be written.
+        """
         self._add()
         lines = [entry._replace(how=how) for entry in self.entries]
         is_short = all(line.end - line.since < LEAST_S for line in lines)
@@ -93,7 +120,7 @@ class Recorder:
         self.page.write(self.entries)
 
     def _add(self) -> None:
-        """Add the time since the last call to each line."""
+        """Add the time since the previous call to the line of each device."""
         before, self.at = self.at, time.monotonic()
         passed_s, now = self.at - before, time.time()
         for device, entry in self._entries.items():
@@ -102,7 +129,7 @@ class Recorder:
             self._entries[device] = _described(line, device, self.held, used)
 
 
-# -- pure functions of values ----------------------------------------------------------------------
+# -- pure functions --------------------------------------------------------------------------------
 
 
 def added(
@@ -113,9 +140,15 @@ def added(
     *,
     is_over: bool | None = None,
 ) -> LogLine:
-    """Return the line with the time that has passed.
+    """Return a line with more time added to its counters.
 
-    is_over: more is used than was promised, or for longer. now: in seconds since the epoch.
+    Args:
+        entry: The line.
+        passed_s: The time since the line was last updated, in seconds.
+        used: The use of the device in this time.
+        now: The current time, in seconds since the epoch.
+        is_over: Whether more memory was used than reserved, or the reservation is overdue. None if
+            neither is known.
     """
     known_s = min(passed_s, LONGEST_KNOWN_S)
     used_s, idle_s, over_s, percent = entry.used_s, entry.idle_s, entry.over_s, entry.percent
@@ -139,24 +172,24 @@ def added(
 
 
 def is_next_hour(entry: LogLine) -> bool:
-    """Tell whether another hour has begun since the line did."""
+    """Return whether a line ends in a later hour than it starts in."""
     return _hour(entry.end) != _hour(entry.start)
 
 
 def _hour(at: float) -> tuple[int, ...]:
-    """Return the local hour, with the offset to UTC: when clocks go back, an hour comes twice."""
+    """Return the local hour with the UTC offset, which differs when clocks repeat an hour."""
     local = time.localtime(at)
     return (*local[:4], local.tm_gmtoff)
 
 
 def _next(entry: LogLine) -> LogLine:
-    """Return the line after this one."""
+    """Return the line for the next period, with empty counters."""
     entry = entry._replace(start=entry.end, seconds=0.0, used_s=None, idle_s=None, over_s=None)
     return entry._replace(mib=None, percent=None)
 
 
 def _first(own_id: str, device: Device, held: Holding, now: float) -> LogLine:
-    """Return the first line of a reservation."""
+    """Return the first line of a reservation for one device."""
     entry = LogLine(Kind.RESERVED, own_id, now, now, now, gpu=device.uuid, label=device.label)
     return _described(entry, device, held, activity.DeviceActivity())
 
@@ -164,19 +197,19 @@ def _first(own_id: str, device: Device, held: Holding, now: float) -> LogLine:
 def _described(
     entry: LogLine, device: Device, held: Holding, used: activity.DeviceActivity
 ) -> LogLine:
-    """Return the line with what is said of the reservation now.
+    """Return the line with the current process, terms and lease of the reservation.
 
-    Its share is of a whole GPU, by memory; 1 if that is not known.
+    Its share is the reserved share of a whole GPU's memory, or 1 if that is unknown.
     """
-    who, lease = myself(), held.lease
+    process, lease = myself(), held.lease
     share = used.share or 1.0
     if held.terms.memory_limit_mib is not None and device.memory_mib:
         share *= min(1.0, held.terms.memory_limit_mib / device.memory_mib)
     return entry._replace(
         share=share,
-        name=who.notebook or who.command,
-        agent=who.agent,
-        job=who.job,
+        name=process.notebook or process.command,
+        agent=process.agent,
+        job=process.job,
         note=held.terms.note,
         part_mib=held.terms.memory_limit_mib,
         until=lease.until,

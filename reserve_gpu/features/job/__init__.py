@@ -1,4 +1,4 @@
-"""What it means for a reservation that its process is in a job of a batch system, or in a pod.
+"""Support for processes in a job of a batch system, or in a Kubernetes pod.
 
-job_end: the end of the job is an end of the reservation. no_gpu: a job without a GPU.
+`job_end` ends a reservation with its Slurm job. `no_gpu` helps users whose job has no GPU.
 """

@@ -1,4 +1,4 @@
-"""The end of a Slurm job is an end of what is reserved in it: it is asked for, told and used."""
+"""End reservations made in a Slurm job at the end of the job, which Slurm reports."""
 
 from __future__ import annotations
 
@@ -25,56 +25,62 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Lease
     from reserve_gpu.reservation.holding import Change
 
-JOB, JOB_END = "SLURM_JOB_ID", "SLURM_JOB_END_TIME"  # the second since Slurm 23.02
-# An end can be moved: it is asked for before the first warning, and then more and more often.
+JOB, JOB_END = "SLURM_JOB_ID", "SLURM_JOB_END_TIME"  # Slurm sets JOB_END since 23.02
+# The end of a job can be moved. So squeue is called FIRST_LOOK_S seconds before the end, shortly
+# before the first warning, and then at shrinking intervals of at least LEAST_PAUSE_S seconds.
 FIRST_LOOK_S, LEAST_PAUSE_S = 660.0, 15.0
-UNKNOWN_S = 600.0  # until the next look where Slurm tells no end
-LONGEST_PAUSE_S = 60.0  # within it a wall clock that was set is noticed
-SPARE_S = 5.0  # between what is called before the end, and the end
+UNKNOWN_S = 600.0  # seconds between two calls of squeue if the end of the job is unknown
+LONGEST_PAUSE_S = 60.0  # longest time in seconds until a change of the wall clock is noticed
+SPARE_S = 5.0  # seconds to spare between the functions that save work and the end of the job
 
 
 class Job(Feature):
-    """Knows when the job of this process ends."""
+    """Limits reservations to the end of the job that this process belongs to."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
-        self._job, told = os.environ.get(JOB, ""), os.environ.get(JOB_END, "")
-        # By the environment, then by squeue. It may have passed: in a shell that outlives its job.
-        self._told = float(told) if re.fullmatch("[0-9]{1,11}", told) else None
-        self._began, self._looked_at = procfs.now(), -inf  # by time.monotonic()
-        self._saved = 0.0  # the end before which functions have been called
+        self._job, job_end = os.environ.get(JOB, ""), os.environ.get(JOB_END, "")
+        # The end from the environment, and later from squeue. It may have passed, for example in a
+        # shell that outlives its job.
+        self._reported_end = float(job_end) if re.fullmatch("[0-9]{1,11}", job_end) else None
+        self._began = procfs.now()
+        self._looked_at = -inf  # time of the last call of squeue, by time.monotonic()
+        self._saved = 0.0  # the end of the job for which the functions that save work were called
 
     def begins(self) -> list[str]:
-        """Ask Slurm if the environment has no future end of the job; warn of a past end."""
+        """Ask Slurm for the end of the job if it is unknown, and warn if the end has passed."""
         if self._job and self._end is None:
             self._look()
         now = time.time()
-        if self._end is not None or not self._told or self._told > now:
+        if self._end is not None or not self._reported_end or self._reported_end > now:
             return []
         job = sanitize(process_identity.job() or "?")
-        at = durations.moment(self._told, now)
+        at = durations.moment(self._reported_end, now)
         text = f"Job {job} should have ended at {at}, so its end does not limit this reservation. "
-        return [f"{text}If this process is not in that job, run before it: unset {JOB} {JOB_END}"]
+        return [f"{text}If this process is not in that job, first run: unset {JOB} {JOB_END}"]
 
     @property
     def _end(self) -> float | None:
         """Return the end of the job; None if it is unknown or has passed."""
         now = time.time()
-        is_ahead = self._told is not None and now < self._told <= now + LONGEST_S
-        return self._told if is_ahead else None
+        end = self._reported_end
+        return end if end is not None and now < end <= now + LONGEST_S else None
 
     def limited(self, lease: Lease) -> Lease:
-        """Return the lease with the job's end, if that comes first."""
+        """Return the lease, limited to the end of the job."""
         return lease.within(self._end, procfs.now())
 
     def changed(self, change: Change) -> None:
-        """End the process where its job was started for it alone, and would hold the GPU on."""
+        """End this kernel with its reservation if a Slurm job was started only for this kernel.
+
+        The job ends with the kernel. Otherwise, the job would keep its GPU.
+        """
         is_over = change.before and change.how is End.OVER
         if is_over and os.environ.get(settings.JOB_KERNEL) == procfs.stamp(os.getpid()):
             shutdown.of_this_process().begin(lambda: True, warn, lambda: None)
 
     def step(self) -> float | None:
-        """Ask again for the end now and then, and call what is to be called before it."""
+        """Check now and then whether the end was moved, and save work before the end."""
         held = self.owner.held
         if not (self._job and held):
             return None
@@ -84,19 +90,22 @@ class Job(Feature):
         return max(0.0, min(self._look_in_s(), self._save_in_s(), LONGEST_PAUSE_S))
 
     def released(self) -> str:
-        """Say that Slurm knows nothing of it."""
-        give_back = shell_line(f"scancel {process_identity.job()}")
-        kept = f"Job {process_identity.job()} still holds it for Slurm."
-        return f"{kept} To give it back, end the job:\n{give_back}" if self._job else ""
+        """Return a message that the job still occupies its GPUs in Slurm."""
+        if not self._job:
+            return ""
+        job = process_identity.job()
+        text = f"In Slurm, job {job} still occupies its GPUs. To free them, end the job:"
+        return f"{text}\n{shell_line(f'scancel {job}')}"
 
     def explained(self, error: ReserveGPUError) -> ReserveGPUError:
-        """Return what helps where the job has no GPU."""
+        """Return an error with a command that gets a GPU, if the job has none."""
         return no_gpu.explained(error)
 
     def _save_in_s(self) -> float:
-        """Call the functions that save work before the end, if that is due.
+        """Call the functions that save work if the job ends soon.
 
-        Returns the seconds until it is.
+        Returns:
+            The seconds until the functions are due, infinite if there is nothing to call.
         """
         ends, end, now = shutdown.of_this_process(), self._end, procfs.now()
         if end is None or not ends.longest_s or end <= self._saved:
@@ -110,10 +119,10 @@ class Job(Feature):
         return due_s
 
     def _look_in_s(self) -> float:
-        """Return the seconds until the next question to Slurm; 0 or less if it is due.
+        """Return the seconds until the next call of squeue; 0 or less if it is due.
 
-        Slurm's controller gives the end by its wall clock, so that clock counts. The time since the
-        last look does not: the wall clock may have been set meanwhile.
+        Slurm's controller reports the end by the wall clock, so this uses the wall clock and not
+        the time since the last call.
         """
         passed_s = time.monotonic() - self._looked_at
         if self._end is None or passed_s == inf:
@@ -125,11 +134,11 @@ class Job(Feature):
         return 0.0 if is_first else max(LEAST_PAUSE_S, left_s / 3) - passed_s
 
     def _look(self) -> None:
-        """Ask Slurm for the end, if that is due; where it does not answer, the last one counts."""
+        """Ask Slurm for the end of the job if that is due, and keep the old end if this fails."""
         if self._look_in_s() > 0:
             return
         self._looked_at = time.monotonic()
         squeue = ("squeue", "--noheader", "--jobs", self._job, "--format=%e")
-        said = subprocesses.output(squeue, no_gpu.LIMIT_S, SLURM_TIME_FORMAT="standard")
+        output = subprocesses.output(squeue, no_gpu.LIMIT_S, SLURM_TIME_FORMAT="standard")
         with suppress(ValueError, OverflowError):
-            self._told = datetime.fromisoformat(said.strip()).timestamp()
+            self._reported_end = datetime.fromisoformat(output.strip()).timestamp()

@@ -1,4 +1,4 @@
-"""What helps in a job of a batch system, or in a pod, that has no GPU."""
+"""Error messages for processes in a batch job or a pod that has no GPU."""
 
 from __future__ import annotations
 
@@ -10,46 +10,52 @@ from reserve_gpu.model import errors
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import subprocesses
 
-NONE = ("", "-1", "NoDevFiles")  # as Slurm, Flux and old Slurms write CUDA_VISIBLE_DEVICES
-# What Slurm sets where a job, or a step of it, has GPUs. https://slurm.schedmd.com/srun.html
+# The values of CUDA_VISIBLE_DEVICES in a job without a GPU of Slurm, Flux and older Slurm versions.
+NONE = ("", "-1", "NoDevFiles")
+# The variables that Slurm sets if a job or a job step has GPUs. https://slurm.schedmd.com/srun.html
 HAS_GPUS = {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"}
-GPUS_OF_POD = "/dev/nvidia[0-9]*"  # which the node puts there, whatever else in the image is wrong
-LIMIT_S = 3.0  # for one of Slurm's programs to answer
+# The device files that a pod with GPUs has, even if its image has no working driver library.
+GPUS_OF_POD = "/dev/nvidia[0-9]*"
+LIMIT_S = 3.0  # timeout for Slurm's programs in seconds
 
 
 def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
-    """Return an error that says what to type, where the job has no GPU; else the same."""
+    """Return an error with a command that gets a GPU if the job has none, or else the same error.
+
+    Args:
+        error: The error of a request for a GPU.
+    """
     is_none = os.environ.get(cuda_environment.VISIBLE) in NONE
     is_hidden = isinstance(error, errors.NoVisibleDeviceError) and is_none
     is_absent = is_hidden or isinstance(error, (errors.NoDriverError, errors.NoDeviceError))
     if not is_absent or not HAS_GPUS.isdisjoint(os.environ):
         return error
     job = os.environ.get("SLURM_JOB_ID")
-    if job and (wanted := _wanted()):
-        text = f"Job {sanitize(job)} has no GPU. Start one that has: srun {wanted} ..."
+    if job and (options := _srun_options()):
+        text = f"Job {sanitize(job)} has no GPU. Start a job that has one: srun {options} ..."
     elif "FLUX_JOB_ID" in os.environ and is_none:
-        text = "This job has no GPU. Start one that has: flux run --gpus-per-task=1 ..."
+        text = "This job has no GPU. Start a job that has one: flux run --gpus-per-task=1 ..."
     elif job or "FLUX_JOB_ID" in os.environ or glob.glob(GPUS_OF_POD):
         return error
     else:
         text = (
-            "This pod has no GPU. Ask for one in its spec: "
+            "This pod has no GPU. Request one in its spec: "
             "resources: {limits: {nvidia.com/gpu: 1}}. "
-            "What is seen here is this pod's alone."
+            "A pod sees only its own GPUs."
         )
     return errors.ImpossibleError(text)
 
 
-def _wanted() -> str:
-    """Return srun's options for a GPU, in the job's partition, else in the first with some.
+def _srun_options() -> str:
+    """Return srun's options for a GPU in the job's partition or else in the first that has GPUs.
 
-    Empty where Slurm says that no partition has any.
+    The result is empty if sinfo lists no partition with GPUs.
     """
-    own = os.environ.get("SLURM_JOB_PARTITION")
-    said = subprocesses.output(("sinfo", "--noheader", "--format=%R %G"), LIMIT_S)
-    rows = (line.split() for line in said.splitlines())
+    job_partition = os.environ.get("SLURM_JOB_PARTITION")
+    output = subprocesses.output(("sinfo", "--noheader", "--format=%R %G"), LIMIT_S)
+    rows = (line.split() for line in output.splitlines())
     with_gpus = [name for name, *kinds in rows if kinds and "gpu:" in kinds[0]]
-    if said and not with_gpus:
+    if output and not with_gpus:
         return ""
-    partition = own if own in with_gpus or not said else with_gpus[0]
+    partition = job_partition if job_partition in with_gpus or not output else with_gpus[0]
     return f"-p {sanitize(partition)} --gres=gpu:1" if partition else "--gres=gpu:1"

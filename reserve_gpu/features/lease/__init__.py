@@ -1,5 +1,5 @@
-"""A reservation ends by itself, at a moment or by idleness.
+"""Leases: end a reservation at a given time, or when its devices are idle.
 
-schedule: when it warns and ends. timer: what is done then. ends: the words. lease_line: where they
-are shown. lease_options: what people type.
+`schedule` decides when to warn and when to end, and `timer` acts on that. `lease_notices` contains
+the messages, `lease_line` displays them, and `lease_options` defines the options of a request.
 """

@@ -1,4 +1,4 @@
-"""Shows until when something is held: in the cells that have reserved it, else in the log."""
+"""Display the state of a lease in the cells that have reserved devices, or in the log."""
 
 from __future__ import annotations
 
@@ -12,57 +12,69 @@ from reserve_gpu.system.warning_log import warn
 
 
 class LeaseLine:
-    """One line about a lease, which is replaced where it stands.
+    """A line about the state of a lease, which is updated in place.
 
-    show and close are called on the session's thread.
+    The session's thread calls `show`, `log` and `close`.
     """
 
     def __init__(self) -> None:
-        self._line: Replaceable | None = None  # in the cells that have reserved
+        self._line: Replaceable | None = None  # the output in the cells that have reserved devices
         self._shown = ""
-        self._is_notice = False  # the next cell is to tell what is shown
-        self._told = ""  # by this cell, at its begin
+        self._is_notice = False  # whether the next cell repeats the line
+        self._repeated = ""  # the line that the current cell repeated at its start
 
     def show(self, notice: LeaseNotice) -> None:
         """Show the state of the lease.
 
-        The next cell repeats an important notice. A process without cells logs it.
+        The next cell repeats an important notice. A process without cells logs it as a warning.
+
+        Args:
+            notice: The state of the lease.
         """
-        self._is_notice = False  # of what was shown before
+        self._is_notice = False
         text = notice.text(MAGIC if cells().shell else PYTHON)
         self._replace(text)
-        is_worth_it = _is_for_next_cell(notice)
+        is_important = _is_important(notice)
         has_next_cell = bool(cells().shell) and notice.action is not Action.END_PROCESS
-        self._is_notice = is_worth_it and has_next_cell
-        if is_worth_it and not has_next_cell:
+        self._is_notice = is_important and has_next_cell
+        if is_important and not has_next_cell:
             warn(text)
 
     def log(self, text: str) -> None:
-        """Show a problem at the end of the process, and log it."""
+        """Show a problem that occurs while the process is being ended, and log it.
+
+        Args:
+            text: The description of the problem.
+        """
         self._is_notice = False
         self._replace(text)
         warn(text)
 
     def close(self, text: str) -> None:
-        """Show nothing more in these cells; the text, if there is one, is their last word."""
+        """Stop updating the line in these cells, after a last text.
+
+        Args:
+            text: The last text; empty to keep the current one.
+        """
         self._is_notice = False
         if text:
             self._replace(text)
         self._line = None
 
     def show_in_cell(self) -> None:
-        """Show the line in this cell too, if it is one that has not told it."""
-        if cells().shell and self._shown != self._told:
-            line = self._line = self._line or Replaceable()  # which may be over meanwhile
+        """Also show the line in the current cell, unless this cell has repeated it already."""
+        if cells().shell and self._shown != self._repeated:
+            # Use a local variable, because the session's thread may set `_line` to None.
+            line = self._line = self._line or Replaceable()
             line.show(self._shown)
 
     def take_notices(self) -> list[str]:
-        """Return what the next cell has to tell."""
-        self._told = self._shown if self._is_notice else ""
+        """Return the notice that this cell must show, and mark it as shown."""
+        self._repeated = self._shown if self._is_notice else ""
         if not self._is_notice:
             return []
         self._is_notice = False
-        self._update()  # once more, as nbclient passes over what comes between two cells
+        self._update()  # again, because nbclient ignores updates between two cells
         return [self._shown]
 
     def _replace(self, text: str) -> None:
@@ -72,11 +84,15 @@ class LeaseLine:
 
     def _update(self) -> None:
         if self._line:
-            with suppress(Exception):  # the front end is gone
+            with suppress(Exception):  # the front end has disconnected
                 self._line.replace(self._shown)
 
 
-def _is_for_next_cell(notice: LeaseNotice) -> bool:
-    if notice.action in (Action.WARN, Action.WARN_AGAIN):  # of idleness: the next cell is use
+def _is_important(notice: LeaseNotice) -> bool:
+    """Return whether the next cell should repeat a notice.
+
+    Running a cell resets the idle time, so a warning that the idle limit is near is not repeated.
+    """
+    if notice.action in (Action.WARN, Action.WARN_AGAIN):
         return not notice.lease.is_by_idleness(notice.at)
     return notice.action not in (Action.LASTS, Action.PUT_OFF)

@@ -1,4 +1,4 @@
-"""The notice about the state of a lease: it lasts, its end is near, or it is over."""
+"""Messages for the holder about a lease: that it has started, ends soon, or has ended."""
 
 import time
 from collections.abc import Sequence
@@ -15,42 +15,42 @@ from reserve_gpu.render.frontends import Frontend
 from reserve_gpu.render.phrases import labels
 
 HOUR_S = 3600
-NEAR_S = 2 * MINUTE_S  # a time within this has its seconds
-NAMED_CHILDREN = 3
-OVER = (  # the last text, without and with another reservation that follows
+NEAR_S = 2 * MINUTE_S  # times that are nearer than this are shown with seconds
+NAMED_CHILDREN = 3  # largest number of child processes that a message names
+OVER = (  # the last message, without and with a reservation that replaces the old one
     "This reservation was released.",
-    "Another reservation has taken the place of this one.",
+    "This reservation was replaced by another one.",
 )
-JOB_OVER = "The end of the job has passed: this reservation lasts as long as its process."
+JOB_OVER = "The job's end time has passed, so this reservation lasts until its process ends."
 
 
 class Action(Enum):
-    """How a lease stands."""
+    """The state of a lease, and the action that follows from it."""
 
-    LASTS = "it lasts"
-    WARN = "its end is near"
-    WARN_AGAIN = "its end is very near"
-    PUT_OFF = "it is over, and a cell runs"
-    STAY = "it is over, and nobody waits"
-    RELEASE = "it is over"
-    LEAVE_TO_CHILD = "it is over, and a child uses the devices"
-    MARK_OVERDUE = "it is over, and CUDA uses the devices"
-    END_PROCESS = "it is over, and CUDA is to release the devices"
+    LASTS = "the lease has not ended"
+    WARN = "the lease ends soon"
+    WARN_AGAIN = "the lease ends very soon"
+    PUT_OFF = "the lease has ended, but a cell is running"
+    STAY = "the lease has ended, but no process waits for the devices"
+    RELEASE = "the lease has ended"
+    LEAVE_TO_CHILD = "the lease has ended, but a child process uses the devices"
+    MARK_OVERDUE = "the lease has ended, but CUDA uses the devices"
+    END_PROCESS = "the lease has ended, and the process must end to release the devices"
 
 
 class LeaseNotice(NamedTuple):
     """The state of the lease of the held devices.
 
     Attributes:
-        action: What happens to it.
-        devices: The devices.
-        lease: The lease.
-        at: The time of its end, in seconds since the epoch.
-        children: Processes started from here that still have the variables of the reservation.
-        is_guest: This process has joined it, so only its holder can prolong it.
-        size: The size of the part of each GPU; None for whole GPUs.
-        longer_s: The seconds from now for which the rules still allow it.
-        rule: The rule that limits it.
+        action: The state, and the action that follows from it.
+        devices: The held devices.
+        lease: Their lease.
+        at: The end of the lease, in seconds since the epoch.
+        children: Child processes that still have the variables of the reservation.
+        is_joined: Whether this is a joined process, whose lease only the holder can extend.
+        size: The size of the reserved part of each GPU; None for whole GPUs.
+        longer_s: The longest time for which the rules still allow the reservation, in seconds.
+        rule: The administrator's rule that limits the time; None for no limit.
     """
 
     action: Action
@@ -58,13 +58,17 @@ class LeaseNotice(NamedTuple):
     lease: Lease
     at: float
     children: Sequence[str] = ()
-    is_guest: bool = False
+    is_joined: bool = False
     size: Size | None = None
     longer_s: float = inf
     rule: Rule | None = None
 
     def text(self, frontend: Frontend) -> str:
-        """Return the text for the holder."""
+        """Return the message to the holder.
+
+        Args:
+            frontend: Where the holder reads it, which decides how commands are written.
+        """
         if self.action is Action.LASTS:
             return self._lasts()
         if self.action is Action.RELEASE:
@@ -74,68 +78,74 @@ class LeaseNotice(NamedTuple):
             what = f"{count} again" if count > 1 else "one"
             return f"{text}{self._still_visible()} To get {what}:\n{frontend.typed(again)}"
         if self.action is Action.END_PROCESS:
-            what = f"the reservation of {labels(self.devices)} is over"
-            return f"This {frontend.place} ends: {what}{self._why()}."
-        return f"{self._goes_on(frontend)}{self._to_keep(frontend)}"
+            ended = self._has_ended()
+            return f"This {frontend.place} is ending because {ended[0].lower()}{ended[1:]}."
+        return f"{self._continues(frontend)}{self._to_keep(frontend)}"
 
-    def _goes_on(self, frontend: Frontend) -> str:
-        """Return the sentence about a reservation near its end, or after it."""
-        overdue = f"The reservation of {labels(self.devices)} is overdue{self._why()}."
+    def _continues(self, frontend: Frontend) -> str:
+        """Return the sentences about a reservation whose lease ends soon or has ended."""
+        devices = labels(self.devices)
         if self.action is Action.PUT_OFF:
-            return f"{self._has_ended()}. It is released when the running cell ends."
+            return f"{self._has_ended()}. {devices} will be released when the running cell ends."
         if self.action is Action.STAY:
-            return f"{self._has_ended()}. It lasts until somebody waits for it."
+            return f"{self._has_ended()}. {self._kept_until_wanted()}"
         if self.action is Action.LEAVE_TO_CHILD:
-            child = "A process that was started from here uses the GPU"
-            return f"{overdue} {child}: the reservation ends with it."
+            child = "A process started from here still uses a reserved GPU"
+            return (
+                f"{self._is_overdue()} {child}, so the reservation lasts until that process ends."
+            )
         if self.action is Action.MARK_OVERDUE:
-            cuda = f"CUDA runs in this {frontend.place} and keeps the GPU's memory"
-            return f"{overdue} {cuda}: restart the {frontend.place} to free it."
+            cuda = f"CUDA is running in this {frontend.place} and holds GPU memory"
+            return f"{self._is_overdue()} {cuda}: restart the {frontend.place} to free it."
         return self._near()
 
     def _lasts(self) -> str:
-        """Return `GPU2 is yours until 18:00.`, with the other conditions of its end."""
+        """Return `GPU2 is yours until 18:00.`, with all conditions that end the lease."""
         devices, lease = self.devices, self.lease
-        ways = []
+        ends = []
         if lease.until is not None:
             jobs = ", the job's end" if lease.is_jobs else ""
-            ways.append(f"until {_clock(lease.until)}{jobs}")
+            ends.append(f"until {_clock(lease.until)}{jobs}")
         if lease.idle_s is not None:
-            ways.append(f"until it is idle for {durations.time_limit(lease.idle_s)}")
-        text = f"{labels(devices)} {phrases.be(len(devices))} yours {', or '.join(ways)}"
-        return (
-            f"{text}; after that, until somebody waits for it." if lease.if_wanted else f"{text}."
-        )
+            have = "it has" if len(devices) == 1 else "they have"
+            ends.append(f"until {have} been idle for {durations.time_limit(lease.idle_s)}")
+        text = f"{labels(devices)} {phrases.be(len(devices))} yours {', or '.join(ends)}."
+        return f"{text} After that, {self._kept_until_wanted('you')}" if lease.if_wanted else text
+
+    def _kept_until_wanted(self, you: str = "You") -> str:
+        return f"{you} keep {labels(self.devices)} until another process waits for a GPU."
 
     def _near(self) -> str:
         if self._is_jobs:
-            return f"The job ends at {_clock(self.at)}, and all that runs in it: save your work."
-        what = f"The reservation of {labels(self.devices)} ends at {_clock(self.at)}"
-        why = ""
+            return f"The job ends at {_clock(self.at)}, with everything in it. Save your work."
+        text = f"The reservation of {labels(self.devices)} ends at {_clock(self.at)}"
         if self._is_by_idleness:
-            why = f", after {durations.time_limit(self.lease.idle_s or 0.0)} without use"
+            text += f", after {durations.time_limit(self.lease.idle_s or 0.0)} without use"
         if self.lease.if_wanted:
-            why += ", or later if nobody waits for it"
-        return f"{what}{why}."
+            text += ", or later if no other process waits for a GPU"
+        return f"{text}."
 
     def _still_visible(self) -> str:
-        """Name the processes started from here that have the variables of the reservation."""
+        """Name the child processes that still have the variables of the reservation."""
         if not self.children:
             return ""
         named = [sanitize(child) for child in self.children[:NAMED_CHILDREN]]
         more = len(self.children) - len(named)
         named += [f"{more} more"] if more else []
+        count = len(self.devices)
         return (
-            f" It still is to what was started from here: {phrases.listed(named)}. End what is to "
-            f"use {labels(self.devices)} later."
+            f" {labels(self.devices)} {phrases.be(count)} still visible to processes started from "
+            f"here: {phrases.listed(named)}. End those that could use "
+            f"{'it' if count == 1 else 'them'} later."
         )
 
     def _to_keep(self, frontend: Frontend) -> str:
-        """Return the command that prolongs it.
+        """Return the command that extends the lease.
 
-        The command has only the new end, because it is for the held devices: see `Holding.as_held`.
+        The command contains only the new end, so it applies to the held devices (see
+        `Holding.as_held`).
         """
-        if self.is_guest or self._is_jobs:
+        if self.is_joined or self._is_jobs:
             return ""
         lease = Lease(idle_s=self.lease.idle_s)
         if not self._is_by_idleness:
@@ -143,31 +153,38 @@ class LeaseNotice(NamedTuple):
             lease = Lease(lasts_s=min(2.0 * HOUR_S, longest_s))
             left_s = max(0.0, self.at - time.time())
             if self.rule and longest_s < left_s + MINUTE_S:
-                return f" It can't last longer: {phrases.named(self.rule)}."
+                return f" A rule doesn't allow you to extend it: {phrases.named(self.rule)}."
         typed = frontend.typed(Request(terms=ReservationTerms(lease=lease)))
         return f" To keep {labels(self.devices)}:\n{typed}"
 
     def _has_ended(self) -> str:
-        return f"The reservation of {labels(self.devices)} has ended{self._why('at')}"
-
-    def _why(self, when: str = "since") -> str:
+        """Return `The reservation of GPU2 ended at 18:00`."""
+        text = f"The reservation of {labels(self.devices)} ended"
         if self._is_by_idleness:
-            return f": nothing has used it for {durations.time_limit(self.lease.idle_s or 0.0)}"
-        return f" {when} {durations.moment(self.at, time.time())}"
+            return f"{text} after {durations.time_limit(self.lease.idle_s or 0.0)} without use"
+        return f"{text} at {durations.moment(self.at, time.time())}"
+
+    def _is_overdue(self) -> str:
+        """Return `The reservation of GPU2 has been overdue since 18:00.`."""
+        text = f"The reservation of {labels(self.devices)}"
+        if self._is_by_idleness:
+            idle = durations.time_limit(self.lease.idle_s or 0.0)
+            return f"{text} is overdue after {idle} without use."
+        return f"{text} has been overdue since {durations.moment(self.at, time.time())}."
 
     @property
     def _is_jobs(self) -> bool:
-        """Return whether the batch system ends it."""
+        """Return whether the lease ends at the end of the batch job."""
         return self.lease.is_jobs and not self._is_by_idleness
 
     @property
     def _is_by_idleness(self) -> bool:
-        """Return whether idleness ends it before the clock does."""
+        """Return whether the idle limit ends the lease before its time does."""
         return self.lease.is_by_idleness(self.at)
 
 
 def _clock(at: float) -> str:
-    """Return a time, with its seconds if it is near."""
+    """Return a time of day, with seconds if it is less than NEAR_S away."""
     now = time.time()
     is_near = at - now < NEAR_S
     return time.strftime("%H:%M:%S", time.localtime(at)) if is_near else durations.moment(at, now)

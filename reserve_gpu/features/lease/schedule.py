@@ -1,4 +1,4 @@
-"""What is due of a lease, and when to look again. Pure functions of values."""
+"""Decide, with pure functions, what to do about a lease now and when to check it again."""
 
 from math import inf
 from typing import NamedTuple
@@ -7,24 +7,29 @@ from reserve_gpu.features.lease.lease_notices import Action
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.requests import Lease
 
-# So long before the end people are warned; what lasts for less than SHORT_S has times of its own.
+# Seconds before the end of a lease at which the user gets the first and the last warning. For a
+# lease shorter than SHORT_S, the last warning comes at most LAST_OF_SHORT_S seconds before the end.
 FIRST_S, LAST_S, LAST_OF_SHORT_S = 600.0, 60.0, 15.0
 SHORT_S = 240.0
-LONGEST_PAUSE_S = 60.0  # within it a suspension, or a wall clock that was set, is noticed
-WANTED_S = 2.0  # between two looks at whether somebody waits
-CHILD_S = 2.0  # between two looks at whether a child still uses a device
+LONGEST_PAUSE_S = 60.0  # longest time in seconds until a suspension or a clock change is noticed
+WANTED_S = 2.0  # seconds between two checks for waiters
+CHILD_S = 2.0  # seconds between two checks of whether a child process still uses a device
 
-
+# The actions after which the lease is not checked any further.
 FINAL = frozenset({Action.RELEASE, Action.MARK_OVERDUE, Action.END_PROCESS})
 
 
 class Circumstances(NamedTuple):
-    """What decides.
+    """The facts on which the next step depends.
 
-    now: in seconds since the epoch. idle_s: for how long nothing has used the devices.
-    is_running: a cell runs. is_wanted: somebody waits for a device. has_cuda: CUDA has started.
-    has_child: a process that was started from here uses a device.
-    boot: now by the boot clock.
+    Attributes:
+        now: The current time, in seconds since the epoch.
+        idle_s: The time for which nothing has used the devices, in seconds.
+        is_running: Whether a cell is running.
+        is_wanted: Whether another process waits for a device.
+        has_cuda: Whether CUDA has started in this process.
+        has_child: Whether a child process uses a device.
+        boot: The current time by the boot clock, in seconds.
     """
 
     now: float
@@ -37,14 +42,17 @@ class Circumstances(NamedTuple):
 
     @property
     def instant(self) -> Instant:
-        """Return this instant by both clocks."""
+        """Return the current time by the wall clock and the boot clock."""
         return Instant(self.now, self.boot)
 
 
 class Step(NamedTuple):
-    """What to do, and when the lease ends, or has ended.
+    """The next step for a lease.
 
-    pause_s: until the next look; None where nothing follows.
+    Attributes:
+        action: The action to take.
+        at: The end of the lease, in seconds since the epoch.
+        pause_s: The seconds until the next check; None if no check follows.
     """
 
     action: Action
@@ -53,29 +61,46 @@ class Step(NamedTuple):
 
 
 def end(lease: Lease, seen: Circumstances) -> float:
-    """Return the moment at which the lease ends if nothing happens, in seconds since the epoch."""
+    """Return the time at which the lease ends if the devices remain idle.
+
+    Args:
+        lease: The lease.
+        seen: The current circumstances.
+
+    Returns:
+        The end in seconds since the epoch; infinite if the lease does not end.
+    """
     until = lease.at(seen.instant).until
-    moments = [] if until is None else [until]
+    ends = [] if until is None else [until]
     if lease.idle_s is not None:
-        moments.append(seen.now + lease.idle_s - seen.idle_s)
-    return min(moments, default=inf)
+        ends.append(seen.now + lease.idle_s - seen.idle_s)
+    return min(ends, default=inf)
 
 
 def is_over(lease: Lease, seen: Circumstances) -> bool:
-    """Tell whether the lease has ended, whatever puts that off."""
+    """Return whether the lease has ended, even if a cell or `--if-wanted` delays its effect.
+
+    Args:
+        lease: The lease.
+        seen: The current circumstances.
+    """
     return end(lease, seen) <= seen.now
 
 
 def step(lease: Lease, began: float, seen: Circumstances) -> Step:
-    """Decide the next step.
+    """Decide the next step for a lease.
 
-    began: when the lease began, by the wall clock as that is set now.
+    Args:
+        lease: The lease.
+        began: The start of the lease, in seconds since the epoch, corrected for changes of the wall
+            clock.
+        seen: The current circumstances.
     """
     lease, at = lease.at(seen.instant), end(lease, seen)
     if not is_over(lease, seen):
         return _warnings(lease, at, began, seen.now)
     if seen.is_running and not lease.is_strict:
-        return Step(Action.PUT_OFF, at, LONGEST_PAUSE_S)  # the end of the cell comes before
+        return Step(Action.PUT_OFF, at, LONGEST_PAUSE_S)  # the end of the cell triggers a check
     if lease.if_wanted and not seen.is_wanted:
         return Step(Action.STAY, at, WANTED_S)
     is_used = seen.has_cuda or seen.has_child
@@ -83,26 +108,23 @@ def step(lease: Lease, began: float, seen: Circumstances) -> Step:
         return Step(Action.END_PROCESS, at, None)
     if seen.has_cuda:
         return Step(Action.MARK_OVERDUE, at, None)
-    if seen.has_child:  # it may end before this process
+    if seen.has_child:  # the child process may end before this one, so check again
         return Step(Action.LEAVE_TO_CHILD, at, CHILD_S)
     return Step(Action.RELEASE, at, None)
 
 
 def _warnings(lease: Lease, at: float, began: float, now: float) -> Step:
-    """Return which warnings are due, and when the next one is."""
+    """Return the step before the end of a lease: the warning that is due, if there is one."""
     left_s = at - now
-    whole_s = (lease.idle_s or 0.0) if lease.is_by_idleness(at) else at - began
-    leads = _leads(whole_s)
+    duration_s = (lease.idle_s or 0.0) if lease.is_by_idleness(at) else at - began
+    leads = _leads(duration_s)
     due = sum(left_s <= lead_s for lead_s in leads)
     action = (Action.LASTS, Action.WARN, Action.WARN_AGAIN)[due]
     next_s = min([left_s, *(left_s - lead_s for lead_s in leads[due:])])
     return Step(action, at, min(next_s, LONGEST_PAUSE_S))
 
 
-def _leads(whole_s: float) -> list[float]:
-    """Return how long before the end the warnings are due, the first one first.
-
-    whole_s: for how long the lease lasts from its begin to its end.
-    """
-    first_s = min(FIRST_S, whole_s / 2)
-    return [first_s, LAST_S if whole_s >= SHORT_S else min(LAST_OF_SHORT_S, first_s / 2)]
+def _leads(duration_s: float) -> list[float]:
+    """Return the seconds before the end at which the first and the last warning are due."""
+    first_s = min(FIRST_S, duration_s / 2)
+    return [first_s, LAST_S if duration_s >= SHORT_S else min(LAST_OF_SHORT_S, first_s / 2)]

@@ -1,8 +1,8 @@
-"""Follows the lease of what this process holds: warns of its end, and ends it.
+"""Watch the lease of this process's reservation, warn before its end, and end the reservation.
 
-Three clocks count. A moment (`--until 18:00`) is one of the wall clock. A duration (`--for 4h`)
-counts by the boot clock, which can't be set and includes the time of a suspension: see `Lease.at`.
-Idleness counts by the monotonic clock, which excludes it: no GPU was left idle then.
+Leases use three clocks. A time (`--until 18:00`) refers to the wall clock. A duration (`--for 4h`)
+is measured by the boot clock, which can't be set and includes time in suspension (see `Lease.at`).
+Idle time is measured by the monotonic clock, which excludes suspension.
 """
 
 from __future__ import annotations
@@ -36,45 +36,46 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Lease
     from reserve_gpu.reservation.holding import Change, Holding
 
-LOOKS = 12  # readings of GPU use per idle period
-LONGEST_LOOK_S = 300.0
-MUTEX_LIMIT_S = 0.5
-RETRY_S = 60.0  # until the next look after one that failed
+LOOKS = 12  # readings of GPU use per idle limit
+LONGEST_LOOK_S = 300.0  # longest time between two readings of GPU use, in seconds
+MUTEX_LIMIT_S = 0.5  # timeout for the mutex in seconds
+RETRY_S = 60.0  # seconds until the next check after a failed one
 
 
 class LeaseTimer(Feature):
-    """Follows the lease of what is held now, if that ends.
+    """Watches the lease of the current reservation, if the lease has an end.
 
-    display: shows people what becomes of it.
+    Attributes:
+        display: The line that shows the state of the lease to the user.
     """
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         self.display = lease_line.LeaseLine()
-        self._held: Holding | None = None  # whose lease is followed
-        # The last act, whether by idleness, and the end by the wall clock as that was set then.
+        self._held: Holding | None = None  # the reservation whose lease is watched
+        # The last action, whether the idle limit caused it, and the end by the wall clock then.
         self._done: tuple[Action, bool, float | None] | None = None
         self._began, self._looked_at = procfs.now(), time.time()
         self._used = self._next_look = time.monotonic()
-        self._heartbeats: dict[str, int] = {}  # the first one seen of each who waits
+        self._heartbeats: dict[str, int] = {}  # the first heartbeat seen of each waiter
 
     @property
     def _action(self) -> Action | None:
         return self._done[0] if self._done else None
 
-    # -- what is followed --------------------------------------------------------------------------
+    # -- watching the lease ------------------------------------------------------------------------
 
     def changed(self, change: Change) -> None:
-        """Follow the lease of what is held now."""
+        """Watch the lease of the new reservation."""
         held = change.held
         has_end = held and held.lease.at(procfs.now()).has_end
         before, self._held = self._held, held if has_end else None
         if _is_same(before, self._held) and not change.renew_lease:
             return
-        is_ending = self._action is Action.RELEASE and not held  # which tells its own word
-        if not _goes_on(before, self._held) and not is_ending:
-            over = JOB_OVER if _goes_on(before, held) else OVER[held is not None]
-            self.display.close(over if before else "")
+        is_ending = self._action is Action.RELEASE and not held  # this action has its own message
+        if not _share_devices(before, self._held) and not is_ending:
+            text = JOB_OVER if _share_devices(before, held) else OVER[held is not None]
+            self.display.close(text if before else "")
         self._done = None
         with suppress(ValueError):
             cells().listeners.remove(self.owner.wake)
@@ -86,17 +87,21 @@ class LeaseTimer(Feature):
             self._show(self._held, Action.LASTS, self._began.wall)
 
     def step(self) -> float | None:
-        """Do what is due; returns the seconds until the next look, None where nothing follows."""
+        """Check the lease and act on it.
+
+        Returns:
+            The seconds until the next check; None if no check follows.
+        """
         try:
             self._follow_holder()
             return self._step()
-        except Exception as error:  # noqa: BLE001 - it is logged, and tried again
-            warn("The end of a reservation failed.", error)
+        except Exception as error:  # noqa: BLE001 - the error is logged, and the step is retried
+            warn("A reservation could not be ended.", error)
             self._done = None
             return RETRY_S
 
     def _follow_holder(self) -> None:
-        """Hold what a joined process has joined for longer, where its holder has prolonged it."""
+        """Extend the lease of a joined process if its holder has extended the holder's lease."""
         held = self.owner.held
         if held and held.joined and held.lease.until is not None and held.overdue is None:
             with suppress(LockError):
@@ -108,7 +113,7 @@ class LeaseTimer(Feature):
         if held is None or self._held is None or self._action in schedule.FINAL:
             return None
         lease = held.lease.at(procfs.now())
-        if lease.is_jobs is not held.lease.is_jobs:  # the job's end has passed
+        if lease.is_jobs is not held.lease.is_jobs:  # the job has outlived its announced end
             self.owner.set_holding(held._replace(terms=held.terms._replace(lease=lease)))
             return 0.0
         self._look_at_use(held)
@@ -117,7 +122,7 @@ class LeaseTimer(Feature):
         has_child = is_over and activity.by_child(held)
         with cells().quiet:
             seen = self._see()
-            if schedule.is_over(held.lease, seen) and not is_over:  # only now
+            if schedule.is_over(held.lease, seen) and not is_over:  # it ended just now: check again
                 return 0.0
             if is_over:
                 has_cuda = cuda_environment.cuda_started()
@@ -130,9 +135,10 @@ class LeaseTimer(Feature):
         return min(due.pause_s, max(0.0, self._next_look - time.monotonic()))
 
     def _release_hidden(self, held: Holding, due: Step, seen: Circumstances) -> Step:
-        """Release what this process does not see any more, unless it has begun to use it before.
+        """Release hidden devices, unless CUDA or a child process started to use them before.
 
-        Returns what was done in the end.
+        Returns:
+            The step that was taken.
         """
         has_cuda, has_child = activity.of_hidden(held)
         seen = seen._replace(has_cuda=has_cuda, has_child=has_child)
@@ -143,22 +149,22 @@ class LeaseTimer(Feature):
         return due
 
     def _do_once(self, held: Holding, due: Step) -> Step:
-        """Do what has become due, if that was not done before; returns it."""
+        """Take a step, unless it was taken before, and return it."""
         action, at, _ = due
         lease = held.lease.at(procfs.now())
-        act = action, lease.is_by_idleness(at), lease.until
-        if act == self._done:
+        current = action, lease.is_by_idleness(at), lease.until
+        if current == self._done:
             return due
-        self._done = act
+        self._done = current
         if action is Action.RELEASE:
             self.owner.hide()
         elif action in (Action.MARK_OVERDUE, Action.LEAVE_TO_CHILD, Action.END_PROCESS):
-            # It is in use, so that the variables name it, whatever was hidden before.
+            # The devices are in use, so show them again if they were hidden.
             self.owner.set_holding(held._replace(overdue=at))
         self._show(held, action, at)
         if action is Action.END_PROCESS:
-            go_on = partial(self.owner.run, self._go_on, held.lease)
-            shutdown.of_this_process().begin(self.is_to_end(held), self.display.log, go_on)
+            cancelled = partial(self.owner.run, self._watch_again, held.lease)
+            shutdown.of_this_process().begin(self.is_to_end(held), self.display.log, cancelled)
         return due
 
     def _show(self, held: Holding, action: Action, at: float) -> None:
@@ -166,7 +172,13 @@ class LeaseTimer(Feature):
 
     @staticmethod
     def notice(held: Holding, action: Action, at: float) -> LeaseNotice:
-        """Return the state of the lease, by the rules as they are now."""
+        """Return the state of a lease under the current rules.
+
+        Args:
+            held: The reservation.
+            action: The action that is taken.
+            at: The end of the lease, in seconds since the epoch.
+        """
         now, ruled = procfs.now(), rules()
         return LeaseNotice(
             action,
@@ -181,15 +193,15 @@ class LeaseTimer(Feature):
         )
 
     def show(self) -> None:
-        """Show until when it is held, if that ends."""
+        """Show the end of the lease in the current cell, if the lease has an end."""
         if self._held:
             self.display.show_in_cell()
 
     def cell_begins(self) -> list[str]:
-        """Return what the next cell has to tell; what is overdue, again and again."""
+        """Return the notices for the next cell. Each cell repeats that a reservation is overdue."""
         held = self.owner.held
         if held and held.overdue is not None:
-            # The wall clock may have been set since.
+            # Compute the end again, because the wall clock may have been changed.
             end = (
                 None
                 if held.lease.is_by_idleness(held.overdue)
@@ -198,12 +210,12 @@ class LeaseTimer(Feature):
             self._show(held, Action.MARK_OVERDUE, held.overdue if end is None else end)
         return self.display.take_notices()
 
-    def _go_on(self, lease: Lease) -> None:
-        """Follow that lease again, as the process goes on; not one that has taken its place."""
+    def _watch_again(self, lease: Lease) -> None:
+        """Act on a lease again after the end of the process was canceled, if it is unchanged."""
         if self._held and self._held.lease == lease:
             self._done = None
 
-    # -- what is seen ------------------------------------------------------------------------------
+    # -- reading the circumstances -----------------------------------------------------------------
 
     def _see(self) -> Circumstances:
         wall, boot = procfs.now()
@@ -213,7 +225,7 @@ class LeaseTimer(Feature):
         return schedule.step(held.lease, self._began.at(seen.instant).wall, seen)
 
     def _idle_s(self) -> float:
-        """Return for how long no cell has run, and no process of this one has used a device."""
+        """Return the seconds since a cell last ran, or a process last used a device."""
         if cells().is_running:
             self._used = time.monotonic()
         elif cells().shell:
@@ -221,10 +233,10 @@ class LeaseTimer(Feature):
         return time.monotonic() - self._used
 
     def _look_at_use(self, held: Holding) -> None:
-        """Look now and then whether this process, or one that it has started, uses a device."""
+        """Check, if that is due, whether this process or its descendants use a device."""
         now, idle_s = time.monotonic(), held.lease.idle_s
         look = self.owner.last_look
-        if idle_s is not None and look and look.now > self._looked_at:  # somebody else has looked
+        if idle_s is not None and look and look.now > self._looked_at:  # another feature's check
             self._looked_at, self._next_look = look.now, look.at + self._pause_s(idle_s)
             self._used = look.at if look.is_used else self._used
         if idle_s is None or now < self._next_look:
@@ -232,58 +244,72 @@ class LeaseTimer(Feature):
         self._next_look = now + self._pause_s(idle_s)
         since, self._looked_at = self._looked_at, time.time()
         if activity.is_used(held, since):
-            self._used = time.monotonic()  # the look may have taken long
+            self._used = time.monotonic()  # not `now`, because the check may be slow
 
     @staticmethod
     def _pause_s(idle_s: float) -> float:
         return min(LONGEST_LOOK_S, idle_s / LOOKS)
 
     def _is_wanted(self, devices: Sequence[Device]) -> bool:
-        """Tell whether somebody waits who could use one: who is stopped has no heartbeat."""
+        """Return whether another process is waiting and could use one of the devices.
+
+        A stopped waiter does not count, because its heartbeat does not change.
+        """
         heartbeats = waiters_for(devices)
         known = self._heartbeats
         self._heartbeats = {name: known.get(name, first) for name, first in heartbeats.items()}
         return self._heartbeats != heartbeats
 
     def is_to_end(self, held: Holding) -> Callable[[], bool]:
-        """Return what tells, on any thread, whether this process is still to end."""
+        """Return a function that checks, on any thread, whether this process must still end.
+
+        Args:
+            held: The reservation whose lease has ended.
+        """
         began = time.monotonic()
 
         def is_to_end() -> bool:
-            now = self.owner.held
-            if now is None:  # before_end() has released it: the memory stays in use
+            current = self.owner.held
+            if current is None:  # a before_end() function released it, but its memory is in use
                 return not cells().is_running and cells().last < began
             seen = self._see()
             is_put_off = seen.is_running and not held.lease.is_strict
             is_over = schedule.is_over(held.lease, seen)
-            return now.lease == held.lease and is_over and not is_put_off
+            return current.lease == held.lease and is_over and not is_put_off
 
         return is_to_end
 
 
 def _watch_cells() -> None:
-    """Watch the cells of this shell, if there is one."""
-    with suppress(Exception):  # a shell of another make
+    """Load this package's extension into the IPython shell, if there is a shell."""
+    with suppress(Exception):  # the shell may not be IPython's own
         shell = current_shell()
         if shell and not cells().shell:
             shell.extension_manager.load_extension("reserve_gpu")
 
 
 def _is_same(before: Holding | None, held: Holding | None) -> bool:
-    """Return whether the devices and the lease are the same. The devices may have new numbers."""
+    """Return whether both are of the same devices, under any numbers, and have the same lease."""
     return bool(
         before and held and (*before.locks,) == (*held.locks,) and before.lease == held.lease
     )
 
 
-def _goes_on(before: Holding | None, held: Holding | None) -> bool:
-    """Return whether some devices stay held, by whichever lease."""
+def _share_devices(before: Holding | None, held: Holding | None) -> bool:
+    """Return whether both hold at least one common device."""
     return bool(before and held and {*before.locks} & {*held.locks})
 
 
 def waiters_for(devices: Sequence[Device]) -> dict[str, int]:
-    """Return the last heartbeat of each other process that waits and could use a device."""
+    """Return the last heartbeat of each other process that waits and could use a device.
+
+    Args:
+        devices: The held devices.
+
+    Returns:
+        The heartbeats by the names of the tickets. Empty if the lock directory can't be used.
+    """
     with suppress(LockError), LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
-        those = queue.others(directory.tickets(), devices)
-        return {ticket.name: ticket.heartbeat for ticket in those}
+        tickets = queue.others(directory.tickets(), devices)
+        return {ticket.name: ticket.heartbeat for ticket in tickets}
     return {}

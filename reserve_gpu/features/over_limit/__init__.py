@@ -1,1 +1,1 @@
-"""A user is warned when the process uses more of a GPU than the part that it reserved."""
+"""Warn users whose process uses more of a GPU's memory than it has reserved."""

@@ -1,4 +1,4 @@
-"""Warn after a cell if the process uses more of a device than its part."""
+"""Warn after a cell if the process uses more of a device's memory than it has reserved."""
 
 from __future__ import annotations
 
@@ -19,23 +19,27 @@ if TYPE_CHECKING:
 
 
 class OverLimit(Feature):
-    """Warns after a cell if the process uses more of a device than its part."""
+    """Warns after a cell if the process uses more of a device's memory than it has reserved."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
-        self._over: frozenset[Device] = frozenset()  # of which more is used
+        self._over: frozenset[Device] = frozenset()  # devices with a warning that still applies
 
     def changed(self, change: Change) -> None:
-        """Forget what was warned of, once it is released."""
+        """Forget the earlier warnings when the devices are released."""
         if change.held is None:
             self._over = frozenset()
 
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
-        """Return a warning for each device of which more than the part is used, once."""
+        """Return one warning for each device of which this process uses more than its part.
+
+        Args:
+            look: Returns the processes on each device.
+        """
         held, pid = self.owner.held, os.getpid()
         if held is None or held.terms.memory_limit_mib is None:
             return []
-        uses = {device: procfs.uses(those, {pid})[pid] for device, those in look().items()}
+        uses = {device: procfs.uses(processes, {pid})[pid] for device, processes in look().items()}
         self._over, notices = exceeded(held, self.owner.environ, uses, self._over)
         return notices
 
@@ -46,14 +50,17 @@ def exceeded(
     uses: Mapping[Device, float | None],
     before: frozenset[Device],
 ) -> tuple[frozenset[Device], list[str]]:
-    """Return the devices of which more than the part is used, and a notice for each new one.
+    """Find the devices of which this process uses more than its part.
 
     Args:
-        held: Devices with a part of each.
-        environ: The variables that are set for it.
-        uses: The memory in MiB that this process and its children use, None if it can't be read.
-            Then the device stays as it was.
-        before: The devices that were returned after the last cell.
+        held: The reservation of parts of devices.
+        environ: The environment variables that are set for the reservation.
+        uses: The memory in MiB that this process and its descendants use on each device. If it is
+            None because it can't be read, the state of the device does not change.
+        before: The devices that were found after the previous cell.
+
+    Returns:
+        The devices, and a notice for each device that is not in `before`.
     """
     memory_limit_mib = held.terms.memory_limit_mib or 0.0
     over = frozenset(

@@ -1,1 +1,1 @@
-"""What this process holds is released when its user asks for it from elsewhere."""
+"""Release the devices of this process when its user requests it from another process."""

@@ -1,4 +1,4 @@
-"""Carry out requests of this user's other processes, or of root: release, or end this process."""
+"""Handle requests of this user's other processes, or of root, to release devices or to end."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
 
 class RemoteRequests(Feature):
-    """Listens while this IPython holds a device."""
+    """Listens for requests while this IPython process holds a device."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         self._listener: Listener | None = None
-        self._is_due = False  # to listen
-        self._has_warned = False  # that it can't
-        self._unreachable: list[str] = []  # for the end of the cell
-        self._warnings: list[str] = []  # for the next cell
+        self._is_due = False  # whether listening must still be started
+        self._has_warned = False  # whether the user knows that listening has failed
+        self._unreachable: list[str] = []  # warnings for the end of the current cell
+        self._warnings: list[str] = []  # warnings for the next cell
 
     def changed(self, change: Change) -> None:
-        """Listen while a device is held."""
+        """Start to listen when a device is held, and stop when none is held."""
         is_wanted = bool(change.held and cells().shell)
         self._is_due = is_wanted and not self._listener
         if self._is_due:
-            with suppress(OSError, ReserveGPUError):  # then the next step tries another folder
+            with suppress(OSError, ReserveGPUError):  # `step` tries another directory
                 self._listen(socket_directory.open_first)
         elif self._listener and not is_wanted:
             self._listener.stop()
@@ -58,18 +58,22 @@ class RemoteRequests(Feature):
         self._has_warned &= is_wanted
 
     def step(self) -> float | None:
-        """Listen in another folder if the first one can't be used, outside of the mutex."""
+        """Listen in another directory if the default one failed. Does not hold the mutex."""
         if self._is_due and (held := self.owner.held):
             try:
                 self._listen(socket_directory.open_any)
             except (OSError, ReserveGPUError) as error:
                 if not self._has_warned:
                     self._unreachable.append(unreachable(held.devices, error))
-                self._is_due, self._has_warned = False, True  # due again at the next change
+                self._is_due, self._has_warned = False, True  # the next change tries again
         return None
 
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:  # noqa: ARG002
-        """Return a warning after the cell that reserves, if this process can't listen."""
+        """Return a warning after the cell that reserves a device, if this process can't listen.
+
+        Args:
+            look: Not used.
+        """
         if self._is_due:
             with suppress(ReserveGPUError):
                 self.owner.run(self.step)
@@ -82,27 +86,27 @@ class RemoteRequests(Feature):
         self._listener, self._is_due = listener, False
 
     def cell_begins(self) -> list[str]:
-        """Return what was done as somebody has asked for it."""
+        """Return notices about requests that were handled since the last cell."""
         warnings, self._warnings = self._warnings, []
         return warnings
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what this user, or root, asks for from elsewhere; returns the answer."""
-        return {"answer": self.owner.run(self._obey, request).name}
+        """Handle a request from another process, and return the answer."""
+        return {"answer": self.owner.run(self._handle, request).name}
 
-    def _obey(self, request: dict[str, Any]) -> Answer:
+    def _handle(self, request: dict[str, Any]) -> Answer:
         held = self.owner.held
         if time.time() > request["until"] or request["do"] not in ("release", "end"):
-            return Answer.SILENT  # it was told so by now; or a newer version asks for something
-        asked = {device_of(lock_name(uuid)) for uuid in request["devices"]}
-        own = {device_of(lock_name(device.uuid)) for device in held.devices} if held else set()
-        if held is None or own.isdisjoint(asked):
+            return Answer.SILENT  # the request has timed out, or comes from a newer version
+        requested = {device_of(lock_name(uuid)) for uuid in request["devices"]}
+        names = {device_of(lock_name(device.uuid)) for device in held.devices} if held else set()
+        if held is None or names.isdisjoint(requested):
             return Answer.GONE
         if request.get("notebook") not in (None, process_identity.notebook()):
             return Answer.ANOTHER
-        labels_ = {label for each in held.devices for label in (each.label, f"GPU{each.index}")}
-        if labels_.isdisjoint(request.get("labels") or labels_):
-            return Answer.ANOTHER  # another user has written another number into the lock file
+        own_labels = {label for each in held.devices for label in (each.label, f"GPU{each.index}")}
+        if own_labels.isdisjoint(request.get("labels") or own_labels):
+            return Answer.ANOTHER  # another user has changed the number in the lock file's record
         if request["do"] == "end":
             shutdown.of_this_process().begin(lambda: True, self._warnings.append, lambda: None)
             return Answer.ENDED
@@ -120,55 +124,65 @@ class RemoteRequests(Feature):
 
 
 def released_by(devices: Sequence[Device], user: str, at: float) -> str:
-    """Say that a user has had devices released. at: in seconds since the epoch."""
-    who = "You" if user == procfs.user_name(os.geteuid()) else sanitize(user)
-    what = (
-        f"{who} released {labels(devices)} at {durations.moment(at, at)} with reserve-gpu release"
-    )
-    return f"{what}. %reserve_gpu gets another one."
+    """Return the notice that devices were released on a user's request.
+
+    Args:
+        devices: The devices that this process held.
+        user: The name of the user.
+        at: The time of the release, in seconds since the epoch.
+    """
+    subject = "You" if user == procfs.user_name(os.geteuid()) else sanitize(user)
+    moment = durations.moment(at, at)
+    text = f"{subject} released {labels(devices)} at {moment} with reserve-gpu release"
+    return f"{text}. Run %reserve_gpu to get another one."
 
 
 def unreachable(devices: Sequence[Device], error: Exception) -> str:
-    """Say that other processes can't ask this one to release devices, and what that means."""
-    what, directory = labels(devices), default_path()
+    """Return the warning that other processes can't ask this one to release devices.
+
+    Args:
+        devices: The held devices.
+        error: The reason why this process can't listen for requests.
+    """
+    names, directory = labels(devices), default_path()
     reason, advice = sanitize(str(error)), ""
     if isinstance(error, OSError):
         reason, advice = sanitize(error.strerror or ""), f" {files.remedy(error.errno, directory)}"
     return (
-        f"{own_command()} release can't ask this kernel to release {what}: it can't create a "
-        f"socket in {directory} ({reason}). With --end it ends the kernel without before_end()."
-        f"{advice}"
+        f"{own_command()} release can't ask this kernel to release {names}, because the kernel "
+        f"can't create a socket in {directory} ({reason}). With --end, it can still end the "
+        f"kernel, but without calling before_end() functions.{advice}"
     )
 
 
 # -- the listener ----------------------------------------------------------------------------------
 
-REQUEST_LIMIT_S = 1.0  # from the connection to the request
-BACKLOG = 128  # connections
+REQUEST_LIMIT_S = 1.0  # longest time in seconds from the connection to the request
+BACKLOG = 128  # largest number of connections that wait to be accepted
 SOCKET_MODE = 0o600
-ATTEMPTS = 10  # other processes of this user remove an empty folder
+ATTEMPTS = 10  # attempts to listen, because other processes of this user remove empty directories
 
 
 class Listener:
-    """Answers requests to this process on a thread that waits at a socket."""
+    """Answers requests to this process on a thread that listens on a Unix socket."""
 
     def __init__(self, answer: Answerer) -> None:
         """Create a listener.
 
         Args:
-            answer: Returns the answer to a request. Called on the thread of the listener.
+            answer: Returns the answer to a request. The listener's thread calls it.
         """
         self._answer = answer
         self._descriptor = files.NONE
 
     def start(self, open_folder: Callable[[], int]) -> None:
-        """Start to listen.
+        """Create the socket, and start the thread.
 
         Args:
-            open_folder: Returns the descriptor of the folder for the socket.
+            open_folder: Returns a descriptor of the directory for the socket.
 
         Raises:
-            OSError, LockError: The folder or the socket can't be created.
+            OSError, LockError: The directory or the socket can't be created.
             NoThreadError: The process can't start a thread.
         """
         for _ in range(ATTEMPTS):
@@ -179,41 +193,42 @@ class Listener:
 
     def _start(self, open_folder: Callable[[], int]) -> None:
         name = f"{socket_directory.sockets_of(os.getpid())}{os.urandom(8).hex()}"
-        with no_fork, ExitStack() as failed:  # a fork closes the descriptors in the child
+        # No fork may happen before the descriptors are registered to be closed in forked children.
+        with no_fork, ExitStack() as cleanup:
             folder = files.remember(open_folder())
-            failed.callback(files.close, folder)
+            cleanup.callback(files.close, folder)
             socket_directory.sweep(folder)
-            own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._descriptor = files.remember(own.fileno())
-            failed.callback(lambda: files.close(own.detach()))
-            path = f"/proc/self/fd/{folder}/{name}"  # a socket's path must be short
-            own.bind(path)
-            failed.callback(os.unlink, name, dir_fd=folder)
-            os.chmod(path, SOCKET_MODE)  # the umask may have taken permissions away
-            own.listen(BACKLOG)
-            executor.start(self._serve, own, folder, name)
-            failed.pop_all()
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._descriptor = files.remember(listener.fileno())
+            cleanup.callback(lambda: files.close(listener.detach()))
+            path = f"/proc/self/fd/{folder}/{name}"  # the path of a socket must be short
+            listener.bind(path)
+            cleanup.callback(os.unlink, name, dir_fd=folder)
+            os.chmod(path, SOCKET_MODE)  # the umask may have removed permissions
+            listener.listen(BACKLOG)
+            executor.start(self._serve, listener, folder, name)
+            cleanup.pop_all()
 
     def stop(self) -> None:
-        """Stop listening and end the thread."""
+        """Stop listening, and end the thread."""
         with suppress(OSError), no_fork:
             if files.opening(self._descriptor):
-                with socket.socket(fileno=os.dup(self._descriptor)) as own:
-                    own.shutdown(socket.SHUT_RDWR)
+                with socket.socket(fileno=os.dup(self._descriptor)) as listener:
+                    listener.shutdown(socket.SHUT_RDWR)
 
-    def _serve(self, own: socket.socket, folder: int, name: str) -> None:
+    def _serve(self, listener: socket.socket, folder: int, name: str) -> None:
         while True:
             try:
-                connection, _ = own.accept()
-            except OSError:  # stopped, or other code has closed all descriptors
+                connection, _ = listener.accept()
+            except OSError:  # `stop` was called, or other code has closed the descriptor
                 break
-            with connection, suppress(Exception):  # a bad request, or a failed one
+            with connection, suppress(Exception):  # an invalid or failed request must not end this
                 connection.settimeout(REQUEST_LIMIT_S)
                 request = untrusted.parsed(connection.recv(socket_directory.MESSAGE_LIMIT))
-                by = procfs.user_name(socket_directory.peer(connection)[1])
-                answer = self._answer({**request, "by": by})
+                user = procfs.user_name(socket_directory.peer(connection)[1])
+                answer = self._answer({**request, "by": user})
                 connection.sendall(json.dumps(answer).encode())
-        files.close(own.detach())
+        files.close(listener.detach())
         if files.opening(folder):
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder)

@@ -1,1 +1,1 @@
-"""Keep the GPU of a kernel over its restart, by means of `reservation/restart_handover.py`."""
+"""Keep a kernel's devices over its restart (see `reservation/restart_handover.py`)."""

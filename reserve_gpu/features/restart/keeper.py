@@ -1,4 +1,4 @@
-"""Keeps what a kernel holds over its restart: left as this one ends, taken by the next one."""
+"""Keep a kernel's devices over a restart, from the old kernel to the new one."""
 
 from __future__ import annotations
 
@@ -19,27 +19,44 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Fact
 
 RESTART = "RESERVE_GPU_RESTART"
-RESTART_S = 60.0
+RESTART_S = 60.0  # default of RESTART in seconds
 
 
 class Restart(Feature):
-    """Leaves what is held to the next kernel with this one's connection file."""
+    """Hands a reservation over to the next kernel with the same connection file."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
-        self._has_looked = False
+        self._has_checked = False
 
     def begins(self) -> list[str]:
-        """Take over what the kernel before this one has left. Raises RequestError, LockError."""
-        restart_s()  # a setting that is no number is said first
-        if self._has_looked or self.owner.held:
+        """Take over the devices that the previous kernel has left.
+
+        Returns:
+            Notices about the devices.
+
+        Raises:
+            RequestError: The value of RESERVE_GPU_RESTART is invalid.
+            LockError: The lock directory can't be used.
+        """
+        restart_s()  # report an invalid setting first
+        if self._has_checked or self.owner.held:
             return []
         notices = restart_handover.take_over(self.owner, kernels_file())
-        self._has_looked = True
+        self._has_checked = True
         return notices
 
     def leaves(self, how: Leaving) -> Mapping[str, Fact]:
-        """Leave it to the next kernel, where this one restarts. Raises what keeps it from that."""
+        """Leave the devices to the next kernel if this kernel restarts.
+
+        Args:
+            how: The kind of program that takes over.
+
+        Raises:
+            RequestError: The value of RESERVE_GPU_RESTART is invalid.
+            LockError: The lock directory can't be used.
+            OSError: The lock keeper can't be started.
+        """
         if how is not Leaving.RESTART:
             return {}
         connection_file, seconds = kernels_file(), restart_s()
@@ -49,12 +66,16 @@ class Restart(Feature):
 
 
 def restart_s() -> float:
-    """Return for how long a restart of a kernel keeps its devices. Raises RequestError."""
+    """Return the time for which a restarting kernel's devices are kept, in seconds.
+
+    Raises:
+        RequestError: The value of RESERVE_GPU_RESTART is invalid.
+    """
     text = os.environ.get(RESTART) or str(RESTART_S)
     with suppress(ValueError):
         if 0 <= (seconds := float(text)) <= LONGEST_RESTART_S:
             return seconds
     raise RequestError(
-        f"{RESTART}={sanitize(text)!r} must be a number of seconds, as 60, up to an hour; "
-        "0 keeps nothing."
+        f"{RESTART}={sanitize(text)!r} must be a number of seconds between 0 and "
+        f"{LONGEST_RESTART_S:.0f}. With 0, a restart doesn't keep the GPU."
     )

@@ -1,1 +1,1 @@
-"""The holder is told who waits for what lies idle, and who else uses it."""
+"""Tell the holder about waiters for its idle devices, and about other users on its devices."""

@@ -1,4 +1,4 @@
-"""Tells the holder, after a cell, who waits for what lies idle here, and who else uses it."""
+"""Tell the holder, after a cell, about waiters for idle devices and about use by other users."""
 
 from __future__ import annotations
 
@@ -31,31 +31,39 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.holding import Holding
 
 
-SWITCH = "RESERVE_GPU_TELL_WAITERS"  # "0": no
-EVERY_S = 600.0  # between two messages to the holder
-IDLE_S = 600.0  # since the reservation and the last use; before that no GPU is called idle
-MUTEX_LIMIT_S = 0.2
-PAUSE_S = 5.0  # a cell is no reason to ask the driver again at once
-QUICK_S = 0.05  # a look that takes longer is made again so much later
+SWITCH = "RESERVE_GPU_TELL_WAITERS"  # "0" turns messages about waiters off
+EVERY_S = 600.0  # seconds between two messages about waiters
+IDLE_S = 600.0  # seconds since the reservation and the last use after which a device is idle
+MUTEX_LIMIT_S = 0.2  # timeout for the mutex in seconds
+PAUSE_S = 5.0  # shortest time between two checks in seconds, however often cells end
+QUICK_S = 0.05  # duration of a check in seconds above which the pause grows in proportion
 
 
 class WaiterNotices(Feature):
-    """Tells of each of those who wait once, and of each stranger on a device.
-
-    pause_s: between two looks; longer after a slow one. idle_s: see IDLE_S.
-    """
+    """Reports each waiter, and each process of another user on a held device, once."""
 
     def __init__(self, owner: Owner, pause_s: float = PAUSE_S, idle_s: float = IDLE_S) -> None:
+        """Create the feature.
+
+        Args:
+            owner: The session of this process.
+            pause_s: The seconds between two checks, extended after a slow check.
+            idle_s: The seconds without use after which a device is idle.
+        """
         super().__init__(owner)
         self._pause_s, self._idle_s = pause_s, idle_s
-        self._used_at = -inf  # as far as is known; by time.monotonic()
-        self._known: set[tuple[str, int]] = set()  # who waits, or uses a device, and was told of
-        self._tell_at = 0.0  # who waits, at the earliest; by time.monotonic()
-        self._seen: int | None = None  # the reservation whose devices were looked at
-        self._look_at = 0.0  # at the earliest, by time.monotonic()
+        self._used_at = -inf  # the last known use, by time.monotonic()
+        self._known: set[tuple[str, int]] = set()  # the waiters and processes that were reported
+        self._tell_at = 0.0  # time of the next message about a waiter, by time.monotonic()
+        self._seen: int | None = None  # the number of the reservation that was checked last
+        self._look_at = 0.0  # earliest time of the next check, by time.monotonic()
 
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
-        """Return who has come to the devices; shows who waits for them, mostly nobody."""
+        """Return warnings about other users on the devices, and show a message about a waiter.
+
+        Args:
+            look: Returns the processes on each device.
+        """
         held, began = self.owner.held, time.monotonic()
         if held is None:
             return []
@@ -64,39 +72,44 @@ class WaiterNotices(Feature):
             return []
         self._seen = held.number
         is_part = held.terms.memory_limit_mib is not None
-        is_known = is_new and held.were_idle  # nobody uses them yet
-        rows = [] if is_part or is_known else strangers(look(), self._known)
+        is_unused = is_new and held.were_idle
+        rows = [] if is_part or is_unused else new_users(look(), self._known)
         if text := self.tell(held, frontends.is_watched):
             with no_fork:
-                from reserve_gpu.render import pictures  # most cells show nothing
+                from reserve_gpu.render import pictures  # most cells don't need it
 
             pictures.tell(pictures.of_line(text))
         took_s = time.monotonic() - began
         self._look_at = began + took_s + self._pause_s * max(1.0, took_s / QUICK_S)
-        return [] if is_new else [*map(used_by_others, rows)]  # it was told of the others
+        return [] if is_new else [*map(used_by_others, rows)]  # %reserve_gpu has warned already
 
     def tell(self, held: Holding, is_watched: Callable[[], bool]) -> str | None:
-        """Return what to tell of those who wait for what lies idle here, not too often.
+        """Return a message about a new waiter for idle devices, at most one every EVERY_S seconds.
 
-        is_watched: tells whether a person reads it.
+        Args:
+            held: The reservation.
+            is_watched: Returns whether a person reads the message.
+
+        Returns:
+            The message, or None if there is nothing to report.
         """
         now = time.monotonic()
         if os.environ.get(SWITCH) == "0" or now < self._tell_at or self._may_be_used(held, now):
             return None
-        first = first_of(held.devices, self._known)
-        if first is None or not is_watched():
+        waiter = first_waiter(held.devices, self._known)
+        if waiter is None or not is_watched():
             return None
         if activity.is_used(held, min(cells().began, time.time() - self._idle_s)):
             self._used_at = now
             return None
-        if self.owner.held is not held:  # it has ended meanwhile
+        if self.owner.held is not held:  # the reservation has ended during the check
             return None
         self._tell_at = now + EVERY_S
-        self._known.add(key(first))
-        return somebody_waits(first, held.devices, is_late=cuda_environment.cuda_started())
+        self._known.add(key(waiter))
+        return somebody_waits(waiter, held.devices, is_late=cuda_environment.cuda_started())
 
     def _may_be_used(self, held: Holding, now: float) -> bool:
-        """Return whether the devices were reserved, or seen in use, a short time ago."""
+        """Return whether the devices were reserved or used too recently to be idle."""
         look = self.owner.last_look
         if look and look.is_used:
             self._used_at = max(self._used_at, look.at)
@@ -104,10 +117,12 @@ class WaiterNotices(Feature):
         return min(held_s, now - self._used_at) < self._idle_s
 
 
-def first_of(devices: Sequence[Device], known: Collection[tuple[str, int]]) -> Ticket | None:
-    """Return the first in the queue who could use one of the devices, if that is somebody new.
+def first_waiter(devices: Sequence[Device], known: Collection[tuple[str, int]]) -> Ticket | None:
+    """Return the ticket of the first unreported waiter that could use one of the devices.
 
-    known: those of whom the holder was told already.
+    Args:
+        devices: The held devices.
+        known: The keys of waiters that were reported already.
     """
     with suppress(LockError), LockDirectory() as directory:
         for ticket in queue.others(_tickets(directory), devices):
@@ -117,7 +132,11 @@ def first_of(devices: Sequence[Device], known: Collection[tuple[str, int]]) -> T
 
 
 def key(ticket: Ticket) -> tuple[str, int]:
-    """Return what tells this waiter from all others, before and after."""
+    """Return a key that identifies a waiter among all past and future waiters.
+
+    Args:
+        ticket: The ticket of the waiter.
+    """
     return ticket.name, ticket.number
 
 
@@ -128,13 +147,18 @@ def _tickets(directory: LockDirectory) -> list[Ticket]:
         return directory.tickets()
 
 
-def strangers(
-    listed: Mapping[Device, Sequence[Process]], told: set[tuple[str, int]]
+def new_users(
+    listed: Mapping[Device, Sequence[Process]], known: set[tuple[str, int]]
 ) -> list[DeviceStatus]:
-    """Return a row for each device on which another user has begun to use gigabytes.
+    """Return a row for each device that a process of another user has started to use.
 
-    listed: what uses each device that is held; graphics processes are listed only if they hold
-    more than a desktop. told: which of them are known; grows by the others.
+    A process that uses no more memory than a desktop does is ignored. Graphics processes are only
+    listed if they use more.
+
+    Args:
+        listed: The processes on each held device.
+        known: The processes that were reported already, by device UUID and pid. The function adds
+            the new ones.
     """
     rows: list[DeviceStatus] = []
     for device, processes in listed.items():
@@ -142,37 +166,43 @@ def strangers(
             process
             for process in processes
             if (process.kind == GRAPHICS or (process.memory_mib or 0) > DESKTOP_MIB)
-            and (device.uuid, process.pid) not in told
+            and (device.uuid, process.pid) not in known
             and procfs.uid_of(process.pid) != os.geteuid()
             and not procfs.is_below(process.pid, {os.getpid()})
         ]
-        told |= {(device.uuid, process.pid) for process in new}
-        if new:  # whose they are is slow to find out
-            known = tuple(map(procfs.identified, new))
-            rows.append(DeviceStatus(device, State.RESERVED, processes=known, use_state=State.BUSY))
+        known |= {(device.uuid, process.pid) for process in new}
+        if new:
+            named = tuple(map(procfs.identified, new))  # slow, so only for new processes
+            rows.append(DeviceStatus(device, State.RESERVED, processes=named, use_state=State.BUSY))
     return rows
 
 
 def somebody_waits(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) -> str:
-    """Tell the holder of idle devices who waits for one. is_late: CUDA has started here."""
-    who, them = sanitize(ticket.holder.user or "Another user"), "them"
+    """Return the message to the holder of idle devices about a waiter.
+
+    Args:
+        ticket: The ticket of the waiter.
+        devices: The held devices.
+        is_late: Whether CUDA has started in this process, so that only a restart frees memory.
+    """
+    subject, recipient = sanitize(ticket.holder.user or "Another user"), "them"
     if phrases.is_of(ticket.holder, procfs.user_of(os.getpid())):
-        them = phrases.one_of(ticket.holder, ticket.holder.user)
-        who = them[:1].upper() + them[1:]
+        recipient = phrases.one_of(ticket.holder, ticket.holder.user)
+        subject = recipient[:1].upper() + recipient[1:]
     note = f' ("{sanitize(ticket.holder.note)}")' if ticket.holder.note else ""
-    what = sanitize(ticket.asks or "a GPU")
-    how = f"%reserve_gpu --release gives it to {them}."
-    if is_late:
-        how = f"%reserve_gpu --release and a restart of this kernel give it to {them}."
+    request = sanitize(ticket.asks or "a GPU")
+    restart = " and restart this kernel" if is_late else ""
     waited = durations.duration(_waited_s(ticket))
     idle = f"{phrases.labels(devices)} {phrases.be(len(devices))} idle here"
-    return f"{who} has waited {waited} for {what}{note}. {idle}: {how}"
+    advice = f"Run %reserve_gpu --release{restart} to give it to {recipient}."
+    return f"{subject} has waited {waited} for {request}{note}. {idle}. {advice}"
 
 
 def _waited_s(ticket: Ticket) -> float:
     """Return the seconds since a waiter joined the queue.
 
-    The time of a ticket is its owner's word, so the start of the process limits it.
+    The waiter's user can write any time into the ticket, so a time before the start of the waiter's
+    process is not believed.
     """
     now = procfs.now().boot
     began = procfs.began_boot(ticket.holder.listed_pid) if ticket.holder.listed_pid else None

@@ -195,7 +195,7 @@ def test_an_end_in_the_past(here: Here, batch: Batch) -> None:
     assert lease.until == pytest.approx(time.time() + 3600, abs=30)
     (warning,) = told
     assert str(warning.message).startswith("Job 4711 should have ended at ")
-    assert str(warning.message).endswith("run before it: unset SLURM_JOB_ID SLURM_JOB_END_TIME")
+    assert str(warning.message).endswith("first run: unset SLURM_JOB_ID SLURM_JOB_END_TIME")
     saved = list[str]()
     reserve_gpu.before_end(lambda: saved.append("saved"))
     step()
@@ -321,7 +321,7 @@ def test_outside_of_a_job(here: Here, batch: Batch, variable: str) -> None:
     assert reserve_gpu.reserve().lease.until is None
     shell = here.shell()
     assert "Released GPU0" in shell.run("%reserve_gpu --release").stdout
-    assert "for Slurm" not in shell.run("%reserve_gpu\n%reserve_gpu --release").all
+    assert "In Slurm" not in shell.run("%reserve_gpu\n%reserve_gpu --release").all
     assert not (batch.folder / "calls").exists()
 
 
@@ -378,10 +378,10 @@ def test_a_release_in_a_job(here: Here, batch: Batch) -> None:
     shell.run("%reserve_gpu")
     told = shell.run("%reserve_gpu --release").stdout
     assert told.startswith("Released GPU0.")
-    more = "Job 4711 still holds it for Slurm. To give it back, end the job:\n!scancel 4711\n"
+    more = "In Slurm, job 4711 still occupies its GPUs. To free them, end the job:\n!scancel 4711\n"
     assert told.endswith(more)
     assert not held(here)
-    assert "for Slurm" not in shell.run("%reserve_gpu --release").stdout  # nothing was held
+    assert "In Slurm" not in shell.run("%reserve_gpu --release").stdout  # nothing was held
     assert not batch.calls("scancel")
 
 
@@ -392,7 +392,7 @@ def test_the_end_is_near(here: Here, batch: Batch) -> None:
     shell = here.shell()
     shell.run("%reserve_gpu")
     clock = time.strftime("%H:%M:%S", time.localtime(end))
-    text = f"The job ends at {clock}, and all that runs in it: save your work."
+    text = f"The job ends at {clock}, with everything in it. Save your work."
     cells = [""]
 
     def is_told() -> bool:
@@ -524,7 +524,7 @@ def test_a_job_without_a_gpu(
     before = dict(os.environ)
     with pytest.raises(reserve_gpu.ReserveGPUError) as caught:
         reserve_gpu.reserve()
-    assert str(caught.value) == f"Job 4711 has no GPU. Start one that has: srun {options} ..."
+    assert str(caught.value) == f"Job 4711 has no GPU. Start a job that has one: srun {options} ..."
     assert caught.value.exit_code == 2
     assert os.environ["CUDA_VISIBLE_DEVICES"] in {"", visible}
     assert dict(os.environ) == {
@@ -544,7 +544,7 @@ def test_a_job_without_a_gpu_and_no_sinfo(here: Here, batch: Batch, does: str | 
         (batch.folder / "echo").symlink_to("/bin/echo")
         environ["PATH"] = str(batch.folder)
     line = reserve_in(here, **environ)
-    assert line == "Job 4711 has no GPU. Start one that has: srun -p own --gres=gpu:1 ..."
+    assert line == "Job 4711 has no GPU. Start a job that has one: srun -p own --gres=gpu:1 ..."
 
 
 @pytest.mark.process
@@ -562,7 +562,7 @@ def test_a_job_on_a_node_without_a_driver(here: Here, batch: Batch) -> None:
     """On a node without NVIDIA's driver it is the same line."""
     environ = {**batch.environ, "LD_LIBRARY_PATH": "/nowhere", "SLURM_JOB_PARTITION": "own"}
     line = reserve_in(here, **environ)
-    assert line == "Job 4711 has no GPU. Start one that has: srun -p own --gres=gpu:1 ..."
+    assert line == "Job 4711 has no GPU. Start a job that has one: srun -p own --gres=gpu:1 ..."
 
 
 @pytest.mark.process
@@ -572,13 +572,13 @@ def test_why_in_a_job_without_a_gpu(here: Here, batch: Batch, lacks: str) -> Non
     nothing = {"CUDA_VISIBLE_DEVICES": "", "LD_LIBRARY_PATH": "/nowhere"}[lacks]
     environ = {**batch.environ, "SLURM_JOB_PARTITION": "own", lacks: nothing}
     done = here.command(*US, "why", **environ)
-    line = "Job 4711 has no GPU. Start one that has: srun -p own --gres=gpu:1 ...\n"
+    line = "Job 4711 has no GPU. Start a job that has one: srun -p own --gres=gpu:1 ...\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
 POD = (
-    "This pod has no GPU. Ask for one in its spec: resources: {limits: {nvidia.com/gpu: 1}}. "
-    "What is seen here is this pod's alone."
+    "This pod has no GPU. Request one in its spec: resources: {limits: {nvidia.com/gpu: 1}}. "
+    "A pod sees only its own GPUs."
 )
 
 
@@ -587,7 +587,10 @@ POD = (
 @pytest.mark.parametrize(
     ("variable", "text"),
     [
-        ("FLUX_JOB_ID", "This job has no GPU. Start one that has: flux run --gpus-per-task=1 ..."),
+        (
+            "FLUX_JOB_ID",
+            "This job has no GPU. Start a job that has one: flux run --gpus-per-task=1 ...",
+        ),
         (
             "KUBERNETES_SERVICE_HOST",
             POD,
@@ -637,7 +640,7 @@ def test_the_magic_in_a_job_without_a_gpu(here: Here, batch: Batch) -> None:
     before = dict(os.environ)
     cell = here.shell().run("%reserve_gpu")
     assert cell.error
-    assert "Job 4711 has no GPU. Start one that has: srun -p own --gres=gpu:1 ..." in cell.all
+    assert "Job 4711 has no GPU. Start a job that has one: srun -p own --gres=gpu:1 ..." in cell.all
     assert dict(os.environ) == before
 
 

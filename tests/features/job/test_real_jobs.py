@@ -172,5 +172,5 @@ def test_a_job_without_a_gpu_in_a_real_slurm(slurm: Slurm) -> None:
         child.run("os.environ['CUDA_VISIBLE_DEVICES'] = ''")
         job = child.run("os.environ['SLURM_JOB_ID']").value
         options = "-p all --gres=gpu:1"
-        text = f"Job {job} has no GPU. Start one that has: srun {options} ..."
+        text = f"Job {job} has no GPU. Start a job that has one: srun {options} ..."
         assert child.reserve().text == text

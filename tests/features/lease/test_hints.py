@@ -72,7 +72,8 @@ def test_a_hint_stays_within_the_rule(longer_s: float, hint: str | None) -> None
         assert typed(text) == hint
     else:
         assert text.endswith(
-            'It can\'t last longer: time = "24h" ([limits] in /etc/reserve_gpu.toml).'
+            "A rule doesn't allow you to extend it: "
+            'time = "24h" ([limits] in /etc/reserve_gpu.toml).'
         )
         assert "--for" not in text
 
@@ -106,4 +107,4 @@ def test_an_end_by_a_rule_has_no_hint(here: Here) -> None:
     here.rules.write_text('[limits]\ntime = "2h"\n')
     reserve_gpu.reserve()
     text = shown(Action.WARN).text(PYTHON)
-    assert 'can\'t last longer: time = "2h"' in text
+    assert 'doesn\'t allow you to extend it: time = "2h"' in text

@@ -223,8 +223,9 @@ def test_no_folder_is_said_when_reserving(users: Machine) -> None:
     )  # fmt: skip
     assert "CUDA_VISIBLE_DEVICES = '1'" in done.stdout
     said = (
-        " release can't ask this kernel to release GPU1: it can't create a socket in "
-        f"{users.locks} (Permission denied). With --end it ends the kernel without before_end()."
+        " release can't ask this kernel to release GPU1, because the kernel can't create a socket "
+        f"in {users.locks} (Permission denied). With --end, it can still end the kernel, but "
+        "without calling before_end() functions."
     )
     assert (done.stdout + done.stderr).count(said) == 1
 

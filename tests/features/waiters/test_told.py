@@ -62,7 +62,7 @@ def test_who_waits_is_told_once(here: Here) -> None:
         feature(WaiterNotices)._tell_at = 0.0  # a moment later
         told = shell.run("pass").shown.strip()
         assert told.startswith(f"Your {CHILD} has waited ")
-        how = f"GPU0 is idle here: %reserve_gpu --release gives it to your {CHILD}."
+        how = f"GPU0 is idle here. Run %reserve_gpu --release to give it to your {CHILD}."
         assert told.endswith(f' for GPU0 ("thesis"). {how}')
         assert "has waited" not in shell.run("pass").all
         shell.run("%reserve_gpu --release")
@@ -98,8 +98,8 @@ def test_another_user_who_waits_is_named() -> None:
     ):
         ticket = Ticket(procfs.boot_clock_ns(), "queue-1-0.lock", None, holder)
         told = somebody_waits(ticket, [Device(0, "GPU-a")], is_late=True)
-        assert told.startswith(f"{who} has waited 0 s for a GPU. GPU0 is idle here: ")
-        assert told.endswith(f"and a restart of this kernel give it to {them}.")
+        assert told.startswith(f"{who} has waited 0 s for a GPU. GPU0 is idle here. ")
+        assert told.endswith(f"and restart this kernel to give it to {them}.")
 
 
 def test_at_most_every_ten_minutes(here: Here) -> None:
