@@ -128,7 +128,7 @@ def _section(name: str, status: Status) -> Layout:
     return Layout([head, *message], entries, status_view.queue(status), [*hints, *foot])
 
 
-# -- reasons why a host sent no status, with remedies ----------------------------------------------
+# -- messages about hosts that sent no status ------------------------------------------------------
 
 
 def silent(name: str, limit_s: float) -> str:

@@ -295,7 +295,7 @@ def _parse(command: str, name: str, program: Program, parse: Callable[[object], 
 
 
 def problem(name: str, program: Program, command: str = "status") -> str:
-    """Return a message about a failed command on a host, with a remedy."""
+    """Return a message about a failed command on a host, with advice."""
     out, err = map(_text, program.said)
     return hosts_view.failed(name, program.code(), out, err, command)
 

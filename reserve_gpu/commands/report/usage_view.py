@@ -252,7 +252,7 @@ def _by_number(label: str) -> list[tuple[bool, int, str]]:
 
 
 def _folded(rows: Sequence[tuple[str, Hours]], limit: int) -> list[tuple[str, Hours]]:
-    """Return at most so many rows. The last one sums up the rest if there are too many."""
+    """Return at most `limit` rows. If there are more, the last row sums up the rest."""
     if len(rows) <= limit:
         return [*rows]
     rest = rows[limit - 1 :]
