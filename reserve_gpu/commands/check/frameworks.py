@@ -327,10 +327,9 @@ def run_in_notebook(_arguments: Namespace) -> Check:
 
 
 MORE = """\
-This checks the PyTorch, TensorFlow, JAX, CuPy and Numba of this Python, each in
-its own process. The exit code is 1 if one of them does not see exactly the
-reserved GPUs. To check what a command would get:
-reserve-gpu run -- reserve-gpu check
+This checks PyTorch, TensorFlow, JAX, CuPy and Numba in this Python, each in its
+own process. The exit code is 1 if one of them does not see exactly the reserved
+GPUs. To check what a command would get: reserve-gpu run -- reserve-gpu check
 """
 
 

@@ -43,8 +43,8 @@ REMEDIES: dict[int, str] = {
     "the driver. Ask the administrator to check it:\nsystemctl status nvidia-fabricmanager",
     # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
     803: "libcuda.so.1 and the kernel module have different driver versions. After a driver "
-    "update, the administrator can reload the module or reboot once all programs that use a GPU have "
-    "ended. A container must not contain its own driver.",
+    "update, the administrator can reload the module or reboot once all programs that use a GPU "
+    "have ended. A container must not contain its own driver.",
     # CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
     804: "libcuda.so.1 is newer than the kernel module, which not every GPU supports. Remove "
     "cuda-compat from LD_LIBRARY_PATH. After a driver update, the administrator can reload the "
