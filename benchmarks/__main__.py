@@ -37,7 +37,7 @@ GROUPS: dict[str, Callable[..., Iterator[table.Row]]] = {
     "queue": waiting.queue,
     "restart": waiting.restart,
     "wait": waiting.wait,
-    "promise": waiting.terms,
+    "promise": waiting.idle_limit,
     "top": waiting.top,
     "memory": waiting.memory,
     "rush": rush.rush,

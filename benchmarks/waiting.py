@@ -160,7 +160,7 @@ def wait(*, quick: bool) -> Iterator[Row]:
             yield Row(label, measured, bar, percent <= CPU_LIMIT_PERCENT)
 
 
-def terms(*, quick: bool) -> Iterator[Row]:
+def idle_limit(*, quick: bool) -> Iterator[Row]:
     """Measure the CPU use that `--idle` adds to an idle kernel."""
     watch_s = SHORT_WATCH_S if quick else WATCH_S
     with stage(machine(2)) as bench, bench.kernel() as plain, bench.kernel() as limited:

@@ -1,7 +1,7 @@
 """Report whether a kernel loads reserve_gpu, or which configuration line prevents it.
 
-install.sh runs this file with the Python that it installs into. The file may import only the
-standard library, IPython and ipykernel.
+install.sh runs this file with the Python that it installs into. That Python may lack all packages
+except IPython and its dependencies.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ NO_CUDA = None  # value of `build` for a build that can't use NVIDIA GPUs
 UNNAMED = ""  # value of `build` for a CUDA build of unknown version
 MISSING = -1  # pseudo CUresult: libcuda.so.1 was not found
 CAPABILITY = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, and _MINOR (cuda.h)
-PR_SET_PDEATHSIG, SIGKILL = 1, 9  # sys/prctl.h, signal.h
+PR_SET_PDEATHSIG, SIGKILL = 1, 9  # values from sys/prctl.h and signal.h
 
 
 class DriverCallError(Exception):
@@ -65,7 +65,7 @@ class _Driver:
         try:
             self.cuda = self.ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            is_missing = str(error).startswith("libcuda.so.1: cannot open")  # glibc's message
+            is_missing = str(error).startswith("libcuda.so.1: cannot open")  # message text of glibc
             raise DriverCallError(str(error), MISSING if is_missing else None) from error
         self.version = _dotted(self._number("cuDriverGetVersion"))
 

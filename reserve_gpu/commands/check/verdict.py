@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE (cuda.h)
 TEXT_LIMIT = 200  # maximum number of characters of a framework's message
 
-# Advice for errors of cuInit; docs/check.md lists the sources. A command is on a line of its own.
+# Advice for errors of cuInit; docs/check.md lists the sources. Commands have lines of their own.
 REMEDIES: dict[int, str] = {
     MISSING: "The CUDA library of the NVIDIA driver was not found. In a container, set "
     "NVIDIA_DRIVER_CAPABILITIES=compute,utility. On Debian, install the package libcuda1.",
@@ -122,7 +122,7 @@ class Expectation(NamedTuple):
     driver: FrameworkAnswer = FrameworkAnswer()
 
     def identify(self, uuid: str | None) -> tuple[str, str | None]:
-        """Return the label and the NVML UUID of the device that has a UUID in CUDA."""
+        """Return the label and the NVML UUID of the device with the given CUDA UUID."""
         for device in (*self.reserved, *self.known):
             if cuda_uuid(device) == uuid:
                 return device.label, device.uuid
@@ -192,7 +192,7 @@ def cuda_uuid(device: Device) -> str:
 
 
 def runs_on(target: str, capability: tuple[int, int]) -> bool:
-    """Return whether code for a target of nvcc runs on a GPU of a compute capability.
+    """Return whether code that nvcc compiled for a target runs on a GPU.
 
     Compiled code (`sm_86`) runs on the same major version with the same or a higher minor version.
     The driver compiles PTX (`compute_86`) for the same or any higher version. The suffix `a` limits

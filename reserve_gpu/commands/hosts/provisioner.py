@@ -70,7 +70,7 @@ class HostsProvisioner(SSHKernelProvisioner):
         if self.restart_requested:
             return await self._launched(**kwargs)
         self.raise_on_ssh_config_error = False  # _lack() checks the configuration instead
-        os.makedirs(jupyter_runtime_dir(), mode=0o700, exist_ok=True)  # sshpyk writes a file there
+        os.makedirs(jupyter_runtime_dir(), mode=0o700, exist_ok=True)  # for a file of sshpyk
         until, failed = time.monotonic() + LIMIT_S, dict[str, str]()
         while True:
             name = await self._find(kwargs.get("env") or os.environ, failed)
@@ -91,7 +91,7 @@ class HostsProvisioner(SSHKernelProvisioner):
         """Start the kernel on the chosen host."""
         made = await super().pre_launch(**kwargs)
         # The process executes the kernel once it has a GPU, so its command line changes. sshpyk
-        # would take the change for the end of the kernel.
+        # would mistake the change for the end of the kernel.
         self.rem_proc_cmds.pop(self.rem_pid_k, None)
         return dict(made)
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 HOLD_COMMAND = ("reserve-gpu", "kernel", "hold")
 KEEP, KEPT = b"keep\n", b'"kept": true'
 PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+-]+")  # a path that every shell reads literally
-SLOW_LIMIT_S = 15.0  # seconds for the status of slow hosts, if no other host has a GPU
-HOLD_LIMIT_S = 15.0  # seconds for a host to reserve without waiting in its queue
-HAS_LIMIT_S = 20.0  # seconds for a started kernel to hold its GPU
+SLOW_LIMIT_S = 15.0  # seconds to wait for the status of slow hosts if no other host has a GPU
+HOLD_LIMIT_S = 15.0  # seconds to wait for a reservation that does not join the queue
+HAS_LIMIT_S = 20.0  # seconds to wait until a started kernel holds its GPU
 CHECK_EVERY_S = 0.3  # seconds between two checks
 
 
@@ -130,7 +130,7 @@ def _free(status: statuses.Status) -> int:
 
 
 def _mismatch(status: statuses.Status) -> str:
-    """Return the reason, from its status, why a host is not tried without waiting."""
+    """Return the reason, taken from its status, why a host does not meet the request."""
     free = statuses.free(status)
     return f"{free.rstrip('.')}, but that does not meet the request" if _free(status) else free
 
@@ -176,9 +176,9 @@ def _keeps(program: Program) -> bool:
 
 
 def _no_host(request: Request, names: Iterable[str], reasons: Mapping[str, str]) -> str:
-    """Return the message for a failed start, with a short line for each reason.
+    """Return the message for a failed start.
 
-    JupyterLab does not wrap lines.
+    Each reason has its own line, because JupyterLab does not wrap lines.
     """
     hosts_of: dict[str, list[str]] = {}
     for name in names:

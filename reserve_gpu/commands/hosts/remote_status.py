@@ -38,9 +38,9 @@ T = TypeVar("T")
 SSHPYK = "'sshpyk>=1.25'"  # quoted for a shell
 PROVISIONER = "reserve-gpu-hosts"  # entry point in pyproject.toml
 IDLE = "2h"  # default idle limit of a remote kernel, which applies if another user is waiting
-LIMIT_S = 5.0  # seconds for a machine to answer
-CHUNK = 1 << 16  # maximum number of bytes of an output that are parsed for a message
-MAX_STARTS = 20  # maximum number of lines at which JSON is looked for
+LIMIT_S = 5.0  # seconds to wait for the answer of a machine
+CHUNK = 1 << 16  # maximum number of output bytes that are used for an error message
+MAX_STARTS = 20  # maximum number of lines that are tried as the start of the JSON
 MAX_PATTERN = 200  # maximum number of characters in a host pattern
 MAX_HOSTS = 256
 STATUS_COMMAND = ("reserve-gpu", "status", "--format", "json")
@@ -94,7 +94,7 @@ class OtherMachines(NamedTuple):
         """Return a kernelspec that starts the kernel on one of the machines.
 
         Clients that support kernel provisioners use the provisioner of this package. Other clients,
-        such as VS Code, run the command line in the spec, which is such a client itself.
+        such as VS Code, run the command in the spec, which supports kernel provisioners itself.
 
         Args:
             spec: The kernelspec of a local kernel.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.commands.report.totals import Hours, Summary
 
-DRIVER_LIMIT_S = 5.0  # seconds for the driver to list the devices
+DRIVER_LIMIT_S = 5.0  # seconds to wait for the driver to list the devices
 REPORT_COMMAND = ("reserve-gpu", "report", "--format", "json")
 
 

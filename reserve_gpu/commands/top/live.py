@@ -50,7 +50,7 @@ def run(_arguments: Namespace) -> Output:
         raise RequestError(f"reserve-gpu top needs a terminal. {_status_hint()}")
     try:
         import curses
-    except ImportError:  # Windows
+    except ImportError:  # Python on Windows has no curses
         raise RequestError(
             "reserve-gpu top needs the module curses, which this Python does not have. "
             f"{_status_hint()}"
