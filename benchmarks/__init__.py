@@ -1,1 +1,1 @@
-"""What %reserve_gpu costs, beside what people would use instead: see __main__.py."""
+"""Benchmarks of %reserve_gpu against its alternatives; see `benchmarks.__main__`."""

@@ -1,11 +1,11 @@
-"""What %reserve_gpu costs, beside what people would use instead, and whether that is little enough.
+"""Benchmark %reserve_gpu against its alternatives, and compare the results with fixed bars.
 
     python -m benchmarks [--quick] [NAME ...]
 
-Runs on the stand-in driver, in fresh processes and kernels, and prints the section "A run" of
-docs/benchmarks.md: the machine, and a table with a row for each bar. What is compared is measured
-in turn, so on a machine that is slower or busier the ratios stay much the same.
-Needs `pip install '.[test,benchmarks]'`.
+The benchmarks use the stand-in driver, in new processes and kernels. They print the section "A run"
+of docs/benchmarks.md: the machine, and a table with a row for each bar. Programs to compare run in
+turn, so that the ratios hardly depend on the speed and the load of the machine.
+This needs `pip install '.[test,benchmarks]'`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GROUPS: dict[str, Callable[..., Iterator[table.Row]]] = {
     "queue": waiting.queue,
     "restart": waiting.restart,
     "wait": waiting.wait,
-    "promise": waiting.terms,
+    "promise": waiting.idle_limit,
     "top": waiting.top,
     "memory": waiting.memory,
     "rush": rush.rush,
@@ -47,19 +47,19 @@ PACKAGES = ("ipython", "nvidia-ml-py", "gpustat", "nvitop")
 
 
 def main() -> None:
-    """Run the groups and print their rows as they come."""
+    """Run the selected groups, and print each row when it is complete."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="few rounds: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="run few rounds, as a test")
     parser.add_argument("groups", nargs="*", metavar="NAME", help=", ".join(GROUPS))
     arguments = parser.parse_args()
     if unknown := sorted(set(arguments.groups) - set(GROUPS)):
-        parser.error(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+        parser.error(f"no such group: {', '.join(unknown)}; choose from {', '.join(GROUPS)}")
     if missing := [name for name in NEEDED if not find_spec(name)]:
-        parser.error(f"{', '.join(missing)} missing: pip install '.[test,benchmarks]'")
-    print(f"{here()}\n\n{table.HEAD}", flush=True)
+        parser.error(f"missing packages: {', '.join(missing)}; pip install '.[test,benchmarks]'")
+    print(f"{environment()}\n\n{table.HEAD}", flush=True)
     for name in arguments.groups or GROUPS:
         start = time.monotonic()
         for row in GROUPS[name](quick=arguments.quick):
@@ -67,8 +67,8 @@ def main() -> None:
         print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr)
 
 
-def here() -> str:
-    """Return the machine, the versions and the month, as docs/benchmarks.md says them."""
+def environment() -> str:
+    """Return the line of docs/benchmarks.md with the machine, the versions and the month."""
     system = platform.freedesktop_os_release()["PRETTY_NAME"]
     packages = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     cores = len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""From nothing to the variables set, or to the status of the machine, as a whole process."""
+"""The time of a whole process that chooses a GPU, or shows the status of the machine."""
 
 from __future__ import annotations
 
@@ -20,63 +20,71 @@ STATUS = {
 
 
 def first(*, quick: bool) -> Iterator[Row]:
-    """Return the first reservation on a machine that is idle."""
-    with stage(machine(GPUS)) as on:
-        runs = {way: partial(choose, on, way, GPUS, 0) for way in ways.CODE}
-        # setGPU's way sleeps for a second, after which a processor is slow for a while.
+    """Measure the first reservation on an idle machine."""
+    with stage(machine(GPUS)) as bench:
+        runs = {way: partial(choose, bench, way, GPUS, 0) for way in ways.CODE}
+        # setGPU's method sleeps for a second, and a CPU core is slow for a while after a sleep.
         slow = {way: runs[way] for way in (ways.OURS, ways.SETGPU)}
         fast = {way: run for way, run in runs.items() if way != ways.SETGPU}
         times = in_turn(fast, 3 if quick else 61)
         slow_times = in_turn(slow, 3 if quick else 7)
     ours = times[ways.OURS]
-    what = "first reservation, whole process, against"
-    yield slower(f"{what} {ways.FLOOR}", ours, times[ways.FLOOR], 1.5)
-    yield faster(f"{what} {ways.NVITOP}", ours, times[ways.NVITOP], 1.5)
-    yield faster(f"{what} {ways.SETGPU}", slow_times[ways.OURS], slow_times[ways.SETGPU], 8)
-    what = "first reservation of a part, whole process, against a whole GPU"
-    yield slower(what, times[ways.PART], ours, 1.15)
+    label = "first reservation, whole process, vs."
+    yield slower(f"{label} {ways.FLOOR}", ours, times[ways.FLOOR], 1.5)
+    yield faster(f"{label} {ways.NVITOP}", ours, times[ways.NVITOP], 1.5)
+    yield faster(f"{label} {ways.SETGPU}", slow_times[ways.OURS], slow_times[ways.SETGPU], 8)
+    label = "first reservation of a part, whole process, vs. a whole GPU"
+    yield slower(label, times[ways.PART], ours, 1.15)
 
 
 def last(*, quick: bool) -> Iterator[Row]:
-    """Measure where the last of many GPUs is the first free one; the others are in use."""
+    """Measure a reservation if only the last of many GPUs is free."""
     busy = MANY_GPUS - 1
-    with crowd(busy) as everybody:
-        for users, pids in {"a process on each other": everybody, "no process seen": []}.items():
-            with stage(machine(MANY_GPUS, busy, pids)) as on:
+    with crowd(busy) as all_pids:
+        cases = {"one process on each other GPU": all_pids, "no visible processes": []}
+        for case, pids in cases.items():
+            with stage(machine(MANY_GPUS, busy, pids)) as bench:
                 both = (ways.OURS, ways.FLOOR)
-                runs = {way: partial(choose, on, way, MANY_GPUS, busy) for way in both}
+                runs = {way: partial(choose, bench, way, MANY_GPUS, busy) for way in both}
                 times = in_turn(runs, 3 if quick else 61)
-            what = f"first free of {MANY_GPUS} GPUs is the last, {users}, against {ways.FLOOR}"
-            yield slower(what, times[ways.OURS], times[ways.FLOOR], 2)
+            label = f"only the last of {MANY_GPUS} GPUs is free, {case}, vs. {ways.FLOOR}"
+            yield slower(label, times[ways.OURS], times[ways.FLOOR], 2)
 
 
 def nothing(*, quick: bool) -> Iterator[Row]:
-    """Measure the refusal where nothing is free: who has what is found out, and what to do."""
+    """Measure a refusal, which finds the holder of each GPU, if no GPU is free."""
     for gpus in (GPUS, MANY_GPUS):
-        with crowd(gpus) as pids, stage(machine(gpus, gpus, pids)) as on:
+        with crowd(gpus) as pids, stage(machine(gpus, gpus, pids)) as bench:
             both = (ways.OURS, ways.FLOOR)
-            runs = {way: partial(choose, on, way, gpus, gpus) for way in both}
+            runs = {way: partial(choose, bench, way, gpus, gpus) for way in both}
             times = in_turn(runs, 3 if quick else 61)
-        what = f"nothing free of {gpus} GPUs, against {ways.FLOOR}"
-        yield slower(what, times[ways.OURS], times[ways.FLOOR], 2)
+        label = f"none of {gpus} GPUs is free, vs. {ways.FLOOR}"
+        yield slower(label, times[ways.OURS], times[ways.FLOOR], 2)
 
 
 def status(*, quick: bool) -> Iterator[Row]:
-    """Return the status of a machine of which one half is busy, with two processes on each GPU."""
+    """Measure the status of a machine if half of its GPUs are busy, with two processes on each."""
     for gpus in (GPUS, MANY_GPUS):
-        with crowd(gpus) as pids, stage(machine(gpus, gpus // 2, pids)) as on:
-            runs = {name: partial(_look, on, *command) for name, command in STATUS.items()}
+        with crowd(gpus) as pids, stage(machine(gpus, gpus // 2, pids)) as bench:
+            runs = {name: partial(_run, bench, *command) for name, command in STATUS.items()}
             times = in_turn(runs, 3 if quick else 15)
-        what = f"status of {gpus} GPUs, {gpus} processes, against nvitop -1"
-        yield slower(what, times[ways.OURS], times["nvitop -1"], 1)
+        label = f"status of {gpus} GPUs, {gpus} processes, vs. nvitop -1"
+        yield slower(label, times[ways.OURS], times["nvitop -1"], 1)
 
 
-def choose(on: Stage, way: str, gpus: int, busy: int) -> float:
-    """Return the milliseconds that a way to a GPU takes. Raises RuntimeError for a wrong choice."""
-    took_ms, answer = on.timed("-c", ways.CODE[way] + ways.SAY)
+def choose(bench: Stage, way: str, gpus: int, busy: int) -> float:
+    """Run one method of choosing a GPU, and check its choice.
+
+    Returns:
+        The run time in milliseconds.
+
+    Raises:
+        RuntimeError: The choice is wrong.
+    """
+    took_ms, answer = bench.timed("-c", ways.CODE[way] + ways.PRINT_CHOICE)
     ways.check(way, answer, gpus, busy)
     return took_ms
 
 
-def _look(on: Stage, *command: str) -> float:
-    return on.timed(*command)[0]
+def _run(bench: Stage, *command: str) -> float:
+    return bench.timed(*command)[0]

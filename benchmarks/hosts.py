@@ -1,4 +1,4 @@
-"""The status of several hosts, against the slowest of them asked alone."""
+"""The time to read the status of several hosts, compared with the slowest host alone."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
 NAMES = ("lab1", "lab2", "lab3")
 GPUS, LIMIT_S = 8, 0.3
-WHAT = f"status of {len(NAMES)} hosts, beyond the slowest of them asked alone"
+LABEL = f"status of {len(NAMES)} hosts, time beyond that of the slowest host alone"
 
 
 def hosts(*, quick: bool) -> Iterator[Row]:
-    """Measure it over real SSH servers on loopback, with connections that are open already."""
+    """Measure with real SSH servers on the loopback interface, over open connections."""
     bar = f"at most {LIMIT_S} s"
     if not (SSH and SSHD and KEYGEN):
-        yield Row(WHAT, "not measured: there is no OpenSSH server here", bar)
+        yield Row(LABEL, "not measured: OpenSSH server not found", bar)
         return
-    more = []
+    extra_s = []
     with tempfile.TemporaryDirectory() as folder, Hosts(Path(folder), *NAMES, gpus=GPUS) as lab:
         for _ in range(3 if quick else 15):
             alone = [_timed(lab, "ssh", name, "reserve-gpu status --json") for name in NAMES]
             words = ("-m", "reserve_gpu", "status", "--json", "--hosts", *NAMES)
-            more.append(_timed(lab, sys.executable, *words) - max(alone))
-    measured_s = statistics.median(more[1:])
-    yield Row(WHAT, f"{measured_s:.2f} s", bar, measured_s <= LIMIT_S)
+            extra_s.append(_timed(lab, sys.executable, *words) - max(alone))
+    measured_s = statistics.median(extra_s[1:])
+    yield Row(LABEL, f"{measured_s:.2f} s", bar, measured_s <= LIMIT_S)
 
 
 def _timed(lab: Hosts, *argv: str) -> float:
-    """Return the seconds that a command takes. Raises RuntimeError if it fails."""
+    """Return the run time of a command in seconds. Raises RuntimeError if it fails."""
     start = time.monotonic()
     done = subprocess.run(
         argv, env=lab.environ(), capture_output=True, text=True, stdin=subprocess.DEVNULL,

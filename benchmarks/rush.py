@@ -1,4 +1,4 @@
-"""Many at once: 64 kernels ask for one of 8 GPUs at the same moment."""
+"""Many requests at once: 64 kernels request one of 8 GPUs at the same moment."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 KERNELS, FEW_KERNELS, GPUS = 64, 16, 8
-LIMIT_S = 3
-STARTERS = 8  # kernels that start at the same time: each wants a core for a second
-HEAD_START_S = 2.0  # until then all cells are sent
+LIMIT_S = 3  # seconds
+STARTERS = 8  # number of kernels that start at the same time; each needs a core for a second
+HEAD_START_S = 2.0  # seconds for sending the cells before they begin
 CELL = """
 import os, time
 time.sleep(max(0, {at} - time.monotonic()))
@@ -32,35 +32,37 @@ print("\\nmeasured", time.monotonic(), os.environ["CUDA_VISIBLE_DEVICES"])
 
 
 def rush(*, quick: bool) -> Iterator[Row]:
-    """Return the seconds until all have an answer, how many got a GPU, and how many a double.
+    """Measure the time until all kernels have an answer, and count GPUs that were given out twice.
 
-    The others run in the same kernels, after ours: their numbers are no worse for it.
+    The other methods run after reserve_gpu in the same kernels, which gives them no disadvantage.
     """
     count = FEW_KERNELS if quick else KERNELS
-    with stage(machine(GPUS)) as on, ExitStack() as stack:
-        kernels = _kernels(on, count, stack)
+    with stage(machine(GPUS)) as bench, ExitStack() as stack:
+        kernels = _kernels(bench, count, stack)
         for kernel in kernels:
             kernel.load()
         for way in (ways.OURS, ways.NVITOP, ways.SETGPU):
-            took_s, answers = _ask(kernels, ways.MAGIC if way == ways.OURS else ways.CODE[way])
+            took_s, answers = _run_at_once(
+                kernels, ways.MAGIC if way == ways.OURS else ways.CODE[way]
+            )
             yield _row(way, took_s, answers)
 
 
 def _row(way: str, took_s: float, answers: Sequence[str]) -> Row:
     winners = [answer for answer in answers if answer]
-    doubles = len(winners) - len(set(winners))
-    what = f"{len(answers)} kernels at once for {GPUS} GPUs: {way}"
-    counts = f"{len(winners)} winners, {doubles} doubles"
+    duplicates = len(winners) - len(set(winners))
+    label = f"{len(answers)} kernels request {GPUS} GPUs at once: {way}"
+    counts = f"{len(winners)} winners, {duplicates} duplicates"
     measured = f"{counts}, all answered after {milliseconds(took_s * 1e3)}"
     if way != ways.OURS:
-        return Row(what, measured)
-    is_met = len(winners) == GPUS and not doubles and took_s <= LIMIT_S
-    return Row(what, measured, f"{GPUS} winners, 0 doubles, {LIMIT_S} s", is_met)
+        return Row(label, measured)
+    is_met = len(winners) == GPUS and not duplicates and took_s <= LIMIT_S
+    return Row(label, measured, f"{GPUS} winners, 0 duplicates, {LIMIT_S} s", is_met)
 
 
-def _kernels(on: Stage, count: int, stack: ExitStack) -> list[Kernel]:
+def _kernels(bench: Stage, count: int, stack: ExitStack) -> list[Kernel]:
     def start(_: int) -> Kernel:
-        kernel = Kernel(on.environ(), on.folder)
+        kernel = Kernel(bench.environ(), bench.folder)
         stack.callback(kernel.close)
         return kernel
 
@@ -68,8 +70,8 @@ def _kernels(on: Stage, count: int, stack: ExitStack) -> list[Kernel]:
         return list(threads.map(start, range(count)))
 
 
-def _ask(kernels: Sequence[Kernel], code: str) -> tuple[float, list[str]]:
-    """Return the seconds until the last kernel had its answer, and the answers."""
+def _run_at_once(kernels: Sequence[Kernel], code: str) -> tuple[float, list[str]]:
+    """Run code in all kernels at once; return the time to the last answer, and the answers."""
     at = time.monotonic() + HEAD_START_S
     cells = [kernel.start(CELL.format(at=at, code=code)) for kernel in kernels]
     ends, answers = [], []

@@ -1,4 +1,4 @@
-"""What the extension costs the start of a shell."""
+"""The time that the extension adds to the start of a shell."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 GPUS = 8
 IPYTHON = ("-m", "IPython", "--no-banner")
-LOAD_LIMIT_MS = 20
-HEAVY = ("pynvml", "rich")  # no module that only a reservation or a status needs
+LOAD_LIMIT_MS = 20  # milliseconds
+HEAVY = ("pynvml", "rich")  # modules that only a reservation or a status needs
 LOAD = f"""
 import sys, time
 modules_before = set(sys.modules)
@@ -27,31 +27,33 @@ print("measured", took_ms, *set({HEAVY}).intersection(sys.modules) - modules_bef
 
 
 def load(*, quick: bool) -> Iterator[Row]:
-    """Measure `%load_ext` in a running shell, and name the modules that it must not load."""
+    """Measure `%load_ext` in a running shell, and list the heavy modules that it imports."""
     times: list[float] = []
     heavy: set[str] = set()
-    with stage(machine(GPUS)) as on:
+    with stage(machine(GPUS)) as bench:
         for _ in range(3 if quick else 21):
-            took_ms, *modules = on.timed(*IPYTHON, "-c", LOAD)[1].split("measured ")[1].split()
+            took_ms, *modules = bench.timed(*IPYTHON, "-c", LOAD)[1].split("measured ")[1].split()
             times.append(float(took_ms))
             heavy |= set(modules)
-    what, load_ms = "`%load_ext` in a running shell", statistics.median(times)
-    yield Row(what, milliseconds(load_ms), f"at most {LOAD_LIMIT_MS} ms", load_ms <= LOAD_LIMIT_MS)
+    label, load_ms = "`%load_ext` in a running shell", statistics.median(times)
+    yield Row(label, milliseconds(load_ms), f"at most {LOAD_LIMIT_MS} ms", load_ms <= LOAD_LIMIT_MS)
     bar = f"none of {', '.join(HEAVY)}"
-    yield Row(f"{what} imports", ", ".join(sorted(heavy)) or "none", bar, not heavy)
+    yield Row(
+        "heavy modules imported by `%load_ext`", ", ".join(sorted(heavy)) or "none", bar, not heavy
+    )
 
 
 def start(*, quick: bool) -> Iterator[Row]:
-    """Return the start of IPython, and its end, without the extension and with it."""
-    with stage(machine(GPUS)) as on:
+    """Measure the start and exit of IPython with and without the extension."""
+    with stage(machine(GPUS)) as bench:
         runs = {
-            "without": partial(_start, on),
-            "with": partial(_start, on, "--ext=reserve_gpu"),
+            "without": partial(_start, bench),
+            "with": partial(_start, bench, "--ext=reserve_gpu"),
         }
         times = in_turn(runs, 3 if quick else 31)
-    what = "start of IPython with the extension, against without"
-    yield slower(what, times["with"], times["without"], 1.05)
+    label = "start of IPython with the extension, vs. without"
+    yield slower(label, times["with"], times["without"], 1.05)
 
 
-def _start(on: Stage, *options: str) -> float:
-    return on.timed(*IPYTHON, *options, "-c", "pass")[0]
+def _start(bench: Stage, *options: str) -> float:
+    return bench.timed(*IPYTHON, *options, "-c", "pass")[0]

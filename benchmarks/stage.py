@@ -1,4 +1,4 @@
-"""Where it is measured: machines of the stand-in driver, and processes on them."""
+"""Simulated machines for the benchmarks: the stand-in driver, and processes on its GPUs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.machine import Machine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-# Hundreds of kernels would each say that they talk over TCP without encryption, and write a history
-# into a folder that is about to go.
+# Without these settings, hundreds of kernels would each warn that they use TCP without encryption,
+# and write a history into a temporary folder.
 QUIET = """
 c = get_config()
 c.IPKernelApp.log_level = "ERROR"
@@ -29,7 +29,7 @@ IN_USE_MIB = 60_000
 
 
 class Stage(Machine):
-    """A machine whose driver keeps no log, with Python as people use it."""
+    """A simulated machine with a driver that keeps no log, and a Python that caches bytecode."""
 
     limit_s = 300
 
@@ -41,17 +41,17 @@ class Stage(Machine):
         (profile / "ipython_kernel_config.py").write_text(QUIET)
 
     def on_driver(self, base: dict[str, str]) -> dict[str, str]:
-        """Return the environment with the machine's driver in it.
+        """Return an environment that uses the machine's driver.
 
-        An installed package is compiled; a checkout would be compiled anew at every start if Python
-        were not allowed to keep what it has compiled.
+        Python may cache bytecode in it. Otherwise it would compile the checkout at every start,
+        unlike an installed package.
         """
         made = driver.environment(self.scenario, base=base)
         made.pop("PYTHONDONTWRITEBYTECODE", None)
         return made
 
     def timed(self, *arguments: str) -> tuple[float, str]:
-        """Return the milliseconds that a whole run of Python takes, and what it prints."""
+        """Run Python with arguments; return the run time in milliseconds, and the output."""
         start = time.perf_counter()
         done = self.command(sys.executable, *arguments)
         took_ms = (time.perf_counter() - start) * 1e3
@@ -62,7 +62,7 @@ class Stage(Machine):
 
 @contextmanager
 def stage(scenario: str) -> Iterator[Stage]:
-    """Make a machine in a temporary folder."""
+    """Make a simulated machine in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True) as name:
         yield Stage(Path(name), scenario)
 
@@ -70,23 +70,28 @@ def stage(scenario: str) -> Iterator[Stage]:
 def machine(gpus: int, busy: int = 0, pids: Sequence[int] = ()) -> str:
     """Return the scenario of a machine whose first GPUs are busy.
 
-    busy: how many. pids: the processes on these, in turn; without any, their memory is in use all
-    the same.
+    Args:
+        gpus: The number of GPUs.
+        busy: The number of busy GPUs.
+        pids: The processes on the busy GPUs, distributed in turn. If there are none, the memory of
+            these GPUs is still in use.
     """
     parts = []
     for index in range(gpus):
-        there = pids[index::busy] if index < busy else ()
-        lines = [f"  compute {pid} {IN_USE_MIB // len(there)}" for pid in there]
+        gpu_pids = pids[index::busy] if index < busy else ()
+        lines = [f"  compute {pid} {IN_USE_MIB // len(gpu_pids)}" for pid in gpu_pids]
         if index < busy:
-            lines += ["  utilisation 97"] if there else ["  utilisation 97", f"  used {IN_USE_MIB}"]
+            lines += (
+                ["  utilisation 97"] if gpu_pids else ["  utilisation 97", f"  used {IN_USE_MIB}"]
+            )
         parts.append(GPU + "".join(f"{line}\n" for line in lines))
     return "".join(parts)
 
 
 @contextmanager
 def crowd(count: int) -> Iterator[list[int]]:
-    """Start processes for a scenario to name; other tools show only those that live."""
-    command = ["sleep", "900"]  # ends by itself if this process should be killed
+    """Start processes for a scenario. Other tools show only processes that really exist."""
+    command = ["sleep", "900"]  # ends even if this process is killed
     sleepers = [subprocess.Popen(command) for _ in range(count)]
     try:
         yield [sleeper.pid for sleeper in sleepers]
@@ -98,12 +103,20 @@ def crowd(count: int) -> Iterator[list[int]]:
 
 
 def in_turn(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Measure all once a round, each time in another order.
+    """Measure all functions once per round, in random order.
 
-    So whatever else the machine does meets all alike. A round before the first fills the caches.
+    The order spreads the other load of the machine evenly. An extra first round fills the caches
+    and is not counted.
+
+    Args:
+        runs: Functions that each return a time, by name.
+        rounds: The number of rounds that count.
+
+    Returns:
+        The times of each function, by name.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
-    dice = random.Random(0)  # noqa: S311 - an order, no secret
+    dice = random.Random(0)  # noqa: S311 - an order, not a secret
     for number in range(rounds + 1):
         for name in dice.sample(list(runs), len(runs)):
             value = runs[name]()

@@ -1,4 +1,4 @@
-"""Waiting: how soon a GPU that comes free is the waiter's, and what the wait costs meanwhile."""
+"""Benchmarks of waiting: the time of a handover, and the CPU time and memory that waiters use."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tests.machine import Child
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# In a PID namespace of its own, as in a container, the kernel's list of locks shows none of others.
+# A new PID namespace, as in a container. Its /proc/locks hides the locks of other namespaces.
 CONTAINER = (
     "unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc",
 )  # fmt: skip
-PLACES: dict[str, Sequence[str]] = {"here": (), "in a container": CONTAINER}
-NO_CONTAINERS = "not measured: this user may not make containers"
+PLACES: dict[str, Sequence[str]] = {"on the host": (), "in a container": CONTAINER}
+NO_CONTAINERS = "not measured: this user can't create a PID namespace"
 
-HANDOVER_LIMITS_S = {"here": 0.3, "in a container": 1.2}
-LANES = 2  # pairs of holder and waiter at the same time, of each kind
-SAMPLES, FEW_SAMPLES = 40, 5  # of each lane
+HANDOVER_LIMITS_S = {"on the host": 0.3, "in a container": 1.2}
+LANES = 2  # number of pairs of holder and waiter at the same time
+SAMPLES, FEW_SAMPLES = 40, 5  # number of handovers per lane
 WAIT = "import time; reserve_gpu.reserve(wait=True); time.monotonic()"
 RELEASE = "import time; start = time.monotonic(); reserve_gpu.release(); start"
 IN_QUEUE, FEW_IN_QUEUE, HOLD_S, QUEUE_LIMIT_S = 16, 4, 0.3, 0.2
@@ -46,18 +46,19 @@ with reserve_gpu.reserve(wait=True):
 (begin, end)
 """
 
-MAGIC, BESIDE = "%reserve_gpu", 10
+MAGIC, OTHER_WAITERS = "%reserve_gpu", 10
 WATCH_S, SHORT_WATCH_S, SETTLE_S = 60, 5, 5
 CPU_LIMIT_PERCENT = 1
-PROMISE_LIMIT_PERCENT = 0.1
+IDLE_LIMIT_PERCENT = 0.1
 TOP_WATCH_S, TOP_LIMIT_PERCENT = 20, 2
 
-GPUS, BUSY = 8, 4  # the others are reserved
-LOOKS, FEW_LOOKS = 20_000, 1_000  # a waiter looks at most once a second: that is 5.5 hours
-# Two steps in which the C library takes memory; an object left behind by each look would be more.
+GPUS, BUSY = 8, 4  # the GPUs that are not busy are reserved
+# A waiter makes at most one check per second, so 20,000 checks take at least 5.5 hours.
+CHECKS, FEW_CHECKS = 20_000, 1_000
+# Two steps by which the C library extends its heap. A leak of one object per check would exceed it.
 GROWTH_LIMIT_KIB = 256
-# A wait without its pauses, shown as %reserve_gpu shows it; says its memory at two of its looks.
-HURRY = """
+# A wait without pauses, with the display of %reserve_gpu. It prints its memory use at two checks.
+UNPAUSED_WAIT = """
 import sys
 from benchmarks.waiting import own_kib
 from reserve_gpu import reserve
@@ -65,46 +66,46 @@ from reserve_gpu.render.progress import Live
 from reserve_gpu.allocation import policy
 
 policy.next_look_s = lambda rows, **conditions: 0.0
-own_kib()  # what the first reading needs itself
-looks, sizes_kib = 0, []
+own_kib()  # the first reading allocates memory itself
+checks, sizes_kib = 0, []
 
-def look(waiting):
-    global looks
-    looks += 1
+def check(waiting):
+    global checks
+    checks += 1
     live.show(waiting)
-    if looks in ({first}, {last}):
+    if checks in ({first}, {last}):
         sizes_kib.append(own_kib())
-    if looks == {last}:
+    if checks == {last}:
         raise InterruptedError
 
 try:
     with Live({stream}) as live:
-        reserve(wait=True, progress=look)
+        reserve(wait=True, progress=check)
 except InterruptedError:
     print(*sizes_kib)
 """
 
 
 def handover(*, quick: bool) -> Iterator[Row]:
-    """Measure from the holder's release, or its kill -9, to the waiter having the GPU."""
+    """Measure the time from a holder's release or kill -9 until the waiter has the GPU."""
     samples = FEW_SAMPLES if quick else SAMPLES
     ends = {"a release": _release, "kill -9": _kill}
     for place, prefix in PLACES.items():
         limit_s = HANDOVER_LIMITS_S[place]
         for name, end in ends.items():
-            what, bar = f"hand-over after {name}, p95, {place}", f"at most {limit_s} s"
+            label, bar = f"handover after {name}, p95, {place}", f"at most {limit_s} s"
             if not _is_possible(prefix):
-                yield Row(what, NO_CONTAINERS, bar)
+                yield Row(label, NO_CONTAINERS, bar)
                 continue
             p95_s = percentile(_handovers(prefix, end, samples), 95)
-            yield Row(what, f"{p95_s:.2f} s", bar, p95_s <= limit_s)
+            yield Row(label, f"{p95_s:.2f} s", bar, p95_s <= limit_s)
 
 
 def queue(*, quick: bool) -> Iterator[Row]:
-    """Measure each hand-over where many wait for one GPU, and hold it for a moment each."""
+    """Measure the handovers of one GPU among many waiters that each hold it briefly."""
     count = FEW_IN_QUEUE if quick else IN_QUEUE
-    with stage(machine(1)) as on, ExitStack() as stack:
-        children = [_child(on, ()) for _ in range(count)]
+    with stage(machine(1)) as bench, ExitStack() as stack:
+        children = [_child(bench, ()) for _ in range(count)]
         for child in children:
             stack.callback(child.kill)
             child.run("import time")
@@ -113,18 +114,18 @@ def queue(*, quick: bool) -> Iterator[Row]:
         spans = sorted(child.answer().value for child in children)
     gaps_s = [begin - end for (_, end), (begin, _) in pairwise(spans)]
     median_s = statistics.median(gaps_s)
-    what = f"hand-over among {count} that wait and hold it for {HOLD_S} s, median"
-    yield Row(what, f"{median_s:.3f} s", f"at most {QUEUE_LIMIT_S} s", median_s <= QUEUE_LIMIT_S)
+    label = f"handover among {count} waiters that hold the GPU for {HOLD_S} s, median"
+    yield Row(label, f"{median_s:.3f} s", f"at most {QUEUE_LIMIT_S} s", median_s <= QUEUE_LIMIT_S)
 
 
 def restart(*, quick: bool) -> Iterator[Row]:
-    """Count how often a kernel that restarts beside others who wait has its GPU again."""
+    """Count how often a kernel gets its GPU again after a restart while other processes wait."""
     times = 2 if quick else 20
-    with stage(machine(1)) as on, ExitStack() as stack:
-        kernel = stack.enter_context(on.kernel())
+    with stage(machine(1)) as bench, ExitStack() as stack:
+        kernel = stack.enter_context(bench.kernel())
         kernel.run(MAGIC)
-        for _ in range(BESIDE):
-            child = _child(on, ())
+        for _ in range(OTHER_WAITERS):
+            child = _child(bench, ())
             stack.callback(child.kill)
             child.send(WAIT)
         kept = 0
@@ -132,105 +133,110 @@ def restart(*, quick: bool) -> Iterator[Row]:
             kernel.restart()
             kernel.load()
             kept += "CUDA_VISIBLE_DEVICES = '0'" in kernel.run(MAGIC).stdout
-    what = f"a kernel restarts {times} times beside {BESIDE} who wait"
-    yield Row(what, f"has its GPU again {kept} times", f"{times} times", kept == times)
+    label = f"a kernel restarts {times} times while {OTHER_WAITERS} processes wait"
+    yield Row(label, f"gets its GPU again {kept} times", f"{times} times", kept == times)
 
 
 def wait(*, quick: bool) -> Iterator[Row]:
-    """Return what waiting costs scripts and a kernel."""
+    """Measure the CPU use of waiting scripts and of a waiting kernel."""
     watch_s = SHORT_WATCH_S if quick else WATCH_S
-    with _full_machine() as on, on.kernel() as kernel, ExitStack() as stack:
+    with _full_machine() as bench, bench.kernel() as kernel, ExitStack() as stack:
         kernel_pid = kernel.pid
         kernel.start("%reserve_gpu --wait")
-        waiters = {"a kernel that waits": psutil.Process(kernel_pid)}
+        waiters = {"a waiting kernel": psutil.Process(kernel_pid)}
         for place, prefix in PLACES.items():
             if _is_possible(prefix):
-                script = _child(on, prefix)
+                script = _child(bench, prefix)
                 stack.callback(script.kill)
                 script.send(WAIT)
-                waiters[f"a script that waits {place}"] = _process(script)
+                waiters[f"a waiting script {place}"] = _process(script)
         time.sleep(SETTLE_S)
         before_s = {name: _cpu_s(process) for name, process in waiters.items()}
         time.sleep(watch_s)
         for name, process in waiters.items():
             percent = 100 * (_cpu_s(process) - before_s[name]) / watch_s
             measured, bar = f"{percent:.2f} % of a core", f"at most {CPU_LIMIT_PERCENT} %"
-            yield Row(f"{name}, {watch_s} s", measured, bar, percent <= CPU_LIMIT_PERCENT)
+            label = f"CPU use of {name} over {watch_s} s"
+            yield Row(label, measured, bar, percent <= CPU_LIMIT_PERCENT)
 
 
-def terms(*, quick: bool) -> Iterator[Row]:
-    """Measure what `--idle` costs a kernel that does nothing."""
+def idle_limit(*, quick: bool) -> Iterator[Row]:
+    """Measure the CPU use that `--idle` adds to an idle kernel."""
     watch_s = SHORT_WATCH_S if quick else WATCH_S
-    with stage(machine(2)) as on, on.kernel() as plain, on.kernel() as promising:
+    with stage(machine(2)) as bench, bench.kernel() as plain, bench.kernel() as limited:
         plain.run("%reserve_gpu")
-        promising.run("%reserve_gpu --idle 1h")
-        processes = [psutil.Process(kernel.pid) for kernel in (promising, plain)]
+        limited.run("%reserve_gpu --idle 1h")
+        processes = [psutil.Process(kernel.pid) for kernel in (limited, plain)]
         time.sleep(SETTLE_S)
         before_s = [_cpu_s(process) for process in processes]
         time.sleep(watch_s)
         used = [_cpu_s(p) - s for p, s in zip(processes, before_s, strict=True)]
     ours, other = (100 * seconds / watch_s for seconds in used)
-    measured = f"{ours:.2f} % of a core against {other:.2f} %"
-    bar = f"at most {PROMISE_LIMIT_PERCENT} % more"
-    met = ours - other <= PROMISE_LIMIT_PERCENT
-    yield Row(
-        f"a kernel that idles, with --idle 1h against without, {watch_s} s", measured, bar, met
-    )
+    measured = f"{ours:.2f} % of a core vs. {other:.2f} %"
+    bar = f"at most {IDLE_LIMIT_PERCENT} % more"
+    met = ours - other <= IDLE_LIMIT_PERCENT
+    label = f"CPU use of an idle kernel over {watch_s} s, with --idle 1h vs. without"
+    yield Row(label, measured, bar, met)
 
 
 def top(*, quick: bool) -> Iterator[Row]:
-    """Return what `reserve-gpu top` costs while somebody has it open."""
+    """Measure the CPU use of a running `reserve-gpu top`."""
     watch_s = SHORT_WATCH_S if quick else TOP_WATCH_S
-    with crowd(GPUS) as pids, stage(machine(GPUS, BUSY, pids)) as on:
+    with crowd(GPUS) as pids, stage(machine(GPUS, BUSY, pids)) as bench:
         terminal, end = pty.openpty()
-        environ = on.on_driver({**on.environ(), "TERM": "xterm", "COLUMNS": "120"})
+        environ = bench.on_driver({**bench.environ(), "TERM": "xterm", "COLUMNS": "120"})
         command = [sys.executable, "-m", "reserve_gpu", "top"]
-        shown = subprocess.Popen(command, env=environ, stdin=end, stdout=end, cwd=on.folder)
+        top_process = subprocess.Popen(
+            command, env=environ, stdin=end, stdout=end, cwd=bench.folder
+        )
         reader = threading.Thread(target=_read_all, args=(terminal,), daemon=True)
         reader.start()
         os.close(end)
         time.sleep(SETTLE_S)
-        process = psutil.Process(shown.pid)
+        process = psutil.Process(top_process.pid)
         before_s = _cpu_s(process)
         time.sleep(watch_s)
         percent = 100 * (_cpu_s(process) - before_s) / watch_s
-        shown.terminate()
-        shown.wait()
-    what = f"reserve-gpu top, {GPUS} GPUs, {GPUS} processes, {watch_s} s"
+        top_process.terminate()
+        top_process.wait()
+    label = f"CPU use of reserve-gpu top over {watch_s} s, {GPUS} GPUs, {GPUS} processes"
     measured, bar = f"{percent:.2f} % of a core", f"at most {TOP_LIMIT_PERCENT} %"
-    yield Row(what, measured, bar, percent <= TOP_LIMIT_PERCENT)
+    yield Row(label, measured, bar, percent <= TOP_LIMIT_PERCENT)
 
 
 def _read_all(terminal: int) -> None:
-    with suppress(OSError):  # the other end is closed
+    with suppress(OSError):  # the other end has been closed
         while os.read(terminal, 1 << 16):
             pass
 
 
 def memory(*, quick: bool) -> Iterator[Row]:
-    """Measure how much a script and a kernel grow in the second half of a very long wait."""
-    last = FEW_LOOKS if quick else LOOKS
+    """Measure the memory growth of a script and a kernel in the second half of a long wait."""
+    last = FEW_CHECKS if quick else CHECKS
     first = last // 2
-    with _full_machine() as on, on.kernel() as kernel:
+    with _full_machine() as bench, bench.kernel() as kernel:
         outputs = {
-            "script": on.timed("-c", HURRY.format(first=first, last=last, stream="sys.stderr"))[1],
-            "kernel": kernel.run(HURRY.format(first=first, last=last, stream="")).stdout,
+            "script": bench.timed(
+                "-c", UNPAUSED_WAIT.format(first=first, last=last, stream="sys.stderr")
+            )[1],
+            "kernel": kernel.run(UNPAUSED_WAIT.format(first=first, last=last, stream="")).stdout,
         }
     for name, output in outputs.items():
         before_kib, after_kib = map(int, output.split())
         growth_kib = after_kib - before_kib
         yield Row(
-            f"a {name} that waits, looks {first:,} to {last:,}",
+            f"memory growth of a waiting {name}, checks {first:,} to {last:,}",
             f"{growth_kib:+d} KiB",
-            f"no growth, at most {GROWTH_LIMIT_KIB} KiB",
+            f"at most {GROWTH_LIMIT_KIB} KiB",
             growth_kib <= GROWTH_LIMIT_KIB,
         )
 
 
 def own_kib() -> int:
-    """Return the memory that is this process's own, page by page, without mapped files.
+    """Return the size of this process's anonymous memory in KiB.
 
-    Of such a file others may map the same part, or the kernel some more of it than was asked for.
+    Mapped files do not count, because other processes can share their pages, and because Linux can
+    map more of them than the process has used.
     """
     sizes = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(size.split()[1]) for size in sizes if size.startswith("Anonymous:"))
@@ -238,23 +244,23 @@ def own_kib() -> int:
 
 @contextmanager
 def _full_machine() -> Iterator[Stage]:
-    """Make a machine with nothing free: some GPUs are in use, the others reserved."""
-    with stage(machine(GPUS, BUSY)) as on, on.child() as holder:
+    """Make a machine without a free GPU: some GPUs are in use, and the others are reserved."""
+    with stage(machine(GPUS, BUSY)) as bench, bench.child() as holder:
         holder.run(f"reserve_gpu.reserve(count={GPUS - BUSY})")
-        yield on
+        yield bench
 
 
 def _is_possible(prefix: Sequence[str]) -> bool:
     return not subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode
 
 
-def _child(on: Stage, prefix: Sequence[str]) -> Child:
-    """Return a process in its place; it warns in a container that others may not see its locks."""
-    return Child(on.environ(PYTHONWARNINGS="ignore"), on.folder, *prefix)
+def _child(bench: Stage, prefix: Sequence[str]) -> Child:
+    """Start a process, perhaps in a container, where reserve_gpu warns about invisible locks."""
+    return Child(bench.environ(PYTHONWARNINGS="ignore"), bench.folder, *prefix)
 
 
 def _process(child: Child) -> psutil.Process:
-    """Return the process by its pid out here; in a container it has another one."""
+    """Return the Python process of a child, which in a container is a child of `unshare`."""
     process = psutil.Process(child.process.pid)
     return (process.children() or [process])[0]
 
@@ -265,7 +271,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _handovers(prefix: Sequence[str], end: Callable[[Child], float], samples: int) -> list[float]:
-    """Return the seconds that each hand-over took."""
+    """Return the time of each handover in seconds."""
     with ThreadPoolExecutor(LANES) as threads:
         lanes = [threads.submit(_lane, prefix, end, samples, seed) for seed in range(LANES)]
         return [took_s for lane in lanes for took_s in lane.result()]
@@ -274,15 +280,15 @@ def _handovers(prefix: Sequence[str], end: Callable[[Child], float], samples: in
 def _lane(
     prefix: Sequence[str], end: Callable[[Child], float], samples: int, seed: int
 ) -> list[float]:
-    dice = random.Random(seed)  # noqa: S311 - a moment, no secret
+    dice = random.Random(seed)  # noqa: S311 - a delay, not a secret
     times_s = []
-    with stage(machine(1)) as on:
-        holder = _child(on, prefix)
+    with stage(machine(1)) as bench:
+        holder = _child(bench, prefix)
         holder.run("reserve_gpu.reserve()")
         for _ in range(samples):
-            waiter = _child(on, prefix)
+            waiter = _child(bench, prefix)
             waiter.send(WAIT)
-            time.sleep(dice.uniform(0.5, 1.5))  # in the queue, at no fixed point of its looks
+            time.sleep(dice.uniform(0.5, 1.5))  # a random phase between two checks of the waiter
             start_s = end(holder)
             times_s.append(waiter.answer().value - start_s)
             holder.kill()

@@ -1,4 +1,4 @@
-"""Lay out docstrings on the page docs/reference.md.
+"""A griffe extension that formats docstrings for docs/reference.md.
 
 https://mkdocstrings.github.io/griffe/guide/users/extending/
 """
@@ -14,17 +14,17 @@ PARAMETER = re.compile(r"(?:^|(?<=\. ))((?:\w+, )*\w+): (?=\S)", re.MULTILINE)
 
 
 class Docstrings(griffe.Extension):
-    """Turn what a docstring says of each parameter or field into a list."""
+    """Turn the descriptions of parameters and fields in docstrings into Markdown lists."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Start an item at each `name: meaning`."""
+        """Replace each paragraph of `name: description` pairs by a list."""
         if obj.docstring:
             parts = obj.docstring.value.split("\n\n")
             obj.docstring.value = "\n\n".join(map(as_list, parts))
 
 
 def as_list(paragraph: str) -> str:
-    """Return a paragraph, as a list if it begins with the meaning of a parameter."""
+    """Return a paragraph as a list if it starts with `name: description`, else unchanged."""
     if not PARAMETER.match(paragraph):
         return paragraph
     return PARAMETER.sub(lambda names: f"\n- **{names[1]}**: ", " ".join(paragraph.split())).strip()

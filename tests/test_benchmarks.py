@@ -40,10 +40,10 @@ def test_a_wrong_choice_is_noticed() -> None:
 def test_bars() -> None:
     """A bar is met by the median, and up to the bar itself."""
     assert str(table.slower("it", [3, 1, 9], [2, 2, 2], 1.5)) == (
-        "| it | 1.50 times (3.0 ms against 2.0 ms) | at most 1.5 times | met |"
+        "| it | 1.50 times (3.0 ms vs. 2.0 ms) | at most 1.5 times | met |"
     )
     assert str(table.faster("it", [1000], [1490], 1.5)) == (
-        "| it | 1.49 times faster (1.00 s against 1.49 s) | at least 1.5 times | **missed** |"
+        "| it | 1.49 times faster (1.00 s vs. 1.49 s) | at least 1.5 times | **missed** |"
     )
     assert str(table.Row("it", "a fact")) == "| it | a fact |  |  |"
 
@@ -65,4 +65,4 @@ def test_unknown_group() -> None:
     """A group that is none is a mistake that names those there are."""
     done = run("speed")
     assert done.returncode == 2
-    assert "no such group: speed; there are load, start" in done.stderr
+    assert "no such group: speed; choose from load, start" in done.stderr

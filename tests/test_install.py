@@ -426,7 +426,7 @@ c = get_config()
 c.InteractiveShellApp.extensions.append("reserve_gpu")
 """
 REPLACED = 'the extensions are replaced by {} in {}; add "reserve_gpu" to that list'
-INSTEAD = "appends too; write c.InteractiveShellApp.extensions there instead"
+INSTEAD = "also appends; use c.InteractiveShellApp.extensions there instead"
 KERNEL_FILE = "ipython_kernel_config.py"
 
 

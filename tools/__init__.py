@@ -1,1 +1,1 @@
-"""What those who work on this project type: no part of the wheel."""
+"""Tools that run from a checkout; they are not part of the wheel."""

@@ -1,7 +1,7 @@
-"""Report whether a kernel loads reserve_gpu, or which line of the configuration prevents it.
+"""Report whether a kernel loads reserve_gpu, or which configuration line prevents it.
 
-install.sh runs this file with the Python that it installs into, which may lack everything but the
-standard library, IPython and ipykernel.
+install.sh runs this file with the Python that it installs into. That Python may lack all packages
+except IPython and its dependencies.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 
 NO_KERNELS = "no kernels"
 LOADED = "loaded"
-LIMIT_S = 120
+LIMIT_S = 120  # seconds until SIGALRM ends this process
 
 
 def answer(kind: str, connection_file: str) -> str:
-    """Return LOADED, NO_KERNELS, or the setting at fault; empty if it finds none.
+    """Return LOADED, NO_KERNELS, or the setting that prevents loading; empty if there is none.
 
     Args:
-        kind: `kernel` starts one. `terminal` reads the configuration of a terminal's IPython.
-            `appends` reads both for an append that does not go together with that of install.sh.
-        connection_file: Path of the kernel's connection file, which it writes.
+        kind: The check to make. `kernel` starts a kernel. `terminal` reads the configuration of
+            IPython in a terminal. `appends` looks in both configurations for an `append` that
+            conflicts with the one that install.sh writes.
+        connection_file: The path to which the kernel writes its connection file.
     """
     if kind != "terminal" and find_spec("ipykernel"):
         from ipykernel.kernelapp import IPKernelApp
@@ -37,8 +38,8 @@ def answer(kind: str, connection_file: str) -> str:
             app.initialize(["-f", connection_file])
             is_loaded = app.shell.find_line_magic("reserve_gpu")
             return LOADED if is_loaded else replacing_setting(app)
-        if found := appending_setting(app):
-            return found
+        if setting := appending_setting(app):
+            return setting
     elif kind == "kernel":
         return NO_KERNELS
     from IPython.terminal.ipapp import TerminalIPythonApp
@@ -48,34 +49,36 @@ def answer(kind: str, connection_file: str) -> str:
 
 
 def appending_setting(app: Any) -> str:
-    """Return an append outside of InteractiveShellApp and its replacement; empty if it finds none.
+    """Return advice about an `append` outside InteractiveShellApp; empty if there is none.
 
-    If there is one in each, traitlets makes both share one list and doubles it with each file that
-    it merges (LazyConfigValue.merge_into): the program takes minutes and gigabytes to start.
+    If two sections append, traitlets makes them share one list and doubles it with each file that
+    it merges (LazyConfigValue.merge_into), so IPython takes minutes and gigabytes to start.
     """
     from traitlets.config.loader import LazyConfigValue
 
     for section, setting, extensions in settings(app):
         if section != "InteractiveShellApp" and isinstance(extensions, LazyConfigValue):
-            return f"{setting} appends too; write c.InteractiveShellApp.extensions there instead"
+            return f"{setting} also appends; use c.InteractiveShellApp.extensions there instead"
     return ""
 
 
 def replacing_setting(app: Any) -> str:
-    """Return an assignment that replaces the extensions, and the fix; empty if it finds none."""
+    """Return advice about an assignment that replaces the extensions; empty if there is none."""
     from traitlets.config.loader import LazyConfigValue
 
-    found = ""
+    replacing = ""
     for _, setting, extensions in settings(app):
         if not isinstance(extensions, LazyConfigValue):
-            found = "" if "reserve_gpu" in extensions else setting
-    return found and f'the extensions are replaced by {found}; add "reserve_gpu" to that list'
+            replacing = "" if "reserve_gpu" in extensions else setting
+    return (
+        replacing and f'the extensions are replaced by {replacing}; add "reserve_gpu" to that list'
+    )
 
 
 def settings(app: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield the section, the name with its file, and the value of each list of extensions.
+    """Yield the section, the description and the value of each setting of extensions.
 
-    A later section overrides an earlier one, in whatever file; a later file an earlier one.
+    Later settings override earlier ones: first by section, then by file within a section.
     """
     app.init_profile_dir()
     app.init_config_files()
@@ -97,13 +100,13 @@ def settings(app: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def read(app: Any, file: Path) -> dict[str, Any]:
-    """Return the sections of one configuration file; none if it fails."""
+    """Return the sections of one configuration file; an empty dict if it can't be loaded."""
     loaders = app.python_config_loader_class, app.json_config_loader_class
     try:
         loaded: dict[str, Any] = loaders[file.suffix == ".json"](
             file.name, path=str(file.parent)
         ).load_config()
-    except Exception:  # noqa: BLE001 - IPython has reported it
+    except Exception:  # noqa: BLE001 - IPython has already reported it
         return {}
     return loaded
 
@@ -112,11 +115,11 @@ def main() -> None:
     """Write the answer to the file that the command line names."""
     signal.alarm(LIMIT_S)
     kind, output = sys.argv[1:]
-    del sys.path[0]  # this folder is not a kernel's
+    del sys.path[0]  # a kernel does not have this folder on its path
     text = answer(kind, f"{output}.json")
     Path(output).write_text(text, encoding="utf-8", errors="surrogateescape")
     sys.stderr.flush()
-    os._exit(0)  # a kernel's threads go on otherwise
+    os._exit(0)  # the threads of a kernel would keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What programs that ask for a GPU read and type: `run --json`, `why` and `skill`."""
+"""Commands for coding agents and other programs: `reserve-gpu why` and `reserve-gpu skill`."""

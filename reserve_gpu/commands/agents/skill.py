@@ -1,4 +1,4 @@
-"""`reserve-gpu skill`: a page for the instructions of a coding agent."""
+"""The `reserve-gpu skill` command: print instructions for coding agents."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(_parser: ArgumentParser) -> None:
-    """Add nothing: it has no arguments."""
+    """Add no arguments, because `skill` takes none."""
 
 
 def run(_arguments: Namespace) -> Output:
-    """Return the page."""
+    """Return the text of SKILL.md."""
     return Output(Path(__file__).with_name("SKILL.md").read_text(encoding="utf-8"))

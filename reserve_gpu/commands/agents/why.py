@@ -1,4 +1,4 @@
-"""`reserve-gpu why`: would I get it now, and if not, why not, and when; it changes nothing."""
+"""The `reserve-gpu why` command: show whether a request would succeed now, without reserving."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from reserve_gpu.render.phrases import labels
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-MORE = "Nothing is reserved, and nobody joins the queue. The exit code is that of run."
+MORE = """\
+This reserves nothing and does not join the queue. The exit code is the one
+that `reserve-gpu run` would have.
+"""
 split = command.split_at_sign
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `run`."""
+    """Add the same arguments that `run` has."""
     parser.usage, parser.epilog = "reserve-gpu why [options] [DEVICE ...]", MORE
     add(command.OPTIONS, parser)
 
 
 def run(arguments: Namespace) -> Output:
-    """Return what `run` with these words would get, or its refusal."""
+    """Return the devices that `run` would get with these arguments, or its refusal."""
     request, _ = request_options.to_request(arguments)
     try:
         devices = api.preview(request, frontends.shell(arguments.command))
     except NoFreeDeviceError as error:
         answer, text, code = error.to_dict(), reporter.error_text(error), error.exit_code
     else:
-        found = [{"label": each.label, "uuid": each.uuid} for each in devices]
-        answer = {"version": VERSION, "reason": None, "exit_code": 0, "devices": found}
+        described = [{"label": device.label, "uuid": device.uuid} for device in devices]
+        answer = {"version": VERSION, "reason": None, "exit_code": 0, "devices": described}
         text, code = f"You would get {labels(devices)}.", 0
     return Output(json.dumps(answer, indent=2) if arguments.json else text, code)

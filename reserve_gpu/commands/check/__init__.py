@@ -1,1 +1,1 @@
-"""`reserve-gpu check`, `--check` and `reserve_gpu.check()`."""
+"""The `reserve-gpu check` command, the magic's `--check`, and `reserve_gpu.check()`."""

@@ -1,6 +1,7 @@
-"""Does each installed framework use exactly the GPUs that are reserved? Asked before any work.
+"""Check whether each installed framework sees exactly the reserved GPUs.
 
-Each is asked in a child process with this process's environment, so this process starts nothing.
+Each framework runs in a child process with this process's environment, so that this process itself
+does not start CUDA.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ if TYPE_CHECKING:
     from reserve_gpu.model.progress import Progress
 
 
-LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
-PATH_LIMIT = 500  # characters of a path that are shown
-VALUE_LIMIT = 100  # likewise of a variable
-DOES_NOT_FIT = 1  # exit code
-LEAST = 30  # columns for the result, however narrow the terminal
+LIMIT_S = 120.0  # seconds; the import of a framework from a slow disk can take a minute
+PATH_LIMIT = 500  # maximum number of characters shown of a path
+VALUE_LIMIT = 100  # maximum number of characters shown of a variable
+DOES_NOT_FIT = 1  # exit code if a framework does not see the reserved GPUs
+MIN_COLUMNS = 30  # minimum width of the result column, even in a narrow terminal
 DRIVER = "driver"
 NAMES = {
     DRIVER: "CUDA driver",
@@ -61,17 +62,22 @@ NAMES = {
     "cupy": "CuPy",
     "numba": "Numba",
 }
-# For the children alone: the reserved GPU may be in use already, so JAX takes none of its memory.
+# Extra variables for the child processes. JAX must not preallocate memory, because the reserved GPU
+# may be in use already.
 QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 @dataclass(frozen=True)
 class Check:
-    """What the driver and the frameworks see; shows itself as text and as a table in a notebook.
+    """The result of a check. It displays itself as text, and as a table in a notebook.
 
-    reserved: what they should see, in CUDA's order. visible: CUDA_VISIBLE_DEVICES at the time.
-    python: the path of the Python whose frameworks these are.
-    part: of each of the reserved, None where all of it is reserved. frontend: where it is read.
+    Attributes:
+        rows: The result for the driver and for each framework.
+        reserved: The reserved devices, in CUDA's order.
+        visible: CUDA_VISIBLE_DEVICES at the time of the check.
+        python: The path of the Python that has the frameworks.
+        part: The reserved part of each device; None if whole devices are reserved.
+        frontend: The frontend that displays the check, for hints in its syntax.
     """
 
     rows: tuple[Finding, ...]
@@ -83,7 +89,7 @@ class Check:
 
     @property
     def is_well(self) -> bool:
-        """Tell whether every framework that is installed sees what it should."""
+        """Return whether every installed framework sees exactly the reserved devices."""
         return all(row.is_well for row in self.rows)
 
     def __repr__(self) -> str:
@@ -93,22 +99,22 @@ class Check:
         lines = _above(self)
         for *cells, result in rows:
             start = "".join(map(str.ljust, cells, widths))
-            first, *more = wrapped((result,), max(screen, len(start) + LEAST), len(start))
+            first, *more = wrapped((result,), max(screen, len(start) + MIN_COLUMNS), len(start))
             lines += [start + plain(first).lstrip(), *map(plain, more)]
         return "\n".join(line.rstrip() for line in [*lines, *_below(self)])
 
     def _repr_html_(self) -> str:
-        """Return the table in HTML, with inline styles: an untrusted notebook keeps no others."""
+        """Return an HTML table with inline styles, the only ones kept in untrusted notebooks."""
         rows = ""
         for row in _present(self):
-            contents = map(escape, _cells(self, row))
-            cells = (f'<td style="{html.LINE};{html.LONG}">{content}</td>' for content in contents)
+            texts = map(escape, _cells(self, row))
+            cells = (f'<td style="{html.LINE};{html.LONG}">{text}</td>' for text in texts)
             rows += f'<tr style="{html.ROW}">{"".join(cells)}</tr>'
         above, below = (html.divs([(line,) for line in f(self)]) for f in (_above, _below))
         return f"{above}{html.table(_titles(self), rows)}{below}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what programs read, as JSON takes it; names are only ever added."""
+        """Return the JSON object that docs/formats.md describes. Later versions only add names."""
         return {
             "is_well": self.is_well,
             "python": self.python,
@@ -126,18 +132,24 @@ def check(
     slow: Callable[[Progress], object] = lambda _: None,
     frontend: Frontend = PYTHON,
 ) -> Check:
-    """Ask the driver and each installed framework what they see with this process's variables.
+    """Check which devices the driver and each installed framework see with the current variables.
 
-    limit_s: seconds that each may take; they are asked at the same time.
-    progress: called now and then with a line that says how this stands, and the seconds so far.
-    slow: is told of a driver that takes long. frontend: where the result is read.
+    If a device is visible that is not reserved, no framework is started on it.
 
-    Where something else than what is reserved is visible, no framework is started on it.
-    Raises ImpossibleError on a system where nothing can be reserved, DriverError where there is no
-    driver, or it fails, and nothing is held; ReserveGPUError where no process can be started.
+    Args:
+        limit_s: Timeout in seconds for each framework. All run at the same time.
+        progress: A function that is called repeatedly with a line about the progress and the
+            elapsed seconds.
+        slow: A function that is called if the driver takes long to answer.
+        frontend: The frontend that displays the result, for hints in its syntax.
+
+    Raises:
+        ImpossibleError: The operating system is not Linux.
+        DriverError: There is no driver or it fails, and this process has no reservation.
+        ReserveGPUError: A child process can't be started.
     """
     if not sys.platform.startswith("linux"):
-        raise ImpossibleError(f"A check needs Linux or WSL2; this is {sys.platform}.")
+        raise ImpossibleError(f"The check needs Linux or WSL2; this is {sys.platform}.")
     reservation = api.current()
     try:
         rows = status.look(slow).rows
@@ -149,7 +161,7 @@ def check(
     if reservation:
         reserved, terms = reservation.devices, session().terms_of(reservation)
     answers = _answers(reserved, limit_s, progress)
-    place = verdict.Expectation(
+    expectation = verdict.Expectation(
         reserved=reserved,
         known=tuple(row.device for row in rows if isinstance(row.device, Device)),
         visible=os.environ.get(cuda_environment.VISIBLE),
@@ -157,22 +169,22 @@ def check(
         driver=answers[DRIVER],
     )
     findings = [
-        _capped(key, verdict.evaluate(name, answers[key], place), reserved, terms.size)
+        _capped(key, verdict.evaluate(name, answers[key], expectation), reserved, terms.size)
         if key in answers
         else Finding(name, Verdict.ABSENT)
         for key, name in NAMES.items()
     ]
-    return Check((*findings,), reserved, place.visible, sys.executable, terms.size, frontend)
+    return Check((*findings,), reserved, expectation.visible, sys.executable, terms.size, frontend)
 
 
-def _capped(key: str, found: Finding, devices: Sequence[Device], part: Size | None) -> Finding:
-    """Return the finding with what keeps the framework within a part, or the line that would."""
+def _capped(key: str, finding: Finding, devices: Sequence[Device], part: Size | None) -> Finding:
+    """Add the variable that limits a framework to its part of a GPU, or the line that would."""
     if part is None:
-        return found
-    names = memory_caps.kept_by(os.environ)
-    if name := names.get(key):
-        return found._replace(cap=f"{name}={sanitize(os.environ[name], VALUE_LIMIT)}")
-    return found._replace(to_type=memory_caps.to_type(devices, part.mib).get(key))
+        return finding
+    variables = memory_caps.kept_by(os.environ)
+    if name := variables.get(key):
+        return finding._replace(cap=f"{name}={sanitize(os.environ[name], VALUE_LIMIT)}")
+    return finding._replace(to_type=memory_caps.to_type(devices, part.mib).get(key))
 
 
 def _answers(
@@ -180,21 +192,22 @@ def _answers(
     limit_s: float,
     progress: Callable[[str, float], object] | None,
 ) -> dict[str, verdict.FrameworkAnswer]:
-    """Return what the driver and each installed framework say."""
+    """Return the results of the driver and of each installed framework."""
     present = [key for key in NAMES if key == DRIVER or probes.is_installed(key)]
     allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
-    # As Python has it, but for the working directory: a framework imports much by common names.
+    # Relative entries are left out, because a file in the working directory could shadow a module
+    # that a framework imports.
     path = json.dumps([each for each in sys.path if type(each) is str and os.path.isabs(each)])
 
-    def tell(running: Sequence[str], waited_s: float) -> None:
+    def show(running: Sequence[str], waited_s: float) -> None:
         if progress is not None:
-            done, left = len(present) - len(running), ", ".join(NAMES[key] for key in running)
-            how = f"{done} of {len(present)} have answered, {duration(waited_s)}"
-            progress(f"Checking what each framework sees: {how}. Waiting for {left}", waited_s)
+            done, names = len(present) - len(running), ", ".join(NAMES[key] for key in running)
+            state = f"{done} of {len(present)} have answered, {duration(waited_s)}"
+            progress(f"Checking what each framework sees: {state}. Waiting for {names}", waited_s)
 
     commands = {key: spawn.python(probes.__file__, key, allowed, path) for key in present}
     try:
-        return executor.apart(_run, commands, limit_s, show=lambda news: tell(*news))
+        return executor.apart(_run, commands, limit_s, show=lambda news: show(*news))
     except OSError as error:
         raise ReserveGPUError(f"The check can't start a process: {error}.") from error
 
@@ -202,59 +215,61 @@ def _answers(
 def _run(
     commands: Mapping[str, Sequence[str]], limit_s: float
 ) -> dict[str, verdict.FrameworkAnswer]:
-    """Return what each says until its end, or until limit_s."""
+    """Run the commands at the same time, and return the result of each after at most `limit_s`."""
     answers = dict[str, verdict.FrameworkAnswer]()
     with subprocesses.started(commands, {**spawn.environment(), **QUIET}) as started:
         for key in subprocesses.heard(started, limit_s, show=lambda *news: executor.tell(news)):
-            answers[key] = verdict.answer(*started[key].said, started[key].code(), limit_s)
+            answers[key] = verdict.parse_answer(*started[key].said, started[key].code(), limit_s)
             started[key].end()
-        late = {key: verdict.answer(*each.said, None, limit_s) for key, each in started.items()}
+        late = {
+            key: verdict.parse_answer(*each.said, None, limit_s) for key, each in started.items()
+        }
     return {**late, **answers}
 
 
 def _inherited(rows: Sequence[DeviceStatus]) -> tuple[tuple[Device, ...], ReservationTerms]:
-    """Return what an ancestor has reserved for this process, in CUDA's order, and its promise."""
+    """Return the devices that an ancestor process has reserved, in CUDA's order, and its terms."""
     ancestors = procfs.ancestors()
-    held = {
+    terms = {
         row.device: holder.record.terms
         for row in rows
         if isinstance(row.device, Device)
         for holder in row.holders
         if holder.listed_pid in ancestors
     }
-    devices = cuda_environment.in_visible_order(held, os.environ.get(cuda_environment.VISIBLE, ""))
-    return devices, next(iter(held.values()), ReservationTerms())
+    devices = cuda_environment.in_visible_order(terms, os.environ.get(cuda_environment.VISIBLE, ""))
+    return devices, next(iter(terms.values()), ReservationTerms())
 
 
-# -- the parts of a result -------------------------------------------------------------------------
+# -- parts of the output ---------------------------------------------------------------------------
 
 
 def _above(check: Check) -> list[str]:
-    """Return the lines above the table; what can be typed stands alone on one."""
+    """Return the lines above the table. A command is on a line of its own."""
     python = f" Python: {sanitize(check.python, PATH_LIMIT)}."
     if check.reserved:
         part = f"{phrases.part(check.part)} of " if check.part else ""
         return [f"Reserved: {part}{phrases.labels(check.reserved)}.{python}"]
-    now = "not set" if check.visible is None else repr(sanitize(check.visible))
+    value = "not set" if check.visible is None else repr(sanitize(check.visible))
     return [
         "Nothing is reserved here, so no framework was started on a GPU.",
         "Reserve one first:",
         check.frontend.typed(messages.ANY),
-        f"CUDA_VISIBLE_DEVICES is {now}.{python}",
+        f"CUDA_VISIBLE_DEVICES is {value}.{python}",
     ]
 
 
 def _present(check: Check) -> list[Finding]:
-    """Return the rows of what is installed."""
+    """Return the rows of the installed frameworks and the driver."""
     return [row for row in check.rows if row.verdict is not Verdict.ABSENT]
 
 
 def _below(check: Check) -> list[str]:
-    """Return the lines below the table: what is not installed, what to do, what can be typed."""
+    """Return the lines below the table: missing frameworks, advice and lines to type."""
     names = [row.name for row in check.rows if row.verdict is Verdict.ABSENT]
     absent = [f"Not installed: {listed(names)}."] if names else []
     if len(names) == len(check.rows) - 1:
-        absent.append("Only the driver was asked. Do your programs run with another Python?")
+        absent.append("Only the driver was checked. Do your programs use a different Python?")
     texts = [row.remedy for row in check.rows if row.remedy]
     texts += [to_type(row.name, row.to_type) for row in check.rows if row.to_type]
     return [*absent, *(line for text in texts for line in text.splitlines())]
@@ -266,7 +281,7 @@ def _titles(check: Check) -> tuple[str, ...]:
 
 
 def _cells(check: Check, row: Finding) -> list[str]:
-    """Return the columns of one framework; one for its cap where a part is reserved."""
+    """Return the table cells of one framework."""
     if row.build is None:
         built_for = "CPU" if row.version else ""
     else:
@@ -278,43 +293,47 @@ def _cells(check: Check, row: Finding) -> list[str]:
 
 
 def _row_dict(row: Finding) -> dict[str, Any]:
-    """Return a row as programs read it: the finding's fields, some of them by other names."""
-    told = row._asdict()
-    build, told["state"] = told.pop("build"), told.pop("verdict").value
-    told["is_built_for_cuda"] = build is not None if row.version else None
-    told["sees"] = [{"label": label, "uuid": uuid} for label, uuid in row.sees]
-    return told | {"cuda_version": build or None, "reason": row.reason or None}
+    """Return a finding as a JSON object, with some fields renamed."""
+    fields = row._asdict()
+    build, fields["state"] = fields.pop("build"), fields.pop("verdict").value
+    fields["is_built_for_cuda"] = build is not None if row.version else None
+    fields["sees"] = [{"label": label, "uuid": uuid} for label, uuid in row.sees]
+    return fields | {"cuda_version": build or None, "reason": row.reason or None}
 
 
-# -- for a shell and for a notebook ----------------------------------------------------------------
+# -- commands -------------------------------------------------------------------------------------
 
 
 def run(arguments: Namespace) -> Output:
-    """Return what a check comes to."""
+    """Return the result of a check, as text or JSON."""
     with Live(sys.stderr) as live:
         frontend = shell([*shlex.split(own_command()), "check"])
-        found = check(progress=live.show_check, slow=live.show, frontend=frontend)
-    text = json.dumps(found.to_dict(), indent=2) if arguments.json else str(found)
-    return Output(text, 0 if found.is_well else DOES_NOT_FIT)
+        result = check(progress=live.show_check, slow=live.show, frontend=frontend)
+    text = json.dumps(result.to_dict(), indent=2) if arguments.json else str(result)
+    return Output(text, 0 if result.is_well else DOES_NOT_FIT)
 
 
 def run_in_notebook(_arguments: Namespace) -> Check:
-    """Return what a check comes to. Raises WaitInterrupted."""
+    """Return the result of a check, which a notebook displays.
+
+    Raises:
+        WaitInterrupted: The user has interrupted the check.
+    """
     try:
         with Live() as live:
             return check(progress=live.show_check, slow=live.show, frontend=MAGIC)
     except KeyboardInterrupt:
-        raise WaitInterrupted("Stopped the check; nothing was changed.") from None
+        raise WaitInterrupted("The check was interrupted; nothing was changed.") from None
 
 
 MORE = """\
-It asks PyTorch, TensorFlow, JAX and others of this Python, each in a process
-of its own. The exit code is 1 if one of them uses other GPUs. To check what a
-command would get: reserve-gpu run -- reserve-gpu check
+This checks PyTorch, TensorFlow, JAX, CuPy and Numba in this Python, each in its
+own process. The exit code is 1 if one of them does not see exactly the reserved
+GPUs. To check what a command would get: reserve-gpu run -- reserve-gpu check
 """
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `check`."""
     parser.epilog = MORE
-    add((Option("--json", "as JSON, for programs"),), parser)
+    add((Option("--json", "print JSON, for programs"),), parser)

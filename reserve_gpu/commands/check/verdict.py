@@ -1,6 +1,6 @@
-"""What a framework's answer comes to: does it see exactly the devices that were reserved?
+"""Decide from a probe's result whether a framework sees exactly the reserved devices.
 
-Pure functions of plain values.
+All functions are pure.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Device
 
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE (cuda.h)
-TEXT_LIMIT = 200  # characters of what a framework says
+TEXT_LIMIT = 200  # maximum number of characters of a framework's message
 
-# What to do about an error of cuInit; docs/check.md says where that is from. What can be typed
-# stands on a line of its own.
+# Advice for errors of cuInit; docs/check.md lists the sources. Commands have lines of their own.
 REMEDIES: dict[int, str] = {
-    MISSING: "CUDA's part of the NVIDIA driver was not found. A container needs "
-    "NVIDIA_DRIVER_CAPABILITIES=compute,utility; Debian has it in the package libcuda1.",
+    MISSING: "The CUDA library of the NVIDIA driver was not found. In a container, set "
+    "NVIDIA_DRIVER_CAPABILITIES=compute,utility. On Debian, install the package libcuda1.",
     # CUDA_ERROR_STUB_LIBRARY
-    34: "This libcuda.so.1 is the stub of the CUDA toolkit, made for linking: no program can run "
-    "with it. Take its folder (.../stubs) out of LD_LIBRARY_PATH.",
+    34: "This libcuda.so.1 is the CUDA toolkit's stub, which is only for linking. Remove its "
+    "folder (.../stubs) from LD_LIBRARY_PATH.",
     # CUDA_ERROR_DEVICE_UNAVAILABLE
-    46: "A GPU in exclusive mode lets in one process at a time, a prohibited one none. Its mode:\n"
-    "nvidia-smi --query-gpu=index,compute_mode --format=csv",
-    NO_DEVICE: "CUDA can open no GPU. Start a container with its GPUs (docker run --gpus all). "
-    "Elsewhere see what nvidia-smi says, and who may open the GPUs:\nls -l /dev/nvidia*",
+    46: "A GPU in exclusive mode admits one process at a time, and a prohibited GPU admits none. "
+    "To see the mode of each GPU:\nnvidia-smi --query-gpu=index,compute_mode --format=csv",
+    NO_DEVICE: "CUDA can't open any GPU. In a container, start it with GPUs (docker run --gpus "
+    "all). Otherwise, check the output of nvidia-smi and the permissions of the device files:\n"
+    "ls -l /dev/nvidia*",
     # CUDA_ERROR_SYSTEM_NOT_READY
-    802: "On a machine with NVSwitch (HGX, DGX) the Fabric Manager must run, in the version of the "
-    "driver. Ask the administrator to look:\nsystemctl status nvidia-fabricmanager",
+    802: "A machine with NVSwitch (HGX, DGX) needs a running Fabric Manager of the same version as "
+    "the driver. Ask the administrator to check it:\nsystemctl status nvidia-fabricmanager",
     # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
-    803: "libcuda.so.1 and the kernel module are of different versions of the driver. After an "
-    "update of the driver, the administrator can reload the module or reboot, once the programs "
-    "that use a GPU have ended. A container must not bring a driver of its own.",
+    803: "libcuda.so.1 and the kernel module have different driver versions. After a driver "
+    "update, the administrator can reload the module or reboot once all programs that use a GPU "
+    "have ended. A container must not contain its own driver.",
     # CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
-    804: "libcuda.so.1 is newer than the kernel module, which not every GPU supports. Take "
-    "cuda-compat out of LD_LIBRARY_PATH. After an update of the driver, the administrator can "
-    "reload the module or reboot, once the programs that use a GPU have ended.",
+    804: "libcuda.so.1 is newer than the kernel module, which not every GPU supports. Remove "
+    "cuda-compat from LD_LIBRARY_PATH. After a driver update, the administrator can reload the "
+    "module or reboot once all programs that use a GPU have ended.",
     # CUDA_ERROR_UNKNOWN
-    999: "A container needs /dev/nvidia-uvm. After a suspend, the administrator can reload that "
-    "module, once the programs that use a GPU have ended:\n"
+    999: "A container needs /dev/nvidia-uvm. After a suspend, the administrator can reload the "
+    "module nvidia_uvm once all programs that use a GPU have ended:\n"
     "sudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm",
 }
 
 
 class Verdict(Enum):
-    """What an answer comes to, in a word."""
+    """The result of the check for one framework."""
 
     FITS = "fits"
-    UNRESERVED = "unreserved"  # all is well, but nothing is reserved
+    UNRESERVED = "unreserved"  # the framework works, but no device is reserved
     OTHER = "other devices"
     NONE = "no device"
     FAILS = "fails"
@@ -68,18 +68,25 @@ class Verdict(Enum):
 
 
 class FrameworkAnswer(NamedTuple):
-    """What a framework's process said; see `probes.ask`.
+    """The result of probing one framework; see `probes.probe`.
 
-    version: None if it could not be imported.
-    build: the CUDA version that it is built for, "" for one unnamed, None for none.
-    visible: CUDA_VISIBLE_DEVICES after its import. doing: what it did last.
-    devices: the UUIDs, without `GPU-`, that the driver gives what the framework sees, None for one
-        that the driver does not show; None if it did not come so far.
-    targets: what it has code for, as `sm_90` and `compute_90`; empty if it does not say.
-    capabilities: the compute capability of each device, as [9, 0].
-    error: what went wrong. driver_code: the CUresult of the call that failed, if it was one.
-    stderr: the last line of its output.
-    code: its exit code, or minus the signal that ended it; None: it was stopped after limit_s.
+    Attributes:
+        version: The version of the framework; None if it could not be imported.
+        build: The CUDA version that it was built for; empty if unknown, None for a CPU build.
+        visible: CUDA_VISIBLE_DEVICES after the import.
+        doing: The last step that was started.
+        devices: The UUIDs, without `GPU-`, of the devices that the framework sees. An item is None
+            if the driver does not list the device. None if the probe did not reach this step.
+        targets: The targets of its compiled code, such as `sm_90` and `compute_90`; empty if the
+            framework does not list them.
+        capabilities: The compute capability of each device, such as [9, 0].
+        error: The message of the error; None after a success.
+        driver_code: The CUresult of a failed driver call.
+        is_done: Whether the probe came to its end.
+        stderr: The last line of its output.
+        code: The exit code, or the negative number of the signal that ended the process. None if
+            the process was stopped after the timeout.
+        limit_s: The timeout in seconds.
     """
 
     version: str | None = None
@@ -98,12 +105,14 @@ class FrameworkAnswer(NamedTuple):
 
 
 class Expectation(NamedTuple):
-    """What the answers are compared with.
+    """The values that a framework's result is compared with.
 
-    reserved: the devices of the reservation, in CUDA's order; empty if there is none.
-    known: all devices that we have labels for. visible: CUDA_VISIBLE_DEVICES as it is now.
-    expected: CUDA_VISIBLE_DEVICES as the reservation set it, None if that is not known.
-    driver: the answer of the bare driver.
+    Attributes:
+        reserved: The devices of the reservation, in CUDA's order; empty without a reservation.
+        known: All devices of the machine.
+        visible: The current value of CUDA_VISIBLE_DEVICES.
+        expected: The value of CUDA_VISIBLE_DEVICES that the reservation has set; None if unknown.
+        driver: The result of the driver's own probe.
     """
 
     reserved: tuple[Device, ...] = ()
@@ -112,8 +121,8 @@ class Expectation(NamedTuple):
     expected: str | None = None
     driver: FrameworkAnswer = FrameworkAnswer()
 
-    def named(self, uuid: str | None) -> tuple[str, str | None]:
-        """Return the label and the UUID that we have for what CUDA knows by that one."""
+    def identify(self, uuid: str | None) -> tuple[str, str | None]:
+        """Return the label and the NVML UUID of the device with the given CUDA UUID."""
         for device in (*self.reserved, *self.known):
             if cuda_uuid(device) == uuid:
                 return device.label, device.uuid
@@ -121,12 +130,18 @@ class Expectation(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """One row: a framework, what it sees, and what that comes to.
+    """The row of one framework in a check.
 
-    build: the CUDA version that it is built for, "" for one unnamed, None for none.
-    sees: for each device its label and its UUID, None where that is not known.
-    reason: why, where it does not fit. remedy: of the driver, what to do about its error. cap: the
-    variable that keeps it within a part. to_type: the line that would, where no variable does.
+    Attributes:
+        name: The name of the framework.
+        verdict: The result.
+        version: The version of the framework.
+        build: The CUDA version that it was built for; empty if unknown, None for a CPU build.
+        sees: The label and the UUID of each device; the UUID is None if it is unknown.
+        reason: The reason for a bad result; otherwise empty.
+        remedy: Advice on an error of the CUDA driver.
+        cap: The variable that limits the framework to the reserved part of a GPU, and its value.
+        to_type: A line of Python that sets the limit, if no variable does.
     """
 
     name: str
@@ -141,40 +156,48 @@ class Finding(NamedTuple):
 
     @property
     def is_well(self) -> bool:
-        """Tell whether nothing has to be done about it."""
+        """Return whether the framework needs no attention."""
         return self.verdict in (Verdict.FITS, Verdict.UNRESERVED, Verdict.ABSENT)
 
 
-def evaluate(name: str, answer: FrameworkAnswer, place: Expectation) -> Finding:
-    """Return the row of a framework, from its answer."""
-    verdict, reason = _verdict(answer, place)
-    is_cause = answer is place.driver and reason == _foreign(answer.error or "")
+def evaluate(name: str, answer: FrameworkAnswer, expectation: Expectation) -> Finding:
+    """Return the row of a framework.
+
+    Args:
+        name: The name of the framework.
+        answer: The result of its probe.
+        expectation: The values to compare the result with.
+    """
+    verdict, reason = _verdict(answer, expectation)
+    is_cause = answer is expectation.driver and reason == _sanitized(answer.error or "")
     return Finding(
         name,
         verdict,
         version=answer.version and sanitize(answer.version, 40),
         build=None if answer.build is None else sanitize(answer.build, 20),
-        sees=tuple(map(place.named, answer.devices or ())),
+        sees=tuple(map(expectation.identify, answer.devices or ())),
         reason=reason,
         remedy=REMEDIES.get(answer.driver_code or 0) if is_cause else None,
     )
 
 
 def cuda_uuid(device: Device) -> str:
-    """Return the UUID that CUDA gives the device, without `GPU-`.
+    """Return the UUID of a device in CUDA, without `GPU-`.
 
-    Before driver 470 a MIG instance is called `MIG-GPU-...`, and CUDA gives it that of its GPU.
+    Before driver 470, the UUID of a MIG instance starts with `MIG-GPU-`, and CUDA uses the UUID of
+    its GPU.
     """
     is_old_instance = device.uuid.startswith("MIG-GPU-")
     return names.bare_uuid((is_old_instance and device.gpu_uuid) or device.uuid)
 
 
 def runs_on(target: str, capability: tuple[int, int]) -> bool:
-    """Tell whether code for that target of nvcc runs on a GPU of that compute capability.
+    """Return whether code that nvcc compiled for a target runs on a GPU.
 
-    What was compiled (`sm_86`) runs on the same major and a minor that is not lower; PTX
-    (`compute_86`) is compiled by the driver, for this GPU and all above. `a` is for that capability
-    alone, `f` for its family. A target that we can't read may run.
+    Compiled code (`sm_86`) runs on the same major version with the same or a higher minor version.
+    The driver compiles PTX (`compute_86`) for the same or any higher version. The suffix `a` limits
+    a target to exactly its version, and `f` to its family. Unknown targets count as runnable.
+
     https://docs.nvidia.com/cuda/ada-compatibility-guide
     https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html
     """
@@ -188,90 +211,98 @@ def runs_on(target: str, capability: tuple[int, int]) -> bool:
     return built_for <= capability and (is_plain_ptx or built_for[0] == capability[0])
 
 
-def answer(out: bytes, err: bytes, code: int | None, limit_s: float) -> FrameworkAnswer:
-    """Return the answer of a process: lines of JSON on stdout.
+def parse_answer(out: bytes, err: bytes, code: int | None, limit_s: float) -> FrameworkAnswer:
+    """Parse the output of a probe.
 
-    code: how it ended, None if it did not within limit_s.
+    Args:
+        out: The stdout of the process: lines of JSON, which are merged.
+        err: The stderr of the process.
+        code: The exit code; None if the process did not end within the timeout.
+        limit_s: The timeout in seconds.
     """
     merged: dict[str, Any] = {}
     for line in out.splitlines():
         with suppress(ValueError):
-            news = untrusted.parsed(line)
-            merged |= news if isinstance(news, dict) else {}
+            results = untrusted.parsed(line)
+            merged |= results if isinstance(results, dict) else {}
     fields = {name: value for name, value in merged.items() if name in FrameworkAnswer._fields}
     lines = [line for line in err.decode("utf-8", "replace").splitlines() if line.strip()]
     return FrameworkAnswer(**fields, stderr=lines[-1] if lines else "", code=code, limit_s=limit_s)
 
 
-def _verdict(answer: FrameworkAnswer, place: Expectation) -> tuple[Verdict, str]:
-    """Return the verdict, and the reason for it."""
+def _verdict(answer: FrameworkAnswer, expectation: Expectation) -> tuple[Verdict, str]:
+    """Return the verdict and the reason for it."""
     if not answer.is_done:
-        return Verdict.FAILS, _how_it_ended(answer)
-    if answer.error and answer.version is None and answer is not place.driver:
-        return Verdict.FAILS, _foreign(answer.error)
+        return Verdict.FAILS, _failure(answer)
+    if answer.error and answer.version is None and answer is not expectation.driver:
+        return Verdict.FAILS, _sanitized(answer.error)
     if not answer.devices:
-        return Verdict.NONE, _why_none(answer, place)
-    reserved = [cuda_uuid(device) for device in place.reserved]
-    if answer.devices != (reserved or place.driver.devices):
-        return Verdict.OTHER, _why_other(answer, reserved, place)
+        return Verdict.NONE, _why_none(answer, expectation)
+    reserved = [cuda_uuid(device) for device in expectation.reserved]
+    if answer.devices != (reserved or expectation.driver.devices):
+        return Verdict.OTHER, _why_other(answer, reserved, expectation)
     for major, minor in answer.capabilities:
         if not any(runs_on(target, (major, minor)) for target in answer.targets):
             return Verdict.FAILS, (
                 f"no code for sm_{major}{minor} in this build, only for "
-                f"{_foreign(listed(answer.targets))}; install another one"
+                f"{_sanitized(listed(answer.targets))}; install another build"
             )
     return (Verdict.FITS if reserved else Verdict.UNRESERVED), ""
 
 
-def _how_it_ended(answer: FrameworkAnswer) -> str:
+def _failure(answer: FrameworkAnswer) -> str:
     if answer.code is None:
         how = f"no answer within {answer.limit_s:g} s"
     elif answer.code < 0:
         how = f"crashed ({signal.strsignal(-answer.code)})"
     else:
         how = f"ended with exit code {answer.code}"
-    last_words = f": {_foreign(answer.stderr)}" if answer.stderr else ""
-    return f"{how} while {answer.doing}{last_words}"
+    last_line = f": {_sanitized(answer.stderr)}" if answer.stderr else ""
+    return f"{how} while {answer.doing}{last_line}"
 
 
-def _why_none(answer: FrameworkAnswer, place: Expectation) -> str:
-    """Return the likeliest cause of seeing no device; of several, the one to fix first."""
-    driver = place.driver
+def _why_none(answer: FrameworkAnswer, expectation: Expectation) -> str:
+    """Return the most likely reason why no device is seen, starting with what to fix first."""
+    driver = expectation.driver
     is_imported = answer.version is not None
-    error = _foreign(driver.error or "")
+    error = _sanitized(driver.error or "")
     failure = error if answer is driver else "the CUDA driver does not start"
     if is_imported and answer.build is None:
-        return "a CPU build; install the one for CUDA"
+        return "a CPU build; install the CUDA build"
     if driver.version is None:
         return failure
-    if is_imported and answer.visible != place.visible:
+    if is_imported and answer.visible != expectation.visible:
         return _at_import(answer)
-    if driver.driver_code == NO_DEVICE and place.visible is not None:
-        if not place.visible.strip():
+    if driver.driver_code == NO_DEVICE and expectation.visible is not None:
+        if not expectation.visible.strip():
             return "CUDA_VISIBLE_DEVICES is empty"
-        if not names.visible(names.entries(place.visible), (*place.reserved, *place.known)):
-            return f"CUDA_VISIBLE_DEVICES={sanitize(place.visible)!r} names no device here"
+        if not names.visible(
+            names.entries(expectation.visible), (*expectation.reserved, *expectation.known)
+        ):
+            return f"CUDA_VISIBLE_DEVICES={sanitize(expectation.visible)!r} matches no device here"
     if driver.error:
         return failure
     if _major(driver.version) < _major(answer.build):
         return (
-            f"the driver is too old: it knows CUDA {driver.version}, "
-            f"this build is for {sanitize(answer.build or '', 20)}"
+            f"the driver is too old: it supports CUDA {driver.version}, "
+            f"this build needs {sanitize(answer.build or '', 20)}"
         )
-    return _foreign(answer.error or answer.stderr or "it gives no reason")
+    return _sanitized(answer.error or answer.stderr or "no reason given")
 
 
-def _why_other(answer: FrameworkAnswer, reserved: Sequence[str], place: Expectation) -> str:
-    if answer.visible != place.visible:
+def _why_other(answer: FrameworkAnswer, reserved: Sequence[str], expectation: Expectation) -> str:
+    if answer.visible != expectation.visible:
         return _at_import(answer)
-    if place.expected is not None and place.visible != place.expected:
-        now = "unset" if place.visible is None else f"set to {sanitize(place.visible)!r}"
-        return f"CUDA_VISIBLE_DEVICES was {now} after the reservation; reserve again"
+    if expectation.expected is not None and expectation.visible != expectation.expected:
+        change = (
+            "unset" if expectation.visible is None else f"set to {sanitize(expectation.visible)!r}"
+        )
+        return f"CUDA_VISIBLE_DEVICES was {change} after the reservation; reserve again"
     devices = answer.devices or ()
     if len(devices) == len(reserved) and {*devices} == {*reserved}:
-        return "the reserved ones in another order"
+        return "the reserved devices in another order"
     if {*devices} & {*reserved} and len(devices) < len(reserved):
-        return "not all that are reserved"
+        return "not all reserved devices"
     return ""
 
 
@@ -281,7 +312,7 @@ def _at_import(answer: FrameworkAnswer) -> str:
     return f"importing it sets CUDA_VISIBLE_DEVICES to {sanitize(answer.visible)!r}"
 
 
-def _foreign(text: str) -> str:
+def _sanitized(text: str) -> str:
     return sanitize(text.strip(), TEXT_LIMIT)
 
 

@@ -1,1 +1,1 @@
-"""What a status is given out as besides text and JSON."""
+"""The output formats of a status besides text and JSON: an HTML page and metrics."""

@@ -1,4 +1,4 @@
-"""A status, or a report, as one page for browsers; cron writes it for a server."""
+"""Render a status or a report as a standalone HTML page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reserve_gpu.render.phrases import escape
 if TYPE_CHECKING:
     from reserve_gpu.render.pictures import Shown
 
-# The colour scheme is for what the browser draws itself: the bars of the memory.
+# `color-scheme` applies to the elements that the browser draws itself, such as memory bars.
 PAGE = """\
 <!DOCTYPE html>
 <html lang="en">
@@ -33,10 +33,12 @@ h1 {{ font-size: 1.3em; margin: 0 0 0.5em }}
 </html>"""
 
 
-def page(seen: Shown, about: str) -> str:
-    """Return the page. It needs nothing from elsewhere: no script, no style sheet, no picture.
+def page(content: Shown, about: str) -> str:
+    """Return the page. It loads no scripts, style sheets or images.
 
-    about: what it shows, for its title.
+    Args:
+        content: The status or report.
+        about: The subject for the title, such as `GPUs`.
     """
-    title = escape(f"{about} of {sanitize(seen.host)}")
-    return PAGE.format(title=title, picture=seen.picture()._repr_html_())
+    title = escape(f"{about} of {sanitize(content.host)}")
+    return PAGE.format(title=title, picture=content.picture()._repr_html_())

@@ -1,8 +1,9 @@
-"""The status as metrics, for the textfile collector of Prometheus' node_exporter.
+"""Render the status as metrics for the textfile collector of Prometheus' node_exporter.
 
-The format: https://prometheus.io/docs/instrumenting/exposition_formats/. Names and units:
-https://prometheus.io/docs/practices/naming/. What is not known has no sample: a rule that asks for
-it does not fire, and no graph shows a zero.
+Format: https://prometheus.io/docs/instrumenting/exposition_formats/
+Names and units: https://prometheus.io/docs/practices/naming/
+
+Unknown values have no sample, so alerts on them do not fire and graphs do not show a zero.
 """
 
 from __future__ import annotations
@@ -30,83 +31,87 @@ if TYPE_CHECKING:
     ]
 
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-SOMEBODY = "somebody"  # whose name is not known; nobody has the name ""
+UNKNOWN_USER = "somebody"  # user label of a holder whose user is unknown
 
-
-# One metric of every device: its name, what it is, and what reads it, None where it is not known.
-OF_DEVICE: tuple[Gauge, ...] = (
-    ("free", "Whether it is idle and nobody has reserved it.",
+# Metrics of each device: name, help text, and a function that returns the value or None.
+DEVICE_GAUGES: tuple[Gauge, ...] = (
+    ("free", "Whether the device is idle and not reserved.",
           lambda row: None if row.state is State.UNKNOWN else row.state is State.FREE),
-    ("used_without_reservation", "Whether somebody uses it who has not reserved it.",
+    ("used_without_reservation", "Whether a process uses the device without a reservation.",
           lambda row: row.is_unreserved_use if row.usage else None),
-    ("broken", "Whether the driver can't use it.", lambda row: row.state is State.BROKEN),
-    ("memory_used_bytes", "Memory in use.",
+    ("broken", "Whether the driver can't use the device.", lambda row: row.state is State.BROKEN),
+    ("memory_used_bytes", "Memory of the device in use.",
           lambda row: _bytes(row.usage and row.usage.used_mib)),
-    ("memory_total_bytes", "Memory that it has.",
+    ("memory_total_bytes", "Total memory of the device.",
           lambda row: _bytes(row.device.memory_mib if isinstance(row.device, Device) else None)),
-    ("memory_promisable_bytes", "Memory of which a part can still be promised.",
+    ("memory_promisable_bytes", "Memory of the device that can still be reserved as a part.",
           lambda row: _bytes(row.promisable_mib)),
-    ("utilization_ratio", "Share of the time in which it was busy lately, 0 to 1.",
+    ("utilization_ratio", "Recent utilization of the device, 0 to 1.",
           lambda row: None if row.utilisation is None else row.utilisation / 100),
 )  # fmt: skip
-# An instance has its GPU's: of each GPU there is one sample, else a sum would be too large.
-OF_BOARD: tuple[Gauge, ...] = (
+# Metrics of each GPU. MIG instances share their GPU's readings, so a sample per instance would make
+# sums too large.
+GPU_GAUGES: tuple[Gauge, ...] = (
     ("temperature_celsius", "Temperature of the GPU.", lambda row: row.temperature_c),
-    ("power_usage_watts", "Power that the GPU draws.", lambda row: row.power_w),
-    ("power_limit_watts", "Power above which the GPU is slowed down.",
+    ("power_usage_watts", "Power draw of the GPU.", lambda row: row.power_w),
+    ("power_limit_watts", "Power limit of the GPU.",
           lambda row: row.power_limit_w),
 )  # fmt: skip
 
-
-# The same of a user's reservations of a device; the last one sums up those of several processes.
-OF_USER: tuple[GaugeOfUser, ...] = (
-    ("user_memory_promised_bytes", "Memory of parts that a user has reserved of it.",
+# Metrics of each user's reservations of a device. The last item merges the values of several
+# processes of the user.
+USER_GAUGES: tuple[GaugeOfUser, ...] = (
+    ("user_memory_promised_bytes", "Memory of the device that the user has reserved as parts.",
      lambda holder, _: _bytes(_promised_mib(holder)), sum),
-    ("user_memory_used_bytes", "Memory that those use of it who have reserved it.",
+    ("user_memory_used_bytes", "Memory of the device that the user's reserving processes use.",
      lambda holder, _: _bytes(holder.used_mib), sum),
-    ("until_timestamp_seconds", "When the last reservation of a user of it is to end.",
+    ("until_timestamp_seconds", "Time at which the user's last reservation of the device ends.",
      durations.end, max),
-    ("kept_until_timestamp_seconds", "Until when it is kept for a kernel's restart.",
+    ("kept_until_timestamp_seconds",
+     "Time until which the device is kept for a restart of the user's kernel.",
      lambda holder, now: holder.record.kept_until if holder.is_kept(now) else None, max),
-    ("overdue_seconds", "For how long a user has had it past that end; 0 before.",
+    ("overdue_seconds", "Time for which the user has held the device past the end; 0 before it.",
      lambda holder, now: now - (durations.overdue_since(holder, now) or now), max),
 )  # fmt: skip
 
 
-def text(seen: Status | Hosts) -> str:
-    """Return the metrics of machines."""
-    hosts = [({"hostname": each.host}, each) for each in seen.machines]
+def text(result: Status | Hosts) -> str:
+    """Return the metrics of one or several machines."""
+    hosts = [({"hostname": each.host}, each) for each in result.machines]
     rows = [({**host, **_labels(row)}, row, each) for host, each in hosts for row in each.rows]
-    boards = {
-        (each.host, row.device.index): ({**host, **_board_labels(row)}, row, each)
+    gpus = {
+        (each.host, row.device.index): ({**host, **_gpu_labels(row)}, row, each)
         for host, each in hosts
-        # What was read comes last, and stays: instances fail singly.
+        # A single MIG instance can fail. Rows with readings come last, because the last one wins.
         for row in sorted(each.rows, key=lambda row: row.usage is not None)
     }
-    families = [_family("info", "What it is; always 1.", [
-        ({**labels, **_about(row)}, 1) for labels, row, _ in rows
+    families = [_family("info", "Properties of the device in labels; always 1.", [
+        ({**labels, **_properties(row)}, 1) for labels, row, _ in rows
     ])]  # fmt: skip
-    for gauges, those in ((OF_DEVICE, rows), (OF_BOARD, boards.values())):
+    for gauges, sources in ((DEVICE_GAUGES, rows), (GPU_GAUGES, gpus.values())):
         families += [
-            _family(name, about, [(labels, read(row)) for labels, row, _ in those])
+            _family(name, about, [(labels, read(row)) for labels, row, _ in sources])
             for name, about, read in gauges
         ]
     families += [
-        _family("reserved", "How many processes of a user have it reserved; 0 without a user.",
+        _family("reserved", "Number of the user's processes that have reserved the device; "
+                "0 with an empty user if there is none.",
                 [sample for each in rows for sample in _reserved(*each)]),
         *(_family(name, about,
-                  [sample for each in rows for sample in _of_each_user(*each, read, total)])
-          for name, about, read, total in OF_USER),
-        _family("idle_seconds", "For how long nothing of its holder's has run on it; 0 if it does.",
+                  [sample for each in rows for sample in _by_user(*each, read, merge)])
+          for name, about, read, merge in USER_GAUGES),
+        _family("idle_seconds", "Time since a process of the holder last ran on the device; "
+                "0 while one runs.",
                 [sample for each in rows for sample in _idle(*each)]),
-        _family("waiting", "How many processes of a user wait in the queue; 0 without a user.",
+        _family("waiting", "Number of the user's processes in the queue; "
+                "0 with an empty user if there is none.",
                 [sample for each in hosts for sample in _waiting(*each)]),
     ]  # fmt: skip
     return "".join(families)
 
 
 def _family(name: str, about: str, samples: list[Sample]) -> str:
-    """Return a metric with its samples, nothing without any."""
+    """Return a metric with its samples; an empty string if it has none."""
     name = f"reserve_gpu_{name}"
     lines = [
         f"{name}{{{_in_braces(labels)}}} {float(value):.15g}\n"
@@ -117,12 +122,12 @@ def _family(name: str, about: str, samples: list[Sample]) -> str:
 
 
 def _promised_mib(holder: Holder) -> float | None:
-    """Return the part of a device, 0 for one that another holder counts already."""
+    """Return the size of a part; 0 for a joined process, whose part is counted already."""
     return 0.0 if holder.beside and holder.memory_limit_mib else holder.memory_limit_mib
 
 
 def _in_braces(labels: Labels) -> str:
-    # Fit to print first, as others have written some: that leaves no line break to escape but ours.
+    # Some values are untrusted. Sanitizing them first also removes their line breaks.
     return ",".join(
         f'{name}="{sanitize(value).translate(ESCAPES)}"' for name, value in labels.items()
     )
@@ -133,20 +138,20 @@ def _labels(row: DeviceStatus) -> Labels:
     return {"index": row.device.number, "uuid": uuid}
 
 
-def _board_labels(row: DeviceStatus) -> Labels:
+def _gpu_labels(row: DeviceStatus) -> Labels:
     device = row.device if isinstance(row.device, Device) else None
     uuid = (device.gpu_uuid or device.uuid) if device else ""
     return {"index": str(row.device.index), "uuid": uuid}
 
 
-def _about(row: DeviceStatus) -> Labels:
+def _properties(row: DeviceStatus) -> Labels:
     name = row.device.name if isinstance(row.device, Device) else None
-    return {"devicename": name or "", "gpu_uuid": _board_labels(row)["uuid"]}
+    return {"devicename": name or "", "gpu_uuid": _gpu_labels(row)["uuid"]}
 
 
 def _reserved(labels: Labels, row: DeviceStatus, status: Status) -> Iterator[Sample]:
     is_read = None not in (row.usage, row.is_unreserved_use) and row.state is not State.UNKNOWN
-    return _by_user(labels, row.holders, is_all=is_read and not status.problem)
+    return _counts(labels, row.holders, is_complete=is_read and not status.problem)
 
 
 def _idle(labels: Labels, row: DeviceStatus, status: Status) -> Iterator[Sample]:
@@ -157,35 +162,41 @@ def _idle(labels: Labels, row: DeviceStatus, status: Status) -> Iterator[Sample]
 
 def _waiting(labels: Labels, status: Status) -> Iterator[Sample]:
     holders = [ticket.holder for ticket in status.waiting]
-    return _by_user(labels, holders, is_all=not status.problem)
+    return _counts(labels, holders, is_complete=not status.problem)
 
 
-def _by_user(labels: Labels, holders: Iterable[Holder], *, is_all: bool) -> Iterator[Sample]:
-    """Count the processes of each user; 0 without a user if there is none. is_all: it is known."""
+def _counts(labels: Labels, holders: Iterable[Holder], *, is_complete: bool) -> Iterator[Sample]:
+    """Yield the number of processes of each user, or 0 with an empty user if there are none.
+
+    Args:
+        labels: The labels of the device or host.
+        holders: The processes to count.
+        is_complete: Whether all processes are known. If not, zero is not reported.
+    """
     users = Counter(map(_user, holders))
-    if not users and is_all:
+    if not users and is_complete:
         users[""] = 0
     for user, count in users.items():
         yield {**labels, "username": user}, count
 
 
-def _of_each_user(
+def _by_user(
     labels: Labels,
     row: DeviceStatus,
     status: Status,
     read: Callable[[Holder, float], float | None],
-    total: Callable[[list[float]], float],
+    merge: Callable[[list[float]], float],
 ) -> Iterator[Sample]:
-    """Return the sum over a user's processes, where the value of each is known."""
+    """Yield the merged value of each user's processes, if the value of every process is known."""
     for user in dict.fromkeys(map(_user, row.holders)):
         values = [read(holder, status.time) for holder in row.holders if _user(holder) == user]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
-            yield {**labels, "username": user}, total(known)
+            yield {**labels, "username": user}, merge(known)
 
 
 def _user(holder: Holder) -> str:
-    return sanitize(holder.user or SOMEBODY)
+    return sanitize(holder.user or UNKNOWN_USER)
 
 
 def _bytes(mib: float | None) -> float | None:

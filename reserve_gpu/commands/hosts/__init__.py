@@ -1,1 +1,1 @@
-"""`--hosts`: other machines, and kernels on them."""
+"""The option `--hosts`: the status of other machines, and kernels that run on them."""

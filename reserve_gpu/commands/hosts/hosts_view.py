@@ -1,4 +1,4 @@
-"""Several machines in one picture: what is free where, a section for each, who did not answer."""
+"""The status of several machines in one picture, with a section for each machine."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
     from reserve_gpu.render.status_view import Status
 
-VERSION = 1  # of the JSON; names are only ever added to it
-SSH_FAILED = 255  # ssh(1), "EXIT STATUS"
-NOT_FOUND = (126, 127)  # of a shell
+VERSION = 1  # version of the JSON format; names are added but never removed
+SSH_FAILED = 255  # exit code of ssh itself; see "EXIT STATUS" in ssh(1)
+NOT_FOUND = (126, 127)  # a shell's exit codes for a command that it can't run or find
 
 
 class Hosts(NamedTuple):
     """The state of several machines at one moment.
 
-    answers: how each host stands; where it has not said, why not, in a line.
-    time: in seconds since the epoch. typed: the words behind --hosts.
-    is_all: each device has a line, also those that are alike.
+    Attributes:
+        answers: The status of each host, or a one-line reason if it sent none, by host name.
+        time: The time of the readings, in seconds since the epoch.
+        typed: The arguments of `--hosts`.
+        is_all: Whether every device gets its own line. Otherwise similar free devices share one.
     """
 
     answers: Mapping[str, Status | str]
@@ -40,7 +42,7 @@ class Hosts(NamedTuple):
     is_all: bool = False
 
     def picture(self) -> Picture:
-        """Return what it looks like: what is free, and a section for each host."""
+        """Return the picture: a summary of the free GPUs, and a section for each host."""
         sections = [
             Layout([((name, STRONG), ": ", (each, MARK))])
             if isinstance(each, str)
@@ -51,7 +53,7 @@ class Hosts(NamedTuple):
         return Picture(Layout(head, sections=sections), phrases.plain(head[0]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what programs read, in the shape that docs/formats.md describes."""
+        """Return the JSON object that docs/formats.md describes."""
         return {
             "version": VERSION,
             "time": self.time,
@@ -67,98 +69,114 @@ class Hosts(NamedTuple):
 
     @property
     def host(self) -> str:
-        """Return their common name."""
+        """Return the names of all hosts, separated by commas."""
         return ", ".join(self.answers)
 
     @property
     def machines(self) -> tuple[Status, ...]:
-        """Return the status of each machine that answers, by the name that ssh has for it.
+        """Return the status of each machine that answered, with the host name given to ssh.
 
-        These names differ; what the machines call themselves may not.
+        The names given to ssh are unique. The machines' own names may not be.
         """
-        seen = self.answers.items()
-        return tuple(each._replace(host=name) for name, each in seen if not isinstance(each, str))
+        answers = self.answers.items()
+        return tuple(
+            each._replace(host=name) for name, each in answers if not isinstance(each, str)
+        )
 
 
 def _head(hosts: Hosts) -> Iterator[Line]:
-    """Yield what is free, when that was, and what to type."""
+    """Yield the summary of the free GPUs, its time, and the commands that get one."""
     available = {each.host: layout.free(each.rows) for each in hosts.machines}
-    places = [f"{name} {phrases.ranges(those)}" for name, those in available.items() if those]
+    places = [f"{name} {phrases.ranges(free)}" for name, free in available.items() if free]
     count = sum(map(len, available.values()))
     total = sum(len(each.rows) for each in hosts.machines)
     when = (time.strftime("  %Y-%m-%d %H:%M", time.localtime(hosts.time)), FAINT)
     if not total:
-        text = "There is no GPU." if available else "No machine answered."
+        text = "No machine has a GPU." if available else "No machine answered."
         yield (text, STRONG), when
         return
-    what = f"{total} GPU{'' if total == 1 else 's'}"
+    gpus = f"{total} GPU{'' if total == 1 else 's'}"
     kernel = own_line(" ".join(["kernel install --hosts", *map(quote, hosts.typed)]))
     if count:
-        yield (f"{count} of {what} {phrases.be(count)} free: {', '.join(places)}.", STRONG), when
-        first = next(name for name, those in available.items() if those)
-        there = "" if procfs.is_here(first) else f"ssh -t {first} "
-        yield "Get one: ", (own_line(f"run -- {COMMAND}", there), TYPED)
+        yield (f"{count} of {gpus} {phrases.be(count)} free: {', '.join(places)}.", STRONG), when
+        first = next(name for name, free in available.items() if free)
+        ssh = "" if procfs.is_here(first) else f"ssh -t {first} "
+        yield "Get one: ", (own_line(f"run -- {COMMAND}", ssh), TYPED)
     else:
-        yield (f"None of {what} is free.", STRONG), when
-    which, more = ("for notebooks that gets", "") if count else ("that waits for", " --wait 45s")
-    yield f"A kernel {which} one: ", (f"{kernel}{more}", TYPED)
+        yield (f"None of {gpus} is free.", STRONG), when
+    verb, wait = ("gets", "") if count else ("waits for", " --wait 45s")
+    yield f"Install a kernel that {verb} one: ", (f"{kernel}{wait}", TYPED)
 
 
-def _section(name: str, seen: Status) -> Layout:
-    """Return the picture of one host: as its own status, without what is to be typed there."""
-    own = sanitize(seen.host)
-    is_same = own.partition(".")[0] == name.rpartition("@")[2].partition(".")[0]
+def _section(name: str, status: Status) -> Layout:
+    """Return the section of one host: its status without the commands for its local users."""
+    own_name = sanitize(status.host)
+    is_same = own_name.partition(".")[0] == name.rpartition("@")[2].partition(".")[0]
     head: Line = (
         (name, STRONG),
-        ("" if is_same else f" ({own})", FAINT),
+        ("" if is_same else f" ({own_name})", FAINT),
         ": ",
-        (status_view.free(seen), STRONG),
-        *layout.common_model(seen.rows),
+        (status_view.free(status), STRONG),
+        *layout.common_model(status.rows),
     )
-    message = ruled.head(seen.rules)
-    foot = [*status_view.missing(seen)]
-    mine = contacts.yourself(seen.rows, seen.time, seen.user, read_here(SHELL), f"ssh {name} ")
-    entries = layout.entries(seen.rows, View(seen.time, is_all=seen.is_all))
-    return Layout([head, *message], entries, status_view.queue(seen), [*mine, *foot])
+    message = ruled.head(status.rules)
+    foot = [*status_view.missing(status)]
+    hints = contacts.yourself(
+        status.rows, status.time, status.user, read_here(SHELL), f"ssh {name} "
+    )
+    entries = layout.entries(status.rows, View(status.time, is_all=status.is_all))
+    return Layout([head, *message], entries, status_view.queue(status), [*hints, *foot])
 
 
-# -- why a host has not answered, and what to do ---------------------------------------------------
+# -- messages about hosts that sent no status ------------------------------------------------------
 
 
 def silent(name: str, limit_s: float) -> str:
-    """Say that a host has not answered in time."""
+    """Return the message for a host that did not answer in time."""
     return f"no answer within {limit_s:.0f} s. Try: {shell_line(f'ssh {name}')}"
 
 
 def failed(name: str, code: int | None, out: str, err: str, command: str) -> str:
-    """Say that ssh failed, that there is no reserve_gpu, or what that one has said.
+    """Return the message for a host where the command failed.
 
-    out, err: what was said there on stdout and on stderr.
+    Args:
+        name: The name of the host, as given to ssh.
+        code: The exit code of ssh, which is the command's own if ssh connected.
+        out: The stdout of the command.
+        err: The stderr of ssh and the command.
+        command: The subcommand of `reserve-gpu`.
     """
     reason, ssh = _last(err), shell_line(f"ssh {name}")
     if code == SSH_FAILED and "permission denied" in err.lower():
-        return f"ssh is not let in: {reason}. Type: {shell_line(f'ssh-copy-id {name}')}"
+        return f"ssh access was denied: {reason}. Run: {shell_line(f'ssh-copy-id {name}')}"
     if code == SSH_FAILED:
-        return f"ssh can't reach it: {reason or 'it does not say why'}. Try: {ssh}"
+        return f"ssh can't connect: {reason or 'it gives no reason'}. Try: {ssh}"
     if code in NOT_FOUND:
         return (
-            "ssh finds no reserve-gpu there. Install it, or link it into the PATH that ssh has "
-            f"there, which this shows: {ssh} 'echo $PATH'"
+            "ssh can't find reserve-gpu there. Install it, or link it into one of the directories "
+            f"that this command shows: {ssh} 'echo $PATH'"
         )
-    return _last(f"{out}\n{err}") or f"its reserve-gpu fails. Try: {ssh} reserve-gpu {command}"
+    return _last(f"{out}\n{err}") or f"reserve-gpu failed there. Try: {ssh} reserve-gpu {command}"
 
 
 def another_format(name: str, version: int | None, text: str, command: str) -> str:
-    """Say that a host's answer is not of the version that is read here."""
+    """Return the message for a host that answered in another format.
+
+    Args:
+        name: The name of the host, as given to ssh.
+        version: The version of the host's format; None if the answer has none.
+        text: The output of the command.
+        command: The subcommand of `reserve-gpu`.
+    """
     if version is None:
-        answer = _last(text) or "it is empty"
+        answer = _last(text) or "nothing"
         ssh = shell_line(f"ssh {name}")
-        return f"its answer is no {command}: {answer}. Try: {ssh} reserve-gpu {command}"
-    older, where = ("older", f"on {name}") if version < status_view.VERSION else ("newer", "here")
-    return f"its reserve_gpu is {older} than this one (format {version}). Update it {where}."
+        return f"expected a {command}, got: {answer}. Try: {ssh} reserve-gpu {command}"
+    age, where = ("older", f"on {name}") if version < status_view.VERSION else ("newer", "here")
+    return f"its reserve_gpu is {age} than this one (format {version}). Update it {where}."
 
 
 def _last(text: str) -> str:
-    """Return the last line of what somebody else has said, fit to print."""
+    """Return the last line of another machine's output, sanitized."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     return sanitize(lines[-1], REASON_LIMIT).removeprefix("ssh: ").rstrip(".") if lines else ""

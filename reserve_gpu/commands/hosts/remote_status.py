@@ -1,11 +1,12 @@
-"""Other machines: which there are, and what each says of its GPUs.
+"""Read the status of other machines over ssh.
+
+Groups of machines are configured in the administrator's file or in the user's file:
 
     [hosts]
     lab = ["lab1", "lab2", "gpu[01-04]"]
 
-in the administrator's file or in the user's own. Each is asked by ssh, as the user's configuration
-of ssh has it, and each machine's own locks decide there. What a machine answers is foreign: it is
-bounded in time and size, and `status_from_json` checks it.
+ssh uses the user's ssh configuration. The answer of a machine is untrusted: its time and size are
+limited, and `status_from_json` checks it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from reserve_gpu import request_options
 from reserve_gpu.allocation import admin_rules
-from reserve_gpu.commands.hosts import hosts_view as said
-from reserve_gpu.commands.hosts import status_from_json
+from reserve_gpu.commands.hosts import hosts_view, status_from_json
 from reserve_gpu.model import untrusted
 from reserve_gpu.model.errors import RequestError
 from reserve_gpu.model.option import Option
@@ -35,60 +35,73 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
-SSHPYK = "'sshpyk>=1.25'"  # as a shell takes it
-PROVISIONER = "reserve-gpu-hosts"  # as pyproject.toml has it
-IDLE = "2h"  # after which a kernel there releases its GPU, if somebody waits for it
-LIMIT_S = 5.0  # for a machine to answer
-CHUNK = 1 << 16
-MOST_STARTS = 20  # of lines that may begin the JSON
-LONGEST = 200  # characters of a pattern
-MOST_HOSTS = 256
-LOOK = ("reserve-gpu", "status", "--format", "json")
-# What ssh may be given as a name; one that begins with a hyphen would be an option.
+SSHPYK = "'sshpyk>=1.25'"  # quoted for a shell
+PROVISIONER = "reserve-gpu-hosts"  # entry point in pyproject.toml
+IDLE = "2h"  # default idle limit of a remote kernel, which applies if another user is waiting
+LIMIT_S = 5.0  # seconds to wait for the answer of a machine
+CHUNK = 1 << 16  # maximum number of output bytes that are used for an error message
+MAX_STARTS = 20  # maximum number of lines that are tried as the start of the JSON
+MAX_PATTERN = 200  # maximum number of characters in a host pattern
+MAX_HOSTS = 256
+STATUS_COMMAND = ("reserve-gpu", "status", "--format", "json")
+# A host name that is safe to pass to ssh. A leading hyphen would make it an option.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]*")
-PLAIN = re.compile(r"[A-Za-z0-9_./,:@+-][A-Za-z0-9_./,:@+=-]*")  # in every shell
-LISTED = re.compile(r"(?:[^,\[]|\[[^]]*\]?)+")  # what commas outside of brackets divide
+PLAIN = re.compile(r"[A-Za-z0-9_./,:@+-][A-Za-z0-9_./,:@+=-]*")  # a word that no shell changes
+LIST_ITEM = re.compile(r"(?:[^,\[]|\[[^]]*\]?)+")  # split at commas outside brackets
 NUMBERS = "[0-9]{1,9}(?:-[0-9]{1,9})?"
 RANGE = re.compile(rf"([^\[\]]*)\[({NUMBERS}(?:,{NUMBERS})*)\](.*)")
-# Without a password, and without waiting for ever where nobody waits for it any more.
+# ssh must not ask for a password, and must not hang after this process has ended.
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--")
 
 HOSTS = Option(
     "--hosts HOST",
-    "of other machines, by ssh: groups of [hosts] in /etc/reserve_gpu.toml or "
-    "~/.config/reserve_gpu.toml, or names (lab1 gpu[01-04]); without a name all groups",
+    "use other machines over ssh: groups from [hosts] in /etc/reserve_gpu.toml or "
+    "~/.config/reserve_gpu.toml, or host names (lab1 gpu[01-04]); default: all groups",
     nargs="*",
 )
 
 
 class OtherMachines(NamedTuple):
-    """Other machines: what `--hosts` means. All that asks them raises RequestError.
+    """The other machines that `--hosts` selects.
 
-    typed: what was typed for them; it is checked when it is used.
+    The methods that read from the machines raise RequestError if the selection is invalid.
+
+    Attributes:
+        typed: The arguments of `--hosts`. They are not checked before they are used.
     """
 
     typed: Sequence[str]
 
     @property
     def words(self) -> Sequence[str]:
-        """Return what was typed for them, by default every group."""
+        """Return the arguments of `--hosts`, or the names of all groups if there are none."""
         return self.typed or tuple(groups())
 
-    def look(self, *, is_all: bool = False) -> said.Hosts:
-        """Ask them how they stand."""
-        return look(named(self.typed))._replace(typed=tuple(self.typed), is_all=is_all)
+    def look(self, *, is_all: bool = False) -> hosts_view.Hosts:
+        """Read the status of all machines.
 
-    def ask(self, words: Sequence[str], read: Callable[[object], T]) -> dict[str, T | str]:
-        """Run a command of ours on each; returns what it has said, or why nothing."""
-        return answers(named(self.typed), words, read)
+        Args:
+            is_all: Whether every device gets its own line.
+        """
+        status = read_status(resolve(self.typed))
+        return status._replace(typed=tuple(self.typed), is_all=is_all)
+
+    def run(self, words: Sequence[str], parse: Callable[[object], T]) -> dict[str, T | str]:
+        """Run a `reserve-gpu` command on each machine; see `run_on_all`."""
+        return run_on_all(resolve(self.typed), words, parse)
 
     def kernel(self, spec: dict[str, Any], wishes: Namespace, name: str) -> dict[str, Any]:
-        """Return a kernelspec that starts the kernel there.
+        """Return a kernelspec that starts the kernel on one of the machines.
 
-        Clients that know provisioners use ours. Others, such as VS Code, run the command, which is
-        a client that knows them.
+        Clients that support kernel provisioners use the provisioner of this package. Other clients,
+        such as VS Code, run the command in the spec, which supports kernel provisioners itself.
+
+        Args:
+            spec: The kernelspec of a local kernel.
+            wishes: The options of the request.
+            name: The name of the new kernelspec.
         """
-        named(self.typed)  # what names no host is said at once
+        resolve(self.typed)  # raises RequestError before the kernelspec is written
         if not any(getattr(wishes, option.attribute) for option in request_options.WHEN):
             wishes.idle, wishes.if_wanted = IDLE, True
         config: dict[str, Any] = {"hosts": [*self.words], "wishes": request_options.words(wishes)}
@@ -103,62 +116,70 @@ class OtherMachines(NamedTuple):
         }
 
     def lacks(self) -> list[str]:
-        """Return the packages that are missing here for such a kernel."""
+        """Return the packages that such a kernel needs and this Python does not have."""
         return [] if find_spec("sshpyk") else [SSHPYK]
 
 
 def other_machines(arguments: Namespace) -> OtherMachines | None:
-    """Return the other machines that a line is about; None if it is about this one."""
+    """Return the machines that `--hosts` selects; None without `--hosts`."""
     return None if arguments.hosts is None else OtherMachines(arguments.hosts)
 
 
-# -- which machines ------------------------------------------------------------------------------
+# -- host names and groups -----------------------------------------------------------------------
 
 
-def named(words: Sequence[str]) -> list[str]:
-    """Return the hosts that are meant: by groups, or by names as ssh takes them; none means all.
+def resolve(words: Sequence[str]) -> list[str]:
+    """Return the hosts that a list of groups and host names selects.
 
-    Raises RequestError.
+    Args:
+        words: Groups, host names as ssh accepts them, or patterns. An empty list means all groups.
+
+    Raises:
+        RequestError: There is no host, there are too many, or a name is invalid.
     """
     known = groups()
-    asked = [each for word in words for each in LISTED.findall(word)] or [*known]
-    if not asked:
+    items = [each for word in words for each in LIST_ITEM.findall(word)] or [*known]
+    if not items:
         raise RequestError(
-            "Which hosts? Name them: --hosts lab1,lab2. Or write them into "
+            "No hosts are configured. Name some (--hosts lab1,lab2), or add a group to "
             f'{settings.user_file()}:\n[hosts]\nlab = ["lab1", "lab2"]'
         )
-    found = [name for each in asked for name in (known[each] if each in known else expanded(each))]
-    if len(found) > MOST_HOSTS:
-        raise RequestError(f"These are {len(found)} hosts; {MOST_HOSTS} can be asked at once.")
-    return list(dict.fromkeys(found))
+    names = [name for each in items for name in (known[each] if each in known else expand(each))]
+    if len(names) > MAX_HOSTS:
+        raise RequestError(f"{len(names)} hosts are too many: at most {MAX_HOSTS} are possible.")
+    return list(dict.fromkeys(names))
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the hosts of each group: of the administrator's file, then of the user's own.
+    """Return the hosts of each group in the administrator's file and the user's file.
 
-    Raises RequestError for a file that can't be read, or a table that makes no sense.
+    If both files have a group, the user's file wins.
+
+    Raises:
+        RequestError: A file can't be read, or its table `[hosts]` is invalid.
     """
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     file = settings.config_file()
     if file and os.path.lexists(file):
-        found |= _groups(admin_rules.tables(file, file, admin_rules.owners()), file)
-    return found | _groups(admin_rules.of_user(), settings.user_file())
+        result |= _groups(admin_rules.tables(file, file, admin_rules.owners()), file)
+    return result | _groups(admin_rules.of_user(), settings.user_file())
 
 
-def expanded(pattern: str) -> list[str]:
-    """Return the names that a pattern means: gpu[01-03,07] is gpu01, gpu02, gpu03 and gpu07.
+def expand(pattern: str) -> list[str]:
+    """Return the host names of a pattern: gpu[01-03,07] is gpu01, gpu02, gpu03 and gpu07.
 
-    Raises RequestError.
+    Raises:
+        RequestError: The pattern is invalid, or names too many hosts.
     """
-    found = [*islice(_expanded(pattern), MOST_HOSTS + 1)] if len(pattern) <= LONGEST else []
-    if len(found) > MOST_HOSTS:
-        raise RequestError(f"{sanitize(pattern)!r} names more than {MOST_HOSTS} hosts.")
-    if not found or not all(map(NAME.fullmatch, found)):
-        raise RequestError(f"{sanitize(pattern)!r} names no host.")
-    return found
+    names = [*islice(_expand(pattern), MAX_HOSTS + 1)] if len(pattern) <= MAX_PATTERN else []
+    if len(names) > MAX_HOSTS:
+        raise RequestError(f"{sanitize(pattern)!r} names more than {MAX_HOSTS} hosts.")
+    if not names or not all(map(NAME.fullmatch, names)):
+        raise RequestError(f"{sanitize(pattern)!r} is not a valid host name.")
+    return names
 
 
-def _expanded(pattern: str) -> Iterator[str]:
+def _expand(pattern: str) -> Iterator[str]:
     match = RANGE.fullmatch(pattern)
     if match is None:
         yield pattern
@@ -166,10 +187,14 @@ def _expanded(pattern: str) -> Iterator[str]:
     before, numbers, after = match.groups()
     for each in numbers.split(","):
         first, _, last = each.partition("-")
-        if int(last or first) < int(first):  # with none of it, a product would have no end
-            raise RequestError(f"{sanitize(pattern)!r} names no host: {each} is no range.")
+        # A pattern with an empty range yields no name, so a large range before it would be walked
+        # without ever reaching MAX_HOSTS.
+        if int(last or first) < int(first):
+            raise RequestError(
+                f"{sanitize(pattern)!r} is not a valid host name: {each} is not a valid range."
+            )
         for number in range(int(first), int(last or first) + 1):
-            yield from _expanded(f"{before}{number:0{len(first)}}{after}")
+            yield from _expand(f"{before}{number:0{len(first)}}{after}")
 
 
 def _groups(tables: Mapping[str, Any], file: str) -> dict[str, list[str]]:
@@ -181,54 +206,74 @@ def _groups(tables: Mapping[str, Any], file: str) -> dict[str, list[str]]:
         if not (is_list and patterns):
             raise RequestError(
                 f"{sanitize(file, 300)}, [hosts]: {sanitize(name)} must be a list, "
-                'as ["lab1", "lab2"].'
+                'such as ["lab1", "lab2"].'
             )
-    return {name: [x for each in those for x in expanded(each)] for name, those in table.items()}
+    return {
+        name: [host for pattern in patterns for host in expand(pattern)]
+        for name, patterns in table.items()
+    }
 
 
-# -- what they say -------------------------------------------------------------------------------
+# -- answers of the machines ---------------------------------------------------------------------
 
 
-def look(names: Sequence[str], limit_s: float = LIMIT_S) -> said.Hosts:
-    """Ask all of them at once how they stand. A host that does not answer is an answer too."""
-    found = answers(names, LOOK, status_from_json.status, limit_s)
-    return said.Hosts(found, time.time(), tuple(names))
+def read_status(names: Sequence[str], limit_s: float = LIMIT_S) -> hosts_view.Hosts:
+    """Read the status of hosts in parallel. The result has a reason for each that sent none.
+
+    Args:
+        names: The names of the hosts.
+        limit_s: The timeout in seconds.
+    """
+    answers = run_on_all(names, STATUS_COMMAND, status_from_json.status, limit_s)
+    return hosts_view.Hosts(answers, time.time(), tuple(names))
 
 
-def answers(
+def run_on_all(
     names: Sequence[str],
     words: Sequence[str],
-    read: Callable[[object], T],
+    parse: Callable[[object], T],
     limit_s: float = LIMIT_S,
 ) -> dict[str, T | str]:
-    """Run a command of ours on all of them at once; returns what each has said, or why nothing.
+    """Run a `reserve-gpu` command on hosts in parallel.
 
-    read: returns what the JSON means that the command prints, or raises FormatError.
+    Args:
+        names: The names of the hosts.
+        words: The command and its arguments.
+        parse: A function that parses the JSON of the command, and raises FormatError if it can't.
+        limit_s: The timeout in seconds.
+
+    Returns:
+        The parsed answer of each host, or a one-line reason if there is none, by host name.
     """
-    with asked(names, words) as programs:
+    with running_on(names, words) as programs:
         replies = {
-            name: _answer(words[1], name, programs[name], read) for name in heard(programs, limit_s)
+            name: _parse(words[1], name, programs[name], parse) for name in heard(programs, limit_s)
         }
-    return {name: replies.get(name, said.silent(name, limit_s)) for name in names}
+    return {name: replies.get(name, hosts_view.silent(name, limit_s)) for name in names}
 
 
 @contextmanager
-def asked(names: Iterable[str], words: Sequence[str]) -> Iterator[dict[str, Program]]:
-    """Start a command on each host, and end what is left of them. Raises RequestError."""
+def running_on(names: Iterable[str], words: Sequence[str]) -> Iterator[dict[str, Program]]:
+    """Run a command on each host within a `with` block, and end what still runs after it.
+
+    Raises:
+        RequestError: ssh can't be started.
+    """
     try:
         commands = {name: argv(name, words) for name in names}
         with started(commands, spawn.environment(), is_ssh=True) as programs:
             yield programs
     except FileNotFoundError as error:
-        raise RequestError("There is no ssh here. Install OpenSSH's client.") from error
+        raise RequestError("ssh: not found on PATH. Install the OpenSSH client.") from error
     except OSError as error:
         raise RequestError(f"ssh can't be started: {error.strerror}.") from error
 
 
 def argv(name: str, words: Sequence[str]) -> list[str]:
-    """Return what runs a command of ours on a host; this machine is not asked by ssh.
+    """Return the local command line that runs a `reserve-gpu` command on a host.
 
-    The login shell there may be any: it reads plain words alone, and none that people have typed.
+    Commands for this machine run without ssh. The login shell of another host may be any shell, so
+    words that a shell could change, such as a user's note, are sent in hexadecimal.
     """
     program, *rest = words
     if procfs.is_here(name):
@@ -238,27 +283,27 @@ def argv(name: str, words: Sequence[str]) -> list[str]:
     return [*SSH, name, " ".join([program, *rest])]
 
 
-def _answer(command: str, name: str, program: Program, read: Callable[[object], T]) -> T | str:
-    """Return what a host has said, checked."""
+def _parse(command: str, name: str, program: Program, parse: Callable[[object], T]) -> T | str:
+    """Return the parsed answer of a host, or the reason why there is none."""
     if program.code():
         return problem(name, program, command)
     out, _ = program.said
     try:
-        return read(fields_in(out))
+        return parse(fields_in(out))
     except untrusted.FormatError as error:
-        return said.another_format(name, error.version, _text(out), command)
+        return hosts_view.another_format(name, error.version, _text(out), command)
 
 
 def problem(name: str, program: Program, command: str = "status") -> str:
-    """Return what went wrong on a host, and what to do."""
+    """Return a message about a failed command on a host, with advice."""
     out, err = map(_text, program.said)
-    return said.failed(name, program.code(), out, err, command)
+    return hosts_view.failed(name, program.code(), out, err, command)
 
 
 def fields_in(data: bytes) -> dict[str, Any]:
-    """Return the JSON in what a host has said; what a login shell says may stand around it."""
+    """Return the JSON object in the output of a host, which may include text of a login shell."""
     text = data.decode("utf-8", "replace")
-    for start in islice(re.finditer(r"^\{", text, re.MULTILINE), MOST_STARTS):
+    for start in islice(re.finditer(r"^\{", text, re.MULTILINE), MAX_STARTS):
         with suppress(ValueError, RecursionError):
             fields, _ = json.JSONDecoder().raw_decode(text, start.start())
             return dict(fields)

@@ -1,6 +1,6 @@
-"""Read the status of another machine from its JSON, as `Status.to_dict` writes it there.
+"""Parse the status of another machine from the JSON that its `Status.to_dict` has written.
 
-Nothing of what another machine says decides who may have a device.
+The JSON is untrusted. It is only shown, and never decides which process may have a device.
 """
 
 from __future__ import annotations
@@ -23,88 +23,96 @@ MODES = {name: mode for mode, name in COMPUTE_MODES.items()}
 HELD = (State.RESERVED, State.FULL)
 
 
-def status(fields: object) -> Status:
-    """Return the status that the JSON describes. Raises FormatError."""
-    said = table(fields, VERSION, "devices")
-    message = said.text("message")
-    waiting = tuple(map(_ticket, said.tables("waiting")))
+def status(parsed: object) -> Status:
+    """Return the status that parsed JSON describes.
+
+    Raises:
+        FormatError: The JSON is not a status in a supported version.
+    """
+    fields = table(parsed, VERSION, "devices")
+    message = fields.text("message")
+    waiting = tuple(map(_ticket, fields.tables("waiting")))
     return Status(
-        tuple(_row(device, waiting) for device in said.tables("devices")),
+        tuple(_row(device, waiting) for device in fields.tables("devices")),
         waiting,
-        said.text("problem"),
-        said.number("time") or 0.0,
-        said.text("host") or "",
-        limit=said.text("limit"),
+        fields.text("problem"),
+        fields.number("time") or 0.0,
+        fields.text("host") or "",
+        limit=fields.text("limit"),
         rules=Rules("", "", message) if message else None,
-        user=said.text("user"),
+        user=fields.text("user"),
     )
 
 
-def _row(said: Fields, waiting: Sequence[Ticket]) -> DeviceStatus:
-    fields = (fields_of(Process, each.fields) for each in said.tables("processes"))
-    every = [Process(**{"pid": 0, **each}) for each in fields]
-    uses, drawing = split_graphics(every, said.number("memory_total_mib"))
-    state, reason = _state(said), said.text("reason")
-    place = said.integer("next_in_line") or 0
-    percent = said.integer("utilisation_percent")
+def _row(fields: Fields, waiting: Sequence[Ticket]) -> DeviceStatus:
+    every = [
+        Process(**{"pid": 0, **fields_of(Process, each.fields)})
+        for each in fields.tables("processes")
+    ]
+    uses, drawing = split_graphics(every, fields.number("memory_total_mib"))
+    state, reason = _state(fields), fields.text("reason")
+    place = fields.integer("next_in_line") or 0
+    percent = fields.integer("utilisation_percent")
     row = DeviceStatus(
-        _device(said, reason),
-        State.RESERVED if state is State.KEPT else state,  # as a row has it; its holder tells
-        usage=_usage(said, every),
+        _device(fields, reason),
+        State.RESERVED if state is State.KEPT else state,  # the holder's record has "kept"
+        usage=_usage(fields, every),
         processes=tuple(uses),
-        holders=tuple(map(_holder, said.tables("holders"))),
-        is_unused=said.boolean("is_reserved_but_idle"),
-        is_unreserved_use=said.boolean("is_used_without_reservation"),
+        holders=tuple(map(_holder, fields.tables("holders"))),
+        is_unused=fields.boolean("is_reserved_but_idle"),
+        is_unreserved_use=fields.boolean("is_used_without_reservation"),
         awaited_by=waiting[place - 1].holder if 0 < place <= len(waiting) else None,
         graphics=tuple(drawing),
-        promisable_mib=said.number("memory_promisable_mib"),
-        **fields_of(Gauges, {**said.fields, "utilisation": percent}),
+        promisable_mib=fields.number("memory_promisable_mib"),
+        **fields_of(Gauges, {**fields.fields, "utilisation": percent}),
     )
     if row.state in HELD and reason:
         row = row._replace(use_state=State.BUSY)
-    # Mostly the reason can be told from the readings; where it can't, the other machine knows more.
+    # The reason usually follows from the readings. If it does not, the other machine knows more
+    # than it has sent, so its own text is kept.
     return row if reasons.cause(row) == (reason or "") else row._replace(reason=reason)
 
 
-def _state(said: Fields) -> State:
-    return known(State, said.text("state")) or State.UNKNOWN
+def _state(fields: Fields) -> State:
+    return known(State, fields.text("state")) or State.UNKNOWN
 
 
-def _device(said: Fields, reason: str | None) -> Device | Fault:
-    fields = fields_of(Device, {**said.fields, "memory_mib": said.integer("memory_total_mib")})
-    device = Device(**{"index": 0, "uuid": "", **fields})
+def _device(fields: Fields, reason: str | None) -> Device | Fault:
+    memory_mib = fields.integer("memory_total_mib")
+    known_fields = fields_of(Device, {**fields.fields, "memory_mib": memory_mib})
+    device = Device(**{"index": 0, "uuid": "", **known_fields})
     if not device.uuid:
-        return Fault(device.index, reason or "", device.instance, _state(said))
+        return Fault(device.index, reason or "", device.instance, _state(fields))
     return device._replace(gpu_uuid=None) if device.gpu_uuid == device.uuid else device
 
 
-def _usage(said: Fields, processes: Sequence[Process]) -> Usage | None:
-    used_mib, mode = said.number("memory_used_mib"), MODES.get(said.text("compute_mode") or "")
+def _usage(fields: Fields, processes: Sequence[Process]) -> Usage | None:
+    used_mib, mode = fields.number("memory_used_mib"), MODES.get(fields.text("compute_mode") or "")
     if used_mib is None and mode is None:
         return None
     kinds = [process.kind for process in processes]
     return Usage(
         compute=kinds.count("compute"),
         mps=kinds.count("MPS"),
-        total_mib=said.number("memory_total_mib"),
+        total_mib=fields.number("memory_total_mib"),
         used_mib=used_mib,
         graphics_mib=float(sum(p.memory_mib or 0 for p in processes if p.kind == GRAPHICS)),
         mode=mode,
     )
 
 
-def _holder(said: Fields) -> Holder:
-    record = Record.from_dict({**said.fields, "part_mib": said.number("memory_promised_mib")})
-    record = record._replace(guest_of=0.0 if said.boolean("is_guest") else None)
+def _holder(fields: Fields) -> Holder:
+    record = Record.from_dict({**fields.fields, "part_mib": fields.number("memory_promised_mib")})
+    record = record._replace(guest_of=0.0 if fields.boolean("is_guest") else None)
     return Holder(
         record,
-        record.who.pid if said.boolean("confirmed") else None,
-        elsewhere=said.boolean("elsewhere") is True,
-        last_cell=said.number("last_cell"),
-        used_mib=said.number("memory_used_mib"),
-        beside=said.text("beside"),
+        record.who.pid if fields.boolean("confirmed") else None,
+        elsewhere=fields.boolean("elsewhere") is True,
+        last_cell=fields.number("last_cell"),
+        used_mib=fields.number("memory_used_mib"),
+        beside=fields.text("beside"),
     )
 
 
-def _ticket(said: Fields) -> Ticket:
-    return Ticket(0, "", frozenset(said.texts("wants")), _holder(said), said.text("asks"))
+def _ticket(fields: Fields) -> Ticket:
+    return Ticket(0, "", frozenset(fields.texts("wants")), _holder(fields), fields.text("asks"))

@@ -1,1 +1,1 @@
-"""`reserve-gpu report`."""
+"""The `reserve-gpu report` command."""

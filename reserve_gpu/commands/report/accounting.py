@@ -1,4 +1,4 @@
-"""`reserve-gpu report`: the histories that this user may read, here and on other machines."""
+"""The `reserve-gpu report` command: sum up the usage history of this machine or of others."""
 
 from __future__ import annotations
 
@@ -27,40 +27,42 @@ if TYPE_CHECKING:
 
     from reserve_gpu.commands.report.totals import Hours, Summary
 
-DRIVER_LIMIT_S = 5.0  # for the driver to say what the devices are called
-WORDS = ("reserve-gpu", "report", "--format", "json")
+DRIVER_LIMIT_S = 5.0  # seconds to wait for the driver to list the devices
+REPORT_COMMAND = ("reserve-gpu", "report", "--format", "json")
 
 
 def run(arguments: Namespace) -> output.Output:
-    """Return the report that these arguments ask for. Raises RequestError."""
+    """Return the report that the arguments select.
+
+    Raises:
+        RequestError: An argument is invalid.
+    """
     now = time.time()
     since, lasts_s = parsing.parse_since(arguments.since, now)
     machines = other_machines(arguments)
     if machines is None:
-        report = _here(arguments.by, since, now)
+        report = _local_report(arguments.by, since, now)
     else:
         output.end_with_ssh()
-        report = _elsewhere(machines, arguments.by, since)._replace(since=since, until=now)
+        report = _remote_report(machines, arguments.by, since)._replace(since=since, until=now)
     code = 0 if report.has_answers else DriverError.exit_code
     return output.answer(report._replace(lasts_s=lasts_s), arguments.format, "GPU-hours", code)
 
 
-def _elsewhere(machines: OtherMachines, by: str, since: float) -> Report:
-    """Return the report of other machines."""
-    words = (*WORDS, "--by", by, "--since", f"@{since:.0f}")
-    said = machines.ask(words, read_report)
-    problems = {name: each for name, each in said.items() if isinstance(each, str)}
-    reports = {name: each for name, each in said.items() if isinstance(each, Report)}
-    whole = merged(reports, by)
-    return whole._replace(host=", ".join(said), problems=problems, has_answers=bool(reports))
+def _remote_report(machines: OtherMachines, by: str, since: float) -> Report:
+    words = (*REPORT_COMMAND, "--by", by, "--since", f"@{since:.0f}")
+    answers = machines.run(words, read_report)
+    problems = {name: each for name, each in answers.items() if isinstance(each, str)}
+    reports = {name: each for name, each in answers.items() if isinstance(each, Report)}
+    total = merged(reports, by)
+    return total._replace(host=", ".join(answers), problems=problems, has_answers=bool(reports))
 
 
-def _here(by: str, since: float, now: float) -> Report:
-    """Return the report of this machine."""
+def _local_report(by: str, since: float, now: float) -> Report:
     cut: set[str] = set()
     summary = totals.summed(log_reader.since(since, now, cut), by)
     is_tiny = totals.together(summary.days.values()).reserved < LEAST_HOURS
-    is_of_today = [*summary.days] == [totals.day(now)]
+    is_only_today = [*summary.days] == [totals.day(now)]
     older = (each.entry.start < since for each in log_reader.since(0.0, since, set()))
     sees_all = os.geteuid() == places.ROOT and places.is_for_all(settings.history_directory())
     return Report(
@@ -72,41 +74,48 @@ def _here(by: str, since: float, now: float) -> Report:
         now,
         host=procfs.machine_name(),
         user=None if sees_all else procfs.user_name(os.geteuid()),
-        is_kept=log_reader.exists() or _is_on(),
+        is_kept=log_reader.exists() or _is_enabled(),
         file=settings.user_file(),
         cut=tuple(sorted(cut)),
-        is_new=is_tiny and is_of_today and not any(older),
+        is_new=is_tiny and is_only_today and not any(older),
     )
 
 
-def _is_on() -> bool:
-    """Tell whether what this user reserves from now on is logged."""
-    with suppress(RequestError):  # a mistake in the user's own file
+def _is_enabled() -> bool:
+    """Return whether new reservations of this user are logged."""
+    with suppress(RequestError):  # the user's file is invalid
         return places.path_to_write(rules()) is not None
     return False
 
 
 def _labelled(summary: Summary) -> Mapping[str, Hours]:
-    """Return the rows by what devices are called; of two that had one name with their UUIDs.
+    """Return the rows by the labels of the devices instead of their UUIDs.
 
-    What users have written names what is not there any more, where that is one user's alone.
+    Devices with the same label also get the start of their UUID. A device that the driver no longer
+    lists gets its label from the history, but only if the history is of one user, because users
+    can write any label.
     """
     labels: dict[str, str] = dict(*summary.labels.values()) if len(summary.labels) == 1 else {}
     with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
         labels |= {each.uuid: each.label for each in gpus.walk() if isinstance(each, Device)}
-    called = [labels.get(uuid, uuid) for uuid in summary.rows]
+    row_labels = [labels.get(uuid, uuid) for uuid in summary.rows]
     names = (
-        f"{label} {uuid[:12]}" if called.count(label) > 1 else label
-        for label, uuid in zip(called, summary.rows, strict=True)
+        f"{label} {uuid[:12]}" if row_labels.count(label) > 1 else label
+        for label, uuid in zip(row_labels, summary.rows, strict=True)
     )
     return dict(zip(names, summary.rows.values(), strict=True))
 
 
 def merged(reports: Mapping[str, Report], by: str) -> Report:
-    """Return the reports of several hosts as one; devices are called by the host, too."""
+    """Return one report of several hosts.
 
-    def named(name: str, what: str) -> str:
-        return f"{name}:{what}" if by == "gpu" else what
+    Args:
+        reports: The report of each host, by host name.
+        by: The kind of the rows. Devices are prefixed with the name of their host.
+    """
+
+    def full_name(host: str, row: str) -> str:
+        return f"{host}:{row}" if by == "gpu" else row
 
     idle = [
         each._replace(gpus=tuple(f"{name}:{gpu}" for gpu in each.gpus))
@@ -116,9 +125,9 @@ def merged(reports: Mapping[str, Report], by: str) -> Report:
     users = {one.user for one in reports.values()}
     return Report(
         by,
-        _added((named(name, what), hours) for name, one in reports.items()
-               for what, hours in one.rows.items()),
-        _added(row for one in reports.values() for row in one.days.items()),
+        _summed((full_name(host, row), hours) for host, one in reports.items()
+                for row, hours in one.rows.items()),
+        _summed(row for one in reports.values() for row in one.days.items()),
         tuple(sorted(idle, key=lambda each: -each.idle_hours)[: totals.MOST_IDLE]),
         user=users.pop() if len(users) == 1 else None,
         is_kept=any(one.is_kept for one in reports.values()) or not reports,
@@ -127,7 +136,7 @@ def merged(reports: Mapping[str, Report], by: str) -> Report:
     )  # fmt: skip
 
 
-def _added(rows: Iterable[tuple[str, Hours]]) -> Mapping[str, Hours]:
+def _summed(rows: Iterable[tuple[str, Hours]]) -> Mapping[str, Hours]:
     sums: dict[str, Hours] = {}
     for name, hours in rows:
         sums[name] = totals.together([sums[name], hours]) if name in sums else hours
@@ -135,13 +144,14 @@ def _added(rows: Iterable[tuple[str, Hours]]) -> Mapping[str, Hours]:
 
 
 MORE = """\
-It shows what was logged where `history = true` is set: your own reservations,
-and for root those of all. A part of a GPU counts by its share of the memory.
+The report covers reservations made while `history = true` was set: your own
+or, for root, those of all users. A part of a GPU counts by its share of the
+memory.
 
 examples:
   reserve-gpu report                            each user, in the last 7 days
   reserve-gpu report --since Mon --by notebook  each notebook, since Monday
-  reserve-gpu report --hosts lab                all machines of the group lab
+  reserve-gpu report --hosts lab                all machines in the group lab
   reserve-gpu report --since 2026-11-01 --format html > november.html
 """
 OPTIONS = (

@@ -1,4 +1,4 @@
-"""What the lines of histories sum up to. Pure functions of values."""
+"""Sum up the lines of usage histories, in pure functions."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -10,22 +10,28 @@ from reserve_gpu.log.log_lines import Kind, LogLine
 from reserve_gpu.log.log_reader import Logged
 
 HOUR_S = 3600.0
-MOST_IDLE = 5  # reservations that are named
-LEAST_IDLE_HOURS = 1.0  # of one that is named
+MOST_IDLE = 5  # number of idle reservations that a report lists
+LEAST_IDLE_HOURS = 1.0  # minimum idle time of a listed reservation
 QUARTER_S = 900
 UNKNOWN = "?"
-# Names and reservations are what users have written, so there may be a million of them.
-MOST_NAMES = 5_000  # of one user
-OTHERS = "others"  # what further names are counted for
-MOST_GPUS = 256  # of one reservation, and of one user
-MOST_RESERVATIONS = 50_000  # among which the longest idle ones are looked for
+# Users write their own histories, so there may be a million names and reservations.
+MOST_NAMES = 5_000  # maximum number of rows per user
+OTHERS = "others"  # name of the row for all further names of a user
+MOST_GPUS = 256  # maximum number of GPUs per reservation and per user
+MOST_RESERVATIONS = 50_000  # number of reservations kept while looking for the longest idle ones
 
 
 class Hours(NamedTuple):
-    """Sums in GPU-hours; a part of a GPU counts by its share of the memory. waited is in hours.
+    """Sums in GPU-hours. A part of a GPU counts by its share of the memory.
 
-    used, idle: of the reserved ones; the rest could not be read. over: used more than was promised,
-    or for longer.
+    Attributes:
+        reserved: The time for which GPUs were reserved.
+        used: The part of the reserved time in which the GPUs were used.
+        idle: The part of the reserved time in which the GPUs were not used. The use in the
+            remaining reserved time could not be read.
+        over: The time in which a reservation used more memory than it had reserved, or was past
+            its end.
+        waited: The time spent in the queue, in hours.
     """
 
     reserved: float = 0.0
@@ -36,12 +42,20 @@ class Hours(NamedTuple):
 
     @property
     def unknown(self) -> float:
-        """Return the reserved hours of which nobody could read whether they were used."""
+        """Return the reserved GPU-hours whose use could not be read."""
         return max(0.0, self.reserved - self.used - self.idle)
 
 
 class Idle(NamedTuple):
-    """A reservation that lay idle for long: whose, what it is called, of which GPUs, since when."""
+    """The idle time of one reservation.
+
+    Attributes:
+        user: The owner of the reservation.
+        name: The name of its notebook or command.
+        gpus: The UUIDs or labels of its devices.
+        since: The start of the reservation, in seconds since the epoch.
+        idle_hours: Its idle time in GPU-hours.
+    """
 
     user: str = UNKNOWN
     name: str | None = None
@@ -50,36 +64,36 @@ class Idle(NamedTuple):
     idle_hours: float = 0.0
 
 
-def together(every: Iterable[Hours]) -> Hours:
-    """Return the sums of each kind of hours."""
-    return Hours(*map(sum, zip(*every, strict=True)))
+def together(items: Iterable[Hours]) -> Hours:
+    """Return the sum of several `Hours`."""
+    return Hours(*map(sum, zip(*items, strict=True)))
 
 
 def hours(entry: LogLine) -> Hours:
-    """Return what one line adds."""
+    """Return the hours of one history line."""
     if entry.kind is Kind.WAITED:
         return Hours(waited=entry.seconds / HOUR_S)
-    whole = entry.share / HOUR_S
+    factor = entry.share / HOUR_S
     return Hours(
-        entry.seconds * whole,
-        (entry.used_s or 0.0) * whole,
-        (entry.idle_s or 0.0) * whole,
-        (entry.over_s or 0.0) * whole,
+        entry.seconds * factor,
+        (entry.used_s or 0.0) * factor,
+        (entry.idle_s or 0.0) * factor,
+        (entry.over_s or 0.0) * factor,
     )
 
 
 def day(at: float) -> str:
-    """Return the day of that moment, in local time."""
+    """Return the local date of a time, such as `2026-11-24`."""
     return _day_of_quarter(int(at // QUARTER_S))
 
 
-@lru_cache(1 << 16)  # more than a year has
+@lru_cache(1 << 16)  # more than the quarter-hours of a year
 def _day_of_quarter(quarter: int) -> str:
-    """Return the day of a quarter of an hour: all time zones differ by whole ones."""
+    """Return the local date of a quarter of an hour; UTC offsets are multiples of it."""
     return time.strftime("%Y-%m-%d", time.localtime(quarter * QUARTER_S))
 
 
-# What a line counts for; None for a wait, which may be for any device.
+# The row that a history line belongs to. With `gpu` it is None for a wait, which is for any GPU.
 KEYS: dict[str, Callable[[Logged], str | None]] = {
     "user": lambda logged: logged.user,
     "notebook": lambda logged: f"{logged.user}: {logged.entry.name or UNKNOWN}",
@@ -89,10 +103,13 @@ KEYS: dict[str, Callable[[Logged], str | None]] = {
 
 
 class Summary(NamedTuple):
-    """What histories come to.
+    """The sums of histories.
 
-    rows: by what was asked for. days: by day. idle: the reservations that lay idle for longest.
-    labels: what each user calls devices, by UUID.
+    Attributes:
+        rows: The hours of each user, notebook, GPU or day.
+        days: The hours of each day.
+        idle: The reservations with the longest idle times.
+        labels: The labels of devices in each user's history, by user and UUID.
     """
 
     rows: Mapping[str, Hours]
@@ -102,7 +119,13 @@ class Summary(NamedTuple):
 
 
 def summed(lines: Iterable[Logged], by: str = "user") -> Summary:
-    """Sum up the lines. by: one of KEYS; of several users notebooks are named with their user."""
+    """Sum up history lines.
+
+    Args:
+        lines: The lines, with their users.
+        by: The kind of the rows, a key of `KEYS`. Notebooks have the user's name in front if there
+            are several users.
+    """
     key, rows, days, idle = KEYS[by], _Sums(), _Sums(), _IdleTimes()
     labels: dict[str, dict[str, str]] = {}
     for logged in lines:
@@ -111,9 +134,9 @@ def summed(lines: Iterable[Logged], by: str = "user") -> Summary:
         if (name := key(logged)) is not None:
             rows.add(user, name, added)
         days.add(user, day(entry.start), added)
-        own = labels.setdefault(user, {})
-        if entry.gpu and entry.label and len(own) < MOST_GPUS:
-            own[entry.gpu] = entry.label
+        user_labels = labels.setdefault(user, {})
+        if entry.gpu and entry.label and len(user_labels) < MOST_GPUS:
+            user_labels[entry.gpu] = entry.label
         if added.idle:
             idle.add(logged, added.idle)
     sums = rows.all()
@@ -123,45 +146,45 @@ def summed(lines: Iterable[Logged], by: str = "user") -> Summary:
 
 
 class _Sums:
-    """Sums by name; a sum is a list while it grows, as there may be a million of additions."""
+    """Sums by name. Each sum is a mutable list, because there may be a million additions."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
-        self._left: dict[str, int] = {}  # how many more names each user may bring in
+        self._new_names: dict[str, int] = {}  # number of further names that a user may add
 
     def add(self, user: str, name: str, added: Hours) -> None:
-        before = self._sums.get(name)
-        if before is None:
-            left = self._left.get(user, MOST_NAMES)
-            self._left[user] = left - bool(left)
-            known = name if left else f"{user}: {OTHERS}"
-            before = self._sums.setdefault(known, [0.0] * len(added))
+        total = self._sums.get(name)
+        if total is None:
+            available = self._new_names.get(user, MOST_NAMES)
+            self._new_names[user] = available - bool(available)
+            row = name if available else f"{user}: {OTHERS}"
+            total = self._sums.setdefault(row, [0.0] * len(added))
         for kind, number in enumerate(added):
-            before[kind] += number
+            total[kind] += number
 
     def all(self) -> dict[str, Hours]:
         return {name: Hours(*each) for name, each in self._sums.items()}
 
 
 class _IdleTimes:
-    """For how long each reservation lay idle, and on which devices, by their UUIDs."""
+    """The idle time of each reservation, and the UUIDs of its devices."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[str, str], Idle] = {}
 
     def add(self, logged: Logged, idle_hours: float) -> None:
         user, entry = logged
-        before = self._idle.get((user, entry.id))
-        if before is None:
+        idle = self._idle.get((user, entry.id))
+        if idle is None:
             if len(self._idle) >= 2 * MOST_RESERVATIONS:
                 self._idle = dict(self._most(MOST_RESERVATIONS))
-            before = Idle(user, since=entry.since)
-        name = before.name or entry.name  # named later, in VS Code
-        gpus = before.gpus
+            idle = Idle(user, since=entry.since)
+        name = idle.name or entry.name  # in VS Code the name is known only later
+        gpus = idle.gpus
         if entry.gpu and entry.gpu not in gpus and len(gpus) < MOST_GPUS:
             gpus += (entry.gpu,)
-        lain = Idle(user, name, gpus, before.since, before.idle_hours + idle_hours)
-        self._idle[user, entry.id] = lain
+        total = idle.idle_hours + idle_hours
+        self._idle[user, entry.id] = Idle(user, name, gpus, idle.since, total)
 
     def longest(self, labels: Mapping[str, Mapping[str, str]]) -> tuple[Idle, ...]:
         return tuple(

@@ -1,4 +1,4 @@
-"""Who used what: a value that is shown as tables with bars, as a page and as JSON."""
+"""The report of GPU use, and its form as tables with bars and as JSON."""
 
 from __future__ import annotations
 
@@ -19,37 +19,45 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-VERSION = 1  # of the JSON; names are only ever added to it
+VERSION = 1  # version of the JSON format; names are added but never removed
 DAY_S, HOUR_S = 86400, 3600
-MOST_ROWS = 40  # that are shown; the rest is one row. Days all are
+MOST_ROWS = 40  # maximum number of table rows, except for days; the last row sums up the rest
 MOST_DAYS = 366
-MOST_HOURS = 12_000  # rows that are read of another machine
-LEAST_UNKNOWN = 0.05  # of the reserved hours: what could not be read is told from there on
+MOST_HOURS = 12_000  # maximum number of rows read from another machine
+LEAST_UNKNOWN = 0.05  # minimum share of unknown hours that a report mentions
 BY_DAY = "day"
-LEGEND = ("used", "idle", "not known")
-# Of each column: what it is worth where not all have room, and what it means if that is not clear.
+LEGEND = ("used", "idle", "unknown")
+# Each column has a priority, for screens that are too narrow, and an explanation if it needs one.
 COLUMNS = {
     "reserved": (9, ""),
     "used": (7, ""),
     "idle": (8, ""),
-    "over": (4, "more than was promised, or for longer"),
+    "over": (4, "more memory than reserved, or past the end of the reservation"),
     "waited": (5, "hours in the queue"),
 }
-ALWAYS = ("reserved", "used", "idle")  # of which a zero is told
+ALWAYS = ("reserved", "used", "idle")  # columns that show zeros
 SWITCH = ("history = true", TYPED)
 
 
 class Report(NamedTuple):
-    """What reservations came to since a moment.
+    """The use of GPUs in a period.
 
-    by: what the rows are: `user`, `notebook`, `gpu` or `day`. rows: the hours of each.
-    days: of each day, as `2026-11-24`. longest_idle: the reservations that lay idle for longest.
-    since, until: in seconds since the epoch. lasts_s: what was asked for, None for a moment.
-    host: the machine, or several. user: whose history alone it is, None for that of all.
-    is_kept: there is a history. file: where it is switched on.
-    problems: why hosts have not answered, in a line for each. has_answers: not all of them.
-    cut: users of whose lines only the newest are counted, as there are too many.
-    is_new: it has begun today, and nothing can be summed up yet.
+    Attributes:
+        by: The kind of the rows: `user`, `notebook`, `gpu` or `day`.
+        rows: The hours of each row, by name.
+        days: The hours of each day, by dates such as `2026-11-24`.
+        longest_idle: The reservations with the longest idle times.
+        since: The start of the period, in seconds since the epoch.
+        until: The end of the period, in seconds since the epoch.
+        lasts_s: The length of the period in seconds; None if the user has given a start.
+        host: The name of the machine, or the names of several.
+        user: The user whose history this is; None for several users.
+        is_kept: Whether there is a history.
+        file: The configuration file that enables the history.
+        problems: A one-line reason for each host that did not answer, by host name.
+        has_answers: Whether any host answered.
+        cut: The users with too many history lines. Only their newest lines are counted.
+        is_new: Whether the history started today and is still too short for a report.
     """
 
     by: str
@@ -70,18 +78,18 @@ class Report(NamedTuple):
 
     @property
     def total(self) -> Hours:
-        """Return the hours of all together."""
+        """Return the sum of all hours."""
         return together(self.days.values())
 
     def picture(self) -> Picture:
-        """Return what it looks like."""
+        """Return the picture of the report."""
         tables = [each for each in (_hours(self), _longest_idle(self)) if each.height]
         tables = [] if self.is_new else tables
         head = [*_head(self)]
         return Picture(Layout(head, foot=[*_foot(self)], sheets=tables), head[0][0][0])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what programs read, in the shape that docs/report.md describes."""
+        """Return the JSON object that docs/report.md describes."""
         return {
             "version": VERSION,
             "host": self.host,
@@ -106,29 +114,33 @@ def _rounded(hours: Hours) -> dict[str, float]:
     return {f"{kind}_hours": round(value, 4) for kind, value in hours._asdict().items()}
 
 
-# -- the picture -----------------------------------------------------------------------------------
+# -- picture ---------------------------------------------------------------------------------------
 
 
 def _head(report: Report) -> Iterator[Line]:
     yield ((_sentence(report), STRONG),)
     since = time.strftime("%a %Y-%m-%d %H:%M", time.localtime(report.since))
-    whose = f", {sanitize(report.user)}" if report.user else ""
-    yield ((f"{sanitize(report.host, REASON_LIMIT)}{whose}, since {since}", FAINT),)
+    user = f", {sanitize(report.user)}" if report.user else ""
+    yield ((f"{sanitize(report.host, REASON_LIMIT)}{user}, since {since}", FAINT),)
     for host, problem in report.problems.items():
         yield (sanitize(host), STRONG), ": ", (sanitize(problem, REASON_LIMIT), MARK)
-    for user in report.cut:
-        yield (sanitize(user), STRONG), ": ", ("too many lines, of which the newest count", MARK)
+    for name in report.cut:
+        yield (
+            (sanitize(name), STRONG),
+            ": ",
+            ("too many history lines; only the newest are counted", MARK),
+        )
 
 
 def _sentence(report: Report) -> str:
-    """Return `31.0 GPU-hours reserved in the last 7 days, 22.0 of them idle.`."""
+    """Return a sentence like `31.0 GPU-hours reserved in the last 7 days, 22.0 of them idle.`."""
     total, since = report.total, _period(report)
     if not report.is_kept:
         return "No history is kept here."
     if not report.has_answers:
         return "No machine answered."
     if report.is_new:
-        return "The history has just begun: there is hardly anything in it yet."
+        return "The history started recently, so there is little to report yet."
     if not total.reserved:
         return f"No GPU was reserved {since}."
     if total.reserved < phrases.LEAST_HOURS:
@@ -150,15 +162,17 @@ def _period(report: Report) -> str:
 
 
 def _hours(report: Report) -> Sheet:
-    """Return the table with a row for each user, notebook, device or day, and their sum."""
+    """Return the table of the rows and their sum."""
     rows = _folded(_sorted(report), MOST_DAYS if report.by == BY_DAY else MOST_ROWS)
     longest = max((hours.reserved for _, hours in rows), default=0.0)
     has_total = len(rows) > 1
-    every = [hours for _, hours in rows] + [report.total] * has_total
+    row_hours = [hours for _, hours in rows] + [report.total] * has_total
     names = [sanitize(name, NOTEBOOK_LIMIT) for name, _ in rows] + ["total"] * has_total
     columns = [Column(report.by.replace("gpu", "GPU"), tuple(names))]
-    for kind in _told(rows):
-        cells = (phrases.hours(getattr(each, kind), is_zero_told=kind in ALWAYS) for each in every)
+    for kind in _used_columns(rows):
+        cells = (
+            phrases.hours(getattr(each, kind), is_zero_told=kind in ALWAYS) for each in row_hours
+        )
         columns.append(Column(kind, tuple(cells), COLUMNS[kind][0], is_figure=True))
     bars = tuple(
         (hours.used / longest, hours.idle / longest, hours.unknown / longest)
@@ -172,18 +186,27 @@ def _hours(report: Report) -> Sheet:
 
 
 def _longest_idle(report: Report) -> Sheet:
-    """Return the table of the reservations that lay idle for longest."""
-    every = report.longest_idle
+    """Return the table of the reservations with the longest idle times."""
+    reservations = report.longest_idle
     columns = [
-        Column("notebook", tuple(sanitize(each.name or "?", NOTEBOOK_LIMIT) for each in every)),
-        Column("idle", tuple(phrases.hours(each.idle_hours) for each in every), 9, is_figure=True),
-        Column("GPU", tuple(_devices(each.gpus) for each in every), 6),
-        Column("user", tuple(sanitize(each.user, NOTEBOOK_LIMIT) for each in every), 8),
-        Column("since", tuple(durations.moment(each.since, report.until) for each in every), 7),
+        Column(
+            "notebook", tuple(sanitize(each.name or "?", NOTEBOOK_LIMIT) for each in reservations)
+        ),
+        Column(
+            "idle",
+            tuple(phrases.hours(each.idle_hours) for each in reservations),
+            9,
+            is_figure=True,
+        ),
+        Column("GPU", tuple(_devices(each.gpus) for each in reservations), 6),
+        Column("user", tuple(sanitize(each.user, NOTEBOOK_LIMIT) for each in reservations), 8),
+        Column(
+            "since", tuple(durations.moment(each.since, report.until) for each in reservations), 7
+        ),
     ]
     if report.user:
         columns = [column for column in columns if column.title != "user"]
-    return Sheet(tuple(columns), title="idle for longest while reserved")
+    return Sheet(tuple(columns), title="longest idle reservations")
 
 
 def _devices(gpus: Sequence[str]) -> str:
@@ -193,27 +216,27 @@ def _devices(gpus: Sequence[str]) -> str:
 
 def _foot(report: Report) -> Iterator[Line]:
     if not report.is_kept:
-        yield "Switch it on with ", SWITCH, f" in {sanitize(report.file, REASON_LIMIT)}"
-        yield (("What is logged then, and where: docs/history.md", FAINT),)
+        yield "Turn it on with ", SWITCH, f" in {sanitize(report.file, REASON_LIMIT)}"
+        yield (("See docs/history.md for what is logged, and where.", FAINT),)
         return
-    total, told = report.total, _told([*report.rows.items()])
+    total, columns = report.total, _used_columns([*report.rows.items()])
     if total.unknown > max(LEAST_UNKNOWN * total.reserved, phrases.LEAST_HOURS):
         unknown, reserved = phrases.hours(total.unknown), phrases.hours(total.reserved)
-        yield ((f"Of {unknown} of {reserved} GPU-hours the use could not be read.", FAINT),)
-    if meanings := [f"{kind}: {COLUMNS[kind][1]}" for kind in told if COLUMNS[kind][1]]:
+        yield ((f"The use could not be read for {unknown} of {reserved} GPU-hours.", FAINT),)
+    if meanings := [f"{kind}: {COLUMNS[kind][1]}" for kind in columns if COLUMNS[kind][1]]:
         yield (("; ".join(meanings), FAINT),)
     if report.user:
-        whose = f"This is {sanitize(report.user)}'s history alone."
-        yield ((f"{whose} How root sees that of all users: docs/history.md", FAINT),)
+        text = f"This is {sanitize(report.user)}'s history only."
+        yield ((f"{text} See docs/history.md for how root sees all users.", FAINT),)
 
 
-def _told(rows: Sequence[tuple[str, Hours]]) -> list[str]:
-    """Return the columns in which any row has something."""
+def _used_columns(rows: Sequence[tuple[str, Hours]]) -> list[str]:
+    """Return the columns in which any row has a value above zero."""
     return [kind for kind in COLUMNS if any(getattr(hours, kind) for _, hours in rows)]
 
 
 def _sorted(report: Report) -> list[tuple[str, Hours]]:
-    """Return the rows, who has reserved most first; devices and days in their order."""
+    """Return the rows by reserved hours, largest first; devices and days in natural order."""
     rows = [*report.rows.items()]
     if report.by in (BY_DAY, "gpu"):
         return sorted(rows, key=lambda row: _by_number(row[0]))
@@ -221,46 +244,50 @@ def _sorted(report: Report) -> list[tuple[str, Hours]]:
 
 
 def _by_number(label: str) -> list[tuple[bool, int, str]]:
-    """Return what puts GPU2 before GPU10, and days in their order."""
+    """Return a sort key that puts GPU2 before GPU10."""
     import re
 
     parts = re.split(r"([0-9]{1,9})", label)
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
 
 
-def _folded(rows: Sequence[tuple[str, Hours]], most: int) -> list[tuple[str, Hours]]:
-    """Return the first ones, and one for all others if there are more than that."""
-    if len(rows) <= most:
+def _folded(rows: Sequence[tuple[str, Hours]], limit: int) -> list[tuple[str, Hours]]:
+    """Return at most `limit` rows. If there are more, the last row sums up the rest."""
+    if len(rows) <= limit:
         return [*rows]
-    others = rows[most - 1 :]
-    return [*rows[: most - 1], (f"{len(others)} more", together(hours for _, hours in others))]
+    rest = rows[limit - 1 :]
+    return [*rows[: limit - 1], (f"{len(rest)} more", together(hours for _, hours in rest))]
 
 
-# -- of another machine ---------------------------------------------------------------------------
+# -- report of another machine --------------------------------------------------------------------
 
 
-def read_report(fields: object) -> Report:
-    """Return the report of a history that the JSON describes. Raises FormatError."""
-    said = table(fields, VERSION, "rows")
-    by = said.text("by")
+def read_report(parsed: object) -> Report:
+    """Return the report that parsed JSON of another machine describes.
+
+    Raises:
+        FormatError: The JSON is not a report in a supported version.
+    """
+    fields = table(parsed, VERSION, "rows")
+    by = fields.text("by")
     return Report(
         by if by in KEYS else "user",
-        dict(map(_hours_of, said.tables("rows", MOST_HOURS))),
-        dict(map(_hours_of, said.tables("days", MOST_HOURS))),
-        tuple(map(_idle_of, said.tables("longest_idle"))),
-        said.number("since") or 0.0,
-        said.number("until") or 0.0,
-        host=said.text("host") or "",
-        user=said.text("user"),
-        is_kept=said.boolean("is_kept") is not False,
-        cut=tuple(said.texts("cut")),
+        dict(map(_hours_of, fields.tables("rows", MOST_HOURS))),
+        dict(map(_hours_of, fields.tables("days", MOST_HOURS))),
+        tuple(map(_idle_of, fields.tables("longest_idle"))),
+        fields.number("since") or 0.0,
+        fields.number("until") or 0.0,
+        host=fields.text("host") or "",
+        user=fields.text("user"),
+        is_kept=fields.boolean("is_kept") is not False,
+        cut=tuple(fields.texts("cut")),
     )
 
 
-def _hours_of(said: Fields) -> tuple[str, Hours]:
-    hours = (said.number(f"{kind}_hours") or 0.0 for kind in Hours._fields)
-    return said.text("name") or UNKNOWN, Hours(*hours)
+def _hours_of(fields: Fields) -> tuple[str, Hours]:
+    hours = (fields.number(f"{kind}_hours") or 0.0 for kind in Hours._fields)
+    return fields.text("name") or UNKNOWN, Hours(*hours)
 
 
-def _idle_of(said: Fields) -> Idle:
-    return Idle(**{**fields_of(Idle, said.fields), "gpus": tuple(said.texts("gpus"))})
+def _idle_of(fields: Fields) -> Idle:
+    return Idle(**{**fields_of(Idle, fields.fields), "gpus": tuple(fields.texts("gpus"))})

@@ -1,1 +1,1 @@
-"""`reserve-gpu status` and `--status`."""
+"""The `reserve-gpu status` command and the magic's option `--status`."""

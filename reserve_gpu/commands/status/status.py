@@ -1,4 +1,4 @@
-"""Show how a machine stands, or several: in a shell and in a notebook."""
+"""Show the status of this machine or of other machines, in a shell or a notebook."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
     from reserve_gpu.commands.hosts.hosts_view import Hosts
     from reserve_gpu.render.status_view import Status
 
-ALL = Option("--all", "each GPU, also where many are free and alike")
+ALL = Option("--all", "list every GPU, even if many are free and alike")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `status`."""
-    formats = output.format_options(prometheus="for node_exporter's textfile collector")
+    formats = output.format_options(prometheus="for the textfile collector of node_exporter")
     add((*formats, ALL, HOSTS), parser)
 
 
 def run(arguments: Namespace) -> Output:
-    """Return how this machine stands, or those that were named."""
+    """Return the status of this machine, or of the machines that `--hosts` selects."""
     if machines := other_machines(arguments):
         output.end_with_ssh()
-    seen = _look(machines, Live(sys.stderr), SHELL, is_all=arguments.all)
-    code = 0 if seen.machines else DriverError.exit_code
+    result = _read(machines, Live(sys.stderr), SHELL, is_all=arguments.all)
+    code = 0 if result.machines else DriverError.exit_code
     if arguments.format == "prometheus":
         from reserve_gpu.commands.export import prometheus
 
-        return Output(prometheus.text(seen), code, arguments.format)
-    return output.answer(seen, arguments.format, "GPUs", code)
+        return Output(prometheus.text(result), code, arguments.format)
+    return output.answer(result, arguments.format, "GPUs", code)
 
 
 def run_in_notebook(arguments: Namespace) -> None:
-    """Show how it stands; that there is no driver is an answer too, not a failure."""
+    """Show the status in a cell. A missing driver is printed, not raised as an error."""
     machines = other_machines(arguments)
     try:
-        _look(machines, Live(), MAGIC, is_all=arguments.all).picture().show()
+        _read(machines, Live(), MAGIC, is_all=arguments.all).picture().show()
     except DriverError as error:
         print(error)
         return
@@ -56,7 +56,7 @@ def run_in_notebook(arguments: Namespace) -> None:
         pictures.tell(pictures.of_line(text))
 
 
-def _look(
+def _read(
     machines: OtherMachines | None, live: Live, frontend: Frontend, *, is_all: bool
 ) -> Status | Hosts:
     if machines:

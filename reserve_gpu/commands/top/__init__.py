@@ -1,1 +1,1 @@
-"""`reserve-gpu top`."""
+"""The `reserve-gpu top` command."""

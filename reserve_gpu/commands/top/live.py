@@ -1,4 +1,4 @@
-"""reserve-gpu top: the status live in a terminal, until q."""
+"""The `reserve-gpu top` command: the status in a terminal, refreshed every second."""
 
 from __future__ import annotations
 
@@ -26,77 +26,96 @@ if TYPE_CHECKING:
     from reserve_gpu.render.status_view import Status
 
 
-EVERY_S = 1.0
+REFRESH_S = 1.0  # seconds between two readings of the status
 ESCAPE = "\x1b"
-ENDS = ("q", ESCAPE)
-LEAST_ROOM = 4  # lines: a blank one, the title, a process, and how many more there are
+QUIT_KEYS = ("q", ESCAPE)
+MIN_LINES = 4  # lines of the smallest process list: blank, title, one process, "N more"
 
 
-def _elsewhere() -> str:
-    return f"{own_line('status')} shows the same once."
+def _status_hint() -> str:
+    return f"To see the status once: {own_line('status')}"
 
 
 def add_arguments(_parser: ArgumentParser) -> None:
-    """Add nothing: it has no arguments."""
+    """Add no arguments, because `top` takes none."""
 
 
 def run(_arguments: Namespace) -> Output:
-    """Show the status until q. Raises RequestError where there is no terminal that could."""
+    """Show the status until the user quits.
+
+    Raises:
+        RequestError: There is no terminal, or curses can't use it.
+    """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise RequestError(f"A live picture needs a terminal; {_elsewhere()}")
+        raise RequestError(f"reserve-gpu top needs a terminal. {_status_hint()}")
     try:
         import curses
-    except ImportError:  # Windows
+    except ImportError:  # Python on Windows has no curses
         raise RequestError(
-            f"This Python has no curses, which a live picture needs; {_elsewhere()}"
+            "reserve-gpu top needs the module curses, which this Python does not have. "
+            f"{_status_hint()}"
         ) from None
     is_coloured = terminal.is_coloured(os.environ, is_terminal=True)
-    # So that the terminal is left as it was.
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # SystemExit lets curses.wrapper restore the terminal.
+    previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        with Live(sys.stderr) as live, looking(live.show) as look, suppress(KeyboardInterrupt):
-            first = look()  # what is wrong from the start is said as by any other command
-            live.clear()  # before the screen is another one
-            curses.wrapper(lambda screen: Top(screen, look, is_coloured=is_coloured).run(first))
+        with Live(sys.stderr) as live, looking(live.show) as read, suppress(KeyboardInterrupt):
+            first = read()  # outside curses, so that an error is printed as for other commands
+            live.clear()  # before curses switches to the terminal's alternate screen
+            curses.wrapper(lambda screen: Top(screen, read, is_coloured=is_coloured).run(first))
     except curses.error as error:
         name = sanitize(os.environ.get("TERM", ""))
-        text = f"This terminal can't show a live picture (TERM={name}: {error}); {_elsewhere()}"
+        text = f"reserve-gpu top can't use this terminal (TERM={name}: {error}). {_status_hint()}"
         raise RequestError(text) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
     return Output()
 
 
-def processes(rows: Sequence[DeviceStatus], room: int) -> list[Line]:
-    """Return a line for each process on a device, those with the most memory first.
+def processes(rows: Sequence[DeviceStatus], max_lines: int) -> list[Line]:
+    """Return a list of the processes on all devices, sorted by memory use.
 
-    room: so many lines at most, the title and a blank line among them; else none.
+    Args:
+        rows: The status of each device.
+        max_lines: The maximum number of lines, including a blank line and the title. The list
+            is empty if they do not fit.
     """
-    found = [(row, process) for row in rows for process in (*row.processes, *row.graphics)]
-    found.sort(key=lambda each: -(each[1].memory_mib or 0))
-    if room < LEAST_ROOM or not found:
+    pairs = [(row, process) for row in rows for process in (*row.processes, *row.graphics)]
+    pairs.sort(key=lambda pair: -(pair[1].memory_mib or 0))
+    if max_lines < MIN_LINES or not pairs:
         return []
     lines: list[Line] = [("",), (("processes", FAINT),)]
-    shown_ = found if len(found) <= room - len(lines) else found[: room - len(lines) - 1]
-    for row, process in shown_:
+    available = max_lines - len(lines)
+    shown = pairs if len(pairs) <= available else pairs[: available - 1]
+    for row, process in shown:
         memory = "" if process.memory_mib is None else gib(process.memory_mib)
-        who = f"{sanitize(process.user or '?')}  {sanitize(process.command or '?', COMMAND_LIMIT)}"
-        lines.append((f"{row.label:<6}{memory:>10}  {process.kind:<8}  {process.pid:>8}  {who}",))
-    if rest := len(found) - len(shown_):
-        lines.append((f"{rest} more",))
+        user, command = (
+            sanitize(process.user or "?"),
+            sanitize(process.command or "?", COMMAND_LIMIT),
+        )
+        start = f"{row.label:<6}{memory:>10}  {process.kind:<8}  {process.pid:>8}"
+        lines.append((f"{start}  {user}  {command}",))
+    if hidden := len(pairs) - len(shown):
+        lines.append((f"{hidden} more",))
     return lines
 
 
 class Top:
-    """The live picture on a screen of curses. look: at the machine."""
+    """The live status on a curses screen.
 
-    def __init__(self, screen: Any, look: Callable[[], Status], *, is_coloured: bool) -> None:
+    Args:
+        screen: The curses window.
+        read: A function that reads the status of the machine.
+        is_coloured: Whether to use colors if the terminal has them.
+    """
+
+    def __init__(self, screen: Any, read: Callable[[], Status], *, is_coloured: bool) -> None:
         import curses
 
-        self._curses, self._screen, self._look = curses, screen, look
-        self._above = 0  # lines that are scrolled away
+        self._curses, self._screen, self._read = curses, screen, read
+        self._scroll = 0  # number of lines scrolled off the top
         self._attributes: dict[str, int] = {}
-        with suppress(curses.error):  # a terminal that can't hide its cursor
+        with suppress(curses.error):  # the terminal can't hide its cursor
             curses.curs_set(0)
         if is_coloured and curses.has_colors():
             curses.use_default_colors()
@@ -105,68 +124,69 @@ class Top:
             self._attributes = {"1": curses.A_BOLD, "2": curses.A_DIM}
             self._attributes |= {f"3{n}": curses.color_pair(n) for n in range(1, 7)}
 
-    def run(self, seen: Status | DriverError) -> None:
-        """Show the status, and look again each second, until a key ends it."""
-        due = time.monotonic() + EVERY_S
+    def run(self, status: Status | DriverError) -> None:
+        """Show the status, and refresh it every second, until the user presses a quit key."""
+        due = time.monotonic() + REFRESH_S
         while True:
-            rows = list(self._lines(seen))
+            rows = list(self._lines(status))
             self._draw(rows)
             key = self._key(due - time.monotonic())
-            if key in ENDS:
+            if key in QUIT_KEYS:
                 return
             page = self._screen.getmaxyx()[0] - 1
             steps = {"KEY_DOWN": 1, "KEY_UP": -1, "KEY_NPAGE": page, "KEY_PPAGE": -page}
-            ends = {"KEY_HOME": 0, "KEY_END": len(rows)}
-            self._above = ends.get(key, self._above + steps.get(key, 0))
+            targets = {"KEY_HOME": 0, "KEY_END": len(rows)}
+            self._scroll = targets.get(key, self._scroll + steps.get(key, 0))
             if time.monotonic() >= due:
-                due = time.monotonic() + EVERY_S
+                due = time.monotonic() + REFRESH_S
                 try:
-                    seen = self._look()
-                except DriverError as error:  # it may come back
-                    seen = error
+                    status = self._read()
+                except DriverError as error:  # the driver may recover, so keep trying
+                    status = error
 
-    def _lines(self, seen: Status | DriverError) -> Iterator[Line]:
-        """Yield the lines to show: of what went wrong, or of the machine."""
+    def _lines(self, status: Status | DriverError) -> Iterator[Line]:
+        """Yield the lines of the status, or of the driver's error."""
         height, width = self._screen.getmaxyx()
-        if isinstance(seen, DriverError):
-            yield from terminal.rows(pictures.of_line(str(seen)).layout, width - 1)
+        if isinstance(status, DriverError):
+            yield from terminal.rows(pictures.of_line(str(status)).layout, width - 1)
             return
-        picture = seen._replace(frontend=read_here(SHELL), is_all=True).picture().layout
+        picture = status._replace(frontend=read_here(SHELL), is_all=True).picture().layout
         lines = list(terminal.rows(picture, width - 1))
         lines = list(terminal.rows(picture, width - 1, spare=max(0, height - 1 - len(lines))))
         yield from lines
-        yield from processes(seen.rows, height - 1 - len(lines))
+        yield from processes(status.rows, height - 1 - len(lines))
 
-    def _key(self, left_s: float) -> str:
-        """Return the key that is pressed within that time, or its name, or nothing."""
-        self._screen.timeout(max(0, round(left_s * 1000)))
+    def _key(self, timeout_s: float) -> str:
+        """Return the pressed key or its curses name, or an empty string after the timeout."""
+        self._screen.timeout(max(0, round(timeout_s * 1000)))
         keys: list[str] = []
-        with suppress(self._curses.error):  # no more of them
+        with suppress(self._curses.error):  # no further key is pending
             keys.append(self._screen.getkey())
             self._screen.timeout(0)
-            while keys[0] == ESCAPE:  # what comes with it is one key: Alt-x, or one without a name
+            # Alt-x, or a key that curses can't name, arrives as Esc and further characters.
+            while keys[0] == ESCAPE:
                 keys.append(self._screen.getkey())
         return "".join(keys)
 
     def _draw(self, lines: Sequence[Line]) -> None:
         height, width = self._screen.getmaxyx()
-        room = max(1, height - 1)
-        self._above = max(0, min(self._above, len(lines) - room))
+        visible = max(1, height - 1)
+        self._scroll = max(0, min(self._scroll, len(lines) - visible))
         self._screen.erase()
-        for y, line in enumerate(lines[self._above : self._above + room]):
+        for y, line in enumerate(lines[self._scroll : self._scroll + visible]):
             x = 0
             for part in line:
-                words, style = columns.part(part)
-                self._write(y, x, words, terminal.STYLES.get(style, style))
-                x += columns.width_of(words)
+                text, style = columns.part(part)
+                self._write(y, x, text, terminal.STYLES.get(style, style))
+                x += columns.width_of(text)
         keys = f"{time.strftime('%H:%M:%S')}   q quit"
-        keys += "   arrows, PgUp, PgDn, Home, End: more" if len(lines) > room else ""
+        keys += "   arrows, PgUp, PgDn, Home, End: scroll" if len(lines) > visible else ""
         self._write(height - 1, 0, columns.cut(keys, width - 1), "2")
         self._screen.refresh()
 
-    def _write(self, y: int, x: int, words: str, code: str) -> None:
+    def _write(self, y: int, x: int, text: str, code: str) -> None:
         attribute = 0
         for number in code.split(";"):
             attribute |= self._attributes.get(number, 0)
-        with suppress(self._curses.error):  # a window that is being made smaller
-            self._screen.addstr(y, x, words, attribute)
+        with suppress(self._curses.error):  # the terminal is being resized
+            self._screen.addstr(y, x, text, attribute)

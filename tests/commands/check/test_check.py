@@ -308,7 +308,7 @@ def test_fewer_than_reserved(
     rows = check()
     assert states(rows).pop(DRIVER) == "fits"
     assert list(states(rows).values())[1:] == ["other devices"] * len(keys)
-    assert rows["JAX"]["reason"] == "not all that are reserved"
+    assert rows["JAX"]["reason"] == "not all reserved devices"
 
 
 @probing
@@ -433,7 +433,7 @@ def test_a_driver_that_does_not_start(here: Here, monkeypatch: pytest.MonkeyPatc
     here.add("fail cuInit * 801")
     rows = check()
     assert states(rows) == all_are("no device", "PyTorch")
-    error = "cuInit answers 801 CUDA_ERROR_NOT_SUPPORTED: operation not supported"
+    error = "cuInit returned 801 CUDA_ERROR_NOT_SUPPORTED: operation not supported"
     assert rows[DRIVER]["reason"] == error
     assert rows["PyTorch"]["reason"] == "the CUDA driver does not start"
 
@@ -456,7 +456,7 @@ def test_what_to_do_about_the_driver(
     here.add(f"fail cuInit * {code}")
     lines = str(reserve_gpu.check()).splitlines()
     assert [line for line in lines if typed in line] == [typed]
-    assert f"no device: cuInit answers {code} {name}: " in lines[2]
+    assert f"no device: cuInit returned {code} {name}: " in lines[2]
     assert lines[3].endswith("no device: the CUDA driver does not start")
 
 
@@ -619,7 +619,10 @@ def test_interrupted(here: Here, monkeypatch: pytest.MonkeyPatch, ready: pathlib
         cell = shell.run("%reserve_gpu --check")
         thread.join()
     assert cell.error == "WaitInterrupted"
-    assert (cell.traceback, cell.stdout) == ([], "Stopped the check; nothing was changed.\n")
+    assert (cell.traceback, cell.stdout) == (
+        [],
+        "The check was interrupted; nothing was changed.\n",
+    )
     assert shell.run("%reserve_gpu").stdout == before
 
 

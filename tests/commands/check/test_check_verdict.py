@@ -14,9 +14,9 @@ from reserve_gpu.commands.check.verdict import (
     Finding,
     FrameworkAnswer,
     Verdict,
-    answer,
     cuda_uuid,
     evaluate,
+    parse_answer,
     runs_on,
 )
 from reserve_gpu.model.devices import Device
@@ -48,7 +48,7 @@ def done(**fields: Any) -> FrameworkAnswer:
 
 DRIVER = done(version="12.2", build="")
 NOTHING: dict[str, Any] = {"devices": []}
-NO_DEVICE = "cuInit answers 100 CUDA_ERROR_NO_DEVICE: no CUDA-capable device"
+NO_DEVICE = "cuInit returned 100 CUDA_ERROR_NO_DEVICE: no CUDA-capable device"
 NO_DRIVER = FrameworkAnswer(error="libcuda.so.1: cannot open", driver_code=-1, is_done=True)
 BOTH = [ONE, OTHER]
 HELD = Expectation(reserved=(GPU1,), visible="1", expected="1", driver=DRIVER)
@@ -83,9 +83,9 @@ VERDICTS = [
         done(devices=BOTH[::-1]),
         HELD._replace(reserved=(GPU1, GPU2)),
         "other devices",
-        "the reserved ones in another order",
+        "the reserved devices in another order",
     ),
-    (done(), HELD._replace(reserved=(GPU1, GPU2)), "other devices", "not all that are reserved"),
+    (done(), HELD._replace(reserved=(GPU1, GPU2)), "other devices", "not all reserved devices"),
     (done(devices=BOTH), HELD, "other devices", ""),
     (done(devices=[None]), HELD, "other devices", ""),
     (
@@ -108,7 +108,7 @@ VERDICTS = [
     ),
     (done(), UNHELD, "unreserved", ""),
     (done(devices=BOTH), UNHELD, "other devices", ""),
-    (done(build=None, **NOTHING), HELD, "no device", "a CPU build; install the one for CUDA"),
+    (done(build=None, **NOTHING), HELD, "no device", "a CPU build; install the CUDA build"),
     (
         done(**NOTHING, visible=""),
         HELD,
@@ -125,7 +125,7 @@ VERDICTS = [
         done(**NOTHING, visible="9"),
         Expectation(visible="9", driver=done(**NOTHING, error=NO_DEVICE, driver_code=100)),
         "no device",
-        "CUDA_VISIBLE_DEVICES='9' names no device here",
+        "CUDA_VISIBLE_DEVICES='9' matches no device here",
     ),
     (
         done(**NOTHING),
@@ -135,14 +135,14 @@ VERDICTS = [
     ),
     (
         done(**NOTHING),
-        HELD._replace(driver=done(**NOTHING, error="cuInit answers 803 X")),
+        HELD._replace(driver=done(**NOTHING, error="cuInit returned 803 X")),
         "no device",
         "the CUDA driver does not start",
     ),
     (
         done(**NOTHING, visible=""),
         Expectation(
-            visible="", driver=done(**NOTHING, error="cuInit answers 803 X", driver_code=803)
+            visible="", driver=done(**NOTHING, error="cuInit returned 803 X", driver_code=803)
         ),
         "no device",
         "the CUDA driver does not start",
@@ -151,11 +151,11 @@ VERDICTS = [
         done(build="13.0", **NOTHING),
         HELD,
         "no device",
-        "the driver is too old: it knows CUDA 12.2, this build is for 13.0",
+        "the driver is too old: it supports CUDA 12.2, this build needs 13.0",
     ),
     (done(build="12.9", **NOTHING, error="E: no"), HELD, "no device", "E: no"),
     (done(build="", **NOTHING, stderr="W no"), HELD, "no device", "W no"),
-    (done(**NOTHING), HELD, "no device", "it gives no reason"),
+    (done(**NOTHING), HELD, "no device", "no reason given"),
     (
         done(**NOTHING),
         HELD._replace(driver=NO_DRIVER),
@@ -185,7 +185,7 @@ def test_evaluate(found: FrameworkAnswer, place: Expectation, state: str, reason
     assert bool(reason) == bool(row.reason)
 
 
-def failed(code: int, error: str = "cuInit answers X", **fields: Any) -> FrameworkAnswer:
+def failed(code: int, error: str = "cuInit returned X", **fields: Any) -> FrameworkAnswer:
     """Return the answer of a driver that does not start."""
     return done(**{**NOTHING, **fields}, error=error, driver_code=code)
 
@@ -308,7 +308,7 @@ def test_only_the_driver(*, has_torch: bool) -> None:
     """Where no framework is installed the check says that it has asked none."""
     torch = evaluate("PyTorch", done(), HELD) if has_torch else Finding("PyTorch", Verdict.ABSENT)
     rows = evaluate("CUDA driver", DRIVER, HELD), torch, Finding("JAX", Verdict.ABSENT)
-    assert ("Only the driver was asked." in str(Check(rows, reserved=(GPU1,)))) is not has_torch
+    assert ("Only the driver was checked." in str(Check(rows, reserved=(GPU1,)))) is not has_torch
 
 
 NO_ANSWERS: list[dict[str, Any]] = [{}, {"level": "info"}, {"is_done": True, "devices": []}]
@@ -317,4 +317,4 @@ NO_ANSWERS: list[dict[str, Any]] = [{}, {"level": "info"}, {"is_done": True, "de
 @pytest.mark.parametrize("news", NO_ANSWERS)
 def test_what_is_no_answer(news: dict[str, Any]) -> None:
     """What names none of an answer is ignored, and nothing fits where something is missing."""
-    assert not evaluate("X", answer(json.dumps(news).encode(), b"\n", 0, 1.0), HELD).is_well
+    assert not evaluate("X", parse_answer(json.dumps(news).encode(), b"\n", 0, 1.0), HELD).is_well

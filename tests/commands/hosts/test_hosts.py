@@ -44,7 +44,7 @@ GROUPS = '[hosts]\nlab = ["lab1", "gpu[08-10]"]\nbig = ["dgx"]\n'
 )
 def test_a_pattern_means_hosts(pattern: str, names: list[str]) -> None:
     """A host is named as ssh takes it, and several of them by ranges in brackets."""
-    assert hosts.expanded(pattern) == names
+    assert hosts.expand(pattern) == names
 
 
 @pytest.mark.parametrize(
@@ -58,18 +58,18 @@ def test_a_pattern_means_hosts(pattern: str, names: list[str]) -> None:
 def test_what_is_no_host_is_refused(pattern: str) -> None:
     """What ssh would take for an option, or a shell for a command, names no host."""
     with pytest.raises(RequestError, match="host"):
-        hosts.expanded(pattern)
+        hosts.expand(pattern)
 
 
 def test_groups_stand_in_two_files(here: Here) -> None:
     """A group is in the administrator's file or in the user's own, which counts more."""
     here.rules.write_text(GROUPS)
-    assert hosts.named(["lab"]) == ["lab1", "gpu08", "gpu09", "gpu10"]
+    assert hosts.resolve(["lab"]) == ["lab1", "gpu08", "gpu09", "gpu10"]
     own = here.home / ".config" / "reserve_gpu.toml"
     own.parent.mkdir(exist_ok=True)
     own.write_text('[hosts]\nlab = ["mine"]\n')
-    assert hosts.named(["lab", "big,other"]) == ["mine", "dgx", "other"]
-    assert hosts.named([]) == ["mine", "dgx"]
+    assert hosts.resolve(["lab", "big,other"]) == ["mine", "dgx", "other"]
+    assert hosts.resolve([]) == ["mine", "dgx"]
 
 
 def test_a_group_binds_nobody(here: Here) -> None:
@@ -84,16 +84,16 @@ def test_the_own_file_may_be_a_link(here: Here) -> None:
     own.parent.mkdir(exist_ok=True)
     (here.home / "dotfile").write_text(GROUPS)
     own.symlink_to(here.home / "dotfile")
-    assert hosts.named(["big"]) == ["dgx"]
+    assert hosts.resolve(["big"]) == ["dgx"]
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('[hosts]\nlab = "lab1"\n', r'lab must be a list, as \["lab1", "lab2"\]'),
+        ('[hosts]\nlab = "lab1"\n', r'lab must be a list, such as \["lab1", "lab2"\]'),
         ("[hosts]\nlab = [1]\n", "lab must be a list"),
         ("hosts = 3\n", r"\[hosts\] must be a table"),
-        ('[hosts]\nlab = ["-x"]\n', "'-x' names no host"),
+        ('[hosts]\nlab = ["-x"]\n', "'-x' is not a valid host name"),
         ("[hosts\n", "line 1"),
         ("[hosts]\nlab = []\n", "lab must be a list"),
         ('[host]\nlab = ["lab1"]\n', "unknown key 'host'. This file may contain only"),
@@ -105,13 +105,13 @@ def test_a_mistake_in_a_group(here: Here, content: str, said: str) -> None:
     own.parent.mkdir(exist_ok=True)
     own.write_text(content)
     with pytest.raises(RequestError, match=said):
-        hosts.named(["lab"])
+        hosts.resolve(["lab"])
 
 
 def test_no_host_is_known(here: Here) -> None:
     """Without a name and without a group the error shows what to write, and where."""
     with pytest.raises(RequestError, match=r"\[hosts\]\nlab = ") as caught:
-        hosts.named([])
+        hosts.resolve([])
     assert str(here.home / ".config" / "reserve_gpu.toml") in str(caught.value)
 
 
@@ -133,7 +133,7 @@ def test_a_login_shell_reads_plain_words(word: str, capsys: pytest.CaptureFixtur
 
 def test_plain_words_stay_as_they_are() -> None:
     """What every shell takes for a word is sent as it is, so that older versions read it too."""
-    words = [*hosts.LOOK, "--since", "@17", "--memory=10GB"]
+    words = [*hosts.STATUS_COMMAND, "--since", "@17", "--memory=10GB"]
     assert hosts.argv("lab1", words)[-1] == " ".join(words)
 
 
@@ -251,7 +251,7 @@ def seen(**answers: tuple[str, ...]) -> Seen:
         ({"lab1": ("busy",), "lab2": ("free", "busy")}, "1 of 3 GPUs is free: lab2 GPU0."),
         ({"lab1": ("reserved", "busy")}, "None of 2 GPUs is free."),
         ({"lab1": ("free",)}, "1 of 1 GPU is free: lab1 GPU0."),
-        ({"lab1": ()}, "There is no GPU."),
+        ({"lab1": ()}, "No machine has a GPU."),
         ({}, "No machine answered."),
     ],
 )  # fmt: skip
@@ -328,9 +328,9 @@ class TestOverSsh:
         text = done.stdout
         assert text.startswith("4 of 4 GPUs are free: lab1 GPU0 and GPU1, lab2 GPU0 and GPU1.")
         assert "lab3: no answer within 5 s. Try: ssh lab3" in text
-        assert "lab4: ssh finds no reserve-gpu there. Install it, or link it" in text
+        assert "lab4: ssh can't find reserve-gpu there. Install it, or link it" in text
         assert "lab5: its reserve_gpu is older than this one (format 0). Update it on lab5." in text
-        assert "nowhere: ssh can't reach it: Could not resolve hostname nowhere" in text
+        assert "nowhere: ssh can't connect: Could not resolve hostname nowhere" in text
 
     def test_json(self, lab: Hosts) -> None:
         """In JSON each host has its status, or the problem in place of it."""

@@ -44,7 +44,7 @@ def test_no_machine_that_answers(here: Here, typed: CommandLine) -> None:
         "\nWarning: no machine responds, so the kernel can't start now.\nlab1: ssh can't"
         in done.stderr
     )
-    assert "\nlab2: ssh can't reach it: connect to host: Connection refused." in done.stderr
+    assert "\nlab2: ssh can't connect: connect to host: Connection refused." in done.stderr
 
 
 def on_hosts(here: Here, typed: CommandLine, *words: str) -> dict[str, Any]:

@@ -195,9 +195,9 @@ def test_nothing_is_free(lab: Lab) -> None:
     with lab.full("lab1", "lab2"), lab.client() as client:
         text = client.run(f"start({kernel!r})").value
     first, *lines = text.splitlines()
-    assert first == "NoHostError: No kernel was started, as no host gave it a GPU."
+    assert first == "NoHostError: No kernel was started because no host could provide a GPU."
     assert lines[0] == "lab1, lab2: None of 2 GPUs is free."
-    assert lines[1].startswith("nowhere: ssh can't reach it: ")
+    assert lines[1].startswith("nowhere: ssh can't connect: ")
 
 
 def test_what_does_not_fit(lab: Lab) -> None:
@@ -206,8 +206,8 @@ def test_what_does_not_fit(lab: Lab) -> None:
     with lab.client() as client:
         text = client.run(f"start({kernel!r})").value
     assert text.endswith(
-        "No kernel was started, as no host gave it a GPU of 80.0 GiB or more.\n"
-        "lab1: Both GPUs are free, which is not what is asked for."
+        "No kernel was started because no host could provide a GPU of 80.0 GiB or more.\n"
+        "lab1: Both GPUs are free, but that does not meet the request."
     )
 
 
@@ -438,7 +438,7 @@ def test_ssh_keeps_no_connection(lab: Lab) -> None:
             text = client.run(f"start({kernel!r})").value
     finally:
         lab.hosts.config.write_text(before)
-    assert "lab1: ssh keeps no connection open" in text
+    assert "lab1: sshpyk needs an ssh connection that stays open" in text
     assert "ControlMaster auto" in text
 
 

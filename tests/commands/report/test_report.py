@@ -298,7 +298,7 @@ def test_too_many_lines_of_a_user(kept: Histories) -> None:
         assert len(lines) == found
         assert cut is None or said == cut
         assert found != 3 or "old" not in lines
-    assert "nina: too many lines, of which the newest count" in str(
+    assert "nina: too many history lines; only the newest are counted" in str(
         REPORT._replace(cut=("nina",)).picture()
     )
 
@@ -475,7 +475,7 @@ def test_users_read_their_own_alone() -> None:
         folder = next(path for path in made.folder.iterdir() if path.owner() == DAEMON)
         code = f"import os; print(os.access({str(folder)!r}, os.R_OK | os.X_OK))"
         assert run(NOBODY, "-c", code) == "False\n"
-        assert "nobody's history alone" in run(NOBODY, "-m", "reserve_gpu", "report")
+        assert "nobody's history only" in run(NOBODY, "-m", "reserve_gpu", "report")
 
 
 # -- since when ------------------------------------------------------------------------------------
@@ -636,7 +636,7 @@ def test_the_text_in_a_pipe(kept: Histories, typed: CommandLine) -> None:
         f"total        {' ' * 24}       3.0   1.2   1.8",
         f"{full * 2} used  {medium * 2} idle",
     ]
-    assert table[6].startswith("idle for longest while reserved")
+    assert table[6].startswith("longest idle reservations")
 
 
 @pytest.mark.parametrize(
@@ -710,8 +710,8 @@ def test_no_machine_that_answers() -> None:
 
 def test_what_could_not_be_read_is_said() -> None:
     """A line says for how long the use could not be read, if that is more than 5 %."""
-    assert "Of 0.2 of 4.0" not in str(with_unknown(0.2).picture())
-    assert "Of 0.4 of 4.0 GPU-hours the use could not be read." in str(with_unknown(0.4).picture())
+    assert "for 0.2 of 4.0" not in str(with_unknown(0.2).picture())
+    assert "The use could not be read for 0.4 of 4.0 GPU-hours." in str(with_unknown(0.4).picture())
 
 
 def with_unknown(hours: float) -> Report:
@@ -894,7 +894,7 @@ def test_the_first_report(kept: Histories, typed: CommandLine, form: str) -> Non
     now = time.time()
     new = line(since=now, start=now, end=now + 9, seconds=9.0, used_s=None, idle_s=None)
     kept.write([new])
-    begun = "The history has just begun: there is hardly anything in it yet."
+    begun = "The history started recently, so there is little to report yet."
     text = typed("report", "--format", form).stdout
     assert begun in text
     assert not re.search(r"none of them|<0\.1|&lt;0\.1|>0\.0", text)

@@ -39,7 +39,7 @@ def test_it_needs_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
     (line,) = err.splitlines()
     assert out == ""
-    assert "reserve-gpu status shows the same once" in line
+    assert line.endswith("To see the status once: reserve-gpu status")
 
 
 @pytest.fixture
