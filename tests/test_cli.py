@@ -328,7 +328,7 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
 
 EVERY = ["run", "status", "top", "report", "join", "list", "release", "check", "kernel install"]
 EVERY += ["why", "skill"]
-NO_SUCH = f"no command {{}}. There are: {', '.join(EVERY)}. See"
+NO_SUCH = f"no command {{}}. Choose from: {', '.join(EVERY)}. See"
 
 
 USAGE = [
@@ -337,7 +337,7 @@ USAGE = [
     ("run 0 --", "There is no command to run"),
     ("run -n -1 -- true", "'-1' is no number of GPUs. Give one, as -n 2.\n"),
     ("run nonsense -- true", "'nonsense' names no GPU"),
-    ("run --wait soon -- true", "'soon' is no duration"),
+    ("run --wait soon -- true", "'soon' is not a valid duration"),
     (
         "run --for 99999999d -- true",
         "is no time to hold a GPU. Give 30m, 4h or 2d, and 34722d at",
@@ -351,7 +351,7 @@ USAGE = [
     ("kernel show", "Did you mean kernel install? See"),
     (
         "status --nonsense",
-        "There is no option --nonsense. There are: --help, --format, ",
+        "There is no option --nonsense. Choose from: --help, --format, ",
     ),
     ("status -- true", "See reserve-gpu status --help"),
     ("stat", "There is no command stat. Did you mean status? See"),
@@ -370,17 +370,17 @@ USAGE = [
     ("kernel install --prefix", "--prefix needs a value: in DIR/share/jupyter/kernels. See"),
     ("status --json=3", "See reserve-gpu status --help\n"),
     ("status --format", "--format needs a value: text (the default), json (for programs)"),
-    ("status --format htlm", "There is no --format htlm. Did you mean html?\n"),
-    ("report --by users", "There is no --by users. Did you mean user?\n"),
+    ("status --format htlm", "Invalid value 'htlm' for --format. Did you mean html?\n"),
+    ("report --by users", "Invalid value 'users' for --by. Did you mean user?\n"),
     ("status 3", "What is 3? "),
     ("--status --json", "There is no command --status. Did you mean status? See"),
     ("0-1 -- true", NO_SUCH.format("0-1")),
     ("kernel list", "There is no command kernel list. Did you mean kernel install? See"),
-    ("status --watch", "There is no option --watch. There are: "),
+    ("status --watch", "There is no option --watch. Choose from: "),
     ("status --jsno", "There is no option --jsno. Did you mean --json?\n"),
     ("run --wiat=1h -- true x", "There is no option --wiat. Did you mean --wait?\n"),
-    ("run --gpu=1 -- true", "There is no option --gpu. There are: --help, --count, "),
-    ("run -w -- true", "There is no option -w. There are: --help, --count, "),
+    ("run --gpu=1 -- true", "There is no option --gpu. Choose from: --help, --count, "),
+    ("run -w -- true", "There is no option -w. Choose from: --help, --count, "),
     ("run wait -- true", "'wait' names no GPU. Did you mean --wait?\n"),
     (
         "run 0 --name RTX 2080 Ti -- true",

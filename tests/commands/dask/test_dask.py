@@ -314,11 +314,11 @@ def test_two_hosts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "told"),
     [
-        ("--min-memory fast", "'fast' is no size."),
-        ("--frobnicate", "There is no option --frobnicate. There are: "),
+        ("--min-memory fast", "'fast' is not a valid size."),
+        ("--frobnicate", "There is no option --frobnicate. Choose from: "),
         ("-n two", "'two' is no number of GPUs. Give one, as -n 2.\n"),
-        ("--wait soon", "'soon' is no duration."),
-        ("--for ever", "'ever' is no duration."),
+        ("--wait soon", "'soon' is not a valid duration."),
+        ("--for ever", "'ever' is not a valid duration."),
     ],
 )
 def test_preload_refuses_bad_options_at_once(machine: Machine, argument: str, told: str) -> None:
@@ -463,7 +463,7 @@ for arguments in ({"count": 0}, {"devices": "x"}, {"wait": "soon"}, {"nonsense":
     count, name, wait, unknown = said(script(machine, code).stdout)
     assert count == "The number of GPUs must be 1 or more, not 0."
     assert name.startswith("'x' names no GPU.")
-    assert wait.startswith("'soon' is no duration.")
+    assert wait.startswith("'soon' is not a valid duration.")
     assert unknown == "ReserveGPU() takes no nonsense."
 
 
