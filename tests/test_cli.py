@@ -328,7 +328,7 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
 
 EVERY = ["run", "status", "top", "report", "join", "list", "release", "check", "kernel install"]
 EVERY += ["why", "skill"]
-NO_SUCH = f"no command {{}}. Choose from: {', '.join(EVERY)}. See"
+NO_SUCH = f"Unknown command {{}}. Choose from: {', '.join(EVERY)}. See"
 
 
 USAGE = [
@@ -345,7 +345,7 @@ USAGE = [
     ("run 7 -- true", "There is no GPU7"),
     ("run -n 9 -- true", "9"),
     ("nonsense", NO_SUCH.format("nonsense")),
-    ("kill 3", "There is no command kill. Did you mean release? See"),
+    ("kill 3", "Unknown command kill. Did you mean release? See"),
     ("wait", NO_SUCH.format("wait")),
     ("release GPU0", "You hold no GPU on this machine."),
     ("kernel show", "Did you mean kernel install? See"),
@@ -354,11 +354,11 @@ USAGE = [
         "There is no option --nonsense. Choose from: --help, --format, ",
     ),
     ("status -- true", "See reserve-gpu status --help"),
-    ("stat", "There is no command stat. Did you mean status? See"),
+    ("stat", "Unknown command stat. Did you mean status? See"),
     ("reserve", "Did you mean run, or %reserve_gpu in a notebook? See"),
     ("reserve 2 -n 3", "Did you mean run, or %reserve_gpu in a notebook? See"),
-    ("free", "Did you mean release, or status? See"),
-    ("ps aux", "Did you mean status, or list? See"),
+    ("free", "Did you mean release or status? See"),
+    ("ps aux", "Did you mean status or list? See"),
     ("help nonsense", NO_SUCH.format("nonsense")),
     ("run -n two -- true", "'two' is no number of GPUs. Give one, as -n 2.\n"),
     (
@@ -373,9 +373,9 @@ USAGE = [
     ("status --format htlm", "Invalid value 'htlm' for --format. Did you mean html?\n"),
     ("report --by users", "Invalid value 'users' for --by. Did you mean user?\n"),
     ("status 3", "What is 3? "),
-    ("--status --json", "There is no command --status. Did you mean status? See"),
+    ("--status --json", "Unknown command --status. Did you mean status? See"),
     ("0-1 -- true", NO_SUCH.format("0-1")),
-    ("kernel list", "There is no command kernel list. Did you mean kernel install? See"),
+    ("kernel list", "Unknown command kernel list. Did you mean kernel install? See"),
     ("status --watch", "There is no option --watch. Choose from: "),
     ("status --jsno", "There is no option --jsno. Did you mean --json?\n"),
     ("run --wiat=1h -- true x", "There is no option --wiat. Did you mean --wait?\n"),

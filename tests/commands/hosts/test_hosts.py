@@ -128,7 +128,7 @@ def test_a_login_shell_reads_plain_words(word: str, capsys: pytest.CaptureFixtur
     assert main._words(line.split()[1:]) == words[1:]
     _, sent = hosts.argv("lab1", ["reserve-gpu", "nonsense", word])[-1].split()
     assert main.main([sent]) == RequestError.exit_code
-    assert "There is no command nonsense" in capsys.readouterr().err
+    assert "Unknown command nonsense" in capsys.readouterr().err
 
 
 def test_plain_words_stay_as_they_are() -> None:
