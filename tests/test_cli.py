@@ -335,7 +335,7 @@ USAGE = [
     ("run", "There is no command to run"),
     ("run --", "There is no command to run"),
     ("run 0 --", "There is no command to run"),
-    ("run -n -1 -- true", "'-1' is no number of GPUs. Give one, as -n 2.\n"),
+    ("run -n -1 -- true", "'-1' is not a valid number of GPUs. Example: -n 2.\n"),
     ("run nonsense -- true", "'nonsense' names no GPU"),
     ("run --wait soon -- true", "'soon' is not a valid duration"),
     (
@@ -351,7 +351,7 @@ USAGE = [
     ("kernel show", "Did you mean kernel install? See"),
     (
         "status --nonsense",
-        "There is no option --nonsense. Choose from: --help, --format, ",
+        "Unknown option --nonsense. Choose from: --help, --format, ",
     ),
     ("status -- true", "See reserve-gpu status --help"),
     ("stat", "Unknown command stat. Did you mean status? See"),
@@ -360,10 +360,10 @@ USAGE = [
     ("free", "Did you mean release or status? See"),
     ("ps aux", "Did you mean status or list? See"),
     ("help nonsense", NO_SUCH.format("nonsense")),
-    ("run -n two -- true", "'two' is no number of GPUs. Give one, as -n 2.\n"),
+    ("run -n two -- true", "'two' is not a valid number of GPUs. Example: -n 2.\n"),
     (
         "run -n -- true",
-        "-n needs a value: how many, the best connected ones. See reserve-gpu run --help\n",
+        "-n needs a value: number of GPUs, the best connected ones. See reserve-gpu run --help\n",
     ),
     ("run --for -- true", "--for needs a value: release it after 90s, 30m, 4h, 2d. See"),
     ("kernel install --idle", "--idle needs a value: release it when no cell has run, "),
@@ -376,15 +376,15 @@ USAGE = [
     ("--status --json", "Unknown command --status. Did you mean status? See"),
     ("0-1 -- true", NO_SUCH.format("0-1")),
     ("kernel list", "Unknown command kernel list. Did you mean kernel install? See"),
-    ("status --watch", "There is no option --watch. Choose from: "),
-    ("status --jsno", "There is no option --jsno. Did you mean --json?\n"),
-    ("run --wiat=1h -- true x", "There is no option --wiat. Did you mean --wait?\n"),
-    ("run --gpu=1 -- true", "There is no option --gpu. Choose from: --help, --count, "),
-    ("run -w -- true", "There is no option -w. Choose from: --help, --count, "),
-    ("run wait -- true", "'wait' names no GPU. Did you mean --wait?\n"),
+    ("status --watch", "Unknown option --watch. Choose from: "),
+    ("status --jsno", "Unknown option --jsno. Did you mean --json?\n"),
+    ("run --wiat=1h -- true x", "Unknown option --wiat. Did you mean --wait?\n"),
+    ("run --gpu=1 -- true", "Unknown option --gpu. Choose from: --help, --count, "),
+    ("run -w -- true", "Unknown option -w. Choose from: --help, --count, "),
+    ("run wait -- true", "'wait' is not a GPU. Did you mean --wait?\n"),
     (
         "run 0 --name RTX 2080 Ti -- true",
-        "What is 2080 Ti? A value of several words needs quotes. See",
+        "Unexpected argument: 2080 Ti. Put a value of several words in quotes. See",
     ),
 ]
 
@@ -513,7 +513,7 @@ def test_what_only_kernels_can_promise(typed: CommandLine, words: str) -> None:
     """A command has none of the options that are for kernels."""
     done = typed("run", *words.split(), "--", "true")
     assert done.code == 2
-    assert done.stderr.startswith("There is no option --")
+    assert done.stderr.startswith("Unknown option --")
 
 
 @pytest.mark.parametrize("words", ["kernel start --", OLD_KERNEL])

@@ -353,7 +353,9 @@ def test_a_file_that_is_too_large(verb: str, profile: Profile) -> None:
     with profile.config.open("wb") as file:
         file.truncate(1 << 40)
     done = profile.run(verb, "sh", "-c", 'ulimit -v 1000000; exec "$0" "$@"')
-    assert done.stderr == f"install.sh: {profile.config} is larger than 1 MiB, and was not changed\n"
+    assert (
+        done.stderr == f"install.sh: {profile.config} is larger than 1 MiB, and was not changed\n"
+    )
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")

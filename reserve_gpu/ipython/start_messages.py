@@ -14,13 +14,13 @@ from reserve_gpu.reservation.session import session
 from reserve_gpu.system import jupyter_kernel, procfs
 
 
-def tell_kept() -> None:
+def show_kept() -> None:
     """Show the devices that are kept for this kernel after a restart."""
     if text := api.kept():
         pictures.tell(pictures.of_line(text))
 
 
-def tell_start() -> None:
+def show_start() -> None:
     """Show the devices that this kernel was started with, or the reason why it has none."""
     if reason := session().reason:
         picture = pictures.of_line(reason)

@@ -315,8 +315,8 @@ def test_two_hosts(tmp_path: Path) -> None:
     ("argument", "told"),
     [
         ("--min-memory fast", "'fast' is not a valid size."),
-        ("--frobnicate", "There is no option --frobnicate. Choose from: "),
-        ("-n two", "'two' is no number of GPUs. Give one, as -n 2.\n"),
+        ("--frobnicate", "Unknown option --frobnicate. Choose from: "),
+        ("-n two", "'two' is not a valid number of GPUs. Example: -n 2.\n"),
         ("--wait soon", "'soon' is not a valid duration."),
         ("--for ever", "'ever' is not a valid duration."),
     ],
