@@ -83,7 +83,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
             displays nothing.
 
     Returns:
-        The reservation. It is also a context manager that releases the GPUs at its end.
+        The reservation, which can be used as a context manager to release the GPUs at its end.
 
     Raises:
         RequestError: The request is invalid.
@@ -92,7 +92,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         NoFreeDeviceError: No matching GPU is free.
         WaitTimeoutError: The timeout of the wait has passed.
         ReservedAboveError: A parent process has reserved every GPU that this process may use.
-        DriverError: The NVIDIA driver failed, or there is none.
+        DriverError: The NVIDIA driver is missing or failed.
         LockError: The lock directory can't be used.
 
     Warns:
@@ -314,7 +314,7 @@ def hide_if_unreserved() -> None:
 def go_on_after(error: errors.ReserveGPUError) -> str:
     """Continue without a reservation after an error, with all GPUs hidden.
 
-    Without a driver there is no GPU to hide, so the variables do not change.
+    If the driver is missing, the variables do not change, because no GPU is visible anyway.
 
     Args:
         error: The error of the refused request.
@@ -350,7 +350,7 @@ def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
     """Hand the reservation over to the program that this process becomes with its next exec.
 
     Args:
-        reason: The reason why there is no reservation, which that program shows.
+        reason: A message that the next program shows if this process has no reservation.
         is_kernel: Whether the program is a kernel that loads this package.
 
     Raises:

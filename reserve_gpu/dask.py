@@ -129,8 +129,8 @@ class ReserveGPU(WorkerPlugin):
         except errors.TooLateError as error:
             _refuse(worker, error)
         except Exception as error:
-            is_parents = isinstance(error, errors.ReservedAboveError)
-            reason = RESERVED_BY_PARENT if is_parents else error
+            is_reserved_above = isinstance(error, errors.ReservedAboveError)
+            reason = RESERVED_BY_PARENT if is_reserved_above else error
             leaves = " and leaves" if self.required else ""
             text = f"Dask worker {worker.address} got no GPU{leaves}: {reason}"
             logger.exception(text, exc_info=not isinstance(error, errors.ReserveGPUError))

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 MAGIC_NAME = "%reserve_gpu"
 MATCHER = "reserve_gpu.ipython.completion"
-# Higher than the priority of IPython's own matchers, which are then not called if they would be
-# suppressed.
+# A priority above IPython's own matchers, which are then not called for lines of the magic.
 MATCHER_PRIORITY = 1000
 SETTINGS = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
@@ -58,7 +57,7 @@ class ReserveGPU(Magics):
     ).tag(config=True)
 
     package: tuple[int, int] | None = None  # identity of the installed package when it was loaded
-    must_report_change = True  # whether a change of the installed package is still to be reported
+    must_report_change = True  # whether to report a change of the installed package
     must_show_start = False  # whether the next cell shows the GPUs that the kernel was started with
     must_show_kept = False  # whether the next cell shows the GPUs that are kept for this kernel
 

@@ -372,7 +372,7 @@ USAGE = [
     ("status --format", "--format needs a value: text (the default), json (for programs)"),
     ("status --format htlm", "Invalid value 'htlm' for --format. Did you mean html?\n"),
     ("report --by users", "Invalid value 'users' for --by. Did you mean user?\n"),
-    ("status 3", "What is 3? "),
+    ("status 3", "Unexpected argument: 3. "),
     ("--status --json", "Unknown command --status. Did you mean status? See"),
     ("0-1 -- true", NO_SUCH.format("0-1")),
     ("kernel list", "Unknown command kernel list. Did you mean kernel install? See"),

@@ -345,7 +345,8 @@ class Config:
             return
         ipython = os.path.dirname(self._folder)
         home = os.path.realpath(pwd.getpwuid(0).pw_dir)
-        if f"{os.path.realpath(ipython)}/".startswith(f"{home}/"):  # also if a container mounts it
+        # A container can mount root's home from a folder with another owner.
+        if f"{os.path.realpath(ipython)}/".startswith(f"{home}/"):
             return
         parent = os.path.dirname(ipython)
         while not os.path.exists(parent):

@@ -27,7 +27,7 @@ OTHERS = (
 HELP = Option("-h --help", "show this help")
 
 TEXT = """\
-Reserve a GPU for this kernel, and set the CUDA variables for the code that it runs next.
+Reserve a GPU for this kernel, and set the CUDA variables for later code.
 
   %reserve_gpu [DEVICE ...] [OPTION ...]"""
 CHAPTERS = {

@@ -521,7 +521,7 @@ def test_since_the_epoch() -> None:
         ("2027-01-01", "in the future"),
         ("2026-11-24 17:00", "in the future"),
         ("@9999999999", "in the future"),
-        ("7", "7 what\\? Give 7s, 7m, 7h or 7d"),
+        ("7", "7 has no unit. Use 7s, 7m, 7h or 7d"),
         ("soon", "'soon' is not a valid time. Examples: 7d, 12h, yesterday"),
         ("-7d", "is not a valid time"),
         ("2026-02-30", "is not a valid time"),
