@@ -39,10 +39,10 @@ CHAPTERS = {
 EXAMPLES = """\
 examples:
   %reserve_gpu                           the first idle GPU
-  %reserve_gpu 1,3                       GPUs 1 and 3, which CUDA numbers 0 and 1
-  %reserve_gpu -n 2 --min-memory 16GB    two closely connected GPUs of 16 GB or more
+  %reserve_gpu 1,3                       GPUs 1 and 3; CUDA numbers them 0 and 1
+  %reserve_gpu -n 2 --min-memory 16GB    two connected GPUs of 16 GB or more
   %reserve_gpu --memory 10GB             10 GB of a GPU that others share
-  %reserve_gpu --wait 1h --note thesis   wait for up to an hour, with a note for others
+  %reserve_gpu --wait 1h --note thesis   wait for up to an hour, with a note
 """
 
 
