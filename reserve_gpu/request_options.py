@@ -125,7 +125,7 @@ class Parser(ArgumentParser):
             )
         devices = getattr(arguments, "devices", ())
         for word in {*known}.intersection(devices):
-            raise RequestError(f"{word!r} is not a GPU. Did you mean --{word}?")
+            raise RequestError(f"{word!r} is not a GPU name. Did you mean --{word}?")
         names.parse(devices)
         return arguments, unknown
 

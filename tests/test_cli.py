@@ -381,7 +381,7 @@ USAGE = [
     ("run --wiat=1h -- true x", "Unknown option --wiat. Did you mean --wait?\n"),
     ("run --gpu=1 -- true", "Unknown option --gpu. Choose from: --help, --count, "),
     ("run -w -- true", "Unknown option -w. Choose from: --help, --count, "),
-    ("run wait -- true", "'wait' is not a GPU. Did you mean --wait?\n"),
+    ("run wait -- true", "'wait' is not a GPU name. Did you mean --wait?\n"),
     (
         "run 0 --name RTX 2080 Ti -- true",
         "Unexpected argument: 2080 Ti. Put a value of several words in quotes. See",

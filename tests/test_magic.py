@@ -382,7 +382,7 @@ RUBBISH = [
     ("1gpu2", "1gpu2"),
     ("1.5", "1.5"),
     ("3-1", "3-1"),
-    ("status", "'status' is not a GPU"),
+    ("status", "'status' is not a GPU name"),
     ("0 --wiat=1h", "Unknown option --wiat. Did you mean --wait?"),
     ("-w 1h", "Unknown option -w. Choose from: --count, --min-memory, "),
     ("--note until May 3", "'May' names no GPU"),
@@ -410,7 +410,7 @@ RUBBISH = [
     ("--min-memory -1", "-1"),
     ("--min-memory 1TB", "none has 931.3 GiB"),
     ("--name Voodoo", "Voodoo"),
-    ("status", "'status' is not a GPU. Did you mean --status?"),
+    ("status", "'status' is not a GPU name. Did you mean --status?"),
     ("--exclude 1", "Unknown option --exclude. Choose from: "),
     ("x" * 3000, "names no GPU"),
 ]
