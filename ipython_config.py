@@ -1,17 +1,17 @@
-# An example configuration for IPython and Jupyter: it loads %reserve_gpu at every start.
+# An example configuration for IPython and Jupyter that loads %reserve_gpu at every start.
 #
-# One user:   copy it to ~/.ipython/profile_default/ipython_config.py, or add its line to the file
-#             that is there. install.sh does that for you.
-# Everybody:  copy it to /etc/ipython/ipython_config.py.
+# One user:   copy this file to ~/.ipython/profile_default/ipython_config.py, or add its line to
+#             your existing file. install.sh does this for you.
+# All users:  copy this file to /etc/ipython/ipython_config.py.
 
 c = get_config()
 
-# Append. An assignment would throw away what the system's own configuration loads.
+# Append the extension. An assignment would drop the extensions of the system's configuration.
 c.InteractiveShellApp.extensions.append("reserve_gpu")
 
-# Where the locks are. Every user of the machine has to use the same directory, which all of them
-# can write to: a shared choice belongs into /etc/ipython/ipython_config.py.
+# The lock directory. All users of the machine must use the same directory and have permission to
+# write to it, so set it in /etc/ipython/ipython_config.py.
 # c.ReserveGPU.lock_directory = "/run/lock/reserve_gpu"
 
-# How much used memory still counts as idle, where no process explains it.
+# A GPU without compute processes is idle if at most this memory is in use.
 # c.ReserveGPU.idle_memory = "1GiB"

@@ -1,4 +1,4 @@
-"""Give package indexes README.md with whole addresses: a relative one leads nowhere there."""
+"""Build the package with a README.md whose relative links are absolute, as package indexes need."""
 
 import re
 from pathlib import Path

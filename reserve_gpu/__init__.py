@@ -1,11 +1,11 @@
-"""A GPU of its own for every notebook on a shared machine.
+"""Reserve NVIDIA GPUs on a shared machine for notebooks and other processes.
 
-`%reserve_gpu`, or `reserve()`, asks NVML which GPU is idle, locks that GPU's file, and sets
+`%reserve_gpu`, or `reserve()`, finds an idle GPU through NVML, locks its lock file, and sets
 `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` and `CUDA_DEVICE_MEMORY` before a framework reads them.
-The lock belongs to this process: when it ends, however it ends, the GPU is free again.
-A GPU on which programs run counts as taken too, so people who never reserve are not disturbed.
-Where no GPU is free, `CUDA_VISIBLE_DEVICES` is left empty, so that nothing runs on someone else's.
-It is an agreement among those who ask, not a wall.
+The lock belongs to the process, so the GPU is free again however the process ends. A GPU that runs
+programs counts as busy, even if its users never reserve. If no GPU is free, `CUDA_VISIBLE_DEVICES`
+is set to an empty string, so that no code runs on another user's GPU. Reservations are cooperative:
+they do not keep other programs off a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from os.path import exists as _exists
 
 from reserve_gpu.system.forks import no_fork
 
-TYPE_CHECKING = False  # as in `typing`, which takes longer to load than all of this
+TYPE_CHECKING = False  # type checkers treat it as True; importing `typing` would take longer
 if TYPE_CHECKING:
     from typing import Any
 
@@ -73,8 +73,8 @@ __all__ = [
 ]
 
 
-# Nothing else is imported before its first use: most shells that load the extension never ask for
-# anything, and the command line (__main__.py) is to start before what it needs is loaded.
+# The module of each public name. Names are imported at their first use, because most shells that
+# load the extension never reserve a GPU, and the command line must start quickly.
 _HOMES = {
     "Check": "commands.check.frameworks",
     "Device": "model.devices",
@@ -87,24 +87,24 @@ _HOMES = {
     "release": "api",
     "reserve": "api",
     "status": "reservation.status",
-}  # all others are errors
+}  # all other names are errors in model.errors
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Add %reserve_gpu to the shell; called by `%load_ext reserve_gpu`."""
+    """Add %reserve_gpu to an IPython shell. `%load_ext reserve_gpu` calls this function."""
     with no_fork:
         from reserve_gpu import extension
     extension.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Take %reserve_gpu away again; what is reserved stays reserved."""
+    """Remove %reserve_gpu from an IPython shell. A reservation is kept."""
     with no_fork:
         from reserve_gpu import extension
     extension.unload(shell)
 
 
-if not TYPE_CHECKING:  # to which every name would be one of ours
+if not TYPE_CHECKING:  # with __getattr__, type checkers would accept every name
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
@@ -116,8 +116,10 @@ if not TYPE_CHECKING:  # to which every name would be one of ours
         except ImportError as error:
             if _exists(__file__):
                 raise
-            text = "The package reserve_gpu was removed under this process. Install it again, and "
-            raise ImportError(f"{text}restart the process.") from error
+            raise ImportError(
+                "The package reserve_gpu was removed while this process was running. Install it "
+                "again and restart the process."
+            ) from error
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""What Python code calls, and the magic and the command line: reserve, release, join, leave."""
+"""The functions that Python code, the magic and the command line call to change a reservation."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -50,32 +50,54 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     end_kernel: bool = False,
     progress: Callable[[Waiting], object] | Literal["auto"] | None = "auto",
 ) -> Reservation:
-    """Reserve GPUs for this process and set the CUDA variables for whatever it starts next.
+    """Reserve GPUs for this process, and set the CUDA variables for the code that it runs next.
 
-    devices: the ones to take, one or several, in this order, by index (`2`, `0-3` for four), UUID
-        or its unique prefix, MIG instance (`1:0`) or PCI bus id; None for the first that are free.
-    count: how many, where none are named; 1 by default.
-    min_memory: total memory of each, as `16GB`, `16GiB`, or in MiB, which is 1000 or more.
-    name: text that the name of each must contain, in upper or lower case.
-    wait: for how long to wait in the queue, in seconds or as `90s`, `10m`, `2h`; True for ever.
-    memory: a part of each alone: the most device memory that this process and all that it starts
-        will use, the CUDA context included, as `min_memory`, or `50%` of what it has. Others may
-        have the rest.
-    note: a line for others to read.
-    for_: for how long to hold it, in seconds or as `30m`, `4h`, `1h30m`. until: up to a moment in
-        local time: `18:00`, `6pm`, `Fri`, `tomorrow`, `2026-12-01`, `Fri 18:00`.
-    idle: release it when no cell has run, and no process of this one has used it, for so long.
-    if_wanted: release it then only if somebody waits who could use it.
-    end_kernel: where CUDA has started by then, end this process: nothing else frees the memory.
-        What was given to `before_end()` is called before.
-    progress: called about once a second while this waits; by default the wait is shown in a
-        notebook, an IPython shell or, on stderr, a terminal; None for silence.
+    A process has one reservation. A second call for devices that the process already holds changes
+    nothing. A call for fewer devices releases the others, unless CUDA has started.
 
-    A process has one reservation. Asking again for what it already holds changes nothing; asking
-    for less releases the rest, as long as CUDA has not started.
-    Raises RequestError, TooLateError, NoFreeDeviceError (WaitTimeoutError after a wait),
-    DriverError, LockError. A ReserveGPUWarning tells that somebody else uses a device that was
-    named or shared.
+    Args:
+        devices: The GPUs to reserve, in this order: indices (`2`, or `0-3` for four GPUs), UUIDs or
+            their unique prefixes, MIG instances (`1:0`), or PCI bus IDs. None reserves the first
+            free GPUs.
+        count: The number of GPUs if `devices` is None. Defaults to 1.
+        min_memory: The minimum total memory of each GPU, such as `16GB` or `16GiB`. A number is in
+            MiB and must be at least 1000.
+        name: Text that the name of each GPU must contain. Case is ignored.
+        wait: The timeout for waiting in the queue, in seconds or as `90s`, `10m` or `2h`. True
+            waits without a limit, and None does not wait.
+        memory: The size of a part of each GPU, in the format of `min_memory`, or a percentage such
+            as `50%`. It must cover the device memory of this process and its children, including
+            the CUDA context. Other users can reserve the rest. None reserves whole GPUs.
+        note: A note that other users see next to the reservation.
+        for_: The duration of the reservation, in seconds or as `30m`, `4h` or `1h30m`.
+        until: The end of the reservation in local time, such as `18:00`, `6pm`, `Fri`, `tomorrow`,
+            `2026-12-01` or `Fri 18:00`.
+        idle: The idle limit, in seconds or as `30m` or `2h`. The reservation ends after this time
+            without a running cell and without use of the GPUs by this process or its children.
+        if_wanted: Whether an idle reservation ends only if a waiter could use its GPUs.
+        end_kernel: Whether to end this process when the reservation ends and CUDA has started,
+            because only that frees the GPU's memory. The functions registered with `before_end()`
+            are called first.
+        progress: A function that is called about once a second during a wait. `"auto"` displays
+            the wait in a notebook, in an IPython shell, or on stderr if that is a terminal. None
+            displays nothing.
+
+    Returns:
+        The reservation, which can be used as a context manager to release the GPUs at its end.
+
+    Raises:
+        RequestError: The request is invalid.
+        ImpossibleError: The request exceeds what this machine has.
+        TooLateError: CUDA has already started in this process.
+        NoFreeDeviceError: No matching GPU is free.
+        WaitTimeoutError: The timeout of the wait has passed.
+        ReservedAboveError: A parent process has reserved every GPU that this process may use.
+        DriverError: The NVIDIA driver is missing or failed.
+        LockError: The lock directory can't be used.
+
+    Warns:
+        ReserveGPUWarning: A reserved GPU has a fault, another process uses it, or an
+            administrator's rule limits the reservation.
     """
     request = parse(
         devices,
@@ -91,19 +113,21 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         end_kernel=end_kernel,
     )
 
-    def of_waits(news: Progress) -> None:
+    def forward_wait(news: Progress) -> None:
         if callable(progress) and isinstance(news, Waiting):
             progress(news)
 
-    outcome = ask(request, wait, of_waits if callable(progress) else progress, PYTHON)
+    outcome = ask(request, wait, forward_wait if callable(progress) else progress, PYTHON)
     reservation = outcome.reservation
-    assert reservation  # noqa: S101 - without is_optional there is one
+    assert reservation  # noqa: S101 - it is None only with is_optional
     try:
         for text in outcome.warnings:
             warnings.warn(text, errors.ReserveGPUWarning, stacklevel=2)
         if progress == "auto" and reservation.lease.has_end:
             show_reserved()
-    except BaseException:  # of a signal, or as warnings are errors: nobody gets to know of it
+    # A signal handler raised, or a warning filter made the warning an error. The caller does not
+    # get the new reservation, so release it.
+    except BaseException:
         if outcome.is_new:
             session().run_in_any_case(session().forget, reservation)
         raise
@@ -111,14 +135,14 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
 
 
 class Outcome(NamedTuple):
-    """What a request came to.
+    """The result of a request.
 
     Attributes:
-        reservation: The reservation, or None if there is none, which `--optional` allows.
-        warnings: Warnings and notices about it.
-        is_new: Whether the process did not have it before.
-        waited_s: The seconds that the request waited in the queue.
-        excused: Why there is no reservation.
+        reservation: The reservation, or None after a refusal that `--optional` allows.
+        warnings: The warnings and notices about the reservation.
+        is_new: Whether the request made or changed the reservation.
+        waited_s: The time that the request waited in the queue, in seconds.
+        excused: The error of a refusal that `--optional` allows.
     """
 
     reservation: Reservation | None
@@ -129,7 +153,7 @@ class Outcome(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return what to print."""
+        """Return the outcome as text to print."""
         if self.excused:
             return go_on_after(self.excused)
         waited = f"Waited for {duration(self.waited_s)}.\n" if self.waited_s >= 1 else ""
@@ -144,21 +168,25 @@ def ask(
     *,
     is_optional: bool = False,
 ) -> Outcome:
-    """Reserve, for any front end.
+    """Reserve devices for any frontend.
 
     Args:
         request: The request.
-        wait: How long to wait in the queue, as in `reserve()`.
-        progress: Called while this waits, as in `reserve()`.
-        frontend: Where an error is read, which decides how its hints are typed.
+        wait: The timeout for waiting in the queue, as in `reserve()`.
+        progress: A function that is called during a wait, as in `reserve()`. It also gets reports
+            about slow calls of the driver.
+        frontend: The frontend, which determines the syntax of hints in errors.
         is_optional: Whether to return an outcome without a reservation if no GPU can be reserved.
 
+    Returns:
+        The outcome of the request.
+
     Raises:
-        ReserveGPUError: As in `reserve()`.
+        ReserveGPUError: The same errors as in `reserve()`.
         WaitInterrupted: Ctrl-C ended a wait of the magic.
     """
     this_session, deadline = session(), Deadline.after(wait)
-    waited_s: float | None = None  # until there is news of a wait
+    waited_s: float | None = None  # None until the first progress report of a wait
     acquired: acquire.Acquired | None = None
     if deadline.waits:
         deadline = deadline._replace(asks=messages.asked(request))
@@ -188,12 +216,12 @@ def ask(
         is_new = acquired.reservation is not acquired.savepoint.reservation
         return Outcome(acquired.reservation, acquired.notices, is_new, waited_s or 0.0)
     except (Failure, errors.ReserveGPUError) as error:
-        told = explained(error, frontend)
-        if is_optional and isinstance(told, errors.EXCUSED):
-            return Outcome(None, excused=told)
-        raise told from None
-    except BaseException as error:  # what a signal handler has raised
-        # Without an answer the session rolls back by itself; this only waits for the end of that.
+        explained_error = explained(error, frontend)
+        if is_optional and isinstance(explained_error, errors.EXCUSED):
+            return Outcome(None, excused=explained_error)
+        raise explained_error from None
+    except BaseException as error:  # raised by a signal handler
+        # Without an answer the session rolls back by itself, and this call waits until it has.
         savepoint = acquired.savepoint if acquired else None
         this_session.run_in_any_case(this_session.roll_back, savepoint)
         has_waited = deadline.waits or waited_s is not None
@@ -206,7 +234,7 @@ def ask(
 def explained(
     error: Failure | errors.ReserveGPUError, frontend: Frontend
 ) -> errors.ReserveGPUError:
-    """Return the error in the words of a front end, with what features know of it."""
+    """Return an error with hints for a frontend, and with the additions of features."""
     if isinstance(error, Failure):
         error = error.reason.error(read_here(frontend))
     for each in session().features.values():
@@ -215,7 +243,15 @@ def explained(
 
 
 def preview(request: Request, frontend: Frontend) -> tuple[Device, ...]:
-    """Return what would be reserved now; nothing is. Raises what `reserve()` raises."""
+    """Return the devices that a request would reserve now, without reserving them.
+
+    Args:
+        request: The request.
+        frontend: The frontend, which determines the syntax of hints in errors.
+
+    Raises:
+        ReserveGPUError: The same errors as in `reserve()`.
+    """
     session().load(request.terms)
     try:
         return session().run(acquire.preview, session(), request)
@@ -224,21 +260,28 @@ def preview(request: Request, frontend: Frontend) -> tuple[Device, ...]:
 
 
 def show_reserved() -> None:
-    """Show in this cell how what it has reserved stands, where there is more to say of that."""
+    """Let each feature show its state of the new reservation, such as its end, in this cell."""
     for each in session().features.values():
         each.show()
 
 
 def current() -> Reservation | None:
-    """Return the reservation that this process holds, None if there is none."""
+    """Return the reservation that this process holds.
+
+    Returns:
+        The reservation, or None if the process holds nothing.
+    """
     return session().reservation
 
 
 def release() -> tuple[Device, ...]:
-    """Release what this process holds; returns the devices that it released.
+    """Release the reservation of this process, or the devices that are kept for its restart.
 
-    The variables get back the values that they had before, also where a failure had emptied
-    `CUDA_VISIBLE_DEVICES`.
+    The CUDA variables get back the values that they had before the reservation. This also applies
+    if a refusal has emptied `CUDA_VISIBLE_DEVICES`.
+
+    Returns:
+        The released devices, or an empty tuple if the process held nothing.
     """
     if released := session().run_in_any_case(session().release):
         return released
@@ -249,13 +292,13 @@ def release() -> tuple[Device, ...]:
 
 
 def kept() -> str | None:
-    """Return what is kept for this kernel, which has not asked for it yet, and until when."""
+    """Return a message about the devices that are kept for this restarted kernel, if any."""
     left = None if session().devices else next(all_left(), None)
     return messages.kept(left.held.devices, left.until) if left else None
 
 
 def all_left() -> "Iterator[Left]":
-    """Yield what is kept for this kernel, which has restarted."""
+    """Yield the reservations that are kept for this restarted kernel."""
     with no_fork:
         from reserve_gpu.reservation import restart_handover
 
@@ -264,16 +307,22 @@ def all_left() -> "Iterator[Left]":
 
 
 def hide_if_unreserved() -> None:
-    """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""
+    """Hide all GPUs from this process if it holds none, so that it can't use one by mistake."""
     session().run_in_any_case(session().hide_if_unreserved)
 
 
 def go_on_after(error: errors.ReserveGPUError) -> str:
-    """Go on although nothing could be reserved, with no GPU that could be used by mistake.
+    """Continue without a reservation after an error, with all GPUs hidden.
 
-    Returns how: a line to read.
+    If the driver is missing, the variables do not change, because no GPU is visible anyway.
+
+    Args:
+        error: The error of the refused request.
+
+    Returns:
+        A message about the GPUs that this process can use.
     """
-    # NoFreeDeviceError has seen to it.
+    # A refusal with NoFreeDeviceError has already hidden the GPUs.
     if not isinstance(error, (errors.NoDriverError, errors.NoFreeDeviceError)):
         hide_if_unreserved()
     visible = cuda_environment.read()[cuda_environment.VISIBLE]
@@ -282,9 +331,9 @@ def go_on_after(error: errors.ReserveGPUError) -> str:
 
 
 def forget_idleness() -> None:
-    """End no reservation for idleness, also where a rule says so.
+    """Remove the idle limit of the reservation, even if an administrator's rule set it.
 
-    For a process that becomes a program which can't know whether it does.
+    Call this before exec of a program whose idleness can't be measured.
     """
     this_session = session()
 
@@ -298,10 +347,14 @@ def forget_idleness() -> None:
 
 
 def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
-    """Leave what this process holds to the program that it becomes with its next exec.
+    """Hand the reservation over to the program that this process becomes with its next exec.
 
-    reason: why it holds nothing, for that program to tell. is_kernel: it is a kernel, which loads
-    this package.
+    Args:
+        reason: A message that the next program shows if this process has no reservation.
+        is_kernel: Whether the program is a kernel that loads this package.
+
+    Raises:
+        ReserveGPUError: The reservation can't be handed over.
     """
     with no_fork:
         from reserve_gpu.reservation import exec_handover
@@ -318,10 +371,18 @@ def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
 
 
 def join(reserved: Reserved) -> str:
-    """Join a reservation of another process of this user, and return what to print.
+    """Join a reservation of another process of this user.
 
-    Raises RequestError where this process holds something already, or that one nothing any more;
-    TooLateError where CUDA has started here; LockError.
+    Args:
+        reserved: The reservation of the other process.
+
+    Returns:
+        A message to print.
+
+    Raises:
+        RequestError: This process already holds devices, or the other process no longer does.
+        TooLateError: CUDA has already started in this process.
+        LockError: The lock directory can't be used.
     """
     this_session = session()
     if this_session.devices:
@@ -336,9 +397,13 @@ def join(reserved: Reserved) -> str:
 
 
 def take_over(connection_file: str | None) -> list[str]:
-    """Hold what the kernel before this one has left for its restart; returns what to say of it.
+    """Take over the devices that the previous kernel left for its restart.
 
-    connection_file: of the kernel that this process is, or becomes.
+    Args:
+        connection_file: The connection file of the kernel that this process is, or becomes.
+
+    Returns:
+        Messages about these devices, or an empty list if none were taken over.
     """
     with no_fork:
         from reserve_gpu.reservation import restart_handover
@@ -348,7 +413,12 @@ def take_over(connection_file: str | None) -> list[str]:
 
 
 def leave_to_kernel(name: str, seconds: float) -> None:
-    """Leave what this process holds to the kernel of that name, which somebody starts by ssh."""
+    """Hand the reservation over to a kernel that is about to be started by ssh.
+
+    Args:
+        name: The name of the kernel.
+        seconds: The time in seconds for which the devices are kept for that kernel.
+    """
     with no_fork:
         from reserve_gpu.reservation import restart_handover
 
@@ -360,14 +430,23 @@ def before_end(function: F, *, limit: float | str = "5m") -> F: ...
 @overload
 def before_end(*, limit: float | str = "5m") -> Callable[[F], F]: ...
 def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | Callable[[F], F]:
-    """Have a function called before a reservation with `end_kernel`, or its job, ends this process.
+    """Register a function to call before the end of the reservation, or of a job, ends the process.
 
-    function: takes nothing; it can save a checkpoint. It is called on a thread of its own, in the
-        order in which they were given, and may be called again where the end was put off. One of
-        the same name replaces the earlier one, as where its cell is run again.
-    limit: for how long to wait for it; for all of them together it is at most 10 minutes.
-    Returns the function, so that this is a decorator: `@before_end`, or `@before_end(limit=30)`.
-    Raises RequestError.
+    Use it to save a checkpoint, as a decorator: `@before_end` or `@before_end(limit=30)`. Functions
+    are called in the order of registration, each on a separate thread. If the end is postponed,
+    they may be called again. A function replaces an earlier one of the same name, so its cell can
+    be run again.
+
+    Args:
+        function: A function without parameters.
+        limit: The timeout of the function, in seconds or as `30s` or `5m`. All functions together
+            get at most 10 minutes.
+
+    Returns:
+        The function.
+
+    Raises:
+        RequestError: `function` is not callable, or `limit` is not a valid duration.
     """
     if function is None:
         return partial(before_end, limit=limit)
@@ -382,7 +461,7 @@ def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | C
 
 @contextmanager
 def _display(progress: Literal["auto"] | None) -> Iterator[Callable[[Progress], object]]:
-    """Yield a function that shows how a wait stands; None shows nothing."""
+    """Yield a function that displays the progress of a wait, or nothing if `progress` is None."""
     with ExitStack() as stack:
         live: Live | None = None
 

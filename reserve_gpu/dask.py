@@ -1,10 +1,10 @@
-"""Dask: every worker process reserves a GPU of its own before its first task.
+"""A Dask plugin with which each worker process reserves a GPU before its first task.
 
     client.register_plugin(ReserveGPU())                                 in the notebook, or
     dask worker SCHEDULER --nworkers 4 --preload reserve_gpu.dask        on each host
 
-A worker that gets no GPU sees none, and says so; with `required` it leaves the cluster. Nannies and
-schedulers reserve nothing.
+A worker without a reservation sees no GPU and logs the reason. With `required` it leaves the
+cluster. Nannies and schedulers reserve nothing.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ if TYPE_CHECKING:
     from reserve_gpu.model.progress import Waiting
     from reserve_gpu.reservation.session import Reservation
 
-# By default: when a worker is killed and replaced at once, its GPU is still in use for a moment,
-# until the driver has cleaned up.
+# Default timeout of a wait in seconds. The GPU of a killed worker stays in use until the driver has
+# cleaned up, and its replacement starts earlier.
 WAIT_S = 10.0
 
-# All workers inherit the notebook's variables: they would all use its GPUs, the first one most.
-ABOVE = """\
-all that it may use is reserved by the process that started it.
-Release it there (%reserve_gpu --release), then client.restart().
+# Workers inherit the notebook's variables. Without this refusal all of them would share its GPUs.
+RESERVED_BY_PARENT = """\
+the process that started it has reserved all GPUs that it may use.
+Run %reserve_gpu --release there, then client.restart().
 CUDA_VISIBLE_DEVICES = ''"""
 
-logger = logging.getLogger("distributed.worker.reserve_gpu")  # so client.get_worker_logs() has it
+# The prefix makes the messages appear in client.get_worker_logs().
+logger = logging.getLogger("distributed.worker.reserve_gpu")
 
 
-class Wishes(TypedDict, total=False):
-    """What a plugin takes besides, as reserve()."""
+class RequestKeywords(TypedDict, total=False):
+    """Keyword arguments of `ReserveGPU` that are passed to `reserve()`."""
 
     count: int | None
     min_memory: float | str | None
@@ -69,16 +70,23 @@ class Wishes(TypedDict, total=False):
 
 
 class ReserveGPU(WorkerPlugin):
-    """Reserves for every worker process, also for those that come back or come later.
+    """A worker plugin that reserves GPUs for each worker process.
 
-    devices and wishes: what reserve() takes. wait: for how long a worker waits in the queue, taking
-        no tasks, in seconds or as `90s`, `10m`, `2h`; None for not at all.
-    required: whether a worker that gets no GPU leaves the cluster, in place of working without.
+    It also applies to workers that restart, or that join the cluster later.
 
-    Raises RequestError for what makes no sense on any machine.
+    Args:
+        devices: The GPUs to reserve, as in `reserve()`.
+        wait: The timeout for waiting in the queue, in seconds or as `90s`, `10m` or `2h`. None does
+            not wait. The worker starts no task during the wait.
+        required: Whether a worker without a GPU leaves the cluster instead of working without one.
+        **keywords: Other keyword arguments of `reserve()`, except `progress`.
+
+    Raises:
+        RequestError: The request is invalid on every machine.
+        TypeError: A keyword argument is unknown.
     """
 
-    name = "reserve_gpu"  # a plugin registered under the same name replaces the earlier one
+    name = "reserve_gpu"  # Dask replaces an earlier plugin of the same name
 
     def __init__(
         self,
@@ -86,54 +94,62 @@ class ReserveGPU(WorkerPlugin):
         *,
         wait: float | str | None = WAIT_S,
         required: bool = False,
-        **wishes: Unpack[Wishes],
+        **keywords: Unpack[RequestKeywords],
     ) -> None:
-        if unknown := wishes.keys() - Wishes.__annotations__.keys():
-            raise TypeError(f"ReserveGPU() takes no {', '.join(sorted(unknown))}.")
-        parsed = request.parse(devices, **wishes)
+        if unknown := keywords.keys() - RequestKeywords.__annotations__.keys():
+            raise TypeError(
+                f"ReserveGPU() got unexpected keyword arguments: {', '.join(sorted(unknown))}."
+            )
+        parsed = request.parse(devices, **keywords)
         if wait is not None:
             parse_duration(wait)
-        # An iterator could be read once only, and the plugin is sent to every worker.
-        self.arguments = {"wait": wait, **wishes, "devices": parsed.devices or None}
+        # Every worker gets the plugin, so `devices` is stored parsed: an iterator works only once.
+        self.arguments = {"wait": wait, **keywords, "devices": parsed.devices or None}
         self.required = required
 
     async def setup(self, worker: Worker) -> None:
-        """Reserve for the process of this worker, or leave it without any GPU.
+        """Reserve GPUs for this worker's process, or hide all GPUs from it.
 
-        After an error Dask would let the worker join anyway, and it would see every GPU. So
-        only TooLateError is raised, where the variables have no effect any more, and only by a
-        worker that has joined already.
+        If this method raised an error, Dask would still let the worker join, and it would see every
+        GPU. Other errors are therefore logged.
+
+        Args:
+            worker: The worker.
+
+        Raises:
+            TooLateError: CUDA has already started in a worker that has joined the cluster.
         """
         if self.required:
             _pause(worker)
         if not _is_thread(worker):
-            api.hide_if_unreserved()  # first: from here on tasks could run beside us
+            api.hide_if_unreserved()  # before the first await, because tasks can run after it
             process_identity.call_it(f"Dask worker {worker.name} of {worker.scheduler.address}")
         try:
             reservation = await _reserve(self.arguments)
         except errors.TooLateError as error:
             _refuse(worker, error)
         except Exception as error:
-            reason = ABOVE if isinstance(error, errors.ReservedAboveError) else error
+            is_reserved_above = isinstance(error, errors.ReservedAboveError)
+            reason = RESERVED_BY_PARENT if is_reserved_above else error
             leaves = " and leaves" if self.required else ""
             text = f"Dask worker {worker.address} got no GPU{leaves}: {reason}"
             logger.exception(text, exc_info=not isinstance(error, errors.ReserveGPUError))
             if self.required:
                 _leave(worker, text)
             else:
-                worker.log_event("warn", text)  # the clients show it
+                worker.log_event("warn", text)  # clients display it
         else:
             logger.info("%s", reservation)
-            _go_on(worker)
+            _resume(worker)
 
 
 async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
-    """Reserve on another thread: the worker answers meanwhile, and can be told to close."""
+    """Reserve on another thread, so that the worker keeps answering and can be closed."""
     closing = threading.Event()
 
     def stop_if_closing(_waiting: Waiting) -> None:
         if closing.is_set():
-            raise InterruptedError("the worker closes")
+            raise InterruptedError("the worker is closing")
 
     def attempt() -> Reservation:
         api.hide_if_unreserved()  # some errors of reserve() change no variable
@@ -142,23 +158,23 @@ async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
     try:
         return await asyncio.to_thread(attempt)
     except asyncio.CancelledError:
-        closing.set()  # the process can't end while a thread of it still waits for a GPU
+        closing.set()  # the process can't exit while the other thread waits for a GPU
         raise
 
 
 def _is_thread(worker: Worker) -> bool:
-    """Tell whether the worker shares its process with others, and with the client."""
+    """Return whether the worker runs in the client's process, which other workers share."""
     return str(worker.address).startswith("inproc://")
 
 
 def _refuse(worker: Worker, error: errors.TooLateError) -> None:
-    """Raise to the client that registers the plugin; a worker about to join leaves."""
+    """Raise the error to the client if the worker has joined; otherwise let the worker leave."""
     if not api.current():
-        api.release()  # gives back the variables: CUDA does not read them any more
+        api.release()  # restores the variables, which CUDA no longer reads
     has_joined = worker.periodic_callbacks["heartbeat"].is_running()
     if has_joined or _is_thread(worker):
-        text = f"Dask worker {worker.address}: {error} client.restart() starts it anew."
-        _go_on(worker)
+        text = f"Dask worker {worker.address}: {error} To restart it, call client.restart()."
+        _resume(worker)
         raise errors.TooLateError(text) from None
     text = f"Dask worker {worker.address} leaves: {error}"
     logger.critical(text)
@@ -166,20 +182,20 @@ def _refuse(worker: Worker, error: errors.TooLateError) -> None:
 
 
 def _pause(worker: Worker) -> None:
-    """Have a worker begin no task; Dask sees no difference."""
+    """Let a worker start no new tasks, without changing the status that Dask shows."""
     worker.handle_stimulus(PauseEvent(stimulus_id="reserve-gpu-pause"))
 
 
-def _go_on(worker: Worker) -> None:
-    if worker.status in (Status.init, Status.running):  # else Dask has paused it, or closes it
+def _resume(worker: Worker) -> None:
+    if worker.status in (Status.init, Status.running):  # otherwise Dask has paused or closed it
         worker.handle_stimulus(UnpauseEvent(stimulus_id="reserve-gpu-go-on"))
 
 
 def _leave(worker: Worker, text: str) -> None:
-    """Have a worker leave the cluster for good, with its nanny; it begins no task any more.
+    """Let a worker and its nanny leave the cluster permanently, without starting new tasks.
 
-    A worker that is about to join does so before it leaves. If its process ended now, its nanny
-    would start it again without end, or bring down all workers of one `dask worker --nworkers`.
+    A worker that has not joined yet joins first. If its process ended before, its nanny would
+    restart it endlessly, or stop all workers of the same `dask worker --nworkers`.
     """
     _pause(worker)
     worker.loop.add_callback(_close, worker, text)
@@ -187,12 +203,12 @@ def _leave(worker: Worker, text: str) -> None:
 
 async def _close(worker: Worker, text: str) -> None:
     await worker  # until it has joined
-    worker.log_event("warn", text)  # the clients show it
+    worker.log_event("warn", text)  # clients display it
     await worker.close_gracefully(restart=False, reason=text)
 
 
 def _plugin(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Any:
-    """Return the plugin that the words after `--preload reserve_gpu.dask` ask for."""
+    """Return the plugin for the arguments after `--preload reserve_gpu.dask`."""
     parser = request_options.Parser("--preload reserve_gpu.dask", add_help=False)
     option.add(request_options.REQUEST_KEYWORDS, parser)
     parser.add_argument("--required", action="store_true")
@@ -208,12 +224,12 @@ async def _setup(worker: object, plugin: ReserveGPU) -> None:
     if isinstance(worker, Worker):
         await plugin.setup(worker)
     else:
-        text = "reserve_gpu.dask is for workers: a %s needs no GPU, so none is reserved"
+        text = "reserve_gpu.dask reserves GPUs only for workers; it does nothing for a %s"
         logger.error(text, type(worker).__name__)
 
 
-# What --preload calls. It is a command, as Dask refuses arguments for a plain function; our own
-# parser reads the words.
+# Dask calls this object for --preload. It is a click command, because Dask accepts no arguments for
+# a plain function. `request_options.Parser` parses the arguments.
 dask_setup = click.Command(
     "reserve_gpu.dask",
     callback=_setup,

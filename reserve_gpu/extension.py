@@ -1,7 +1,7 @@
-"""What IPython loads: the name %reserve_gpu, its settings, and Tab.
+"""The IPython extension: the magic %reserve_gpu, its settings, and Tab completion.
 
-Most shells that load it, by a configuration file, never reserve anything. So what does the work is
-imported when the first line asks for it.
+Most shells load the extension from a configuration file and never reserve a GPU. The magic is
+therefore imported at its first use.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 MAGIC_NAME = "%reserve_gpu"
 MATCHER = "reserve_gpu.ipython.completion"
-FIRST = 1000  # before IPython's own matchers, so that those that it keeps out are not even asked
+# A priority above IPython's own matchers, which are then not called for lines of the magic.
+MATCHER_PRIORITY = 1000
 SETTINGS = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
 
 def _manual() -> str:
-    """Return the help of the magic."""
+    """Return the help text of the magic."""
     from reserve_gpu.ipython import parser
 
     return parser.magic_parser().format_help()
@@ -43,26 +44,26 @@ def _manual() -> str:
 
 @magics_class
 class ReserveGPU(Magics):
-    """Settings of %reserve_gpu."""
+    """The magic %reserve_gpu, its settings, and its hooks."""
 
     lock_directory = Unicode(
-        help="Directory of the locks, one for all users of this machine; empty for the default. "
-        f"Kept in ${settings.LOCK_DIRECTORY}, so that what this kernel starts uses the same."
+        help="The lock directory, which all users of this machine must share. Empty for the "
+        f"default. Stored in ${settings.LOCK_DIRECTORY}, so child processes use the same one."
     ).tag(config=True)
-    idle_memory = CUnicode(  # people also write the number 500 here
-        help="Memory in use up to which a GPU without compute processes is idle (500MiB, 2GB); "
-        "empty for 1 GiB or 5 % of the GPU, whichever is less. "
-        f"Kept in ${settings.IDLE_MEMORY}."
+    idle_memory = CUnicode(  # accepts a number, because users also write 500
+        help="A GPU without compute processes is idle if at most this memory is in use (500MiB, "
+        "2GB). Empty for 1 GiB or 5 % of the GPU, whichever is less. "
+        f"Stored in ${settings.IDLE_MEMORY}."
     ).tag(config=True)
 
-    package: tuple[int, int] | None = None  # the installed one, as it was loaded
-    is_to_tell_change = True  # that it has changed since
-    is_to_tell_start = False  # in its first cell: earlier nobody reads
-    is_to_tell_kept = False  # after that, if it has not asked for what is kept for it
+    package: tuple[int, int] | None = None  # identity of the installed package when it was loaded
+    must_report_change = True  # whether to report a change of the installed package
+    must_show_start = False  # whether the next cell shows the GPUs that the kernel was started with
+    must_show_kept = False  # whether the next cell shows the GPUs that are kept for this kernel
 
     @line_magic
     def reserve_gpu(self, line: str) -> None:
-        """Reserve a GPU for this kernel, and set the CUDA variables for what it runs next."""
+        """Reserve a GPU for this kernel, and set the CUDA variables for the code that it runs."""
         try:
             with no_fork:
                 from reserve_gpu.ipython import magic
@@ -74,32 +75,32 @@ class ReserveGPU(Magics):
                 raise PackageError(change) from error
             raise
 
-    # Where IPython looks before the docstring; %reserve_gpu? shows what the parser says of itself.
+    # IPython prefers getdoc() to the docstring, so %reserve_gpu? shows the parser's help.
     reserve_gpu.getdoc = _manual  # type: ignore[union-attr]
 
     def begin_cell(self, info: ExecutionInfo) -> None:
-        """Watch a cell that begins, and say before it what a person is to know."""
+        """Record the start of a cell, and show messages before it."""
         cells().begin(info)
-        if not info.store_history:  # code of a front end, which runs unseen
+        if not info.store_history:  # code that a frontend runs invisibly
             return
         try:
-            if not (self.is_to_tell_start or _has_session()):
+            if not (self.must_show_start or _has_session()):
                 return
             with no_fork:
                 from reserve_gpu.ipython import magic
             if _has_session() and (lines := magic.begin_cell()):
                 magic.warn(lines)
-            if self.is_to_tell_start:
-                self.is_to_tell_start = False
+            if self.must_show_start:
+                self.must_show_start = False
                 with no_fork:
                     from reserve_gpu.ipython import start_messages
-                start_messages.tell_start()
+                start_messages.show_start()
         except Exception:
-            if not self._is_told_of_change():
+            if not self._report_change():
                 raise
 
     def end_cell(self, result: ExecutionResult | None) -> None:
-        """Let others see after a cell that this kernel is in use, and say what there is to say."""
+        """Record the end of a cell for other users, and show messages after it."""
         cells().end(result)
         try:
             if _has_session():
@@ -108,53 +109,58 @@ class ReserveGPU(Magics):
                 if lines := magic.end_cell():
                     magic.warn(lines)
             info = result and result.info
-            if self.is_to_tell_kept and info and info.store_history:
-                self.is_to_tell_kept = False
+            if self.must_show_kept and info and info.store_history:
+                self.must_show_kept = False
                 file = jupyter_kernel.connection_file()
-                if any(file in about for _, about in procfs.own_processes(lock_keeper.WORDS)):
+                if any(file in words for _, words in procfs.own_processes(lock_keeper.WORDS)):
                     with no_fork:
                         from reserve_gpu.ipython import start_messages
-                    start_messages.tell_kept()
+                    start_messages.show_kept()
         except Exception:
-            if not self._is_told_of_change():
+            if not self._report_change():
                 raise
 
     def _change(self) -> str | None:
         """Return a message if the package was updated or removed since it was loaded."""
-        now = _package()
-        if now == self.package:
+        current = _package()
+        if current == self.package:
             return None
-        what, then = ("updated", "Restart") if now else ("removed", "Install it again and restart")
+        change, step = (
+            ("updated", "Restart") if current else ("removed", "Install it again and restart")
+        )
         return (
-            f"The package reserve_gpu was {what} while this kernel was running. {then} the kernel. "
-            "The GPUs that it holds stay reserved until then."
+            f"The package reserve_gpu was {change} while this kernel was running. {step} the "
+            "kernel. The GPUs that it holds stay reserved until then."
         )
 
-    def _is_told_of_change(self) -> bool:
-        """Return whether the package has changed, which explains an error; print that once."""
+    def _report_change(self) -> bool:
+        """Return whether the package has changed, and print a message the first time.
+
+        Such a change explains an error of the hooks.
+        """
         change = self._change()
-        if change and self.is_to_tell_change:
-            self.is_to_tell_change = False
+        if change and self.must_report_change:
+            self.must_report_change = False
             print(change, file=sys.stderr)
         return change is not None
 
     def leave_to_restart(self, change: dict[str, Any]) -> None:
-        """Leave what this kernel holds to the next one, where it ends by a restart.
+        """Keep the reservation for the next kernel if this kernel restarts.
 
-        ipykernel sets `exit_now` when a client asks it to end, on its control thread, and the
-        request says whether it restarts:
+        ipykernel sets `exit_now` on its control thread when a client requests a shutdown. The
+        request has a flag for a restart:
         https://jupyter-client.readthedocs.io/en/stable/messaging.html#kernel-shutdown
         """
         try:
             request = self.shell.kernel.get_parent("control")  # type: ignore[union-attr]
-            is_asked = request["header"]["msg_type"] == "shutdown_request"
-            if change["new"] and is_asked and request["content"]["restart"] and _has_session():
+            is_shutdown = request["header"]["msg_type"] == "shutdown_request"
+            if change["new"] and is_shutdown and request["content"]["restart"] and _has_session():
                 with no_fork:
                     from reserve_gpu.ipython import magic
                 magic.leave_to_restart()
-        except Exception:  # whatever comes of it, the kernel has to end
+        except Exception:  # an error must not keep the kernel from shutting down
             log = logging.getLogger("reserve_gpu")
-            log.warning("The GPU can't be kept for the restart.", exc_info=True)
+            log.warning("The reservation can't be kept for the restart.", exc_info=True)
 
     @observe(*SETTINGS)
     def _export(self, change: dict[str, Any]) -> None:
@@ -171,27 +177,27 @@ class ReserveGPU(Magics):
 def load(shell: InteractiveShell) -> None:
     """Register the magic and its settings with the shell."""
     unload(shell)
-    # What the environment says prevails over a configuration file.
-    given: dict[str, Any] = {
+    # Environment variables take precedence over a configuration file.
+    values: dict[str, Any] = {
         trait: os.environ[name] for trait, name in SETTINGS.items() if os.environ.get(name)
     }
-    magics = ReserveGPU(shell=shell, parent=shell, **given)
+    magics = ReserveGPU(shell=shell, parent=shell, **values)
     magics.package = _package()
     shell.register_magics(magics)
     cells().watch(shell)
     shell.events.register("pre_run_cell", magics.begin_cell)
     shell.events.register("post_run_cell", magics.end_cell)
-    if not shell.custom_exceptions:  # a person may have set something there
+    if not shell.custom_exceptions:  # keep a handler that the user has set
         shell.set_custom_exc((WaitInterrupted,), _show_interrupted)  # type: ignore[no-untyped-call]
     _add_completion(shell)
     if hasattr(shell, "kernel"):
         shell.observe(magics.leave_to_restart, "exit_now")
-        magics.is_to_tell_kept = True
-    magics.is_to_tell_start = _was_given_something()
+        magics.must_show_kept = True
+    magics.must_show_start = _has_handover()
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Take the magic and its settings out of the shell."""
+    """Remove the magic and its settings from the shell."""
     _remove_completion(shell)
     cells().leave()
     if shell.custom_exceptions == (WaitInterrupted,):
@@ -201,14 +207,14 @@ def unload(shell: InteractiveShell) -> None:
         shell.configurables.remove(magics)
         shell.events.unregister("pre_run_cell", magics.begin_cell)
         shell.events.unregister("post_run_cell", magics.end_cell)
-        with suppress(ValueError):  # it is no kernel
+        with suppress(ValueError):  # the shell is not a kernel's
             shell.unobserve(magics.leave_to_restart, "exit_now")
 
 
 def _package() -> tuple[int, int] | None:
-    """Return the device and inode of the installed package, None if it is gone.
+    """Return the inode and modification time of the installed package, or None if it was removed.
 
-    An installation replaces all files. A new one of the same path has another inode or time.
+    An installation replaces the file, so at least one of the two changes.
     """
     with suppress(OSError):
         status = os.stat(os.path.join(os.path.dirname(__file__), "__init__.py"))
@@ -216,11 +222,11 @@ def _package() -> tuple[int, int] | None:
     return None
 
 
-def _was_given_something() -> bool:
-    """Tell whether the program before this one, in the same process, has left it GPUs or a reason.
+def _has_handover() -> bool:
+    """Return whether the program that this process ran before handed over GPUs or a reason.
 
-    Asking takes over what that program held (see api.before_exec), which must not come later: a
-    child that the shell starts before would inherit the locks.
+    Creating the session takes over the GPUs (see `api.before_exec`). That must happen now, because
+    a child that the shell starts earlier would inherit the locks.
     """
     if procfs.held_by() != os.getpid():
         return False
@@ -229,9 +235,9 @@ def _was_given_something() -> bool:
     return bool(session().reason or session().held)
 
 
-def _show_interrupted(*about: Any, **_options: Any) -> None:
-    """Say how things stand after Ctrl-C; Run All stops, but nothing is red as if it had failed."""
-    _shell, _kind, error, _traceback = about
+def _show_interrupted(*details: Any, **_options: Any) -> None:
+    """Print the state after Ctrl-C without a traceback; `Run All Cells` still stops."""
+    _shell, _kind, error, _traceback = details
     print(error)
 
 
@@ -239,12 +245,12 @@ _sessions: dict[int, object] = executor.survive_reload("sessions", dict)
 
 
 def _has_session() -> bool:
-    """Tell whether this process has ever asked for anything, or was left something."""
+    """Return whether this process has created a session, or has a handover to take over."""
     return bool(_sessions) or procfs.held_by() == os.getpid()
 
 
 def _add_completion(shell: InteractiveShell) -> None:
-    """Let Tab complete the magic's line; the module that knows how is loaded at the first Tab."""
+    """Register Tab completion, whose module is loaded at the first Tab."""
     try:
         from IPython.core.completer import context_matcher
     except ImportError:  # before 8.6
@@ -265,9 +271,10 @@ def _add_completion(shell: InteractiveShell) -> None:
         return completion.matches(shell, context)
 
     if shell.Completer is not None:
-        # Other code adds one of its own at the end, and takes the last one away again.
+        # Inserted at the front because other code appends its own matcher and later removes the
+        # last one.
         shell.Completer.custom_matchers.insert(
-            0, context_matcher(identifier=MATCHER, priority=FIRST)(matcher)
+            0, context_matcher(identifier=MATCHER, priority=MATCHER_PRIORITY)(matcher)
         )
 
 

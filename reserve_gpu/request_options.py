@@ -1,7 +1,7 @@
-"""The options of a request, their parser, and the reservation that they ask for.
+"""The options of a request, and their parser.
 
-A new option of what is reserved is a row here and a keyword of `reserve()`. The magic, the command
-line, Dask's worker and Tab completion take it from here.
+Each option is a constant in this module and a keyword of `reserve()`. The magic, the command line,
+the Dask plugin and Tab completion share these constants.
 """
 
 from __future__ import annotations
@@ -26,114 +26,143 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Request
     from reserve_gpu.render.frontends import Frontend
 
-MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
+MESSAGE_LIMIT = 200  # maximum characters of argparse's message, which quotes the typed text
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise RequestError(f"{sanitize(text)!r} is no number of GPUs. Give one, as -n 2.")
+        raise RequestError(f"{sanitize(text)!r} is not a valid number of GPUs. Example: -n 2.")
     return int(text)
 
 
 DEVICES = Option(
     "devices DEVICE",
-    "GPUs to take: an index (2, GPU2 or cuda:2), several (1,3 or 1 3, order kept), a range "
-    "(0-3), a UUID or its start (GPU-8f2a), a MIG instance (1:0), a PCI bus id (0000:03:00.0); "
-    "none: the first free one",
+    "GPUs to reserve: an index (2, GPU2 or cuda:2), several (1,3 or 1 3, in this order), a range "
+    "(0-3), a UUID or its beginning (GPU-8f2a), a MIG instance (1:0), or a PCI bus ID "
+    "(0000:03:00.0); default: the first free GPU",
     nargs="*",
 )
-COUNT = Option("-n --count COUNT", "how many, the best connected ones", "1 2 4 8", type=_count)
+COUNT = Option(
+    "-n --count COUNT", "number of GPUs, the best connected ones", "1 2 4 8", type=_count
+)
 MIN_MEMORY = Option(
     "--min-memory SIZE",
-    "total memory of each: 16GB, 16GiB, 16000 (MiB)",
+    "minimum total memory of each GPU: 16GB, 16GiB, 16000 (MiB)",
     "8GiB 16GiB 24GiB 40GiB 80GiB",
 )
 NAME = Option("--name TEXT", "only GPUs with this text in their name")
 WAIT = Option(
     "--wait DURATION",
-    "wait in the queue until there is one, for DURATION (90s, 10m, 2h, 1h30m) or for ever",
+    "wait in the queue until a GPU is available, for up to DURATION if given (90s, 10m, 2h, 1h30m)",
     "10m 1h 8h 1d",
     nargs="?",
     const=True,
 )
 MEMORY = Option(
     "--memory SIZE",
-    "a part of it: the most memory that you will use (10GB, or 50%% of what it has); others "
-    "may have the rest",
+    "reserve only a part of each GPU: the most memory that you will use (10GB, or 50%% of the "
+    "GPU); others can reserve the rest",
     "4GB 10GB 20GB 40GB 50%",
 )
-NOTE = Option("--note TEXT", "a line for others to read beside your reservation")
-OPTIONAL = Option("--optional", "if no GPU can be had, go on without one")
+NOTE = Option("--note TEXT", "a note that others see next to your reservation")
+OPTIONAL = Option("--optional", "continue without a GPU if none is available")
 
 WHICH = (DEVICES, COUNT, MIN_MEMORY, NAME)
 HOW = (MEMORY, WAIT, NOTE, OPTIONAL)
 WHEN = feature.options()
 REQUEST = (*WHICH, *HOW, *WHEN)
 REQUEST_OF_COMMAND = tuple(option for option in REQUEST if option.suits_commands)
-# These are keywords of reserve(). OPTIONAL only says what follows a refusal, so each front end that
-# has it passes it on by itself; kernels and Dask's workers start in any case.
+# The options that are keywords of reserve(). OPTIONAL is not one of them, because it decides what a
+# frontend does after a refusal. Kernels and Dask workers start in any case.
 REQUEST_KEYWORDS = tuple(option for option in REQUEST if option is not OPTIONAL)
 
 
-def _typed(program: str) -> str:
-    """Return the words that start a parser's program here: `reserve-gpu` may need a path."""
+def _command_line(program: str) -> str:
+    """Return the command for a parser's `prog`, with a path to `reserve-gpu` if it needs one."""
     first, *rest = program.split()
     return " ".join([own_command() if first == PROGRAM else first, *rest])
 
 
 class Parser(ArgumentParser):
-    """A parser that raises RequestError where argparse would end the process."""
+    """An argument parser that raises RequestError instead of exiting the process."""
 
-    def parse_known_args(  # type: ignore[override] # with these two argparse calls it
+    def parse_known_args(  # type: ignore[override] # argparse passes these two arguments
         self, args: Sequence[str], namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Parse the words; a subcommand's parser gets its own ones from argparse.
+        """Parse the arguments. argparse also calls this for the parser of a subcommand.
 
-        Raises RequestError for a word that is unknown.
+        Args:
+            args: The arguments.
+            namespace: The namespace to which the values are added.
+
+        Returns:
+            The namespace, and an empty list.
+
+        Raises:
+            RequestError: An argument is unknown or invalid.
         """
-        # One way to write an option: what is like one is answered with the nearest.
+        # Abbreviated options are errors, which suggest the most similar option.
         self.allow_abbrev = self.exit_on_error = False
         try:
             arguments, unknown = super().parse_known_args(args, namespace)
         except ArgumentError as error:
-            if isinstance(error.__context__, RequestError):  # our own text about a value
+            if isinstance(error.__context__, RequestError):  # raised by the option's `type`
                 raise error.__context__ from None
             flag = (error.argument_name or "").partition("/")[0]
             action = self._option_string_actions.get(flag)
             needs = f"needs a value: {action.help}" if action and action.nargs != 0 else ""
             self.error(f"{flag} {needs or error.message}".replace("%%", "%"))
-        # Without the hyphens, which are alike in all of them.
+        # Without the hyphens, which would make all options look similar to each other.
         known = [each[2:] for each in self._option_string_actions if each.startswith("--")]
         for word in unknown:
             flag = word.partition("=")[0]
             if flag.startswith("-") and flag != "--":
-                near = likely(flag.lstrip("-"), known, "--")
-                raise RequestError(f"There is no option {sanitize(flag)}. {near}")
+                suggestion = likely(flag.lstrip("-"), known, "--")
+                raise RequestError(f"Unknown option {sanitize(flag)}. {suggestion}")
         if unknown:
-            self.error(f"What is {' '.join(unknown)}? A value of several words needs quotes")
+            self.error(
+                f"Unexpected argument: {' '.join(unknown)}. Put a value of several words in quotes"
+            )
         devices = getattr(arguments, "devices", ())
         for word in {*known}.intersection(devices):
-            raise RequestError(f"{word!r} names no GPU. Did you mean --{word}?")
+            raise RequestError(f"{word!r} is not a GPU name. Did you mean --{word}?")
         names.parse(devices)
         return arguments, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raise RequestError with argparse's message, and where to read more, if there is help."""
-        more = f" See {_typed(self.prog)} --help" if self.add_help else ""
+        """Raise RequestError with a message, and the command that shows the help.
+
+        Args:
+            message: The message without a full stop.
+
+        Raises:
+            RequestError: Always.
+        """
+        hint = f" See {_command_line(self.prog)} --help" if self.add_help else ""
         if self.prog.startswith("%"):
-            more = f" See {self.prog}?"
-        raise RequestError(f"{sanitize(message, MESSAGE_LIMIT)}.{more}")
+            hint = f" See {self.prog}?"
+        raise RequestError(f"{sanitize(message, MESSAGE_LIMIT)}.{hint}")
 
 
 def wishes(arguments: Namespace) -> dict[str, Any]:
-    """Return the keyword arguments of `reserve()` among what was parsed."""
+    """Return the keyword arguments of `reserve()` in the parsed arguments."""
     names = [option.attribute for option in REQUEST_KEYWORDS]
     values = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return {**values, "devices": arguments.devices or None}
 
 
 def to_request(arguments: Namespace) -> tuple[Request, Any]:
-    """Return the request that was parsed, and how long to wait for it. Raises RequestError."""
+    """Convert parsed arguments to a request.
+
+    Args:
+        arguments: The parsed arguments.
+
+    Returns:
+        The request, and the timeout for waiting, as in `reserve()`.
+
+    Raises:
+        RequestError: The request is invalid.
+    """
     values = wishes(arguments)
     wait = values.pop("wait")
     return parse(**values), wait
@@ -142,17 +171,29 @@ def to_request(arguments: Namespace) -> tuple[Request, Any]:
 def reserve_parsed(
     arguments: Namespace, frontend: Frontend, progress: Callable[[Progress], object] | None = None
 ) -> Outcome:
-    """Reserve what was parsed, for a front end. Raises what `reserve()` raises."""
+    """Reserve devices according to parsed arguments.
+
+    Args:
+        arguments: The parsed arguments.
+        frontend: The frontend, which determines the syntax of hints in errors.
+        progress: A function that is called during a wait, as in `api.ask()`.
+
+    Returns:
+        The outcome of the request.
+
+    Raises:
+        ReserveGPUError: The same errors as in `reserve()`.
+    """
     request, wait = to_request(arguments)
-    is_optional = getattr(arguments, "optional", False)  # not every command has the option
+    is_optional = getattr(arguments, "optional", False)  # some commands lack the option
     return api.ask(request, wait, progress, frontend, is_optional=is_optional)
 
 
 def words(arguments: Namespace) -> list[str]:
-    """Return the words on a command line that mean these options of a request."""
+    """Return the command-line arguments that are equivalent to parsed request options."""
     result: list[str] = []
     for option in REQUEST_KEYWORDS:
-        value: Any = getattr(arguments, option.attribute, None)  # commands lack some
+        value: Any = getattr(arguments, option.attribute, None)  # some commands lack options
         if option is DEVICES:
             result += value
         elif value is True:
@@ -163,12 +204,12 @@ def words(arguments: Namespace) -> list[str]:
 
 
 def kernel_start(arguments: Namespace) -> list[str]:
-    """Return the words before a kernel's own command that reserve its GPU at its start."""
+    """Return the prefix of a kernel's command that reserves a GPU when the kernel starts."""
     return spawn.python("-m", "reserve_gpu", "kernel", "start", *words(arguments), "--")
 
 
 def request_of(words: Sequence[str]) -> Namespace:
-    """Parse the options of a kernel's request. Raises RequestError."""
+    """Parse the request options of a kernel. Raises RequestError."""
     parser = Parser("reserve-gpu kernel install", add_help=False)
     add(REQUEST_KEYWORDS, parser)
     return parser.parse_args(words)

@@ -307,7 +307,7 @@ def test_a_mistake_is_one_line(on_lab: Machine, open_notebook: Callable[..., Not
     notebook = open_notebook("mine.ipynb", "%reserve_gpu --wait soon")
     notebook.run(0)
     shown = notebook.finish(0)
-    assert shown == "UsageError: 'soon' is no duration. Give 90s, 10m, 2h or 1h30m."
+    assert shown == "UsageError: 'soon' is not a valid duration. Examples: 90s, 10m, 2h, 1h30m."
 
 
 def test_tab_offers_options(open_notebook: Callable[..., Notebook]) -> None:

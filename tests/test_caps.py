@@ -269,7 +269,7 @@ def test_an_allowance_that_is_no_size(here: Here, monkeypatch: pytest.MonkeyPatc
     """A setting that is no size is said before anything is reserved or changed."""
     monkeypatch.setenv("RESERVE_GPU_CONTEXT_MEMORY", "much")
     before = dict(os.environ)
-    with pytest.raises(errors.RequestError, match="RESERVE_GPU_CONTEXT_MEMORY: 'much' is no size"):
+    with pytest.raises(errors.RequestError, match="CONTEXT_MEMORY: 'much' is not a valid size"):
         reserve_gpu.reserve(memory="2GB")
     assert (dict(os.environ), held(here)) == (before, [])
 

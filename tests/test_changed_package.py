@@ -87,4 +87,4 @@ def test_python_without_its_package(kernel: Kernel, copy: Path) -> None:
     """A script whose package was removed reads what to do in the last line."""
     shutil.rmtree(copy)
     told = kernel.run("reserve_gpu.reserve()").traceback[-1]
-    assert "The package reserve_gpu was removed under this process. Install it again" in told
+    assert "The package reserve_gpu was removed while this process was running." in told

@@ -328,16 +328,16 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
 
 EVERY = ["run", "status", "top", "report", "join", "list", "release", "check", "kernel install"]
 EVERY += ["why", "skill"]
-NO_SUCH = f"no command {{}}. There are: {', '.join(EVERY)}. See"
+NO_SUCH = f"Unknown command {{}}. Choose from: {', '.join(EVERY)}. See"
 
 
 USAGE = [
     ("run", "The command is missing. Usage: reserve-gpu run "),
     ("run --", "The command is missing. Usage: reserve-gpu run "),
     ("run 0 --", "The command is missing. Usage: reserve-gpu run "),
-    ("run -n -1 -- true", "'-1' is no number of GPUs. Give one, as -n 2.\n"),
+    ("run -n -1 -- true", "'-1' is not a valid number of GPUs. Example: -n 2.\n"),
     ("run nonsense -- true", "'nonsense' is not a GPU name"),
-    ("run --wait soon -- true", "'soon' is no duration"),
+    ("run --wait soon -- true", "'soon' is not a valid duration"),
     (
         "run --for 99999999d -- true",
         "is out of range. Give a duration above 0 and up to 34722d, such",
@@ -345,25 +345,25 @@ USAGE = [
     ("run 7 -- true", "There is no GPU7"),
     ("run -n 9 -- true", "9"),
     ("nonsense", NO_SUCH.format("nonsense")),
-    ("kill 3", "There is no command kill. Did you mean release? See"),
+    ("kill 3", "Unknown command kill. Did you mean release? See"),
     ("wait", NO_SUCH.format("wait")),
     ("release GPU0", "You hold no GPU on this machine."),
     ("kernel show", "Did you mean kernel install? See"),
     (
         "status --nonsense",
-        "There is no option --nonsense. There are: --help, --format, ",
+        "Unknown option --nonsense. Choose from: --help, --format, ",
     ),
     ("status -- true", "See reserve-gpu status --help"),
-    ("stat", "There is no command stat. Did you mean status? See"),
+    ("stat", "Unknown command stat. Did you mean status? See"),
     ("reserve", "Did you mean run, or %reserve_gpu in a notebook? See"),
     ("reserve 2 -n 3", "Did you mean run, or %reserve_gpu in a notebook? See"),
-    ("free", "Did you mean release, or status? See"),
-    ("ps aux", "Did you mean status, or list? See"),
+    ("free", "Did you mean release or status? See"),
+    ("ps aux", "Did you mean status or list? See"),
     ("help nonsense", NO_SUCH.format("nonsense")),
-    ("run -n two -- true", "'two' is no number of GPUs. Give one, as -n 2.\n"),
+    ("run -n two -- true", "'two' is not a valid number of GPUs. Example: -n 2.\n"),
     (
         "run -n -- true",
-        "-n needs a value: how many, the best connected ones. See reserve-gpu run --help\n",
+        "-n needs a value: number of GPUs, the best connected ones. See reserve-gpu run --help\n",
     ),
     ("run --for -- true", "--for needs a value: release the GPU after 90s, 30m, 4h or 2d. See"),
     ("kernel install --idle", "--idle needs a value: release the GPU when no cell has run "),
@@ -373,21 +373,21 @@ USAGE = [
     ),
     ("status --json=3", "See reserve-gpu status --help\n"),
     ("status --format", "--format needs a value: text (the default), json (for programs)"),
-    ("status --format htlm", "There is no --format htlm. Did you mean html?\n"),
-    ("report --by users", "There is no --by users. Did you mean user?\n"),
-    ("status 3", "What is 3? "),
-    ("--status --json", "There is no command --status. Did you mean status? See"),
+    ("status --format htlm", "Invalid value 'htlm' for --format. Did you mean html?\n"),
+    ("report --by users", "Invalid value 'users' for --by. Did you mean user?\n"),
+    ("status 3", "Unexpected argument: 3. "),
+    ("--status --json", "Unknown command --status. Did you mean status? See"),
     ("0-1 -- true", NO_SUCH.format("0-1")),
-    ("kernel list", "There is no command kernel list. Did you mean kernel install? See"),
-    ("status --watch", "There is no option --watch. There are: "),
-    ("status --jsno", "There is no option --jsno. Did you mean --json?\n"),
-    ("run --wiat=1h -- true x", "There is no option --wiat. Did you mean --wait?\n"),
-    ("run --gpu=1 -- true", "There is no option --gpu. There are: --help, --count, "),
-    ("run -w -- true", "There is no option -w. There are: --help, --count, "),
-    ("run wait -- true", "'wait' names no GPU. Did you mean --wait?\n"),
+    ("kernel list", "Unknown command kernel list. Did you mean kernel install? See"),
+    ("status --watch", "Unknown option --watch. Choose from: "),
+    ("status --jsno", "Unknown option --jsno. Did you mean --json?\n"),
+    ("run --wiat=1h -- true x", "Unknown option --wiat. Did you mean --wait?\n"),
+    ("run --gpu=1 -- true", "Unknown option --gpu. Choose from: --help, --count, "),
+    ("run -w -- true", "Unknown option -w. Choose from: --help, --count, "),
+    ("run wait -- true", "'wait' is not a GPU name. Did you mean --wait?\n"),
     (
         "run 0 --name RTX 2080 Ti -- true",
-        "What is 2080 Ti? A value of several words needs quotes. See",
+        "Unexpected argument: 2080 Ti. Put a value of several words in quotes. See",
     ),
 ]
 
@@ -516,7 +516,7 @@ def test_what_only_kernels_can_promise(typed: CommandLine, words: str) -> None:
     """A command has none of the options that are for kernels."""
     done = typed("run", *words.split(), "--", "true")
     assert done.code == 2
-    assert done.stderr.startswith("There is no option --")
+    assert done.stderr.startswith("Unknown option --")
 
 
 @pytest.mark.parametrize("words", ["kernel start --", OLD_KERNEL])

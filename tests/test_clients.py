@@ -157,7 +157,7 @@ def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
             "Waiting for a GPU, next in the queue, for 0 s (1.5 s at most).  2 x A100-SXM4-80GB\n"
         )
         check_refused(rest, "Waited for 1.5 s. ", child)
-    assert mistake == "UsageError: 'soon' is no duration. Give 90s, 10m, 2h or 1h30m.\n"
+    assert mistake == "UsageError: 'soon' is not a valid duration. Examples: 90s, 10m, 2h, 1h30m.\n"
     said, rest = waited.split("idle\n", 1)
     assert said.startswith("Waiting for a GPU, next in the queue, for 0 s.  2 x A100-SXM4-80GB\n")
     check_free(rest)
@@ -255,7 +255,7 @@ def test_a_terminal(machine: Machine, terminal: Terminal) -> None:
     assert re.search(r"\b1 .*\bbusy\b", status)
     terminal.run("%reserve_gpu --release")
     mistake = terminal.screen(terminal.run("%reserve_gpu --wait soon"))
-    assert mistake == "UsageError: 'soon' is no duration. Give 90s, 10m, 2h or 1h30m."
+    assert mistake == "UsageError: 'soon' is not a valid duration. Examples: 90s, 10m, 2h, 1h30m."
     with holder(machine) as child:
         check_refused(terminal.screen(terminal.run("%reserve_gpu")), "", child)
         limit = terminal.run("%reserve_gpu --wait 0.5s")

@@ -21,7 +21,10 @@ pytestmark = [pytest.mark.full, pytest.mark.needs("lint")]
 LINT = "from importlinter.cli import lint_imports_command as lint; lint()"
 # A contract, a file, and an import in it that the contract forbids.
 PLANTS = {
-    "Imports go downwards": ("reserve_gpu/locks/lock.py", "reserve_gpu.render.tables"),
+    "Modules import only from lower layers": (
+        "reserve_gpu/locks/lock.py",
+        "reserve_gpu.render.tables",
+    ),
     "No import cycles": ("reserve_gpu/model/clocks.py", "reserve_gpu.model.holders"),
     "Features are independent": (
         "reserve_gpu/features/job/no_gpu.py",
@@ -37,11 +40,11 @@ PLANTS = {
     ),
     "Only bindings imports pynvml": ("reserve_gpu/gpus/nvml.py", "pynvml"),
     "Only file_control imports fcntl": ("reserve_gpu/locks/lock.py", "fcntl"),
-    "Only ipython_shell and the front end import IPython": (
+    "Only ipython_shell and the IPython frontend import IPython": (
         "reserve_gpu/render/progress.py",
         "IPython.display",
     ),
-    "The extension for JupyterLab imports only the public modules": (
+    "The JupyterLab extension imports only the public modules": (
         "jupyterlab_reserve_gpu/look.py",
         "reserve_gpu.model.devices",
     ),

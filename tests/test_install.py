@@ -260,12 +260,12 @@ def test_install_and_uninstall(home: Home, env: dict[str, str], python: Path) ->
     assert home.files() == first
     assert done(install_sh("--uninstall", env=env)).splitlines() == [
         f"Uninstalled reserve_gpu from {python}; its dependencies stay installed",
-        f"Removed {home.config}, which held nothing else",
+        f"Removed {home.config}, which contained nothing else",
     ]
     assert home.files() == {}
     assert done(install_sh("--uninstall", env=env)).splitlines() == [
         f"Nothing to uninstall: reserve_gpu is not installed for {python}",
-        f"Nothing to take out of {home.config}",
+        f"Nothing to remove from {home.config}",
     ]
 
 
@@ -280,7 +280,7 @@ def test_two_environments(home: Home, env: dict[str, str], other: dict[str, str]
     both = home.config.read_text()
     assert "".join(f"# for {name}\n" for name in names) in both
     assert both.count("extensions.append") == 1
-    assert f"stay for\n{names[1]}\n" in done(install_sh("--uninstall", env=env))
+    assert f"are kept for\n{names[1]}\n" in done(install_sh("--uninstall", env=env))
     assert home.config.read_text() == both.replace(f"# for {names[0]}\n", "")
     assert extensions(home.config) == ["reserve_gpu"]
     done(install_sh("--uninstall", env=env))
@@ -587,7 +587,7 @@ def test_lines_between_the_marks(home: Home, env: dict[str, str]) -> None:
     home.write(home.config.read_bytes().replace(b"import", b"c = get_config()\r\nimport", 1))
     said = done(install_sh("--uninstall", env=env))
     assert home.config.read_bytes() == b"x = 1\r\nc = get_config()\r\n"
-    assert "; 1 line of your own between the marks and the rest of it are as they were\n" in said
+    assert "; 1 line of your own between the marks and the rest of the file are unchanged\n" in said
 
 
 @pytest.mark.process
@@ -621,10 +621,10 @@ def test_disk_full(home: Home, env: dict[str, str]) -> None:
     before = home.files()
     limit = ("sh", "-c", 'ulimit -f 8; exec "$@"', "--")  # blocks of 512 bytes
     line = complained(install_sh(env=env, prefix=limit))
-    assert f"{home.backup} could not be written (File too large), and is as it was" in line
+    assert f"{home.backup} could not be written (File too large), and is unchanged" in line
     home.backup.write_bytes(b"of mine\n")
     line = complained(install_sh(env=env, prefix=limit))
-    assert f"{home.config} could not be written (File too large), and is as it was" in line
+    assert f"{home.config} could not be written (File too large), and is unchanged" in line
     home.backup.unlink()
     assert home.files() == before
 
@@ -774,8 +774,8 @@ def test_bad_place(make: Callable[[Path], object], home: Home, never_pip: dict[s
     """A configuration that can't be made is one line before pip is called; uninstall needs none."""
     make(home.config)
     names = set(home.path.rglob("*"))
-    assert f"{home.config} cannot be made" in refused(install_sh(env=never_pip))
-    assert "Nothing to take out" in done(install_sh("--uninstall", env=never_pip))
+    assert f"{home.config} can't be created" in refused(install_sh(env=never_pip))
+    assert "Nothing to remove" in done(install_sh("--uninstall", env=never_pip))
     assert set(home.path.rglob("*")) == names
 
 
@@ -797,7 +797,7 @@ def test_no_permission(home: Home, never_pip: dict[str, str]) -> None:
     prefix = without_override()
     home.path.chmod(0o555)
     said = refused(install_sh(env=never_pip, prefix=prefix))
-    assert f"{home.path} is not a folder to write in" in said
+    assert f"{home.path} is not a writable folder" in said
     assert home.files() == {}
 
 
@@ -807,8 +807,8 @@ def test_no_permission(home: Home, never_pip: dict[str, str]) -> None:
     [
         (OWN_LINE, [], 0, "already loads it at every start of"),
         (OWN_LINE, ["--uninstall"], 0, "a line of your own"),
-        (b"x = 1\n", ["--uninstall"], 0, "Nothing to take out"),
-        (BLOCK_OF_ANOTHER, ["--uninstall"], 0, "stay for\n/x/bin/python3.9\n"),
+        (b"x = 1\n", ["--uninstall"], 0, "Nothing to remove"),
+        (BLOCK_OF_ANOTHER, ["--uninstall"], 0, "are kept for\n/x/bin/python3.9\n"),
         (b"x = 1\n", [], 1, "no permission to change"),
         (OLD_BLOCK, [], 1, "no permission to change"),
         (OLD_BLOCK, ["--uninstall"], 1, "no permission to change"),

@@ -382,9 +382,9 @@ RUBBISH = [
     ("1gpu2", "1gpu2"),
     ("1.5", "1.5"),
     ("3-1", "3-1"),
-    ("status", "'status' names no GPU"),
-    ("0 --wiat=1h", "There is no option --wiat. Did you mean --wait?"),
-    ("-w 1h", "There is no option -w. There are: --count, --min-memory, "),
+    ("status", "'status' is not a GPU name"),
+    ("0 --wiat=1h", "Unknown option --wiat. Did you mean --wait?"),
+    ("-w 1h", "Unknown option -w. Choose from: --count, --min-memory, "),
     ("--note until May 3", "'May' is not a GPU name"),
     ("--min-memory 16", "16 MiB or 16 GB? Write 16GB or 16MiB."),
     ("0;1", "0;1"),
@@ -410,8 +410,8 @@ RUBBISH = [
     ("--min-memory -1", "-1"),
     ("--min-memory 1TB", "none has 931.3 GiB"),
     ("--name Voodoo", "Voodoo"),
-    ("status", "'status' names no GPU. Did you mean --status?"),
-    ("--exclude 1", "There is no option --exclude. There are: "),
+    ("status", "'status' is not a GPU name. Did you mean --status?"),
+    ("--exclude 1", "Unknown option --exclude. Choose from: "),
     ("x" * 3000, "is not a GPU name"),
 ]
 

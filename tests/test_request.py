@@ -80,9 +80,9 @@ def test_request(arguments: dict[str, Any], expected: Request, needed: int) -> N
         ({"devices": "0", "count": 2}, "1 named and 2"),
         ({"devices": None, "min_memory": "lots"}, "'lots'"),
         ({"devices": None, "min_memory": -1}, "'-1'"),
-        ({"devices": None, "min_memory": "50%"}, "'50%' is no size."),
+        ({"devices": None, "min_memory": "50%"}, "'50%' is not a valid size."),
         *(
-            ({"devices": None, "memory": text}, "is no part of a GPU. Give 50%: more than 0%")
+            ({"devices": None, "memory": text}, "is not a valid part of a GPU. Use more than 0%")
             for text in ("0%", "101%", "-1%", "%", "x%", "1e1%", "nan%", "50%%")
         ),
         ({"devices": None, "min_memory": True}, "'True'"),
@@ -159,7 +159,7 @@ def test_idle_memory(monkeypatch: pytest.MonkeyPatch, value: str | None, mib: fl
 def test_bad_idle_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting that is no size is an error that names the variable."""
     monkeypatch.setenv(settings.IDLE_MEMORY, "plenty")
-    with pytest.raises(RequestError, match="RESERVE_GPU_IDLE_MEMORY: 'plenty' is no size"):
+    with pytest.raises(RequestError, match="RESERVE_GPU_IDLE_MEMORY: 'plenty' is not a valid size"):
         request.idle_mib()
 
 
@@ -219,7 +219,7 @@ def test_bad_duration(text: object) -> None:
 def test_a_number_that_somebody_typed_is_asked_back(text: str) -> None:
     """Most who type 3 mean hours, so a number without a unit is no duration."""
     number = text.strip()
-    with pytest.raises(RequestError, match=f"{number} what. Give {number}s, {number}m, {number}h"):
+    with pytest.raises(RequestError, match=f"{number} has no unit. Use {number}s, {number}m, "):
         parsing.parse_duration(text)
 
 
@@ -332,5 +332,5 @@ def test_a_moment_too_far_away(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "soon", "T", "s", "13pm", "0am", "24:00", "9", "2026-13-01"])
 def test_bad_moment(text: str) -> None:
     """What is no moment is refused, with examples of what is one."""
-    with pytest.raises(RequestError, match=r"is no time\. Give 18:00, 6pm, Fri, tomorrow"):
+    with pytest.raises(RequestError, match=r"is not a valid time\. Examples: 18:00, 6pm, Fri, "):
         parsing.parse_moment(text, NOW)

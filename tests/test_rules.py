@@ -131,7 +131,7 @@ def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
         ("[limits]\ntime = inf", "[limits]: time = Infinity: give a duration"),
         ('[limits]\ntime = "0h"', '[limits]: time = "0h": give a duration'),
         ('[limits]\ntime = "24"', '[limits]: time = "24": give a duration'),
-        ('[limits]\nidle = "-1h"', "[limits]: idle = \"-1h\": '-1h' is no duration"),
+        ('[limits]\nidle = "-1h"', "[limits]: idle = \"-1h\": '-1h' is not a valid duration"),
         ("[limits]\ntime = 07:30:00", '[limits]: time = "07:30:00": give a duration'),
         ('[limits]\nafter_cuda = "kill"', 'after_cuda = "kill": give "warn" or "end".'),
         ("[limits]\nafter_cuda = []", 'after_cuda = []: give "warn" or "end".'),

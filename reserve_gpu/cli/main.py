@@ -1,6 +1,7 @@
-"""reserve-gpu: parse, then call; errors become one text on stderr and an exit code here, alone.
+"""Parse the command line of `reserve-gpu`, and call the command.
 
-commands/registry.py lists the commands.
+Only this module turns errors into text on stderr and an exit code. commands/registry.py lists the
+commands.
 """
 
 from __future__ import annotations
@@ -26,20 +27,27 @@ from reserve_gpu.system import settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LAST_STANDARD = 2  # the descriptor of stderr
-MEANT = {  # by words that others have for it
+LAST_STANDARD = 2  # the file descriptor of stderr
+SUGGESTIONS = {  # for the command names of similar tools
     "reserve": "Did you mean run, or %reserve_gpu in a notebook?",
-    "free": "Did you mean release, or status?",
-    "ps": "Did you mean status, or list?",
+    "free": "Did you mean release or status?",
+    "ps": "Did you mean status or list?",
     "kill": "Did you mean release?",
 }
 OPTIONS = ("-h", "--help", "--version")
 
-TEXT = "Reserve GPUs for a command, for as long as it runs."
+TEXT = "Reserve GPUs for a command while it runs."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the arguments say, those of this process by default; returns the exit code."""
+    """Run `reserve-gpu`.
+
+    Args:
+        arguments: The command-line arguments. Defaults to those of this process.
+
+    Returns:
+        The exit code.
+    """
     words: list[str] = []
     try:
         _open_standard_descriptors()
@@ -51,19 +59,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reporter.say(_error_text(error, words), is_event="--json" in words)
         return error.exit_code
     except KeyboardInterrupt:
-        reporter.say("Interrupted; nothing was reserved.")
+        reporter.say("Interrupted. Nothing was reserved.")
         return command.INTERRUPTED
 
 
-def _error_text(error: errors.ReserveGPUError, own: Sequence[str]) -> str:
-    """Return the error as it is shown: as one line of JSON where that was asked for."""
-    if "--json" not in own:
+def _error_text(error: errors.ReserveGPUError, words: Sequence[str]) -> str:
+    """Return the error as text, or as one line of JSON with `--json`."""
+    if "--json" not in words:
         return reporter.error_text(error)
     return json.dumps({"event": "refused", "time": time.time(), **error.to_dict()})
 
 
 def _words(typed: list[str]) -> list[str]:
-    """Return the words that were typed, or those that another machine has sent as one."""
+    """Return the arguments, decoded if another machine sent them as a single word."""
     if len(typed) == 1 and typed[0].startswith(settings.SENT):
         with suppress(ValueError):
             sent = untrusted.parsed(bytes.fromhex(typed[0].removeprefix(settings.SENT)))
@@ -73,9 +81,10 @@ def _words(typed: list[str]) -> list[str]:
 
 
 def _start(words: list[str]) -> int:
-    """Parse the command line, and call the command.
+    """Parse the arguments, call the command, and return the exit code.
 
-    words: of them a command to run, which has its own options, is taken away.
+    The words of a command to run are removed from `words`, because their options are not those of
+    `reserve-gpu`.
     """
     words = [*words[1:], "--help"] if words[:1] == ["help"] else words
     typed = (name for name in COMMANDS if name.split() == words[: name.count(" ") + 1])
@@ -87,44 +96,48 @@ def _start(words: list[str]) -> int:
     if arguments.version:
         _print(Output(_version()))
         return 0
-    # The help is what was asked for, but a script has made a mistake.
+    # A user without a command wants the help, but a script made a mistake.
     _print(Output(arguments.parser.format_help().rstrip()))
     return errors.RequestError.exit_code
 
 
 def _run(name: str, words: list[str]) -> int:
-    """Run a command; no other command's module is imported."""
-    module, length, to_run = registry.load(name), len(name.split()), None
+    """Run a command and return its exit code, without importing other commands."""
+    module, length, child = registry.load(name), len(name.split()), None
     if hasattr(module, "split"):
-        words[length:], to_run = module.split(words[length:])
+        words[length:], child = module.split(words[length:])
     parser = Parser(
         f"reserve-gpu {name}",
         description=COMMANDS[name].help,
         formatter_class=RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    output: Output = module.run(parser.parse_args(words[length:], Namespace(command=to_run)))
+    output: Output = module.run(parser.parse_args(words[length:], Namespace(command=child)))
     if output.text:
         _print(output)
     return output.code
 
 
 def _require_command(words: list[str]) -> None:
-    """Raise RequestError unless the words are a group of commands, or options of their own."""
+    """Raise RequestError unless the words are a group of commands, or general options."""
     first = words[0]
     known = [name for name, command in COMMANDS.items() if command.help]
     is_group = any(each.startswith(f"{first} ") for each in known)
     if first in OPTIONS or (is_group and (len(words) == 1 or words[1].startswith("-"))):
         return
-    wrong = " ".join(words[: 1 + is_group])
-    near = MEANT.get(wrong) or option.likely(wrong, known)
-    see = errors.own_line("--help")
-    text = f"There is no command {sanitize(wrong)}. {near} See {see}"
+    unknown = " ".join(words[: 1 + is_group])
+    suggestion = SUGGESTIONS.get(unknown) or option.likely(unknown, known)
+    help_line = errors.own_line("--help")
+    text = f"Unknown command {sanitize(unknown)}. {suggestion} See {help_line}"
     raise errors.RequestError(text)
 
 
-def _parser(*, is_whole: bool = False) -> Parser:
-    """Return the parser that lists every command. is_whole: with their arguments."""
+def _parser(*, has_arguments: bool = False) -> Parser:
+    """Return the parser that lists every command.
+
+    Args:
+        has_arguments: Whether to add the arguments of each command.
+    """
     parser = Parser("reserve-gpu", description=TEXT, formatter_class=RawDescriptionHelpFormatter)
     parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="store_true", help="show the version")
@@ -133,21 +146,21 @@ def _parser(*, is_whole: bool = False) -> Parser:
     for name, text in listed.items():
         group, _, word = name.rpartition(" ")
         if group not in groups:
-            above = groups[""].add_parser(group, help=f"see reserve-gpu {group} --help")
-            above.set_defaults(parser=above)
-            groups[group] = above.add_subparsers(metavar="COMMAND")
-        own = groups[group].add_parser(word, help=text)
-        if is_whole:
-            registry.load(name).add_arguments(own)
+            parent = groups[""].add_parser(group, help=f"see reserve-gpu {group} --help")
+            parent.set_defaults(parser=parent)
+            groups[group] = parent.add_subparsers(metavar="COMMAND")
+        command_parser = groups[group].add_parser(word, help=text)
+        if has_arguments:
+            registry.load(name).add_arguments(command_parser)
     return parser
 
 
 def _complete() -> None:
-    """Answer a shell that completes a command line, and end; argcomplete is no dependency."""
+    """Complete the command line for a shell and exit, if argcomplete is installed."""
     with suppress(ImportError):
         import argcomplete
 
-        argcomplete.autocomplete(_parser(is_whole=True))
+        argcomplete.autocomplete(_parser(has_arguments=True))
 
 
 def _version() -> str:
@@ -160,9 +173,9 @@ def _version() -> str:
 
 
 def _print(output: Output) -> None:
-    """Print what was asked for. A reader that goes away ends this quietly, as it does `ls`.
+    """Print the output of a command, in UTF-8 unless it is plain text.
 
-    What people here read is in their encoding, what programs read in UTF-8.
+    If the reader closes the pipe, SIGPIPE ends this process quietly, as it does `ls`.
     """
     if hasattr(signal, "SIGPIPE"):  # not on Windows
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -171,20 +184,20 @@ def _print(output: Output) -> None:
     try:
         print(output.text.removesuffix("\n"), flush=True)
     except OSError as error:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - else Python tries again at its end
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - otherwise Python flushes again at exit
         raise lookup.CommandError(f"stdout can't be written: {error.strerror}.", 74) from error
 
 
 def _open_standard_descriptors() -> None:
-    """Fill the places of stdin, stdout and stderr where they are closed.
+    """Open /dev/null as stdin, stdout and stderr if they are closed.
 
-    Else the next file that is opened, perhaps a lock, would get such a number, and the command
-    would read or write it as its standard descriptor. The command finds them closed again, as
-    Python's descriptors don't outlive exec.
+    Otherwise the next opened file, perhaps a lock file, would get one of their numbers, and the
+    command would read or write it. The command still finds them closed, because Python's
+    descriptors are closed by exec.
     """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= LAST_STANDARD:  # the lowest that is free
+    while (number := os.open(os.devnull, os.O_RDWR)) <= LAST_STANDARD:  # the lowest free number
         pass
     os.close(number)
     if not (sys.stdout and sys.stderr):
-        nowhere = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+        null = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+        sys.stdout, sys.stderr = sys.stdout or null, sys.stderr or null

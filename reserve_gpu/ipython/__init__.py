@@ -1,1 +1,1 @@
-"""The front end in IPython: the magic, its hooks around cells, and Tab completion."""
+"""The IPython frontend: the magic, its hooks around cells, and Tab completion."""

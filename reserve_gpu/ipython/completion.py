@@ -1,6 +1,6 @@
-"""What Tab offers behind %reserve_gpu: options, and values that make sense for them.
+"""Tab completion of %reserve_gpu: options, and example values.
 
-Loaded at the first Tab. It reads the line and nothing else: a key touches no device.
+IPython loads this module at the first Tab. Completion reads only the typed line, never a device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WITH_VALUE = {
 
 
 def matches(shell: InteractiveShell, context: Any) -> dict[str, Any]:
-    """Answer IPython from 8.6 on, which calls this a matcher."""
+    """Return completions in the format of IPython's matchers, which exist since IPython 8.6."""
     from IPython.core.completer import SimpleCompletion
 
     before = context.text_until_cursor
@@ -33,7 +33,7 @@ def matches(shell: InteractiveShell, context: Any) -> dict[str, Any]:
         return {"completions": []}
     word, texts = complete(arguments)
     if not texts:
-        # Only an answer that is not empty keeps out others: the names of Python and of files.
+        # An empty answer would not suppress IPython's own completions of Python names and files.
         word = word or "".join(re.findall(r"\S+\s*$", before))
         texts = [word]
     return {
@@ -48,7 +48,10 @@ def matches(shell: InteractiveShell, context: Any) -> dict[str, Any]:
 
 
 def endings(shell: InteractiveShell, event: Any) -> list[str]:
-    """Answer an older IPython, which replaces only the last part of some words."""
+    """Return completions for IPython before 8.6.
+
+    These versions replace only the last part of a word such as `--min-memory`.
+    """
     arguments = _arguments(shell, event.text_until_cursor)
     if arguments is None:
         return []
@@ -57,17 +60,17 @@ def endings(shell: InteractiveShell, event: Any) -> list[str]:
 
 
 def complete(arguments: str) -> tuple[str, list[str]]:
-    """Return the word at the end of the magic's arguments, and what it may become."""
+    """Return the last word of the magic's arguments, and its completions."""
     *words, word = re.split(r"[\s=]+", arguments)
     if words and words[-1] in WITH_VALUE and not word.startswith("-"):
         values = WITH_VALUE[words[-1]].offers
         return word, [value for value in values if value.lower().startswith(word.lower())]
-    left = [option.flag for option in OPTIONS if not {*words}.intersection(option.flags)]
-    return word, [flag for flag in left if flag.startswith(word)]
+    unused = [option.flag for option in OPTIONS if not {*words}.intersection(option.flags)]
+    return word, [flag for flag in unused if flag.startswith(word)]
 
 
 def _arguments(shell: InteractiveShell, before: str) -> str | None:
-    """Return what follows the magic's name in the line; None if it is not the magic's."""
+    """Return the text after the magic's name, or None if the line does not call the magic."""
     match = re.match(r"\s*(%?)reserve_gpu\s(?!\s*=)", before)
     is_automagic = shell.automagic and "reserve_gpu" not in shell.user_ns
     return before[match.end() :] if match and (match[1] or is_automagic) else None

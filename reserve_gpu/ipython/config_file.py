@@ -1,11 +1,11 @@
-"""The lines in ipython_config.py by which IPython and Jupyter load the extension.
+"""Add and remove the lines in ipython_config.py with which IPython loads the extension.
 
-They stand between two marks, and name each Python that they were added for. Only lines that this
-module or an older version wrote are ever removed. The file is replaced in one step, so that an
-interrupted run leaves it as it was or as it should be.
+The lines are between two marks, and list each Python that they were added for. Only lines that this
+module or an older version of it wrote are removed. The file is replaced atomically, so an
+interrupted run leaves either the old or the new content.
 
-This file is also the program that install.sh runs, before the package is installed and after it is
-removed: it imports nothing but the standard library.
+install.sh runs this file as a program before the package is installed and after it is removed.
+Therefore it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
 
 BEGIN, END = b"# >>> reserve_gpu ", b"# <<< reserve_gpu "
 HEAD = BEGIN + b"(added by install.sh, which takes it away with --uninstall%s) >>>"
-BREAK = b"; new: break"  # in the first mark, if a line break was added before it
+BREAK = b"; new: break"  # text in the first mark if a line break was added before it
 IMPORT = b"import importlib.util"
-# A folder of that name without an __init__.py has no origin. Other environments of this user share
-# the file, but may lack the package.
+# Other environments of this user share the file, but may lack the package. The test of `origin`
+# excludes a folder named reserve_gpu without an __init__.py.
 GUARD = b'if getattr(importlib.util.find_spec("reserve_gpu"), "origin", None):'
-OLD_GUARD = b'if importlib.util.find_spec("reserve_gpu"):'  # of version 2.0.0
+OLD_GUARD = b'if importlib.util.find_spec("reserve_gpu"):'  # the guard that version 2.0.0 wrote
 APPEND = b'    get_config().InteractiveShellApp.extensions.append("reserve_gpu")'
 TAIL = END + b"<<<"
 NAME = re.compile(rb"# for (/.*/bin/python\d+\.\d+)")
-SIZE_LIMIT = 1 << 20  # bytes of ipython_config.py; it takes seconds to parse so much
+SIZE_LIMIT = 1 << 20  # maximum bytes of ipython_config.py; parsing a larger file takes seconds
 OWN_LINE = re.compile(rb"^[^#\r\n]*reserve_gpu", re.MULTILINE)
 
 
 class StartupError(Exception):
-    """The lines can't be added or removed; the text says why."""
+    """The lines can't be added or removed; the text is the reason."""
 
 
 class Block(NamedTuple):
-    """The position of added lines in the file.
+    """The position of a block of added lines in the file.
 
     Attributes:
         start: The index of the first line.
         stop: The index after the last line.
-        is_whole: Whether it has both marks.
+        is_whole: Whether the block has both marks.
     """
 
     start: int
@@ -61,12 +61,12 @@ class Block(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """The result of removing this Python.
+    """The result of removing the lines for this Python.
 
     Attributes:
-        data: The new content.
-        others: Other Pythons that the lines stay for.
-        left: How many lines of the user stood between the marks.
+        data: The new content of the file.
+        others: The other Pythons for which the lines are kept.
+        left: The number of the user's own lines between the marks.
     """
 
     data: bytes
@@ -78,10 +78,17 @@ class Removal(NamedTuple):
 
 
 def added(data: bytes, name: bytes) -> bytes:
-    """Return the file with the lines for one more Python.
+    """Add the lines for one Python.
+
+    Args:
+        data: The content of the file.
+        name: The path of the Python.
+
+    Returns:
+        The new content of the file.
 
     Raises:
-        StartupError: The user's code would not be valid Python, or would do something else.
+        StartupError: The change would make the user's code invalid, or change its meaning.
     """
     result = _added(data, name)
     _check_code(data, result)
@@ -96,7 +103,7 @@ def _added(data: bytes, name: bytes) -> bytes:
         ((start, stop, _),) = blocks
         if name in names:
             return data
-        if _users(lines[start:stop]):
+        if _user_lines(lines[start:stop]):
             return b"".join([*lines[: start + 1], b"# for " + name + eol, *lines[start + 1 :]])
     has_end = not lines or lines[-1].endswith((b"\r", b"\n"))
     is_broken = BREAK in lines[blocks[0].start] if blocks else not has_end
@@ -111,16 +118,23 @@ def _added(data: bytes, name: bytes) -> bytes:
     ]
     new = b"".join(text + eol for text in texts)
     if blocks:
-        kept = _without(lines, blocks)
-        return b"".join([*kept[0], new, *(line for part in kept[1:] for line in part)])
+        parts = _without(lines, blocks)
+        return b"".join([*parts[0], new, *(line for part in parts[1:] for line in part)])
     return data + (b"" if has_end else eol) + new
 
 
 def removed(data: bytes, name: bytes) -> Removal:
-    """Return the file without the lines for this Python.
+    """Remove the lines for one Python.
+
+    Args:
+        data: The content of the file.
+        name: The path of the Python.
+
+    Returns:
+        The new content of the file, and the lines that were kept.
 
     Raises:
-        StartupError: The user's code would not be valid Python, or would do something else.
+        StartupError: The change would make the user's code invalid, or change its meaning.
     """
     result = _removed(data, name)
     _check_code(data, result.data)
@@ -133,17 +147,18 @@ def _removed(data: bytes, name: bytes) -> Removal:
     others = tuple(each for each in names_in(lines) if each != name)
     if others:
         inside = {at for start, stop, _ in blocks for at in range(start, stop)}
-        own = {at for at in inside if _text(lines[at]) == b"# for " + name}
-        return Removal(b"".join(line for at, line in enumerate(lines) if at not in own), others, 0)
+        names = {at for at in inside if _text(lines[at]) == b"# for " + name}
+        rest = (line for at, line in enumerate(lines) if at not in names)
+        return Removal(b"".join(rest), others, 0)
     parts = _without(lines, blocks)
-    left = sum(len(_users(lines[block.start : block.stop])) for block in blocks)
+    count = sum(len(_user_lines(lines[block.start : block.stop])) for block in blocks)
     if blocks and not parts[-1] and BREAK in lines[blocks[-1].start] and parts[-2]:
         parts[-2][-1] = _text(parts[-2][-1])
-    return Removal(b"".join(line for part in parts for line in part), (), left)
+    return Removal(b"".join(line for part in parts for line in part), (), count)
 
 
 def blocks_in(lines: list[bytes]) -> list[Block]:
-    """Return the blocks of added lines; a block may lack one mark."""
+    """Return the blocks of added lines. An edited block may lack one of its marks."""
     texts = [*map(_text, lines)]
     marks = [at for at, text in enumerate(texts) if text.startswith((BEGIN, END))]
     blocks: list[Block] = []
@@ -167,42 +182,42 @@ def blocks_in(lines: list[bytes]) -> list[Block]:
 
 
 def names_in(lines: list[bytes]) -> list[bytes]:
-    """Return the Pythons that the lines are for; a block of version 2.0.0 names none."""
+    """Return the Pythons that the blocks list. A block of version 2.0.0 lists none."""
     inside = [line for start, stop, _ in blocks_in(lines) for line in lines[start:stop]]
-    found = (NAME.fullmatch(_text(line)) for line in inside)
-    return [*dict.fromkeys(match[1] for match in found if match)]
+    matches = (NAME.fullmatch(_text(line)) for line in inside)
+    return [*dict.fromkeys(match[1] for match in matches if match)]
 
 
 def _without(lines: list[bytes], blocks: list[Block]) -> list[list[bytes]]:
-    """Return the lines before the first block, and those of the user that follow, by block."""
+    """Return the lines before the first block, then the remaining lines in and after each block."""
     stops = [0, *(block.stop for block in blocks)]
     starts = [*(block.start for block in blocks), len(lines)]
     between = [lines[stop:start] for stop, start in zip(stops, starts, strict=True)]
-    inside = [_kept(lines[block.start : block.stop]) for block in blocks]
+    inside = [_remaining(lines[block.start : block.stop]) for block in blocks]
     return [between[0], *(a + b for a, b in zip(inside, between[1:], strict=True))]
 
 
-def _users(block: list[bytes]) -> list[bytes]:
+def _user_lines(block: list[bytes]) -> list[bytes]:
     return [line for line in block if not _is_ours(_text(line))]
 
 
-def _kept(block: list[bytes]) -> list[bytes]:
-    """Return the user's lines in a block, with ours that those need to be valid."""
-    kept = dict[int, bytes]()
-    needs_guard = False  # an indented line of the user follows
+def _remaining(block: list[bytes]) -> list[bytes]:
+    """Return the user's lines in a block, and the added lines that these need to stay valid."""
+    remaining = dict[int, bytes]()
+    needs_guard = False  # whether an indented line of the user follows
     for at in reversed(range(len(block))):
         line, text = block[at], _text(block[at])
         if not _is_ours(text):
-            kept[at] = line
+            remaining[at] = line
             if text.strip() and not text.lstrip().startswith(b"#"):
                 needs_guard = text[:1].isspace()
         elif text in (GUARD, OLD_GUARD):
             if needs_guard:
-                kept[at] = line
+                remaining[at] = line
             needs_guard = False
-        elif text == IMPORT and any(b"importlib" in each for each in kept.values()):
-            kept[at] = line
-    return [kept[at] for at in sorted(kept)]
+        elif text == IMPORT and any(b"importlib" in each for each in remaining.values()):
+            remaining[at] = line
+    return [remaining[at] for at in sorted(remaining)]
 
 
 def _is_ours(text: bytes) -> bool:
@@ -218,17 +233,17 @@ def _text(line: bytes) -> bytes:
 
 
 def _check_code(before: bytes, after: bytes) -> None:
-    """Raise StartupError if a change of our lines would change what the user's code does."""
+    """Raise StartupError if changing the added lines would change the user's code."""
     old, new = _parsed(before), _parsed(after)
-    if old is None:  # IPython reports the mistake, and runs nothing of the file
+    if old is None:  # IPython reports the syntax error and ignores the file
         return
     ours = _our_lines(before)
     if new is None or _users_code(old) != _users_code(new):
-        raise StartupError(_why_joined(old, before.splitlines(), ours))
+        raise StartupError(_explain_conflict(old, before.splitlines(), ours))
     imports, uses = _importlib(old)
     if imports < min(uses, default=imports):
-        imports, left = _importlib(new)
-        if left and imports > min(left):
+        imports, remaining = _importlib(new)
+        if remaining and imports > min(remaining):
             first = min(uses - ours, default=min(uses))
             raise StartupError(
                 f"line {first} uses the added import. Write `{IMPORT.decode()}` above the marked "
@@ -237,47 +252,48 @@ def _check_code(before: bytes, after: bytes) -> None:
 
 
 def _parsed(data: bytes) -> ast.Module | None:
-    """Return the syntax tree; None if the file is not valid Python."""
+    """Return the syntax tree, or None if the file is not valid Python."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             compile(data, "ipython_config.py", "exec", dont_inherit=True)
             tree = ast.parse(data)
-            ast.dump(tree)  # recurses as deep as the code is nested
+            ast.dump(tree)  # raises RecursionError if the code is nested too deeply
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return None
     return tree
 
 
 def _users_code(tree: ast.Module) -> list[str]:
-    """Return the statements without ours, in a form that can be compared."""
+    """Return the user's statements, without the added ones, as comparable text."""
     texts = [IMPORT, APPEND.strip(), *(text[len(b"if ") : -1] for text in (GUARD, OLD_GUARD))]
     import_, append, *guards = (ast.dump(ast.parse(text).body[0]) for text in texts)
-    found: list[str] = []
+    statements: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.If) and ast.dump(ast.Expr(node.test)) in guards:
             body = [each for each in map(ast.dump, node.body) if each != append]
             orelse = [*map(ast.dump, node.orelse)]
-            found += [f"if {body} else {orelse}"] if body or orelse else []
+            statements += [f"if {body} else {orelse}"] if body or orelse else []
         elif ast.dump(node) != import_:
-            found.append(ast.dump(node))
-    return found
+            statements.append(ast.dump(node))
+    return statements
 
 
-def _why_joined(tree: ast.Module, lines: list[bytes], ours: set[int]) -> str:
-    """Return a message about the user's line that depends on our lines."""
+def _explain_conflict(tree: ast.Module, lines: list[bytes], ours: set[int]) -> str:
+    """Return a message about the user's line that depends on the added lines."""
     for node in tree.body:
         span = {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
-        if own := [at for at in sorted(span - ours) if span & ours and _has_code(lines[at - 1])]:
+        users = [at for at in sorted(span - ours) if span & ours and _has_code(lines[at - 1])]
+        if users:
             return (
-                f"line {own[0]} is part of the same statement as the added lines. Move it "
+                f"line {users[0]} is part of the same statement as the added lines. Move it "
                 "elsewhere, and try again"
             )
     return "the added lines were edited. Delete them by hand, and try again"
 
 
 def _our_lines(data: bytes) -> set[int]:
-    """Return the numbers of the added lines; the first line is 1."""
+    """Return the line numbers of the added lines, counted from 1."""
     lines = data.splitlines(keepends=True)
     inside = (at for start, stop, _ in blocks_in(lines) for at in range(start, stop))
     return {at + 1 for at in inside if _is_ours(_text(lines[at]))}
@@ -288,7 +304,10 @@ def _has_code(line: bytes) -> bool:
 
 
 def _importlib(tree: ast.Module) -> tuple[float, set[int]]:
-    """Return the line that imports importlib first, inf if none does, and the lines that use it."""
+    """Return the first line that imports importlib, and the lines that use it.
+
+    The first item is infinity if no line imports importlib.
+    """
     imports, uses = inf, set[int]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -304,11 +323,11 @@ def _importlib(tree: ast.Module) -> tuple[float, set[int]]:
 
 
 class Config:
-    """A user's ipython_config.py, and the copy of it from before the lines were added.
+    """A user's ipython_config.py, and the backup from before the lines were added.
 
     Attributes:
-        path: Where IPython reads it; it may be a link.
-        name: The Python that the lines are for.
+        path: The path of the file, which may be a symbolic link.
+        name: The path of the Python that the lines are for.
     """
 
     def __init__(self, path: str, name: bytes) -> None:
@@ -316,27 +335,29 @@ class Config:
         self._folder = os.path.dirname(path)
         self._copy = f"{path}.before-reserve_gpu"
 
-    def check_owner(self, again: str) -> None:
-        """Raise StartupError if root would leave files of its own in another user's home.
+    def check_owner(self, command: str) -> None:
+        """Raise StartupError if root would create files in another user's home directory.
 
-        again: What to type as that user.
+        Args:
+            command: The command for that user, to suggest in the error.
         """
         if os.geteuid():
             return
         ipython = os.path.dirname(self._folder)
         home = os.path.realpath(pwd.getpwuid(0).pw_dir)
-        if f"{os.path.realpath(ipython)}/".startswith(f"{home}/"):  # a container may mount it
+        # A container can mount root's home from a folder with another owner.
+        if f"{os.path.realpath(ipython)}/".startswith(f"{home}/"):
             return
-        above = os.path.dirname(ipython)
-        while not os.path.exists(above):
-            above = os.path.dirname(above)
-        for place in (os.path.realpath(self.path), self._folder, ipython, above):
-            if os.path.exists(place) and (uid := os.stat(place).st_uid):
+        parent = os.path.dirname(ipython)
+        while not os.path.exists(parent):
+            parent = os.path.dirname(parent)
+        for path in (os.path.realpath(self.path), self._folder, ipython, parent):
+            if os.path.exists(path) and (uid := os.stat(path).st_uid):
                 user = _user(uid)
                 raise StartupError(
-                    f"{place} belongs to {user}, and root's files there would keep IPython from "
-                    f"starting for {user}. Nothing was changed. Without sudo, as {user}, "
-                    f"run: {again}"
+                    f"{path} belongs to {user}. Files of root in it would keep IPython from "
+                    f"starting for {user}. Nothing was changed. As {user}, without sudo, "
+                    f"run: {command}"
                 )
 
     def has_block(self) -> bool:
@@ -344,9 +365,9 @@ class Config:
         return bool(blocks_in(self._read().splitlines(keepends=True)))
 
     def check_add(self) -> None:
-        """Raise StartupError if the lines can't be added.
+        """Raise StartupError if the lines must be added but can't be.
 
-        If a line of the user may load the extension, they need not be.
+        They need not be added if a line of the user may already load the extension.
         """
         if os.path.isfile(self.path):
             data = self._read()
@@ -354,14 +375,14 @@ class Config:
             if is_needed and self._added(data) != data:
                 self._check_change()
             return
-        place = self.path
-        while not os.path.lexists(place):
-            place = os.path.dirname(place)
-        is_open = os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
-        if place == self.path or not is_open:
+        path = self.path
+        while not os.path.lexists(path):
+            path = os.path.dirname(path)
+        is_writable = os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
+        if path == self.path or not is_writable:
             raise StartupError(
-                f"{self.path} cannot be made: {place} is not a folder to write in; IPYTHONDIR "
-                "names another place"
+                f"{self.path} can't be created: {path} is not a writable folder; set IPYTHONDIR to "
+                "use another one"
             )
 
     def check_remove(self) -> None:
@@ -371,7 +392,7 @@ class Config:
             self._check_change()
 
     def add(self) -> None:
-        """Add the lines for this Python, if they are not there. Raises StartupError."""
+        """Add the lines for this Python unless the file has them. Raises StartupError."""
         data = self._read()
         if (new := self._added(data)) == data:
             return
@@ -379,7 +400,7 @@ class Config:
             try:
                 os.makedirs(self._folder, exist_ok=True)
             except OSError as error:
-                text = f"{self._folder} could not be made ({error.strerror})"
+                text = f"{self._folder} could not be created ({error.strerror})"
                 raise StartupError(text) from error
             self._write(data, new)
             return
@@ -395,37 +416,40 @@ class Config:
             raise
 
     def remove(self) -> list[str]:
-        """Remove the lines for this Python; return messages for the user. Raises StartupError."""
+        """Remove the lines for this Python, and return messages for the user.
+
+        Raises:
+            StartupError: The lines can't be removed.
+        """
         data = self._read()
         if not self.has_block():
-            return [f"Nothing to take out of {self.path}", *self._own_lines()]
-        new, others, left = self._removed(data)
+            return [f"Nothing to remove from {self.path}", *self._user_mentions()]
+        new, others, user_lines = self._removed(data)
         copy = self._read_copy()
         if others:
             if new != data:
                 self._write(data, new)
             names = "\n".join(map(os.fsdecode, others))
-            return [f"The lines in {self.path} stay for\n{names}"]
+            return [f"The lines in {self.path} are kept for\n{names}"]
         if not (new or os.path.lexists(self._copy) or os.path.islink(self.path)):
-            self._delete(data)  # it was made for the lines
-            return [f"Removed {self.path}, which held nothing else", *self._own_lines()]
-        # A version before recorded nowhere that it had added a line break.
-        if copy is not None and new in (copy + b"\n", copy + b"\r\n") and not left:
+            self._delete(data)  # the file was created for the lines
+            return [f"Removed {self.path}, which contained nothing else", *self._user_mentions()]
+        # An older version did not record that it had added a line break.
+        if copy is not None and new in (copy + b"\n", copy + b"\r\n") and not user_lines:
             new = copy
         self._write(data, new)
         if copy == new:
             os.unlink(self._copy)
-        rest = "the rest of it is as it was"
-        if left:
-            lines = "1 line" if left == 1 else f"{left} lines"
-            rest = f"{lines} of your own between the marks and the rest of it are as they were"
-        return [f"Taken out of {self.path}; {rest}", *self._own_lines()]
+        rest = "the rest of the file is unchanged"
+        if user_lines:
+            lines = "1 line" if user_lines == 1 else f"{user_lines} lines"
+            rest = f"{lines} of your own between the marks and the rest of the file are unchanged"
+        return [f"Removed the added lines from {self.path}; {rest}", *self._user_mentions()]
 
-    def _own_lines(self) -> list[str]:
+    def _user_mentions(self) -> list[str]:
         files = self.path, os.path.join(self._folder, "ipython_kernel_config.py")
-        named = [file for file in files if _names_us(file)]
-        text = "Left as it is: a line of your own in {} names reserve_gpu"
-        return [text.format(file) for file in named]
+        text = "Not removed: a line of your own in {} that mentions reserve_gpu"
+        return [text.format(file) for file in files if _mentions_us(file)]
 
     def _read(self) -> bytes:
         try:
@@ -433,7 +457,7 @@ class Config:
         except OSError as error:
             raise StartupError(f"no permission to read {self.path}") from error
         if len(data) > SIZE_LIMIT:
-            raise StartupError(f"{self.path} is larger than 1 MiB, and stays as it is")
+            raise StartupError(f"{self.path} is larger than 1 MiB, and was not changed")
         return data
 
     def _read_copy(self) -> bytes | None:
@@ -455,13 +479,13 @@ class Config:
         try:
             yield
         except StartupError as error:
-            raise StartupError(f"{self.path} stays as it is: {error}") from error
+            raise StartupError(f"{self.path} was not changed: {error}") from error
 
     def _check_change(self) -> None:
         target = os.path.realpath(self.path)
-        for place in (self.path, self._folder, os.path.dirname(target)):
-            if not os.access(place, os.W_OK):
-                raise StartupError(f"no permission to change {place}")
+        for path in (self.path, self._folder, os.path.dirname(target)):
+            if not os.access(path, os.W_OK):
+                raise StartupError(f"no permission to change {path}")
         owner = os.stat(target).st_uid
         if os.geteuid() not in (0, owner):
             raise StartupError(f"{target} belongs to {_user(owner)}; only its owner can replace it")
@@ -471,7 +495,7 @@ class Config:
         if os.path.isfile(target):
             self._check_change()
         if self._read() != before:
-            raise StartupError(f"{self.path} was changed meanwhile, and stays as it is. Try again")
+            raise StartupError(f"{self.path} was changed by another program. Try again")
         _replace(target, data, like=target)
 
     def _delete(self, before: bytes) -> None:
@@ -489,34 +513,40 @@ class Config:
             text = f"{self.path} could not be removed ({error.strerror})"
             raise StartupError(text) from error
         if not is_same:
-            raise StartupError(f"{self.path} was changed meanwhile, and stays as it is. Try again")
+            raise StartupError(f"{self.path} was changed by another program. Try again")
 
 
 def _read(path: str) -> bytes:
-    """Return the content of a file up to the limit, or nothing if it is not a regular file."""
+    """Return the content of a file up to the limit, or no bytes if it is not a regular file."""
     if not os.path.isfile(path):
         return b""
     with open(path, "rb") as file:
         return file.read(SIZE_LIMIT + 1)
 
 
-def _names_us(path: str) -> bool:
-    """Return whether a file that can be read has a line of the user that names reserve_gpu."""
+def _mentions_us(path: str) -> bool:
+    """Return whether a readable file has a line of the user that mentions reserve_gpu."""
     with suppress(OSError):
         return bool(OWN_LINE.search(_read(path)))
     return False
 
 
 def _draft(path: str) -> str:
-    """Return a new path in the same folder, for a temporary file."""
+    """Return the path of a new temporary file in the same folder."""
     folder, base = os.path.split(path)
     return os.path.join(folder, f".{base}.{os.urandom(4).hex()}")
 
 
 def _replace(path: str, data: bytes, like: str) -> None:
-    """Replace a file in one step. Raises StartupError.
+    """Replace a file atomically.
 
-    like: The file whose owner, mode and attributes it gets, if there is one.
+    Args:
+        path: The path of the file.
+        data: The new content.
+        like: A file whose owner, mode and attributes are copied if it exists.
+
+    Raises:
+        StartupError: The file can't be written.
     """
     draft = _draft(path)
     try:
@@ -532,10 +562,10 @@ def _replace(path: str, data: bytes, like: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-        with suppress(OSError):  # not every file system can
+        with suppress(OSError):  # some file systems can't sync a directory
             _sync(os.path.dirname(path))
     except OSError as error:
-        text = f"{path} could not be written ({error.strerror}), and is as it was"
+        text = f"{path} could not be written ({error.strerror}), and is unchanged"
         raise StartupError(text) from error
     finally:
         with suppress(OSError):
@@ -561,7 +591,7 @@ def _user(uid: int) -> str:
 
 
 def main(verb: str, path: str, name: str) -> int:
-    """Run one step of install.sh; return the exit code."""
+    """Run one step of install.sh, and return the exit code."""
     config = Config(path, os.fsencode(name))
     script = os.path.abspath(f"{__file__}/../../../install.sh")
     if verb == "has-block":
@@ -583,7 +613,7 @@ def _end(number: int, _: object) -> NoReturn:
 if __name__ == "__main__":
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:
-            signal.signal(each, _end)  # so that a draft is removed
+            signal.signal(each, _end)  # exits normally, so that the temporary file is removed
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     try:

@@ -1,4 +1,4 @@
-"""%reserve_gpu: run a line, and the hooks before and after a cell."""
+"""Run the magic %reserve_gpu, and the hooks before and after each cell."""
 
 from __future__ import annotations
 
@@ -27,20 +27,23 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model.devices import Device, Process
 
-LEAVE_LIMIT_S = 2.0  # a client kills a kernel that does not end within 5 s
+LEAVE_LIMIT_S = 2.0  # timeout in seconds; a client kills a kernel that does not end within 5 s
 
 
 def run(line: str) -> None:
-    """Run the line.
+    """Run the magic.
+
+    Args:
+        line: The text after `%reserve_gpu`.
 
     Raises:
-        UsageError: The line is invalid. IPython shows it in one line.
-        ReserveGPUError: As in `reserve()`.
+        UsageError: The line is invalid. IPython shows this error in one line.
+        ReserveGPUError: The same errors as in `reserve()`.
     """
     try:
         if words := _words(line):
             with no_fork:
-                from reserve_gpu.ipython import parser  # a bare line needs none
+                from reserve_gpu.ipython import parser  # not needed for a line without arguments
 
             _do(parser.magic_parser().parse_args(words))
         else:
@@ -52,7 +55,7 @@ def run(line: str) -> None:
 def warn(lines: Sequence[str]) -> None:
     """Show warnings in this cell."""
     with no_fork:
-        from reserve_gpu.render import pictures  # most cells have none
+        from reserve_gpu.render import pictures  # imported here because most cells warn of nothing
 
     pictures.warn(lines)
 
@@ -60,7 +63,7 @@ def warn(lines: Sequence[str]) -> None:
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line, comments=True)
-    except ValueError as error:  # a quotation mark that is not closed
+    except ValueError as error:  # an unclosed quotation mark
         raise errors.RequestError(f"{error}: {sanitize(line)}") from error
 
 
@@ -71,22 +74,22 @@ def _do(arguments: Namespace) -> None:
         from reserve_gpu.ipython import parser
 
     values = vars(arguments)
-    asked = [name for name in parser.COMMANDS if values[name] not in (None, False)]
-    if len(asked) > 1:
-        flags = " or ".join(f"--{name}" for name in asked)
-        raise errors.RequestError(f"One at a time: {flags}.")
+    commands = [name for name in parser.COMMANDS if values[name] not in (None, False)]
+    if len(commands) > 1:
+        flags = ", ".join(f"--{name}" for name in commands)
+        raise errors.RequestError(f"Use only one of these options: {flags}.")
     if arguments.help:
         print(parser.magic_parser().format_help())
-    elif asked and arguments.devices:
-        named = sanitize(arguments.devices[0])
-        raise errors.RequestError(parser.COMMANDS[asked[0]].format(named))
-    elif asked:
-        seen = registry.load(asked[0]).run_in_notebook(arguments)
-        if seen is not None:
-            display(seen)  # type: ignore[no-untyped-call]
+    elif commands and arguments.devices:
+        device = sanitize(arguments.devices[0])
+        raise errors.RequestError(parser.COMMANDS[commands[0]].format(device))
+    elif commands:
+        result = registry.load(commands[0]).run_in_notebook(arguments)
+        if result is not None:
+            display(result)  # type: ignore[no-untyped-call]
     elif arguments.all or arguments.hosts is not None:
         flag = "--all" if arguments.all else "--hosts"
-        raise errors.RequestError(f"{flag} goes with --status.")
+        raise errors.RequestError(f"Use {flag} together with --status.")
     else:
         request, wait = request_options.to_request(arguments)
         _reserve(request, wait, is_optional=arguments.optional)
@@ -95,7 +98,7 @@ def _do(arguments: Namespace) -> None:
 def _reserve(
     request: Request, wait: float | str | None = None, *, is_optional: bool = False
 ) -> None:
-    """Reserve, show a wait, and print the outcome."""
+    """Reserve devices, show the progress of a wait, and print the outcome."""
     outcome = ask(request, wait, "auto", MAGIC, is_optional=is_optional)
     if outcome.warnings:
         warn(outcome.warnings)
@@ -108,40 +111,40 @@ def _reserve(
         show_reserved()
 
 
-# -- before and after a cell, and at a restart -----------------------------------------------------
+# -- hooks before and after a cell, and at a restart -----------------------------------------------
 
 
 def leave_to_restart() -> None:
-    """Keep the devices of this kernel for the next one, because it restarts now.
+    """Keep the devices of this restarting kernel for the next kernel.
 
     Raises:
-        ReserveGPUError: They can't be kept.
+        ReserveGPUError: The devices can't be kept.
     """
     session().run_within(LEAVE_LIMIT_S, session().leave_as, Leaving.RESTART)
 
 
 def begin_cell() -> list[str]:
-    """Return the lines to print before a cell, usually none."""
+    """Run the hooks before a cell, and return the lines to print."""
     this_session = session()
     lines = [line for feature in this_session.features.values() for line in feature.cell_begins()]
-    with suppress(errors.ReserveGPUError):  # %reserve_gpu will say so
+    with suppress(errors.ReserveGPUError):  # the next %reserve_gpu raises the same error
         lines += this_session.begin_cell()
     return lines
 
 
 def end_cell() -> list[str]:
-    """Record the end of a cell for other users, and return lines to print, usually none."""
+    """Record the end of a cell for other users, and return the lines to print."""
     this_session = session()
     lines = this_session.end_cell()
     if (held := this_session.held) and not this_session.is_busy:
-        look = cache(partial(_processes, held.devices))  # one reading for all features
-        lines += [line for each in this_session.features.values() for line in each.cell_ended(look)]
+        read = cache(partial(_processes, held.devices))  # one reading for all features
+        lines += [line for each in this_session.features.values() for line in each.cell_ended(read)]
     return lines
 
 
 def _processes(devices: Sequence[Device]) -> dict[Device, list[Process]]:
     """Return the processes on each device, or an empty dict if they can't be identified."""
     with suppress(errors.DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
-        if gpus.sees_all:  # else a pid may belong to another PID namespace
+        if gpus.sees_all:  # otherwise a pid may belong to another PID namespace
             return {device: gpus.processes(device) for device in devices}
     return {}

@@ -1,4 +1,4 @@
-"""The parser of the magic's line, and its manual page."""
+"""The parser and the help text of %reserve_gpu."""
 
 from __future__ import annotations
 
@@ -7,49 +7,50 @@ from argparse import SUPPRESS, RawDescriptionHelpFormatter
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.request_options import HOW, WHEN, WHICH, Parser
 
-# Each stands for the command of that name. {} is a GPU that is named besides, which is a mistake.
+# Options that run the command of the same name, with the error for a line that also names a GPU.
+# {} is the name of that GPU.
 COMMANDS = {
-    "status": "--status shows every GPU; it takes no names.",
-    "release": "--release releases all that this kernel holds; it takes no names.",
-    "join": "Give one name: --join {}",
-    "check": "--check is about what this kernel holds; it takes no names.",
+    "status": "--status shows every GPU and takes no GPU names.",
+    "release": "--release releases all GPUs of this kernel and takes no GPU names.",
+    "join": "--join takes only one name: --join {}",
+    "check": "--check checks the GPUs of this kernel and takes no GPU names.",
 }
 OTHERS = (
-    Option("--status", "show every GPU, who uses it and who has it"),
-    Option("--all", "with --status: each GPU, also where many are free and alike"),
-    Option("--hosts HOST", "with --status: of other machines, by ssh", nargs="*"),
-    Option("--release", "release what this kernel holds"),
-    Option("--join WHICH", "use the GPUs that another notebook of yours has: by a GPU, "
+    Option("--status", "show every GPU with its reservations and its processes"),
+    Option("--all", "with --status: list each GPU, even if many free ones are alike"),
+    Option("--hosts HOST", "with --status: show other machines, by ssh", nargs="*"),
+    Option("--release", "release everything that this kernel holds"),
+    Option("--join WHICH", "use the GPUs of another notebook of yours; give one of its GPUs, "
            "its name, or its pid", nargs="?", const=""),
-    Option("--check", "does each framework use exactly what is reserved?"),
+    Option("--check", "check that each framework uses exactly the reserved GPUs"),
 )  # fmt: skip
-HELP = Option("-h --help", "show this")
+HELP = Option("-h --help", "show this help")
 
 TEXT = """\
-Reserve a GPU for this kernel, and set the CUDA variables for what it runs next.
+Reserve a GPU for this kernel, and set the CUDA variables for later code.
 
   %reserve_gpu [DEVICE ...] [OPTION ...]"""
 CHAPTERS = {
-    "which GPU": WHICH,
-    "how": HOW,
-    "until when": WHEN,
-    "instead of reserving one": (*OTHERS, HELP),
+    "selecting GPUs": WHICH,
+    "reserving": HOW,
+    "ending the reservation": WHEN,
+    "instead of reserving": (*OTHERS, HELP),
 }
 EXAMPLES = """\
 examples:
   %reserve_gpu                           the first idle GPU
-  %reserve_gpu 1,3                       GPUs 1 and 3; for CUDA they are 0 and 1
-  %reserve_gpu -n 2 --min-memory 16GB    two of 16 GB or more, close together
+  %reserve_gpu 1,3                       GPUs 1 and 3; CUDA numbers them 0 and 1
+  %reserve_gpu -n 2 --min-memory 16GB    two connected GPUs of 16 GB or more
   %reserve_gpu --memory 10GB             10 GB of a GPU that others share
-  %reserve_gpu --wait 1h --note thesis   wait for an hour at most, and say why
+  %reserve_gpu --wait 1h --note thesis   wait for up to an hour, with a note
 """
 
 
 def magic_parser() -> Parser:
-    """Return the parser of the magic's line."""
+    """Return the parser of %reserve_gpu."""
     parser = Parser(
         prog="%reserve_gpu",
-        usage=SUPPRESS,  # it would list all options before anything is explained
+        usage=SUPPRESS,  # the usage line would list all options before the description
         description=TEXT,
         epilog=EXAMPLES,
         add_help=False,

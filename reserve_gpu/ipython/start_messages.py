@@ -1,4 +1,4 @@
-"""Messages in the first cells of a kernel: its GPU from the start, or one kept for it."""
+"""Messages in the first cells of a kernel that was started with a GPU, or has one kept for it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from reserve_gpu.reservation.session import session
 from reserve_gpu.system import jupyter_kernel, procfs
 
 
-def tell_kept() -> None:
-    """Name the devices that are kept for this kernel after a restart."""
+def show_kept() -> None:
+    """Show the devices that are kept for this kernel after a restart."""
     if text := api.kept():
         pictures.tell(pictures.of_line(text))
 
 
-def tell_start() -> None:
-    """Name the devices that this kernel was started with, or the reason why it has none."""
+def show_start() -> None:
+    """Show the devices that this kernel was started with, or the reason why it has none."""
     if reason := session().reason:
-        told = pictures.of_line(reason)
-        with suppress(errors.DriverError):  # the reason mentions it already
-            told = status.status()._replace(frontend=read_here(MAGIC)).picture()
-            told = told.below(reason.splitlines())
-        pictures.tell(told)
+        picture = pictures.of_line(reason)
+        with suppress(errors.DriverError):  # the reason already mentions the driver's error
+            picture = status.status()._replace(frontend=read_here(MAGIC)).picture()
+            picture = picture.below(reason.splitlines())
+        pictures.tell(picture)
     elif held := api.current():
         devices = [f"{device.label} ({sanitize(device.name or '?')})" for device in held.devices]
         place = f"runs on {sanitize(procfs.machine_name())} and " if jupyter_kernel.origin() else ""

@@ -1,1 +1,1 @@
-"""Who used what: what processes log of their reservations, and what it sums up to."""
+"""The history: the logged use of devices, and its files on disk."""

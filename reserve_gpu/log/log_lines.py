@@ -1,7 +1,7 @@
-"""One line of a history: what a reservation of one device came to in an hour, or a wait.
+"""The lines of a history: one per hour of a reserved device, and one per wait.
 
-The only place that writes or reads that JSON. A user's lines are that user's word: what makes no
-sense is no line.
+Only this module encodes and decodes their JSON. Users write their own lines, so the lines are
+untrusted and invalid ones are ignored.
 """
 
 import time
@@ -13,34 +13,54 @@ from reserve_gpu.model import untrusted
 from reserve_gpu.model.requests import End
 from reserve_gpu.model.untrusted import LATEST_S, MOST_MIB, number, text
 
-LINE_LIMIT = 4096  # bytes with the line end; what is longer was not written by us
-TEXT_LIMIT = 200  # characters of each text that is written
-LONGEST_S = 32 * 86400.0  # of one line: an hour, unless its process was stopped for long
+LINE_LIMIT = 4096  # maximum bytes of a line, including its line break
+TEXT_LIMIT = 200  # maximum characters of each written text
+# Maximum seconds that a line covers. A line usually covers an hour, but more if its process was
+# stopped for a long time.
+LONGEST_S = 32 * 86400.0
 
 
 class Kind(Enum):
-    """What a line is about."""
+    """The kind of a line."""
 
-    RESERVED = "reserved"  # a device
-    WAITED = "waited"  # in the queue
+    RESERVED = "reserved"  # a reservation of one device
+    WAITED = "waited"  # a wait in the queue
 
 
-_KINDS = {kind.value: kind for kind in Kind}  # asked for faster than the Enum itself
+_KINDS = {kind.value: kind for kind in Kind}  # a dict is faster than calling the Enum
 _ENDS = {end.value: end for end in End}
 
 
 class LogLine(NamedTuple):
-    """One line.
+    """One line of a history: an hour of a reserved device, or a wait.
 
-    id: of the reservation, or the wait. since: when that began.
-    start, end: of what this line tells of, by the clock on the wall. seconds: how long that was, by
-    the clock that stands still while the machine sleeps.
-    used_s, idle_s: for how long its own processes used the device, and did not; the rest could not
-    be read. over_s: for how long it used more than its part, or should have ended.
-    gpu: the device's UUID. share: of a whole GPU, by memory, 0 to 1.
-    mib: the most memory that its own processes used. percent: their mean utilisation.
-    name: the notebook, or the command. asks: of a wait, for what. agent, job: as in `ProcessInfo`.
-    until, idle_limit_s: of the lease. how: how it has ended, if this is its last line.
+    Times are in seconds since the epoch. None means that a value is unknown or does not apply.
+
+    Attributes:
+        kind: Whether the line describes a reservation or a wait.
+        id: The ID of the reservation or the wait.
+        since: The start of the reservation or the wait.
+        start: The start of the period that the line covers.
+        end: The end of that period.
+        seconds: The length of that period in seconds, without the time in which the machine was
+            suspended.
+        used_s: Seconds in which the reservation's processes used the device.
+        idle_s: Seconds in which they did not use it. The use in the remaining time is unknown.
+        over_s: Seconds in which the reservation exceeded its part of the GPU, or was overdue.
+        gpu: The UUID of the device.
+        label: The displayed name of the device, such as `GPU2`.
+        share: The reserved share of a whole GPU's memory, from 0 to 1.
+        mib: The peak memory of the reservation's processes in MiB.
+        percent: The mean utilization of the device by these processes, in percent.
+        name: The notebook or the command.
+        note: The note for other users.
+        asks: The request of a wait, as text.
+        part_mib: The size of a reserved part of a GPU in MiB.
+        until: The end of the lease.
+        idle_limit_s: The idle limit of the lease in seconds.
+        how: The way in which the reservation or the wait ended, if this is its last line.
+        agent: The name of the program that acted for the user.
+        job: The ID of the batch system's job.
     """
 
     kind: Kind
@@ -68,19 +88,19 @@ class LogLine(NamedTuple):
     job: str | None = None
 
     def to_json(self) -> str:
-        """Return the line, without unknown fields. The longest texts are cut to fit the limit."""
+        """Return the line as JSON without unknown fields, with texts cut to fit `LINE_LIMIT`."""
         fields = {name: _plain(value) for name, value in self._asdict().items()}
         known = {name: value for name, value in fields.items() if value is not None}
         return untrusted.encoded(known, LINE_LIMIT - len("\n")).decode()
 
 
 def month(at: float) -> str:
-    """Return the month of that moment, as files are named for it; in local time."""
+    """Return the local month of a time in seconds since the epoch, as in file names: `2026-11`."""
     return time.strftime("%Y-%m", time.localtime(at))
 
 
 def parsed(line: bytes) -> LogLine | None:
-    """Return what a line says; None if it is none of ours."""
+    """Parse a line of a history, or return None if the line is invalid."""
     try:
         fields = untrusted.parsed(line, LINE_LIMIT)
         return _entry(fields) if isinstance(fields, dict) else None
@@ -89,7 +109,7 @@ def parsed(line: bytes) -> LogLine | None:
 
 
 def _entry(fields: Mapping[str, Any]) -> LogLine | None:
-    """Return the entry. Raises KeyError, TypeError and ValueError for what makes no sense."""
+    """Return the entry. Raises KeyError, TypeError or ValueError if a field is invalid."""
     kind, get = _KINDS[fields["kind"]], fields.get
     longest_s = LATEST_S if kind is Kind.WAITED else LONGEST_S
     return LogLine(
@@ -99,7 +119,7 @@ def _entry(fields: Mapping[str, Any]) -> LogLine | None:
         number(fields["start"]),
         number(fields["end"]),
         seconds := number(fields["seconds"], longest_s),
-        # Asked here, as a call takes longer, and a year has 100,000 lines.
+        # None is tested inline because a function call is slower, and a year has 100,000 lines.
         None if (used_s := get("used_s")) is None else number(used_s, seconds),
         None if (idle_s := get("idle_s")) is None else number(idle_s, seconds),
         None if (over_s := get("over_s")) is None else number(over_s, seconds),

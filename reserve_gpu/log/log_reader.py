@@ -1,4 +1,4 @@
-"""Reading histories: all lines since a moment, of all whose history this user may read."""
+"""Read the lines of all histories that this user has permission to read."""
 
 from __future__ import annotations
 
@@ -16,49 +16,58 @@ from reserve_gpu.system import procfs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-AHEAD_S = 86400.0  # a clock may have been wrong by so much, and its time zone another
-MOST_LINES = 200_000  # that are read of one user: twice what eight GPUs come to in a year
+AHEAD_S = 86400.0  # tolerance in seconds for wrong clocks and other time zones
+MOST_LINES = 200_000  # maximum lines read per user: twice what eight GPUs produce in a year
 
 
 class Logged(NamedTuple):
-    """A line, and whose history it is in."""
+    """A line of a history, and the user who wrote it.
+
+    Attributes:
+        user: The name of the user.
+        entry: The line.
+    """
 
     user: str
     entry: LogLine
 
 
 def exists() -> bool:
-    """Tell whether there is any history that this user may read."""
+    """Return whether there is a history that this user has permission to read."""
     return any(True for _ in places.to_read())
 
 
 def since(
     moment: float, now: float, cut: set[str], most_lines: int = MOST_LINES
 ) -> Iterator[Logged]:
-    """Yield the lines of what began between these moments, in seconds since the epoch.
+    """Yield the lines whose period starts between two times, including those of open reservations.
 
-    cut: gets the users who have more lines than the most that are read: of them the newest count.
+    Args:
+        moment: The earlier time in seconds since the epoch.
+        now: The current time in seconds since the epoch.
+        cut: A set to which the names of users with more than `most_lines` lines are added.
+        most_lines: The maximum number of lines to read per user, newest files first.
     """
-    left: dict[int, int] = {}  # lines that may still be read of each user; below 0: more
+    budgets: dict[int, int] = {}  # lines that may still be read per user; negative: some were cut
     for folder, uid in places.to_read():
-        left.setdefault(uid, most_lines)
-        yield from _of_folder(folder, uid, moment, now, left)
-        if left[uid] < 0:
+        budgets.setdefault(uid, most_lines)
+        yield from _read_folder(folder, uid, moment, now, budgets)
+        if budgets[uid] < 0:
             cut.add(procfs.user_name(uid))
 
 
-def _of_folder(
-    folder: int, uid: int, moment: float, now: float, left: dict[int, int]
+def _read_folder(
+    folder: int, uid: int, moment: float, now: float, budgets: dict[int, int]
 ) -> Iterator[Logged]:
     user, latest = procfs.user_name(uid), now + AHEAD_S
     names = sorted(os.listdir(folder), reverse=True)
-    pages = _lines(folder, uid, filter(PAGE.fullmatch, names), left)
-    # A page that is read before the files of months may be appended to them in between. Then the
-    # appended line counts: it is the newer one.
+    pages = _lines(folder, uid, filter(PAGE.fullmatch, names), budgets)
+    # Pages are read before the files of months. If a page is appended to such a file in between,
+    # its line is read twice, and the appended line counts because it is newer.
     open_lines = {(entry.id, entry.gpu, entry.start): entry for entry in pages}
     first = month(max(0.0, moment - AHEAD_S))
     months = (name for name in filter(MONTH.fullmatch, names) if name[:7] >= first)
-    for entry in _lines(folder, uid, months, left):
+    for entry in _lines(folder, uid, months, budgets):
         if open_lines:
             open_lines.pop((entry.id, entry.gpu, entry.start), None)
         if moment <= entry.start <= latest:
@@ -68,19 +77,21 @@ def _of_folder(
             yield Logged(user, entry)
 
 
-def _lines(folder: int, uid: int, names: Iterator[str], left: dict[int, int]) -> Iterator[LogLine]:
-    """Yield the lines of these files, as many as may be read."""
+def _lines(
+    folder: int, uid: int, names: Iterator[str], budgets: dict[int, int]
+) -> Iterator[LogLine]:
+    """Yield the valid lines of these files until the user's budget of lines is used up."""
     for name in names:
         with suppress(OSError):
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
             with os.fdopen(file, "rb") as opened:
                 status = os.fstat(file)
                 is_plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-                # Of a line that is too long these are pieces, which are none of ours.
+                # A line that is too long is read in pieces, which do not parse.
                 lines = iter(partial(opened.readline, LINE_LIMIT + 1), b"")
                 for line in lines if is_plain and status.st_uid == uid else ():
-                    left[uid] -= 1
-                    if left[uid] < 0:
+                    budgets[uid] -= 1
+                    if budgets[uid] < 0:
                         return
                     if entry := parsed(line):
                         yield entry

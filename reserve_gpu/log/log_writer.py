@@ -1,9 +1,9 @@
-"""Writing into a history. Whatever can't be written is an OSError or a LockError, never a loss.
+"""Write the history of this user.
 
-A reservation that lasts has a file of its own, its page, which this process has locked: its last
-lines, which are written anew each minute. At the end of an hour, and of the reservation, they are
-appended to the file of the month. What a killed process leaves is a page that nobody has locked:
-the next reservation of this user ends it so.
+Each reservation that has not ended has its own file, the page, which its process keeps locked. The
+page holds the lines of the current hour and is rewritten every minute. At the end of an hour, and
+of the reservation, the lines are appended to the file of the month. A process that is killed leaves
+an unlocked page, which the user's next reservation appends and removes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ if TYPE_CHECKING:
 
 PAGE = re.compile(r"[0-9a-f]{16}\.open")
 MONTH = re.compile(r"[0-9]{4}-[0-9]{2}\.jsonl")
-PAGE_LIMIT = 1 << 20  # bytes
+PAGE_LIMIT = 1 << 20  # maximum bytes read from a page
 OWN_MODE = 0o600
 
 
 class Page:
-    """The file of one reservation that lasts; this process has it locked.
+    """The locked file with the current lines of one reservation.
 
-    folder, descriptor: of its folder, and of the file. name: in that folder.
+    Attributes:
+        folder: The file descriptor of the folder.
+        descriptor: The file descriptor of the page.
+        name: The name of the page in the folder.
     """
 
     def __init__(self, folder: int, descriptor: int, name: str) -> None:
@@ -43,9 +46,18 @@ class Page:
 
     @classmethod
     def new(cls, folder: int) -> Page:
-        """Begin a page. folder: its descriptor, which the page closes. Raises OSError, LockError.
+        """Create a page.
 
-        It gets its name once it is locked: else who ends lost pages would take it for one.
+        The file is locked before it gets its final name, so that `close_lost` does not mistake it
+        for the page of a killed process.
+
+        Args:
+            folder: The file descriptor of the folder, which the page closes.
+
+        Raises:
+            OSError: The file can't be created.
+            LockError: The file can't be locked.
+            HistoryError: The file is not a regular file that only this user can change.
         """
         own_id = secrets.token_hex(8)
         first, name = f"{own_id}.new", f"{own_id}.open"
@@ -56,41 +68,56 @@ class Page:
 
     @property
     def id(self) -> str:
-        """Return what tells this reservation from all others."""
+        """Return the unique ID of the reservation."""
         return self.name.partition(".")[0]
 
     def write(self, entries: Sequence[LogLine]) -> None:
-        """Write these lines in place of those that are there. Raises OSError."""
+        """Replace the lines of the page. Raises OSError."""
         data = "".join(f"{entry.to_json()}\n" for entry in entries).encode()
         os.pwrite(self.descriptor, data, 0)
         os.ftruncate(self.descriptor, len(data))
         os.utime(self.descriptor)
 
     def turn(self, entries: Sequence[LogLine]) -> None:
-        """Let these lines stand, and begin anew. Raises OSError."""
+        """Append these lines to the file of the month, and empty the page.
+
+        Raises:
+            OSError: A file can't be written.
+            HistoryError: The file of the month is not a regular file that only this user can
+                change.
+        """
         append(self.folder, entries)
         os.ftruncate(self.descriptor, 0)
 
     def close(self) -> None:
-        """Close the file, with which another process may go on."""
+        """Close the page without removing it, so that another process can continue it."""
         files.close(self.descriptor)
         os.close(self.folder)
 
     def remove(self) -> None:
-        """Remove the file, and close it."""
+        """Remove and close the page."""
         with suppress(OSError):
             os.unlink(self.name, dir_fd=self.folder)
         self.close()
 
 
 def append(folder: int, entries: Sequence[LogLine]) -> None:
-    """Append the lines to the file of their month. Raises OSError, HistoryError."""
-    for name, those in groupby(entries, lambda entry: month(entry.start)):
-        data = "".join(f"{entry.to_json()}\n" for entry in those).encode()
+    """Append lines to the files of their months.
+
+    Args:
+        folder: The file descriptor of the folder.
+        entries: The lines, in the order of their start.
+
+    Raises:
+        OSError: A file can't be written.
+        HistoryError: A file is not a regular file that only this user can change.
+    """
+    for name, group in groupby(entries, lambda entry: month(entry.start)):
+        data = "".join(f"{entry.to_json()}\n" for entry in group).encode()
         file = _opened(folder, f"{name}.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND)
         with files.closing(file):
             size = os.fstat(file).st_size
-            if size and os.pread(file, 1, size - 1) != b"\n":  # a full disk has cut a line
+            if size and os.pread(file, 1, size - 1) != b"\n":  # a full disk cut the last line
                 data = b"\n" + data
             os.write(file, data)
         if not size:
@@ -98,7 +125,14 @@ def append(folder: int, entries: Sequence[LogLine]) -> None:
 
 
 def close_lost(folder: int) -> None:
-    """End what processes of this user have left that were killed. Raises OSError."""
+    """Append and remove the pages of this user's killed processes.
+
+    Args:
+        folder: The file descriptor of the folder.
+
+    Raises:
+        OSError: The folder can't be listed.
+    """
     for name in filter(PAGE.fullmatch, os.listdir(folder)):
         with suppress(OSError, HistoryError):
             file = _opened(folder, name, os.O_RDWR)
@@ -109,7 +143,7 @@ def close_lost(folder: int) -> None:
 
 
 def _end_lost(folder: int, page: bytes) -> None:
-    """Append the last lines of a page, unless its process was killed after it had done so."""
+    """Append the lines of a page, unless its process was killed after it appended them."""
     entries = filter(None, map(parsed, page.splitlines()))
     lost = [entry._replace(how=entry.how or End.LOST) for entry in entries]
     if lost and not _has(folder, lost[0]):
@@ -117,20 +151,20 @@ def _end_lost(folder: int, page: bytes) -> None:
 
 
 def _has(folder: int, entry: LogLine) -> bool:
-    """Tell whether the file of the month has that line, whatever its end."""
+    """Return whether the file of the month has a line with the same ID and start."""
     with suppress(FileNotFoundError):
         file = _opened(folder, f"{month(entry.start)}.jsonl", os.O_RDONLY)
         with os.fdopen(os.dup(file), "rb") as opened:
             files.close(file)
             mark = entry.id.encode()
-            those = (parsed(line) for line in opened if mark in line)
-            return any(e and (e.id, e.start) == (entry.id, entry.start) for e in those)
+            matches = (parsed(line) for line in opened if mark in line)
+            return any(e and (e.id, e.start) == (entry.id, entry.start) for e in matches)
     return False
 
 
 def _forget_old(folder: int, newest: str) -> None:
-    """Remove the files of months that are kept no more: a year before the newest one is kept."""
-    oldest = f"{int(newest[:4]) - 1}{newest[4:]}"  # of the year before
+    """Remove the files of months that are more than a year older than the newest month."""
+    oldest = f"{int(newest[:4]) - 1}{newest[4:]}"  # the same month of the previous year
     for name in filter(MONTH.fullmatch, os.listdir(folder)):
         if name < oldest:
             with suppress(OSError):
@@ -138,9 +172,11 @@ def _forget_old(folder: int, newest: str) -> None:
 
 
 def _opened(folder: int, name: str, flags: int) -> int:
-    """Open a file of this user's; returns a descriptor, which no child inherits.
+    """Open a file of this user, and return a descriptor that forked children close.
 
-    Raises OSError, and HistoryError for what is not a plain file that this user alone can change.
+    Raises:
+        OSError: The file can't be opened.
+        HistoryError: The file is not a regular file that only this user can change.
     """
     with no_fork:
         file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, OWN_MODE, dir_fd=folder)
@@ -150,4 +186,4 @@ def _opened(folder: int, name: str, flags: int) -> int:
     if is_own and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
         return file
     files.close(file)
-    raise HistoryError(f"{name} is not a plain file of this user's")
+    raise HistoryError(f"{name} is not a regular file that only you can write to")

@@ -1,12 +1,12 @@
-"""Where histories stand, and whether this user's is kept.
+"""The folders of histories.
 
-    /var/lib/reserve_gpu/log/1000/      if root has made the directory above it
-    /var/lib/reserve_gpu/log/1000-1/    if another user was there first
-    ~/.local/state/reserve_gpu/lab1/        else: of the machine lab1
+    /var/lib/reserve_gpu/history/1000/      if root has created the parent directory
+    /var/lib/reserve_gpu/history/1000-1/    if another user has taken the first name
+    ~/.local/state/reserve_gpu/lab1/        otherwise, for the machine lab1
 
-Neither is made unless somebody says `history = true`, in the administrator's file or in the user's
-own. In a folder there is a file for each month (`2026-11.jsonl`) and one for each reservation that
-lasts (`1f9c2a7e.open`): its last line, which is written anew each minute.
+A history is kept if `history = true` is set in the user's or the administrator's file, or if its
+directory exists and neither file says `false`. A folder has one file per month (`2026-11.jsonl`)
+and one per open reservation (`1f9c2a7e5b3d4c60.open`), which `log_writer` describes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,23 @@ if TYPE_CHECKING:
 
 OWN_MODE = 0o700
 ROOT = 0
-MOST_FOLDERS = 1000  # that may bear the name of one user, whoever has made them
+MOST_FOLDERS = 1000  # maximum number of folder names tried per user
 NAME = re.compile(r"([0-9]{1,10})(-[0-9]{1,3})?")
 
 
 def to_write(ruled: Rules | None) -> int | None:
-    """Open the folder for what this user does, made if it has to be; None if nothing is kept.
+    """Open the folder of this user's history, and create it if necessary.
 
-    ruled: what the administrator's file says. Raises HistoryError, OSError, RequestError.
+    Args:
+        ruled: The administrator's rules.
+
+    Returns:
+        The file descriptor of the folder, or None if no history is kept.
+
+    Raises:
+        HistoryError: Other users own all possible folders, or can write to them.
+        OSError: The folder can't be created or opened.
+        RequestError: The user's file is invalid.
     """
     path = path_to_write(ruled)
     if path is None:
@@ -46,36 +55,44 @@ def to_write(ruled: Rules | None) -> int | None:
     for each in _numbered(path):
         with suppress(HistoryError):
             return _made(each)
-    raise HistoryError(f"{path}, and what is called like it, belongs to another user")
+    raise HistoryError(f"{path} and the folders {path}-N belong to other users")
 
 
 def path_to_write(ruled: Rules | None) -> str | None:
-    """Return the path of the folder for this user's history; None if nothing is kept.
+    """Return the path of the folder for this user's history, which need not exist.
 
-    It need not be there. The user's own word counts before the administrator's.
-    ruled: what the administrator's file says. Raises RequestError.
+    The setting in the user's file takes precedence over the administrator's.
+
+    Args:
+        ruled: The administrator's rules.
+
+    Returns:
+        The path, or None if no history is kept.
+
+    Raises:
+        RequestError: The user's file is invalid.
     """
-    own = admin_rules.own_history()
-    word = own if own is not None else ruled.history if ruled else None
-    if word is False:
+    user_setting = admin_rules.own_history()
+    setting = user_setting if user_setting is not None else ruled.history if ruled else None
+    if setting is False:
         return None
     if is_for_all(settings.history_directory()):
         return os.path.join(settings.history_directory(), str(os.geteuid()))
-    return _in_home() if word or os.path.isdir(settings.state_directory()) else None
+    return _in_home() if setting or os.path.isdir(settings.state_directory()) else None
 
 
 def to_read() -> Iterator[tuple[int, int]]:
-    """Yield each folder that this user may read, and the user whose it is; root reads all.
+    """Yield the file descriptor and the UID of each history that this user has permission to read.
 
-    The folder's descriptor is open until the next one is asked for.
+    Root can read all histories. A descriptor is closed when the next one is requested.
     """
-    own, above = os.geteuid(), settings.history_directory()
-    names = _numbered(str(own))
-    if own == ROOT and is_for_all(above):
+    reader, parent = os.geteuid(), settings.history_directory()
+    names = _numbered(str(reader))
+    if reader == ROOT and is_for_all(parent):
         with suppress(OSError):
-            names = iter(sorted(filter(NAME.fullmatch, os.listdir(above))))
-    paths = [(os.path.join(above, name), int(name.partition("-")[0])) for name in names]
-    for path, uid in [*paths, (_in_home(), own)]:
+            names = iter(sorted(filter(NAME.fullmatch, os.listdir(parent))))
+    paths = [(os.path.join(parent, name), int(name.partition("-")[0])) for name in names]
+    for path, uid in [*paths, (_in_home(), reader)]:
         with suppress(OSError, HistoryError):
             folder = opened(path, uid)
             try:
@@ -85,9 +102,10 @@ def to_read() -> Iterator[tuple[int, int]]:
 
 
 def is_for_all(path: str) -> bool:
-    """Tell whether root, or who has named it, has made that directory so that it protects users.
+    """Return whether a directory can hold the folders of all users.
 
-    There everybody makes a folder, and nobody can remove another's.
+    Root, or the user who configured the directory, must own it, and it needs the sticky bit if
+    other users can write to it. They can then create folders, but not remove those of others.
     """
     with suppress(OSError):
         status = os.lstat(path)
@@ -98,20 +116,29 @@ def is_for_all(path: str) -> bool:
 
 
 def opened(path: str, uid: int) -> int:
-    """Open a folder; returns a descriptor. Raises OSError, and HistoryError if it is not uid's."""
+    """Open a folder that belongs to a user.
+
+    Args:
+        path: The path of the folder.
+        uid: The UID of the user.
+
+    Returns:
+        The file descriptor of the folder.
+
+    Raises:
+        OSError: The folder can't be opened.
+        HistoryError: The folder belongs to another user, or others can write to it.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(descriptor)
     if status.st_uid == uid and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return descriptor
     os.close(descriptor)
-    raise HistoryError(f"{path} belongs to another user, or others may write to it")
+    raise HistoryError(f"{path} belongs to another user, or other users can write to it")
 
 
 def _made(path: str) -> int:
-    """Make a folder, or take it if it is this user's; returns a descriptor.
-
-    Raises HistoryError where it is not, and OSError where nothing can be made.
-    """
+    """Create a folder of this user if it does not exist, and return its file descriptor."""
     try:
         os.mkdir(path, OWN_MODE)
     except FileExistsError:
@@ -121,7 +148,7 @@ def _made(path: str) -> int:
 
 
 def _numbered(name: str) -> Iterator[str]:
-    """Yield the names that a user's folder may have: the first one that nobody else has made."""
+    """Yield the possible names of a user's folder, in the order in which they are tried."""
     yield name
     yield from (f"{name}-{number}" for number in range(1, MOST_FOLDERS))
 

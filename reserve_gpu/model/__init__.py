@@ -1,1 +1,1 @@
-"""Values, errors, notices and parsing. Nothing here reads a file or asks the driver."""
+"""Values, errors and parsing. No module here reads NVML or the lock directory."""

@@ -1,35 +1,39 @@
-"""An instant by two clocks: the wall clock, and the clock since boot."""
+"""A moment as the wall clock and the clock since boot show it."""
 
 from typing import NamedTuple
 
 
 class Instant(NamedTuple):
-    """One instant by two clocks.
+    """One moment as two clocks show it.
 
-    A board without a battery boots with its clock at 1970 until NTP sets it. So durations count by
-    the boot clock, and only moments that people have typed by the wall clock.
+    The wall clock can jump: a board without a battery boots in 1970 until NTP sets its clock.
+    Durations are therefore measured by the boot clock. The wall clock decides only moments that a
+    user typed.
 
     Attributes:
-        wall: Seconds since the epoch. People and NTP set this clock.
-        boot: Seconds since the boot (CLOCK_BOOTTIME). It can't be set, and it counts suspension.
+        wall: Seconds since the epoch. Users and NTP can set this clock.
+        boot: Seconds since boot (CLOCK_BOOTTIME). This clock can't be set and counts suspend time.
     """
 
     wall: float
     boot: float
 
     def clock_set_s(self, wall: float, boot: float | None) -> float:
-        """Return the whole seconds by which the wall clock was set since another instant.
+        """Return the seconds by which the wall clock was set between another moment and this one.
 
         Args:
-            wall: The other instant by the wall clock.
-            boot: The same by the boot clock; None if it is not known.
+            wall: The other moment in seconds since the epoch.
+            boot: The other moment in seconds since boot, or None if unknown.
+
+        Returns:
+            Whole seconds, negative if the clock was set back, 0 if `boot` is None.
         """
         return 0.0 if boot is None else float(round(self.wall - self.boot - wall + boot))
 
     def later(self, seconds: float) -> "Instant":
-        """Return the instant so many seconds later."""
+        """Return the moment this many seconds later."""
         return Instant(self.wall + seconds, self.boot + seconds)
 
     def at(self, now: "Instant") -> "Instant":
-        """Return the same instant, by the wall clock as that is set now."""
+        """Return the moment with `wall` corrected to the current setting of the wall clock."""
         return self._replace(wall=self.wall + now.clock_set_s(self.wall, self.boot))

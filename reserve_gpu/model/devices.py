@@ -1,4 +1,4 @@
-"""GPUs and MIG instances: their identity, their state and their use.
+"""GPUs and MIG instances: their identity, state and use.
 
 `None` means "not reported", never zero. Memory is in MiB.
 """
@@ -12,31 +12,31 @@ MIB = 2**20
 
 
 class State(Enum):
-    """How a device stands, in a word."""
+    """The state of a device."""
 
-    IDLE = "idle"  # by its readings alone: nothing runs on it
-    FREE = "free"  # idle, and nobody has reserved it or waits for it
+    IDLE = "idle"  # NVML's readings show no use; reservations are not considered
+    FREE = "free"  # idle, not reserved, and not offered to a waiter
     RESERVED = "reserved"
-    KEPT = "kept"  # reserved by a kernel that restarts; only shown
-    FULL = "full"  # shared by those who were promised parts of it, with too little left to promise
-    AWAITED = "awaited"  # free, but somebody in the queue comes first
+    KEPT = "kept"  # reserved for a restarting kernel; only displayed
+    FULL = "full"  # shared, with too little memory left for the requested part
+    AWAITED = "awaited"  # free, but a waiter in the queue comes first
     BUSY = "busy"
-    PROHIBITED = "prohibited"  # its compute mode lets nobody use it
-    UNKNOWN = "unknown"  # whether it is idle or reserved can't be seen
+    PROHIBITED = "prohibited"  # the compute mode forbids all use
+    UNKNOWN = "unknown"  # its use or its lock can't be read
     BROKEN = "broken"  # the driver can't use it
-    DENIED = "no permission"  # this user may not use it
-    EMPTY = "no instance"  # MIG is on, and there is no instance
-    DRAINED = "drained"  # the administrator hands it out no more
-    LIMITED = "limited"  # this user may not have more
-    UNFIT = "unfit"  # not what was asked for
+    DENIED = "no permission"  # this user has no permission to use it
+    EMPTY = "no instance"  # MIG is on, but the GPU has no instance
+    DRAINED = "drained"  # an administrator's rule withdraws it
+    LIMITED = "limited"  # this user's quota is used up
+    UNFIT = "unfit"  # does not match the request
 
 
-# What ends only when somebody changes something.
+# States that last until a user or an administrator changes something.
 STUCK = frozenset({State.BROKEN, State.DENIED, State.DRAINED, State.EMPTY, State.PROHIBITED})
 
 
 class ComputeMode:
-    """Who may use a GPU: NVML's numbers (nvmlComputeMode_t)."""
+    """The values of NVML's nvmlComputeMode_t, which limit the processes that may use a GPU."""
 
     DEFAULT = 0
     EXCLUSIVE_THREAD = 1
@@ -45,25 +45,31 @@ class ComputeMode:
 
 
 class Unfit(Enum):
-    """Why a device can never be what was asked for."""
+    """The reason why a device can never match a request."""
 
-    MODEL = "its name is another"
-    MEMORY = "it has less memory"
-    PART = "it has less memory than the part that is asked for"
-    MEMORY_UNKNOWN = "it does not say how much memory it has"
-    SECOND_INSTANCE = "this driver gives a process one MIG instance only"
-    UNREADABLE = "what it is can't be read"
+    MODEL = "its name does not match"
+    MEMORY = "it has less memory than requested"
+    PART = "it has less memory than the requested part"
+    MEMORY_UNKNOWN = "its memory size is unknown"
+    SECOND_INSTANCE = "this driver allows a process only one MIG instance"
+    UNREADABLE = "its name and memory size can't be read"
 
 
 class Device(NamedTuple):
-    """What CUDA can use: a whole GPU, or one MIG instance of it.
+    """A whole GPU, or one MIG instance of it.
 
-    index: of the GPU, as NVML and nvidia-smi number it (PCI bus order).
-    instance: number of the MIG instance on that GPU, None for a whole GPU.
-    memory_mib: total memory. reserve_mib: what of that the driver keeps for itself.
-    link_width: PCIe lanes in use now.
-    gpu_uuid, old_name: of an instance, its GPU's UUID, and the name that CUDA had for it before
-        instances had UUIDs.
+    Attributes:
+        index: The number of the GPU in PCI bus order, as in nvidia-smi.
+        uuid: The UUID of the GPU or the MIG instance.
+        name: The model name, or None if NVML does not report it.
+        bus_id: The PCI bus ID, such as `0000:03:00.0`.
+        memory_mib: The total memory in MiB.
+        vbios: The version of the GPU's firmware.
+        link_width: The number of PCIe lanes currently in use.
+        instance: The number of the MIG instance on its GPU, or None for a whole GPU.
+        gpu_uuid: The UUID of the GPU that a MIG instance is on, or None for a whole GPU.
+        old_name: The name that CUDA used for a MIG instance before instances had UUIDs.
+        reserve_mib: The part of `memory_mib` that the driver keeps for itself, in MiB.
     """
 
     index: int  # type: ignore[assignment] # a tuple has a method of that name
@@ -79,30 +85,34 @@ class Device(NamedTuple):
     reserve_mib: int | None = None
 
     def __repr__(self) -> str:
-        name, uuid = ascii(self.name)[1:-1], ascii(self.uuid)[1:-1]  # the driver's words, escaped
+        name, uuid = ascii(self.name)[1:-1], ascii(self.uuid)[1:-1]  # escaped text of the driver
         return f"<{self.label}: {name if self.name else 'a GPU without a name'}, {uuid}>"
 
     @property
     def number(self) -> str:
-        """Return what people type for it: `2`, or `1:0` for a MIG instance."""
+        """Return the number that users type: `2`, or `1:0` for a MIG instance."""
         return _number(self.index, self.instance)
 
     @property
     def entry(self) -> str:
-        """Return its entry in CUDA_VISIBLE_DEVICES.
+        """Return the device's entry in CUDA_VISIBLE_DEVICES.
 
-        A whole GPU goes by its NVML index, as much code calls int() on it; a MIG instance has none.
+        A whole GPU is listed by its index because much code calls int() on the entry. CUDA accepts
+        a MIG instance only by its UUID.
         """
         return str(self.index) if self.instance is None else self.uuid
 
     @property
     def label(self) -> str:
-        """Return what people call it: `GPU2`, or `GPU1:0`."""
+        """Return the displayed name: `GPU2`, or `GPU1:0` for a MIG instance."""
         return f"GPU{self.number}"
 
     @property
     def description(self) -> str:
-        """Return `0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`, as far as known."""
+        """Return a description without the unknown fields, safe to print.
+
+        A complete one is `0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`.
+        """
         lanes = f"{self.link_width}x" if self.link_width else None
         vbios = f"(VBIOS {self.vbios})" if self.vbios else None
         parts = filter(None, (self.bus_id, lanes, self.name, vbios))
@@ -110,16 +120,17 @@ class Device(NamedTuple):
 
     @property
     def usable_mib(self) -> int | None:
-        """Return the memory that the driver leaves."""
+        """Return the total memory in MiB without the driver's reserve, or None if unknown."""
         return None if self.memory_mib is None else self.memory_mib - (self.reserve_mib or 0)
 
 
 class Board(NamedTuple):
-    """What a whole GPU is like, which holds for all parts of it.
+    """Properties of a whole GPU that its MIG instances share.
 
-    has_screen: a display is active on it.
-    awaits_reset: some of its memory is out of use until then.
-    has_host_memory: its memory is the host's, or a NUMA node of the host.
+    Attributes:
+        has_screen: Whether a display is active on the GPU.
+        awaits_reset: Whether some memory stays disabled until the GPU is reset.
+        has_host_memory: Whether the GPU's memory is host memory, or a NUMA node of the host.
     """
 
     has_screen: bool
@@ -128,9 +139,14 @@ class Board(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A place where a device should be, and why none there can be used.
+    """A GPU or MIG instance that can't be used, and the reason.
 
-    is_lost: the driver has lost the device.
+    Attributes:
+        index: The number of the GPU in PCI bus order.
+        reason: The reason, as the driver or the system reports it.
+        instance: The number of the MIG instance, or None for a whole GPU.
+        state: The displayed state.
+        is_lost: Whether the driver has lost the device.
     """
 
     index: int  # type: ignore[assignment]
@@ -141,61 +157,92 @@ class Fault(NamedTuple):
 
     @property
     def number(self) -> str:
-        """Return `3`, or `3:0` of a MIG instance."""
+        """Return the number that users type: `3`, or `3:0` for a MIG instance."""
         return _number(self.index, self.instance)
 
     @property
     def label(self) -> str:
-        """Return `GPU3`, or `GPU3:0` of a MIG instance."""
+        """Return the displayed name: `GPU3`, or `GPU3:0` for a MIG instance."""
         return f"GPU{self.number}"
 
 
-GRAPHICS = "graphics"  # the kind of a process that draws, as a desktop or a simulator does
+GRAPHICS = "graphics"  # `Process.kind` of a process that renders, such as a desktop or a simulator
 
 
 class Process(NamedTuple):
-    """A process on a device.
+    """A process that uses a device.
 
-    kind: `compute`, `MPS` or `graphics`, the first that it is.
-    zombie_of: its parent, in a word, if it has ended and the parent has not taken notice.
+    Attributes:
+        pid: The process ID.
+        memory_mib: The device memory that the process uses, in MiB.
+        user: The name of the process's user.
+        command: The command of the process, in short.
+        has_reserved: Whether the process or an ancestor holds the device, or None if unknown.
+        beside: The name of a holder of the same user that did not start the process.
+        kind: `compute`, `MPS` or `graphics`: the first of these that applies.
+        zombie_of: The name of the parent that has not yet collected this ended process.
     """
 
     pid: int
-    memory_mib: int | None = None  # device memory that it holds
+    memory_mib: int | None = None
     user: str | None = None
     command: str | None = None
-    has_reserved: bool | None = None  # it or an ancestor has the device; None: not known
-    beside: str | None = None  # a holder of the same user, in a word, that it does not belong to
+    has_reserved: bool | None = None
+    beside: str | None = None
     kind: str = "compute"
     zombie_of: str | None = None
 
 
 class Usage(NamedTuple):
-    """What NVML reports about the use of one device."""
+    """NVML's readings of the use of one device.
 
-    compute: int | None = None  # how many compute processes
-    mps: int | None = None  # how many MPS clients
-    sees_all: bool = True  # no process listed means that there is none (not so in a container)
+    Attributes:
+        compute: The number of compute processes.
+        mps: The number of MPS clients.
+        sees_all: Whether every process is visible. In a container, an empty list proves nothing.
+        total_mib: The total memory in MiB.
+        used_mib: The memory in use in MiB. If the memory is the host's, the sum over processes.
+        reserve_known: Whether `used_mib` excludes the driver's reserve.
+        graphics_mib: The memory of the listed graphics processes, in MiB.
+        mode: The compute mode, one of `ComputeMode`.
+        awaits_reset: Whether some memory stays disabled until the GPU is reset.
+        is_wsl: Whether this is WSL, where Windows also uses the device.
+        has_host_memory: Whether the memory is the host's, or a NUMA node of the host. On such a
+            node, memory in use need not belong to a process.
+    """
+
+    compute: int | None = None
+    mps: int | None = None
+    sees_all: bool = True
     total_mib: float | None = None
-    used_mib: float | None = None  # where the memory is the host's: by processes
-    reserve_known: bool = True  # used_mib is without the driver's own reserve
-    graphics_mib: float = 0.0  # what listed graphics processes account for
-    mode: int | None = None  # one of ComputeMode
-    awaits_reset: bool = False  # some of its memory is out of use until then
-    is_wsl: bool = False  # Windows uses the device too
-    has_host_memory: bool = False  # or a NUMA node of it, where pages are left for nobody
+    used_mib: float | None = None
+    reserve_known: bool = True
+    graphics_mib: float = 0.0
+    mode: int | None = None
+    awaits_reset: bool = False
+    is_wsl: bool = False
+    has_host_memory: bool = False
 
     @property
     def unexplained_mib(self) -> float | None:
-        """Return the memory in use of no graphics process; None where that says nothing."""
+        """Return the used memory in MiB without the share of graphics processes.
+
+        The result is None if the used memory is unknown or the device uses host memory.
+        """
         is_known = self.used_mib is not None and not self.has_host_memory
         return (self.used_mib or 0.0) - self.graphics_mib if is_known else None
 
 
 class Gauges(NamedTuple):
-    """Readings that decide nothing; a MIG instance has the temperature and power of its GPU.
+    """Readings that are only displayed.
 
-    utilisation: percent of the time. power_limit_w: above which the driver slows the GPU down.
+    A MIG instance has the temperature and the power of its GPU.
+
+    Attributes:
+        utilisation: The percentage of time in which the device is active.
+        temperature_c: The temperature in degrees Celsius.
+        power_w: The power draw in watts.
+        power_limit_w: The power in watts above which the driver slows the GPU down.
     """
 
     utilisation: int | None = None

@@ -1,8 +1,8 @@
-"""The errors and warnings of this package, with their exit codes.
+"""The errors and warnings of this package, with the exit codes of `reserve-gpu`.
 
-Only `NoFreeDeviceError` changes a variable: it leaves `CUDA_VISIBLE_DEVICES` empty, so that
-later code can't use another user's device. `ReservedAboveError` is one, and changes nothing.
-Exit codes are those of `reserve-gpu`; from 64 on they have the meaning of sysexits.h.
+A `NoFreeDeviceError` leaves `CUDA_VISIBLE_DEVICES` empty, so that later code can't use another
+user's GPU. All other errors, and its subclass `ReservedAboveError`, change no variable. Exit codes
+from 64 on follow sysexits.h.
 """
 
 from __future__ import annotations
@@ -23,45 +23,51 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import DeviceStatus
 
     class Reason(Protocol):
-        """Why nothing was reserved: a class of `render/notices.py`."""
+        """The reason why no reservation was made: a class of `render/notices.py`."""
 
         def error(self, frontend: Any, /) -> ReserveGPUError:
-            """Return the error, with hints as they are typed in this frontend."""
+            """Return the error, with hints in the syntax of this frontend."""
 
     class Showable(Protocol):
-        """What can be shown in a notebook; its text is the whole of it."""
+        """A picture that a notebook displays; `str()` returns it as text."""
 
         @property
         def brief(self) -> str:
-            """Return what happened, in one line."""
+            """Return a one-line summary."""
 
         @property
         def is_watched(self) -> bool:
-            """Tell whether somebody looks at this IPython."""
+            """Return whether a person reads the output of this IPython."""
 
         def show(self, *, has_head: bool = True, values: Mapping[str, Any] | None = None) -> None:
-            """Show it as what a cell displays."""
+            """Display the picture in the current cell."""
 
         def to_text(self, stream: TextIO | None = None) -> str:
-            """Return how it looks in a terminal."""
+            """Return the picture as text for a terminal."""
 
 
-VERSION = 1  # of what programs read of a reservation, or of an error; names are only ever added
-REASON_LIMIT = 300  # characters of what the driver or the system says
+VERSION = 1  # version of the JSON of reservations and errors; names are added, never removed
+REASON_LIMIT = 300  # maximum characters of a reason that the driver or the system reports
 TOO_MANY_FILES = (
-    "This process has hardly a file descriptor left, so nothing was changed. Close files, or raise "
-    "its limit: ulimit -n."
+    "This process has almost no file descriptors left, so nothing was changed. Close some files, "
+    "or raise the limit with ulimit -n."
 )
 
 
 class ReserveGPUError(Exception):
-    """A reservation that could not be made; its text says what happened and what to do next."""
+    """Base class of this package's errors; the text also says what to do next.
+
+    Attributes:
+        exit_code: The exit code of `reserve-gpu`.
+        retry_after_s: Seconds after which a new attempt makes sense, or None if none is likely to
+            succeed.
+    """
 
     exit_code = 70  # EX_SOFTWARE
-    retry_after_s: int | None = None  # None: to ask again is no use, for all that is known
+    retry_after_s: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what programs read, in the shape that docs/formats.md describes."""
+        """Return the error as JSON-compatible data, in the format of docs/formats.md."""
         name = type(self).__name__.removesuffix("Error")
         return {
             "version": VERSION,
@@ -74,37 +80,41 @@ class ReserveGPUError(Exception):
 
     @property
     def picture(self) -> Showable | None:
-        """Return all of that, to be shown, where it is more than a text."""
+        """Return the error as a picture, or None if it is only text."""
         return None
 
     def _render_traceback_(self) -> list[str]:
-        """Let IPython show the text alone: where in our code it was raised helps nobody."""
+        """Return the lines that IPython shows: the text without a traceback of this package."""
         return str(self).splitlines()
 
 
 class RequestError(ReserveGPUError, ValueError):
-    """The request can't be understood, or means nothing on this machine."""
+    """The request is invalid, or does not make sense on this machine."""
 
     exit_code = 2  # argparse's
 
 
 class ImpossibleError(RequestError):
-    """The request asks for more than this machine has, whoever uses it."""
+    """The request exceeds what this machine has, even if every GPU is free."""
 
 
 class NoVisibleDeviceError(ImpossibleError):
-    """CUDA_VISIBLE_DEVICES was set outside of this package, and hides every GPU of the machine."""
+    """CUDA_VISIBLE_DEVICES was set outside this package and hides every GPU of the machine."""
 
 
 class TooLateError(ReserveGPUError):
-    """CUDA has started in this process and will not read the variables again."""
+    """CUDA has already started in this process and does not read the variables again."""
 
 
 class NoFreeDeviceError(ReserveGPUError):
-    """Every device that would do is reserved, in use or unreadable.
+    """Every device that matches the request is reserved, in use or unreadable.
 
-    rows: one for each device that was looked at. The picture is drawn when somebody wants to see
-    it: a program that asks again and again only catches the error.
+    The picture is drawn only when it is displayed, because programs that retry in a loop discard
+    the error.
+
+    Attributes:
+        rows: The status of each device that was considered.
+        picture: The devices as a picture, or None if the error is only text.
     """
 
     exit_code = 75  # EX_TEMPFAIL
@@ -122,7 +132,7 @@ class NoFreeDeviceError(ReserveGPUError):
         self._is_shown = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the picture says, device by device, and what may be typed next."""
+        """Return the error as JSON-compatible data, with each device and the suggested commands."""
         return {**super().to_dict(), **self._seen}
 
     @cached_property
@@ -131,13 +141,13 @@ class NoFreeDeviceError(ReserveGPUError):
 
     @cached_property
     def picture(self) -> Showable | None:
-        """Return all of it, to be shown, None where there is only a text."""
+        """Return the devices as a picture, or None if the error is only text."""
         drawn = self._draw() if callable(self._draw) else self._draw
         return None if isinstance(drawn, str) else drawn
 
     @property
     def args(self) -> tuple[Any, ...]:  # type: ignore[override]
-        """Return the text, as other exceptions have it there."""
+        """Return the text as a tuple, like other exceptions."""
         return (str(self),)
 
     def __str__(self) -> str:
@@ -148,125 +158,128 @@ class NoFreeDeviceError(ReserveGPUError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         notes = {name: value for name, value in vars(self).items() if name == "__notes__"}
-        # On this machine, at this moment.
+        # The picture and the values describe this machine now, so compute them before pickling.
         return type(self), (self.picture or str(self), self.rows, self._seen), notes
 
     def _render_traceback_(self) -> list[str]:
-        """Let IPython show the picture, and as the error itself what happened, in one line.
+        """Display the picture, and return the one-line summary as the error.
 
-        What runs a notebook unattended logs nothing but the error, so there it has all of it.
+        A program that runs a notebook unattended logs only the error. If no person reads the
+        output, the full text is therefore returned.
         """
         if self.picture is None:
             return super()._render_traceback_()
         if not self.picture.is_watched:
             return [*str(self).splitlines()[1:], self.picture.brief]
-        if not self._is_shown:  # IPython asks twice, the second time for its history
+        if not self._is_shown:  # IPython calls this twice, the second time for its history
             self._is_shown = True
             self.picture.show(has_head=False, values=self.to_dict())
         return [self.picture.brief]
 
 
 class WaitTimeoutError(NoFreeDeviceError):
-    """The time that was allowed for waiting has passed."""
+    """The timeout of a wait has passed."""
 
 
 class ReservedAboveError(NoFreeDeviceError):
-    """A process above this one has reserved all that this one may use."""
+    """A parent process has reserved every GPU that this process may use."""
 
 
 class DriverError(ReserveGPUError):
-    """The NVIDIA driver, or the Python module that talks to it, does not answer."""
+    """The NVIDIA driver, or its Python bindings, failed or did not answer."""
 
     exit_code = 69  # EX_UNAVAILABLE
 
 
 class NoDriverError(DriverError):
-    """This machine has no NVIDIA driver, it is not running, or it is hidden."""
+    """The NVIDIA driver is missing, not running, or hidden from this process."""
 
 
 class NoDeviceError(DriverError):
-    """The NVIDIA driver is here, but it shows no GPU to this process."""
+    """The NVIDIA driver is running, but shows no GPU to this process."""
 
 
 class LockError(ReserveGPUError):
-    """The directory of the locks, or a lock in it, can't be used."""
+    """The lock directory, or a lock file in it, can't be used."""
 
     exit_code = 78  # EX_CONFIG
 
 
 class MutexHeldError(LockError):
-    """Other processes have been reserving for longer than that can take."""
+    """Other processes have held the mutex for longer than a reservation takes."""
 
     exit_code = 75  # EX_TEMPFAIL
     retry_after_s = 5
 
 
 class HistoryError(ReserveGPUError):
-    """The history can't be written or read."""
+    """The history of reservations can't be written or read."""
 
     exit_code = 78  # EX_CONFIG
 
 
 class PackageError(ReserveGPUError):
-    """The installed package was updated or removed under this process."""
+    """The installed package was updated or removed while this process was running."""
 
 
 class NoThreadError(ReserveGPUError):
-    """This process may start no thread, without which nothing can be changed safely."""
+    """This process can't start the thread that it needs to change a reservation safely."""
 
     exit_code = 71  # EX_OSERR
 
 
 class WaitInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a wait or a check of the magic. Its text describes the state after that."""
+    """Ctrl-C ended a wait or a check of the magic; the text describes the resulting state."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
-# What --optional lets pass.
+# The errors after which --optional continues without a GPU.
 EXCUSED = (NoFreeDeviceError, ImpossibleError, DriverError, LockError)
 
 
 class ReserveGPUWarning(UserWarning):
-    """A reserved device has a fault, or others use it."""
+    """A reserved device has a fault, or other processes use it."""
 
 
 PROGRAM = "reserve-gpu"
 SCRIPT_HEAD, EXEC = 4096, "'''exec' "  # bytes to read of a script; the start of its second line
-COMMAND_LIMIT = 10_000  # characters: two paths of the greatest length, and some words
-is_beside_cells = False  # in JupyterLab's server, and until a kernel has started
+COMMAND_LIMIT = 10_000  # maximum characters of a command: two paths of maximum length, and options
+# Whether users read this process's messages next to cells although no IPython runs in it. This is
+# so in JupyterLab's server, and in a kernel that has not started yet.
+is_beside_cells = False
 
 
 def shell_line(line: str) -> str:
-    """Return a line for a shell as it is typed where it is read: behind `!` in a cell."""
+    """Return a shell command as users of this process type it: after `!` in a cell."""
     ipython = sys.modules.get("IPython.core.getipython")
     is_in_cell = is_beside_cells or (ipython and ipython.get_ipython() is not None)
     return f"!{line}" if is_in_cell else line
 
 
 def own_line(words: str, at: str = "") -> str:
-    """Return a line of `reserve-gpu` as it is typed where it is read.
+    """Return a `reserve-gpu` command as users of this process type it.
 
     Args:
-        words: What follows `reserve-gpu`.
-        at: The text before it that runs it on another machine, such as `ssh lab1 `. That
-            machine finds it on its own PATH.
+        words: The arguments after `reserve-gpu`.
+        at: A prefix that runs the command on another machine, such as `ssh lab1 `. That machine
+            finds `reserve-gpu` on its own PATH.
     """
     return shell_line(f"{at}{PROGRAM if at else own_command()} {words}")
 
 
 def own_command() -> str:
-    """Return the command that starts the `reserve-gpu` of this Python in a shell.
+    """Return the shell command that starts the `reserve-gpu` of this Python.
 
-    The name alone works only if PATH leads to the script of this Python. Jupyter also starts
-    kernels of environments whose scripts are not on PATH, or are hidden by another environment.
+    The bare name works only if PATH leads to this Python's script. Jupyter also starts kernels of
+    environments whose scripts are not on PATH, or come after another environment's script.
     """
     import sysconfig
     from shlex import quote
     from shutil import which
 
-    # A shell that reaches a relative entry would run a file of the working directory.
+    # A relative entry of PATH is skipped: it depends on the working directory of the shell.
     folders = [folder for folder in os.get_exec_path() if os.path.isabs(folder)]
     on_path = which(PROGRAM, path=os.pathsep.join(folders))
     if on_path and _runs_this_python(on_path):
@@ -277,7 +290,7 @@ def own_command() -> str:
         if os.access(path, os.X_OK) and _runs_this_python(path):
             return sanitize(quote(path), COMMAND_LIMIT)
     command = f"{quote(sys.executable or 'python3')} -m reserve_gpu"
-    # A new Python does not know the folders that a notebook has added to its sys.path.
+    # A new Python process does not have the directories that a notebook added to its sys.path.
     home = os.path.abspath(f"{__file__}/../../..")
     known = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), os.getcwd()}
     known |= {sysconfig.get_path("purelib", "posix_user")} if os.name == "posix" else set()
@@ -288,10 +301,10 @@ def own_command() -> str:
 
 
 def _runs_this_python(script: str) -> bool:
-    """Return whether a script that pip or uv has written starts this very Python.
+    """Return whether a script that pip or uv installed starts this Python.
 
-    Other environments have a script of the same name. Installers write a long path, or one with
-    a space, into the second line, for `sh`.
+    Other environments have a script of the same name. If the path of the interpreter is long or has
+    a space, installers write it into the second line, which `sh` runs.
     """
     with suppress(OSError, ValueError), open(script, "rb", opener=_open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -301,23 +314,26 @@ def _runs_this_python(script: str) -> bool:
         if python == "/bin/sh" and second.startswith(EXEC):
             python = second.removeprefix(EXEC).rpartition(' "$0"')[0].strip("'\" ")
         folders = os.path.dirname(python), os.path.dirname(sys.executable)
-        # The Pythons of several environments are links to one file.
+        # The interpreters of several environments can be links to one file.
         return os.path.samefile(python, sys.executable) and os.path.samefile(*folders)
     return False
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file, and do not wait for the writer of a FIFO. Raises OSError."""
+    """Open a file without waiting for the writer of a FIFO."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def install_command(package: str, instead_of: str = "") -> str:
-    """Return the command that installs a package for this Python, whatever made its environment.
+    """Return the command that installs a package for this Python, with pip or with uv.
 
-    instead_of: packages to uninstall before.
+    Environments that uv creates have no pip (https://docs.astral.sh/uv/pip/). `uv tool install
+    --with` is not suggested because it drops the packages of an earlier `--with`, which may include
+    this one.
 
-    uv (https://docs.astral.sh/uv/pip/) makes environments without pip. In one of `uv tool`, `uv
-    tool install --with` would drop what was added by an earlier --with, which may be this package.
+    Args:
+        package: The requirement to install.
+        instead_of: Packages to uninstall first, separated by spaces.
     """
     from importlib.util import find_spec
     from shlex import quote
@@ -341,12 +357,12 @@ def _is_made_by_uv() -> bool:
 
 
 def is_out_of_files(error: BaseException) -> bool:
-    """Return whether an error says that no more files can be opened, here or on this machine."""
+    """Return whether this process, or the machine, can open no more files."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class Failure(Exception):  # noqa: N818 - its reason makes the error
-    """Nothing was reserved or changed; the reason makes the error for a frontend."""
+    """No reservation was made or changed; `reason` creates the error for a frontend."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)

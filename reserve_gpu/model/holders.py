@@ -1,4 +1,4 @@
-"""The holders of devices: what their lock files say of them, and the devices that they hold."""
+"""The holders of devices, the records in their lock files, and the status of each device."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -19,19 +19,27 @@ from reserve_gpu.model.requests import (
     WaitRequest,
 )
 
-LONGEST_RESTART_S = 3600.0  # for which devices are kept over the restart of a kernel
+LONGEST_RESTART_S = 3600.0  # maximum seconds for which a restarting kernel's devices are kept
 
 
 class ProcessInfo(NamedTuple):
-    """What a process says of itself. It is shown to others, and never decides anything.
+    """The description that a process writes about itself.
 
-    notebook: the name of its file. command: in short, as `python train.py`.
-    cwd: its working directory. namespace: the inode of its PID namespace.
-    origin: the machine from which its kernel was started, where that is another one.
-    agent: the name of the program that asks in place of its user.
-    job: the number of the batch system's job that it is a part of. job_name: of that.
-    mounts: the inode of its mount namespace. In one of these all processes have the same GPUs, by
-        the same numbers, unless a job has some of them alone.
+    It is untrusted: it is displayed, but decides nothing.
+
+    Attributes:
+        pid: The process ID in the process's own PID namespace.
+        user: The name of the process's user.
+        notebook: The name of the notebook file.
+        command: The command in short, such as `python train.py`.
+        cwd: The working directory.
+        origin: The machine from which the kernel was started, if it is another machine.
+        namespace: The inode of the PID namespace.
+        agent: The name of the program that acts for the user, such as a coding agent.
+        job: The ID of the batch system's job.
+        job_name: The name of that job.
+        mounts: The inode of the mount namespace. Processes in one mount namespace have the same
+            GPUs under the same numbers, unless a batch job limits some of them.
     """
 
     pid: int | None = None
@@ -48,17 +56,27 @@ class ProcessInfo(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What a holder or a waiter says of itself in its lock file.
+    """The JSON text that a holder or a waiter writes into its lock file.
 
-    since: when it took the lock. written: when it wrote this. Both in seconds since the epoch.
-    label, index: of the device: once a GPU is lost nobody can read its UUID.
-    visible: its CUDA_VISIBLE_DEVICES.
-    overdue: since when its reservation should have ended, where it has not.
-    kept_until: for how long it is kept for the restart of its kernel.
-    guest_of: of a joined process, since when the holder that it has joined has the device.
-    since_boot, written_boot: The same two by the boot clock. Older versions write neither.
-    write_locked: Whether the writer has the file locked with `file_control.write_lock`. If the
-        file says so and is not, its holder has ended.
+    Times are in seconds since the epoch unless a name ends in `_boot`.
+
+    Attributes:
+        who: The process that wrote the record.
+        terms: The terms of the reservation.
+        asks: The request of a waiter, or None for a holder.
+        since: The time at which the lock was acquired.
+        written: The time at which the record was written.
+        label: The displayed name of the device. The UUID of a lost GPU can't be read, so the record
+            also identifies the device by `label` and `index`.
+        index: The number of the GPU.
+        visible: The CUDA_VISIBLE_DEVICES of the process.
+        overdue: The time at which the reservation should have ended, if it has not.
+        kept_until: The time until which the device is kept for the kernel's restart.
+        guest_of: The `since` of the holder that this process joined.
+        since_boot: The time of `since` by the boot clock. Older versions do not write it.
+        written_boot: The time of `written` by the boot clock. Older versions do not write it.
+        write_locked: Whether the writer locks the file with `file_control.write_lock`. If this is
+            true and the file is not locked, the holder has ended.
     """
 
     who: ProcessInfo = ProcessInfo()
@@ -77,18 +95,19 @@ class Record(NamedTuple):
     write_locked: bool = False
 
     def taken(self, now: Instant) -> Instant | None:
-        """Return the time of the lock, as the record says; None if it does not."""
+        """Return the recorded time at which the lock was acquired, or None if there is none."""
         if self.since is None:
             return None
         boot = self.since_boot
-        if boot is None:  # nothing was locked before the boot
+        if boot is None:  # no lock is older than the boot
             boot = max(0.0, now.boot - max(0.0, now.wall - self.since))
         return Instant(self.since, min(boot, now.boot))
 
     def at(self, now: Instant) -> "Record":
-        """Return the record with its moments by the wall clock as that is set now.
+        """Return the record with its times corrected to the current setting of the wall clock.
 
-        `since` and `written` stay as they are: joined processes know their holder by `since`.
+        `since` and `written` do not change, because joined processes identify their holder by
+        `since`.
         """
         terms = self.terms._replace(lease=self.terms.lease.at(now))
         set_s = 0.0 if self.written is None else now.clock_set_s(self.written, self.written_boot)
@@ -98,9 +117,9 @@ class Record(NamedTuple):
         return self._replace(terms=terms, overdue=overdue, kept_until=kept_until)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON takes it, without what is not known."""
+        """Return the record as JSON-compatible data, without the unknown fields."""
         (size, lease, note), asks = self.terms, self.asks
-        behind = asks.tickets_ahead if asks else None
+        tickets = asks.tickets_ahead if asks else None
         fields = {
             **self.who._asdict(),
             "note": note,
@@ -110,8 +129,10 @@ class Record(NamedTuple):
             **({"wants": sorted(asks.wants)} if asks and asks.wants is not None else {}),
             **(
                 {}
-                if behind is None
-                else {"behind": [*map(str, sorted(behind, key=lambda each: each.key)[:MOST_AHEAD])]}
+                if tickets is None
+                else {
+                    "behind": [*map(str, sorted(tickets, key=lambda each: each.key)[:MOST_AHEAD])]
+                }
             ),
             **dict(zip(self._fields[3:], self[3:], strict=True)),
         }
@@ -121,40 +142,45 @@ class Record(NamedTuple):
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Record":
-        """Return what somebody wrote, as far as it makes sense."""
-        said = untrusted.Fields(fields)
-        memory_limit_mib, unit = said.number("part_mib"), said.text("part_unit")
+        """Return the record in untrusted data. Invalid fields are treated as unknown."""
+        reader = untrusted.Fields(fields)
+        memory_limit_mib, unit = reader.number("part_mib"), reader.text("part_unit")
         size = (
             Size(memory_limit_mib, unit if unit in UNITS else "GiB") if memory_limit_mib else None
         )
         wants, texts = (
-            frozenset(said.texts(name, MOST_WANTED)) if isinstance(fields.get(name), list) else None
+            frozenset(reader.texts(name, MOST_WANTED))
+            if isinstance(fields.get(name), list)
+            else None
             for name in ("wants", "behind")
         )
-        behind = None if texts is None else frozenset(filter(None, map(TicketAhead.parse, texts)))
+        tickets = None if texts is None else frozenset(filter(None, map(TicketAhead.parse, texts)))
+        lease = Lease(**untrusted.fields_of(Lease, fields))
         return cls(
             ProcessInfo(**untrusted.fields_of(ProcessInfo, fields)),
-            ReservationTerms(size, Lease(**untrusted.fields_of(Lease, fields)), said.text("note")),
-            WaitRequest(said.text("asks"), said.integer("needs") or 1, wants, behind),
+            ReservationTerms(size, lease, reader.text("note")),
+            WaitRequest(reader.text("asks"), reader.integer("needs") or 1, wants, tickets),
             **untrusted.fields_of(cls, fields),
         )
 
 
 class Holder(NamedTuple):
-    """The process that has a lock: what the system says of it, beside its record.
+    """The process that holds a lock: the kernel's facts about it, and its record.
 
-    record: another process than the holder may have written it. It is shown, made fit to print,
-    and never decides anything.
-    listed_pid: by the kernel's list of locks, None where that does not show it.
-    owner: the user whose process that is, by the system. uid: the same; of a sharer whose file it
-    is.
-    elsewhere: the pid is of another PID namespace; here it means another process.
-    last_cell: when it last ended a cell, after it took the lock.
-    file: the name of its lock file.
-    used_mib: of one who shares, with its children, None if that can't be seen.
-    beside: the holder that it has joined, in a word, None where that has gone.
-    clock_set_s: The seconds by which the wall clock was set since it took the lock.
-    record_owner: UID of the only user who can write the record; None if others can.
+    Attributes:
+        record: The record in the lock file. Another process may have written it, so it is
+            sanitized and displayed, but decides nothing.
+        listed_pid: The pid in the kernel's list of locks, or None if the list does not show it.
+        owner: The name of the user of the listed process, from the system.
+        uid: The UID of that user. For a share of a GPU, the owner of the lock file.
+        elsewhere: Whether the recorded pid belongs to another PID namespace.
+        last_cell: The end of the last cell since the lock was acquired, in seconds since the epoch.
+        file: The name of the lock file.
+        used_mib: The memory in MiB that a sharer, its children and the processes that joined it
+            use, or None if unknown.
+        beside: The name of the holder that this process joined, or None without such a holder.
+        clock_set_s: Seconds by which the wall clock was set since the lock was acquired.
+        record_owner: The UID of the only user who can write the record, or None if others can.
     """
 
     record: Record = Record()
@@ -171,75 +197,79 @@ class Holder(NamedTuple):
 
     @property
     def seen(self) -> bool:
-        """Tell whether the pid is the kernel's word."""
+        """Return whether the kernel's list of locks shows the pid."""
         return self.listed_pid is not None
 
     @property
     def confirmed(self) -> bool:
-        """Tell whether the record names the same pid as the kernel."""
+        """Return whether the record names the same pid as the kernel's list of locks."""
         return self.listed_pid is not None and self.listed_pid == self.record.who.pid
 
     @property
     def pid(self) -> int | None:
-        """Return its pid by the kernel's word, else by its own."""
+        """Return the pid in the kernel's list of locks, or else the pid in the record."""
         return self.listed_pid or self.record.who.pid
 
     @property
     def user(self) -> str | None:
-        """Return its user by the system's word, else by its own."""
+        """Return the user name that the system reports, or else the name in the record."""
         return self.owner or self.record.who.user
 
     @property
     def notebook(self) -> str | None:
-        """Return the name of its notebook's file."""
+        """Return the name of the holder's notebook file."""
         return self.record.who.notebook
 
     @property
     def name(self) -> str | None:
-        """Return what it is, in a word: its notebook, or its command."""
+        """Return the displayed name of the process: its notebook, or else its command."""
         return self.record.who.notebook or self.record.who.command
 
     @property
     def since(self) -> float | None:
-        """Return the time of the lock, by the wall clock as it is set now."""
+        """Return when the lock was acquired, by the current setting of the wall clock."""
         since = self.record.since
         return None if since is None else max(0.0, since + self.clock_set_s)
 
     @property
     def lease(self) -> Lease:
-        """Return until when it has the device."""
+        """Return the lease of the reservation."""
         return self.record.terms.lease
 
     @property
     def note(self) -> str | None:
-        """Return its line for others to read."""
+        """Return the holder's note for other users."""
         return self.record.terms.note
 
     @property
     def memory_limit_mib(self) -> float | None:
-        """Return the most memory of the device that it was promised, None for all of it."""
+        """Return the size of a reserved part in MiB, or None for a whole device."""
         return self.record.terms.memory_limit_mib
 
     def is_kept(self, now: float) -> bool:
-        """Tell whether its kernel has ended, and what it had is kept for its restart."""
+        """Return whether the device is kept for the restart of the holder's kernel.
+
+        Args:
+            now: Seconds since the epoch.
+        """
         until = self.record.kept_until
         return until is not None and now < until <= now + LONGEST_RESTART_S
 
     @property
     def is_over(self) -> bool:
-        """Tell whether it uses more than it was promised."""
+        """Return whether the holder uses more memory than it reserved."""
         if self.memory_limit_mib is None or self.used_mib is None:
             return False
         return self.used_mib > self.memory_limit_mib
 
 
 class Claim(NamedTuple):
-    """The claim of a holder that its device had a certain number when it was reserved.
+    """A holder's claim that its device had a certain number when it was reserved.
 
     Attributes:
         holder: The holder of the device.
         device: The device, as in the names of lock files.
-        devices: All devices of which its user has such a claim.
+        devices: All devices for which the same user has such a claim.
     """
 
     holder: Holder
@@ -248,25 +278,39 @@ class Claim(NamedTuple):
 
 
 class DeviceStatus(NamedTuple):
-    """One device: its state, holders and use; in a refusal, also why it was not taken.
+    """The status of one device: its state, holders and use.
 
-    usage: the reading of its use. use_state: the state by that reading alone, as `judge` gives it.
-    reason: why the device can't be used or read, as the driver or the system says.
-    holders: several if they share it; this process first.
-    is_mine: this process is one of them.
-    is_unused: it is reserved, but no process of its holders' is on it; None if that can't be seen.
-    is_unreserved_use: somebody uses it who has not reserved it; None if that can't be seen.
-    awaited_by: the first in the queue who could use it.
-    promisable_mib: memory of which a part can still be promised; with this process's own part, if
-    that is on a full device.
-    would_be_taken: an attempt could have had it; other devices were missing.
-    rule: why it is drained or limited. counted: what the user of a limited one has already.
+    Attributes:
+        device: The device, or the fault that makes it unusable.
+        state: The displayed state.
+        usage: The readings of its use.
+        utilisation: The percentage of time in which the device is active.
+        processes: The processes on the device.
+        holders: The holders, this process first. Several holders share the device.
+        reason: The reason why the device can't be used or read, from the driver or the system.
+        is_mine: Whether this process holds the device.
+        is_unused: Whether the device is reserved but no holder's process uses it, or None if
+            unknown.
+        is_unreserved_use: Whether a process without a reservation uses the device, or None if
+            unknown.
+        awaited_by: The first waiter in the queue that could use the device.
+        graphics: The graphics processes that use no more memory than a desktop does.
+        temperature_c: The temperature in degrees Celsius.
+        power_w: The power draw in watts.
+        power_limit_w: The power in watts above which the driver slows the GPU down.
+        promisable_mib: The memory in MiB that can still be reserved. On a full device it includes
+            this process's own part.
+        use_state: The state according to `usage` alone, as `judge` returns it.
+        unfit: The reason why the device can never match the request.
+        would_be_taken: Whether the request failed only because other devices were missing.
+        rule: The administrator's rule that makes the device drained or limited.
+        counted: The reservations of this user that count toward the quota.
     """
 
     device: Device | Fault
     state: State
     usage: Usage | None = None
-    utilisation: int | None = None  # percent of the time
+    utilisation: int | None = None
     processes: tuple[Process, ...] = ()
     holders: tuple[Holder, ...] = ()
     reason: str | None = None
@@ -274,7 +318,7 @@ class DeviceStatus(NamedTuple):
     is_unused: bool | None = False
     is_unreserved_use: bool | None = False
     awaited_by: Holder | None = None
-    graphics: tuple[Process, ...] = ()  # graphics processes that hold no more than a desktop
+    graphics: tuple[Process, ...] = ()
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
@@ -287,14 +331,17 @@ class DeviceStatus(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return the label of the device."""
+        """Return the displayed name of the device, such as `GPU2`."""
         return self.device.label
 
 
 class Reserved(NamedTuple):
-    """A reservation as it is seen from outside: a process, and the devices that it has.
+    """A reservation as other processes see it: a holder and its devices.
 
-    began_boot: The start time of the process, by the boot clock; None if it was not read.
+    Attributes:
+        holder: The process that holds the devices.
+        rows: The status of each device.
+        began_boot: The start of the process in seconds since boot, or None if it was not read.
     """
 
     holder: Holder
@@ -304,24 +351,24 @@ class Reserved(NamedTuple):
     @classmethod
     def among(cls, rows: Sequence[DeviceStatus]) -> "list[Reserved]":
         """Return all reservations of these devices, in the order of the devices."""
-        found: dict[object, Reserved] = {}
+        reservations: dict[object, Reserved] = {}
         for row in rows:
             for holder in row.holders:
-                process = holder.listed_pid or holder.file  # a record may name any pid
-                before = found.get(process, cls(holder, ()))
-                found[process] = before._replace(rows=(*before.rows, row))
-        return [*found.values()]
+                process = holder.listed_pid or holder.file  # the pid in a record can be forged
+                reservation = reservations.get(process, cls(holder, ()))
+                reservations[process] = reservation._replace(rows=(*reservation.rows, row))
+        return [*reservations.values()]
 
 
 class Answer(Enum):
-    """What came of asking a process to release what it holds, or to end."""
+    """The result of a request to another process to release its devices, or to end."""
 
-    RELEASED = "it has released it"
-    CUDA = "CUDA runs in it"
-    CHILD = "a process that it has started uses the devices"
-    PROGRAM = "it is a program that can't be asked"
-    SILENT = "it does not answer"
-    ANOTHER = "it did not confirm that it is the chosen one"
-    GONE = "it holds nothing any more"
-    ENDED = "it has ended"
-    STAYS = "it can't be ended"
+    RELEASED = "the process released its devices"
+    CUDA = "CUDA is running in the process"
+    CHILD = "a process that it started uses the devices"
+    PROGRAM = "the program can't receive the request"
+    SILENT = "the process does not answer"
+    ANOTHER = "the process did not confirm that it is the selected one"
+    GONE = "the process no longer holds a device"
+    ENDED = "the process has ended"
+    STAYS = "the process can't be ended"

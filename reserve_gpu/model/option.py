@@ -1,4 +1,4 @@
-"""What an option is; a table of them makes a parser."""
+"""Options as data, from which parsers and Tab completion are built."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     class Settings(TypedDict, total=False):
-        """What argparse's `add_argument` takes besides."""
+        """Keyword arguments of argparse's `add_argument`."""
 
         action: str
         choices: Sequence[str]
@@ -27,15 +27,27 @@ if TYPE_CHECKING:
         type: Callable[[str], object]
 
 
-DAYS = "Mon Tue Wed Thu Fri Sat Sun"  # what Tab offers for a moment
+DAYS = "Mon Tue Wed Thu Fri Sat Sun"  # completions for a time
 
 
 class Option:
-    """One argument, as argparse takes it.
+    """One option or positional argument.
 
-    usage: its names, and what its value is called: `-n --count COUNT`. Without a value it is a
-    switch. text: its help. offers: values that Tab offers. suits_commands: also where a command is
-    run, which ends by itself. settings: argparse's keyword arguments.
+    Args:
+        usage: The names and the placeholder of the value, such as `-n --count COUNT`. Without a
+            placeholder the option is a switch.
+        text: The help text.
+        offers: Values for Tab completion, separated by spaces.
+        suits_commands: Whether `reserve-gpu run` also has the option.
+        **settings: Keyword arguments for argparse's `add_argument`.
+
+    Attributes:
+        flags: The names, such as `("-n", "--count")`.
+        offers: Values for Tab completion.
+        suits_commands: Whether `reserve-gpu run` also has the option.
+        settings: Keyword arguments for argparse's `add_argument`.
+        flag: The last of the names, such as `--min-memory`, or `devices` for the device names.
+        attribute: The name of the parsed value, which is also the keyword of `reserve()`.
     """
 
     def __init__(
@@ -59,27 +71,36 @@ class Option:
         self.flags, self.offers = tuple(flags), tuple(offers.split())
         self.suits_commands = suits_commands
         self.settings = keywords
-        self.flag = flags[-1]  # `--min-memory`; `devices` for the names of devices
-        # What the parser calls its value, and reserve() its keyword.
+        self.flag = flags[-1]
         self.attribute = settings.get("dest") or self.flag.lstrip("-").replace("-", "_")
 
     def _choice(self, text: str) -> str:
         choices = self.settings["choices"]
         if text not in choices:
-            raise RequestError(f"There is no {self.flag} {sanitize(text)}. {likely(text, choices)}")
+            value = repr(sanitize(text))
+            raise RequestError(f"Invalid value {value} for {self.flag}. {likely(text, choices)}")
         return text
 
 
 def add(options: Iterable[Option], parser: _ActionsContainer) -> None:
-    """Let the parser, or a chapter of its help, take these options."""
+    """Add the options to a parser, or to a section of its help."""
     for option in options:
         parser.add_argument(*option.flags, **option.settings)
 
 
 def likely(word: str, known: Sequence[str], before: str = "") -> str:
-    """Return `Did you mean NEAREST?`, or all that is known. before: to each of them."""
+    """Return a suggestion for a mistyped word.
+
+    Args:
+        word: The mistyped word.
+        known: The valid words.
+        before: A prefix for each valid word, such as `--`.
+
+    Returns:
+        `Did you mean WORD?` with the most similar word, or else a list of all valid words.
+    """
     from difflib import get_close_matches
 
-    for near in get_close_matches(word, known, 1):
-        return f"Did you mean {before}{near}?"
-    return f"There are: {', '.join(before + each for each in known)}."
+    for match in get_close_matches(word, known, 1):
+        return f"Did you mean {before}{match}?"
+    return f"Choose from: {', '.join(before + each for each in known)}."

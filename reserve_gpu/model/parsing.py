@@ -1,4 +1,4 @@
-"""Parse sizes of memory, durations and times that users type."""
+"""Parse the memory sizes, durations and times that users type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
 _DURATION = rf"({_NUMBER})\s*(s|m|min|h|d)\s*"
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-LONGEST_S = 3e9  # a century, for which Python can still sleep
+LONGEST_S = 3e9  # longest duration in seconds: about a century, which time.sleep() still accepts
 _SIZE = rf"({_NUMBER})\s*(?:([kmgt])(i?)b?)?"
 _DATE, _DAY = r"(?P<date>[0-9]{4}-[0-9]{1,2}-[0-9]{1,2})", r"(?P<day>[a-z]{2,9})"
 _CLOCK = (
@@ -26,28 +26,59 @@ _CLOCK = (
 )
 _MOMENT = rf"(?=.)(?:{_DATE}|{_DAY})?(?:(?:^|\s+|(?<=[0-9])t){_CLOCK})?"
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-FIRST_MINUTE, LAST_MINUTE = "0:00", "23:59"  # of a day
-_NEAR_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
-_EPOCH = r"@([0-9]{1,12})"  # as `date` has it
+FIRST_MINUTE, LAST_MINUTE = "0:00", "23:59"  # first and last minute of a day
+_NEAR_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}  # offset from today in days
+_EPOCH = r"@([0-9]{1,12})"  # seconds since the epoch, in the syntax of `date -d`
 
 
 def parse_size(text: str | float) -> float:
-    """Parse a size of memory in MiB: `16GB`, `16GiB`, `16000` (MiB). Raises RequestError."""
+    """Parse a memory size such as `16GB`, `16GiB` or `16000` (MiB).
+
+    Args:
+        text: The size. A number without a unit is in MiB.
+
+    Returns:
+        The size in MiB.
+
+    Raises:
+        RequestError: The size is invalid.
+    """
     number, unit = size_and_unit(text)
     return number * UNITS[unit or "MiB"] / MIB
 
 
 def size_and_unit(text: str | float) -> tuple[float, str | None]:
-    """Parse a size as a number and its unit, None where none was given. Raises RequestError."""
+    """Parse a memory size into a number and its unit.
+
+    Args:
+        text: The size, such as `16GB`, `16GiB` or `16000`.
+
+    Returns:
+        The number and the unit, such as `(16.0, "GB")`. Without a unit the second item is None.
+
+    Raises:
+        RequestError: The size is invalid.
+    """
     match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
     if not match:
-        raise RequestError(f"{sanitize(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB).")
+        typed = repr(sanitize(str(text)))
+        raise RequestError(f"{typed} is not a valid size. Examples: 16GB, 16GiB, 16000 (MiB).")
     unit = f"{match[2].upper()}{match[3].lower()}B" if match[2] else None
     return float(match[1]), unit
 
 
 def parse_percent(text: object) -> float | None:
-    """Parse `50%`; None for what is no percentage at all. Raises RequestError."""
+    """Parse a percentage such as `50%`.
+
+    Args:
+        text: The percentage.
+
+    Returns:
+        The percentage, above 0 and at most 100, or None if the text does not end in `%`.
+
+    Raises:
+        RequestError: The percentage is invalid or out of range.
+    """
     typed = str(text).strip()
     if not typed.endswith("%"):
         return None
@@ -55,15 +86,24 @@ def parse_percent(text: object) -> float | None:
     if match and 0 < float(match[1]) <= 100:
         return float(match[1])
     raise RequestError(
-        f"{sanitize(typed)!r} is no part of a GPU. Give 50%: more than 0%, up to 100%."
+        f"{sanitize(typed)!r} is not a valid part of a GPU. Use more than 0% and at most 100%, "
+        "such as 50%."
     )
 
 
 def parse_duration(text: object, *, hint: str = "") -> float:
-    """Parse a time in seconds: `90s`, `10m`, `1h30m`, True for ever. Raises RequestError.
+    """Parse a duration such as `90s`, `10m` or `1h30m`.
 
-    A number is in seconds; one that somebody typed is not, as most mean hours or minutes.
-    hint: what more to say to one that is none.
+    Args:
+        text: The duration. A Python number is in seconds, and True means no limit. A string needs a
+            unit, because users who type a bare number usually mean minutes or hours.
+        hint: Text to append to the error message.
+
+    Returns:
+        The duration in seconds.
+
+    Raises:
+        RequestError: The duration is invalid, or has no unit.
     """
     if text is True:
         return math.inf
@@ -71,41 +111,62 @@ def parse_duration(text: object, *, hint: str = "") -> float:
         return float(min(text, LONGEST_S))
     typed = str(text).strip()
     if re.fullmatch(_NUMBER, typed, re.ASCII):
-        raise RequestError(f"{typed} what? Give {typed}s, {typed}m, {typed}h or {typed}d.{hint}")
+        units = f"{typed}s, {typed}m, {typed}h or {typed}d"
+        raise RequestError(f"The duration {typed} has no unit. Use {units}.{hint}")
     flags = re.IGNORECASE | re.ASCII
     if not re.fullmatch(f"(?:{_DURATION})+", typed, flags):
-        raise RequestError(f"{sanitize(typed)!r} is no duration. Give 90s, 10m, 2h or 1h30m.{hint}")
+        raise RequestError(
+            f"{sanitize(typed)!r} is not a valid duration. Examples: 90s, 10m, 2h, 1h30m.{hint}"
+        )
     parts = re.findall(_DURATION, typed, flags)
     return min(sum(float(n) * _SECONDS[unit.lower()] for n, unit in parts), LONGEST_S)
 
 
 def parse_moment(text: object, now: float) -> float:
-    """Parse a moment to come, as `18:00`, `Fri`, `2026-12-01`, `tomorrow 9am`, in epoch seconds.
+    """Parse a future local time such as `18:00`, `Fri`, `2026-12-01` or `tomorrow 9am`.
 
-    In local time. A time of day alone is the next one; a day without one lasts until 23:59.
-    now: in seconds since the epoch. Raises RequestError.
+    Args:
+        text: The time. A time of day without a date is its next occurrence. A date without a time
+            of day means 23:59 on that date.
+        now: The current time in seconds since the epoch.
+
+    Returns:
+        The time in seconds since the epoch.
+
+    Raises:
+        RequestError: The time is invalid, in the past, or more than a century away.
     """
     moment = _moment(str(text), now)
     if moment is None:
         raise RequestError(
-            f"{sanitize(str(text))!r} is no time. Give 18:00, 6pm, Fri, tomorrow, 2026-12-01 or "
-            "'Fri 18:00'."
+            f"{sanitize(str(text))!r} is not a valid time. Examples: 18:00, 6pm, Fri, tomorrow, "
+            "2026-12-01, 'Fri 18:00'."
         )
     if moment <= now:
-        here = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
-        raise RequestError(f"{sanitize(str(text))!r} is over: here it is {here}.")
+        local_time = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
+        raise RequestError(
+            f"{sanitize(str(text))!r} is in the past. The local time is {local_time}."
+        )
     if moment > now + LONGEST_S:
         raise RequestError(f"{sanitize(str(text))!r} is more than a century away.")
     return moment
 
 
 def parse_since(text: str, now: float) -> tuple[float, float | None]:
-    """Parse since when: `7d`, `2026-11-01`, `2026-11-01 18:00`, `Mon`, `yesterday`, `today`.
+    """Parse the start of a report: `7d`, `2026-11-01 18:00`, `Mon`, `yesterday` or `@1793750400`.
 
-    In local time, and from the beginning of that hour. A day begins at 0:00, and its name alone
-    means the last one. `@1793750400` is that moment in seconds since the epoch.
-    now: in seconds since the epoch. Returns such a moment, and the seconds of a duration.
-    Raises RequestError.
+    Args:
+        text: A duration before now, or a past local time. A date without a time of day begins at
+            0:00. The name of a day means its last occurrence. A number after `@` is in seconds
+            since the epoch.
+        now: The current time in seconds since the epoch.
+
+    Returns:
+        The start in seconds since the epoch, and the typed duration in seconds, or None if a time
+        was typed. Except after `@`, the start is rounded down to the full hour.
+
+    Raises:
+        RequestError: The text is invalid, or the time is in the future.
     """
     typed = text.strip()
     if epoch := re.fullmatch(_EPOCH, typed, re.ASCII):
@@ -117,35 +178,39 @@ def parse_since(text: str, now: float) -> tuple[float, float | None]:
         moment, lasts_s = _hour_of(day), None
     else:
         raise RequestError(
-            f"{sanitize(text)!r} is no time. Give 7d, 12h, yesterday, Mon, 2026-11-01 or "
-            "'2026-11-01 18:00'."
+            f"{sanitize(text)!r} is not a valid time. Examples: 7d, 12h, yesterday, Mon, "
+            "2026-11-01, '2026-11-01 18:00'."
         )
     if moment > now:
-        here = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
-        raise RequestError(f"{sanitize(text)!r} is still to come: here it is {here}.")
+        local_time = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
+        raise RequestError(f"{sanitize(text)!r} is in the future. The local time is {local_time}.")
     return max(0.0, moment), lasts_s
 
 
 def _hour_of(moment: float) -> float:
-    """Return when the hour began by the clock on the wall, which may be half an hour off UTC."""
+    """Return the start of the local hour; some time zones differ from UTC by half an hour."""
     return moment - time.localtime(moment).tm_min * 60 - moment % 60
 
 
 def _moment(text: str, now: float, *, is_past: bool = False) -> float | None:
-    """Return the next moment that is meant, or the last one; None if there is no such day or time.
+    """Return the next or the last occurrence of a local time, or None if the text is invalid.
 
-    is_past: the last one; a day without a time is then its beginning, else its end.
+    Args:
+        text: The time, such as `Fri 18:00`.
+        now: The current time in seconds since the epoch.
+        is_past: Whether to return the last occurrence instead of the next one. A date without a
+            time of day then means the start of that date instead of its end.
     """
-    from datetime import datetime, timedelta  # which only a moment needs
+    from datetime import datetime, timedelta  # imported here because few requests name a time
 
     match = re.fullmatch(_MOMENT, text.strip(), re.IGNORECASE | re.ASCII)
     if not match:
         return None
     date, day = match["date"], (match["day"] or "").lower()
     hours, minutes = _clock(match["clock"] or (FIRST_MINUTE if is_past else LAST_MINUTE))
-    here = datetime.fromtimestamp(now)  # noqa: DTZ006 - people mean the time of their clock
+    local_now = datetime.fromtimestamp(now)  # noqa: DTZ006 - users mean local time
     try:
-        start = datetime.strptime(date, "%Y-%m-%d") if date else here  # noqa: DTZ007
+        start = datetime.strptime(date, "%Y-%m-%d") if date else local_now  # noqa: DTZ007
         moment = start.replace(hour=hours, minute=minutes, second=0, microsecond=0)
         step = 0
         if day in _NEAR_DAYS:
@@ -159,22 +224,22 @@ def _moment(text: str, now: float, *, is_past: bool = False) -> float | None:
         elif not date:
             step = 1
         for days in (0, -step if is_past else step):
-            found = _stamps(moment + timedelta(days=days))
+            stamps = _stamps(moment + timedelta(days=days))
             if not match["clock"]:  # the first or the last minute of the day
-                found = found[:1] if is_past else found[-1:]
-            fitting = [at for at in found if (at <= now if is_past else at > now)]
-            if fitting:
-                return fitting[-1] if is_past else fitting[0]
-        return found[-1]
+                stamps = stamps[:1] if is_past else stamps[-1:]
+            matches = [stamp for stamp in stamps if (stamp <= now if is_past else stamp > now)]
+            if matches:
+                return matches[-1] if is_past else matches[0]
+        return stamps[-1]
     except (ValueError, OverflowError, OSError):
         return None
 
 
 def _stamps(moment: datetime) -> tuple[float, ...]:
-    """Return the moments of a local time, in epoch seconds.
+    """Return the times in seconds since the epoch at which local clocks show this time.
 
-    There are two if the clock is set back over that time. If it is set forward over it, the one
-    moment is as long after midnight as the time says.
+    If daylight saving time ends, a local time can occur twice. If it begins, a skipped local time
+    counts from midnight with the offset before the change.
     """
     first, second = (moment.replace(fold=fold).timestamp() for fold in (0, 1))
     return (first, second) if first < second else (first,)

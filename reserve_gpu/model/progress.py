@@ -1,4 +1,4 @@
-"""The reports of a request: while it waits, and if no device is available."""
+"""Progress reports of a waiting request, and the refusal if no device is available."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -11,11 +11,15 @@ from reserve_gpu.model.requests import Request
 
 
 class Waiting(NamedTuple):
-    """How a wait stands: what `reserve(progress=...)` calls your function with.
+    """The state of a wait, which `reserve(progress=...)` passes to your function.
 
-    place: in the queue, 1 is next. waited_s: so far. limit_s: for how long at most.
-    rows: why no device can be had yet, one for each.
-    first: who is first in the queue, if that is somebody else.
+    Attributes:
+        request: The request that waits.
+        place: The position in the queue; 1 is first.
+        waited_s: The time since the wait began, in seconds.
+        rows: The status of each device, with the reason why it is not available.
+        limit_s: The timeout of the wait in seconds.
+        first: The first ticket in the queue, or None if this process is first.
     """
 
     request: Request
@@ -27,26 +31,31 @@ class Waiting(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """A call into the driver that takes long. what: the function. waited_s: so far."""
+    """A call of the driver that takes long.
+
+    Attributes:
+        what: The name of the driver's function.
+        waited_s: The time since the call began, in seconds.
+    """
 
     what: str
     waited_s: float
 
 
 class Refusal(NamedTuple):
-    """Why no device is available.
+    """The reasons why no device is available.
 
     Attributes:
-        request: The request.
-        rows: The devices, each with its state.
-        kept: The devices that stay reserved.
-        limit: The inherited CUDA_VISIBLE_DEVICES.
-        waited_s: The timeout of the wait in seconds, None without a wait.
-        user: The user of this process.
-        problems: The faults of the administrator's file.
-        free: The free devices other than the named ones.
+        request: The refused request.
+        rows: The status of each device.
+        kept: The devices that this process still holds.
+        limit: The inherited limit, from CUDA_VISIBLE_DEVICES.
+        waited_s: The timeout of the wait in seconds, or None if the request did not wait.
+        user: The name of this process's user.
+        problems: The errors in the administrator's file.
+        free: The free devices that the request did not name.
         siblings: The pids of holders that were started together with this process.
-        ahead: The waiters for devices that would do.
+        ahead: The tickets of waiters for devices that match the request.
     """
 
     request: Request
@@ -61,4 +70,4 @@ class Refusal(NamedTuple):
     ahead: Sequence[Ticket] = ()
 
 
-Progress: TypeAlias = "Waiting | Slow"  # what somebody who reserves is told meanwhile
+Progress: TypeAlias = "Waiting | Slow"  # a progress report of a request

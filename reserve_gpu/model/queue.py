@@ -1,4 +1,4 @@
-"""The queue: the tickets of its waiters, and the order in which they are served."""
+"""The tickets of the waiters in the queue, and the order in which they are served."""
 
 from collections.abc import Collection, Iterable
 from heapq import heappop, heappush
@@ -9,37 +9,53 @@ from reserve_gpu.model.requests import TicketAhead
 
 
 class Ticket(NamedTuple):
-    """A place in the queue."""
+    """A waiter's place in the queue.
 
-    number: int  # the clock since boot when its holder joined, in ns, as its file says
-    name: str  # of its file
-    wants: frozenset[str] | None  # UUIDs of the devices that its holder could use, None for any
+    Attributes:
+        number: The time since boot at which the waiter joined, in nanoseconds, from its file.
+        name: The name of the ticket's file.
+        wants: The UUIDs of the devices that the waiter could use, or None for any device.
+        holder: The waiting process.
+        asks: The request as text, written by the waiter.
+        heartbeat: A value that changes with each sign of life of the waiter.
+        needs: The number of devices that the waiter needs at once.
+        memory_limit_mib: The memory in MiB that it needs on each device, or None for all of it.
+        tickets_ahead: The tickets ahead of this one, as the waiter lists them.
+    """
+
+    number: int
+    name: str
+    wants: frozenset[str] | None
     holder: Holder
-    asks: str | None = None  # the request in words, as its holder wrote it
-    heartbeat: int = 0  # its holder's last sign of life; only whether it changes means anything
-    needs: int = 1  # devices at once
-    memory_limit_mib: float | None = None  # of each; None for all of it
-    tickets_ahead: frozenset[TicketAhead] | None = None  # tickets ahead of it, as its owner wrote
+    asks: str | None = None
+    heartbeat: int = 0
+    needs: int = 1
+    memory_limit_mib: float | None = None
+    tickets_ahead: frozenset[TicketAhead] | None = None
 
     @property
     def key(self) -> tuple[str, int]:
-        """Return the identity of the ticket. A later ticket in the same file has another number."""
+        """Return the identity of the ticket: the file name and the number.
+
+        A later ticket in the same file has a different number.
+        """
         return self.name, self.number
 
     def is_behind(self, keys: Collection[tuple[str, int]]) -> bool:
-        """Return whether it lists one of these tickets as ahead of it."""
+        """Return whether the waiter lists any of these tickets as ahead of its own."""
         return any(ahead.key in keys for ahead in self.tickets_ahead or ())
 
     def could_use(self, uuid: str) -> bool:
-        """Tell whether its holder waits for that device too."""
+        """Return whether the waiter could use the device with this UUID."""
         return self.wants is None or uuid in self.wants
 
 
 def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
     """Return the tickets in the order of the queue.
 
-    A ticket follows all tickets that it lists as ahead of it. An owner gains nothing by listing
-    more. If neither of two tickets lists the other, or each lists the other, the numbers decide.
+    A ticket comes after all tickets that it lists as ahead of it, so a waiter gains nothing from a
+    longer list. If neither of two tickets lists the other, or each lists the other, the lower
+    number comes first.
     """
     waiting = {ticket.key: ticket for ticket in sorted(tickets)}
     ahead = {
@@ -54,7 +70,7 @@ def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
     ordered: list[Ticket] = []
     while waiting:
         first = heappop(free) if free else next(iter(waiting.values()))
-        if waiting.pop(first.key, None) is None:  # the numbers have decided
+        if waiting.pop(first.key, None) is None:  # already placed by its number, to break a cycle
             continue
         ordered.append(first)
         for key in followers.get(first.key, ()):
@@ -65,12 +81,14 @@ def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
 
 
 class RememberedTicket(NamedTuple):
-    """A ticket ahead of a waiter, as the waiter remembers it.
+    """A ticket that a waiter has seen ahead of its own.
 
-    number: The number of the ticket.
-    pid: The process that waits, or None if it is not visible.
-    devices: The inodes of the device files that this process has locked while it waits.
-    left: As in `TicketAhead`.
+    Attributes:
+        number: The number of the ticket.
+        pid: The pid of the ticket's process, or None if it is not visible.
+        devices: The inodes of the devices' lock files that this process has locked while it waits.
+        left: The time at which the ticket was removed, in seconds since boot, or None if it was
+            still there when last checked.
     """
 
     number: int

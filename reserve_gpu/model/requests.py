@@ -1,4 +1,4 @@
-"""A request, its terms, its lease, and the administrator's rules.
+"""Requests, the terms and the lease of a reservation, and the administrator's rules.
 
 Memory is in MiB. Times are in seconds since the epoch unless a name says otherwise.
 """
@@ -10,22 +10,22 @@ from typing import NamedTuple, TypeAlias
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import MIB, Device
 
-Variables: TypeAlias = Mapping[str, str | None]  # of the environment; None: it is not set
+Variables: TypeAlias = Mapping[str, str | None]  # environment variables; None if one is not set
 
 
-Fact: TypeAlias = str | float | bool  # what a feature leaves to itself
+Fact: TypeAlias = str | float | bool  # value that a feature hands over to its next process
 
 
-MOST_WANTED = 1024  # devices that a waiter names
+MOST_WANTED = 1024  # maximum number of devices that a waiter's record lists
 
 
-MOST_AHEAD = 512  # tickets that a waiter lists
+MOST_AHEAD = 512  # maximum number of tickets that a waiter's record lists
 
 
-LONG_ENTRY = 32  # characters, more than two times have
+LONG_ENTRY = 32  # maximum characters of the number and the time of a listed ticket
 
 
-# Bytes in the units of memory that people give sizes in.
+# Bytes per unit of memory.
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -33,9 +33,12 @@ UNITS |= {"KiB": 2**10, "MiB": MIB, "GiB": 2**30, "TiB": 2**40}
 
 
 class Size(NamedTuple):
-    """An amount of memory, and the unit in which somebody asked for it.
+    """An amount of memory, and the unit in which it was requested.
 
-    percent: of the memory of each device, in place of an amount, which is known `of` a device.
+    Attributes:
+        mib: The amount in MiB.
+        unit: The unit in which the amount is displayed.
+        percent: A percentage of each device's memory instead of an amount. `of()` converts it.
     """
 
     mib: float
@@ -43,25 +46,29 @@ class Size(NamedTuple):
     percent: float | None = None
 
     def of(self, device: Device) -> "Size":
-        """Return the amount that it is of that device's memory, less what the driver keeps."""
+        """Return the size as an amount; a percentage is of the device's usable memory."""
         if self.percent is None:
             return self
         return Size(max(1.0, (device.usable_mib or 0) * self.percent // 100))
 
 
 class Lease(NamedTuple):
-    """Until when somebody holds what they have reserved: by their own word, or by a rule.
+    """The end of a reservation, from the user's request or an administrator's rule.
 
-    lasts_s: for so long from the start of the reservation; it becomes `until` then.
-    until: up to that moment.
-    idle_s: until nothing has run, and nothing has used the device, for so long.
-    if_wanted: not before somebody waits who could use it.
-    end_kernel: end the process if nothing else frees the memory.
-    is_strict: end it in the midst of a cell too; only an administrator's rule says so.
-    is_jobs: Whether `until` is the end of the batch job. The batch system enforces that end.
-    until_boot: The same by the boot clock, if `until` comes from a duration. Then it decides.
-    own_until, own_until_boot: If `is_jobs`, the later end by the user's word or a rule. It holds
-        if the job outlives its end.
+    Attributes:
+        lasts_s: The duration in seconds. When the reservation starts, it is converted to `until`.
+        until: The time at which the reservation ends.
+        idle_s: Seconds without a running cell and without use of the device, after which the
+            reservation ends.
+        if_wanted: Whether an idle reservation ends only if a waiter could use the device.
+        end_kernel: Whether the process is ended if the memory can't be freed otherwise.
+        is_strict: Whether the process is ended even during a cell. Only a rule sets this.
+        is_jobs: Whether `until` is the end of the batch job, which the batch system enforces.
+        until_boot: The same end in seconds since boot, if `until` comes from a duration. It takes
+            precedence over `until`.
+        own_until: The end from the user or a rule, if `is_jobs`. It applies if the job runs past
+            the job's end.
+        own_until_boot: The time of `own_until` in seconds since boot.
     """
 
     lasts_s: float | None = None
@@ -77,22 +84,26 @@ class Lease(NamedTuple):
 
     @property
     def has_end(self) -> bool:
-        """Tell whether it ends at all before its process does."""
+        """Return whether the reservation may end before its process does."""
         return not (self.lasts_s is None and self.until is None and self.idle_s is None)
 
     def is_by_idleness(self, at: float) -> bool:
-        """Tell whether it is idleness that ends it at that moment, and not the clock."""
+        """Return whether an end at this time is due to idleness.
+
+        Args:
+            at: The end of the reservation in seconds since the epoch.
+        """
         return self.idle_s is not None and (self.until is None or at < self.until)
 
     def begun(self, now: Instant) -> "Lease":
-        """Return the lease of a reservation that starts now."""
+        """Return the lease of a reservation that starts now, with `lasts_s` converted."""
         if self.lasts_s is None:
             return self
         return self._replace(lasts_s=None).ending(now.later(self.lasts_s))
 
     @property
     def own(self) -> "Lease":
-        """Return the lease without the end of a job."""
+        """Return the lease without the end of the batch job."""
         if not self.is_jobs:
             return self
         until, boot = self.own_until, self.own_until_boot
@@ -101,9 +112,13 @@ class Lease(NamedTuple):
         )
 
     def within(self, job_end: float | None, now: Instant) -> "Lease":
-        """Return the lease in a job with that end, if it has one.
+        """Return the lease limited by the end of a batch job.
 
-        The first end counts. A job's end in the past is ignored.
+        The earlier of the two ends counts. A job's end in the past is ignored.
+
+        Args:
+            job_end: The end of the job in seconds since the epoch, or None if it has none.
+            now: The current time.
         """
         own = self.own
         until = own.at(now).until
@@ -118,10 +133,10 @@ class Lease(NamedTuple):
         )
 
     def at(self, now: Instant) -> "Lease":
-        """Return the lease with its ends by the wall clock as that is set now.
+        """Return the lease with its ends corrected to the current setting of the wall clock.
 
-        Call this before you compare or show the end of a lease that has started. A job's end in the
-        past is ignored.
+        Call this before you compare or display the end of a lease that has started. A job's end in
+        the past is ignored.
         """
         if self.is_jobs and self.until is not None and self.until <= now.wall:
             return self.own.at(now)
@@ -131,11 +146,11 @@ class Lease(NamedTuple):
         )
 
     def ending(self, end: Instant) -> "Lease":
-        """Return the lease with another end, which the boot clock decides."""
+        """Return the lease with another end, measured by the boot clock."""
         return self._replace(until=end.wall, until_boot=end.boot)
 
     def changed_by(self, new: "Lease") -> "Lease":
-        """Return this lease, changed by a new one, without the end of a job."""
+        """Return this lease with the changes of a new one, and without the end of a batch job."""
         ends = self.own if new.until is None else new.own
         return Lease(
             until=ends.until,
@@ -151,12 +166,12 @@ NO_LEASE = Lease()
 
 
 class ReservationTerms(NamedTuple):
-    """The terms of a reservation, for each device.
+    """The terms of a reservation, which apply to each of its devices.
 
     Attributes:
-        size: The most memory that its user will use; None for the whole device.
-        lease: When the reservation ends.
-        note: A line for others to read.
+        size: The size of the reserved part, or None for the whole device.
+        lease: The end of the reservation.
+        note: The note for other users.
     """
 
     size: Size | None = None
@@ -165,20 +180,27 @@ class ReservationTerms(NamedTuple):
 
     @property
     def memory_limit_mib(self) -> float | None:
-        """Return the size in MiB, None for the whole device."""
+        """Return the size of the reserved part in MiB, or None for the whole device."""
         return self.size.mib if self.size else None
 
     def changed_by(self, new: "ReservationTerms") -> "ReservationTerms":
-        """Return these terms after a new call, which sets the size and keeps what it leaves out."""
+        """Return these terms changed by a new request.
+
+        The size is always replaced. The note and the lease keep the values that the new request
+        does not set.
+        """
         note = self.note if new.note is None else new.note
         return ReservationTerms(new.size, self.lease.changed_by(new.lease), note)
 
 
 class TicketAhead(NamedTuple):
-    """A ticket that a waiter lists as one ahead of it.
+    """A ticket that a waiter's record lists as ahead of the waiter.
 
-    name, number: The name and the number of the ticket.
-    left: When it was left, in seconds since the boot, or None if it was there at the last look.
+    Attributes:
+        name: The name of the ticket's file.
+        number: The number of the ticket.
+        left: The time at which the ticket was removed, in seconds since boot, or None if it was
+            still there when last checked.
     """
 
     name: str
@@ -187,16 +209,16 @@ class TicketAhead(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int]:
-        """Return the identity of the ticket, as in `Ticket.key`."""
+        """Return the identity of the ticket, equal to `Ticket.key`."""
         return self.name, self.number
 
     def __str__(self) -> str:
-        """Return the text for a record."""
+        """Return the ticket as text for a record."""
         return f"{self.name} {self.number}{'' if self.left is None else f' {self.left:.0f}'}"
 
     @classmethod
     def parse(cls, text: str) -> "TicketAhead | None":
-        """Parse an entry of a list, or return None if it is invalid."""
+        """Parse a ticket in a record, or return None if the text is invalid."""
         name, _, rest = text.partition(" ")
         number, has_left, left = rest.partition(" ")
         texts = (number, left) if has_left else (number,)
@@ -206,11 +228,13 @@ class TicketAhead(NamedTuple):
 
 
 class WaitRequest(NamedTuple):
-    """What somebody waits for.
+    """The request of a waiter.
 
-    text: in words. needs: how many devices at once.
-    wants: UUIDs of the devices that would do, None for any.
-    tickets_ahead: The tickets ahead of this one. Older versions do not write them.
+    Attributes:
+        text: The request as text.
+        needs: The number of devices that the waiter needs at once.
+        wants: The UUIDs of the devices that the waiter could use, or None for any device.
+        tickets_ahead: The tickets ahead of the waiter's ticket. Older versions do not write them.
     """
 
     text: str | None = None
@@ -220,10 +244,14 @@ class WaitRequest(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """One line of the administrator's file that applies to a user.
+    """One rule in the administrator's file that applies to a user.
 
-    text: the line, `time = "24h"`. table: its table, `[users.alice]`. file: its path.
-    value: a number, seconds, or 1 for `after_cuda = "warn"`; a larger one is more generous.
+    Attributes:
+        text: The line of the file, such as `time = "24h"`.
+        table: The table that contains the line, such as `[users.alice]`.
+        file: The path of the file.
+        value: The value as a number; a larger one is more generous. Durations are in seconds, and
+            `after_cuda = "warn"` is 1.
     """
 
     text: str
@@ -233,12 +261,22 @@ class Rule(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The rules of the administrator's file for one user; None for each rule that it does not have.
+    """The rules in the administrator's file for one user.
 
-    message: for all to read. history: whether it is logged who used what, None for "if there is a
-    directory for it". gpus, time, idle, after_cuda: the limits, as docs/rules.md has
-    them. drain, drained: the rule that devices are not handed out, and their names. problems: what
-    is wrong in the file, a line for each.
+    A rule that the file does not set is None. docs/rules.md describes the limits.
+
+    Attributes:
+        file: The path of the file.
+        user: The name of the user.
+        message: The message to all users.
+        gpus: The limit on the number of GPUs.
+        time: The limit on the duration of a reservation.
+        idle: The idle limit.
+        after_cuda: The action if CUDA still runs when a reservation ends.
+        drain: The rule that withdraws devices.
+        drained: The names of the withdrawn devices.
+        history: Whether a history is kept, or None to keep one if its directory exists.
+        problems: The errors in the file, one line each.
     """
 
     file: str
@@ -255,23 +293,38 @@ class Rules(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request for devices."""
+    """A request for devices.
 
-    devices: tuple[str, ...] = ()  # as typed; none for "any"
-    # If no device is named; None for "one, or all that I have already".
+    Attributes:
+        devices: The names of the devices as the user typed them, or an empty tuple for any devices.
+        count: The number of devices if none is named. None means one device, or all that the
+            process already holds.
+        min_memory_mib: The minimum total memory of each device in MiB.
+        memory_unit: The unit in which the minimum memory was requested.
+        model: Text that the name of each device must contain.
+        terms: The terms for each device.
+    """
+
+    devices: tuple[str, ...] = ()
     count: int | None = None  # type: ignore[assignment]
-    min_memory_mib: float = 0.0  # total memory of each
-    memory_unit: str = "GiB"  # in which that was asked for
-    model: str = ""  # text that the name of each must contain
-    terms: ReservationTerms = ReservationTerms()  # of each
+    min_memory_mib: float = 0.0
+    memory_unit: str = "GiB"
+    model: str = ""
+    terms: ReservationTerms = ReservationTerms()
 
     @property
     def needed(self) -> int:
-        """Return how many devices that makes."""
+        """Return the number of requested devices."""
         return len(self.devices) or self.count or 1
 
     def on(self, devices: Sequence[Device]) -> "Request":
-        """Return the request for these devices: a percentage is of the smallest of them."""
+        """Return the request with a percentage converted to an amount.
+
+        The amount is a percentage of the smallest of the devices.
+
+        Args:
+            devices: The devices that would be reserved.
+        """
         size = self.terms.size
         if size is None or size.percent is None:
             return self
@@ -280,7 +333,7 @@ class Request(NamedTuple):
 
 
 class End(Enum):
-    """How a reservation or a wait has ended."""
+    """The way in which a reservation or a wait ended; the values are written to the history."""
 
     RELEASED = "released"
     ASKED = "released from elsewhere"
@@ -294,5 +347,5 @@ class End(Enum):
 
 
 def _as_set(now: Instant, until: float | None, boot: float | None) -> float | None:
-    """Convert a moment to the wall clock as it is set now. boot: The moment by the boot clock."""
+    """Correct a wall-clock time to the current setting of the clock, by its boot-clock time."""
     return None if until is None else max(0.0, until + now.clock_set_s(until, boot))

@@ -1,7 +1,7 @@
-"""Read and print text of other processes: it may be cut, binary, huge, forged or invisible.
+"""Read and print the text of other processes, which may be cut, binary, huge, forged or invisible.
 
-A function raises ValueError for what makes no sense; what `Fields`, `known` and `fields_of` return
-is without that.
+The readers of single values raise ValueError for an invalid value. `Fields`, `known` and
+`fields_of` leave invalid values out.
 """
 
 import functools
@@ -11,14 +11,15 @@ from typing import Any, TypeVar, get_args
 
 T = TypeVar("T")
 
-SIZE_LIMIT = 1 << 20  # bytes or characters of all of it
-TEXT_LIMIT = 300  # characters of each text
-LIST_LIMIT = 256  # devices, holders or processes in one list
-LATEST_S = 1e11  # no time since the epoch is later
-MOST_MIB = 1e9  # no device has more memory than that
-PIDS = 1 << 31
+SIZE_LIMIT = 1 << 20  # maximum bytes or characters of a JSON document
+TEXT_LIMIT = 300  # maximum characters of each text
+LIST_LIMIT = 256  # maximum number of devices, holders or processes in a list
+LATEST_S = 1e11  # latest valid time in seconds since the epoch
+MOST_MIB = 1e9  # largest valid amount of memory in MiB
+PIDS = 1 << 31  # upper bound of process IDs
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# Printable to Python, but drawn as nothing: Unicode's Default_Ignorable_Code_Point, and blanks.
+# Characters that str.isprintable() accepts but that are drawn as nothing: Unicode's
+# Default_Ignorable_Code_Point, and blanks.
 # https://www.unicode.org/Public/UCD/latest/ucd/DerivedCoreProperties.txt
 _INVISIBLE = {
     *"\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0",
@@ -26,19 +27,19 @@ _INVISIBLE = {
     *map(chr, range(0xE0100, 0xE01F0)),
     *"\u2800\u2d7f\U0001107f\U00016fe4\U0001d159",
 }
-_MOST_MARKS = 4  # on a letter: Vietnamese and Thai have 2, Devanagari 3, Hebrew 4
+_MOST_MARKS = 4  # maximum combining marks per letter: Vietnamese and Thai use 2, Hebrew uses 4
 
 
 def sanitize(text: str, limit: int = 80) -> str:
     """Make untrusted text safe to print: one line, bounded, without invisible characters.
 
     Args:
-        text: The text.
-        limit: The most characters of the result.
+        text: The untrusted text.
+        limit: The maximum number of characters of the result.
 
     Returns:
-        The text, in which U+FFFD stands for what can't be printed or seen, for combining marks
-        without a letter, and for marks above the limit of a letter.
+        The text, with U+FFFD in place of unprintable and invisible characters, of combining marks
+        without a letter, and of excess combining marks on a letter.
     """
     clean = text[: limit + 1]
     if not (clean.isascii() and clean.isprintable()):
@@ -50,14 +51,14 @@ def _cleaned(text: str) -> str:
     from unicodedata import category
 
     clean: list[str] = []
-    marks = 0  # on the last letter
+    marks = 0  # number of combining marks on the last letter
     has_letter = is_dropped = False
     for letter in text:
         kind = category(letter)
         if not letter.isprintable() or letter in _INVISIBLE:
             clean.append(_REPLACEMENT)
             has_letter = is_dropped = False
-        elif is_mark(letter) or kind == "Mc":  # the latter has a column, and none of its own place
+        elif is_mark(letter) or kind == "Mc":  # "Mc": a spacing mark, which still needs a letter
             marks += kind != "Mc"
             is_fit = has_letter and marks <= _MOST_MARKS
             if is_fit or not is_dropped:
@@ -70,9 +71,9 @@ def _cleaned(text: str) -> str:
 
 
 def is_mark(letter: str) -> bool:
-    """Return whether a letter is drawn on the letter before it, in no column of its own.
+    """Return whether a character is drawn over the letter before it, without a column of its own.
 
-    The vowels and final consonants of Hangul are, in a syllable that is not composed.
+    This is also true for the vowels and final consonants of decomposed Hangul syllables.
     """
     from unicodedata import category
 
@@ -81,21 +82,33 @@ def is_mark(letter: str) -> bool:
 
 
 def parsed(data: str | bytes, limit: int = SIZE_LIMIT) -> Any:
-    """Return what JSON of no more than so many bytes or characters says."""
+    """Parse JSON of limited size.
+
+    Args:
+        data: The JSON document.
+        limit: The maximum number of bytes or characters.
+
+    Raises:
+        ValueError: The document is too long, nested too deeply, or not JSON.
+    """
     if len(data) > limit:
         raise ValueError(data[:20])
     try:
-        # json.loads would look for UTF-16 first.
+        # Decoded here because json.loads() would first try to detect UTF-16.
         return json.loads(data if isinstance(data, str) else data.decode())
     except RecursionError as error:
         raise ValueError(data[:20]) from error
 
 
 def encoded(fields: Mapping[str, Any], limit: int) -> bytes:
-    """Return a table as JSON that `parsed` reads with this limit in bytes.
+    """Encode a table as JSON in UTF-8 that fits a size limit.
 
-    The longest texts are cut until it fits. Letters are UTF-8; a lone surrogate, which UTF-8 lacks,
-    becomes an escape.
+    Args:
+        fields: The table. Its longest texts are cut until the result fits.
+        limit: The maximum number of bytes.
+
+    Returns:
+        The JSON. A lone surrogate, which UTF-8 can't encode, is written as an escape.
     """
     texts = {name: value for name, value in fields.items() if isinstance(value, str)}
     while len(data := _json({**fields, **texts})) > limit and any(texts.values()):
@@ -110,42 +123,42 @@ def _json(value: object) -> bytes:
 
 
 def text(value: Any, limit: int = TEXT_LIMIT) -> str:
-    """Return a text, cut off where it is too long."""
+    """Return a text, cut to the limit. Raises ValueError for any other type."""
     if isinstance(value, str):
         return value[:limit]
     raise ValueError(value)
 
 
 def number(value: Any, limit: float = LATEST_S) -> float:
-    """Return a number from 0 to the limit; True is none, and NaN neither."""
+    """Return a number from 0 to the limit. Raises ValueError for others, including True and NaN."""
     if (type(value) is float or type(value) is int) and 0 <= value <= limit:
         return value
     raise ValueError(value)
 
 
 def integer(value: Any, limit: float = LATEST_S) -> int:
-    """Return a whole number from 0 to the limit."""
+    """Return an integer from 0 to the limit. Raises ValueError for any other value."""
     if type(value) is int and 0 <= value <= limit:
         return value
     raise ValueError(value)
 
 
 def pid(value: Any) -> int:
-    """Return a number that a process can have."""
+    """Return a valid process ID. Raises ValueError for any other value."""
     if type(value) is int and 0 < value < PIDS:
         return value
     raise ValueError(value)
 
 
 def boolean(value: Any) -> bool:
-    """Return True or False."""
+    """Return True or False. Raises ValueError for any other value."""
     if isinstance(value, bool):
         return value
     raise ValueError(value)
 
 
 def known(read: Callable[[Any], T], value: Any) -> T | None:
-    """Return what one of these functions reads, None for what makes no sense."""
+    """Return the value that a reader such as `text` or `pid` returns, or None if it is invalid."""
     try:
         return read(value)
     except ValueError:
@@ -153,33 +166,36 @@ def known(read: Callable[[Any], T], value: Any) -> T | None:
 
 
 class Fields:
-    """A table; each method returns the value of a name, None or no items if it makes no sense."""
+    """An untrusted table.
+
+    Each method returns the value of one field, or None or an empty list if the value is invalid.
+    """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.fields = fields
 
     def text(self, name: str) -> str | None:
-        """Return a text."""
+        """Return the field if it is a text, cut to the limit."""
         return known(text, self.fields.get(name))
 
     def number(self, name: str) -> float | None:
-        """Return a number."""
+        """Return the field if it is a nonnegative number."""
         return known(number, self.fields.get(name))
 
     def integer(self, name: str) -> int | None:
-        """Return a whole number."""
+        """Return the field if it is a nonnegative integer."""
         return known(integer, self.fields.get(name))
 
     def boolean(self, name: str) -> bool | None:
-        """Return True or False."""
+        """Return the field if it is True or False."""
         return known(boolean, self.fields.get(name))
 
     def texts(self, name: str, limit: int = LIST_LIMIT) -> list[str]:
-        """Return the texts in a list."""
+        """Return the texts among the first `limit` items of a list."""
         return [value[:TEXT_LIMIT] for value in self._items(name, limit) if isinstance(value, str)]
 
     def tables(self, name: str, limit: int = LIST_LIMIT) -> "list[Fields]":
-        """Return the tables in a list."""
+        """Return the tables among the first `limit` items of a list."""
         return [Fields(value) for value in self._items(name, limit) if isinstance(value, dict)]
 
     def _items(self, name: str, limit: int) -> list[Any]:
@@ -188,7 +204,11 @@ class Fields:
 
 
 class FormatError(ValueError):
-    """The JSON has another version, or is none of ours. version: the one that it names."""
+    """The JSON has an unsupported version, or is not from this package.
+
+    Attributes:
+        version: The version in the JSON, or None if the JSON has another format.
+    """
 
     def __init__(self, version: int | None) -> None:
         super().__init__(f"version {version}")
@@ -196,16 +216,30 @@ class FormatError(ValueError):
 
 
 def table(fields: object, version: int, needed: str) -> Fields:
-    """Return the outermost table of an answer. Raises FormatError. needed: a list that it has."""
-    said = Fields(fields if isinstance(fields, dict) else {})
-    found = said.integer("version")
-    if found != version or not isinstance(said.fields.get(needed), list):
-        raise FormatError(None if found == version else found)
-    return said
+    """Return the top-level table of a JSON document.
+
+    Args:
+        fields: The parsed document.
+        version: The supported version.
+        needed: The name of a required list.
+
+    Raises:
+        FormatError: The version differs, or the list is missing.
+    """
+    document = Fields(fields if isinstance(fields, dict) else {})
+    actual = document.integer("version")
+    if actual != version or not isinstance(document.fields.get(needed), list):
+        raise FormatError(None if actual == version else actual)
+    return document
 
 
 def fields_of(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of such a tuple, as far as each has the type that it should have."""
+    """Return the valid fields of an untrusted table for a NamedTuple.
+
+    Args:
+        kind: The NamedTuple class, whose annotations define the valid types.
+        fields: The untrusted table.
+    """
     readers = _readers(kind).items()
     values = {name: known(read, fields[name]) for name, read in readers if name in fields}
     return {name: value for name, value in values.items() if value is not None}
@@ -213,7 +247,7 @@ def fields_of(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
-    """Return how to read each field: by its name, or by its type."""
+    """Return the reader of each field, chosen by the field's name or type."""
     by_type: dict[Any, Callable[[Any], Any]]
     by_type = {str: text, int: integer, float: number, bool: boolean}
     types = {name: (get_args(of) or (of,))[0] for name, of in kind.__annotations__.items()}

@@ -1,7 +1,7 @@
-"""What other programs may import of this package, beside the names that it has itself.
+"""Functions for programs that show or release the reservations of other processes.
 
-The extension for JupyterLab imports nothing else. All of it looks at this machine, or asks other
-processes of this user; what the calling process itself holds is the package's own affair.
+The JupyterLab extension imports only this module and the names in `reserve_gpu`. To reserve GPUs
+for the calling process, use `reserve_gpu.reserve()`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 
 
 def status_without_driver() -> Status:
-    """Return what is reserved, by the lock files alone, for where `status()` raises DriverError.
+    """Return the status of reserved devices according to their lock files alone.
 
-    Each device is a row that can't be read. Where the lock directory can't be used there are none.
+    Use it if `status()` raises DriverError.
+
+    Returns:
+        The status. Each reserved device is a row whose use is unknown. There are no rows if the
+        lock directory can't be used.
     """
     rows: tuple[DeviceStatus, ...] = ()
     with suppress(errors.LockError):
@@ -39,9 +43,14 @@ def status_without_driver() -> Status:
 
 
 def html(status: Status) -> str:
-    """Return the picture of this machine as a notebook shows it; what this user has is marked.
+    """Render a status as HTML for a notebook.
 
-    What it says to type is typed in a cell, as `%reserve_gpu`. All foreign text is escaped.
+    Args:
+        status: The status of this machine.
+
+    Returns:
+        HTML that marks the reservations of this user. Suggested commands are for a cell, such as
+        `%reserve_gpu`. Text of other users is escaped.
     """
     rows = [row._replace(is_mine=any(map(is_own, row.holders))) for row in status.rows]
     picture = status._replace(frontend=MAGIC).picture()
@@ -50,20 +59,30 @@ def html(status: Status) -> str:
 
 
 def other_machines() -> Hosts | None:
-    """Ask the machines of the table [hosts] how they stand, by ssh; None where there are none.
+    """Read the status of the machines in the table `[hosts]` by ssh.
 
-    A machine that does not answer within 5 s has said so. The answer has `to_dict()`, the JSON of
-    `reserve-gpu status --hosts`, and `picture()`, which shows itself in a notebook.
-    Raises RequestError for a table that makes no sense, and where there is no ssh.
+    A machine that does not answer within 5 s is reported with that error.
+
+    Returns:
+        The status of the machines, or None if no machines are configured. Its `to_dict()` returns
+        the JSON of `reserve-gpu status --hosts`, and a notebook displays its `picture()`.
+
+    Raises:
+        RequestError: The table is invalid, or ssh is not installed.
     """
     machines = OtherMachines([])
     return machines.look() if machines.words else None
 
 
 def printable(value: Any) -> Any:
-    """Return JSON whose texts are fit to be shown: one line each, bounded, with nothing invisible.
+    """Make the texts in a status safe to display.
 
-    value: what `to_dict()` of a status returns, in which texts are as other users wrote them.
+    Args:
+        value: The result of a status's `to_dict()`, which contains untrusted text of other users.
+
+    Returns:
+        The same data, in which each text is one line of limited length without invisible
+        characters.
     """
     if isinstance(value, str):
         return sanitize(value, untrusted.TEXT_LIMIT)
@@ -75,19 +94,27 @@ def printable(value: Any) -> Any:
 
 
 def is_own(holder: Holder) -> bool:
-    """Tell whether a holder, or who waits, is a process of this user's, by the kernel's word.
+    """Return whether a holder or a waiter is a process of this user, according to the kernel.
 
-    holder: one of `row.holders` of a status, or the `ticket.holder` of one of its `waiting`.
+    Args:
+        holder: An item of `row.holders` in a status, or the `ticket.holder` of an item of
+            `waiting`.
     """
     return snapshot.is_own(holder)
 
 
 def kernel_of(holder: Holder, kernels: Mapping[int | str, str]) -> str | None:
-    """Return which of a program's kernels a holder is, or has been started by; None for no one.
+    """Return the kernel that is a holder's process, or one of its ancestors.
 
-    holder: a process of this user's.
-    kernels: what that program calls each of them, by its pid and by its connection file. What a
-        kernel holds is kept over its restart for the next one with that file.
+    A restarting kernel's devices are kept for the next kernel with the same connection file, so a
+    kernel is also identified by that file.
+
+    Args:
+        holder: A process of this user.
+        kernels: The program's name for each kernel, by pid and by path of the connection file.
+
+    Returns:
+        The program's name for the kernel, or None if the holder belongs to none of the kernels.
     """
     known: list[int | str] = [*procfs.lineage(holder.pid)] if holder.pid else []
     if holder.record.kept_until is not None and (left := remote_release.left_of(holder)):
@@ -98,14 +125,23 @@ def kernel_of(holder: Holder, kernels: Mapping[int | str, str]) -> str | None:
 def release(
     pid: int, *, since: float | None = None, is_end: bool = False
 ) -> tuple[bool, str] | None:
-    """Have a process of this user's release what it holds, as `reserve-gpu release` does.
+    """Ask another process of this user to release its devices, as `reserve-gpu release` does.
 
-    pid: also that of a kernel which has restarted since it was shown.
-    since: when the reservation that is meant began, in seconds since the epoch; None for any.
-    is_end: end the process, as `reserve-gpu release --end`.
-    Returns whether it holds nothing any more, and what came of it in words; None where it has no
-    such reservation. Waits 5 s for an answer; for an end as long as what comes before it may take.
-    Raises LockError.
+    This waits up to 5 s for an answer. Ending a process can take minutes, because its
+    `before_end()` functions run first.
+
+    Args:
+        pid: The pid of the process. It may be the old pid of a kernel that has since restarted.
+        since: The start of the reservation in seconds since the epoch, or None for any
+            reservation of the process.
+        is_end: Whether to end the process, as `reserve-gpu release --end` does.
+
+    Returns:
+        Whether the process no longer holds the devices, and a message about the result. None if
+        the process has no such reservation.
+
+    Raises:
+        LockError: The lock directory can't be used.
     """
     for reserved in (every := remote_release.of_user()):
         holder = reserved.holder
@@ -118,5 +154,5 @@ def release(
 
 
 def type_in_cells() -> None:
-    """Have whatever this process says to type in a shell be typed in a cell: `!ssh lab1`."""
+    """Show shell commands in the messages of this process as cells, such as `!ssh lab1`."""
     errors.is_beside_cells = True

@@ -83,7 +83,7 @@ code, page = typed("--help")
 assert code == 0 and "status" in page, page
 for each in json.loads(KNOWN):
     code, said = typed(*each.split())
-    assert code == 2 and "There is no command" in said, said
+    assert code == 2 and "Unknown command" in said, said
     assert f"\\n    {each} " not in page
 assert typed("status")[0] == 0
 print(reserve_gpu.reserve())

@@ -682,7 +682,9 @@ def test_takes_no_names(here: Here) -> None:
     """--check takes no names of GPUs, and says so in one line."""
     cell = here.shell().run("%reserve_gpu --check 1")
     said = cell.stderr or "\n".join(cell.traceback)
-    assert said.strip() == "UsageError: --check is about what this kernel holds; it takes no names."
+    assert (
+        said.strip() == "UsageError: --check checks the GPUs of this kernel and takes no GPU names."
+    )
 
 
 @pytest.mark.full

@@ -314,11 +314,11 @@ def test_two_hosts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "told"),
     [
-        ("--min-memory fast", "'fast' is no size."),
-        ("--frobnicate", "There is no option --frobnicate. There are: "),
-        ("-n two", "'two' is no number of GPUs. Give one, as -n 2.\n"),
-        ("--wait soon", "'soon' is no duration."),
-        ("--for ever", "'ever' is no duration."),
+        ("--min-memory fast", "'fast' is not a valid size."),
+        ("--frobnicate", "Unknown option --frobnicate. Choose from: "),
+        ("-n two", "'two' is not a valid number of GPUs. Example: -n 2.\n"),
+        ("--wait soon", "'soon' is not a valid duration."),
+        ("--for ever", "'ever' is not a valid duration."),
     ],
 )
 def test_preload_refuses_bad_options_at_once(machine: Machine, argument: str, told: str) -> None:
@@ -372,7 +372,7 @@ def test_too_late(machine: Machine) -> None:
     done = script(machine, TOO_LATE)
     error, unchanged, restarted, joined = said(done.stdout)
     assert "Too late: CUDA has already started" in error
-    assert error.endswith("client.restart() starts it anew.")
+    assert error.endswith("To restart it, call client.restart().")
     assert unchanged == [None]
     assert restarted == ["0"]
     assert joined == {}
@@ -415,7 +415,7 @@ def test_cluster_of_a_process_that_holds_a_gpu(machine: Machine) -> None:
     """Workers whose parent holds what they may use get none and are told so; letting go helps."""
     done = script(machine, HOLDER)
     assert said(done.stdout) == [[""], ["0"]]
-    assert "all that it may use is reserved by the process that started it." in done.stderr
+    assert "the process that started it has reserved all GPUs that it may use." in done.stderr
 
 
 @engines
@@ -463,8 +463,8 @@ for arguments in ({"count": 0}, {"devices": "x"}, {"wait": "soon"}, {"nonsense":
     count, name, wait, unknown = said(script(machine, code).stdout)
     assert count == "The number of GPUs must be 1 or more, not 0."
     assert name.startswith("'x' is not a GPU name.")
-    assert wait.startswith("'soon' is no duration.")
-    assert unknown == "ReserveGPU() takes no nonsense."
+    assert wait.startswith("'soon' is not a valid duration.")
+    assert unknown == "ReserveGPU() got unexpected keyword arguments: nonsense."
 
 
 @engines
@@ -472,11 +472,11 @@ def test_a_plugin_takes_what_reserve_takes(machine: Machine) -> None:
     """A plugin has the keywords of reserve(), but for the one that shows a wait."""
     code = """
 import inspect
-from reserve_gpu.dask import Wishes
-taken = {*inspect.signature(ReserveGPU).parameters, *Wishes.__annotations__}
+from reserve_gpu.dask import RequestKeywords
+taken = {*inspect.signature(ReserveGPU).parameters, *RequestKeywords.__annotations__}
 say(sorted(taken ^ {*inspect.signature(reserve_gpu.reserve).parameters}))
 """
-    assert said(script(machine, code).stdout) == [["progress", "required", "wishes"]]
+    assert said(script(machine, code).stdout) == [["keywords", "progress", "required"]]
 
 
 def test_without_dask(monkeypatch: pytest.MonkeyPatch) -> None:

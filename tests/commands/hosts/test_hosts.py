@@ -128,7 +128,7 @@ def test_a_login_shell_reads_plain_words(word: str, capsys: pytest.CaptureFixtur
     assert main._words(line.split()[1:]) == words[1:]
     _, sent = hosts.argv("lab1", ["reserve-gpu", "nonsense", word])[-1].split()
     assert main.main([sent]) == RequestError.exit_code
-    assert "There is no command nonsense" in capsys.readouterr().err
+    assert "Unknown command nonsense" in capsys.readouterr().err
 
 
 def test_plain_words_stay_as_they_are() -> None:
@@ -378,7 +378,7 @@ class TestOverSsh:
         cell = shell.run("%reserve_gpu --status --hosts lab1 lab2")
         assert "4 of 4 GPUs are free" in cell.shown
         assert cell.values[0]["text/html"].count("<table") == 2
-        assert "--hosts goes with --status" in shell.run("%reserve_gpu --hosts lab1").all
+        assert "Use --hosts together with --status" in shell.run("%reserve_gpu --hosts lab1").all
 
     def test_ones_own_is_released_from_here(self, lab: Hosts) -> None:
         """What one holds on a host has a line that releases it from here."""

@@ -517,17 +517,17 @@ def test_since_the_epoch() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("tomorrow", "still to come: here it is 2026-11-24 16:15"),
-        ("2027-01-01", "still to come"),
-        ("2026-11-24 17:00", "still to come"),
-        ("@9999999999", "still to come"),
-        ("7", "7 what\\? Give 7s, 7m, 7h or 7d"),
-        ("soon", "'soon' is no time. Give 7d, 12h, yesterday"),
-        ("-7d", "is no time"),
-        ("2026-02-30", "is no time"),
-        ("t", "is no time"),
-        ("", "is no time"),
-        ("\x1b[2J", "'\ufffd\\[2J' is no time"),
+        ("tomorrow", "in the future. The local time is 2026-11-24 16:15"),
+        ("2027-01-01", "in the future"),
+        ("2026-11-24 17:00", "in the future"),
+        ("@9999999999", "in the future"),
+        ("7", "7 has no unit. Use 7s, 7m, 7h or 7d"),
+        ("soon", "'soon' is not a valid time. Examples: 7d, 12h, yesterday"),
+        ("-7d", "is not a valid time"),
+        ("2026-02-30", "is not a valid time"),
+        ("t", "is not a valid time"),
+        ("", "is not a valid time"),
+        ("\x1b[2J", "'\ufffd\\[2J' is not a valid time"),
     ],
 )
 def test_since_what_makes_no_sense(text: str, said: str) -> None:
@@ -927,10 +927,10 @@ def test_by(kept: Histories, typed: CommandLine, by: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--since soon", "'soon' is no time"),
-        ("--since tomorrow", "still to come"),
-        ("--by gpus", "There is no --by gpus. Did you mean gpu?"),
-        ("--format xml", "There is no --format xml. There are: text, json"),
+        ("--since soon", "'soon' is not a valid time"),
+        ("--since tomorrow", "in the future"),
+        ("--by gpus", "Invalid value 'gpus' for --by. Did you mean gpu?"),
+        ("--format xml", "Invalid value 'xml' for --format. Choose from: text, json"),
         ("--sinse 7d", "Did you mean --since?"),
     ],
 )
