@@ -689,7 +689,7 @@ DARK = DeviceStatus(GPUS[0], State.UNKNOWN, Usage(compute=0, sees_all=False))
 NOBODY = "Make sure that nobody uses GPU0. Then reserve all of it by number."
 GET, QUEUE = "Get one with %reserve_gpu", "Wait in the queue: %reserve_gpu --wait"
 HEADS: dict[str, tuple[tuple[DeviceStatus, ...], str, list[str]]] = {
-    "nothing": ((), "There is no GPU.", []),
+    "nothing": ((), "No GPU found.", []),
     "one of three": (
         (FREE[0], RESERVED[1], RESERVED[2]), "1 of 3 GPUs is free: GPU0.", [GET]
     ),

@@ -88,7 +88,7 @@ def _head(hosts: Hosts) -> Iterator[Line]:
     total = sum(len(each.rows) for each in hosts.machines)
     when = (time.strftime("  %Y-%m-%d %H:%M", time.localtime(hosts.time)), FAINT)
     if not total:
-        text = "There is no GPU." if available else "No machine answered."
+        text = "No GPU found." if available else "No machine answered."
         yield (text, STRONG), when
         return
     what = f"{total} GPU{'' if total == 1 else 's'}"

@@ -251,7 +251,7 @@ def seen(**answers: tuple[str, ...]) -> Seen:
         ({"lab1": ("busy",), "lab2": ("free", "busy")}, "1 of 3 GPUs is free: lab2 GPU0."),
         ({"lab1": ("reserved", "busy")}, "None of 2 GPUs is free."),
         ({"lab1": ("free",)}, "1 of 1 GPU is free: lab1 GPU0."),
-        ({"lab1": ()}, "There is no GPU."),
+        ({"lab1": ()}, "No GPU found."),
         ({}, "No machine answered."),
     ],
 )  # fmt: skip
