@@ -292,8 +292,8 @@ TENSORFLOW_LINE = (
 
 
 LATE = (
-    "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
-    "restart."
+    "CUDA is already running: JAX, TensorFlow and CuPy keep the limit that they started with until "
+    "you restart."
 )
 
 

@@ -391,8 +391,8 @@ def asking(here: Here, forker: Forker) -> Asking:
 
 
 LATE = (
-    "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
-    "restart."
+    "CUDA is already running: JAX, TensorFlow and CuPy keep the limit that they started with until "
+    "you restart."
 )
 RESTART = "estart the process and run reserve_gpu.reserve() before anything that uses a GPU."
 
