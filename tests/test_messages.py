@@ -1537,8 +1537,10 @@ ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
         (
             DeviceStatus(GPU0, State.BUSY, FULL._replace(sees_all=False, is_wsl=True)),
             [
-                "If only Windows uses that memory, set in the environment: "
-                "RESERVE_GPU_IDLE_MEMORY=11GiB"
+                (
+                    "If only Windows uses that memory, set in the environment: "
+                    "RESERVE_GPU_IDLE_MEMORY=11GiB"
+                )
             ],
         ),
         (
