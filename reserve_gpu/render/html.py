@@ -1,4 +1,4 @@
-"""Render a picture as an HTML table for a notebook.
+"""Render a layout as an HTML table for a notebook.
 
 An untrusted saved notebook keeps inline styles and <meter>, but drops <style>, <svg> and theme
 variables. So plain text uses the notebook's color, and colored text has its own background.
@@ -59,7 +59,7 @@ WHO = f"{CELL};overflow-wrap:anywhere;min-width:7em"
 
 
 def html(layout: Layout) -> str:
-    """Return the HTML of a picture."""
+    """Return the HTML of a layout."""
     entries = queue = ""
     if layout.entries:
         titles = _titles(layout.entries)

@@ -1,4 +1,4 @@
-"""Build the layout of a picture: a headline, one entry for each GPU, and hints below them.
+"""Build the layout of a GPU table: a headline, one entry for each GPU, and hints below them.
 
 A status, a refusal and a wait all use this layout. The `html` and `terminal` modules only draw it,
 so they can't show different content. Untrusted text is sanitized here or in `phrases`.
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The content of a picture, from top to bottom.
+    """The content of a GPU table, from top to bottom.
 
     Attributes:
         head: The headline, and other lines above the devices.
@@ -91,7 +91,7 @@ class Layout(NamedTuple):
 
 
 class View(NamedTuple):
-    """The options of a picture.
+    """The options for the entries of a GPU table.
 
     Attributes:
         now: The time of the snapshot, in seconds since the epoch.
@@ -288,7 +288,7 @@ def _holder(row: DeviceStatus, holder: Holder, view: View) -> Line:
 
 
 def _idle(holder: Holder, seconds: float | None) -> str:
-    """Return `idle for 2 h`, or a short form if that equals the age of the reservation."""
+    """Return `idle for 2 h`, `never used`, or only `idle` if the time is unknown."""
     if holder.since is None or seconds is None or seconds < durations.MINUTE_S:
         return durations.idle(seconds)
     if holder.last_cell is None:  # a script may have used the device earlier

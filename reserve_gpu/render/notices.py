@@ -275,7 +275,7 @@ def exceeded(device: Device, used_mib: float, request: Request, caps: Sequence[s
 
 
 def lost(device: Device, path: str | None, holders: Sequence[Holder]) -> errors.LockError:
-    """Return the error of a lost lock whose device another process has locked since.
+    """Return the error of a lost lock whose device another process has locked in the meantime.
 
     Args:
         device: The device.

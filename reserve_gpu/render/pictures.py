@@ -1,4 +1,4 @@
-"""Build and show the pictures of a refusal and of a wait, with their headlines and hints."""
+"""Build and show the GPU tables of a refusal and of a wait, with their headlines and hints."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ PASSING = {State.RESERVED, State.FULL, State.BUSY, State.AWAITED, State.LIMITED,
 
 
 class Picture(NamedTuple):
-    """A layout that displays itself in IPython, in a terminal or as text.
+    """A GPU table that displays itself in IPython, in a terminal or as text.
 
     Attributes:
         layout: The content.
         brief: A summary in one line.
-        values: The JSON that a notebook stores next to the picture, for programs.
+        values: The JSON that a notebook stores next to the table, for programs.
     """
 
     layout: Layout
@@ -66,7 +66,7 @@ class Picture(NamedTuple):
         return html(self.layout)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        # JupyterLab would show application/json instead of the picture.
+        # JupyterLab would show application/json instead of the table.
         return {"application/vnd.reserve-gpu+json": self.values} if self.values else {}
 
     @property
@@ -88,11 +88,11 @@ class Picture(NamedTuple):
         return terminal.text(self.layout, stream)
 
     def show(self, *, has_head: bool = True, values: Mapping[str, Any] | None = None) -> None:
-        """Display the picture in the current cell.
+        """Display the table in the current cell.
 
         Args:
-            has_head: Show the headline. An error message below the picture may repeat it.
-            values: The JSON that a notebook stores next to the picture, for programs.
+            has_head: Show the headline. False if an error message below the table repeats it.
+            values: The JSON that a notebook stores next to the table, for programs.
         """
         picture = self._replace(values=values)
         if not has_head:
@@ -102,7 +102,7 @@ class Picture(NamedTuple):
 
 
 def of_line(text: str) -> Picture:
-    """Return a picture that contains only a line of text."""
+    """Return a `Picture` that contains only a line of text."""
     return Picture(Layout([(text,)]), text)
 
 
@@ -116,7 +116,7 @@ def warn(warnings: Sequence[str]) -> None:
 
 
 def tell(what: Picture | str) -> None:
-    """Show a picture or a text in this IPython.
+    """Show a table or a text in this IPython.
 
     A terminal shows it on stderr. A notebook shows it as output, because stderr would be red.
     """
@@ -139,16 +139,16 @@ class Shown(Protocol):
         """Return the name of the machine, or the names of several machines."""
 
     def picture(self) -> Picture:
-        """Return the picture for users."""
+        """Return the table for users."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON for programs."""
 
 
 def refusal(reason: Refusal, frontend: Frontend) -> Picture:
-    """Return the picture of a refusal: the state of each device, and hints.
+    """Return the GPU table of a refusal: the state of each device, and hints.
 
-    The hints may suggest to reserve a GPU by number if only this user's own processes use it.
+    The hints may suggest reserving a GPU by number if only this user's own processes use it.
     """
     request, rows, now = reason.request, reason.rows, time.time()
     waited = f"Waited for {durations.time_limit(reason.waited_s)}. " if reason.waited_s else ""
@@ -221,7 +221,7 @@ def _state_in_words(row: DeviceStatus, now: float, user: str | None) -> str:
 def _hints(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
     """Return the hints of a refusal, for example users to ask, the queue, or a smaller request.
 
-    No hint suggests to reserve a device that another user has.
+    No hint suggests reserving a device that another user has.
     """
     request, rows, user = reason.request, reason.rows, reason.user
     fit = messages.fit(rows)
@@ -309,7 +309,7 @@ def _may_be_named(row: DeviceStatus, user: str | None) -> bool:
 
 
 def wait(waiting: Waiting) -> Picture:
-    """Return the picture of a wait: the request, the place in the queue, the time, the devices.
+    """Return the GPU table of a wait, with the request, the place in the queue and the time.
 
     The lines below the devices name the first waiter in the queue, and the device that will
     probably be free next. The summary in one line names only the owner of each device.

@@ -24,7 +24,7 @@ class Frame(NamedTuple):
     """One state of a display.
 
     Attributes:
-        picture: The picture. If it does not fit, its summary in one line is shown.
+        picture: The GPU table. If it does not fit, its summary in one line is shown.
         news: A value whose change is worth a line in a log. None if no change is.
     """
 
@@ -113,7 +113,7 @@ class Terminal:
     def show(self, frame: Frame | None) -> None:
         """Replace the last frame, or remove it if the new frame is None.
 
-        If the picture is too high for the terminal, only its summary is written. If no line has
+        If the table is too high for the terminal, only its summary is written. If no line has
         changed, nothing is written. A frame is skipped while the terminal's output is stopped.
         """
         lines: list[str] = []
@@ -136,7 +136,7 @@ class Terminal:
 
 
 class Log:
-    """A display on a stream that can't be rewritten: the picture, then a line for each change."""
+    """A display on a stream that can't be rewritten: the table, then a line for each change."""
 
     def __init__(self, stream: TextIO) -> None:
         self._printer = Printer(stream)

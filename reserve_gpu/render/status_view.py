@@ -1,4 +1,4 @@
-"""The status of a machine, as a picture for users and as JSON for programs."""
+"""The status of a machine, as a table for users and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Status(NamedTuple):
         return (self,)
 
     def picture(self) -> Picture:
-        """Return the picture for users."""
+        """Return the table for users."""
         view = View(self.time, self.frontend.here, is_all=self.is_all)
         entries = layout.entries(self.rows, view)
         return Picture(Layout(_head(self), entries, queue(self), _foot(self)))
@@ -104,7 +104,7 @@ class Status(NamedTuple):
         }
 
 
-# -- the picture -----------------------------------------------------------------------------------
+# -- the table for users ---------------------------------------------------------------------------
 
 
 def queue(status: Status) -> list[Line]:

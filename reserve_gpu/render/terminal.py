@@ -1,4 +1,4 @@
-"""Render a picture as text, for a terminal, a log or a pipe."""
+"""Render a layout as text, for a terminal, a log or a pipe."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ PLAIN_COLUMNS = 4000  # width without a terminal, so large that no line wraps
 
 
 def plain(layout: Layout) -> str:
-    """Return the text of a picture without colors and without wrapping."""
+    """Return the text of a layout without colors and without wrapping."""
     unwrapped = "\n".join(text_of(line).rstrip() for line in rows(layout, PLAIN_COLUMNS))
     return _encodable(unwrapped, sys.stdout)
 
 
 def text(layout: Layout, stream: TextIO | None = None) -> str:
-    """Return the text of a picture for a stream, wrapped to the width of a terminal.
+    """Return the text of a layout for a stream, wrapped to the width of a terminal.
 
     Colored text in a pipe is also meant for a screen. For example, `watch` sets COLUMNS to the
     width of its own terminal.
 
     Args:
-        layout: The content of the picture.
+        layout: The content to render.
         stream: The output stream. Defaults to standard output.
     """
     stream = stream or sys.stdout
@@ -94,10 +94,10 @@ def size(stream: TextIO) -> tuple[int, int]:
 def lines(
     layout: Layout, width: int, *, is_coloured: bool, breaks_commands: bool = True
 ) -> list[str]:
-    """Return the lines of a picture.
+    """Return the rendered lines of a layout.
 
     Args:
-        layout: The content of the picture.
+        layout: The content to render.
         width: The width of the terminal in columns.
         is_coloured: Add color codes.
         breaks_commands: Also wrap commands. Otherwise a command that does not fit has its own,
@@ -116,10 +116,10 @@ def _encodable(text: str, stream: TextIO) -> str:
 def rows(
     layout: Layout, width: int, *, breaks_commands: bool = True, spare: int = 0
 ) -> Iterator[Line]:
-    """Yield the styled lines of a picture.
+    """Yield the styled lines of a layout.
 
     Args:
-        layout: The content of the picture.
+        layout: The content to render.
         width: The width of the terminal in columns.
         breaks_commands: Also wrap commands.
         spare: The number of additional lines that the terminal has room for.
