@@ -640,7 +640,7 @@ def test_one_of_several_is_locked_anew(two: Here, then: dict[str, Any], left: li
     reserve_gpu.reserve("0,1")
     two_inode = (two.locks / f"{UUIDS[1]}.lock").stat().st_ino
     (two.locks / GPU0).unlink()
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="the lock of GPU0") as caught:
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="The lock file of GPU0") as caught:
         reserve_gpu.reserve(**then)
     assert len(texts(caught)) == 1
     assert held(two) == left
@@ -651,7 +651,7 @@ def test_asking_for_more_locks_anew_as_well(two: Here) -> None:
     """Who asks for one more GPU keeps the first, also where its lock file was deleted."""
     reserve_gpu.reserve("0")
     (two.locks / GPU0).unlink()
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="the lock of GPU0"):
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="The lock file of GPU0"):
         assert got("0,1") == "0,1"
     assert held(two) == [0, 1]
 

@@ -445,7 +445,7 @@ def test_drained_devices_go_by_their_names(here: Here, name: str, drained: str) 
     here.rules.write_text(f"[devices]\ndrain = [{name}]\n")
     found = reserve_gpu.status()
     assert " ".join(r.label for r in found.rows if r.state is State.DRAINED) == drained
-    assert ("means no GPU here" in str(found)) is (not drained)
+    assert ("matches no GPU here" in str(found)) is (not drained)
     assert found.to_dict()["rules"]["drain_unmatched"] == ([] if drained else [name.strip('"')])
 
 
