@@ -160,7 +160,7 @@ def waiting(scene: Scene, lab: Lab, page: Page) -> None:
         scene.person("carol", "/home/carol/explore.ipynb").send("reserve_gpu.reserve(wait=True)")
         wait_for(lambda: queue(scene.machine))
         right.run(0)
-        right.see(0, "number 2 in the queue, for 4 s")
+        right.see(0, "number 2 in the queue, 4 s so far")
         take(page, "waiting.png", left, right)
 
 
@@ -185,7 +185,7 @@ def handover(scene: Scene, lab: Lab, page: Page) -> None:
         left.finish(0)
         film(2)
         right.run(0)
-        right.see(0, "in the queue, for 1 s")
+        right.see(0, "in the queue, 1 s so far")
         film(8)
         left.run(1)
         left.finish(1)

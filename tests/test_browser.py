@@ -106,10 +106,10 @@ def test_a_restart(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> N
         notebook.run(1)
         notebook.finish(1)
         kept = notebook.see(1, "GPU1 is kept for this kernel until ")
-        assert kept.rstrip().endswith("%reserve_gpu takes it again.")
+        assert kept.rstrip().endswith("To reserve it again, run %reserve_gpu.")
         notebook.run(2)
         shown = notebook.finish(2)
-        assert "kept for its restart, " in shown
+        assert "kept for its restart (" in shown
         assert "GPU1 is kept for this kernel until " in shown
         check_looks(notebook, 2)
         notebook.run(0)
@@ -230,7 +230,7 @@ def test_waiting_for_the_other_notebook(
     left.finish(0)
     right.run(0)
     for seconds in (1, 2):
-        waiting = right.see(0, rf"next in the queue, for {seconds} s")
+        waiting = right.see(0, rf"next in the queue, {seconds} s so far")
         assert waiting.count("Waiting for a GPU") == 1
     assert re.search(r"\b0\s+reserved\b[^:]*\w+, left\.ipynb \(pid \d+\) for \d+ s", waiting)
     check_looks(right, 0)

@@ -219,7 +219,7 @@ def test_one_fraction_for_gpus_of_different_sizes(here: Here) -> None:
 def test_a_users_cap_is_said(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has set a cap is told that it stands."""
     monkeypatch.setenv(CUPY_LIMIT, "1000")
-    said = "CUPY_GPU_MEMORY_LIMIT is set already"
+    said = "CUPY_GPU_MEMORY_LIMIT is already set"
     with pytest.warns(reserve_gpu.ReserveGPUWarning, match=said) as caught:
         reserve_gpu.reserve(memory="3GB")
     assert {each.filename for each in caught} == {__file__}  # where it was asked for
@@ -292,8 +292,8 @@ TENSORFLOW_LINE = (
 
 
 LATE = (
-    "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
-    "restart."
+    "CUDA is already running: JAX, TensorFlow and CuPy keep the limit that they started with until "
+    "you restart."
 )
 
 
@@ -358,7 +358,7 @@ def test_no_line_beside_a_cap_of_the_users(packages: Any) -> None:
     """Who has capped PyTorch by its variable is told that it stands, and gets nothing to type."""
     packages(OLD_TORCH)
     (told,) = lines([BIG], {OLD_TORCH_ALLOCATOR: "per_process_memory_fraction:0.5"})
-    assert told.startswith(f"{OLD_TORCH_ALLOCATOR} is set already and keeps its value")
+    assert told.startswith(f"{OLD_TORCH_ALLOCATOR} is already set, and keeps its value")
 
 
 def test_no_fraction_without_a_size(packages: Any) -> None:
@@ -409,7 +409,9 @@ def test_a_line_to_type_is_shown(here: Here, packages: Any, *, is_notebook: bool
     assert cell.error is None
     shown = cell.values[0]["text/html"] if is_notebook else cell.stderr
     start = "<div>" if is_notebook else "\n"
-    assert f"right after its import:{'</div>' if is_notebook else ''}{start}for gpu in tf." in shown
+    assert (
+        f"right after importing it:{'</div>' if is_notebook else ''}{start}for gpu in tf." in shown
+    )
     assert "memory_limit=2349)" in shown
 
 
@@ -529,7 +531,7 @@ def test_a_process_below_has_caps_of_its_own(
         *command, PYTORCH_ALLOC_CONF="backend:native",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "set already" not in done.stderr
+    assert "already set" not in done.stderr
     expected = {CUPY_LIMIT: limit, TF_GROWTH: "true"} if limit else {}
     said = ast.literal_eval(done.stdout.splitlines()[-1])
     words = said.pop(TORCH_ALLOCATOR).split(",")

@@ -39,7 +39,7 @@ CUDA_DEVICE_MEMORY = '4038'
 CUDA_DEVICE_ORDER = 'PCI_BUS_ID'
 CUDA_VISIBLE_DEVICES = '0'
 """
-WAITING = "Waiting for a GPU, next in the queue"
+WAITING = "Waiting for a GPU: next in the queue"
 
 
 @pytest.fixture
@@ -572,7 +572,7 @@ def test_no_driver(here: Here, typed: CommandLine) -> None:
         assert "The NVIDIA driver's kernel module is not loaded." in done.stderr
     done = typed("run", "--optional", "--", "env")
     assert (done.argv, done.visible) == (["env"], "3")
-    assert done.stderr.splitlines()[-1] == "Going on without a GPU."
+    assert done.stderr.splitlines()[-1] == "Continuing without a GPU."
 
 
 def test_no_gpu_is_shown(here: Here, typed: CommandLine) -> None:
@@ -591,7 +591,7 @@ def test_optional(here: Here, typed: CommandLine) -> None:
         done = typed("run", "--optional", "--", "env")
     assert (done.argv, done.visible) == (["env"], "")
     assert done.stderr.startswith("No free GPU devices")
-    assert done.stderr.endswith("\nGoing on without a GPU.\n")
+    assert done.stderr.endswith("\nContinuing without a GPU.\n")
 
 
 @pytest.mark.process
@@ -1014,7 +1014,9 @@ def test_below_a_command_that_holds_it(here: Here) -> None:
     shell = f"echo $$; {sys.executable} inner.py; {' '.join(US)} run -- true; echo $?"
     done = run(here, "--", "sh", "-c", shell)
     pid, *told, visible, code = done.stdout.splitlines()
-    assert told[0].startswith("GPU0 is reserved already, by a process that has started this one")
+    assert told[0].startswith(
+        "The process that started this one has already reserved GPU0 for both"
+    )
     assert f"(pid {pid})" in told[1]
     assert "leave out reserve() here" in told[2]
     assert "leave out reserve-gpu run here" in done.stderr
@@ -1029,7 +1031,7 @@ def test_below_with_optional_and_a_part(here: Here) -> None:
     shell = f"{ours} run --optional -- {show}\n{ours} run {part} -- {show}; echo $?"
     done = run(here, "1", "--", "sh", "-c", shell)
     assert done.stdout == "1\n75\n", done.stderr
-    assert "Going on with CUDA_VISIBLE_DEVICES = '1'" in done.stderr
+    assert "Continuing with CUDA_VISIBLE_DEVICES = '1'" in done.stderr
     done = run(here, part, "1", "--", "sh", "-c", f"{ours} run {part} -- {show}")
     assert done.stdout == "1\n", done.stderr
 

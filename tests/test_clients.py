@@ -154,12 +154,15 @@ def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
         check_refused(refused, "", child)
         said, rest = limit.split("idle\n", 1)
         assert said.startswith(
-            "Waiting for a GPU, next in the queue, for 0 s (1.5 s at most).  2 x A100-SXM4-80GB\n"
+            "Waiting for a GPU: next in the queue, 0 s so far (1.5 s at most).  "
+            "2 x A100-SXM4-80GB\n"
         )
         check_refused(rest, "Waited for 1.5 s. ", child)
     assert mistake == "UsageError: 'soon' is not a valid duration. Examples: 90s, 10m, 2h, 1h30m.\n"
     said, rest = waited.split("idle\n", 1)
-    assert said.startswith("Waiting for a GPU, next in the queue, for 0 s.  2 x A100-SXM4-80GB\n")
+    assert said.startswith(
+        "Waiting for a GPU: next in the queue, 0 s so far.  2 x A100-SXM4-80GB\n"
+    )
     check_free(rest)
     assert re.search(r"^0 .*\breserved\b", status, re.MULTILINE)
     assert re.search(r"^1 .*\bbusy\b", status, re.MULTILINE)
@@ -276,7 +279,7 @@ def test_waiting_in_a_terminal(machine: Machine, terminal: Terminal) -> None:
         terminal.process.sendline("%reserve_gpu --wait")
         for seconds in (0, 1, 2):
             terminal.process.expect(
-                rf"\r(\x1b\[\d+A)?\x1b\[JWaiting for a GPU, next in the queue, for {seconds} s\."
+                rf"\r(\x1b\[\d+A)?\x1b\[JWaiting for a GPU: next in the queue, {seconds} s so far\."
             )
         child.run("reserve_gpu.release()")
         check_free(terminal.screen(terminal.finish()))
@@ -289,7 +292,7 @@ def test_waiting_where_letters_are_unknown(machine: Machine) -> None:
         assert child.reserve("note='\u6771\u4eac'").value == "0"
         done = machine.ipython("%reserve_gpu --wait 3s", PYTHONIOENCODING="ascii")
     assert re.search(
-        r"Waiting for a GPU, next in the queue, for \d s \(3 s at most\)\.\n(.*\n)*.*: .\?\?.\n",
+        r"Waiting for a GPU: next in the queue, \d s so far \(3 s at most\)\.\n(.*\n)*.*: .\?\?.\n",
         done.stdout,
     )
 
@@ -298,7 +301,7 @@ def test_interrupting_a_terminal(machine: Machine, terminal: Terminal) -> None:
     """Ctrl-C in a terminal leaves one line of the wait, and nothing is reserved."""
     with holder(machine):
         terminal.process.sendline("%reserve_gpu --wait")
-        terminal.process.expect("Waiting for a GPU, ")
+        terminal.process.expect("Waiting for a GPU: ")
         terminal.process.sendintr()
         left = terminal.screen(terminal.finish())
         assert left.endswith(

@@ -220,9 +220,9 @@ def test_a_directory_that_is_full(machine: Machine, wish: tuple[str, ...]) -> No
     command = (sys.executable, "-m", "reserve_gpu", "run", *wish, "--", "true")
     code, _, told = with_mounts(machine, full, *command)
     assert code == 0
-    assert "Warning: GPU0 is reserved, but others can't read the end, the note or " in told
+    assert "Warning: GPU0 is reserved, but other users can't see the end, the note or " in told
     assert "No space left on device" in told
-    assert ("Your part counts as the whole GPU" in told) is (wish[0] == "--memory")
+    assert ("your part counts as the whole GPU" in told) is (wish[0] == "--memory")
 
 
 def test_a_directory_that_has_room_again(here: Here) -> None:

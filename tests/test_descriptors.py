@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.here import Here
     from tests.machine import Machine
 
-ANEW = "Other code in this process had closed the lock of GPU{}. It is locked anew"
+RELOCKED = "Other code in this process closed the lock of GPU{0}. GPU{0} has been locked again"
 # For a child to run: all are closed but its standard ones and the pipe for its answers.
 CLOSE_ALL = """
 for number in range(3, 256):
@@ -65,8 +65,8 @@ def test_closed_locks(
     assert (held(here), reserve_gpu.current()) == ([], None)
     with pytest.warns(reserve_gpu.ReserveGPUWarning) as caught:
         again = reserve_gpu.reserve(then, memory=memory)
-    assert [text[: len(ANEW) - 1] for text in texts(caught)] == [
-        ANEW.format(number) for number in first.split(",")
+    assert [text[: len(RELOCKED.format(0))] for text in texts(caught)] == [
+        RELOCKED.format(number) for number in first.split(",")
     ]
     assert (held(here), reserve_gpu.current()) == (left, again)
     reserve_gpu.release()
@@ -79,7 +79,7 @@ def test_closed_lock_at_the_end_of_a_cell(here: Here) -> None:
     assert magic.end_cell() == []
     close_locks(here)
     (line,) = magic.end_cell()
-    assert line.startswith(ANEW.format(0))
+    assert line.startswith(RELOCKED.format(0))
     assert (held(here), reserve_gpu.current()) == ([0], reservation)
     assert magic.end_cell() == []
 
@@ -91,7 +91,7 @@ def test_closed_lock_in_a_notebook(here: Here) -> None:
     shell.shell.user_ns["close_locks"] = lambda: close_locks(here)
     assert shell.run("1").stderr == ""
     cell = shell.run("close_locks()")
-    assert (cell.error, cell.stderr.count(ANEW.format(0)), held(here)) == (None, 1, [0])
+    assert (cell.error, cell.stderr.count(RELOCKED.format(0)), held(here)) == (None, 1, [0])
     assert shell.run("1").stderr == ""
 
 
@@ -137,7 +137,7 @@ def test_all_closed(here: Here) -> None:
         child.run(CLOSE_ALL)
         child.run("from reserve_gpu.ipython import magic")
         (line,) = child.run("magic.end_cell()").value
-        assert line.startswith(ANEW.format(0))
+        assert line.startswith(RELOCKED.format(0))
         assert held(here) == [0]
 
 

@@ -391,8 +391,8 @@ def asking(here: Here, forker: Forker) -> Asking:
 
 
 LATE = (
-    "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
-    "restart."
+    "CUDA is already running: JAX, TensorFlow and CuPy keep the limit that they started with until "
+    "you restart."
 )
 RESTART = "estart the process and run reserve_gpu.reserve() before anything that uses a GPU."
 
@@ -580,7 +580,7 @@ def test_a_changed_variable_and_cuda(asking: Asking, *, is_late: bool) -> None:
     answers, warnings = asking("ask(devices='1')", *steps, "ask()", VARIABLE)
     assert answers[4] == "1"
     (warning,) = warnings
-    assert ("CUDA has not started on GPU1 alone: restart" in warning) == is_late
+    assert ("CUDA did not start on GPU1 alone: restart" in warning) == is_late
     assert ("the variables are set for GPU1 again" in warning) != is_late
 
 

@@ -125,7 +125,7 @@ def test_each_way_out_is_what_it_says(frontend: Frontend) -> None:
     foot = pictures.refusal(Refused(request, (THERE, BUSY), user="alice"), frontend).layout.foot
     lines = [phrases.plain(line).split(": ", 1) for line in foot]
     (text, queue), (less, smaller), (_, named) = lines[:3]
-    assert (text, less) == ("Wait in the queue", "1 can be had now")
+    assert (text, less) == ("Wait in the queue", "1 is available now")
     assert read(queue)[0] == request
     assert read(queue)[1]
     assert read(smaller) == (request._replace(count=1), None)
@@ -208,7 +208,7 @@ def test_what_would_fit_does_fit(frontend: Frontend) -> None:
             (line,) = [
                 phrases.plain(line)
                 for line in pictures.refusal(Refused(request, (full, BUSY)), frontend).layout.foot
-                if "can be had now: " in phrases.plain(line)
+                if " available now: " in phrases.plain(line)
             ]
             typed = read(line.split(": ", 1)[1])[0]
             assert typed.terms.memory_limit_mib is not None

@@ -89,7 +89,7 @@ say(rc.cluster.cluster_id)
 logs = [open(path).read() for path in glob.glob(os.path.expanduser(
     "~/.ipython/profile_default/log/ipengine-*.log"))]
 say(sorted(log.count("Reserving GPU") for log in logs))
-say(sorted(log.count("Going on without a GPU.") for log in logs))
+say(sorted(log.count("Continuing without a GPU.") for log in logs))
 get_ipython().run_cell("%px %reserve_gpu")
 rc.cluster.stop_cluster_sync()
 """

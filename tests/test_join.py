@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from contextlib import contextmanager
@@ -96,7 +97,9 @@ def test_the_command_is_ones_own(here: Here) -> None:
         shell.chmod(0o755)
         assert join(here, SHELL=str(shell)).stdout == "my shell on 1\n"
         again = join(here, "--", "sh", "-c", f"{shlex.join(US)} run -- true; exit 3")
-        assert "GPU1 is reserved already, by a process that has started this one" in again.stderr
+        assert (
+            "The process that started this one has already reserved GPU1 for both" in again.stderr
+        )
 
 
 def test_several_reservations(here: Here) -> None:
@@ -107,7 +110,7 @@ def test_several_reservations(here: Here) -> None:
         done = join(here, "--", "true")
         assert done.returncode == 2
         lines = done.stderr.splitlines()
-        assert lines[0] == "There are 2 reservations. Which one?"
+        assert lines[0] == "There are 2 reservations. Which one do you mean?"
         assert lines[1::2] == [f"reserve-gpu join {child.pid}" for child in (one, other)]
         done = join(here, str(other.pid), "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
         assert done.stdout == "1\n"
@@ -137,7 +140,7 @@ def test_nobody_shares_what_a_guest_is_left_with(here: Here, wishes: dict[str, A
         with guest(here):
             holder.kill()
             text = refused("0", **wishes)
-            assert "overdue: it has joined what has been released" in of_gpu(text)
+            assert "overdue: the reservation that it joined has been released" in of_gpu(text)
 
 
 def test_a_part_is_counted_once(here: Here) -> None:
@@ -169,7 +172,7 @@ def test_the_status_shows_both(here: Here) -> None:
             assert f"child.py (pid {holder.pid}) for" in line
             assert f"(pid {other.pid}) beside {CHILD} for" in line
             assert "without a reservation" not in line
-            assert f"not joined, beside {CHILD}: " in line
+            assert f"not joined to {CHILD}: " in line
             assert f"child.py (pid {own.pid})" in line
             row = status.to_dict()["devices"][1]
             assert row["is_used_without_reservation"] is False
@@ -201,7 +204,7 @@ def test_a_deleted_lock_file(here: Here) -> None:
             renew = f"{SESSION}session().run(session().renew)"
             for child in (holder, other):
                 (line,) = child.run(renew).value
-                assert line.startswith("Somebody deleted or replaced ")
+                assert re.match(r"The lock file of GPU\d \(.*\) was deleted or replaced\.", line)
             holder.kill()
             assert held(here) == [0]
 
@@ -229,7 +232,7 @@ def test_in_a_notebook(here: Here) -> None:
         assert "CUDA_VISIBLE_DEVICES = '1'" in kernel.run("%reserve_gpu").stdout  # it has one
         assert "released" not in kernel.run("1").all
         holder.kill()
-        told = f"{CHILD} has released GPU1, which this kernel has joined."
+        told = f"{CHILD} has released GPU1, which this kernel had joined."
         assert told in kernel.run("1").shown
         assert "CUDA_VISIBLE_DEVICES = '1'" in kernel.run("%reserve_gpu").stdout
         assert "released" not in kernel.run("1").all

@@ -170,7 +170,7 @@ def test_a_wait_is_one_display(two: Two) -> None:
     assert {kind for kind, _ in displays[1:]} == {"update_display_data"}
     assert len({content["transient"]["display_id"] for _, content in displays}) == 1
     texts = [content["data"]["text/plain"] for _, content in displays]
-    assert re.match(r"Waiting for GPU0, next in the queue, for \d+ s\.\n", texts[0])
+    assert re.match(r"Waiting for GPU0: next in the queue, \d+ s so far\.\n", texts[0])
     assert of_gpu(texts[0]).startswith("reserved: ")
     assert f"train.ipynb (pid {two.first.pid})" in texts[0]
     assert "thesis" in texts[0]
@@ -195,7 +195,7 @@ def test_a_wait_that_nobody_watches(two: Two) -> None:
             printed += content["text"]
             two.first.client.execute("%reserve_gpu --release")
     waited, _, reserved = printed.partition("Reserving GPU0: ")
-    assert waited.startswith("Waiting for a GPU, next in the queue, for ")
+    assert waited.startswith("Waiting for a GPU: next in the queue, ")
     assert of_gpu(waited).startswith("reserved: ")
     assert waited.count("Waiting") == 1
     assert reserved
@@ -304,7 +304,7 @@ def test_less_once_cuda_has_started(started: Started) -> None:
     """Once CUDA has started, asking for less keeps everything, and a warning says that it stays."""
     cell = started.kernel.run("%reserve_gpu 1")
     assert (cell.stdout, cell.error) == (started.first.stdout, None)
-    assert cell.shown.startswith("Warning: CUDA has started in this kernel and goes on using ")
+    assert cell.shown.startswith("Warning: CUDA has started in this kernel and keeps using ")
     assert cell.shown.endswith("GPU2 stays reserved as well.")
     assert (variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
 

@@ -590,7 +590,7 @@ GONE: dict[str, Callable[[Path], object]] = {
     "replaced": replace,
     "directory": lambda path: shutil.rmtree(path.parent),
 }
-ANEW = "Somebody deleted or replaced {path}, the lock of GPU0. It is locked anew"
+RELOCKED = "The lock file of GPU0 ({path}) was deleted or replaced. GPU0 has been locked again"
 
 
 @pytest.mark.parametrize("gone", GONE)
@@ -603,7 +603,7 @@ def test_a_deleted_lock_frees_nothing(two: Here, gone: str, *, memory: str | Non
     with pytest.warns(reserve_gpu.ReserveGPUWarning) as caught:
         assert reserve_gpu.reserve("0", memory=memory) is reservation
     assert texts(caught) == [
-        f"{ANEW.format(path=path)}, and GPU0 is still reserved for this kernel."
+        f"{RELOCKED.format(path=path)}, and is still reserved for this kernel."
     ]
     assert is_locked(path)
     assert json.loads(path.read_bytes())["note"] == "mine"
@@ -627,7 +627,7 @@ def test_a_deleted_lock_is_locked_anew_by_the_next_cell(two: Here, *, memory: st
     assert times == []  # as long as nothing is amiss nobody else is held up
     path.unlink()
     cell = shell.run("x = 1")
-    assert ANEW.format(path=path) in cell.stdout + cell.stderr
+    assert RELOCKED.format(path=path) in cell.stdout + cell.stderr
     assert held(two) == [0]
     cell = shell.run("x = 2")
     assert cell.stdout + cell.stderr == ""
@@ -642,7 +642,7 @@ def test_one_of_several_is_locked_anew(two: Here, then: dict[str, Any], left: li
     reserve_gpu.reserve("0,1")
     two_inode = (two.locks / f"{UUIDS[1]}.lock").stat().st_ino
     (two.locks / GPU0).unlink()
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="the lock of GPU0") as caught:
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="The lock file of GPU0") as caught:
         reserve_gpu.reserve(**then)
     assert len(texts(caught)) == 1
     assert held(two) == left
@@ -653,7 +653,7 @@ def test_asking_for_more_locks_anew_as_well(two: Here) -> None:
     """Who asks for one more GPU keeps the first, also where its lock file was deleted."""
     reserve_gpu.reserve("0")
     (two.locks / GPU0).unlink()
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="the lock of GPU0"):
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="The lock file of GPU0"):
         assert got("0,1") == "0,1"
     assert held(two) == [0, 1]
 
@@ -687,7 +687,7 @@ def test_what_another_has_locked_meanwhile_is_lost(
             with pytest.raises(LockError) as caught:
                 reserve_gpu.reserve(devices, memory=memory)
             text = str(caught.value)
-            assert f"Somebody deleted {path}, the lock of GPU0, and the device is now" in text
+            assert f"The lock file of GPU0 ({path}) was deleted, and the device is now" in text
             assert f"(pid {os.getpid()})" in text
             assert variables() == before
         assert reserve_gpu.current() is reservation

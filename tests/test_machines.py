@@ -116,7 +116,7 @@ def test_in_a_container_memory_decides(machine: Machine) -> None:
     machine.use("container")
     with behind(machine, *CONTAINER) as child:
         text = child.reserve("count=2").text
-        why = "in use by no visible process (perhaps outside of this container)"
+        why = "in use by no visible process (perhaps outside this container)"
         assert of_gpu(text).startswith(f"busy: 8.8 GiB {why}")
         assert "fuser" not in text  # which sees as little
         assert child.reserve().value == "2"
@@ -146,7 +146,7 @@ def test_a_container_without_a_reading(machine: Machine) -> None:
         assert of_gpu(refused.text).startswith("unknown: ")
         assert "reserve('0')" not in refused.text  # nobody knows whose it is
         assert "in the queue" not in refused.text  # and no wait would tell
-        assert "nobody uses GPU0. Then reserve all of it by number." in refused.text
+        assert "If you know it is unused, reserve all of it by number." in refused.text
         assert any("unknown" in text for text in child.run(WARNINGS.format("0")).value)
         uuid = child.run("reserve_gpu.current().devices[0].uuid").value
         assert child.run(CUDA_SEES).value == [uuid[4:]]
@@ -160,7 +160,7 @@ def test_the_hosts_memory_in_a_container(machine: Machine) -> None:
     with behind(machine, *CONTAINER) as child:
         for asked in ("", "memory='1GiB'"):
             refused = child.reserve(asked)
-            assert of_gpu(refused.text).startswith("unknown: its memory is the host's, and not all")
+            assert of_gpu(refused.text).startswith("unknown: it shares the host's memory, and some")
             assert "reserve all of it by number" in refused.text
         assert child.run("reserve_gpu.status().rows[0].promisable_mib").value is None
         assert any("unknown" in text for text in child.run(WARNINGS.format("0")).value)
@@ -192,8 +192,8 @@ def test_a_holder_elsewhere_is_not_taken_for_a_local_process(machine: Machine) -
         outside.reserve("1")
         refused = two.reserve()
         assert refused.error == "NoFreeDeviceError"
-        assert "(pid 1 of another container, unverified)" in refused.text
-        assert f"(pid {outside.pid} of another container, unverified)" in refused.text
+        assert "(pid 1 in another container, unverified)" in refused.text
+        assert f"(pid {outside.pid} in another container, unverified)" in refused.text
         one.run("reserve_gpu.release()")
         assert two.reserve().value == "0"
 
@@ -475,7 +475,7 @@ def test_wsl2(machine: Machine) -> None:
     with behind(machine, *OWN_MOUNTS, script=wsl(libraries), LD_LIBRARY_PATH="") as child:
         assert child.reserve().value == "1"
         text = child.reserve("count=2").text
-        why = "busy: 4.9 GiB in use by no visible process (Windows, perhaps)"
+        why = "busy: 4.9 GiB in use by no visible process (perhaps by Windows)"
         assert of_gpu(text).startswith(why)
         assert "fuser" not in text  # which does not see Windows
         child.run("reserve_gpu.release()")
@@ -888,7 +888,7 @@ def test_optional(
         assert variables()["CUDA_VISIBLE_DEVICES"] == expected
     else:
         assert variables() == expected
-        assert "Going on without a GPU." in cell.stdout + cell.stderr
+        assert "Continuing without a GPU." in cell.stdout + cell.stderr
 
 
 # -- choosing --------------------------------------------------------------------------------------

@@ -180,9 +180,9 @@ def test_a_gpu_that_fails_is_told_to_its_holder(here: Here) -> None:
         again = shell.run("%reserve_gpu")
         assert again.stdout == ONE_DEVICE
         assert again.stderr == (
-            "Warning: The NVIDIA driver can't use GPU0 now, which this kernel holds: Unknown Error "
-            "(nvmlDeviceGetHandleByIndex). To get another GPU, run %reserve_gpu --release and then "
-            "%reserve_gpu. Send the administrator the output of nvidia-smi.\n"
+            "Warning: This kernel holds GPU0, but the NVIDIA driver currently can't use it: "
+            "Unknown Error (nvmlDeviceGetHandleByIndex). To get another GPU, run %reserve_gpu "
+            "--release and then %reserve_gpu. Send the administrator the output of nvidia-smi.\n"
         )
     here.write(f"{before}\nfail nvmlInitWithFlags * 18")  # which says nothing of that GPU
     assert shell.run("%reserve_gpu").stderr == ""
@@ -297,7 +297,7 @@ def test_the_end_of_a_cell_mends_a_deleted_lock(here: Here) -> None:
     cell = run(shell, "print('worked')")
     assert (cell.stdout, cell.error) == ("worked\n", None)
     (warning,) = cell.stderr.splitlines()
-    assert warning.startswith(f"Warning: Somebody deleted or replaced {lock}, the lock of GPU1.")
+    assert warning.startswith(f"Warning: The lock file of GPU1 ({lock}) was deleted or replaced.")
     assert held(here) == [1]
     assert run(shell, "1").stderr == ""
 
@@ -323,11 +323,11 @@ def test_going_on_with_what_is_held(here: Here) -> None:
     shell.run("%reserve_gpu 1")
     with here.rival("0"):
         cell = shell.run("%reserve_gpu 0 --optional")
-        assert cell.stdout == "Going on with GPU1, as before.\n"
+        assert cell.stdout == "Continuing with GPU1, as before.\n"
         assert (cell.error, visible()) == (None, "1")
         shell.run("%reserve_gpu --release")
         cell = shell.run("%reserve_gpu 0 --optional")
-        assert cell.stdout == "Going on without a GPU.\n"
+        assert cell.stdout == "Continuing without a GPU.\n"
         assert (cell.error, visible()) == (None, "")
 
 

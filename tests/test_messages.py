@@ -179,7 +179,8 @@ NOTHING_SET: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": None}
             True,
             (
                 "Released GPU0.\n"
-                "CUDA still runs in this kernel: restart it to free the GPU's memory as well.\n"
+                "CUDA is still running in this kernel. Restart it to free the GPU's memory as "
+                "well.\n"
                 "CUDA_VISIBLE_DEVICES is not set"
             ),
         ),
@@ -197,10 +198,10 @@ def test_released(
 @pytest.mark.parametrize(
     ("held", "visible", "expected"),
     [
-        ([], None, "Going on without a GPU."),
-        ([GPU0, GPU1], None, "Going on with GPU0 and GPU1, as before."),
-        ([], "0,1", "Going on with CUDA_VISIBLE_DEVICES = '0,1', as before."),
-        ([], "", "Going on without a GPU."),
+        ([], None, "Continuing without a GPU."),
+        ([GPU0, GPU1], None, "Continuing with GPU0 and GPU1, as before."),
+        ([], "0,1", "Continuing with CUDA_VISIBLE_DEVICES = '0,1', as before."),
+        ([], "", "Continuing without a GPU."),
     ],
 )
 def test_going_on(held: list[Device], visible: str | None, expected: str) -> None:
@@ -226,14 +227,14 @@ def said(row: DeviceStatus) -> str:
             DeviceStatus(GPU0, State.RESERVED, holders=(ALICE,)),
             "reserved: alice, train.ipynb (pid 4321000)",
         ),
-        (DeviceStatus(GPU0, State.RESERVED, holders=(Holder(),)), "reserved: somebody"),
+        (DeviceStatus(GPU0, State.RESERVED, holders=(Holder(),)), "reserved: unknown user"),
         (
             DeviceStatus(GPU0, State.RESERVED, holders=(a_holder(17, "bob"),)),
             "reserved: bob (pid 17, unverified)",
         ),
         (
             DeviceStatus(GPU0, State.RESERVED, holders=(a_holder(17, "bob", elsewhere=True),)),
-            "reserved: bob (pid 17 of another container, unverified)",
+            "reserved: bob (pid 17 in another container, unverified)",
         ),
         (
             DeviceStatus(GPU0, State.RESERVED, holders=(NOTED,)),
@@ -241,7 +242,7 @@ def said(row: DeviceStatus) -> str:
         ),
         (
             DeviceStatus(GPU0, State.RESERVED, holders=(a_holder(notebook=HOSTILE, user=""),)),
-            f"reserved: somebody, {HARMLESS} (unverified)",
+            f"reserved: unknown user, {HARMLESS} (unverified)",
         ),
         (
             DeviceStatus(GPU0, State.RESERVED, COMPUTED_ON, holders=(BOB,), processes=(STRANGER,)),
@@ -288,7 +289,7 @@ def said(row: DeviceStatus) -> str:
         (DeviceStatus(GPU0, State.BUSY), "busy: "),
         (
             DeviceStatus(GPU0, State.PROHIBITED, PROHIBITED),
-            "prohibited: compute mode is prohibited: nobody can use it",
+            "prohibited: compute mode is prohibited: no process can use it",
         ),
         (
             DeviceStatus(GPU0, State.UNKNOWN, Usage()),
@@ -310,16 +311,16 @@ def said(row: DeviceStatus) -> str:
         (DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.PART), "unfit: has 15.0 GiB to share"),
         (
             DeviceStatus(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
-            "unfit: does not say how much memory it has",
+            "unfit: does not report its memory size",
         ),
         (
             DeviceStatus(PART, State.UNFIT, unfit=Unfit.SECOND_INSTANCE),
-            "unfit: is a MIG instance; with this driver a process can use only one",
+            "unfit: is a MIG instance; with this driver, a process can use only one",
         ),
         (DeviceStatus(GPU0, State.FREE, EMPTY, would_be_taken=True), "free: "),
         (
             DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, would_be_taken=True),
-            "busy: you would get it, as you named it",
+            "busy: you would get it because you named it",
         ),
         (
             DeviceStatus(GPU0, State.RESERVED, holders=(ALICE,), is_mine=True, would_be_taken=True),
@@ -542,8 +543,8 @@ def test_the_queue_is_offered(state: State, *, is_offered: bool) -> None:
 
 
 TROUBLE = (
-    "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator (a GPU that "
-    "is lost needs a reset or a reboot)."
+    "Waiting alone won't help: check the output of nvidia-smi, and ask the administrator (a lost "
+    "GPU needs a reset or a reboot)."
 )
 BROKEN = DeviceStatus(LOST, State.BROKEN)
 BARRED = DeviceStatus(GPU0, State.PROHIBITED, PROHIBITED)
@@ -602,8 +603,8 @@ def test_what_is_left(frontend: Frontend, kept: list[Device], expected: str) -> 
         ([State.BUSY], "No other free GPU devices: GPU1 is busy.", None),
         (
             [State.FREE, State.BUSY],
-            "Not enough other free GPU devices: 1 of 2 is free, 2 are needed.",
-            "2 can be had now: %reserve_gpu -n 2",
+            "You have GPU0 and asked for 3: 2 more are needed, 1 is free.",
+            "2 are available now: %reserve_gpu -n 2",
         ),
     ],
 )
@@ -619,7 +620,7 @@ def test_what_one_has_is_not_free(states: list[State], head: str, offered: str |
     first = picture.layout.entries[0]
     assert (first.state, first.is_mine) == (State.RESERVED, True)
     assert phrases.plain(first.who) == "this kernel: alice, train.ipynb (pid 4321000)"
-    offers = [line for line in ways_out(picture) if "can be had now" in line]
+    offers = [line for line in ways_out(picture) if "available now" in line]
     assert offers == ([offered] if offered else [])
 
 
@@ -637,21 +638,21 @@ def test_a_command_that_does_not_run_sees_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "count", "inside"),
-    [("0", 1, "that one."), ("0,1", 2, "those."), ("0\x1b", 1, "that one.")],
+    [("0", 1, "this device."), ("0,1", 2, "these devices."), ("0\x1b", 1, "this device.")],
 )
 def test_limit(limit: str, count: int, inside: str) -> None:
     """A refusal names the inherited limit and how many GPUs it leaves."""
     rows = [RESERVED] * count
     shown = limit.replace("\x1b", "\ufffd")
     expected = (
-        f"CUDA_VISIBLE_DEVICES={shown!r} was set elsewhere: it limits this process to {inside}"
+        f"CUDA_VISIBLE_DEVICES={shown!r} was set elsewhere. It limits this process to {inside}"
     )
     assert ways_out(refused(*rows, limit=limit))[-1] == expected
 
 
-UNKNOWN_VALUE = "hides every GPU, because CUDA knows no such value."
+UNKNOWN_VALUE = "hides every GPU, because CUDA does not recognize this value."
 TWICE = "hides every GPU, because it names a GPU twice"
-NOT_HERE = "hides every GPU, because its first entry means no GPU here. This machine has"
+NOT_HERE = "hides every GPU, because its first entry matches no GPU here. This machine has"
 NO_UUID = NOT_HERE.replace("no GPU", "no single GPU")
 
 
@@ -673,9 +674,7 @@ def test_a_variable_that_hides_every_gpu(limit: str, count: int, why: str) -> No
     """If the variable hides every GPU, the message says why that value does."""
     said = str(HidesAll(Request(), limit, count).error(SHELL))
     value = limit.replace("\x1b", "\ufffd")
-    assert said.startswith(
-        f"CUDA_VISIBLE_DEVICES={value!r} {why} It was set outside of reserve_gpu."
-    )
+    assert said.startswith(f"CUDA_VISIBLE_DEVICES={value!r} {why} It was set outside reserve_gpu.")
 
 
 @pytest.mark.parametrize(
@@ -710,9 +709,7 @@ def test_how_to_lift_a_limit(frontend: Frontend, end: str) -> None:
     reason = HidesAll(Request(devices=("1",)), "-1", 2)
     assert str(reason.error(frontend)).endswith(end)
     for_program = str(reason.error(frontend._replace(is_for_program=True)))
-    assert for_program.endswith(
-        "Trying again does not help. Ask the person who set it to unset it."
-    )
+    assert for_program.endswith("Trying again won't help. Ask the person who set it to unset it.")
 
 
 def test_a_limit_of_a_process_with_a_reservation() -> None:
@@ -955,7 +952,7 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             [DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.MODEL)],
             Request(model="H100"),
             None,
-            ("Of 1 GPU none has 'H100' in its name; there is 1 Tesla T4."),
+            ("Of 1 GPU, none has 'H100' in its name; there is 1 Tesla T4."),
         ),
         (
             [
@@ -964,14 +961,14 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             ],
             Request(min_memory_mib=190734.86, memory_unit="GB"),
             None,
-            "Of 8 GPUs none has 186.3 GiB; the largest has 40.0 GiB.",
+            "Of 8 GPUs, none has 186.3 GiB; the largest has 40.0 GiB.",
         ),
         (
             [DeviceStatus(GPU, State.UNFIT, unfit=Unfit.MODEL) for GPU in (GPU0, GPU0, GPU1, GPU2)],
             Request(model="H100"),
             None,
             (
-                "Of 4 GPUs none has 'H100' in its name; there are 2 A100, 1 Tesla T4 and 1 "
+                "Of 4 GPUs, none has 'H100' in its name; there are 2 A100, 1 Tesla T4 and 1 "
                 "without a name."
             ),
         ),
@@ -983,8 +980,8 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             Request(model="A100", min_memory_mib=81920),
             None,
             (
-                "1 GPU of 80.0 GiB or more with 'A100' in the name can't be had here. Of 2 GPUs "
-                "none will do; GPU1 is called Tesla T4; GPU0 has 40.0 GiB."
+                "1 GPU of 80.0 GiB or more with 'A100' in the name can't be reserved here. Of 2 "
+                "GPUs, none is suitable; GPU1 is called Tesla T4; GPU0 has 40.0 GiB."
             ),
         ),
         (
@@ -996,8 +993,8 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             Request(count=2, min_memory_mib=20480),
             None,
             (
-                "2 GPUs of 20.0 GiB or more can't be had here. Of 3 GPUs GPU0 will do; GPU1 has "
-                "15.0 GiB; GPU2 does not say how much memory it has."
+                "2 GPUs of 20.0 GiB or more can't be reserved here. Of 3 GPUs, GPU0 is suitable; "
+                "GPU1 has 15.0 GiB; GPU2 does not report its memory size."
             ),
         ),
         (
@@ -1006,7 +1003,8 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             "0,1",
             (
                 "There are 2 GPUs here; you asked for 9. "
-                "CUDA_VISIBLE_DEVICES='0,1' was set elsewhere: it limits this process to those."
+                "CUDA_VISIBLE_DEVICES='0,1' was set elsewhere. It limits this process to these "
+                "devices."
             ),
         ),
         (
@@ -1014,21 +1012,21 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             Request(count=2),
             None,
             (
-                "2 GPUs can't be had here. Of 2 GPUs GPU0 and GPU3:0 will do; CUDA gives a process "
-                "whole GPUs or MIG instances, not both."
+                "2 GPUs can't be reserved here. Of 2 GPUs, GPU0 and GPU3:0 are suitable; CUDA "
+                "gives a process whole GPUs or MIG instances, not both."
             ),
         ),
         (
             [DeviceStatus(GPU0._replace(reserve_mib=600), State.UNFIT, unfit=Unfit.PART)],
             Request(terms=ReservationTerms(Size(40959.0, "MiB")), min_memory_mib=1024.0),
             None,
-            "Of 1 GPU none has 40.0 GiB; the largest has 39.4 GiB.",
+            "Of 1 GPU, none has 40.0 GiB; the largest has 39.4 GiB.",
         ),
         (
             [DeviceStatus(GPU, State.UNFIT, unfit=Unfit.PART) for GPU in (GPU0, GPU1)],
             Request(terms=ReservationTerms(Size(95367.4, "GB"))),
             None,
-            "Of 2 GPUs none has 93.1 GiB; the largest has 40.0 GiB.",
+            "Of 2 GPUs, none has 93.1 GiB; the largest has 40.0 GiB.",
         ),
         (
             [
@@ -1039,8 +1037,8 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             Request(count=2, terms=ReservationTerms(Size(20480.0))),
             None,
             (
-                "20.0 GiB of each of 2 GPUs can't be had here. Of 3 GPUs GPU0 will do; GPU1 has "
-                "15.0 GiB; GPU2 does not say how much memory it has."
+                "20.0 GiB of each of 2 GPUs can't be reserved here. Of 3 GPUs, GPU0 is suitable; "
+                "GPU1 has 15.0 GiB; GPU2 does not report its memory size."
             ),
         ),
         (
@@ -1052,8 +1050,8 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             Request(terms=ReservationTerms(Size(95367.4, "GB"))),
             None,
             (
-                "Of 3 GPUs none has 93.1 GiB; the largest has 40.0 GiB; GPU4 can't be read: GPU is "
-                "lost."
+                "Of 3 GPUs, none has 93.1 GiB; the largest has 40.0 GiB; GPU4 can't be read: GPU "
+                "is lost."
             ),
         ),
     ],
@@ -1067,7 +1065,7 @@ def test_impossible(
 
 @pytest.mark.parametrize(
     ("devices", "head"),
-    [([GPU0], "GPU0 is reserved already"), ([GPU0, GPU1], "GPU0 and GPU1 are reserved already")],
+    [([GPU0], "GPU0"), ([GPU0, GPU1], "GPU0 and GPU1")],
 )
 def test_above(devices: list[Device], head: str) -> None:
     """Below a process that holds all there is it is said that nothing has to be reserved."""
@@ -1076,10 +1074,10 @@ def test_above(devices: list[Device], head: str) -> None:
     visible = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": None}
     lines = str(ReservedAbove(rows, visible).error(MAGIC)).splitlines()
     assert lines == [
-        f"{head}, by a process that has started this one, and so for this one too:",
+        f"The process that started this one has already reserved {head} for both:",
         *(f"  {device.label}: reserved by alice, train.ipynb (pid 4321000)" for device in devices),
-        "  GPU2: does not say how much memory it has",
-        "The variables are set already: leave out %reserve_gpu here.",
+        "  GPU2: does not report its memory size",
+        "The variables are already set, so leave out %reserve_gpu here.",
         "CUDA_VISIBLE_DEVICES = '0'",
     ]
 
@@ -1131,8 +1129,8 @@ def test_too_late_in_python() -> None:
 def test_programs_are_told_in_their_words() -> None:
     """What only programs get to know is said in one sentence each."""
     assert "This process is already reserving, releasing or reading GPUs" in NESTED
-    assert notices.HAS_ENDED == "This reservation has been released; ask for another one."
-    assert "waits in the queue" in notices.ANOTHER_THREAD_WAITS
+    assert notices.HAS_ENDED == "This reservation has been released. Make a new one."
+    assert "waiting in the queue" in notices.ANOTHER_THREAD_WAITS
 
 
 # -- warnings --------------------------------------------------------------------------------------
@@ -1163,7 +1161,7 @@ def test_caution(caution: DeviceStatus, request_: Request, expected: str) -> Non
     assert notices.caution(caution, request_) == expected
 
 
-GOES_ON = "CUDA has started in this kernel and goes on using what it saw then, so "
+GOES_ON = "CUDA has started in this kernel and keeps using the GPUs that it saw then, so "
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 CHANGED = f"{VISIBLE} was"
 
@@ -1174,16 +1172,13 @@ CHANGED = f"{VISIBLE} was"
         (notices.stays([GPU0], is_late=True), f"{GOES_ON}GPU0 stays reserved as well."),
         (
             notices.stays([GPU0, GPU1], is_late=False),
-            (
-                "The `with` block around this has asked for more, so GPU0 and GPU1 stay "
-                "reserved as well."
-            ),
+            ("The enclosing `with` block asked for more, so GPU0 and GPU1 stay reserved as well."),
         ),
         (
             notices.locked_anew(GPU0, None),
             (
-                "Other code in this process had closed the lock of GPU0. It is locked anew, and "
-                "GPU0 is still reserved for this kernel."
+                "Other code in this process closed the lock of GPU0. GPU0 has been locked again, "
+                "and is still reserved for this kernel."
             ),
         ),
         (
@@ -1205,36 +1200,36 @@ CHANGED = f"{VISIBLE} was"
         (
             notices.changed({VISIBLE: "7"}, [GPU0], is_late=False, is_mended=False),
             (
-                f"{CHANGED} set to '7' after the reservation of GPU0. Undo that, or run "
-                "the cell with %reserve_gpu again, before CUDA starts"
+                f"{CHANGED} set to '7' after the reservation of GPU0. Undo the change, or run "
+                "the %reserve_gpu cell again, before CUDA starts"
             ),
         ),
         (
             notices.changed({VISIBLE: ""}, [GPU0], is_late=True, is_mended=True),
             (
-                f"{CHANGED} set to '' after the reservation, and CUDA has not started on GPU0 "
+                f"{CHANGED} set to '' after the reservation, and CUDA did not start on GPU0 "
                 "alone: restart, and reserve again"
             ),
         ),
         (
             notices.locked_anew(GPU0, "/run/lock/a.lock"),
             (
-                "Somebody deleted or replaced /run/lock/a.lock, the lock of GPU0. It is locked "
-                "anew, and GPU0 is still reserved for this kernel."
+                "The lock file of GPU0 (/run/lock/a.lock) was deleted or replaced. GPU0 has been "
+                "locked again, and is still reserved for this kernel."
             ),
         ),
         (
             str(lost(GPU0, "/run/lock/a.lock", [BOB])),
             (
-                "Somebody deleted /run/lock/a.lock, the lock of GPU0, and the device is now "
-                "reserved by bob, /home/bob (pid 9876). Nothing was changed: agree with them, or "
+                "The lock file of GPU0 (/run/lock/a.lock) was deleted, and the device is now "
+                "reserved by bob, /home/bob (pid 9876). Nothing was changed. Talk to its owner, or "
                 "restart this kernel."
             ),
         ),
         (
             notices.private_directory("/run/lock/reserve_gpu", "start it with --bind /run/lock"),
             (
-                "this container sees only the reservations made inside of it (in "
+                "this container sees only the reservations made inside it (in "
                 "/run/lock/reserve_gpu). To share them with the whole machine, start it with "
                 "--bind /run/lock."
             ),
@@ -1242,9 +1237,9 @@ CHANGED = f"{VISIBLE} was"
         (
             notices.unsigned([GPU0], "/run/lock/reserve_gpu", "No space left", is_part=True),
             (
-                "GPU0 is reserved, but others can't read the end, the note or the notebook: "
-                "/run/lock/reserve_gpu can't be written (No space left). Your part counts as the "
-                "whole GPU for them. Free some space there, or tell the administrator."
+                "GPU0 is reserved, but other users can't see the end, the note or the notebook: "
+                "/run/lock/reserve_gpu can't be written (No space left). For them, your part "
+                "counts as the whole GPU. Free some space there, or tell the administrator."
             ),
         ),
     ],
@@ -1264,10 +1259,10 @@ FULL_GPU = DeviceStatus(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), pr
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        (FULL_GPU, "5.8 GiB can still be promised"),
-        (FULL_GPU._replace(promisable_mib=0.0), "nothing can be promised"),
-        (FULL_GPU._replace(promisable_mib=0.2, holders=(A_PART,)), "nothing can be promised"),
-        (FULL_GPU._replace(promisable_mib=110.0), "0.1 GiB can still be promised"),
+        (FULL_GPU, "5.8 GiB still available"),
+        (FULL_GPU._replace(promisable_mib=0.0), "no memory available"),
+        (FULL_GPU._replace(promisable_mib=0.2, holders=(A_PART,)), "no memory available"),
+        (FULL_GPU._replace(promisable_mib=110.0), "0.1 GiB still available"),
         (FULL_GPU._replace(is_mine=True), "your part can grow to 5.8 GiB"),
     ],
 )
@@ -1288,17 +1283,17 @@ def test_full(row: DeviceStatus, expected: str) -> None:
         (
             [FULL_GPU],
             TEN_GB._replace(devices=("0",)),
-            "GPU0 has no room for 9.3 GiB: 5.8 GiB at most.",
+            "GPU0 has no room for 9.3 GiB, only for 5.8 GiB.",
         ),
         (
             [FULL_GPU, DeviceStatus(GPU1, State.FREE, would_be_taken=True), RESERVED],
             TEN_GB._replace(count=2),
-            "Not enough GPU devices have room for 9.3 GiB: 1 of 3 has, 2 are needed.",
+            "Not enough GPU devices have room for 9.3 GiB: 1 of 3 does, 2 are needed.",
         ),
         (
             [FULL_GPU, DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.PART), RESERVED],
             TEN_GB._replace(count=2),
-            "Not enough GPU devices have room for 9.3 GiB: none of 2 has, 2 are needed.",
+            "Not enough GPU devices have room for 9.3 GiB: none of 2 does, 2 are needed.",
         ),
         ([RESERVED], TEN_GB, NONE_FREE),
         ([FULL_GPU], ANY, "No free GPU devices: GPU0 is full."),
@@ -1327,7 +1322,7 @@ def test_a_smaller_part_is_offered(
 ) -> None:
     """What is offered is the largest part that all of the devices that are needed have room for."""
     lines = ways_out(refused(*rows, request=TEN_GB._replace(count=count)))
-    offers = [line for line in lines if "GiB can be had now: " in line]
+    offers = [line for line in lines if "GiB is available now: " in line]
     assert [line.split("--memory ")[1] for line in offers] == ([expected] if expected else [])
 
 
@@ -1338,7 +1333,7 @@ def test_a_larger_part_beside_the_own_one() -> None:
     picture = refused(row, request=TEN_GB, kept=[GPU0])
     assert "this kernel: alice, train.ipynb (pid 17) up to 37.3 GiB\n" in str(picture)
     assert "\n     your part can grow to 5.8 GiB\n" in str(picture)
-    assert "can still be promised" not in str(picture)
+    assert "still available" not in str(picture)
     assert left(picture) == "This kernel keeps GPU0; nothing was changed."
 
 
@@ -1366,8 +1361,9 @@ def test_a_warning_of_strangers_beside_a_part() -> None:
     """Who gets a part where others compute without a reservation is told that they may use more."""
     caution = DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use_state=State.BUSY)
     assert notices.caution(caution, TEN_GB) == (
-        "You have 9.3 GiB of GPU0, which others use without a reservation: busy, alice, python "
-        "(pid 4321000). What they use now is not in your part, but they may use more"
+        "You have 9.3 GiB of GPU0, which other processes use without a reservation: busy, alice, "
+        "python (pid 4321000). The memory that they use now is not in your part, but they may use "
+        "more"
     )
 
 
@@ -1397,9 +1393,9 @@ def test_who_is_over(
         ((), ""),
         (
             ("CUPY_GPU_MEMORY_LIMIT",),
-            " It is capped by CUPY_GPU_MEMORY_LIMIT, which not every program reads.",
+            " It is limited by CUPY_GPU_MEMORY_LIMIT, which not every program reads.",
         ),
-        (("A", "B", "C"), " It is capped by A, B and C, which not every program reads."),
+        (("A", "B", "C"), " It is limited by A, B and C, which not every program reads."),
     ],
 )
 def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> None:
@@ -1456,10 +1452,10 @@ BUSY = DeviceStatus(GPU2, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unres
 @pytest.mark.parametrize(
     ("place", "limit_s", "expected"),
     [
-        (1, math.inf, "Waiting for a GPU, next in the queue, for 1 min."),
-        (3, math.inf, "Waiting for a GPU, number 3 in the queue, for 1 min."),
-        (1, 600.0, "Waiting for a GPU, next in the queue, for 1 min (10 min at most)."),
-        (2, 0.5, "Waiting for a GPU, number 2 in the queue, for 1 min (0.5 s at most)."),
+        (1, math.inf, "Waiting for a GPU: next in the queue, 1 min so far."),
+        (3, math.inf, "Waiting for a GPU: number 3 in the queue, 1 min so far."),
+        (1, 600.0, "Waiting for a GPU: next in the queue, 1 min so far (10 min at most)."),
+        (2, 0.5, "Waiting for a GPU: number 2 in the queue, 1 min so far (0.5 s at most)."),
     ],
 )
 def test_waiting(place: int, limit_s: float, expected: str) -> None:
@@ -1477,7 +1473,7 @@ def test_who_is_first_in_the_queue() -> None:
     first = Ticket(1, "q", None, BOB, "2 GPUs <b>\x1b")
     waiting = Waiting(Request(), 2, 61.0, (RESERVED,), first=first)
     asks = "2 GPUs <b>\N{REPLACEMENT CHARACTER}"
-    line = f"Number 1 in the queue is bob (/home/bob), who waits for {asks}."
+    line = f"First in the queue is bob (/home/bob), who is waiting for {asks}."
     assert ways_out(pictures.wait(waiting)) == [line]
     assert ways_out(pictures.wait(waiting._replace(first=None))) == []
 
@@ -1486,7 +1482,7 @@ def test_your_own_waiter_is_first_in_the_queue() -> None:
     """A waiter of the reading user is called by its notebook."""
     own = ALICE._replace(owner=own_name())
     waiting = Waiting(Request(), 2, 61.0, (RESERVED,), first=Ticket(1, "q", None, own))
-    line = "Number 1 in the queue is your train.ipynb, which waits for a GPU."
+    line = "First in the queue is your train.ipynb, which is waiting for a GPU."
     assert ways_out(pictures.wait(waiting)) == [line]
 
 
@@ -1523,7 +1519,7 @@ def test_what_is_likeliest_to_come_free() -> None:
         DeviceStatus(GPU2, State.RESERVED, COMPUTED_ON, holders=(BOB,)),
     )
     assert ways_out(pictures.wait(Waiting(Request(), 1, 0.0, devices))) == [
-        "Likeliest to come free: GPU1, idle for 2 h"
+        "Probably free next: GPU1, idle for 2 h"
     ]
     assert ways_out(pictures.wait(Waiting(Request(), 1, 0.0, (RESERVED, BUSY)))) == []
 
@@ -1536,11 +1532,16 @@ ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
     [
         (
             DeviceStatus(GPU0, State.BUSY, FULL),
-            ["As root, see who may keep that memory: fuser -v /dev/nvidia*"],
+            ["As root, find the processes that may hold that memory: fuser -v /dev/nvidia*"],
         ),
         (
             DeviceStatus(GPU0, State.BUSY, FULL._replace(sees_all=False, is_wsl=True)),
-            ["If that is Windows alone, set in the environment: RESERVE_GPU_IDLE_MEMORY=11GiB"],
+            [
+                (
+                    "If only Windows uses that memory, set in the environment: "
+                    "RESERVE_GPU_IDLE_MEMORY=11GiB"
+                )
+            ],
         ),
         (
             DeviceStatus(GPU0, State.BUSY, FULL._replace(sees_all=False)),
@@ -1549,7 +1550,7 @@ ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
         (DeviceStatus(GPU0, State.RESERVED, FULL, holders=(ALICE,)), []),
         (
             DeviceStatus(GPU0, State.UNKNOWN, Usage(compute=0, sees_all=False)),
-            ["Make sure that nobody uses GPU0. Then reserve all of it by number."],
+            ["GPU0's use can't be read. If you know it is unused: %reserve_gpu 0"],
         ),
         (DeviceStatus(GPU0, State.UNKNOWN, reason="its lock is a link"), []),
         (
@@ -1559,7 +1560,7 @@ ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
         (DeviceStatus(GPU0, State.UNKNOWN, Usage(compute=1, sees_all=False)), []),
         (
             DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, processes=(ZOMBIE,)),
-            [f"alice, python (pid 4321000, a zombie) goes when {HARMLESS} (pid 11) ends."],
+            [f"alice, python (pid 4321000, a zombie) will go away when {HARMLESS} (pid 11) ends."],
         ),
     ],
 )
@@ -1570,7 +1571,10 @@ def test_what_helps_where_a_wait_may_not_end(row: DeviceStatus, expected: list[s
         phrases.plain(line) for line in Status((row,), frontend=MAGIC).picture().layout.foot
     ]
     in_refusal = ways_out(refused(row))
-    assert in_wait == expected
+    no_command = [
+        line.replace(": %reserve_gpu 0", ", reserve all of it by number.") for line in expected
+    ]
+    assert in_wait == no_command
     assert in_status[: len(expected)] == in_refusal[: len(expected)] == expected
     is_vain = row.state is State.UNKNOWN and not (row.usage and row.usage.compute)
     assert any("in the queue: " in line for line in in_refusal) is not is_vain
@@ -1591,7 +1595,7 @@ def test_what_helps_where_a_wait_may_not_end(row: DeviceStatus, expected: list[s
 def test_waiting_briefly(row: DeviceStatus, expected: str) -> None:
     """In one row there is a word for each device: its holder's name, else its state."""
     brief = pictures.wait(Waiting(Request(), 1, 0.0, (row,))).brief
-    assert brief.partition("for 0 s. ")[2] == f"{row.label} {expected}"
+    assert brief.partition("0 s so far. ")[2] == f"{row.label} {expected}"
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ BUSY = {
         f"{processes_fail(3)}{NO_MEMORY}gpu", State.UNKNOWN, "neither",
     ),
     "neither processes nor memory but the host's": (
-        f"{processes_fail(3)}gpu\n memory none", State.UNKNOWN, "its memory is the host's",
+        f"{processes_fail(3)}gpu\n memory none", State.UNKNOWN, "it shares the host's memory",
     ),
 }  # fmt: skip
 
@@ -980,7 +980,7 @@ def test_a_gpu_with_a_fault_is_broken(here: Here, line: str, reason: str, mig: s
 def test_memory_that_waits_for_a_reset_takes_no_gpu_away(here: Here, line: str) -> None:
     """A GPU of whose memory some is out of use until a reset can be had, and that is said."""
     here.write(f"gpu\n {line}\n")
-    fault = "some of its memory has failed, which the next reset of the GPU repairs"
+    fault = "some of its memory has failed; the next reset of the GPU will repair it"
     (row,) = reserve_gpu.status().rows
     assert row.state is State.FREE
     assert fault in str(reserve_gpu.status())
@@ -1044,7 +1044,7 @@ def test_the_hosts_memory(here: Here, gpu: str, total_mib: int) -> None:
     assert (device["state"], device["memory_total_mib"]) == ("busy", total_mib)
     assert device["memory_used_mib"] == 5040
     assert f" 4.9 of {total_mib / 1024:.1f} GiB " in refused()
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="which others use"):
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="which other processes use"):
         assert got(memory=f"{total_mib - 5040}MiB") == "0"
     reserve_gpu.release()
     assert refused(memory=f"{total_mib - 5039}MiB")
@@ -1054,7 +1054,7 @@ def test_the_hosts_memory_where_a_process_does_not_say_how_much(here: Here) -> N
     """Beside a process of unknown size no part of the host's memory is promised."""
     here.write("gpu\n memory none\n compute 4321 -\n")
     assert f" ? of {HOST_MIB / 1024:.1f} GiB " in refused()
-    assert "its memory is the host's, and not all that" in of_gpu(refused(memory=1000))
+    assert "it shares the host's memory, and some of its" in of_gpu(refused(memory=1000))
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_part_whose_file_was_deleted(one: Here, others_mib: int, *, is_lost: b
                 part(4000)
             assert len(locked(one.locks)) == 1
         else:
-            with pytest.warns(reserve_gpu.ReserveGPUWarning, match="locked anew"):
+            with pytest.warns(reserve_gpu.ReserveGPUWarning, match="locked again"):
                 assert part(4000) == "0"
 
 

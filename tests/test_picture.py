@@ -431,7 +431,7 @@ def test_a_gpu_in_parts() -> None:
     )
     assert lines[4:6] == [
         "     bob, train.ipynb (pid 4002) up to 30.0 GiB for 2 h",
-        "     37.1 GiB can still be promised",
+        "     37.1 GiB still available",
     ]
     assert "GiB can still" not in lines[2]
 
@@ -488,7 +488,7 @@ def test_bars_in_a_notebook() -> None:
     page = status(IN_PARTS)._repr_html_()
     values = map(float, re.findall('<meter [^>]* value="([0-9.]+)"', page))
     assert list(values) == pytest.approx([41000 / 81920, 1 - 38000 / 81920], abs=0.001)
-    assert re.search("</meter> <[^>]*>with promises<", page)
+    assert re.search("</meter> <[^>]*>promised<", page)
 
 
 def test_what_is_full_says_who_has_what() -> None:
@@ -497,10 +497,10 @@ def test_what_is_full_says_who_has_what() -> None:
     assert lines[0].startswith("No GPU has room for 9.3 GiB: the most is 5.8 GiB on GPU1.  ")
     assert re.search("^1 +full .* alice, .* 12.1 of 10.0 GiB: over, for", lines[2])
     assert " up to 30.0 GiB for" in lines[3]
-    assert lines[4] == "     5.8 GiB can still be promised"
+    assert lines[4] == "     5.8 GiB still available"
     assert lines[-3:-1] == [
         "Wait in the queue: %reserve_gpu --memory 10GB --wait",
-        "5.8 GiB can be had now: %reserve_gpu --memory 5.8GiB",
+        "5.8 GiB is available now: %reserve_gpu --memory 5.8GiB",
     ]
 
 
@@ -552,7 +552,7 @@ def test_the_order_of_the_ways_out() -> None:
     assert re.fullmatch(r"Ask alice \(train\.ipynb\) for GPU0, idle for .*\.", ask)
     typed = "reserve-gpu run -n 2 --note 'a b' --wait -- COMMAND ..."
     assert wait == f"Or wait in the queue: {typed}"
-    assert less == "1 can be had now: reserve-gpu run -n 1 --note 'a b' -- COMMAND ..."
+    assert less == "1 is available now: reserve-gpu run -n 1 --note 'a b' -- COMMAND ..."
 
 
 # -- what others wrote -----------------------------------------------------------------------------

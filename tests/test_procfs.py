@@ -157,7 +157,7 @@ def test_the_last_cell_is_told_from_the_writing(changed: float, last_cell: float
 
 def test_nothing_is_known() -> None:
     """Who is named by no record at all is somebody."""
-    assert phrases.holder(Holder()) == "reserved by somebody"
+    assert phrases.holder(Holder()) == "reserved by unknown user"
 
 
 def test_the_processes_below_this_one_are_named(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_reserved_before_init(machine: Machine, environ: dict[str, str]) -> None
     assert found == [[one] for one in uuids()[:2]]
     assert none == ""
     assert f"(pid {pid})" in error
-    assert "is reserved already, by a process that has started this one" in error
+    assert "The process that started this one has already reserved GPU" in error
     assert left in ("0", "1")
 
 

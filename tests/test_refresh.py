@@ -97,14 +97,14 @@ def test_the_next_cell_has_the_new_number(here: Here) -> None:
     cell = shell.run("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
     assert cell.stdout == "2\n"
     assert cell.stderr == (
-        "Warning: GPU1 is GPU2 now: the driver has renumbered the GPUs. The variables are set for "
+        "Warning: GPU1 is now GPU2: the driver has renumbered the GPUs. The variables are set for "
         "GPU2.\n"
     )
     assert shell.run("1").stderr == ""
     assert [device.index for device in reserve_gpu.current().devices] == [2]  # type: ignore[union-attr]
     here.write(B)  # the others are gone
     cell = shell.run("%reserve_gpu")
-    assert "GPU2 is GPU0 now" in cell.stderr
+    assert "GPU2 is now GPU0" in cell.stderr
     assert cell.stdout.endswith("CUDA_VISIBLE_DEVICES = '0'\n")
 
 
@@ -116,7 +116,7 @@ def test_python_has_the_new_number(here: Here) -> None:
     with pytest.warns(reserve_gpu.ReserveGPUWarning) as warnings:
         assert reserve_gpu.reserve() is reservation
     told = [str(each.message).partition(":")[0] for each in warnings]
-    assert told == ["GPU2 is GPU3 now", "GPU0 is GPU1 now"]
+    assert told == ["GPU2 is now GPU3", "GPU0 is now GPU1"]
     assert variables()[VISIBLE] == reservation.environ[VISIBLE] == "3,1"
     assert [device.index for device in reservation.devices] == [3, 1]
 
@@ -129,7 +129,7 @@ def test_a_lease_survives_a_new_number(here: Here) -> None:
     lease = reserve_gpu.current().lease  # type: ignore[union-attr]
     here.write(NEW + A + B)
     told = shell.run("1")
-    assert "GPU1 is GPU2 now" in told.stderr
+    assert "GPU1 is now GPU2" in told.stderr
     assert "taken the place" not in told.stderr + told.stdout
     assert reserve_gpu.current().lease == lease  # type: ignore[union-attr]
 
@@ -315,7 +315,7 @@ def test_a_restart_drops_a_lost_gpu(here: Here) -> None:
         kernel.run("import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)")
         here.write(LOST.format(0) + A + B)
         told = kernel.run("%reserve_gpu").all
-        assert "Restart the kernel: %reserve_gpu then reserves another GPU." in told
+        assert "To reserve another GPU, restart the kernel and run %reserve_gpu." in told
         kernel.restart()
         kernel.load()
         cell = kernel.run("%reserve_gpu")
@@ -341,9 +341,9 @@ def test_own_processes_from_before_a_restart(here: Here) -> None:
             told = kernel.run("%reserve_gpu").all
         finally:
             os.kill(pid, 9)
-        assert "GPU0 is still used by your own process from before the restart: " in told
+        assert "GPU0 is still in use by your own process from before the restart: " in told
         assert f"To free the memory, end it:\n!kill {pid}\n" in f"{told}\n"
-        assert "others use it" not in told
+        assert "other processes use it" not in told
 
 
 # -- from elsewhere --------------------------------------------------------------------------------
@@ -381,6 +381,6 @@ def test_a_number_means_the_gpu_that_has_it(here: Here) -> None:
         here.write(NEW + A + B)
         done = here.command(sys.executable, "-m", "reserve_gpu", "release", "0")
         assert done.returncode == 2
-        assert "You hold no GPU by the name 0." in done.stderr
+        assert "You don't hold '0'." in done.stderr
         done = here.command(sys.executable, "-m", "reserve_gpu", "release", "1")
         assert done.stdout.startswith("Released GPU1 of x.ipynb")

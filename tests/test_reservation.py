@@ -469,7 +469,7 @@ def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
     assert named.splitlines()[0] == head
     line = of_gpu(named)
     assert line.startswith("busy: no reservation: pid 5000001, ")
-    assert line.endswith(", you would get it, as you named it")
+    assert line.endswith(", you would get it because you named it")
     assert [row.would_be_taken for row in caught.value.rows] == [True, False]
 
 
@@ -764,5 +764,7 @@ def test_the_parent_is_named_as_such(machine: Machine) -> None:
         "    child.start(); child.join()\n"
     )
     done = machine.command(sys.executable, str(script))
-    assert "GPU0 is reserved already, by a process that has started this one" in done.stdout, done
+    assert "The process that started this one has already reserved GPU0 for both" in done.stdout, (
+        done
+    )
     assert "CUDA_VISIBLE_DEVICES = '0'" in done.stdout

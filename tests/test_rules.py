@@ -405,7 +405,7 @@ def test_the_status_has_drained_gpus_with_their_holders(here: Here) -> None:
         text = str(reserve_gpu.status())
         assert of_gpu(text).startswith("drained: ")
         assert f"(pid {holder.pid})" in of_gpu(text)
-        assert "can still be promised" not in text
+        assert "still available" not in text
         assert "You hold GPU1 yourself" in text
         assert "You hold GPU0" not in text
         assert reserve_gpu.status().to_dict()["devices"][0]["holders"]
@@ -448,7 +448,7 @@ def test_drained_devices_go_by_their_names(here: Here, name: str, drained: str) 
     here.rules.write_text(f"[devices]\ndrain = [{name}]\n")
     found = reserve_gpu.status()
     assert " ".join(r.label for r in found.rows if r.state is State.DRAINED) == drained
-    assert ("means no GPU here" in str(found)) is (not drained)
+    assert ("matches no GPU here" in str(found)) is (not drained)
     assert found.to_dict()["rules"]["drain_unmatched"] == ([] if drained else [name.strip('"')])
 
 

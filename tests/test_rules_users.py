@@ -218,7 +218,7 @@ def test_a_wait_says_that_it_is_for_ones_own_quota(machine: Machine) -> None:
             "def see(waiting):\n    raise InterruptedError(wait(waiting).brief)"
         )
         brief = second.run("reserve_gpu.reserve(wait='1m', progress=see)").text
-        assert "Waiting for a GPU, next in the queue" in brief
+        assert "Waiting for a GPU: next in the queue" in brief
         assert "gpus = 1 ([limits]" in brief
         assert re.search(rf"You have GPU0 in python\d* child.py \(pid {holder.pid}\)\.", brief)
 

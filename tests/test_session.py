@@ -227,7 +227,7 @@ def test_an_error_while_it_is_written_leaves_nothing(here: Here) -> None:
 # -- blocks ----------------------------------------------------------------------------------------
 
 
-STAYS = "The `with` block around this has asked for more, so GPU1 stays reserved as well"
+STAYS = "The enclosing `with` block asked for more, so GPU1 stays reserved as well"
 
 
 def test_smaller_with_inside_with(here: Here) -> None:

@@ -76,7 +76,7 @@ def test_several_are_shared(here: Here) -> None:
     with here.rival("1"):
         text = refused(count=2, memory="1GB")
         assert of_gpu(text).startswith("free: ")
-        assert "1 can be had now: reserve_gpu.reserve(count=1, memory='1GB')" in text
+        assert "1 is available now: reserve_gpu.reserve(count=1, memory='1GB')" in text
         assert sharer_files(here) == [f".share-{UID}-0.lock"]
         assert held(here) == [1]
     assert got(count=2, memory="1GB") == "0,1"

@@ -130,9 +130,9 @@ def test_prohibited(here: Here) -> None:
     here.write("gpu\n mode prohibited\ngpu\n mode prohibited\n compute 5000001 900")
     for row in devices():
         assert (row["state"], row["is_reserved_but_idle"]) == ("prohibited", False)
-        assert row["reason"] == "compute mode is prohibited: nobody can use it"
+        assert row["reason"] == "compute mode is prohibited: no process can use it"
     text = str(reserve_gpu.status())
-    assert text.count("compute mode is prohibited: nobody can use it") == 2
+    assert text.count("compute mode is prohibited: no process can use it") == 2
     assert "used by pid 5000001\n" in text
     assert "reservation" not in text
     assert text.startswith("None of 2 GPUs is free.")
@@ -576,7 +576,7 @@ def test_without_a_lock_directory(here: Here, monkeypatch: pytest.MonkeyPatch) -
     assert [device["state"] for device in found["devices"]] == ["unknown", "busy"]
     assert "/dev/null" in found["problem"]
     assert "Reservations may be missing here: The lock directory /dev/null" in str(status)
-    assert str(status).startswith("Whether GPU0 is free can't be seen.")
+    assert str(status).startswith("It is unknown whether GPU0 is free.")
     assert not re.search("None of|Get one|queue|Ask", str(status))
 
 
@@ -686,10 +686,10 @@ def picture(*rows: DeviceStatus, waiting: tuple[Ticket, ...] = (), **about: Any)
 
 
 DARK = DeviceStatus(GPUS[0], State.UNKNOWN, Usage(compute=0, sees_all=False))
-NOBODY = "Make sure that nobody uses GPU0. Then reserve all of it by number."
+UNREAD = "GPU0's use can't be read. If you know it is unused: %reserve_gpu 0"
 GET, QUEUE = "Get one with %reserve_gpu", "Wait in the queue: %reserve_gpu --wait"
 HEADS: dict[str, tuple[tuple[DeviceStatus, ...], str, list[str]]] = {
-    "nothing": ((), "There is no GPU.", []),
+    "nothing": ((), "No GPU found.", []),
     "one of three": (
         (FREE[0], RESERVED[1], RESERVED[2]), "1 of 3 GPUs is free: GPU0.", [GET]
     ),
@@ -728,7 +728,7 @@ HEADS: dict[str, tuple[tuple[DeviceStatus, ...], str, list[str]]] = {
     "awaited": (
         tuple(AWAITED),
         "None of 3 GPUs is free.",
-        ["Those in the queue come first for what would be free.", QUEUE],
+        ["The free GPUs are offered to the queue first.", QUEUE],
     ),
     "room for a part": (
         (RESERVED[0], IN_PARTS),
@@ -749,11 +749,14 @@ HEADS: dict[str, tuple[tuple[DeviceStatus, ...], str, list[str]]] = {
     "room beside strangers": (
         (FREE[0]._replace(state=State.BUSY, promisable_mib=9000.0),),
         "GPU0 is not free.",
-        ["As root, see who may keep that memory: fuser -v /dev/nvidia*", f"Or w{QUEUE[1:]}"],
+        [
+            "As root, find the processes that may hold that memory: fuser -v /dev/nvidia*",
+            f"Or w{QUEUE[1:]}",
+        ],
     ),
-    "what can't be seen": ((DARK,), "GPU0 is not free.", [NOBODY]),
+    "what can't be seen": ((DARK,), "GPU0 is not free.", [UNREAD]),
     "what can't be seen beside what comes free": (
-        (DARK, RESERVED[1]), "None of 2 GPUs is free.", [NOBODY, f"Or w{QUEUE[1:]}"]
+        (DARK, RESERVED[1]), "None of 2 GPUs is free.", [UNREAD, f"Or w{QUEUE[1:]}"]
     ),
     "ours": (
         (RESERVED[0]._replace(is_mine=True), FREE[1]), "1 of 2 GPUs is free: GPU1.", []
@@ -837,8 +840,8 @@ def test_who_is_only_half_known() -> None:
     """Of a holder whose pid only the record names it is said that all is unverified."""
     unknown, elsewhere = Holder(), ALICE._replace(elsewhere=True, listed_pid=None)
     first, second = picture(RESERVED[0]._replace(holders=(unknown, elsewhere)))[2:4]
-    assert first.endswith(" %  somebody")
-    assert second.endswith("(pid 4321000 of another container, unverified) for 2 h 10 min")
+    assert first.endswith(" %  unknown user")
+    assert second.endswith("(pid 4321000 in another container, unverified) for 2 h 10 min")
 
 
 class Table(HTMLParser):
@@ -1046,7 +1049,10 @@ def test_below_a_reservation(machine: Machine) -> None:
     """Inside of `reserve-gpu run` the limit is told as that reservation's, not as somebody's."""
     run = (sys.executable, "-m", "reserve_gpu", "run", "1", "--", "sh", "-c")
     said = machine.command(*run, f"{sys.executable} -m reserve_gpu status; true").stdout
-    assert "CUDA_VISIBLE_DEVICES='1' was set by your own reservation, above this process" in said
+    assert (
+        "This process runs under your reservation of GPU1, so CUDA_VISIBLE_DEVICES='1' is already "
+        "set. Leave it alone."
+    ) in said
     status = (sys.executable, "-m", "reserve_gpu", "status")
     said = machine.command(*status, CUDA_VISIBLE_DEVICES="1").stdout
     assert "CUDA_VISIBLE_DEVICES='1' was set elsewhere" in said
@@ -1059,5 +1065,5 @@ def test_once_cuda_has_started(machine: Machine) -> None:
         assert "Get one with" in child.run("str(reserve_gpu.status())").value
         child.run("import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)")
         said = child.run("str(reserve_gpu.status())").value
-    assert "CUDA has started in this process: only what it sees can be reserved." in said
+    assert "CUDA has started in this process: only GPUs that it sees can be reserved." in said
     assert "Get one with" not in said

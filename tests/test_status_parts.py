@@ -43,7 +43,7 @@ def test_parts_and_what_is_left(here: Here) -> None:
         assert first["memory_promisable_mib"] == 40960 - 500 - 12000
         assert (first["state"], first["is_used_without_reservation"]) == ("reserved", False)
         assert " 11.7 of 10.0 GiB: over, for " in str(reserve_gpu.status())
-        assert "27.7 GiB can still be promised" in str(reserve_gpu.status())
+        assert "27.7 GiB still available" in str(reserve_gpu.status())
 
 
 @pytest.mark.parametrize("unit", ["GB", "MiB", "parsec", 3])
@@ -123,8 +123,8 @@ def test_a_refusal_names_who_has_parts(here: Here) -> None:
     assert re.match(
         rf"full: {ME}, rival.ipynb \(pid {os.getpid()}\) 0.0 of 30.0 GiB ", of_gpu(text)
     )
-    assert "without a reservation: pid 5000001, 7.0 GiB can still be promised" in of_gpu(text)
-    assert "\n7.0 GiB can be had now: reserve_gpu.reserve(memory='7GiB')" in text
+    assert "without a reservation: pid 5000001, 7.0 GiB still available" in of_gpu(text)
+    assert "\n7.0 GiB is available now: reserve_gpu.reserve(memory='7GiB')" in text
 
 
 @pytest.mark.process

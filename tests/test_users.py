@@ -379,7 +379,7 @@ def test_what_the_maker_of_the_directory_deletes_is_locked_anew(
     maker.run(f"path = {str(lock_of(users, memory=memory))!r}")
     assert maker.run(ATTACKS[attack]).error is None
     (warning,) = holder.run(AGAIN.format(memory=memory)).value
-    assert "the lock of GPU0. It is locked anew" in warning
+    assert "was deleted or replaced. GPU0 has been locked again" in warning
     for child in (maker, users[DAEMON]):
         refused = child.reserve("0")
         assert refused.error == "NoFreeDeviceError"

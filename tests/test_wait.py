@@ -686,7 +686,7 @@ def test_a_wait_is_shown_once_in_every_second() -> None:
     with Live(log) as live:
         for entry, waited_s in enumerate((0.1, 0.9, 1.1, 1.9, 2.0), 2):
             live.show(Waiting(Request(), entry, waited_s, ()))
-    assert re.findall(r"number ([0-9]) in the queue, for ([0-9]) s", log.getvalue()) == [
+    assert re.findall(r"number ([0-9]) in the queue, ([0-9]) s so far", log.getvalue()) == [
         ("2", "0"), ("4", "1"), ("6", "2"),
     ]  # fmt: skip
 
@@ -717,7 +717,7 @@ def test_a_script_at_a_terminal(
     monkeypatch.setattr(sys, "stderr", Terminal())
     refused(**wishes)
     shown = getattr(sys.stderr, "getvalue")()  # noqa: B009 - mypy knows no other type of it
-    assert ("Waiting for a GPU, next in the queue" in shown) == bool(shown) == is_shown
+    assert ("Waiting for a GPU: next in the queue" in shown) == bool(shown) == is_shown
     assert not shown or shown.endswith("\x1b[J")
 
 
@@ -752,7 +752,7 @@ def test_where_the_picture_is_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
     row = DeviceStatus(Device(0, "GPU-a"), State.RESERVED, holders=(holder,))
     with Live(terminal) as live:
         live.show(Waiting(Request(), 1, 0.0, (row,)))
-    shown = "Waiting for a GPU, next in the queue, for 0 s. GPU0 "
+    shown = "Waiting for a GPU: next in the queue, 0 s so far. GPU0 "
     line = f"{shown}{holder.user}"[: len(shown) + (70 - 3 - len(shown)) // 2]
     assert terminal.getvalue() == f"\r\x1b[J{line}...\n\r\x1b[1A\x1b[J"
 
@@ -805,7 +805,7 @@ def test_a_log_gets_a_line_only_on_news(here: Here) -> None:
     assert len(states) >= 3
     picture, second = log.getvalue().rstrip().rsplit("\n", 1)
     assert of_gpu(picture) == "busy: no reservation: pid 4321000"
-    assert re.match("Waiting for a GPU, next in the queue.* GPU0 broken$", second)
+    assert re.match("Waiting for a GPU: next in the queue.* GPU0 broken$", second)
     assert not re.search("[\r\x1b]", log.getvalue())
 
 

@@ -368,7 +368,7 @@ def test_a_terminal_shows_a_picture_that_is_rewritten(one: Machine) -> None:
     for picture in rewritten:
         *rows, below, back = re.split("\r?\n|\r", picture)
         assert below == ""
-        assert rows[0].startswith("Waiting for a GPU, next in the queue")
+        assert rows[0].startswith("Waiting for a GPU: next in the queue")
         assert back == f"\x1b[{len(rows)}A"  # from below the last line to the first
         assert all(0 < len(row) < columns for row in rows)
         assert not re.search("[\r\n\x1b]", "".join(rows))

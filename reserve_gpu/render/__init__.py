@@ -1,1 +1,1 @@
-"""Text and pictures for people: values in, text out."""
+"""Messages, tables and live displays for users. The functions take values and return text."""

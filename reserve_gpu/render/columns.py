@@ -1,4 +1,4 @@
-"""How wide a text is in the columns of a terminal; to cut it, and to break it into lines."""
+"""Measure, cut and wrap text by its width in terminal columns."""
 
 from __future__ import annotations
 
@@ -14,37 +14,39 @@ if TYPE_CHECKING:
 
     from reserve_gpu.render.phrases import Line
 
-GAP = 2  # between two columns of a table
-# Of a bar: what is in use, what is promised besides, and what is left.
+GAP = 2  # columns between two columns of a table
+# The parts of a bar: memory in use, reserved memory that is not in use, and available memory.
 FULL, MEDIUM, LIGHT = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{LIGHT SHADE}"
 
 
 def width_of(text: str) -> int:
-    """Return the width in columns of a terminal; some letters take two, and some none."""
+    """Return the width in terminal columns. Some characters take two columns, some take none."""
     if text.isascii():
         return len(text)
     return sum(0 if is_mark(letter) else 1 + (east_asian_width(letter) in "WF") for letter in text)
 
 
 def width_of_line(line: Line) -> int:
-    """Return the width in columns of words with styles."""
+    """Return the width of a styled line in terminal columns."""
     return width_of(text_of(line))
 
 
 def cut(text: str, width: int, end: str = "\N{HORIZONTAL ELLIPSIS}") -> str:
-    """Return as much of the text as has room, with the end where it was cut."""
+    """Cut the text to a width, and append `end` if anything was cut."""
     if width_of(text) <= width:
         return text
-    kept = text
-    while kept and width_of(kept) > width - len(end):
-        kept = kept[:-1]
-    return f"{kept.rstrip()}{end}"
+    shortened = text
+    while shortened and width_of(shortened) > width - len(end):
+        shortened = shortened[:-1]
+    return f"{shortened.rstrip()}{end}"
 
 
 def row(cells: Iterable[tuple[Line, int, bool]]) -> Line:
-    """Return a line of a table. cells: of each the words, the width, and whether it is a figure.
+    """Return a line of a table.
 
-    Figures stand to the right. What has no width is left out.
+    Args:
+        cells: The styled text, the width in columns, and whether the cell is a number. Numbers are
+            right-aligned. A cell of width 0 is left out.
     """
     line: Line = ()
     for words, width, is_figure in cells:
@@ -55,7 +57,7 @@ def row(cells: Iterable[tuple[Line, int, bool]]) -> Line:
 
 
 def wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:
-    """Break the line between words into as many as it takes; inside a word only if it must."""
+    """Wrap the line between words. A word is broken only if it is wider than a whole line."""
     letters = [(letter, style) for words, style in map(part, line) for letter in words]
     row: Line = ()
     used = indent
@@ -72,5 +74,5 @@ def wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:
 
 
 def part(piece: str | tuple[str, str]) -> tuple[str, str]:
-    """Return words and their style, which is empty for plain words."""
+    """Return a text and its style. The style of plain text is empty."""
     return (piece, "") if isinstance(piece, str) else piece

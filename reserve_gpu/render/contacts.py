@@ -1,6 +1,6 @@
-"""Say whom to ask for a device, and which one is likeliest to come free.
+"""Suggest the users to ask for a device, and the device that will probably be free next.
 
-This is a guess from what is seen and from what holders say. It decides nothing.
+Both are guesses from the snapshot and from the holders' records. No decision depends on them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,26 @@ if TYPE_CHECKING:
 def yourself(
     rows: Sequence[DeviceStatus], now: float, user: str | None, frontend: Frontend, at: str = ""
 ) -> list[Line]:
-    """Return what the user who reads it holds in other processes, and how to release it.
-
-    A program is not told: it would type that, and so end what another one has begun.
+    """Return a line for each reservation of the user in another process, with its release command.
 
     `You hold GPU0 and GPU1 yourself, in mine.ipynb, idle for 3 h: reserve-gpu release 4321`
-    Another user may have written the name, but not the pid.
-    at: `ssh lab1 ` of another machine.
+
+    The command names the pid, which comes from the kernel: another user may have written the
+    notebook name. A program gets no lines because it might run the command, and would end a
+    reservation that it did not start.
+
+    Args:
+        rows: All devices.
+        now: Seconds since the epoch.
+        user: The user who reads the lines. Without one, nothing is returned.
+        frontend: The frontend that shows the lines.
+        at: A prefix for the command, like `ssh lab1 ` for another machine.
     """
     if user is None or frontend.is_for_program:
         return []
-    own = [
+    reservations = [
         each
-        for each in Reserved.among(_others(rows))
+        for each in Reserved.among(_other_rows(rows))
         if phrases.is_of(each.holder, user) and not (each.holder.is_kept(now) or each.holder.beside)
     ]
     return [
@@ -46,14 +53,20 @@ def yourself(
             ": ",
             (own_line(f"release {each.holder.pid}", at), TYPED),
         )
-        for each in own[: phrases.NAMED_IDLE]
+        for each in reservations[: phrases.NAMED_IDLE]
     ]
 
 
 def whom(rows: Sequence[DeviceStatus], now: float, user: str | None = None) -> Line:
-    """Return whom to ask: holders of idle devices, the longest idle first, then overdue ones.
+    """Return a line that names the users to ask for a device.
 
-    Each is named once, with all that they could release. The reader, `user`, is left out.
+    Holders of idle devices come first, the longest idle ones at the beginning. Overdue holders
+    follow. Each user is named once, with every device that the user could release.
+
+    Args:
+        rows: All devices.
+        now: Seconds since the epoch.
+        user: The user who reads the line. This user is left out.
     """
     if user:
         rows = [
@@ -64,32 +77,32 @@ def whom(rows: Sequence[DeviceStatus], now: float, user: str | None = None) -> L
             if not all(phrases.is_of(holder, user) for holder in row.holders)
         ]
     idle = _longest_idle(rows, now)
-    late = [row for row in _others(rows) if row not in idle and _overdue(row, now)]
+    overdue = [row for row in _other_rows(rows) if row not in idle and _overdue(row, now)]
     groups: dict[tuple[str, ...], list[DeviceStatus]] = {}
-    for row in [*idle, *late]:
-        groups.setdefault(tuple(map(_user, _asked(row, now))), []).append(row)
-    left_alone = [
-        those for those in groups.values() if any(_is_left_alone(row, now) for row in those)
+    for row in [*idle, *overdue]:
+        groups.setdefault(tuple(map(_user, _holders_to_ask(row, now))), []).append(row)
+    abandoned = [
+        group for group in groups.values() if any(_is_abandoned(row, now) for row in group)
     ]
-    named = left_alone[: phrases.NAMED_IDLE] or [*groups.values()][:1]
-    lines = [_request([row for row in rows if row in those], now) for those in named]
+    named = abandoned[: phrases.NAMED_IDLE] or [*groups.values()][:1]
+    lines = [_request([row for row in rows if row in group], now) for group in named]
     return tuple(part for line in lines for part in (" ", *line))[1:]
 
 
 def _request(rows: Sequence[DeviceStatus], now: float) -> Line:
     """Return `Ask bob (a.ipynb) for GPU1, idle for 2 h, and GPU3, overdue since 18:00.`."""
-    asked = [holder for row in rows for holder in _asked(row, now)]
-    users = [*dict.fromkeys(map(_user, asked))][: phrases.NAMED_SHARERS]
-    people = [phrases.person(*(each for each in asked if _user(each) == user)) for user in users]
+    holders = [holder for row in rows for holder in _holders_to_ask(row, now)]
+    users = [*dict.fromkeys(map(_user, holders))][: phrases.NAMED_SHARERS]
+    people = [phrases.person(*(each for each in holders if _user(each) == user)) for user in users]
     line: Line = ("Ask ", (listed(people), STRONG), " for ")
-    for place, why in enumerate(dict.fromkeys(_why(row, now) for row in rows)):
-        those = [row for row in rows if _why(row, now) == why]
-        line += (f"{', and ' if place else ''}{phrases.ranges(those)}", *why)
+    for place, reason in enumerate(dict.fromkeys(_reason(row, now) for row in rows)):
+        group = [row for row in rows if _reason(row, now) == reason]
+        line += (f"{', and ' if place else ''}{phrases.ranges(group)}", *reason)
     return (*line, ".")
 
 
-def _why(row: DeviceStatus, now: float) -> Line:
-    """Return `, idle for 2 h, overdue since 18:00`, as far as that is so."""
+def _reason(row: DeviceStatus, now: float) -> Line:
+    """Return `, idle for 2 h, overdue since 18:00`, or only the part that applies."""
     line: Line = (f", {durations.idle(layout.idle_s(row, now))}",) if row.is_unused else ()
     since = [durations.overdue_since(holder, now) or now for holder in _overdue(row, now)]
     return (
@@ -103,36 +116,41 @@ def _user(holder: Holder) -> str:
     return holder.user or phrases.person(holder)
 
 
-def _asked(row: DeviceStatus, now: float) -> Sequence[Holder]:
-    """Return those who are asked for a device: who is overdue, else all who have it."""
+def _holders_to_ask(row: DeviceStatus, now: float) -> Sequence[Holder]:
+    """Return the overdue holders of a device, or all of its holders if none is overdue."""
     return _overdue(row, now) or row.holders
 
 
-def _is_left_alone(row: DeviceStatus, now: float) -> bool:
-    """Tell whether a device is overdue, or idle for so long that nobody may need it."""
+def _is_abandoned(row: DeviceStatus, now: float) -> bool:
+    """Return whether a device is overdue, or has been idle for longer than a new reservation."""
     return bool(_overdue(row, now)) or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S
 
 
 def likeliest(rows: Sequence[DeviceStatus], now: float) -> Line:
-    """Return `GPU3, reserved until 18:00`: what ends first, else what is idle the longest."""
-    ending = [(*last, row) for row in _others(rows) if (last := last_end(row, now))]
+    """Return `GPU3, reserved until 18:00`, the device that will probably be free next.
+
+    This is the device whose last reservation ends first. If no reservation has an end, it is the
+    device that has been idle longest.
+    """
+    ending = [(*last, row) for row in _other_rows(rows) if (last := last_end(row, now))]
     if not ending:
-        return next(((_seen(row, now),) for row in _longest_idle(rows, now)), ())
+        return next(((_label_with_idle_time(row, now),) for row in _longest_idle(rows, now)), ())
     at, holder, row = min(ending, key=lambda each: each[0])
     if holder.is_kept(now):
         return (row.label, *phrases.lease_end(holder, now))
     if at < now:
-        return (_seen(row, now), *phrases.lease_end(holder, now))
+        return (_label_with_idle_time(row, now), *phrases.lease_end(holder, now))
     if at == durations.end(holder, now):
         return (f"{row.label}, reserved until {durations.moment(at, now)}",)
-    idle = durations.time_limit(holder.lease.idle_s or 0.0)
-    return (f"{_seen(row, now)}, released after {idle} idle",)
+    limit = durations.time_limit(holder.lease.idle_s or 0.0)
+    return (f"{_label_with_idle_time(row, now)}, released after {limit} idle",)
 
 
 def last_end(row: DeviceStatus, now: float) -> tuple[float, Holder] | None:
-    """Return when a device's last holder is expected to release it, and who; None without an end.
+    """Return the expected end of the last reservation of a device, and its holder.
 
-    If the moment is past, the holder is overdue, or releases it once somebody waits.
+    If the end is in the past, the holder is overdue, or releases the device once another process
+    waits for it. Return None if the end of any reservation of this device is unknown.
     """
     ends = [(_end(holder, row, now), holder) for holder in row.holders]
     known = [(at, holder) for at, holder in ends if at is not None]
@@ -140,13 +158,13 @@ def last_end(row: DeviceStatus, now: float) -> tuple[float, Holder] | None:
 
 
 def first_end(rows: Sequence[DeviceStatus], now: float) -> dict[str, Any] | None:
-    """Return for programs which device is expected to come free first, and when."""
+    """Return the device that is expected to be free first, and the time, as JSON for programs."""
     ends = [{"label": row.label, "at": end[0]} for row in rows if (end := last_end(row, now))]
     return min(ends, key=itemgetter("at"), default=None)
 
 
 def _end(holder: Holder, row: DeviceStatus, now: float) -> float | None:
-    """Return when a holder's reservation ends: at its set time, or after its idle limit."""
+    """Return the expected end of a reservation: its end time or its idle limit, if earlier."""
     moments = [
         durations.end(holder, now),
         holder.record.kept_until if holder.is_kept(now) else None,
@@ -157,26 +175,26 @@ def _end(holder: Holder, row: DeviceStatus, now: float) -> float | None:
     return min((at for at in moments if at is not None), default=None)
 
 
-def _others(rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
-    """Return the devices that others use, without those that nobody gets after them."""
+def _other_rows(rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
+    """Return the devices that this process does not hold, except drained ones."""
     return [row for row in rows if not row.is_mine and row.state is not State.DRAINED]
 
 
 def _longest_idle(rows: Sequence[DeviceStatus], now: float) -> list[DeviceStatus]:
-    """Return the reserved devices of others on which nothing runs, the longest idle first."""
+    """Return the unused devices that other processes have reserved, the longest idle first."""
     unused = [
         row
-        for row in _others(rows)
+        for row in _other_rows(rows)
         if row.is_unused and row.holders and layout.state(row, now) is not State.KEPT
     ]
     return sorted(unused, key=lambda row: -(layout.idle_s(row, now) or 0.0))
 
 
 def _overdue(row: DeviceStatus, now: float) -> list[Holder]:
-    """Return the holders of a device who are past their own end."""
+    """Return the holders of a device that are past the end of their reservation."""
     return [holder for holder in row.holders if durations.overdue_since(holder, now) is not None]
 
 
-def _seen(row: DeviceStatus, now: float) -> str:
-    """Return `GPU3, idle for 2 h`, or `GPU3` alone if its holders run something on it."""
+def _label_with_idle_time(row: DeviceStatus, now: float) -> str:
+    """Return `GPU3, idle for 2 h`, or only `GPU3` if its holders are using it."""
     return f"{row.label}, {durations.idle(layout.idle_s(row, now))}" if row.is_unused else row.label

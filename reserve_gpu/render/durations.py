@@ -1,4 +1,4 @@
-"""Words for times: how long, since when, and until when somebody holds a device."""
+"""Format durations and times of day, and compute the end of a reservation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import Holder
 
 MINUTE_S = 60
-CLOCK_SKEW_S = 60  # a time further in the future than this is not shown
-NEAR_S = 600  # of what lasts for less than that the seconds are told
-SIX_DAYS_S = 6 * 86400  # within them a day of the week names one day alone
+CLOCK_SKEW_S = 60  # largest difference between two clocks; later start times are not shown
+NEAR_S = 600  # remaining times below this limit are shown with seconds
+SIX_DAYS_S = 6 * 86400  # within this time, the name of a weekday is unambiguous
 
 
 def duration(seconds: float) -> str:
@@ -27,17 +27,20 @@ def duration(seconds: float) -> str:
 
 
 def idle(seconds: float | None) -> str:
-    """Return `idle for 2 h`, and `idle` alone for less than a minute, or if that is not known."""
+    """Return `idle for 2 h`, or only `idle` if the time is unknown or less than a minute."""
     return "idle" if seconds is None or seconds < MINUTE_S else f"idle for {duration(seconds)}"
 
 
 def time_since(moment: float, now: float) -> float | None:
-    """Return the seconds since a moment that somebody wrote down, None if it lies in the future."""
+    """Return the seconds since a recorded time, or None if that time is in the future.
+
+    A time less than `CLOCK_SKEW_S` ahead counts as now.
+    """
     return max(0.0, now - moment) if moment < now + CLOCK_SKEW_S else None
 
 
 def moment(at: float, now: float) -> str:
-    """Return `18:00` today, `Fri 18:00` within six days, else `2026-12-01 18:00`; local time."""
+    """Return a local time: `18:00` today, `Fri 18:00` within six days, else `2026-12-01 18:00`."""
     then, today = time.localtime(at), time.localtime(now)
     if then[:3] == today[:3]:
         return time.strftime("%H:%M", then)
@@ -46,25 +49,29 @@ def moment(at: float, now: float) -> str:
 
 
 def end(holder: Holder, now: float) -> float | None:
-    """Return when a reservation ends, as its holder says; None if there is no such moment.
+    """Return the end of a reservation from its holder's record, or None if it has no end.
 
-    If it is overdue, this is when it should have ended. A moment that makes no sense is none.
+    An overdue reservation returns the time when it should have ended. An end before the start of
+    the reservation, or in the distant future, is ignored.
     """
     if holder.since is None:
         return None
-    moments = (holder.record.overdue, holder.lease.until)
-    return next((at for at in moments if at and holder.since <= at <= now + LONGEST_S), None)
+    ends = (holder.record.overdue, holder.lease.until)
+    return next((at for at in ends if at and holder.since <= at <= now + LONGEST_S), None)
 
 
 def overdue_since(holder: Holder, now: float) -> float | None:
-    """Return since when a holder is overdue, as it says; None if it is not."""
+    """Return the time at which an overdue reservation should have ended, else None.
+
+    A reservation that lasts until another process waits becomes overdue only if its record says so.
+    """
     at = end(holder, now)
     is_over = at is not None and at < now
     return at if is_over and (holder.record.overdue or not holder.lease.if_wanted) else None
 
 
 def time_limit(seconds: float) -> str:
-    """Return a duration that somebody asked for, not rounded: `90 s`, `2 min 30 s`, `0.2 s`."""
+    """Return a duration that a user gave, without rounding: `90 s`, `2 min 30 s`, `0.2 s`."""
     if seconds < 1:
         return f"{seconds:.2g} s"
     if seconds < 2 * MINUTE_S:
@@ -74,7 +81,7 @@ def time_limit(seconds: float) -> str:
 
 
 def left(seconds: float) -> str:
-    """Return how long something lasts still: to the second where it is near, else to the minute."""
+    """Return a remaining time: with seconds if less than ten minutes, else rounded to minutes."""
     if seconds >= NEAR_S:
         return duration(seconds + MINUTE_S / 2)
     minutes, rest = divmod(int(seconds), MINUTE_S)

@@ -1,4 +1,4 @@
-"""How a hint is typed where it is read: in a notebook, in a shell, in Python."""
+"""The frontends, and the command for a request as a user types it in each of them."""
 
 import sys
 import time
@@ -11,17 +11,19 @@ from reserve_gpu.model.requests import UNITS, Request, Size
 from reserve_gpu.system import ipython_shell
 from reserve_gpu.system.forks import no_fork
 
-COMMAND_LIMIT = 200  # characters; a longer one is not repeated
+COMMAND_LIMIT = 200  # characters; messages do not repeat a longer command
 COMMAND = "COMMAND ..."
 SECONDS = {"d": 86400, "h": 3600, "m": 60}
 
 
 class Frontend(NamedTuple):
-    """One of the ways in which people ask for a GPU.
+    """A way to request a GPU: the magic, the command line, or a Python call.
 
-    program: the first word of a line; empty for Python's `reserve()`. command: what follows `--`.
-    place: what holds the reservation, in a word: `kernel`; empty for a command in a shell.
-    is_for_program: nobody sits there, and what is named as a way out may be typed at once.
+    Attributes:
+        program: The first words of a command line. Empty for `reserve()` in Python.
+        place: The thing that holds the reservation, like `kernel`. Empty for a shell command.
+        command: The shell command after `--`.
+        is_for_program: A program reads the messages, and may run a suggested command at once.
     """
 
     program: str
@@ -31,20 +33,26 @@ class Frontend(NamedTuple):
 
     @property
     def here(self) -> str:
-        """Return what this process is called there: `this kernel`."""
+        """Return the words for this process in a message: `this kernel`."""
         return f"this {self.place or 'process'}"
 
     @property
     def sight(self) -> str:
-        """Return what a GPU is visible to there, in a word: `notebook`; empty if place is."""
+        """Return the word for the place that sees the GPU: `notebook`. Empty for a command."""
         return {"kernel": "notebook"}.get(self.place, self.place)
 
     def typed(self, request: Request, *, waits: bool = False) -> str:
-        """Return what to type for that request. waits: with the option to wait in the queue."""
+        """Return the command for a request.
+
+        Args:
+            request: The request.
+            waits: Add the option to wait in the queue.
+        """
         if not self.program:
-            wishes = [*_arguments(request), *(["wait='1h'"] if waits else [])]
-            return f"reserve_gpu.reserve({', '.join(wishes)})"
-        # Callers of programs end them after some minutes; who comes back keeps the place.
+            arguments = [*_arguments(request), *(["wait='1h'"] if waits else [])]
+            return f"reserve_gpu.reserve({', '.join(arguments)})"
+        # Callers of programs often have a timeout of some minutes. A waiter that returns soon keeps
+        # its place in the queue, so a program waits in short steps.
         wait = "--wait 5m" if self.is_for_program else "--wait"
         program, *rest = self.program.split()
         if program == errors.PROGRAM:
@@ -59,35 +67,35 @@ SHELL = Frontend("reserve-gpu run", "", COMMAND)
 
 
 def shell(command: list[str]) -> Frontend:
-    """Return the front end of a shell in which a command was typed, or none."""
+    """Return the frontend for a shell command. The command may be empty."""
     line = " ".join(map(_quoted, command))
     is_short = 0 < len(line) <= COMMAND_LIMIT and line.isprintable()
     return SHELL._replace(command=line if is_short else COMMAND)
 
 
 def is_watched() -> bool:
-    """Return whether a person reads this IPython, in a terminal or a notebook.
+    """Return whether a person reads the output of this IPython, in a terminal or a notebook.
 
-    Clients that run notebooks unattended can't answer a question: nbclient (`jupyter execute`,
-    `nbconvert --execute`, papermill) and ipyparallel. They keep the last state of a display, or all
-    of its states. https://jupyter-client.readthedocs.io/en/stable/messaging.html#execute
+    Clients that run notebooks unattended send `allow_stdin=False`: nbclient (`jupyter execute`,
+    `nbconvert --execute`, papermill) and ipyparallel. They save the last state of a display, or
+    every state. https://jupyter-client.readthedocs.io/en/stable/messaging.html#execute
     """
     shell = ipython_shell.current_shell()
-    if not hasattr(shell, "get_parent"):  # a terminal, or a kernel of another make
+    if not hasattr(shell, "get_parent"):  # IPython in a terminal, or a kernel other than ipykernel
         return True
     return bool(shell.get_parent().get("content", {}).get("allow_stdin"))
 
 
 def read_here(frontend: Frontend) -> Frontend:
-    """Return the front end as it is read in this process: by a person, or by a program."""
+    """Return the frontend with `is_for_program` set for the reader of this process's output."""
     is_in_kernel = ipython_shell.has_kernel()
     is_person = is_watched() if is_in_kernel else bool(sys.stdin and sys.stdin.isatty())
     return frontend._replace(is_for_program=not (is_person or errors.is_beside_cells))
 
 
 def _words(request: Request) -> Iterator[str]:
-    """Yield the request as the magic and the command line take it."""
-    for keyword, value in _wishes(request).items():
+    """Yield the words of a request for the magic and the command line."""
+    for keyword, value in _options(request).items():
         flag = "--" + keyword.strip("_").replace("_", "-")
         if keyword == "devices":
             yield from map(_quoted, value)
@@ -95,19 +103,19 @@ def _words(request: Request) -> Iterator[str]:
             yield f"-n {value}"
         elif value is True:
             yield flag
-        elif value.isprintable():  # a note may have line breaks
+        elif value.isprintable():  # leave out a note with line breaks
             yield f"{flag}{'=' if value.startswith('-') else ' '}{_quoted(value)}"
 
 
 def _arguments(request: Request) -> Iterator[str]:
-    """Yield the request as `reserve()` takes it."""
-    for keyword, value in _wishes(request).items():
+    """Yield the arguments of a request for `reserve()`."""
+    for keyword, value in _options(request).items():
         text = ",".join(value) if isinstance(value, tuple) else value
         yield repr(text) if keyword == "devices" else f"{keyword}={text!r}"
 
 
-def _wishes(request: Request) -> dict[str, Any]:
-    """Return what the request asks for, by the keywords of `reserve()`; a flag has True."""
+def _options(request: Request) -> dict[str, Any]:
+    """Return the options of a request, keyed by the keywords of `reserve()`. A flag is True."""
     terms, lease = request.terms, request.terms.lease
     values = {
         "devices": request.devices,
@@ -127,13 +135,13 @@ def _wishes(request: Request) -> dict[str, Any]:
 
 def _quoted(word: str) -> str:
     with no_fork:
-        import shlex  # which who gets a GPU never needs
+        import shlex  # not needed if a GPU is reserved without a message
 
     return shlex.quote(word)
 
 
 def _seconds(seconds: float) -> str:
-    """Return `4h`, `90m`, `45s`: the largest unit in which it is a whole number."""
+    """Return `4h`, `90m` or `45s`, in the largest unit that gives a whole number."""
     fitting = (
         unit for unit, length in SECONDS.items() if seconds >= length and not seconds % length
     )
@@ -146,5 +154,5 @@ def _part(size: Size) -> str:
 
 
 def _size(mib: float, unit: str) -> str:
-    """Return `16GB`: in the unit that was typed, and not rounded: it asks for just as much."""
+    """Return `16GB`, in the unit that the user typed. It is not rounded, so the size is equal."""
     return f"{mib * MIB / UNITS[unit]:.12g}{unit}"

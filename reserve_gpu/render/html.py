@@ -1,7 +1,7 @@
-"""The picture as a table in a notebook, also in a saved one that is not trusted.
+"""Render a layout as an HTML table for a notebook.
 
-Such a notebook keeps inline styles and <meter>, but no <style>, no <svg> and no theme variables. So
-plain text has the notebook's own colour, and what has a colour of its own has its own background.
+An untrusted saved notebook keeps inline styles and <meter>, but drops <style>, <svg> and theme
+variables. So plain text uses the notebook's color, and colored text has its own background.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from reserve_gpu.render.phrases import Line
     from reserve_gpu.render.tables import Column, Sheet
 
-# White text on each of them is readable (contrast 4.5:1 or more), and each can be told from a white
-# and from a black page.
+# White text is readable on each of these colors (contrast of at least 4.5:1), and each color is
+# visible on a white and on a black page.
 BACKGROUNDS = {
     State.FREE: "#1a7f37",
     **dict.fromkeys(TAKEN, "#9a6700"),
@@ -36,17 +36,17 @@ BACKGROUNDS = {
     State.UNKNOWN: "#8250df",
 }
 OTHER_BACKGROUND = "#6a737d"
-# Of a bar of hours: what was used, what was idle, and what is not known.
+# The colors of a bar of hours: used, idle and unknown time.
 PIECES = (BACKGROUNDS[State.FREE], BACKGROUNDS[State.RESERVED], OTHER_BACKGROUND)
-BAR_EM = 10  # how long the longest bar is
+BAR_EM = 10  # length of the longest bar in em
 STYLES = {
     STRONG: "font-weight:bold",
     TYPED: "font-weight:bold",
     FAINT: "opacity:0.75",
     MARK: "font-weight:bold;font-style:italic",
 }
-# The theme's stripes are switched off; a line stands above each device instead. This kernel's own
-# row has a background that can be seen on white and on black.
+# These styles replace the theme's stripes by a line above each device. The background of this
+# kernel's own row is visible on white and on black.
 ROW = "background:transparent"
 OWN_ROW = "background:rgba(9,105,218,0.16)"
 LINE = "border-top:1px solid rgba(128,128,128,0.4)"
@@ -54,12 +54,12 @@ CELL = "text-align:left;vertical-align:top;padding:3px 4px"
 NOWRAP = "white-space:nowrap"
 SHORT = f"{CELL};{NOWRAP}"
 LONG = f"{CELL};overflow-wrap:break-word"
-NAME = f"{LONG};min-width:5em"  # beside a long note, in two lines mostly
+NAME = f"{LONG};min-width:5em"  # wraps to about two lines if another cell has a long note
 WHO = f"{CELL};overflow-wrap:anywhere;min-width:7em"
 
 
 def html(layout: Layout) -> str:
-    """Return the picture in HTML."""
+    """Return the HTML of a layout."""
     entries = queue = ""
     if layout.entries:
         titles = _titles(layout.entries)
@@ -72,7 +72,12 @@ def html(layout: Layout) -> str:
 
 
 def table(titles: Sequence[str], rows: str) -> str:
-    """Return a table with those titles. rows: in HTML."""
+    """Return the HTML of a table.
+
+    Args:
+        titles: The column titles, in HTML.
+        rows: The rows, in HTML.
+    """
     head = "".join(f'<th style="{SHORT}">{title}</th>' for title in titles)
     return (
         '<table style="border-collapse:collapse;table-layout:auto;margin:6px 0;color:inherit">'
@@ -81,7 +86,7 @@ def table(titles: Sequence[str], rows: str) -> str:
 
 
 def chip(text: str, background: str) -> str:
-    """Return a word in white on that colour."""
+    """Return the HTML of a white word on a colored background."""
     return (
         f'<b style="background-color:{background};color:#ffffff;border-radius:4px;'
         f'padding:1px 7px;{NOWRAP}">{text}</b>'
@@ -89,7 +94,7 @@ def chip(text: str, background: str) -> str:
 
 
 def _sheet(sheet: Sheet) -> str:
-    """Return a table of figures, which stand to the right, each row with its bar."""
+    """Return a table of numbers with a bar in each row."""
     first, *others = sheet.columns
     columns = [first, *([None] if sheet.bars else []), *others]
     rows = "".join(
@@ -110,7 +115,7 @@ def _sheet(sheet: Sheet) -> str:
 
 
 def _sheet_cell(sheet: Sheet, column: Column | None, row: int) -> str:
-    """Return a cell. column: None for the one with the bars."""
+    """Return a table cell. A column of None is the column of bars."""
     if column is None:
         shares = sheet.bars[row] if row < len(sheet.bars) else ()
         pieces = "".join(
@@ -136,13 +141,16 @@ def _piece(width: str, colour: str) -> str:
 
 
 def _titles(entries: Sequence[Entry]) -> list[str]:
-    """Return the columns that say something; temperature and power show when you point at util."""
-    without = {"temp", "power"}
+    """Return the titles of the columns that have content.
+
+    Temperature and power have no column. They are the tooltip of the utilization.
+    """
+    hidden = {"temp", "power"}
     if all(entry.load is None for entry in entries):
-        without.add("util")
+        hidden.add("util")
     if not any(entry.name for entry in entries):
-        without.add("name")
-    return [title for title in TITLES if title not in without]
+        hidden.add("name")
+    return [title for title in TITLES if title not in hidden]
 
 
 def _row(entry: Entry, titles: Sequence[str]) -> str:
@@ -155,7 +163,7 @@ def _row(entry: Entry, titles: Sequence[str]) -> str:
         "GPU": (SHORT, f"<b>{number}</b>" if entry.is_mine else number),
         "state": (SHORT, _state(entry.state)),
         "name": (NAME, _isolated(entry.name)),
-        "memory": (CELL, _memory(entry)),  # in a narrow notebook the bar stands above
+        "memory": (CELL, _memory(entry)),  # wraps below the bar in a narrow notebook
         "util": (SHORT, f'<span title="{escape(heat)}">{entry.util}</span>'),
         "who": (WHO, divs([line for line in lines if line])),
     }
@@ -165,7 +173,7 @@ def _row(entry: Entry, titles: Sequence[str]) -> str:
 
 
 def divs(lines: Sequence[Line]) -> str:
-    """Return a line below the other."""
+    """Return one <div> for each line."""
     return "".join(f"<div>{_line(line)}</div>" for line in lines)
 
 
@@ -174,12 +182,13 @@ def _memory(entry: Entry) -> str:
         return escape(entry.memory)
     cell = f'{_meter(entry.share)} <span style="{NOWRAP}">{escape(entry.memory)}</span>'
     if entry.taken is not None:
-        cell += f'<div>{_meter(entry.taken)} <span style="{NOWRAP}">with promises</span></div>'
+        cell += f'<div>{_meter(entry.taken)} <span style="{NOWRAP}">promised</span></div>'
     return cell
 
 
 def _meter(share: float) -> str:
-    # Jupyter drops `optimum`. Then it is the middle, 0.5; as that is below `low`, little is best.
+    # Jupyter's sanitizer drops `optimum`, so it defaults to 0.5. Because that is below `low`, the
+    # browser takes low values as good ones, and shows them in green.
     return (
         f'<meter min="0" max="1" low="0.5001" high="0.9" value="{share:.3f}"'
         ' style="width:4em"></meter>'
@@ -200,5 +209,5 @@ def _line(line: Line) -> str:
 
 
 def _isolated(text: str) -> str:
-    """Return the text escaped; letters that run right to left move nothing outside of it."""
+    """Escape a text, and isolate it so that right-to-left text can't reorder its surroundings."""
     return escape(text) if text.isascii() else f"<bdi>{escape(text)}</bdi>"

@@ -1,8 +1,7 @@
-"""The one picture: what is free or why nothing is, a line for each GPU, and what to do.
+"""Build the layout of a GPU table: a headline, one entry for each GPU, and hints below them.
 
-A status, a refusal and a wait are all this picture, in words; `html` and `terminal` decide how it
-looks, so they can't disagree. All that somebody else may have written is made fit to print here or
-in `words`, once.
+A status, a refusal and a wait all use this layout. The `html` and `terminal` modules only draw it,
+so they can't show different content. Untrusted text is sanitized here or in `phrases`.
 """
 
 from __future__ import annotations
@@ -24,20 +23,31 @@ if TYPE_CHECKING:
     from reserve_gpu.render.tables import Sheet
 
 NAME_LIMIT = 40  # characters
-# On a machine of more rows than this, so many free GPUs in a row that are alike have one.
+# If there are more than FOLDED_FROM entries, LEAST_ALIKE or more similar free GPUs in a row are
+# shown as one entry.
 FOLDED_FROM, LEAST_ALIKE = 16, 3
-NEVER_S = 60.0  # who has ended no cell since has not used what was reserved
-NEW_S = 600.0  # a reservation of one's own is not called idle in its first minutes
+NEVER_S = 60.0  # seconds; if no cell ended after this time, the reservation was never used
+NEW_S = 600.0  # seconds during which this process's own reservation is not called idle
 
 
 class Entry(NamedTuple):
-    """One device: what each column says.
+    """The columns of one device, or of several similar ones.
 
-    number: of several that are alike, `2-63`. name: empty where all devices share one, which the
-    head has then. share: of the memory that is in use, 0 to 1. taken: the same plus what is
-    promised but not in use; None if nothing is promised. state: None for a GPU that is split by
-    MIG. load: the utilisation, 0 to 1. more: lines below it. is_instance: it stands under its GPU.
-    is_mine: this process has reserved it.
+    Attributes:
+        number: The device's number, or `2-63` for several similar GPUs.
+        name: The model. Empty if all devices have the same model, which the headline then names.
+        state: The state. None for a GPU that is split by MIG.
+        memory: The used and total memory, as text.
+        share: The share of the memory that is in use, 0 to 1.
+        taken: The share of the memory that is in use or reserved, 0 to 1. None if no memory share
+            is reserved.
+        load: The utilization, 0 to 1.
+        temperature: The temperature, as text.
+        power: The power draw, as text.
+        who: The first line about holders and processes.
+        more: Further lines, shown below the first one.
+        is_instance: The entry is a MIG instance, which is indented below its GPU.
+        is_mine: This process has reserved the device.
     """
 
     number: str
@@ -56,15 +66,20 @@ class Entry(NamedTuple):
 
     @property
     def util(self) -> str:
-        """Return `71 %`, empty if the load is not known."""
+        """Return `71 %`, or an empty text if the utilization is unknown."""
         return "" if self.load is None else f"{self.load * 100:.0f} %"
 
 
 class Layout(NamedTuple):
-    """The whole picture: head lines, the devices, who waits, and below it what to do or to know.
+    """The content of a GPU table, from top to bottom.
 
-    sections: more of the same below it, one for each of several machines.
-    sheets: tables of figures.
+    Attributes:
+        head: The headline, and other lines above the devices.
+        entries: The devices.
+        queue: A line for each waiter.
+        foot: Hints and warnings below the devices.
+        sections: Further layouts below this one, one for each machine.
+        sheets: Tables of numbers.
     """
 
     head: Sequence[Line]
@@ -76,10 +91,12 @@ class Layout(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a picture is made for.
+    """The options for the entries of a GPU table.
 
-    now: in seconds since the epoch. this_process: what this process is called.
-    is_all: also what is alike has lines of its own.
+    Attributes:
+        now: The time of the snapshot, in seconds since the epoch.
+        this_process: The words for this process, like `this kernel`.
+        is_all: Show similar free GPUs as separate entries.
     """
 
     now: float
@@ -88,39 +105,41 @@ class View(NamedTuple):
 
 
 def entries(rows: Sequence[DeviceStatus], view: View) -> list[Entry]:
-    """Return an entry for each device, and one above the instances of each GPU split by MIG.
+    """Return an entry for each device, and one for each GPU that is split by MIG.
 
-    On a machine of many GPUs those that are free and alike have one for all of them.
+    The entry of a split GPU comes before the entries of its instances. On a machine with many GPUs,
+    similar free GPUs share one entry.
     """
-    made = _entries(rows, view)
+    single = _entries(rows, view)
     if _shared_name(rows):
-        made = [entry._replace(name="") for entry in made]
-    if view.is_all or len(made) <= FOLDED_FROM:
-        return made
+        single = [entry._replace(name="") for entry in single]
+    if view.is_all or len(single) <= FOLDED_FROM:
+        return single
     folded: list[Entry] = []
-    for _, alike in groupby(made, key=_likeness):
-        group = list(alike)
+    for _, similar in groupby(single, key=_fold_key):
+        group = list(similar)
         folded += [_folded(group)] if len(group) >= LEAST_ALIKE else group
     return folded
 
 
 def common_model(rows: Sequence[DeviceStatus], before: str = "  ") -> Line:
-    """Return `8 x A100-SXM4-80GB`, for the head, if all devices that can be read share one name."""
+    """Return `8 x A100-SXM4-80GB` for the headline, if all readable devices have the same name."""
     name, count = _shared_name(rows), sum(isinstance(row.device, Device) for row in rows)
     rest = f" and {len(rows) - count} that can't be read" if count < len(rows) else ""
     return ((f"{before}{count} x {name}{rest}", FAINT),) if name else ()
 
 
 def _shared_name(rows: Sequence[DeviceStatus]) -> str:
-    """Return the name of all devices, empty if they differ or it is only one."""
+    """Return the name that all devices share. Empty if names differ, or for a single device."""
     devices = [row.device for row in rows if isinstance(row.device, Device)]
-    found = {device.name for device in devices}
+    device_names = {device.name for device in devices}
     is_split = any(device.instance is not None for device in devices)
-    return _name(found.pop()) if len(devices) > 1 and len(found) == 1 and not is_split else ""
+    is_shared = len(devices) > 1 and len(device_names) == 1 and not is_split
+    return _name(device_names.pop()) if is_shared else ""
 
 
-def _likeness(entry: Entry) -> tuple[object, ...]:
-    """Return what two entries have to share to be shown as one; nothing else is like a busy one."""
+def _fold_key(entry: Entry) -> tuple[object, ...]:
+    """Return a key that is equal for free GPUs that can share an entry, and unique for others."""
     is_quiet = entry.state is State.FREE and not (entry.who or entry.is_instance or entry.load)
     return (is_quiet, entry.name, entry.memory) if is_quiet else (entry.number,)
 
@@ -131,7 +150,7 @@ def _folded(group: Sequence[Entry]) -> Entry:
 
 
 def _entries(rows: Sequence[DeviceStatus], view: View) -> list[Entry]:
-    made: list[Entry] = []
+    result: list[Entry] = []
     split: set[int] = set()
     for row in rows:
         index = row.device.index
@@ -139,39 +158,39 @@ def _entries(rows: Sequence[DeviceStatus], view: View) -> list[Entry]:
             split.add(index)
             parts = (each.device for each in rows if each.device.index == index)
             model = next((names.model(part) for part in parts if isinstance(part, Device)), None)
-            made.append(Entry(str(index), _name(model), memory="split by MIG"))
-        made.append(_entry(row, view))
-    return made
+            result.append(Entry(str(index), _name(model), memory="split by MIG"))
+        result.append(_entry(row, view))
+    return result
 
 
 def is_awaited(row: DeviceStatus) -> bool:
-    """Tell whether the device is free but for those who wait for it."""
+    """Return whether the device is free, but waiters come first."""
     return row.state in (State.FREE, State.AWAITED) and row.awaited_by is not None
 
 
 def free(rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
-    """Return the devices that can be had at once."""
+    """Return the devices that are available now."""
     return [row for row in rows if row.state is State.FREE and not is_awaited(row)]
 
 
 def state(row: DeviceStatus, now: float) -> State:
-    """Return the state that is shown: also whether a device is awaited, or kept for a restart."""
+    """Return the displayed state, which may also be "awaited", or kept for a kernel's restart."""
     if is_awaited(row):
         return State.AWAITED
     return State.KEPT if is_kept(row, now) else row.state
 
 
 def is_kept(row: DeviceStatus, now: float) -> bool:
-    """Tell whether all holders of the device are kernels that restart."""
-    kept = [holder.is_kept(now) for holder in row.holders]
-    return row.state is State.RESERVED and bool(kept) and all(kept)
+    """Return whether all holders of the device are restarting kernels."""
+    are_kept = [holder.is_kept(now) for holder in row.holders]
+    return row.state is State.RESERVED and bool(are_kept) and all(are_kept)
 
 
 def idle_s(row: DeviceStatus, now: float) -> float | None:
-    """Return for how long a reserved device has been idle; None if that is not known.
+    """Return the seconds for which a reserved device has been idle, or None if unknown.
 
-    It counts from the holder's last cell, or from the start of the reservation. With several
-    holders it is not known.
+    The time counts from the end of the holder's last cell, or else from the start of the
+    reservation. It is unknown if the device has several holders.
     """
     holders = [holder for holder in row.holders if not holder.beside]
     if not row.is_unused or len(holders) != 1:
@@ -181,7 +200,7 @@ def idle_s(row: DeviceStatus, now: float) -> float | None:
 
 
 def is_in_parts(row: DeviceStatus) -> bool:
-    """Tell whether somebody was promised a part of the device, or wants one and finds it full."""
+    """Return whether a part of the device is reserved, or it has no room for a requested part."""
     has_parts = any(holder.memory_limit_mib is not None for holder in row.holders)
     return row.promisable_mib is not None and (has_parts or row.state is State.FULL)
 
@@ -192,7 +211,7 @@ def _entry(row: DeviceStatus, view: View) -> Entry:
     name, total_mib = None, None
     if isinstance(device, Device):
         name, total_mib = device.name, device.memory_mib
-        if name and is_instance:  # the profile alone: the model stands above it
+        if name and is_instance:  # keep only the profile: the GPU's entry above shows the model
             name = name.removeprefix(f"{names.model(device)} MIG ")
     used_mib = row.usage.used_mib if row.usage else None
     who, *more = _lines(row, view) or [()]
@@ -214,21 +233,21 @@ def _entry(row: DeviceStatus, view: View) -> Entry:
 
 
 def _taken(row: DeviceStatus) -> float | None:
-    """Return the share of a device's memory that can't be promised; None if it has no parts."""
+    """Return the share of a device's memory that is in use or reserved. None without parts."""
     device = row.device
     if not isinstance(device, Device) or not device.memory_mib or not is_in_parts(row):
         return None
-    left_mib = (row.promisable_mib or 0.0) + (device.reserve_mib or 0)
-    return min(1.0, max(0.0, 1 - left_mib / device.memory_mib))
+    available_mib = (row.promisable_mib or 0.0) + (device.reserve_mib or 0)
+    return min(1.0, max(0.0, 1 - available_mib / device.memory_mib))
 
 
 def _name(name: str | None) -> str:
-    """Return `A100-SXM4-80GB`, without the maker, whom everybody knows."""
+    """Return a sanitized model name without its vendor: `A100-SXM4-80GB`."""
     return sanitize((name or "").removeprefix("NVIDIA "), NAME_LIMIT)
 
 
 def _memory(used_mib: float | None, total_mib: int | None) -> str:
-    """Return `10.2 of 80.0 GiB`, as far as it is known."""
+    """Return `10.2 of 80.0 GiB`, with a question mark for an unknown number."""
     if used_mib is None and total_mib is None:
         return ""
     used, total = ("?" if m is None else f"{m / 1024:.1f}" for m in (used_mib, total_mib))
@@ -236,7 +255,7 @@ def _memory(used_mib: float | None, total_mib: int | None) -> str:
 
 
 def _lines(row: DeviceStatus, view: View) -> list[Line]:
-    """Return who has the device, who else uses it, and remarks; mostly one line."""
+    """Return the lines about a device: its holders, other processes, and remarks."""
     lines = [_holder(row, holder, view) for holder in row.holders]
     if row.awaited_by and is_awaited(row):
         lines.append(
@@ -248,39 +267,39 @@ def _lines(row: DeviceStatus, view: View) -> list[Line]:
     mode = reasons.MODES.get(row.usage.mode or 0) if row.usage else None
     lines += [(text,) for text in (reasons.reason(row), mode) if text]
     graphics_mib = sum(process.memory_mib or 0 for process in row.graphics)
-    if row.usage and graphics_mib > idle_limit_mib(row.usage):  # else nobody wonders about it
-        drawing = phrases.users(_by_memory(row.graphics), has_kind=False)
-        lines.append((("graphics: ", FAINT), drawing))
+    if row.usage and graphics_mib > idle_limit_mib(row.usage):  # less needs no explanation
+        processes = phrases.users(_by_memory(row.graphics), has_kind=False)
+        lines.append((("graphics: ", FAINT), processes))
     return lines
 
 
 def _holder(row: DeviceStatus, holder: Holder, view: View) -> Line:
     """Return `this kernel: alice, train.ipynb (pid 4321) for 2 h, idle for 1 h: a note`."""
-    what: Line = ()
-    if not isinstance(row.device, Device):  # only the record says that it is this one
-        what = (f"reserved as {sanitize(holder.record.label or row.label)} by ",)
+    prefix: Line = ()
+    if not isinstance(row.device, Device):  # only the record connects the holder to this device
+        prefix = (f"reserved as {sanitize(holder.record.label or row.label)} by ",)
     idle: Line = ()
     seconds = idle_s(row, view.now)
     is_new = row.is_mine and (seconds is None or seconds < NEW_S)
     if row.is_unused and not is_new and not holder.is_kept(view.now):
         idle = ", ", (_idle(holder, seconds), MARK)
     this_process = view.this_process if row.is_mine and holder is row.holders[0] else ""
-    return what + phrases.holder_line(holder, view.now, more=idle, this_process=this_process)
+    return prefix + phrases.holder_line(holder, view.now, more=idle, this_process=this_process)
 
 
 def _idle(holder: Holder, seconds: float | None) -> str:
-    """Return `idle for 2 h`, and in short where that is as long as it has been reserved."""
+    """Return `idle for 2 h`, `never used`, or only `idle` if the time is unknown."""
     if holder.since is None or seconds is None or seconds < durations.MINUTE_S:
         return durations.idle(seconds)
-    if holder.last_cell is None:  # a script, which may have used it before
+    if holder.last_cell is None:  # a script may have used the device earlier
         return "idle"
     return "never used" if holder.last_cell - holder.since < NEVER_S else durations.idle(seconds)
 
 
 def _uses(row: DeviceStatus) -> list[Line]:
-    """Return the processes that no holder is known to have started.
+    """Return lines about the processes that no holder is known to have started.
 
-    A holder's own processes are left out: the holder has a line already.
+    Processes of a holder are left out, because the holder has its own line.
     """
     processes = _by_memory(row.processes)
     if not row.holders:
@@ -290,14 +309,14 @@ def _uses(row: DeviceStatus) -> list[Line]:
     for process in processes:
         if process.has_reserved:
             continue
-        what: Line = (("used by ", FAINT),)
+        label: Line = (("used by ", FAINT),)
         if process.beside:
             name = sanitize(process.beside, phrases.NOTEBOOK_LIMIT)
-            what = ((f"not joined, beside {name}: ", FAINT),)
+            label = ((f"not joined to {name}: ", FAINT),)
         elif process.has_reserved is False:
-            what = (("without a reservation: ", MARK),)
-        titles.setdefault(what, []).append(process)
-    return [(*what, phrases.users(those)) for what, those in titles.items()]
+            label = (("without a reservation: ", MARK),)
+        titles.setdefault(label, []).append(process)
+    return [(*label, phrases.users(group)) for label, group in titles.items()]
 
 
 def _by_memory(processes: Sequence[Process]) -> list[Process]:

@@ -1,4 +1,4 @@
-"""Sentences about parts of a GPU: how much can be promised, and who uses more than their part."""
+"""Messages about parts of a GPU: the available memory, and smaller requests that would succeed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import DeviceStatus
     from reserve_gpu.render.frontends import Frontend
 
-OFFERED_MIB = 10240.0  # what most notebooks need
-# A smaller part is not offered: the CUDA context of a program takes most of it.
+OFFERED_MIB = 10240.0  # suggested size in MiB, enough for most notebooks
+# Smallest suggested size. A program's CUDA context would take most of a smaller part.
 LEAST_MIB = 1024.0
 
 
 def offer(rows: Sequence[DeviceStatus], frontend: Frontend) -> Line:
-    """Say how to get a part of a device that others share; empty if no part is left.
+    """Suggest a command that reserves a part of a shared device. Empty if no part is available.
 
-    Nothing is offered of a device that somebody waits for.
+    Devices with waiters are not suggested.
     """
-    rooms = [
+    sizes = [
         row.promisable_mib or 0.0
         for row in rows
         if row.state is State.RESERVED and row.holders and not row.awaited_by
     ]
-    most_mib = max(rooms, default=0.0)
+    most_mib = max(sizes, default=0.0)
     if most_mib < LEAST_MIB:
         return ()
     memory_limit_mib = min(OFFERED_MIB, phrases.rounded_down(most_mib))
@@ -42,37 +42,43 @@ def offer(rows: Sequence[DeviceStatus], frontend: Frontend) -> Line:
 def no_room(request: Request, size: Size, rows: Sequence[DeviceStatus]) -> str:
     """Return `No GPU has room for 9.3 GiB: the most is 6.2 GiB on GPU2.`, if that is the reason.
 
-    size: of the part. rows: of the devices that would do.
+    Args:
+        request: The refused request.
+        size: The requested size.
+        rows: The devices that fit the request.
     """
     full = [row for row in rows if row.state is State.FULL]
     if not full:
         return ""
-    wanted = phrases.part(size)
+    part = phrases.part(size)
     if request.needed > 1:
         enough, total = sum(row.would_be_taken for row in rows), len(rows)
-        has = f"{enough or 'none'} of {total} {'have' if enough > 1 else 'has'}"
-        return f"Not enough GPU devices have room for {wanted}: {has}, {request.needed} are needed."
-    most = max(full, key=lambda row: row.promisable_mib or 0.0)
-    room = phrases.room(most.promisable_mib or 0.0)
+        have = f"{enough or 'none'} of {total} {'do' if enough > 1 else 'does'}"
+        return f"Not enough GPU devices have room for {part}: {have}, {request.needed} are needed."
+    roomiest = max(full, key=lambda row: row.promisable_mib or 0.0)
+    room = phrases.room(roomiest.promisable_mib or 0.0)
     if request.devices:
-        return f"{most.label} has no room for {wanted}: {room} at most."
-    return f"No GPU has room for {wanted}: the most is {room} on {most.label}."
+        return f"{roomiest.label} has no room for {part}, only for {room}."
+    return f"No GPU has room for {part}: the most is {room} on {roomiest.label}."
 
 
 def smaller(request: Request, size: Size, rows: Sequence[DeviceStatus]) -> Request | None:
-    """Return the request for the largest parts that would fit now; None if they are too small.
+    """Return a request for the largest parts that are available now, or None if they are too small.
 
-    size: what was asked for.
+    Args:
+        request: The refused request.
+        size: The requested size.
+        rows: The devices that fit the request.
     """
     most_mib = 0.0
     for is_whole in (True, False):  # CUDA gives a process whole GPUs or MIG instances, not both
-        rooms = sorted(
+        sizes = sorted(
             (_promisable_mib(row, size.mib) for row in rows
              if (row.device.instance is None) is is_whole),
             reverse=True,
         )  # fmt: skip
-        if len(rooms) >= request.needed:
-            most_mib = max(most_mib, rooms[request.needed - 1])
+        if len(sizes) >= request.needed:
+            most_mib = max(most_mib, sizes[request.needed - 1])
     memory_limit_mib = phrases.rounded_down(most_mib)
     if most_mib < LEAST_MIB or not 0 < memory_limit_mib < (size.mib or math.inf):
         return None

@@ -1,4 +1,4 @@
-"""Sentences about a reservation, its release and a wait; see `notices.py` for notices."""
+"""Messages about reservations, releases and waits. Warnings and errors are in `notices.py`."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from reserve_gpu.render.frontends import Frontend
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-NO_DEVICES = ("-1", "NoDevFiles")  # as CUDA_VISIBLE_DEVICES, what hides all of them
-ANY = Request()  # a GPU, whichever
+NO_DEVICES = ("-1", "NoDevFiles")  # common values of CUDA_VISIBLE_DEVICES that hide every GPU
+ANY = Request()  # a request for any one GPU
 
 
-# -- what was done ---------------------------------------------------------------------------------
+# -- reservations and releases ---------------------------------------------------------------------
 
 
 def variables(environ: Variables) -> list[str]:
-    """Return a line for each variable that is set: `CUDA_VISIBLE_DEVICES = '2'`."""
+    """Return a line for each variable that has a value: `CUDA_VISIBLE_DEVICES = '2'`."""
     return [f"{name} = {value!r}" for name, value in sorted(environ.items()) if value is not None]
 
 
 def command_ends(lease: Lease, now: float) -> str:
-    """Say when a command will be ended."""
+    """Return the message about the time at which a command will be ended."""
     until = lease.until or now
     if lease.is_jobs:
         return f"The job ends at {durations.moment(until, now)}, and the command with it."
@@ -45,16 +45,18 @@ def command_ends(lease: Lease, now: float) -> str:
 
 
 def released(devices: Sequence[Device], environ: Variables, *, started: bool) -> str:
-    """Return the lines that a release prints.
+    """Return the message of a release.
 
     Args:
         devices: The released devices.
         environ: The variables after the release.
-        started: CUDA runs in this process, so its memory on the devices stays in use.
+        started: CUDA is running in this process, so its memory on the devices stays in use.
     """
     lines = [f"Released {labels(devices)}." if devices else "This kernel holds no GPU."]
     if started and devices:
-        lines.append("CUDA still runs in this kernel: restart it to free the GPU's memory as well.")
+        lines.append(
+            "CUDA is still running in this kernel. Restart it to free the GPU's memory as well."
+        )
     lines += [
         f"{name} is not set" if value is None else f"{name} = {value!r}"
         for name, value in sorted(environ.items())
@@ -63,7 +65,7 @@ def released(devices: Sequence[Device], environ: Variables, *, started: bool) ->
 
 
 def left_with(kept: Sequence[Device], frontend: Frontend) -> str:
-    """Return a sentence about the devices that stay reserved after a refusal."""
+    """Return the sentence about the devices that stay reserved after a refusal."""
     if kept:
         return f"{frontend.here.capitalize()} keeps {labels(kept)}; nothing was changed."
     return f"No GPU is visible to this {frontend.sight}." if frontend.sight else ""
@@ -73,53 +75,59 @@ def going_on(held: Sequence[Device], visible: str | None = None) -> str:
     """Return the line for a kernel that continues without the GPU that it requested.
 
     Args:
-        held: The devices that it still holds.
-        visible: Its CUDA_VISIBLE_DEVICES, if it keeps that.
+        held: The devices that the kernel still holds.
+        visible: The kernel's CUDA_VISIBLE_DEVICES, if it stays set.
     """
     if held:
-        return f"Going on with {labels(held)}, as before."
+        return f"Continuing with {labels(held)}, as before."
     if visible:
-        return f"Going on with CUDA_VISIBLE_DEVICES = {sanitize(visible)!r}, as before."
-    return "Going on without a GPU."
+        return f"Continuing with CUDA_VISIBLE_DEVICES = {sanitize(visible)!r}, as before."
+    return "Continuing without a GPU."
 
 
 def joined(devices: Sequence[Device], name: str | None, environ: Mapping[str, str]) -> str:
-    """Return the lines for a process that has joined the holder of this name."""
-    where = sanitize(name or "a process", phrases.NOTEBOOK_LIMIT)
-    return "\n".join([f"Joined {where} on {labels(devices)}.", *variables(environ)])
+    """Return the message for a process that has joined a reservation.
+
+    Args:
+        devices: The devices of the reservation.
+        name: The holder's name.
+        environ: The variables of the joined process.
+    """
+    holder = sanitize(name or "a process", phrases.NOTEBOOK_LIMIT)
+    return "\n".join([f"Joined {holder} on {labels(devices)}.", *variables(environ)])
 
 
 def kept(devices: Sequence[Device], until: float) -> str:
-    """Say that devices are kept for this kernel, which has restarted and not asked for them yet."""
+    """Return the message of a restarted kernel whose devices are kept until it reserves again."""
     at = time.strftime("%H:%M:%S", time.localtime(until))
     return (
         f"{labels(devices)} {phrases.be(len(devices))} kept for this kernel until {at}. "
-        f"%reserve_gpu takes {them(devices)} again."
+        f"To reserve {pronoun(devices)} again, run %reserve_gpu."
     )
 
 
-# -- a wait ----------------------------------------------------------------------------------------
+# -- waits -----------------------------------------------------------------------------------------
 
 
 def asked(request: Request) -> str:
     """Return the request in words: `GPU0 and GPU1:0`, `2 GPUs of 16.0 GiB or more`."""
-    what = "a GPU" if request.needed == 1 else f"{request.needed} GPUs"
+    text = "a GPU" if request.needed == 1 else f"{request.needed} GPUs"
     if request.devices:
-        what = listed([_label(name) for name in request.devices])
+        text = listed([_label(name) for name in request.devices])
     if request.min_memory_mib:
-        what += f" of {phrases.gib(request.min_memory_mib)} or more"
+        text += f" of {phrases.gib(request.min_memory_mib)} or more"
     if request.model:
-        what += f" with {sanitize(request.model)!r} in the name"
+        text += f" with {sanitize(request.model)!r} in the name"
     if size := request.terms.size:
         of = "of each of" if request.needed > 1 else "of"
-        return f"{phrases.part(size)} {of} {what}"
-    return what
+        return f"{phrases.part(size)} {of} {text}"
+    return text
 
 
 def slow(news: Slow) -> str:
-    """Say what is waited for. A GPU that nobody uses can take 3 s to wake up."""
-    what = f" ({news.what})" if news.what else ""
-    return f"Waiting for the NVIDIA driver for {durations.duration(news.waited_s)}{what}."
+    """Return the message about a slow call into the driver. An unused GPU can take 3 s to wake."""
+    function = f" ({news.what})" if news.what else ""
+    return f"Waiting for the NVIDIA driver for {durations.duration(news.waited_s)}{function}."
 
 
 def interrupted(held: Sequence[Device], frontend: Frontend) -> str:
@@ -129,17 +137,18 @@ def interrupted(held: Sequence[Device], frontend: Frontend) -> str:
     return f"Stopped waiting; nothing is reserved. {left_with((), frontend)}".rstrip()
 
 
-# -- parts of them ---------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------
 
 
 def limit_line(limit: str, count: int) -> str:
     """Return the sentence about an inherited CUDA_VISIBLE_DEVICES that leaves `count` devices."""
-    inside = "that one" if count == 1 else "those"
-    return f"{VARIABLE}={sanitize(limit)!r} was set elsewhere: it limits this process to {inside}."
+    devices = "this device" if count == 1 else "these devices"
+    value = sanitize(limit)
+    return f"{VARIABLE}={value!r} was set elsewhere. It limits this process to {devices}."
 
 
 def hides_on_purpose(limit: str) -> bool:
-    """Return whether this CUDA_VISIBLE_DEVICES is one of the usual values that hide every GPU."""
+    """Return whether this value of CUDA_VISIBLE_DEVICES is a common one that hides every GPU."""
     return not limit.strip() or limit.strip() in NO_DEVICES
 
 
@@ -148,12 +157,12 @@ def fit(rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
     return [row for row in rows if row.state is not State.UNFIT]
 
 
-def them(devices: Sequence[Device]) -> str:
-    """Return the pronoun for the devices."""
+def pronoun(devices: Sequence[Device]) -> str:
+    """Return `it` for one device, else `them`."""
     return "it" if len(devices) == 1 else "them"
 
 
 def _label(name: str) -> str:
-    """Return `GPU2` for the typed names `2` and `gpu2`, and other names as they are."""
+    """Return `GPU2` for the typed names `2` and `gpu2`. Other names stay unchanged."""
     is_number = gpu_index(name) is not None
     return f"GPU{name.lower().removeprefix('gpu').removeprefix('cuda:')}" if is_number else name

@@ -1,8 +1,8 @@
-"""The notices about a reservation, and the reasons why nothing was reserved, with their texts.
+"""Warnings about a reservation, and the errors of a failed one.
 
-A notice is a text that comes with a reservation. A reason whose hints depend on the frontend is a
-class: it is raised as a `Failure`, and its `error()` is what the caller gets. All other reasons are
-functions that return the error.
+A warning is a text that accompanies a reservation. An error whose hints depend on the frontend is a
+class that is raised as a `Failure`; its `error()` method creates the public exception. Every other
+error is a function that returns the exception.
 """
 
 import math
@@ -21,77 +21,78 @@ from reserve_gpu.model.requests import Request, ReservationTerms, Rule, Size, Va
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations, messages, phrases, reasons
 from reserve_gpu.render.frontends import MAGIC, Frontend, read_here
-from reserve_gpu.render.messages import VARIABLE, them
+from reserve_gpu.render.messages import VARIABLE, pronoun
 from reserve_gpu.render.phrases import NOTEBOOK_LIMIT, labels, listed, named
 from reserve_gpu.system.forks import no_fork
 
-PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
-HAS_ENDED = "This reservation has been released; ask for another one."
-TIME_IS_OVER = "The time of this reservation is over: there is nothing to join any more."
-HAS_GONE = "This reservation has just been released. Look again:"
+PART_STAYS = "The enclosing `with` block asked for a larger part, which stays reserved."
+HAS_ENDED = "This reservation has been released. Make a new one."
+TIME_IS_OVER = "The time of this reservation is over, so it can no longer be joined."
+HAS_GONE = "This reservation has just been released. To see the current ones, run:"
 CAPS_ARE_LATE = (
-    "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
-    "restart."
+    "CUDA is already running: JAX, TensorFlow and CuPy keep the limit that they started with until "
+    "you restart."
 )
 ANOTHER_THREAD_WAITS = (
-    "Another thread of this process waits in the queue for a GPU. To get the same GPU, wait as "
-    "well: wait=True."
+    "Another thread of this process is waiting in the queue for a GPU. To get the same GPU, wait "
+    "as well: wait=True."
 )
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
-# Seconds until a program should ask again: until the first known end, within these bounds, because
-# ends are put off and asking more often gains nothing.
+# Bounds and default of the seconds after which a program should retry. It should retry at the first
+# known end of a reservation. But that end may be postponed, and frequent retries gain nothing.
 SOONEST_S, LATEST_S, UNKNOWN_S = 5, 600, 60
 
-# -- notices ---------------------------------------------------------------------------------------
+# -- warnings --------------------------------------------------------------------------------------
 
 
 def caution(row: DeviceStatus, request: Request) -> str:
-    """Return the notice that others use a reserved device, or that it has a fault."""
+    """Return the warning that other processes use a reserved device, or that it has a fault."""
     if row.use_state is State.IDLE:
         return f"{row.label} can be used, but {reasons.cause(row)}"
-    if size := request.terms.size:  # what others use is counted, but it may grow
+    if size := request.terms.size:  # the memory that others use now is subtracted, but may grow
         part = phrases.part(size)
         return (
-            f"You have {part} of {row.label}, which others use without a reservation: "
-            f"{reasons.use(row)}. What they use now is not in your part, but they may use more"
+            f"You have {part} of {row.label}, which other processes use without a reservation: "
+            f"{reasons.use(row)}. The memory that they use now is not in your part, but they may "
+            "use more"
         )
     return f"You asked for {row.label}: it is {reasons.use(row)}"
 
 
 def private_directory(path: str, bind: str) -> str:
-    """Return the notice that a container has a lock directory of its own.
+    """Return the warning that a container has its own lock directory.
 
     Args:
-        path: The directory.
-        bind: How the container can use the host's directory.
+        path: The lock directory.
+        bind: Instructions for using the host's directory, as part of a sentence.
     """
     return (
-        f"this container sees only the reservations made inside of it (in {path}). To "
+        f"this container sees only the reservations made inside it (in {path}). To "
         f"share them with the whole machine, {bind}."
     )
 
 
 def unsigned(devices: Sequence[Device], directory: str, reason: str, *, is_part: bool) -> str:
-    """Return the notice that devices are locked, but other users can't read the details.
+    """Return the warning that devices are locked, but other users can't read the details.
 
     Args:
         devices: The devices.
         directory: The lock directory, which can't be written.
         reason: The system's error message.
-        is_part: Other users count the part as the whole GPU.
+        is_part: The reservation is a part, which other users' processes count as a whole GPU.
     """
     text = (
-        f"{labels(devices)} {phrases.be(len(devices))} reserved, but others can't "
-        f"read the end, the note or the notebook: {directory} can't be written "
+        f"{labels(devices)} {phrases.be(len(devices))} reserved, but other users can't see the "
+        f"end, the note or the notebook: {directory} can't be written "
         f"({sanitize(reason, REASON_LIMIT)})."
     )
-    counts = " Your part counts as the whole GPU for them." if is_part else ""
+    counts = " For them, your part counts as the whole GPU." if is_part else ""
     return f"{text}{counts} Free some space there, or tell the administrator."
 
 
 def unusable(device: Device, reason: str, *, is_late: bool) -> str:
-    """Return the notice that the driver can't use a held device now.
+    """Return the warning that the driver currently can't use a held device.
 
     Args:
         device: The device.
@@ -100,14 +101,14 @@ def unusable(device: Device, reason: str, *, is_late: bool) -> str:
     """
     run = "restart the kernel, then run" if is_late else "run"
     return (
-        f"The NVIDIA driver can't use {device.label} now, which this kernel holds: "
+        f"This kernel holds {device.label}, but the NVIDIA driver currently can't use it: "
         f"{sanitize(reason, REASON_LIMIT)}. To get another GPU, {run} %reserve_gpu "
         "--release and then %reserve_gpu. Send the administrator the output of nvidia-smi."
     )
 
 
 def lost_device(device: Device, reason: str, *, is_late: bool) -> str:
-    """Return the notice that the driver has lost a held device.
+    """Return the warning that the driver has lost a held device.
 
     Args:
         device: The device.
@@ -116,112 +117,112 @@ def lost_device(device: Device, reason: str, *, is_late: bool) -> str:
     """
     text = f"{device.label} is lost: {sanitize(reason, REASON_LIMIT)}."
     if is_late:
-        return f"{text} Restart the kernel: %reserve_gpu then reserves another GPU."
+        return f"{text} To reserve another GPU, restart the kernel and run %reserve_gpu."
     return f"{text} It is no longer reserved for this kernel."
 
 
 def renumbered(before: Device, now: Device, *, is_late: bool) -> str:
-    """Return the notice that the number of a held device has changed.
+    """Return the warning that the number of a held device has changed.
 
     Args:
-        before: The device at its reservation.
-        now: The device now.
+        before: The device with its number at the time of the reservation.
+        now: The device with its current number.
         is_late: CUDA has started on other devices.
     """
-    text = f"{before.label} is {now.label} now: the driver has renumbered the GPUs"
+    text = f"{before.label} is now {now.label}: the driver has renumbered the GPUs"
     if is_late:
         return f"{text}, and CUDA has started on another GPU here. Restart the kernel."
     return f"{text}. The variables are set for {now.label}."
 
 
 def left_running(row: DeviceStatus) -> str:
-    """Return the notice that processes from before a restart still use a held device."""
+    """Return the warning that processes from before a restart still use a held device."""
     processes = row.processes
     pids = " ".join(str(process.pid) for process in processes if not process.zombie_of)
-    what, it = ("process", "it") if len(processes) == 1 else ("processes", "them")
+    noun, target = ("process", "it") if len(processes) == 1 else ("processes", "them")
     text = (
-        f"{row.label} is still used by your own {what} from before the restart: "
+        f"{row.label} is still in use by your own {noun} from before the restart: "
         f"{phrases.users(processes)}."
     )
-    if not pids or read_here(MAGIC).is_for_program:  # it might end what a person needs
+    if not pids or read_here(MAGIC).is_for_program:  # a program might kill a needed process
         return text
-    return f"{text} To free the memory, end {it}:\n{shell_line(f'kill {pids}')}"
+    return f"{text} To free the memory, end {target}:\n{shell_line(f'kill {pids}')}"
 
 
 def used_by_others(row: DeviceStatus) -> str:
-    """Return the notice that other users use a held device."""
+    """Return the warning that other processes use a held device."""
     use = reasons.use(row)
-    return f"{row.label} is reserved for this kernel, but others use it: {use}"
+    return f"{row.label} is reserved for this kernel, but other processes use it: {use}"
 
 
 def stays(devices: Sequence[Device], *, is_late: bool) -> str:
-    """Return the notice that devices stay reserved after a request for fewer devices.
+    """Return the warning that devices stay reserved after a request for fewer devices.
 
     Args:
         devices: The devices.
         is_late: The cause is that CUDA has started; otherwise it is a `with` block.
     """
-    why = "The `with` block around this has asked for more"
+    cause = "The enclosing `with` block asked for more"
     if is_late:
-        why = "CUDA has started in this kernel and goes on using what it saw then"
+        cause = "CUDA has started in this kernel and keeps using the GPUs that it saw then"
     stay = "stays" if len(devices) == 1 else "stay"
-    return f"{why}, so {labels(devices)} {stay} reserved as well."
+    return f"{cause}, so {labels(devices)} {stay} reserved as well."
 
 
 def changed(values: Variables, held: Sequence[Device], *, is_late: bool, is_mended: bool) -> str:
-    """Return the notice that other code has changed variables during a reservation.
+    """Return the warning that other code has changed variables during a reservation.
 
     Args:
-        values: The variables that were changed, with their current values.
+        values: The changed variables, with their current values.
         held: The devices that this process holds.
         is_late: CUDA has started, but not on exactly these devices.
-        is_mended: The variables are set again.
+        is_mended: The variables have been set again.
     """
-    ways = [
+    changes = [
         f"{name} was unset" if value is None else f"{name} was set to {sanitize(value)!r}"
         for name, value in values.items()
     ]
-    what, gpus = f"{listed(ways)} after the reservation", labels(held)
+    text, gpus = f"{listed(changes)} after the reservation", labels(held)
     if is_late:
-        return f"{what}, and CUDA has not started on {gpus} alone: restart, and reserve again"
+        return f"{text}, and CUDA did not start on {gpus} alone: restart, and reserve again"
     if is_mended:
-        return f"{what}; the variables are set for {gpus} again"
+        return f"{text}; the variables are set for {gpus} again"
     return (
-        f"{what} of {gpus}. Undo that, or run the cell with %reserve_gpu again, before CUDA starts"
+        f"{text} of {gpus}. Undo the change, or run the %reserve_gpu cell again, before CUDA starts"
     )
 
 
 def locked_anew(device: Device, path: str | None) -> str:
-    """Return the notice that a lock was lost, and that the device is locked again.
+    """Return the warning that a lock was lost, and that the device has been locked again.
 
     Args:
         device: The device.
-        path: The lock file, if it was deleted; None if other code has closed the descriptor.
+        path: The lock file if it was deleted, or None if other code closed the descriptor.
     """
     label = device.label
-    what = f"Other code in this process had closed the lock of {label}"
+    cause = f"Other code in this process closed the lock of {label}"
     if path is not None:
-        what = f"Somebody deleted or replaced {path}, the lock of {label}"
-    return f"{what}. It is locked anew, and {label} is still reserved for this kernel."
+        cause = f"The lock file of {label} ({path}) was deleted or replaced"
+    return f"{cause}. {label} has been locked again, and is still reserved for this kernel."
 
 
 def left_alone(devices: Sequence[Device], name: str | None) -> str:
-    """Return the notice that the holder of a joined reservation has released it.
+    """Return the warning that the holder of a joined reservation has released it.
 
     Args:
         devices: The devices.
         name: The holder's name.
     """
-    it = them(devices)
+    it = pronoun(devices)
     return (
         f"{sanitize(name or 'The process', NOTEBOOK_LIMIT)} has released "
-        f"{labels(devices)}, which this kernel has joined. Reserve {it} with "
+        f"{labels(devices)}, which this kernel had joined. Reserve {it} with "
         f"%reserve_gpu, or release {it} with %reserve_gpu --release."
     )
 
 
 def shortened(rule: Rule, last: float) -> str:
-    """Return the notice that a rule has shortened a prolongation.
+    """Return the warning that a rule limits how long a reservation can be extended.
 
     Args:
         rule: The rule, which counts from the start of the reservation.
@@ -232,37 +233,37 @@ def shortened(rule: Rule, last: float) -> str:
 
 
 def caps_stand(names: Sequence[str]) -> str:
-    """Return the notice that variables of the user cap frameworks already."""
-    keep = "keeps its value" if len(names) == 1 else "keep their values"
-    return f"{listed(names)} {phrases.be(len(names))} set already and {keep}, as the cap there."
+    """Return the warning that the user's own variables already limit frameworks."""
+    keep = "keeps its value as the limit" if len(names) == 1 else "keep their values as the limits"
+    return f"{listed(names)} {phrases.be(len(names))} already set, and {keep}."
 
 
 def to_type(framework: str, line: str) -> str:
-    """Return the notice that the user must cap a framework, which reads no variable.
+    """Return the instruction to limit a framework that reads no environment variable.
 
     Args:
-        framework: The name of its module.
-        line: The line of Python that caps it.
+        framework: The name of the framework's module.
+        line: The Python code that sets the limit.
     """
     framework = FRAMEWORKS.get(framework, framework)
-    return f"To keep {framework} within the part, run this right after its import:\n{line}"
+    return f"To keep {framework} within your part, run this right after importing it:\n{line}"
 
 
 def exceeded(device: Device, used_mib: float, request: Request, caps: Sequence[str]) -> str:
-    """Return the notice that this process uses more of a device than its part.
+    """Return the warning that this process uses more memory of a device than its part.
 
     Args:
         device: The device.
-        used_mib: The memory that it uses.
+        used_mib: The memory that this process uses, in MiB.
         request: The request for the part.
-        caps: The names of the variables that limit it.
+        caps: The names of the variables that limit this process.
     """
     over = phrases.gib(used_mib - (request.terms.memory_limit_mib or 0.0))
     size = Size(math.ceil(used_mib / phrases.MIB_OF_GIB) * phrases.MIB_OF_GIB)
     more = Request(request.devices, terms=ReservationTerms(size))
     capped = ""
     if caps:
-        capped = f" It is capped by {listed(caps)}, which not every program reads."
+        capped = f" It is limited by {listed(caps)}, which not every program reads."
     return (
         f"This kernel uses {phrases.gib(used_mib)} of {device.label}, {over} more "
         f"than it has reserved: others may run out of memory.{capped} Free memory (a restart "
@@ -270,23 +271,23 @@ def exceeded(device: Device, used_mib: float, request: Request, caps: Sequence[s
     )
 
 
-# -- reasons why nothing was reserved --------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def lost(device: Device, path: str | None, holders: Sequence[Holder]) -> errors.LockError:
-    """Return the error of a lock that was lost to others.
+    """Return the error of a lost lock whose device another process has locked in the meantime.
 
     Args:
         device: The device.
-        path: The lock file, if it was deleted; None if other code has closed the descriptor.
-        holders: The processes that hold the device now.
+        path: The lock file if it was deleted, or None if other code closed the descriptor.
+        holders: The processes that now hold the device.
     """
-    what = f"Other code in this process had closed the lock of {device.label}"
+    cause = f"Other code in this process closed the lock of {device.label}"
     if path is not None:
-        what = f"Somebody deleted {path}, the lock of {device.label}"
+        cause = f"The lock file of {device.label} ({path}) was deleted"
     return errors.LockError(
-        f"{what}, and the device is now {'; '.join(map(phrases.holder, holders))}. "
-        "Nothing was changed: agree with them, or restart this kernel."
+        f"{cause}, and the device is now {'; '.join(map(phrases.holder, holders))}. "
+        "Nothing was changed. Talk to its owner, or restart this kernel."
     )
 
 
@@ -295,7 +296,7 @@ class TooLate(NamedTuple):
 
     Attributes:
         held: The devices that this process keeps.
-        seen: The devices that CUDA sees and this process may reserve.
+        seen: The devices that are visible to CUDA, and that this process may reserve.
     """
 
     held: Sequence[Device]
@@ -324,8 +325,8 @@ class ReservedAbove(NamedTuple):
     """An ancestor of this process has reserved every GPU that this process may use.
 
     Attributes:
-        rows: These GPUs.
-        environ: The CUDA variables.
+        rows: The GPUs that this process may use.
+        environ: The CUDA variables of this process.
     """
 
     rows: Sequence[DeviceStatus]
@@ -333,17 +334,14 @@ class ReservedAbove(NamedTuple):
 
     def error(self, frontend: Frontend) -> errors.ReservedAboveError:
         held = [row for row in self.rows if row.holders]
-        head = (
-            f"{labels(held)} {phrases.be(len(held))} reserved already, by a process that has "
-            "started this one, and so for this one too:"
-        )
+        head = f"The process that started this one has already reserved {labels(held)} for both:"
         lines = [
             f"  {row.label}: {'; '.join(map(phrases.holder, row.holders)) or reasons.reason(row)}"
             for row in self.rows
         ]
         command = frontend.program or "reserve()"
-        way_out = f"The variables are set already: leave out {command} here."
-        text = "\n".join([head, *lines, way_out, *messages.variables(self.environ)])
+        hint = f"The variables are already set, so leave out {command} here."
+        text = "\n".join([head, *lines, hint, *messages.variables(self.environ)])
         return errors.ReservedAboveError(text, self.rows)
 
 
@@ -352,7 +350,7 @@ class Refused(Refusal):
 
     def error(self, frontend: Frontend) -> errors.NoFreeDeviceError:
         with no_fork:
-            from reserve_gpu.render import pictures  # a granted request needs none
+            from reserve_gpu.render import pictures  # not needed by a successful request
 
         kind = errors.NoFreeDeviceError if self.waited_s is None else errors.WaitTimeoutError
         return kind(
@@ -360,22 +358,23 @@ class Refused(Refusal):
         )
 
     def _to_dict(self, frontend: Frontend) -> dict[str, Any]:
-        """Return the refusal in the format of docs/formats.md.
+        """Return the refusal as JSON, in the format of docs/formats.md.
 
-        Its hints end nothing, release nothing, and take nothing that is in use.
+        A program may run the suggested commands at once. So no command ends or releases anything,
+        and none reserves a device that is in use.
         """
         with no_fork:
             from reserve_gpu.render import contacts, pictures, status_view
 
-        # Processes that were started together may be ranks, which wait for each other, or runs,
-        # which end.
+        # Processes that were started together may be ranks, which wait for each other, or
+        # independent runs, which end. So their devices count as ones that may become free.
         now, waits = time.time(), pictures.can_wait(self._replace(siblings=()))
         first = contacts.first_end(self.rows, now)
         after_s = first["at"] - now if first else UNKNOWN_S
-        seen = status_view.Status(tuple(self.rows), tuple(self.ahead), time=now, user=self.user)
-        told = seen.to_dict()
+        status = status_view.Status(tuple(self.rows), tuple(self.ahead), time=now, user=self.user)
+        fields = status.to_dict()
         return {
-            **{name: told[name] for name in ("time", "user", "devices")},
+            **{name: fields[name] for name in ("time", "user", "devices")},
             "asks": messages.asked(self.request),
             "first_free": first,
             "place": 1 + len(self.ahead) if waits else None,
@@ -387,45 +386,46 @@ class Refused(Refusal):
 def impossible(
     request: Request, rows: Sequence[DeviceStatus], limit: str | None
 ) -> errors.ImpossibleError:
-    """Return the error of a request that no state of this machine could satisfy.
+    """Return the error of a request that this machine can never satisfy.
 
     Args:
         request: The request.
         rows: All devices that this process may use.
         limit: The inherited CUDA_VISIBLE_DEVICES.
     """
-    more = "" if limit is None else f" {messages.limit_line(limit, len(rows))}"
-    return errors.ImpossibleError(f"{_why_impossible(request, rows)}.{more}")
+    limited = "" if limit is None else f" {messages.limit_line(limit, len(rows))}"
+    return errors.ImpossibleError(f"{_cause_of_impossible(request, rows)}.{limited}")
 
 
-def _why_impossible(request: Request, rows: Sequence[DeviceStatus]) -> str:
+def _cause_of_impossible(request: Request, rows: Sequence[DeviceStatus]) -> str:
     if request.needed > len(rows):
-        what = "device" if any(row.device.instance is not None for row in rows) else "GPU"
-        here = f"is 1 {what}" if len(rows) == 1 else f"are {len(rows)} {what}s"
-        return f"There {here} here; you asked for {request.needed}"
+        noun = "device" if any(row.device.instance is not None for row in rows) else "GPU"
+        count = f"is 1 {noun}" if len(rows) == 1 else f"are {len(rows)} {noun}s"
+        return f"There {count} here; you asked for {request.needed}"
     lost = [row.device for row in rows if isinstance(row.device, Fault)]
     known = [row for row in rows if isinstance(row.device, Device)]
     fitting = messages.fit(known)
     instances = [row for row in fitting if row.device.instance is not None]
     by_unfit = ([row for row in known if row.unfit is unfit] for unfit in Unfit)
     groups = [group for group in by_unfit if group]
-    against = [_unfit(request, group, len(known)) for group in groups]
+    causes = [_unfit(request, group, len(known)) for group in groups]
     of = "Of 1 GPU" if len(rows) == 1 else f"Of {len(rows)} GPUs"
     explains_all = ([Unfit.MEMORY], [Unfit.PART], [Unfit.MODEL])
     if fitting or [group[0].unfit for group in groups] not in explains_all:
-        what = messages.asked(request._replace(devices=()))
-        of = f"{what.replace('a GPU', '1 GPU', 1)} can't be had here. {of}"
-        against.insert(0, f"{labels(fitting) if fitting else 'none'} will do")
+        text = messages.asked(request._replace(devices=()))
+        of = f"{text.replace('a GPU', '1 GPU', 1)} can't be reserved here. {of}"
+        be = phrases.be(len(fitting) or 1)
+        causes.insert(0, f"{labels(fitting) if fitting else 'none'} {be} suitable")
     if 0 < len(instances) < len(fitting):
-        against.append("CUDA gives a process whole GPUs or MIG instances, not both")
-    against += [
+        causes.append("CUDA gives a process whole GPUs or MIG instances, not both")
+    causes += [
         f"{fault.label} can't be read: {sanitize(fault.reason, REASON_LIMIT)}" for fault in lost
     ]
-    return f"{of} {'; '.join(against)}"
+    return f"{of}, {'; '.join(causes)}"
 
 
 def _unfit(request: Request, group: Sequence[DeviceStatus], total: int) -> str:
-    """Return the reason why a group of devices is unfit, to follow `Of 8 GPUs`.
+    """Return the reason why a group of devices is unfit, as a clause that follows `Of 8 GPUs`.
 
     Args:
         request: The request.
@@ -435,22 +435,22 @@ def _unfit(request: Request, group: Sequence[DeviceStatus], total: int) -> str:
     devices = [row.device for row in group if isinstance(row.device, Device)]
     is_all, unfit = len(group) == total, group[0].unfit
     if unfit in (Unfit.MEMORY, Unfit.PART):
-        wanted_mib = request.min_memory_mib or 0.0
+        required_mib = request.min_memory_mib or 0.0
         most_mib = max(device.memory_mib or 0 for device in devices)
         if unfit is Unfit.PART:
-            wanted_mib = request.terms.memory_limit_mib or 0.0
+            required_mib = request.terms.memory_limit_mib or 0.0
             most_mib = max(device.usable_mib or 0 for device in devices)
         largest = phrases.room(most_mib)
         if is_all:
-            return f"none has {phrases.gib(wanted_mib)}; the largest has {largest}"
+            return f"none has {phrases.gib(required_mib)}; the largest has {largest}"
         return f"{labels(group)} {'has' if len(group) == 1 else 'have at most'} {largest}"
     if unfit is Unfit.MODEL:
         models = Counter(sanitize(device.name or "without a name") for device in devices)
         short = {name.removeprefix("NVIDIA "): count for name, count in models.items()}
         if is_all:
             models_here = listed([f"{count} {name}" for name, count in short.items()])
-            wanted = f"none has {sanitize(request.model)!r} in its name"
-            return f"{wanted}; there {phrases.be(len(group))} {models_here}"
+            text = f"none has {sanitize(request.model)!r} in its name"
+            return f"{text}; there {phrases.be(len(group))} {models_here}"
         return f"{labels(group)} {phrases.be(len(group))} called {listed([*short])}"
     return "; ".join(f"{row.label} {reasons.reason(row)}" for row in group)
 
@@ -476,17 +476,17 @@ class HidesAll(NamedTuple):
         if self.kept:
             keeps = messages.left_with(self.kept, frontend)
         return errors.NoVisibleDeviceError(
-            f"{limit} hides every GPU{self._why()}. It was set outside of reserve_gpu. {keeps} "
-            f"{self._way_out(frontend)}"
+            f"{limit} hides every GPU{self._cause()}. It was set outside reserve_gpu. {keeps} "
+            f"{self._hint(frontend)}"
         )
 
-    def _way_out(self, frontend: Frontend) -> str:
-        """Return how to unset the variable.
+    def _hint(self, frontend: Frontend) -> str:
+        """Return the instructions to unset the variable.
 
-        A program is not told how: a person may have set the limit for it on purpose.
+        A program does not get them, because a user may have limited the program on purpose.
         """
         if frontend.is_for_program:
-            return "Trying again does not help. Ask the person who set it to unset it."
+            return "Trying again won't help. Ask the person who set it to unset it."
         again = frontend.typed(self.request)
         if frontend.place:
             line = f'import os; os.environ.pop("{VARIABLE}", None)'
@@ -495,43 +495,43 @@ class HidesAll(NamedTuple):
         line = f"env -u {VARIABLE} {again}"
         return f"To use a GPU, unset it, or leave it out for this command:\n{line}"
 
-    def _why(self) -> str:
+    def _cause(self) -> str:
         """Return the reason why the value hides every GPU, as part of a sentence.
 
-        CUDA ignores what follows the first entry that means no GPU.
+        CUDA ignores everything from the first entry on that matches no GPU.
         """
         if messages.hides_on_purpose(self.limit):
             return ""
-        named_in_it = entries(self.limit)
-        if not named_in_it:
-            return ", because CUDA knows no such value"
-        first, *more = named_in_it
-        if first < self.total if isinstance(first, int) else first in more:
+        listed_entries = entries(self.limit)
+        if not listed_entries:
+            return ", because CUDA does not recognize this value"
+        first, *rest = listed_entries
+        if first < self.total if isinstance(first, int) else first in rest:
             return ", because it names a GPU twice"
-        there = "only GPU0" if self.total == 1 else f"GPU0 to GPU{self.total - 1}"
-        # A name may be the start of several.
-        what = "no GPU" if isinstance(first, int) else "no single GPU"
-        return f", because its first entry means {what} here. This machine has {there}"
+        gpus = "only GPU0" if self.total == 1 else f"GPU0 to GPU{self.total - 1}"
+        # A name may be a prefix of several UUIDs.
+        matches = "no GPU" if isinstance(first, int) else "no single GPU"
+        return f", because its first entry matches {matches} here. This machine has {gpus}"
 
 
 def has_joined(devices: Sequence[Device], name: str | None) -> errors.RequestError:
-    """Return the error of a kernel that has joined a reservation and asks for other devices.
+    """Return the error of a kernel that has joined a reservation and requests other devices.
 
     Args:
-        devices: The devices of that reservation.
+        devices: The devices of the joined reservation.
         name: The holder's name.
     """
-    where = sanitize(name or "another process", NOTEBOOK_LIMIT)
+    holder = sanitize(name or "another process", NOTEBOOK_LIMIT)
     return errors.RequestError(
-        f"This kernel has joined {where} on {labels(devices)}. To get something else, "
-        f"release {them(devices)} first: %reserve_gpu --release"
+        f"This kernel has joined {holder} on {labels(devices)}. To reserve something else, "
+        f"release {pronoun(devices)} first: %reserve_gpu --release"
     )
 
 
 def holds_already(devices: Sequence[Device]) -> errors.RequestError:
-    """Return the error of a process that holds devices and joins another reservation."""
+    """Return the error of a process that holds devices and tries to join another reservation."""
     return errors.RequestError(
-        f"This kernel holds {labels(devices)}. Release {them(devices)} first: "
+        f"This kernel holds {labels(devices)}. Release {pronoun(devices)} first: "
         "%reserve_gpu --release"
     )
 
@@ -546,30 +546,30 @@ def too_many(rule: Rule, request: Request) -> errors.ImpossibleError:
 
 def too_long(rule: Rule, asked_s: float) -> errors.RequestError:
     """Return the error of a request for more seconds than a rule allows."""
-    most = durations.duration(rule.value)
+    limit = durations.duration(rule.value)
     return errors.RequestError(
         f"You asked for {durations.duration(asked_s)}. The limit is {named(rule)}. "
-        f"Ask for {most} or less; {most} is also the default."
+        f"Ask for {limit} or less; {limit} is also the default."
     )
 
 
 def ends_anyway(rule: Rule) -> errors.RequestError:
-    """Return the error of `if_wanted` where a rule ends the reservation in any case."""
+    """Return the error of `if_wanted` if a rule ends every reservation at its time limit."""
     return errors.RequestError(
-        f"The limit {named(rule)} ends a reservation even if nobody waits for it. Leave "
+        f"The limit {named(rule)} ends a reservation even if no other process waits for it. Leave "
         "out if_wanted (--if-wanted)."
     )
 
 
 def cannot_prolong(rule: Rule, last: float) -> errors.RequestError:
-    """Return the error of a reservation that has lasted as long as a rule allows.
+    """Return the error of a reservation that has already reached a rule's time limit.
 
     Args:
         rule: The rule, which counts from the start of the reservation.
         last: The time when the limit was reached, in seconds since the epoch.
     """
     return errors.RequestError(
-        f"The reservation can't be prolonged: {named(rule)} counts from its start, and "
+        f"The reservation can't be extended: {named(rule)} counts from its start, and "
         f"was reached at {durations.moment(last, time.time())}. Release it, and reserve "
         "again."
     )

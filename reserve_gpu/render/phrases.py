@@ -1,4 +1,4 @@
-"""Words for single things: memory, a device, who has it, what runs on it."""
+"""Format memory sizes, devices, holders and processes as short phrases."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Rule, Size
 
 
-# How words are set off. MARK is for what people argue about, TYPED for what they can type.
+# Styles of text. MARK is for problems like idle or overdue reservations, TYPED for commands.
 STRONG, FAINT, MARK, TYPED = "strong", "faint", "mark", "typed"
-Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain words, and words with their style
+Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain texts, and pairs of text and style
 
-TITLES = ("GPU", "state", "name", "memory", "util", "temp", "power", "who")  # of the columns
+TITLES = ("GPU", "state", "name", "memory", "util", "temp", "power", "who")  # column titles
 QUEUE_TITLE = "waiting in the queue"
-# Whose word has one colour: somebody has the device, or comes first in the queue for it.
+# States that share a color: a user has reserved the device, or is first in the queue for it.
 TAKEN = (State.RESERVED, State.KEPT, State.FULL, State.AWAITED)
 
 MIB_OF_GIB = 1024
-LEAST_HOURS = 0.05  # less would be shown as 0.0
+LEAST_HOURS = 0.05  # smallest number that is not rounded to 0.0
 LISTED_PROCESSES = 3
 COMMAND_LIMIT = 40  # characters
 NOTEBOOK_LIMIT = 40  # characters
 NAMED_SHARERS = 3
-MOST_NAMED = 12  # GPUs, or ranges of them, in one line
-NAMED_IDLE = 3  # reserved devices on which nothing runs
+MOST_NAMED = 12  # largest number of GPUs, or ranges of GPUs, in one line
+NAMED_IDLE = 3  # largest number of users, or of idle reservations, that a hint names
+UNKNOWN_USER = "unknown user"
 
 
 def gib(mib: float) -> str:
-    """Return memory for people: `10.2 GiB`, and `<0.1 GiB` for a little that is not nothing."""
+    """Return a memory size: `10.2 GiB`, or `<0.1 GiB` for a small size above zero."""
     return f"{hours(mib / MIB_OF_GIB)} GiB"
 
 
 def part(asked: Size) -> str:
-    """Return a part of a device in words: `9.3 GiB`, or `50%`."""
+    """Return the size of a part of a device: `9.3 GiB`, or `50%`."""
     return gib(asked.mib) if asked.percent is None else f"{asked.percent:.12g}%"
 
 
@@ -55,12 +56,17 @@ def rounded_down(mib: float) -> float:
 
 
 def room(mib: float) -> str:
-    """Return memory that can still be promised, rounded down: `6.2 GiB`."""
+    """Return an available memory size, rounded down: `6.2 GiB`."""
     return gib(rounded_down(mib))
 
 
 def hours(number: float, *, is_zero_told: bool = True) -> str:
-    """Return `31.0`, and `<0.1` for a little that would else look like nothing."""
+    """Return a number with one decimal: `31.0`, or `<0.1` for a small number above zero.
+
+    Args:
+        number: The number.
+        is_zero_told: Return `0.0` for zero, rather than an empty text.
+    """
     if 0 < number < LEAST_HOURS:
         return "<0.1"
     return f"{number:.1f}" if number or is_zero_told else ""
@@ -82,7 +88,7 @@ def labels(devices: Sequence[Device | Fault | DeviceStatus]) -> str:
 
 
 def ranges(rows: Sequence[DeviceStatus]) -> str:
-    """Return `GPU0, GPU2 to GPU5 and GPU7`: three or more in a row are written in short."""
+    """Return `GPU0, GPU2 to GPU5 and GPU7`. Three or more GPUs in a row are one range."""
     runs: list[list[DeviceStatus]] = []
     for row in rows:
         last = runs[-1][-1].device if runs else None
@@ -103,13 +109,20 @@ def ranges(rows: Sequence[DeviceStatus]) -> str:
 
 def escape(text: str) -> str:
     """Escape the text for HTML."""
-    import html  # which loads the names of 2,000 letters; most sessions show no HTML
+    import html  # slow import, because of a table of 2,000 entities; most sessions show no HTML
 
     return html.escape(text)
 
 
 def holder(holder: Holder, what: str = "reserved") -> str:
-    """Return `reserved by alice, train.ipynb (pid 4321) for 2 h, until 18:00`, as far as known."""
+    """Return `reserved by alice, train.ipynb (pid 4321) for 2 h, until 18:00`.
+
+    Unknown details are left out.
+
+    Args:
+        holder: The holder of a device.
+        what: The first word.
+    """
     return plain(holder_line(holder, time.time(), f"{what} by "))
 
 
@@ -122,10 +135,15 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     more: Line = (),
     this_process: str = "",
 ) -> Line:
-    """Return who holds a device, for how long and until when, in words with styles.
+    """Return a styled description of a holder: its user, process, time and end.
 
-    asks: of a waiter, what it waits for. more: what follows, before the note.
-    this_process: what this process is called, if it is the holder.
+    Args:
+        holder: A holder of a device, or a waiter.
+        now: Seconds since the epoch.
+        what: A text before the description.
+        asks: The request of a waiter, in words. Empty for a holder.
+        more: A styled text before the note.
+        this_process: The words for this process, if it is the holder.
     """
     line: Line = ((what, FAINT),) if what else ()
     if this_process:
@@ -138,7 +156,7 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     if process := _process_of(holder):
         line += (f" ({process})",)
     if holder.beside:
-        line += (" beside ", FAINT), (sanitize(holder.beside, NOTEBOOK_LIMIT), STRONG)
+        line += (" joined to ", FAINT), (sanitize(holder.beside, NOTEBOOK_LIMIT), STRONG)
     line += _part(holder)
     if asks:
         line += (" has waited for ", FAINT), (sanitize(asks), STRONG)
@@ -152,33 +170,38 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
 
 
 def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
-    """Return `, until 18:00 or after 1 h idle, longer if nobody waits`; empty without an end.
+    """Return `, until 18:00 or after 1 h idle, longer if no other process waits`.
 
-    is_own: the holder is this process, which is told how much time is left.
+    The text is empty if the reservation has no end.
+
+    Args:
+        holder: The holder of a device.
+        now: Seconds since the epoch.
+        is_own: The holder is this process, so the text includes the remaining time.
     """
     kept_until = holder.record.kept_until
     if kept_until is not None and holder.is_kept(now):
-        kept = f"kept for its restart, {durations.left(kept_until - now)}"
+        restart = f"kept for its restart ({durations.left(kept_until - now)} left)"
         record = holder.record._replace(kept_until=None)
-        return (", ", (kept, MARK), *lease_end(holder._replace(record=record), now))
+        return (", ", (restart, MARK), *lease_end(holder._replace(record=record), now))
     if holder.record.guest_of is not None and not holder.beside:
-        return ", ", ("overdue: it has joined what has been released", MARK)
+        return ", ", ("overdue: the reservation that it joined has been released", MARK)
     if (since := durations.overdue_since(holder, now)) is not None:
         return ", ", (f"overdue since {durations.moment(since, now)}", MARK)
     at, lease = durations.end(holder, now), holder.lease
     if at is not None and at < now:
         past = f"past {durations.moment(at, now)}"
         if is_own:
-            return (f", {past}: kept until somebody waits",)
+            return (f", {past}: kept until another process waits",)
         return ", ", (f"{past}: join the queue to get it", MARK)
     idle_s = lease.idle_s
-    is_told = idle_s is not None and idle_s <= LONGEST_S
-    after = f"after {durations.time_limit(idle_s or 0.0)} idle" if is_told else None
+    is_shown = idle_s is not None and idle_s <= LONGEST_S
+    after = f"after {durations.time_limit(idle_s or 0.0)} idle" if is_shown else None
     if at is None:
-        if_wanted = " if somebody waits" if lease.if_wanted else ""
+        if_wanted = " if another process waits" if lease.if_wanted else ""
         return (f", released {after}{if_wanted}",) if after else ()
     left = f" ({durations.left(at - now)} left)" if is_own else ""
-    longer = ", longer if nobody waits" if lease.if_wanted and not lease.is_jobs else ""
+    longer = ", longer if no other process waits" if lease.if_wanted and not lease.is_jobs else ""
     jobs = ", the job's end" if lease.is_jobs and not holder.record.overdue else ""
     until = f", until {durations.moment(at, now)}{jobs}{left}"
     return (f"{until}{f' or {after}' if after else ''}{longer}",)
@@ -190,46 +213,51 @@ def plain(line: Line) -> str:
 
 
 def user_of(holder: Holder) -> str:
-    """Return `alice`, or `alice (claude)` of a program that asks in her place."""
-    user, agent = sanitize(holder.user or "somebody"), holder.record.who.agent
+    """Return `alice`, or `alice (claude)` if a coding agent reserved for the user."""
+    user, agent = sanitize(holder.user or UNKNOWN_USER), holder.record.who.agent
     return f"{user} ({sanitize(agent, NOTEBOOK_LIMIT)})" if agent else user
 
 
 def person(*holders: Holder) -> str:
-    """Return whom to talk to: `alice (train.ipynb)`. holders: all of one user."""
-    user = sanitize(holders[0].user or "somebody")
+    """Return a user with the names of the given holders, which all belong to that user.
+
+    `alice (train.ipynb)`
+    """
+    user = sanitize(holders[0].user or UNKNOWN_USER)
     texts = (text for holder in holders for text in (holder.record.who.agent, holder.name))
     names = dict.fromkeys(sanitize(text) for text in texts if text)
     return f"{user} ({listed([*names][:NAMED_SHARERS])})" if names else user
 
 
 def is_of(holder: Holder, user: str | None) -> bool:
-    """Return whether a holder, or a waiter, is a process of this user, as the kernel reports it."""
+    """Return whether the kernel confirms that a holder or waiter is a process of this user."""
     return user is not None and holder.seen and holder.user == user
 
 
 def one_of(holder: Holder, user: str | None) -> str:
-    """Return `your train.ipynb` for a process of the user who reads it, else `alice`."""
+    """Return `your train.ipynb` for a process of the reading user, else the owner: `alice`."""
     if not is_of(holder, user):
-        return sanitize(holder.user or "somebody")
+        return sanitize(holder.user or UNKNOWN_USER)
     return f"your {sanitize(holder.name or f'process {holder.pid}', NOTEBOOK_LIMIT)}"
 
 
 def name_of(holder: Holder) -> str:
-    """Return which process it is: `train.ipynb (pid 4321)`, as far as known."""
+    """Return the name and pid of a holder: `train.ipynb (pid 4321)`. An unknown pid is left out."""
     name = sanitize(holder.name or "a process", NOTEBOOK_LIMIT)
     return f"{name} (pid {holder.pid})" if holder.pid else name
 
 
 def note(holder: Holder) -> Line:
-    """Return what somebody has written for others to read, in quotation marks."""
+    """Return the holder's note in quotation marks, after a colon. Empty without a note."""
     return (": ", (f'"{sanitize(holder.note)}"', STRONG)) if holder.note else ()
 
 
 def users(processes: Sequence[Process], *, has_kind: bool = True) -> str:
-    """Return `bob, python (pid 9876)`, for the first few processes.
+    """Return `bob, python (pid 9876)` for the first few processes.
 
-    has_kind: Mark graphics processes.
+    Args:
+        processes: The processes of one device.
+        has_kind: Mark graphics processes.
     """
     words = [
         _process(process, has_memory=len(processes) > 1, has_kind=has_kind)
@@ -241,15 +269,15 @@ def users(processes: Sequence[Process], *, has_kind: bool = True) -> str:
 
 
 def named(rule: Rule) -> str:
-    """Return `gpus = 1 ([groups.students] in /etc/reserve_gpu.toml)`."""
+    """Return a rule with its place: `gpus = 1 ([groups.students] in /etc/reserve_gpu.toml)`."""
     return f"{rule.text} ({rule.table} in {sanitize(rule.file, REASON_LIMIT)})"
 
 
 def _process_of(holder: Holder) -> str:
-    """Return `pid 4321`, with a mark unless the kernel has confirmed it."""
+    """Return `pid 4321`, or `pid 4321, unverified` if the kernel does not confirm the pid."""
     pid = f"pid {holder.pid}" if holder.pid else ""
     if holder.elsewhere:
-        pid += " of another container"
+        pid += " in another container"
     in_job = _in_job(holder.record.who) if holder.record.who.job else ""
     is_unverified = not holder.seen and bool(holder.pid or holder.user or holder.notebook)
     return ", ".join(filter(None, [pid, in_job, "unverified" if is_unverified else ""]))
@@ -262,9 +290,9 @@ def _in_job(who: ProcessInfo) -> str:
 
 
 def _part(holder: Holder) -> Line:
-    """Return ` 12.1 of 9.3 GiB: over`, or ` up to 9.3 GiB` if its use can't be seen.
+    """Return ` 12.1 of 9.3 GiB: over`, or ` up to 9.3 GiB` if the memory use is unknown.
 
-    Empty for a holder of a whole device.
+    The text is empty for the holder of a whole device.
     """
     if holder.memory_limit_mib is None:
         return ()
@@ -275,7 +303,7 @@ def _part(holder: Holder) -> Line:
 
 
 def _process(process: Process, *, has_memory: bool, has_kind: bool) -> str:
-    """Return `bob, python (pid 9876) 1.2 GiB`. has_memory: with its memory."""
+    """Return `bob, python (pid 9876) 1.2 GiB`, with the memory only if `has_memory` is set."""
     user = f"{sanitize(process.user)}, " if process.user else ""
     memory = "" if process.memory_mib is None or not has_memory else gib(process.memory_mib)
     pid = f"pid {process.pid}{', a zombie' if process.zombie_of else ''}"

@@ -1,4 +1,4 @@
-"""Show the one picture; say what stands above and below it in a refusal and in a wait."""
+"""Build and show the GPU tables of a refusal and of a wait, with their headlines and hints."""
 
 from __future__ import annotations
 
@@ -37,14 +37,17 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Request
     from reserve_gpu.render.frontends import Frontend
 
-# What may end by itself.
+# States that may change to "free" without an administrator.
 PASSING = {State.RESERVED, State.FULL, State.BUSY, State.AWAITED, State.LIMITED, State.UNKNOWN}
 
 
 class Picture(NamedTuple):
-    """A layout that shows itself wherever it is.
+    """A GPU table that displays itself in IPython, in a terminal or as text.
 
-    brief: what happened, in one line. values: what programs read beside it in a notebook.
+    Attributes:
+        layout: The content.
+        brief: A summary in one line.
+        values: The JSON that a notebook stores next to the table, for programs.
     """
 
     layout: Layout
@@ -55,19 +58,20 @@ class Picture(NamedTuple):
         return terminal.plain(self.layout)
 
     def _repr_pretty_(self, printer: Any, _is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
-        # A kernel has FORCE_COLOR set, for what cells start; text beside HTML has no colours.
+        # A kernel sets FORCE_COLOR for the processes that cells start. The plain text that
+        # accompanies HTML must have no color codes.
         printer.text(self.to_text() if terminal.is_terminal(sys.stdout) else str(self))
 
     def _repr_html_(self) -> str:
         return html(self.layout)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        # Not application/json, which JupyterLab would show in place of the picture.
+        # JupyterLab would show application/json instead of the table.
         return {"application/vnd.reserve-gpu+json": self.values} if self.values else {}
 
     @property
     def is_watched(self) -> bool:
-        """Tell whether somebody looks at it where it is shown."""
+        """Return whether a person reads the output of this IPython."""
         return is_watched()
 
     def below(self, texts: Sequence[str]) -> Picture:
@@ -76,14 +80,19 @@ class Picture(NamedTuple):
         return self._replace(layout=self.layout._replace(head=head))
 
     def to_text(self, stream: TextIO | None = None) -> str:
-        """Return how it looks on a stream, by default standard output: its width, its colours."""
+        """Return the text for a stream, in its width and with its colors.
+
+        Args:
+            stream: The output stream. Defaults to standard output.
+        """
         return terminal.text(self.layout, stream)
 
     def show(self, *, has_head: bool = True, values: Mapping[str, Any] | None = None) -> None:
-        """Show it as what a cell of this IPython displays.
+        """Display the table in the current cell.
 
-        has_head: with the first words of its head, which an error says that stands below it.
-        values: as above.
+        Args:
+            has_head: Show the headline. False if an error message below the table repeats it.
+            values: The JSON that a notebook stores next to the table, for programs.
         """
         picture = self._replace(values=values)
         if not has_head:
@@ -93,7 +102,7 @@ class Picture(NamedTuple):
 
 
 def of_line(text: str) -> Picture:
-    """Return a picture of nothing but a line of text."""
+    """Return a `Picture` that contains only a line of text."""
     return Picture(Layout([(text,)]), text)
 
 
@@ -101,13 +110,16 @@ def warn(warnings: Sequence[str]) -> None:
     """Show warnings in this IPython."""
     lines: list[Line] = []
     for warning in warnings:
-        first, *to_type = warning.splitlines()  # in HTML a line break within a line is a space
-        lines += [(("Warning: ", MARK), first), *((line,) for line in to_type)]
+        first, *commands = warning.splitlines()  # HTML would show a line break as a space
+        lines += [(("Warning: ", MARK), first), *((line,) for line in commands)]
     tell(Picture(Layout(lines)))
 
 
 def tell(what: Picture | str) -> None:
-    """Show it in this IPython: in a terminal on stderr, which notebooks would show in red."""
+    """Show a table or a text in this IPython.
+
+    A terminal shows it on stderr. A notebook shows it as output, because stderr would be red.
+    """
     if not ipython_shell.has_kernel():
         print(what, file=sys.stderr, flush=True)
     elif isinstance(what, str):
@@ -116,35 +128,35 @@ def tell(what: Picture | str) -> None:
         what.show()
 
 
-# -- why nothing was reserved ----------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 class Shown(Protocol):
-    """A result that a command can print in each format."""
+    """A result that a command can print in each output format."""
 
     @property
     def host(self) -> str:
-        """Return the name of the machine, or of several."""
+        """Return the name of the machine, or the names of several machines."""
 
     def picture(self) -> Picture:
-        """Return the picture for people."""
+        """Return the table for users."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields for programs."""
+        """Return the JSON for programs."""
 
 
 def refusal(reason: Refusal, frontend: Frontend) -> Picture:
-    """Show why nothing was reserved, device by device, and what can be done.
+    """Return the GPU table of a refusal: the state of each device, and hints.
 
-    A GPU that only this user's own processes use may be taken by name.
+    The hints may suggest reserving a GPU by number if only this user's own processes use it.
     """
     request, rows, now = reason.request, reason.rows, time.time()
     waited = f"Waited for {durations.time_limit(reason.waited_s)}. " if reason.waited_s else ""
     headline = waited + _none_free(request, rows, now, reason.user)
-    foot = _ways_out(reason, frontend, now)
+    foot = _hints(reason, frontend, now)
     if len(reason.free) >= request.needed:
-        are = f"{phrases.ranges(reason.free)} {phrases.be(len(reason.free))} free: "
-        foot.insert(0, (are, (_instead(reason, frontend), TYPED)))
+        are_free = f"{phrases.ranges(reason.free)} {phrases.be(len(reason.free))} free: "
+        foot.insert(0, (are_free, (_alternative(reason, frontend), TYPED)))
     if reason.limit is not None:
         foot.append((messages.limit_line(reason.limit, len(rows)),))
     if end := messages.left_with(reason.kept, frontend):
@@ -156,37 +168,42 @@ def refusal(reason: Refusal, frontend: Frontend) -> Picture:
 
 
 def _none_free(request: Request, rows: Sequence[DeviceStatus], now: float, user: str | None) -> str:
-    """Return in the words of the rows why none is free.
+    """Return the headline of a refusal, which counts the states of the devices.
 
-    What this process keeps in any case does not count.
+    Devices that this process keeps are not counted.
     """
     fit = messages.fit(rows)
     if limited := ruled.limited(fit):
         return limited
     if (size := request.terms.size) and (no_room := memory_parts.no_room(request, size, fit)):
         return no_room
-    others = [row for row in fit if not (row.is_mine and row.would_be_taken)]
-    states = [layout.state(row, now) for row in others]
+    held = [row for row in fit if row.is_mine and row.would_be_taken]
+    other_rows = [row for row in fit if row not in held]
+    states = [layout.state(row, now) for row in other_rows]
     total, free = len(states), states.count(State.FREE)
-    kept = len(fit) - total
-    what = f"{'other ' if kept else ''}free GPU devices"
+    devices = f"{'other ' if held else ''}free GPU devices"
     if not total:
-        return f"No {what}."
+        return f"No {devices}."
+    if free and held:
+        needed = request.needed - len(held)
+        return (
+            f"You have {phrases.labels(held)} and asked for {request.needed}: {needed} more "
+            f"{phrases.be(needed)} needed, {free} {phrases.be(free)} free."
+        )
     if free:
-        needed = request.needed - kept
         available = f"{free} of {total} {phrases.be(free)} free"
-        return f"Not enough {what}: {available}, {needed} {phrases.be(needed)} needed."
+        return f"Not enough {devices}: {available}, {request.needed} are needed."
     if total == 1:
-        return f"No {what}: {others[0].label} {_stands(others[0], now, user)}."
+        return f"No {devices}: {other_rows[0].label} {_state_in_words(other_rows[0], now, user)}."
     (first, most), *rest = Counter(state.value for state in states).most_common()
     counts = [f"{most} of {total} {first}", *(f"{count} {state}" for state, count in rest)]
-    return f"No {what}: {', '.join(counts)}."
+    return f"No {devices}: {', '.join(counts)}."
 
 
-def _stands(row: DeviceStatus, now: float, user: str | None) -> str:
-    """Return `is busy`, or `is reserved by alice`: the state of a device, and who has it.
+def _state_in_words(row: DeviceStatus, now: float, user: str | None) -> str:
+    """Return the state and the owner of a device: `is busy`, or `is reserved by alice`.
 
-    The reader's own processes, those of `user`, are called `your train.ipynb`.
+    A process of the reading user, `user`, is called `your train.ipynb`.
     """
     state = layout.state(row, now).value
     if row.state is State.RESERVED:
@@ -195,43 +212,42 @@ def _stands(row: DeviceStatus, now: float, user: str | None) -> str:
         if state == State.KEPT.value:
             (holder, *_) = row.holders
             is_own = phrases.is_of(holder, user)
-            whose = phrases.one_of(holder, user) if is_own else phrases.person(holder)
-            return f"is kept for the restart of {whose}"
+            owner = phrases.one_of(holder, user) if is_own else phrases.person(holder)
+            return f"is kept for the restart of {owner}"
         return f"is {state} by {named}" if named else f"is {state}"
     return f"has {state}" if state.startswith("no ") else f"is {state}"
 
 
-def _ways_out(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
-    """Return whom to ask, the queue, a smaller request, and what may be taken by name.
+def _hints(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
+    """Return the hints of a refusal, for example users to ask, the queue, or a smaller request.
 
-    That is never what another person has.
+    No hint suggests reserving a device that another user has.
     """
     request, rows, user = reason.request, reason.rows, reason.user
     fit = messages.fit(rows)
     states = [row.state for row in fit]
-    siblings = [row for row in rows if _is_siblings(row, reason)]
+    siblings = [row for row in rows if _is_held_by_sibling(row, reason)]
     missing = _missing(reason)
     available = [row for row in rows if row.would_be_taken]
-    ways = contacts.whom(missing, now, user)
-    if any(row.counted for row in rows):  # by what this user has, so that nobody else can help
-        ways = () if siblings or frontend.is_for_program else ("Release what you have there.",)
+    first: Line = contacts.whom(missing, now, user)
+    if any(row.counted for row in rows):  # the user's own reservations reached a rule's limit
+        first = () if siblings or frontend.is_for_program else ("Release what you have there.",)
     lines = contacts.yourself(missing, now, user, frontend)
     if siblings:
-        those = (
-            f"Processes that were started together with this one hold {phrases.ranges(siblings)}"
-        )
-        lines.append((f"{those}. Start at most {len(reason.siblings)} of them.",))
-    lines += [*([ways] if ways else []), *reasons.unseen(missing)]
+        held = f"Processes that were started together with this one hold {phrases.ranges(siblings)}"
+        lines.append((f"{held}. Start at most {len(reason.siblings)} of them.",))
+    lines += [*([first] if first else []), *reasons.unseen(missing, frontend)]
     if reasons.is_trouble(states, request.needed):
         lines.append((reasons.trouble(states),))
     elif can_wait(reason) and not reason.waited_s:
         lines.append(queueing(frontend.typed(request, waits=True), is_second=bool(lines)))
     if not request.devices and not all(row.is_mine for row in available):
         smaller = frontend.typed(request._replace(count=len(available)))
-        lines.append((f"{len(available)} can be had now: ", (smaller, TYPED)))
+        are = phrases.be(len(available))
+        lines.append((f"{len(available)} {are} available now: ", (smaller, TYPED)))
     if request.terms.size and (less := memory_parts.smaller(request, request.terms.size, fit)):
         size = phrases.gib(less.terms.memory_limit_mib or 0.0)
-        lines.append((f"{size} can be had now: ", (frontend.typed(less), TYPED)))
+        lines.append((f"{size} is available now: ", (frontend.typed(less), TYPED)))
     usable = next((row for row in missing if _may_be_named(row, user)), None)
     if usable and not frontend.is_for_program:
         named = frontend.typed(request._replace(devices=(usable.device.number,)))
@@ -240,34 +256,38 @@ def _ways_out(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
 
 
 def can_wait(reason: Refusal) -> bool:
-    """Tell whether what is asked for may come free by itself."""
+    """Return whether the requested devices may become free without an administrator."""
     if reasons.is_trouble([row.state for row in messages.fit(reason.rows)], reason.request.needed):
         return False
     return any(row.state in PASSING and not reasons.is_dark(row) for row in _missing(reason))
 
 
 def _missing(reason: Refusal) -> list[DeviceStatus]:
-    """Return the devices that could not be had, but for those of processes started together."""
-    return [r for r in reason.rows if not (r.would_be_taken or _is_siblings(r, reason))]
+    """Return the unavailable devices, without those of processes that were started together."""
+    return [r for r in reason.rows if not (r.would_be_taken or _is_held_by_sibling(r, reason))]
 
 
-def _is_siblings(row: DeviceStatus, reason: Refusal) -> bool:
+def _is_held_by_sibling(row: DeviceStatus, reason: Refusal) -> bool:
     return not {holder.listed_pid for holder in row.holders}.isdisjoint(reason.siblings)
 
 
 def next_lines(reason: Refusal, frontend: Frontend, *, waits: bool) -> list[str]:
-    """Return what may be typed next, and never takes or ends what somebody has.
+    """Return commands to try next. No command takes or ends another process's reservation.
 
-    waits: waiting in the queue is one of them.
+    Args:
+        reason: The refusal.
+        frontend: The frontend whose commands to return.
+        waits: Include the command that waits in the queue.
     """
-    free = [_instead(reason, frontend)] if len(reason.free) >= reason.request.needed else []
+    free = [_alternative(reason, frontend)] if len(reason.free) >= reason.request.needed else []
     return [*free, *([frontend.typed(reason.request, waits=True)] if waits else [])]
 
 
-def _instead(reason: Refusal, frontend: Frontend) -> str:
-    """Return what gets others than those that were named.
+def _alternative(reason: Refusal, frontend: Frontend) -> str:
+    """Return the command that reserves other devices than the named ones.
 
-    With their numbers where something is held, which it would mean without.
+    If this process holds a device, the command names the free devices by number. A request without
+    numbers would mean the held device.
     """
     needed = reason.request.needed
     numbers = tuple(row.device.number for row in reason.free[:needed]) if reason.kept else ()
@@ -276,7 +296,7 @@ def _instead(reason: Refusal, frontend: Frontend) -> str:
 
 
 def _may_be_named(row: DeviceStatus, user: str | None) -> bool:
-    """Tell whether naming the device would get it, and would take nothing from another person."""
+    """Return whether the user can reserve the device by number without harming another user."""
     if row.state is not State.BUSY or row.awaited_by or row.usage is None:
         return False
     is_all_seen = len(row.processes) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
@@ -285,14 +305,14 @@ def _may_be_named(row: DeviceStatus, user: str | None) -> bool:
     return is_usable(row.usage) and (is_windows or (is_all_seen and is_own))
 
 
-# -- a wait ----------------------------------------------------------------------------------------
+# -- waits -----------------------------------------------------------------------------------------
 
 
 def wait(waiting: Waiting) -> Picture:
-    """Show the request, the place in the queue, the time, and every device that would do.
+    """Return the GPU table of a wait, with the request, the place in the queue and the time.
 
-    The foot says who comes first in the queue, and what may come free first. The brief line names
-    only the holder of each device.
+    The lines below the devices name the first waiter in the queue, and the device that will
+    probably be free next. The summary in one line names only the owner of each device.
     """
     head = " ".join(filter(None, [awaited(waiting), ruled.limited(waiting.rows)]))
     rows = messages.fit(waiting.rows)
@@ -302,27 +322,27 @@ def wait(waiting: Waiting) -> Picture:
     if (ticket := waiting.first) is not None:
         asks, user = sanitize(ticket.asks or "a GPU"), procfs.user_of(os.getpid())
         is_own = phrases.is_of(ticket.holder, user)
-        people = phrases.one_of(ticket.holder, user) if is_own else phrases.person(ticket.holder)
-        waits = f", {'which' if is_own else 'who'} waits for {asks}."
-        foot.append(("Number 1 in the queue is ", (people, STRONG), waits))
-    foot += [("Likeliest to come free: ", *first)] if first else []
-    holders = ", ".join(f"{row.label} {_who(row, now)}" for row in rows)
+        waiter = phrases.one_of(ticket.holder, user) if is_own else phrases.person(ticket.holder)
+        waits = f", {'which' if is_own else 'who'} is waiting for {asks}."
+        foot.append(("First in the queue is ", (waiter, STRONG), waits))
+    foot += [("Probably free next: ", *first)] if first else []
+    holders = ", ".join(f"{row.label} {_owner(row, now)}" for row in rows)
     first_line: Line = ((head, STRONG), *layout.common_model(rows))
     picture = Layout([first_line], layout.entries(rows, View(now)), (), foot)
     return Picture(picture, f"{head} {holders}".rstrip())
 
 
 def awaited(waiting: Waiting) -> str:
-    """Return "Waiting for a GPU, number 2 in the queue, for 3 min (1 h at most)."."""
+    """Return `Waiting for a GPU: number 2 in the queue, 3 min so far (1 h at most).`."""
     place = "next" if waiting.place == 1 else f"number {waiting.place}"
-    time_ = durations.duration(waiting.waited_s)
+    time_ = f"{durations.duration(waiting.waited_s)} so far"
     if not math.isinf(waiting.limit_s):
         time_ += f" ({durations.time_limit(waiting.limit_s)} at most)"
-    return f"Waiting for {messages.asked(waiting.request)}, {place} in the queue, for {time_}."
+    return f"Waiting for {messages.asked(waiting.request)}: {place} in the queue, {time_}."
 
 
-def _who(row: DeviceStatus, now: float) -> str:
-    """Return who has a device, in a word; for a full one, how much of it can be promised."""
+def _owner(row: DeviceStatus, now: float) -> str:
+    """Return the owner of a device, the room on a full device, or else the device's state."""
     if row.state is State.FULL:
         return f"has room for {phrases.room(row.promisable_mib or 0.0)}"
     user = row.holders[0].user if row.holders else None
@@ -331,9 +351,14 @@ def _who(row: DeviceStatus, now: float) -> str:
     return sanitize(user) if user and row.state is State.RESERVED else row.state.value
 
 
-# -- parts of them ---------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------
 
 
 def queueing(typed: str, *, is_second: bool) -> Line:
-    """Return the queue as a way out. is_second: another was named before."""
+    """Return the hint to wait in the queue.
+
+    Args:
+        typed: The command that waits.
+        is_second: Another hint comes before this one, so it starts with "Or".
+    """
     return ("Or wait in the queue: " if is_second else "Wait in the queue: "), (typed, TYPED)

@@ -1,7 +1,7 @@
-"""The one live display: of a wait or a check, gone when that is over.
+"""Live displays of a wait or a check, in a notebook, a terminal or a log.
 
-Also the line that counts a reservation down, which stays where it stands. What a display shows
-comes from pictures; here is where it goes: to a notebook, a terminal, or a log.
+A display is removed at the end of the wait or check. The `pictures` module builds its content. The
+countdown of a reservation is a `Replaceable` line, which stays in its cell.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ CLEAR = "\x1b[J"  # delete from the cursor to the end of the screen
 
 
 class Frame(NamedTuple):
-    """What is shown at one moment: a picture, with a brief line where there is no room for it.
+    """One state of a display.
 
-    news: what is worth a line in a log when it changes, None for nothing.
+    Attributes:
+        picture: The GPU table. If it does not fit, its summary in one line is shown.
+        news: A value whose change is worth a line in a log. None if no change is.
     """
 
     picture: pictures.Picture
@@ -31,34 +33,39 @@ class Frame(NamedTuple):
 
 
 class Live(AbstractContextManager["Live"]):
-    """Shows how things stand: replaced in place in a notebook and a terminal, else a line on news.
+    """A context manager that shows the progress of a wait or a check, and removes it at the end.
 
-    A context manager; at its end the display is taken away, where that can be done.
-    stream: where to show it; None for wherever this IPython shows what cells print.
-    has_waited: Whether a wait for a device was shown.
+    A notebook and a terminal replace the display in place. A log gets a line for each change, and
+    keeps it.
+
+    Args:
+        stream: The output stream. None for the output of this IPython.
+
+    Attributes:
+        has_waited: Whether a wait for a device was shown.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.has_waited = False
         self._stream = stream
-        self._screen: Terminal | Log | Notebook | None = None  # made at its first use
-        self._second: int | None = None  # of what was shown last
+        self._screen: Terminal | Log | Notebook | None = None  # created at its first use
+        self._second: int | None = None  # waited seconds of the last frame
         self._is_over = False
 
     def __exit__(self, *_: object) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Take away what is shown, and show nothing more."""
+        """Remove the display. Later frames are ignored."""
         if self._screen:
             self._screen.show(None)
             self._screen.close()
         self._is_over = True
 
     def show(self, news: Progress) -> None:
-        """Show how a wait stands, or what the driver takes long for.
+        """Show the progress of a wait, or of a slow call into the driver.
 
-        News for a log is another place in the queue, another holder or state.
+        A log gets a line if the place in the queue, a holder or a state changes.
         """
         if isinstance(news, Slow):
             self._show(news.waited_s, Frame(pictures.of_line(messages.slow(news)), Slow))
@@ -67,26 +74,26 @@ class Live(AbstractContextManager["Live"]):
         self._show(news.waited_s, Frame(pictures.wait(news), stands(news)))
 
     def show_check(self, line: str, waited_s: float) -> None:
-        """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""
+        """Show the progress of a check. A check takes only seconds, so a log gets no updates."""
         self._show(waited_s, Frame(pictures.of_line(line)))
 
     def _show(self, waited_s: float, frame: Frame) -> None:
-        """Show it, at most once in every second that is counted."""
+        """Show a frame, unless one was already shown in the same second."""
         if self._is_over:
             return
-        before, self._second = self._second, int(waited_s)
-        if self._second != before:
+        previous, self._second = self._second, int(waited_s)
+        if self._second != previous:
             self._screen = self._screen or _screen(self._stream)
             self._screen.show(frame)
 
 
 def stands(waiting: Waiting) -> object:
-    """Return the parts of a wait whose change is news."""
+    """Return the parts of a wait whose change is worth a line in a log."""
     return waiting.place, [(r.label, r.state, [h.pid for h in r.holders]) for r in waiting.rows]
 
 
 def for_people() -> Live | None:
-    """Return the display for a call from Python, None where nobody would see it."""
+    """Return the display for a call from Python, or None if no person would see it."""
     if ipython_shell.current_shell() is not None:
         return Live()
     stream = sys.stderr  # None in a process without one
@@ -94,19 +101,20 @@ def for_people() -> Live | None:
 
 
 class Terminal:
-    """Lines that are rewritten in place, and gone at the end."""
+    """A display that rewrites its lines in place, and removes them at the end."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._printer = stream, Printer(stream)
         self._is_coloured = terminal.is_coloured(os.environ, is_terminal=True)
-        # As they were written, all above the cursor: the ^C that a terminal shows breaks none.
+        # The lines of the current frame. The cursor is below them, so the ^C that a terminal echoes
+        # does not damage them.
         self._lines: list[str] = []
 
     def show(self, frame: Frame | None) -> None:
-        """Write the picture in place of the last one; None takes that away.
+        """Replace the last frame, or remove it if the new frame is None.
 
-        If the picture is too high, only its brief line is written. If no line has changed, nothing
-        is written. A frame that finds the terminal stopped is skipped.
+        If the table is too high for the terminal, only its summary is written. If no line has
+        changed, nothing is written. A frame is skipped while the terminal's output is stopped.
         """
         lines: list[str] = []
         if frame is not None:
@@ -123,40 +131,43 @@ class Terminal:
             self._lines = lines
 
     def close(self) -> None:
-        """Show nothing more."""
+        """Stop the display."""
         self._printer.close()
 
 
 class Log:
-    """A stream that can't be rewritten: the picture at first, then a line for each news."""
+    """A display on a stream that can't be rewritten: the table, then a line for each change."""
 
     def __init__(self, stream: TextIO) -> None:
         self._printer = Printer(stream)
         self._news: Any = None
 
     def show(self, frame: Frame | None) -> None:
-        """Write the frame, if there is news."""
+        """Write the frame if its news differs from the last frame."""
         if frame is not None and frame.news != self._news:
             text = str(frame.picture) if self._news is None else frame.picture.brief
             if self._printer.print(f"{text}\n"):
                 self._news = frame.news
 
     def close(self) -> None:
-        """Show nothing more."""
+        """Stop the display."""
         self._printer.close()
 
 
 class Notebook:
-    """A display that the front end replaces in place; its last state, an empty one, is saved."""
+    """A display that the notebook replaces in place. The saved notebook has its last, empty state.
+
+    The last state is empty because `show(None)` clears the display at the end.
+    """
 
     def __init__(self) -> None:
         self._handle: Any = None
         self._frame: Frame | None = None
 
     def show(self, frame: Frame | None) -> None:
-        """Replace the display, None by an empty one.
+        """Replace the last frame, or clear the display if the new frame is None.
 
-        The same frame is not sent twice: with no client to read them, messages pile up.
+        An unchanged frame is not sent again, because messages pile up while no client reads them.
         """
         if self._handle and frame == self._frame:
             return
@@ -165,20 +176,21 @@ class Notebook:
         if frame is not None:
             data = {"text/plain": str(frame.picture), "text/html": frame.picture._repr_html_()}
         if self._handle is None:
-            # Kept before it is shown, so that it is cleared too if showing it is interrupted.
+            # The handle is stored first, so that an interrupt in display() does not prevent a later
+            # call from clearing the display.
             self._handle = ipython_shell.new_handle()
             self._handle.display(data, raw=True)
         else:
             self._handle.update(data, raw=True)
 
     def close(self) -> None:
-        """Show nothing more."""
+        """Do nothing. The kernel's connection stays open."""
 
 
 class Replaceable:
-    """A line that is shown in one cell or several, and is replaced in all of them.
+    """A line that is shown in one or several cells, and can be replaced in all of them.
 
-    A terminal can't replace it, so there each line stays.
+    A terminal can't replace a line, so each line stays.
     https://jupyter-client.readthedocs.io/en/stable/messaging.html#update-display-data
     """
 
@@ -187,24 +199,24 @@ class Replaceable:
         self._known = {"display_id": os.urandom(16).hex()}
 
     def show(self, text: str) -> None:
-        """Show it in this cell."""
+        """Show the line in the current cell."""
         if not ipython_shell.has_kernel():
             print(text)
             return
         publisher = ipython_shell.current_shell().display_pub
         publisher.publish({"text/plain": text}, transient=self._known)
-        # A later cell's %%capture must not catch what replaces this line.
+        # A %%capture in a later cell must not capture the replacement of this line.
         if not (self._publisher and ipython_shell.is_capturing(publisher)):
             self._publisher = publisher
 
     def replace(self, text: str) -> None:
-        """Replace it where it stands."""
+        """Replace the line in all cells that show it."""
         if self._publisher:
             self._publisher.publish({"text/plain": text}, transient=self._known, update=True)
 
 
 def _screen(stream: TextIO | None) -> Terminal | Log | Notebook:
-    """Return a notebook that is watched, a terminal that can rewrite a row, else a log."""
+    """Return the display for a stream: a notebook that a person reads, a terminal, or a log."""
     if stream is None:
         if ipython_shell.has_kernel() and is_watched():
             return Notebook()

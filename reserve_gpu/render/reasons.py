@@ -1,4 +1,4 @@
-"""Say why a device is in its state, and what to do if none can come free."""
+"""Explain the state of a device, and what helps if waiting does not."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu.gpus.usage import is_rendered_on, is_usable
 from reserve_gpu.model.devices import STUCK, ComputeMode, Device, Fault, State, Unfit
 from reserve_gpu.model.errors import REASON_LIMIT
+from reserve_gpu.model.requests import Request
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.phrases import TYPED, Line, gib, named, room, rounded_down, users
 from reserve_gpu.system import settings
@@ -16,37 +17,38 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.model.holders import DeviceStatus
+    from reserve_gpu.render.frontends import Frontend
 
 
-# What to do where no device can come free by itself.
+# Parts of the hint for devices that only an administrator can make available.
 TROUBLE = "Waiting alone won't help: "
-LOOK = "look at what nvidia-smi says, and "  # not for what is only drained
-LOST = " (a GPU that is lost needs a reset or a reboot)"
-AWAITS_RESET = "some of its memory has failed, which the next reset of the GPU repairs"
+LOOK = "check the output of nvidia-smi, and "  # left out if all devices are drained
+LOST = " (a lost GPU needs a reset or a reboot)"
+AWAITS_RESET = "some of its memory has failed; the next reset of the GPU will repair it"
 UNREAD = "neither its processes nor its memory can be read"
-HOSTS_MEMORY = "its memory is the host's, and not all that processes hold of it can be seen"
-# By the compute mode of a device, what it means for those who would use it.
+HOSTS_MEMORY = "it shares the host's memory, and some of its use can't be read"
+# The meaning of a compute mode for users.
 MODES = {
-    ComputeMode.PROHIBITED: "compute mode is prohibited: nobody can use it",
+    ComputeMode.PROHIBITED: "compute mode is prohibited: no process can use it",
     ComputeMode.EXCLUSIVE_PROCESS: "compute mode is exclusive: one process at a time",
 }
 
 
 def reason(row: DeviceStatus) -> str:
-    """Return a remark on a device beside its state, its processes and its mode; may be empty."""
+    """Return a remark on a device, unless its state, processes and mode already explain it."""
     if row.would_be_taken and row.state is State.BUSY:
-        return "you would get it, as you named it"
+        return "you would get it because you named it"
     if row.unfit:
         return _unfit(row.device, row.unfit)
-    if row.rule and row.state is State.DRAINED:  # of what is limited all is said above the devices
+    if row.rule and row.state is State.DRAINED:  # the headline explains other limits
         return f"by {named(row.rule)}"
     use = row.use_state or row.state
-    is_said = use is State.PROHIBITED or (use is State.BUSY and row.processes)
-    return "" if is_said and not row.reason else sanitize(cause(row), REASON_LIMIT)
+    is_explained = use is State.PROHIBITED or (use is State.BUSY and row.processes)
+    return "" if is_explained and not row.reason else sanitize(cause(row), REASON_LIMIT)
 
 
 def cause(row: DeviceStatus) -> str:
-    """Return why a device can't be used or asked, or what in its readings makes it busy."""
+    """Return the reason why a device can't be used or read, or the readings that make it busy."""
     use, usage = row.use_state or row.state, row.usage
     if row.reason:
         return row.reason
@@ -65,9 +67,9 @@ def cause(row: DeviceStatus) -> str:
     if is_rendered_on(usage):
         return f"{gib(usage.graphics_mib)} in use by graphics processes"
     if usage.unexplained_mib is not None:
-        hidden = " (Windows, perhaps)" if usage.is_wsl else " (perhaps outside of this container)"
-        whose = "" if usage.sees_all else hidden
-        return f"{gib(usage.unexplained_mib)} in use by no visible process{whose}"
+        guess = " (perhaps by Windows)" if usage.is_wsl else " (perhaps outside this container)"
+        origin = "" if usage.sees_all else guess
+        return f"{gib(usage.unexplained_mib)} in use by no visible process{origin}"
     return ""
 
 
@@ -83,38 +85,52 @@ def use(row: DeviceStatus) -> str:
 
 
 def promisable(row: DeviceStatus) -> str:
-    """Return `34.2 GiB can still be promised` of a device, or why nothing can."""
+    """Return `34.2 GiB still available`, the memory that can be reserved as a part."""
     mib = row.promisable_mib or 0.0
     if not rounded_down(mib):
-        return "nothing can be promised"
+        return "no memory available"
     if row.is_mine and row.state is State.FULL:
         return f"your part can grow to {room(mib)}"
-    return f"{room(mib)} can still be promised"
+    return f"{room(mib)} still available"
 
 
-def unseen(rows: Sequence[DeviceStatus]) -> list[Line]:
-    """Return what to do where it can't be seen whether a device is in use, or by whom."""
+def unseen(rows: Sequence[DeviceStatus], frontend: Frontend | None = None) -> list[Line]:
+    """Return hints for devices whose use can't be read, or whose users can't be seen.
+
+    Args:
+        rows: The devices.
+        frontend: The frontend whose command to suggest. A program gets no command.
+    """
     lines: list[Line] = []
-    if dark := next((r.label for r in rows if is_dark(r) and not (r.reason or r.holders)), None):
-        lines.append((f"Make sure that nobody uses {dark}. Then reserve all of it by number.",))
+    if dark := next((r for r in rows if is_dark(r) and not (r.reason or r.holders)), None):
+        text = f"{dark.label}'s use can't be read. If you know it is unused"
+        if frontend is None or frontend.is_for_program:
+            lines.append((f"{text}, reserve all of it by number.",))
+        else:
+            command = frontend.typed(Request((dark.device.number,)))
+            lines.append((f"{text}: ", (command, TYPED)))
     usage = next((row.usage for row in rows if is_nobodys(row)), None)
     if usage and usage.is_wsl:
-        enough = f"{settings.IDLE_MEMORY}={math.ceil((usage.used_mib or 0.0) / 1024 + 0.5)}GiB"
-        lines.append(("If that is Windows alone, set in the environment: ", (enough, TYPED)))
+        setting = f"{settings.IDLE_MEMORY}={math.ceil((usage.used_mib or 0.0) / 1024 + 0.5)}GiB"
+        hint = "If only Windows uses that memory, set in the environment: "
+        lines.append((hint, (setting, TYPED)))
     elif usage and usage.sees_all:
-        lines.append(("As root, see who may keep that memory: ", ("fuser -v /dev/nvidia*", TYPED)))
+        hint = "As root, find the processes that may hold that memory: "
+        lines.append((hint, ("fuser -v /dev/nvidia*", TYPED)))
     zombies = [p for row in rows for p in row.processes if p.zombie_of][:1]
-    lines += [(f"{users([p])} goes when {sanitize(p.zombie_of or '')} ends.",) for p in zombies]
+    lines += [
+        (f"{users([p])} will go away when {sanitize(p.zombie_of or '')} ends.",) for p in zombies
+    ]
     return lines
 
 
 def is_dark(row: DeviceStatus) -> bool:
-    """Tell whether it can't be seen if a device is in use, and no wait will tell."""
+    """Return whether the use of a device can't be read, so that a wait for it might never end."""
     return row.state is State.UNKNOWN and not (row.usage and row.usage.compute)
 
 
 def is_nobodys(row: DeviceStatus) -> bool:
-    """Tell whether a device is busy by memory that no visible process has."""
+    """Return whether a device is busy because of memory that no visible process holds."""
     usage = row.usage if row.state is State.BUSY and not row.processes else None
     if usage is None or usage.compute or usage.mps or is_rendered_on(usage):
         return False
@@ -122,13 +138,18 @@ def is_nobodys(row: DeviceStatus) -> bool:
 
 
 def is_trouble(states: Sequence[State], needed: int = 1) -> bool:
-    """Tell whether too few of the devices in these states can come free unless one is mended."""
+    """Return whether too few devices can become free unless an administrator repairs one.
+
+    Args:
+        states: The states of the devices that fit the request.
+        needed: The requested number of devices.
+    """
     stuck = sum(state in STUCK for state in states)
     return stuck > 0 and len(states) - stuck < needed
 
 
 def trouble(states: Sequence[State]) -> str:
-    """Return what to do if no device can come free by itself."""
+    """Return the hint for devices that only an administrator can make available."""
     look = LOOK if any(state in STUCK and state is not State.DRAINED for state in states) else ""
     return f"{TROUBLE}{look}ask the administrator{LOST if State.BROKEN in states else ''}."
 
@@ -143,5 +164,5 @@ def _unfit(device: Device | Fault, unfit: Unfit) -> str:
     if unfit is Unfit.PART:
         return f"has {gib(device.usable_mib or 0)} to share"
     if unfit is Unfit.MEMORY_UNKNOWN:
-        return "does not say how much memory it has"
-    return "is a MIG instance; with this driver a process can use only one"
+        return "does not report its memory size"
+    return "is a MIG instance; with this driver, a process can use only one"

@@ -1,4 +1,4 @@
-"""What a user has on this machine: a line for each reservation, and what came of asking for it."""
+"""Messages about a user's reservations on this machine, and about their release or end."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ if TYPE_CHECKING:
 
 
 NONE = "You hold no GPU on this machine."
-SIMPLE = r"[A-Za-z_][\w.-]*"  # a name that a shell takes as it is
+SIMPLE = r"[A-Za-z_][\w.-]*"  # a name that a shell accepts without quotes
 
 
 def without_sign() -> str:
-    """Say where the command of `join` begins."""
+    """Return the error of a `join` command line without `--`."""
     line = errors.own_line("join [WHICH] -- COMMAND ...")
     return f"Put -- before the command, as in: {line}"
 
 
 def name(reserved: Reserved, every: Sequence[Reserved]) -> str:
-    """Return the word that names a reservation: its notebook, its pid, or a GPU.
+    """Return the shortest unambiguous name of a reservation: its notebook, its pid, or a GPU.
 
-    every: All reservations, with the names that elsewhere.identified() gives them.
+    Args:
+        reserved: The reservation.
+        every: All reservations of the user.
     """
     holder = reserved.holder
     notebook, pid = holder.notebook or "", str(holder.pid)
-    alike = [each for each in every if each.holder.notebook == notebook]
-    if re.fullmatch(SIMPLE, notebook, re.ASCII) and len(alike) == 1:
+    same_name = [each for each in every if each.holder.notebook == notebook]
+    if re.fullmatch(SIMPLE, notebook, re.ASCII) and len(same_name) == 1:
         return notebook
-    # In a container a pid can equal the number of a GPU.
+    # In a container, a pid can equal the number of a GPU.
     is_gpu = any(names.matching(pid, [row.device]) for each in every for row in each.rows)
     return reserved.rows[0].label if is_gpu else pid
 
 
 def idle(reserved: Reserved, now: float) -> Line:
-    """Return `, idle for 2 h` where none of its devices is in use, empty else."""
+    """Return `, idle for 2 h` if no device of the reservation is in use, else an empty line."""
     if reserved.holder.is_kept(now) or not all(row.is_unused for row in reserved.rows):
         return ()
     known = [layout.idle_s(row, now) for row in reserved.rows]
@@ -58,26 +60,42 @@ def line(reserved: Reserved, now: float) -> str:
 
 
 def which(every: Sequence[Reserved], command: str, now: float) -> str:
-    """Ask which of several reservations is meant. command: what stands before its name."""
+    """Return the question which of several reservations the user means.
+
+    Args:
+        every: All reservations of the user.
+        command: The command to type before the name of a reservation.
+        now: Seconds since the epoch.
+    """
     lines = [f"{command} {name(each, every)}\n  {line(each, now)}" for each in every]
-    return "\n".join([f"There are {len(every)} reservations. Which one?", *lines])
+    return "\n".join([f"There are {len(every)} reservations. Which one do you mean?", *lines])
 
 
 def no_such(word: str, every: Sequence[Reserved], command: str, now: float) -> str:
-    """Say that no reservation goes by that name, and which there are. command: what was typed."""
-    host, colon, there_named = word.partition(":")
+    """Return the error of a name that matches no reservation, with a list of all reservations.
+
+    Args:
+        word: The name that the user typed.
+        every: All reservations of the user.
+        command: The command that the user typed before the name.
+        now: Seconds since the epoch.
+    """
+    host, colon, remote_name = word.partition(":")
     if colon and not names.is_name(word) and not command.startswith("%"):
         _, _, verb = command.rpartition(" ")
-        typed = errors.own_line(f"{verb} {there_named}", f"ssh -t {host} ")
-        return f"{word} is none of this machine. Type: {typed}"
-    there = [line(each, now) for each in every]
-    return "\n".join(
-        [f"You hold no GPU by the name {word}. There are:", *there] if there else [NONE]
-    )
+        typed = errors.own_line(f"{verb} {remote_name}", f"ssh -t {host} ")
+        return f"'{word}' is not on this machine. Type: {typed}"
+    lines = [line(each, now) for each in every]
+    return "\n".join([f"You don't hold '{word}'. You hold:", *lines] if lines else [NONE])
 
 
 def still_there(done: Sequence[Reserved], rows: Sequence[DeviceStatus]) -> list[str]:
-    """Say of each device that was released who still has it, or is on it."""
+    """Return a line for each released device that is still in use, with its users.
+
+    Args:
+        done: The released reservations.
+        rows: All devices, read after the release.
+    """
     labels_ = {row.label for each in done for row in each.rows}
     lines = []
     for row in rows:
@@ -91,30 +109,43 @@ def still_there(done: Sequence[Reserved], rows: Sequence[DeviceStatus]) -> list[
 def released(
     reserved: Reserved, answer: Answer, every: Sequence[Reserved], frontend: Frontend
 ) -> str:
-    """Say what came of asking a process to release what it holds, or to end."""
-    who, what = phrases.name_of(reserved.holder), labels(reserved.rows)
+    """Return the result of a request to a process to release its devices, or to end.
+
+    Args:
+        reserved: The reservation of the process.
+        answer: The answer of the process.
+        every: All reservations of the user.
+        frontend: The frontend that shows the message. A program gets no commands.
+    """
+    process, devices = phrases.name_of(reserved.holder), labels(reserved.rows)
     typed = f"{errors.own_command()} release"
-    end = f"To end {who}:\n{typed} {name(reserved, every)} --end"
-    anyway = f"To release it by its pid:\n{typed} {reserved.holder.pid}"
+    end = f"To end {process}:\n{typed} {name(reserved, every)} --end"
+    by_pid = f"To release it by its pid:\n{typed} {reserved.holder.pid}"
     if frontend.is_for_program:
-        anyway = end = "Leave it to whoever has started it."
+        by_pid = end = "Leave that to the user who started it."
     return {
-        Answer.RELEASED: f"Released {what} of {who}.",
-        Answer.CUDA: f"CUDA runs in {who}: only its end frees {what}. {end}",
-        Answer.CHILD: f"A process that {who} has started uses {what}. {end}",
-        Answer.PROGRAM: f"{who} can't be asked: only its end frees {what}. {end}",
-        Answer.SILENT: f"{who} does not answer: it is stopped, or hangs. {end}",
-        Answer.ANOTHER: f"{who} did not confirm your choice. Nothing was released. {anyway}",
-        Answer.GONE: f"{who} holds {what} no more.",
-        Answer.ENDED: f"Ended {who}; it had {what}.",
-        Answer.STAYS: f"{who} can't be ended from here; it has {what}.",
+        Answer.RELEASED: f"Released {devices} of {process}.",
+        Answer.CUDA: f"CUDA is running in {process}: {devices} will be free when it ends. {end}",
+        Answer.CHILD: f"A process that {process} started is using {devices}. {end}",
+        Answer.PROGRAM: f"{process} can't release {devices} on request, only by ending. {end}",
+        Answer.SILENT: f"{process} does not respond: it is stopped, or hangs. {end}",
+        Answer.ANOTHER: f"{process} did not confirm your choice. Nothing was released. {by_pid}",
+        Answer.GONE: f"{process} no longer holds {devices}.",
+        Answer.ENDED: f"Ended {process}, which held {devices}.",
+        Answer.STAYS: f"{process} can't be ended from here; it still holds {devices}.",
     }[answer]
 
 
 def unasked(reserved: Reserved, why: Answer, kill_after_s: float) -> str:
-    """Say before a process gets a signal that it was not asked to end. why: its answer."""
-    how = "does not answer" if why is Answer.SILENT else "can't be asked to end"
+    """Return the message before a process gets a signal, because it can't be asked to end.
+
+    Args:
+        reserved: The reservation of the process.
+        why: The answer of the process to the request to end.
+        kill_after_s: Seconds between SIGTERM and SIGKILL.
+    """
+    cause = "does not respond" if why is Answer.SILENT else "can't be asked to end"
     return (
-        f"{phrases.name_of(reserved.holder)} {how}: it gets SIGTERM now and SIGKILL "
+        f"{phrases.name_of(reserved.holder)} {cause}: it gets SIGTERM now and SIGKILL "
         f"{kill_after_s:g} s later, and its before_end() functions are not called."
     )

@@ -1,4 +1,4 @@
-"""Sentences about the administrator's rules: which apply, and why one refuses a request."""
+"""Messages about the administrator's rules that apply to a user, and about limits."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MESSAGE_LIMIT = 300  # characters
 
 
 def head(rules: Rules | None) -> list[Line]:
-    """Return what stands above a status: the administrator's message."""
+    """Return the administrator's message, which is shown above a status."""
     return [((sanitize(rules.message, MESSAGE_LIMIT), MARK),)] if rules and rules.message else []
 
 
 def foot(rules: Rules | None, rows: Sequence[DeviceStatus]) -> list[Line]:
-    """Return what stands below it: the rules for who looks, and what is wrong in their file."""
+    """Return the lines below a status: the user's rules, and faults in the administrator's file."""
     if rules is None:
         return []
     file = sanitize(rules.file, REASON_LIMIT)
@@ -38,7 +38,7 @@ def foot(rules: Rules | None, rows: Sequence[DeviceStatus]) -> list[Line]:
     if limits := ", ".join(filter(None, _limits(rules))):
         lines.append(((f"Rules for {sanitize(rules.user)}", STRONG), f" ({file}): {limits}."))
     drained = [
-        f"{file}, [devices]: drain: {sanitize(name)!r} means no GPU here, or several."
+        f"{file}, [devices]: drain: {sanitize(name)!r} matches no GPU here, or several."
         for name in unmatched(rules, rows)
     ]
     problems = [*rules.problems, *drained]
@@ -46,7 +46,7 @@ def foot(rules: Rules | None, rows: Sequence[DeviceStatus]) -> list[Line]:
 
 
 def unmatched(rules: Rules, rows: Sequence[DeviceStatus]) -> list[str]:
-    """Return the names of drained devices that mean none of these, or several GPUs."""
+    """Return the names in the `drain` rule that match no GPU, or several."""
     devices = [row.device for row in rows]
     return [
         name
@@ -56,7 +56,7 @@ def unmatched(rules: Rules, rows: Sequence[DeviceStatus]) -> list[str]:
 
 
 def _limits(rules: Rules) -> list[str]:
-    """Return `2 GPUs`, `1 d`, `idle 2 h`; an empty text for each missing one."""
+    """Return the limits as texts like `2 GPUs`, `1 d` and `idle 2 h`. A missing one is empty."""
     gpus = rules.gpus
     ends = rules.after_cuda is not None and not rules.after_cuda.value
     return [
@@ -67,22 +67,25 @@ def _limits(rules: Rules) -> list[str]:
     ]
 
 
-# -- why somebody may not have more ----------------------------------------------------------------
+# -- in a refusal ----------------------------------------------------------------------------------
 
 
 def limited(rows: Sequence[DeviceStatus]) -> str:
-    """Return the limit that this user has reached, and what they have; empty without one."""
+    """Return the limit that this user has reached, and the user's reservations.
+
+    The text is empty if no limit is reached.
+    """
     for row in rows:
         if row.state is State.LIMITED and row.rule:
-            have = list(map(_held, row.counted)) or ["nothing else"]
-            return f"Limit reached: {named(row.rule)}. You have {listed(have)}."
+            held = list(map(_held, row.counted)) or ["nothing else"]
+            return f"Limit reached: {named(row.rule)}. You have {listed(held)}."
     return ""
 
 
 def _held(holder: Holder) -> str:
-    """Return `GPU0 in train.ipynb (pid 4321)`: what one process of this user has."""
-    what = sanitize(holder.record.label or "a GPU")
+    """Return the reservation of one of this user's processes: `GPU0 in train.ipynb (pid 4321)`."""
+    device = sanitize(holder.record.label or "a GPU")
     if holder.memory_limit_mib is not None:
-        what = f"{phrases.gib(holder.memory_limit_mib)} of {what}"
-    where = f" in {sanitize(holder.name, phrases.NOTEBOOK_LIMIT)}" if holder.name else ""
-    return f"{what}{where}{f' (pid {holder.pid})' if holder.pid else ''}"
+        device = f"{phrases.gib(holder.memory_limit_mib)} of {device}"
+    process = f" in {sanitize(holder.name, phrases.NOTEBOOK_LIMIT)}" if holder.name else ""
+    return f"{device}{process}{f' (pid {holder.pid})' if holder.pid else ''}"

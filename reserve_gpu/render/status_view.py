@@ -1,10 +1,11 @@
-"""The status of a machine: a value that shows itself, as a picture and as JSON."""
+"""The status of a machine, as a table for users and as JSON for programs."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from reserve_gpu.gpus import names
 from reserve_gpu.model.devices import ComputeMode, Device, State
 from reserve_gpu.model.errors import REASON_LIMIT
 from reserve_gpu.model.untrusted import sanitize
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Rules
 
 
-VERSION = 1  # of the JSON; names are only ever added to it
-# Of a record: what is shown in another way, or not at all.
+VERSION = 1  # version of the JSON format; later releases only add names
+# Fields of a record that the JSON leaves out, or contains in another form.
 NOT_SHOWN = {"who", "terms", "asks", "written", "label", "index", "visible", "guest_of"}
 NOT_SHOWN |= {"since_boot", "written_boot", "write_locked"}
 COMPUTE_MODES: dict[int | None, str] = {
@@ -36,18 +37,21 @@ COMPUTE_MODES: dict[int | None, str] = {
 
 
 class Status(NamedTuple):
-    """How a machine stood at one moment; shows itself in a terminal and in a notebook.
+    """The status of a machine at one moment. It displays itself in a terminal and in a notebook.
 
-    rows: one for each device. waiting: the queue, the first one first.
-    problem: why nothing, or not all, is known of reservations.
-    time: in seconds since the epoch. host: the machine's name.
-    limit: the inherited CUDA_VISIBLE_DEVICES, which limits what this process can reserve.
-    frontend: where it is read, which decides how hints are typed.
-    rules: the administrator's, for who looks.
-    is_above: what this process may use is reserved by one that has started it.
-    is_late: CUDA has started here, so that only what it sees can be reserved.
-    is_all: each device has a line, also those that are alike.
-    user: who looks.
+    Attributes:
+        rows: The status of each device.
+        waiting: The queue entries, in order.
+        problem: The reason why reservations could not be read, or not all of them.
+        time: The time of the snapshot, in seconds since the epoch.
+        host: The machine's name.
+        limit: The inherited CUDA_VISIBLE_DEVICES, which limits the devices of this process.
+        frontend: The frontend that shows the status, and whose commands the hints name.
+        rules: The administrator's rules for the user.
+        is_above: An ancestor of this process has reserved a device that this process may use.
+        is_late: CUDA has started here, so this process can reserve only the devices it sees.
+        is_all: Show similar free devices as separate lines.
+        user: The user who reads the status.
     """
 
     rows: tuple[DeviceStatus, ...]
@@ -74,17 +78,17 @@ class Status(NamedTuple):
 
     @property
     def machines(self) -> tuple[Status, ...]:
-        """Return the status of each machine: this one alone."""
+        """Return the status of each machine, which is only this one."""
         return (self,)
 
     def picture(self) -> Picture:
-        """Return what it looks like."""
+        """Return the table for users."""
         view = View(self.time, self.frontend.here, is_all=self.is_all)
         entries = layout.entries(self.rows, view)
         return Picture(Layout(_head(self), entries, queue(self), _foot(self)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what programs read, in the shape that docs/formats.md describes."""
+        """Return the JSON for programs, in the format of docs/formats.md."""
         every_uuid = {row.device.uuid for row in self.rows if isinstance(row.device, Device)}
         return {
             "version": VERSION,
@@ -100,11 +104,11 @@ class Status(NamedTuple):
         }
 
 
-# -- the picture -----------------------------------------------------------------------------------
+# -- the table for users ---------------------------------------------------------------------------
 
 
 def queue(status: Status) -> list[Line]:
-    """Return a line for each of those who wait."""
+    """Return a line for each waiter."""
     return [
         phrases.holder_line(ticket.holder, status.time, f"{place}. ", asks=ticket.asks or "a GPU")
         for place, ticket in enumerate(status.waiting, 1)
@@ -115,27 +119,30 @@ def free(status: Status) -> str:
     """Return `3 of 8 GPUs are free: GPU2, GPU4 and GPU5.`."""
     rows, available = status.rows, layout.free(status.rows)
     if not rows:
-        return "There is no GPU."
+        return "No GPU found."
     if unseen := _unseen(status):
-        return f"Whether {phrases.ranges(unseen)} {phrases.be(len(unseen))} free can't be seen."
+        return f"It is unknown whether {phrases.ranges(unseen)} {phrases.be(len(unseen))} free."
     is_split = any(row.device.instance is not None for row in rows)
-    what = f"{len(rows)} {'device' if is_split else 'GPU'}{'' if len(rows) == 1 else 's'}"
+    total = f"{len(rows)} {'device' if is_split else 'GPU'}{'' if len(rows) == 1 else 's'}"
     if len(rows) == 1:
         (row,) = rows
         is_only = "is the only GPU here" if row.is_mine else f"is {'' if available else 'not '}free"
         return f"{row.label} {is_only}."
     if not available:
-        return f"None of {what} is free."
+        return f"None of {total} is free."
     if len(available) == len(rows):
-        return f"{'Both GPUs' if what == '2 GPUs' else f'All {what}'} are free."
+        return f"{'Both GPUs' if total == '2 GPUs' else f'All {total}'} are free."
     named = phrases.ranges(available)
-    return f"{len(available)} of {what} {phrases.be(len(available))} free: {named}."
+    return f"{len(available)} of {total} {phrases.be(len(available))} free: {named}."
 
 
 def _unseen(status: Status) -> list[DeviceStatus]:
-    """Return what may be free for all that is known of reservations, where nothing else is."""
-    is_told = status.problem is None or layout.free(status.rows)
-    return [] if is_told else [row for row in status.rows if row.state is State.UNKNOWN]
+    """Return the devices that may be free, if no device is known to be free.
+
+    The list is empty if all reservations could be read.
+    """
+    is_known = status.problem is None or layout.free(status.rows)
+    return [] if is_known else [row for row in status.rows if row.state is State.UNKNOWN]
 
 
 def _head(status: Status) -> list[Line]:
@@ -151,19 +158,26 @@ def _head(status: Status) -> list[Line]:
 def _foot(status: Status) -> list[Line]:
     foot = _advice(status)
     if status.limit is not None:
-        text = " was set elsewhere: this process can reserve only GPUs in it."
-        if messages.hides_on_purpose(status.limit):
-            text = (
-                " was set elsewhere, and hides every GPU from this process. To use one, unset it."
-            )
-        if status.is_above:
-            text = " was set by your own reservation, above this process: use it as it is."
-        foot.append(((f"CUDA_VISIBLE_DEVICES={sanitize(status.limit)!r}", STRONG), text))
+        foot.append(_limit_line(status, status.limit))
     return [*foot, *missing(status), *ruled.foot(status.rules, status.rows)]
 
 
+def _limit_line(status: Status, limit: str) -> Line:
+    variable = f"CUDA_VISIBLE_DEVICES={sanitize(limit)!r}", STRONG
+    if status.is_above:
+        visible = names.visible(names.entries(limit), [row.device for row in status.rows])
+        held = [row for row in status.rows if row.holders and row.device in visible]
+        of = f" of {phrases.labels(held)}" if held else ""
+        text = f"This process runs under your reservation{of}, so "
+        return text, variable, " is already set. Leave it alone."
+    if messages.hides_on_purpose(limit):
+        text = " was set elsewhere, and hides every GPU from this process. To use one, unset it."
+        return variable, text
+    return variable, " was set elsewhere: this process can reserve only GPUs in it."
+
+
 def missing(status: Status) -> list[Line]:
-    """Return why not all reservations are known, if so."""
+    """Return the warning that reservations could not be read, if there was a problem."""
     if not status.problem:
         return []
     text = f": {sanitize(status.problem, REASON_LIMIT)}"
@@ -171,29 +185,29 @@ def missing(status: Status) -> list[Line]:
 
 
 def _advice(status: Status) -> list[Line]:
-    """Return what a newcomer should do: take what is free, or a part; else ask, or wait.
+    """Return hints for new users: reserve a free device, reserve a part, ask a user, or wait.
 
-    Return nothing if this process may use only some of the devices: another line says which.
+    A process that holds a device or has an inherited limit gets no hints.
     """
     rows, frontend = status.rows, status.frontend
     has_any = status.limit is not None or any(row.is_mine for row in rows)
     if not rows or has_any or _unseen(status):
         return []
     if status.is_late:
-        return [(f"CUDA has started in {frontend.here}: only what it sees can be reserved.",)]
+        return [(f"CUDA has started in {frontend.here}: only GPUs that it sees can be reserved.",)]
     available = [row for row in rows if row.state is State.FREE]
     if not all(map(layout.is_awaited, available)):
         return [("Get one with ", (frontend.typed(messages.ANY), TYPED))]
     states = [row.state for row in rows]
     if reasons.is_trouble(states):
         return [(reasons.trouble(states),)]
-    others: Line = ("Those in the queue come first for what would be free.",) if available else ()
+    queued: Line = ("The free GPUs are offered to the queue first.",) if available else ()
     own = contacts.yourself(rows, status.time, status.user, frontend)
     ask = contacts.whom(rows, status.time, status.user)
-    lines = [*own, *([ask] if ask else []), *reasons.unseen(rows)]
+    lines = [*own, *([ask] if ask else []), *reasons.unseen(rows, frontend)]
     if not all(map(reasons.is_dark, rows)):
         lines.append(queueing(frontend.typed(messages.ANY, waits=True), is_second=bool(lines)))
-    return [line for line in (memory_parts.offer(rows, frontend), others, *lines) if line]
+    return [line for line in (memory_parts.offer(rows, frontend), queued, *lines) if line]
 
 
 # -- for programs ----------------------------------------------------------------------------------
@@ -251,7 +265,7 @@ def _rules_dict(rules: Rules, rows: Sequence[DeviceStatus]) -> dict[str, Any]:
 
 
 def holder_dict(holder: Holder, now: float) -> dict[str, Any]:
-    """Return a holder for programs."""
+    """Return the JSON of a holder."""
     lease, is_known = holder.lease, holder.memory_limit_mib is None or holder.used_mib is not None
     facts = holder.record._asdict().items()
     return {
@@ -273,16 +287,19 @@ def holder_dict(holder: Holder, now: float) -> dict[str, Any]:
 
 
 def _ticket_dict(ticket: Ticket, every_uuid: set[str]) -> dict[str, Any]:
-    """Return a waiter for programs.
+    """Return the JSON of a waiter.
 
-    every_uuid: The devices of this machine. Others are left out, as a ticket may list thousands.
+    Args:
+        ticket: The queue entry.
+        every_uuid: The UUIDs of this machine's devices. Other UUIDs are left out, because a forged
+            ticket may list thousands.
     """
     wants = every_uuid if ticket.wants is None else ticket.wants & every_uuid
     return {**_about(ticket.holder), "asks": ticket.asks, "wants": sorted(wants)}
 
 
 def _about(holder: Holder) -> dict[str, Any]:
-    """Return what a holder and a waiter have in common."""
+    """Return the fields that holders and waiters share."""
     who = holder.record.who._replace(pid=holder.pid, user=holder.user)._asdict()
     del who["namespace"], who["mounts"]
     ours = {"note": holder.note, "since": holder.since}

@@ -1,4 +1,4 @@
-"""A table of figures, with a bar in each row, for a terminal of any width."""
+"""Render a table of numbers, with a bar in each row, for a terminal of any width."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ if TYPE_CHECKING:
 
 
 SHORTEST_BAR, LONGEST_BAR = 8, 24  # columns
-LEAST_NAME = 12  # columns; where less is left for the first column, another one is left out
-# Of a bar, in turn; SGR's green, yellow and faint.
+LEAST_NAME = 12  # minimum width of the first column; other columns are left out to keep it
+# The characters and styles of a bar's pieces. The numbers are SGR codes for green and yellow.
 PIECES = ((FULL, "32"), (MEDIUM, "33"), (LIGHT, FAINT))
 
 
 class Column(NamedTuple):
-    """A column, whose first one names the rows.
+    """A column of a table.
 
-    worth: where not all have room, the columns that are worth least are left out first.
+    Attributes:
+        title: The title.
+        cells: The text of each row.
+        worth: The priority. In a narrow terminal, columns with the lowest priority are left out.
+        is_figure: The cells are numbers, which are right-aligned.
     """
 
     title: str
@@ -30,11 +34,14 @@ class Column(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """A table. What is in it is fit to print.
+    """A table of sanitized texts.
 
-    columns: the first one names the rows, and is cut where it has to be.
-    bars: for each row, what its bar is made of, as shares of the longest one, 0 to 1.
-    legend: what the pieces of a bar mean. has_total: the last row sums up the others.
+    Attributes:
+        columns: The columns. The first one names the rows, and is cut if it does not fit.
+        bars: For each row, the lengths of the bar's pieces, as shares of the longest bar, 0 to 1.
+        legend: The meaning of each piece.
+        title: The title above the table.
+        has_total: The last row is the sum of the other rows.
     """
 
     columns: tuple[Column, ...]
@@ -45,24 +52,29 @@ class Sheet(NamedTuple):
 
     @property
     def height(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return len(self.columns[0].cells)
 
 
 def rows(sheet: Sheet, width: int) -> Iterator[Line]:
-    """Yield the lines of a table as words with their styles. width: in columns of the terminal."""
+    """Yield the styled lines of a table.
+
+    Args:
+        sheet: The table.
+        width: The width of the terminal in columns.
+    """
     shown = _fitting(sheet.columns, width)
     widths = [_width(column) for column in shown]
-    left = width - sum(widths) - GAP * len(widths)
-    bar = min(LONGEST_BAR, left) if sheet.bars and left >= SHORTEST_BAR else 0
+    rest = width - sum(widths) - GAP * len(widths)
+    bar = min(LONGEST_BAR, rest) if sheet.bars and rest >= SHORTEST_BAR else 0
     widths[0] = max(1, min(widths[0], width - sum(widths[1:]) - GAP * (len(widths) - 1)))
-    rooms = [widths[0], bar, *widths[1:]]  # the bar stands behind the name
+    rooms = [widths[0], bar, *widths[1:]]  # the bar is the second column
     figures = [False, False, *(column.is_figure for column in shown[1:])]
 
     def line(texts: Sequence[str], style: str, pieces: Line = ()) -> Line:
         fitting = map(cut, texts, widths)
-        first, *others = (((text, style),) for text in fitting)
-        return row(zip([first, pieces, *others], rooms, figures, strict=True))
+        first, *rest = (((text, style),) for text in fitting)
+        return row(zip([first, pieces, *rest], rooms, figures, strict=True))
 
     if sheet.title:
         yield ("",)
@@ -77,23 +89,28 @@ def rows(sheet: Sheet, width: int) -> Iterator[Line]:
 
 
 def in_columns(shares: Sequence[float], length: int) -> list[int]:
-    """Return how many columns of a bar each of its pieces takes; together they are never longer.
+    """Return the width of each piece of a bar, in terminal columns.
 
-    A little is not nothing, where there is room.
+    The widths never add up to more than `length`. If any share is above zero, they add up to at
+    least 1.
+
+    Args:
+        shares: The lengths of the pieces, as shares of the longest bar.
+        length: The width of the longest bar.
     """
-    whole = min(length, round(sum(shares) * length) or (sum(shares) > 0))
-    ends = [min(whole, round(sum(shares[: place + 1]) * length)) for place in range(len(shares))]
-    ends[-1] = whole
-    return [end - before for end, before in zip(ends, [0, *ends], strict=False)]
+    total = min(length, round(sum(shares) * length) or (sum(shares) > 0))
+    ends = [min(total, round(sum(shares[: place + 1]) * length)) for place in range(len(shares))]
+    ends[-1] = total
+    return [end - start for end, start in zip(ends, [0, *ends], strict=False)]
 
 
 def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
-    """Return the columns that have room; the first one always has."""
-    first, *others = columns
+    """Return the first column, and the other columns that fit into the width."""
+    first, *rest = columns
     least = min(_width(first), LEAST_NAME)
-    while others and least + sum(GAP + _width(each) for each in others) > width:
-        others.remove(min(others, key=lambda each: each.worth))
-    return [first, *others]
+    while rest and least + sum(GAP + _width(each) for each in rest) > width:
+        rest.remove(min(rest, key=lambda each: each.worth))
+    return [first, *rest]
 
 
 def _width(column: Column) -> int:

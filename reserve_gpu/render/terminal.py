@@ -1,4 +1,4 @@
-"""The picture as text: in a terminal, in a log and in a pipe."""
+"""Render a layout as text, for a terminal, a log or a pipe."""
 
 from __future__ import annotations
 
@@ -21,47 +21,56 @@ if TYPE_CHECKING:
 
     from reserve_gpu.render.layout import Entry, Layout
 
-# The numbers of "select graphic rendition", ECMA-48.
+# SGR codes ("select graphic rendition", ECMA-48).
 STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36", TYPED: "1"}
 STATES = {State.FREE: "1;32", **dict.fromkeys(TAKEN, "1;33"), State.BUSY: "1;31"}
 OTHER_STATE = "1;35"
 BAR, LONGEST_BAR = 6, 20  # columns
-# Of a bar, from that load on: green, yellow, red; as a notebook's <meter> has them.
+# Lower bounds of a bar's colors red, yellow and green, as in a notebook's <meter>.
 LOADS = ((0.9, "31"), (0.5, "33"), (0.0, "32"))
 HEAD = (*TITLES[:3], "", TITLES[3], "", *TITLES[4:])  # bars have no title
 STATE, NAME, BARS, MEMORY, LOAD_BARS, UTIL, TEMPERATURE, POWER = range(1, 9)
 FIGURES = (MEMORY, UTIL, TEMPERATURE, POWER)
-HEAT_FROM = 119  # columns: of 120, a picture that is rewritten in place leaves one free
-LEAST_NAME = 6  # columns; where less is left for the name, another column is left out
+HEAT_FROM = 119  # minimum width with temperature and power; a live display of 120 leaves one free
+LEAST_NAME = 6  # minimum width of the name; other columns are left out to keep it
 INDENT = 5
-PLAIN_COLUMNS = 4000  # so wide that no line is broken where there is no terminal
+PLAIN_COLUMNS = 4000  # width without a terminal, so large that no line wraps
 
 
 def plain(layout: Layout) -> str:
-    """Return the picture without colours, each line in one piece."""
-    made = "\n".join(text_of(line).rstrip() for line in rows(layout, PLAIN_COLUMNS))
-    return _in_its_letters(made, sys.stdout)
+    """Return the text of a layout without colors and without wrapping."""
+    unwrapped = "\n".join(text_of(line).rstrip() for line in rows(layout, PLAIN_COLUMNS))
+    return _encodable(unwrapped, sys.stdout)
 
 
 def text(layout: Layout, stream: TextIO | None = None) -> str:
-    """Return how it looks on a stream, by default stdout; broken to the width of a terminal.
+    """Return the text of a layout for a stream, wrapped to the width of a terminal.
 
-    Coloured text in a pipe is for a screen as well: `watch` says in COLUMNS how wide its own is.
+    Colored text in a pipe is also meant for a screen. For example, `watch` sets COLUMNS to the
+    width of its own terminal.
+
+    Args:
+        layout: The content to render.
+        stream: The output stream. Defaults to standard output.
     """
     stream = stream or sys.stdout
     on_terminal = is_terminal(stream)
     has_colours = is_coloured(os.environ, is_terminal=on_terminal)
     has_width = on_terminal or (has_colours and "COLUMNS" in os.environ)
     width = size(stream)[0] if has_width else PLAIN_COLUMNS
-    made = "\n".join(lines(layout, width, is_coloured=has_colours, breaks_commands=False))
-    return _in_its_letters(made, stream)
+    wrapped = "\n".join(lines(layout, width, is_coloured=has_colours, breaks_commands=False))
+    return _encodable(wrapped, stream)
 
 
 def is_coloured(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
-    """Tell whether to use colours.
+    """Return whether to use colors.
 
-    environ: of this process. NO_COLOR (https://no-color.org) comes before FORCE_COLOR
-    (https://force-color.org); each counts if it is not empty.
+    NO_COLOR (https://no-color.org) takes precedence over FORCE_COLOR (https://force-color.org). An
+    empty variable has no effect.
+
+    Args:
+        environ: The environment of this process.
+        is_terminal: The output is a terminal.
     """
     if environ.get("NO_COLOR"):
         return False
@@ -69,12 +78,12 @@ def is_coloured(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Tell whether it is a terminal; a stand-in for standard output need not say."""
+    """Return whether a stream is a terminal. A replacement of `sys.stdout` may lack `isatty`."""
     return hasattr(stream, "isatty") and stream.isatty()
 
 
 def size(stream: TextIO) -> tuple[int, int]:
-    """Return the columns and the lines of the terminal."""
+    """Return the number of columns and lines of the terminal."""
     with suppress(OSError, ValueError):
         size = os.get_terminal_size(stream.fileno())
         if size.columns and size.lines:
@@ -85,17 +94,21 @@ def size(stream: TextIO) -> tuple[int, int]:
 def lines(
     layout: Layout, width: int, *, is_coloured: bool, breaks_commands: bool = True
 ) -> list[str]:
-    """Return the picture line by line.
+    """Return the rendered lines of a layout.
 
-    width: in columns of the terminal. breaks_commands: also what can be typed has to fit in there;
-    else it stands on a line of its own where it does not: of a broken one the first half would run.
+    Args:
+        layout: The content to render.
+        width: The width of the terminal in columns.
+        is_coloured: Add color codes.
+        breaks_commands: Also wrap commands. Otherwise a command that does not fit has its own,
+            longer line, so that a user does not copy and run only the first half.
     """
-    made = rows(layout, width, breaks_commands=breaks_commands)
-    return [_styled(line, is_coloured=is_coloured) for line in made]
+    wrapped = rows(layout, width, breaks_commands=breaks_commands)
+    return [_styled(line, is_coloured=is_coloured) for line in wrapped]
 
 
-def _in_its_letters(text: str, stream: TextIO) -> str:
-    """Return the text with a question mark for each letter that the stream can't write."""
+def _encodable(text: str, stream: TextIO) -> str:
+    """Replace each character that the stream can't encode by a question mark."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
 
@@ -103,9 +116,13 @@ def _in_its_letters(text: str, stream: TextIO) -> str:
 def rows(
     layout: Layout, width: int, *, breaks_commands: bool = True, spare: int = 0
 ) -> Iterator[Line]:
-    """Yield the lines as words with their styles.
+    """Yield the styled lines of a layout.
 
-    breaks_commands: also what can be typed has to fit. spare: so many lines more are no loss.
+    Args:
+        layout: The content to render.
+        width: The width of the terminal in columns.
+        breaks_commands: Also wrap commands.
+        spare: The number of additional lines that the terminal has room for.
     """
     for line in layout.head:
         yield from columns.wrapped(line, width)
@@ -122,8 +139,8 @@ def rows(
         if breaks_commands or not is_command or columns.width_of_line(line) <= width:
             yield from columns.wrapped(line, width)
             continue
-        if before := line[:-1]:
-            yield from columns.wrapped(before, width)
+        if introduction := line[:-1]:
+            yield from columns.wrapped(introduction, width)
         yield (line[-1],)
     for section in layout.sections:
         yield ("",)
@@ -131,7 +148,7 @@ def rows(
 
 
 def _table(entries: Sequence[Entry], width: int, spare: int) -> Iterator[Line]:
-    """Yield the titles and a line for each device; people who don't fit there stand below it."""
+    """Yield the titles and a line for each device. A holder that doesn't fit has its own line."""
     rows = [_cells(entry) for entry in entries]
     widths = _widths(rows)
     if width < PLAIN_COLUMNS:
@@ -150,7 +167,7 @@ def _table(entries: Sequence[Entry], width: int, spare: int) -> Iterator[Line]:
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    """Return the width of each column with the gap behind it, 0 for one that is left out."""
+    """Return the width of each column with the gap after it. An empty column has the width 0."""
     widths = []
     for title, *cells in zip(HEAD, *rows, strict=False):
         widest = max(map(columns.width_of, cells))
@@ -159,25 +176,32 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _fit(widths: list[int], entries: Sequence[Entry], width: int, spare: int) -> None:
-    """Leave out columns, or make them narrower, so that they fit; longer bars take what is left.
+    """Fit the columns into the width, in place, and lengthen the bars if columns are left over.
 
-    spare: so many lines more are no loss.
+    Columns are left out or made narrower. A holder next to its device is more useful than bars or
+    the temperature.
+
+    Args:
+        widths: The width of each column, which this function changes.
+        entries: The devices.
+        width: The width of the terminal in columns.
+        spare: The number of additional lines that the terminal has room for.
     """
-    people = [columns.width_of_line(entry.who) for entry in entries]
+    holder_widths = [columns.width_of_line(entry.who) for entry in entries]
 
-    def below() -> int:  # how many people stand below their device
-        return sum(who > width - sum(widths) for who in people)
+    def count_wrapped() -> int:
+        """Return the number of holders that need a line below their device."""
+        return sum(holder > width - sum(widths) for holder in holder_widths)
 
-    # What people have is worth more than how warm it is, and than bars.
     heat = widths[TEMPERATURE], widths[POWER]
     widths[TEMPERATURE] = widths[POWER] = 0
-    before = below()
+    wrapped_without_heat = count_wrapped()
     if width >= HEAT_FROM:
         widths[TEMPERATURE], widths[POWER] = heat
-    if sum(widths) > width or below() > before + spare:
+    if sum(widths) > width or count_wrapped() > wrapped_without_heat + spare:
         widths[TEMPERATURE] = widths[POWER] = 0
-    left = width - sum(widths)
-    if not spare and any(left < who <= left + widths[BARS] for who in people):
+    rest = width - sum(widths)
+    if not spare and any(rest < holder <= rest + widths[BARS] for holder in holder_widths):
         widths[BARS] = 0
     room = width + GAP
     if sum(widths) > room:
@@ -187,21 +211,27 @@ def _fit(widths: list[int], entries: Sequence[Entry], width: int, spare: int) ->
             widths[column] = 0
     if widths[NAME]:
         widths[NAME] = max(1 + GAP, min(widths[NAME], room - sum(widths) + widths[NAME]))
-    left = width - sum(widths)
-    beside = [columns.width_of(HEAD[-1]), *(who for who in people if who <= left)]
-    _lengthen_bars(widths, entries, left - max(beside))
+    rest = width - sum(widths)
+    shown = [columns.width_of(HEAD[-1]), *(holder for holder in holder_widths if holder <= rest)]
+    _lengthen_bars(widths, entries, rest - max(shown))
 
 
-def _lengthen_bars(widths: list[int], entries: Sequence[Entry], left: int) -> None:
-    """Add bars for the load too, and make all longer, where so many columns are left."""
+def _lengthen_bars(widths: list[int], entries: Sequence[Entry], rest: int) -> None:
+    """Add bars for the utilization, and lengthen all bars, if columns are left over.
+
+    Args:
+        widths: The width of each column, which this function changes.
+        entries: The devices.
+        rest: The number of columns that are left over.
+    """
     if not widths[BARS]:
         return
-    if left >= BAR + GAP and any(entry.load is not None for entry in entries):
+    if rest >= BAR + GAP and any(entry.load is not None for entry in entries):
         widths[LOAD_BARS] = BAR + GAP
-        left -= BAR + GAP
+        rest -= BAR + GAP
     bars = [column for column in (BARS, LOAD_BARS) if widths[column]]
     for column in bars:
-        widths[column] += max(0, min(LONGEST_BAR - BAR, left // len(bars)))
+        widths[column] += max(0, min(LONGEST_BAR - BAR, rest // len(bars)))
 
 
 def _row(cells: Sequence[Line], widths: Sequence[int]) -> Line:
@@ -213,9 +243,9 @@ def _row(cells: Sequence[Line], widths: Sequence[int]) -> Line:
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
-    """Return the text of each column; of a bar as many letters as the shortest has.
+    """Return the text of each column, with the shortest memory bar.
 
-    Bars for the load come where there is room for them.
+    Bars for the utilization are empty here. They are added later if there is room.
     """
     number = f"  {entry.number}" if entry.is_instance else entry.number
     state = entry.state.value if entry.state else ""
@@ -225,7 +255,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 
 def _styled_cells(entry: Entry, cells: Sequence[str], widths: Sequence[int]) -> list[Line]:
-    """Return the columns with their styles, as long as there is room for them."""
+    """Return the styled cells, cut to the widths of their columns."""
     state = STATES.get(entry.state, OTHER_STATE) if entry.state else ""
     styles = {STATE: state}
     if entry.is_mine:
@@ -240,7 +270,7 @@ def _styled_cells(entry: Entry, cells: Sequence[str], widths: Sequence[int]) -> 
 
 
 def _bar(share: float | None, taken: float | None, length: int) -> Line:
-    """Return a bar: what is in use, in a colour by how much, what is promised, what is left."""
+    """Return a bar of used, reserved and available memory. Its color depends on the used share."""
     if share is None or length <= 0:
         return ()
     full = _columns(share, length)
@@ -251,17 +281,17 @@ def _bar(share: float | None, taken: float | None, length: int) -> Line:
 
 
 def _columns(share: float, length: int) -> int:
-    """Return how many columns of a bar that is; a little memory is not no memory."""
+    """Return the number of columns of a share of a bar, at least 1 for a share above 0.001."""
     return round(share * length) or share > 0.001
 
 
 def _styled(line: Line, *, is_coloured: bool) -> str:
-    made = ""
-    left = len(text_of(line).rstrip())
+    result = ""
+    rest = len(text_of(line).rstrip())
     for style, parts in groupby(map(columns.part, line), key=itemgetter(1)):
         words = "".join(words for words, _ in parts)
-        shown, left = words[:left], left - len(words[:left])
+        shown, rest = words[:rest], rest - len(words[:rest])
         code = STYLES.get(style, style)
         is_styled = is_coloured and code and shown and not shown.isspace()
-        made += f"\x1b[{code}m{shown}\x1b[0m" if is_styled else shown
-    return made
+        result += f"\x1b[{code}m{shown}\x1b[0m" if is_styled else shown
+    return result

@@ -216,7 +216,7 @@ def test_a_program_is_told_nothing_that_ends_others(here: Here) -> None:
         done = here.command(*US, "release", str(child.pid), "--json")
         (answer,) = json.loads(done.stdout)["answers"]
         assert (done.returncode, answer["answer"]) == (75, "program")
-        assert answer["message"].endswith("Leave it to whoever has started it.")
+        assert answer["message"].endswith("Leave that to the user who started it.")
 
 
 def test_a_notebook_has_it_beside_the_picture(here: Here) -> None:

@@ -108,7 +108,7 @@ def test_it_shows_parts(machine: Machine) -> None:
         assert holder.reserve("0, memory='2GiB'").value == "0"
         child = start(machine)
         child.expect(" 0.0 of 2.0 GiB")
-        child.expect("6.0 GiB can still be promised")
+        child.expect("6.0 GiB still available")
         child.send("q")
         assert end(child)[1] == 0
 

@@ -629,7 +629,7 @@ def test_what_is_locked_anew_ends(here: Here) -> None:
         os.close(int(file.name))
     cells().listeners[0]()
     wait_for(lambda: not threads())  # there is nothing to wait for
-    assert "locked anew" in shell.run("1").all
+    assert "locked again" in shell.run("1").all
     assert threads()
 
 

@@ -105,7 +105,7 @@ def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> Non
             until=now.wall + last, until_boot=now.boot + last, idle_s=7200
         )
         assert bool(texts) is (since < now)
-    with pytest.raises(RequestError, match="can't be prolonged"):
+    with pytest.raises(RequestError, match="can't be extended"):
         quota.allowed(request, found, NO_LEASE, now.later(-90000), now)
     since = now.later(-36000)
     allowed, texts = quota.allowed(parse(None, idle="1h"), found, NO_LEASE, since, now)

@@ -86,19 +86,19 @@ WANTED = {"if_wanted": True}
         ),
         (
             until(6, **WANTED),
-            ", until 18:00, longer if nobody waits",
-            ", until 18:00 (6 h left), longer if nobody waits",
+            ", until 18:00, longer if no other process waits",
+            ", until 18:00 (6 h left), longer if no other process waits",
         ),
         (
             until(None, HOUR_S, **WANTED),
-            ", released after 1 h idle if somebody waits",
-            ", released after 1 h idle if somebody waits",
+            ", released after 1 h idle if another process waits",
+            ", released after 1 h idle if another process waits",
         ),
         (until(-1), ", overdue since 11:00", ", overdue since 11:00"),
         (
             until(-1, **WANTED),
             ", past 11:00: join the queue to get it",
-            ", past 11:00: kept until somebody waits",
+            ", past 11:00: kept until another process waits",
         ),
     ],
 )
@@ -151,7 +151,7 @@ def test_it_has_room_everywhere(width: int) -> None:
     lines = terminal.lines(status.picture().layout, width, is_coloured=False)
     assert all(columns.width_of(line) <= width for line in lines)
     text = re.sub(r"\s+", " ", " ".join(lines))
-    assert "until 18:00 or after 1 h idle, longer if nobody waits" in text
+    assert "until 18:00 or after 1 h idle, longer if no other process waits" in text
 
 
 def test_in_html_what_is_overdue_is_marked() -> None:
@@ -264,7 +264,7 @@ def test_a_wait_names_it() -> None:
     waiting = Waiting(Request(), 1, 5.0, (busy, busy._replace(device=GPUS[1], holders=(ending,))))
     (line,) = pictures.wait(waiting).layout.foot
     expected = durations.moment(now + 9 * DAY_S, now)
-    assert phrases.plain(line) == f"Likeliest to come free: GPU1, reserved until {expected}"
+    assert phrases.plain(line) == f"Probably free next: GPU1, reserved until {expected}"
 
 
 @pytest.mark.process
@@ -282,4 +282,4 @@ def test_a_real_wait_names_the_right_one(here: Here) -> None:
         ).value
         until = json.loads(here.locks.joinpath(f"{here.uuid('1')}.lock").read_text())["until"]
     when = durations.moment(until, time.time())
-    assert text.endswith(f"Likeliest to come free: GPU1, reserved until {when}")
+    assert text.endswith(f"Probably free next: GPU1, reserved until {when}")

@@ -69,7 +69,7 @@ def test_a_forged_name_ends_no_process(users: Machine, word: str) -> None:
         forge(other, path, command=f"python {word}", notebook=None, index=0, label="GPU0")
         done = as_nobody(users, word, "--end")
         assert done.returncode == 2
-        assert done.stderr.startswith(f"You hold no GPU by the name {word}.")
+        assert done.stderr.startswith(f"You don't hold '{word}'.")
         forge(other, path, command=word, notebook=word)
         assert as_nobody(users, word, "--end").returncode == 2
         assert is_running(holder.pid)
@@ -82,7 +82,7 @@ def test_a_number_means_a_gpu_or_a_pid(here: Here) -> None:
     with here.running(*argv, environ=here.environ(), stdout=2) as command:
         wait_for(lambda: name_of(command.pid) == "sleep")
         done = release(here, ENDLESS[1], "--end")
-        assert done.stderr.startswith(f"You hold no GPU by the name {ENDLESS[1]}.")
+        assert done.stderr.startswith(f"You don't hold '{ENDLESS[1]}'.")
         assert is_running(command.pid)
         assert release(here, ENDLESS[0], "--end").stdout.startswith(f"Ended {' '.join(ENDLESS)}")
 
@@ -96,7 +96,7 @@ def test_a_forged_number_of_a_lost_gpu(here: Here) -> None:
         here.add("fail nvmlInitWithFlags * 999")
         for end in ([], ["--end"]):
             done = release(here, "0", *end)
-            assert "You hold no GPU by the name 0." in done.stderr
+            assert "You don't hold '0'." in done.stderr
             assert done.returncode == 2
         assert is_running(pid)
         assert release(here, str(pid)).returncode == 0
@@ -174,7 +174,7 @@ def test_names_come_from_the_process(here: Here) -> None:
         forge(other, here.locks / f"{here.uuid('1')}.lock", notebook="old.ipynb", command="x")
         assert f"train.ipynb (pid {kernel.pid})" in here.command(*US, "list").stdout
         done = release(here, "old.ipynb")
-        assert done.stderr.startswith("You hold no GPU by the name old.ipynb.")
+        assert done.stderr.startswith("You don't hold 'old.ipynb'.")
         done = release(here, "train")
         assert done.stdout == f"Released GPU1 of train.ipynb (pid {kernel.pid}).\n"
         kernel.run("%reserve_gpu 1")

@@ -88,12 +88,12 @@ def test_which_one(two: Two) -> None:
     done = reserve_gpu(two.machine, "release")
     assert done.returncode == 2
     lines = done.stderr.splitlines()
-    assert lines[0] == "There are 2 reservations. Which one?"
+    assert lines[0] == "There are 2 reservations. Which one do you mean?"
     assert lines[1::2] == [
         f"reserve-gpu release {two.second.pid}", "reserve-gpu release train.ipynb"
     ]  # fmt: skip
     assert reserve_gpu(two.machine, "release", "nonsense").stderr.startswith(
-        "You hold no GPU by the name nonsense. There are:\nGPU0  "
+        "You don't hold 'nonsense'. You hold:\nGPU0  "
     )
     assert held(two.machine) == [0, 1]
     done = reserve_gpu(two.machine, "release", "--all")
@@ -111,7 +111,7 @@ def test_a_child_that_uses_it(two: Two) -> None:
     done = reserve_gpu(two.machine, "release")
     assert done.returncode == 75
     assert "A process that train.ipynb" in done.stdout
-    assert "has started uses GPU1. Leave it to whoever has started it." in done.stdout
+    assert "started is using GPU1. Leave that to the user who started it." in done.stdout
     assert held(two.machine) == [1]
     assert two.first.run(VISIBLE).stdout == "['1']\n"
     two.first.run("p.kill(); p.wait()")
@@ -153,7 +153,7 @@ def test_cuda_and_the_end(here: Here) -> None:
         )
         done = reserve_gpu(here, "release", str(pid))
         assert done.returncode == 75
-        assert f"(pid {pid}): only its end frees GPU1. Leave it to " in done.stdout
+        assert f"(pid {pid}): GPU1 will be free when it ends. Leave that to " in done.stdout
         assert held(here) == [1]
         assert is_running(pid)
         done = reserve_gpu(here, "release", str(pid), "--end")
@@ -168,7 +168,7 @@ def test_a_script(here: Here) -> None:
     with here.child() as child:
         child.reserve("'1'")
         done = reserve_gpu(here, "release")
-        assert f"(pid {child.pid}) can't be asked: only its end frees GPU1" in done.stdout
+        assert f"(pid {child.pid}) can't release GPU1 on request, only by ending" in done.stdout
         os.kill(child.pid, signal.SIGSTOP)
         assert reserve_gpu(here, "release", "--end").stdout.startswith(f"Ended {CHILD}")
         assert held(here) == []
@@ -219,7 +219,7 @@ def test_a_stopped_kernel(here: Here) -> None:
         kernel.run("%reserve_gpu 1")
         with stopped(here, kernel.pid):
             done = reserve_gpu(here, "release")
-            assert "does not answer: it is stopped, or hangs. Leave it to " in done.stdout
+            assert "does not respond: it is stopped, or hangs. Leave that to " in done.stdout
             assert held(here) == [1]
 
 

@@ -117,7 +117,7 @@ def test_a_restart_keeps_the_gpu(here: Here) -> None:
         waiter.sees(1, "reserved")
         told = child_picture(here)
         assert "1     kept" in told or of_gpu(told, "1").startswith("kept: ")
-        assert ", kept for its restart, " in told
+        assert ", kept for its restart (" in told
         loaded = kernel.run("%load_ext reserve_gpu\nprint('a cell')")
         assert "GPU1 is kept for this kernel until " in loaded.all
         assert kernel.run("1").all.strip() == "1"  # told once
@@ -263,7 +263,9 @@ def test_the_old_kernels_memory_is_no_use(here: Here) -> None:
             here.add(f"compute {first.pid} 900\ncompute {other.pid} 100")
             visible, (line,) = take_over(second, file)
             assert visible == "1"
-            assert line.startswith("GPU1 is still used by your own process from before the restart")
+            assert line.startswith(
+                "GPU1 is still in use by your own process from before the restart"
+            )
             assert f"pid {other.pid}" in line
             assert f"pid {first.pid}" not in line
 
@@ -285,7 +287,7 @@ def test_another_users_process_on_a_kept_gpu(users: Machine) -> None:
         first.kill()
         users.add(f"compute {other.pid} 100")
         _, (line,) = take_over(second, file)
-        assert f"GPU{last} is reserved for this kernel, but others use it: busy, " in line
+        assert f"GPU{last} is reserved for this kernel, but other processes use it: busy, " in line
         assert f"pid {other.pid}" in line
 
 
