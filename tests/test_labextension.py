@@ -624,7 +624,9 @@ def test_a_hand_over(on_lab: Machine, page: Page, open_notebook: Callable[..., N
     make_long_ago(on_lab)
     says(item(page), r"^GPU0 · 0.0 of 80.0 GiB · idle; your right\.ipynb is waiting for a GPU$")
     assert is_urgent(page, "near")
-    wanted = told(page, r"GPU0 is idle in left\.ipynb, and your right\.ipynb is waiting for a GPU\.")
+    wanted = told(
+        page, r"GPU0 is idle in left\.ipynb, and your right\.ipynb is waiting for a GPU\."
+    )
     assert level(wanted) == "warning"
     own(page, "left.ipynb").first.get_by_role("button", name="Release").click()
     says(item(page), "^no GPU")
