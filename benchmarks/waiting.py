@@ -65,7 +65,7 @@ from reserve_gpu import reserve
 from reserve_gpu.render.progress import Live
 from reserve_gpu.allocation import policy
 
-policy.next_look_s = lambda rows, **conditions: 0.0
+policy.next_check_s = lambda rows, **conditions: 0.0
 own_kib()  # the first reading allocates memory itself
 checks, sizes_kib = 0, []
 

@@ -20,7 +20,7 @@ from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import messages
 from reserve_gpu.render import notices as notice
 from reserve_gpu.render.durations import duration
-from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, read_here
+from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, for_this_process
 from reserve_gpu.reservation import acquire, feature
 from reserve_gpu.reservation.session import Reservation, session
 from reserve_gpu.system.executor import Call
@@ -29,7 +29,7 @@ from reserve_gpu.system.jupyter_kernel import kernels_file
 
 if TYPE_CHECKING:
     from reserve_gpu.render.progress import Live
-    from reserve_gpu.reservation.restart_handover import Left
+    from reserve_gpu.reservation.restart_handover import KeptReservation
 
 F = TypeVar("F", bound=Callable[[], object])
 
@@ -155,7 +155,7 @@ class Outcome(NamedTuple):
     def text(self) -> str:
         """Return the outcome as text to print."""
         if self.excused:
-            return go_on_after(self.excused)
+            return continue_after(self.excused)
         waited = f"Waited for {duration(self.waited_s)}.\n" if self.waited_s >= 1 else ""
         return f"{waited}{self.reservation}"
 
@@ -189,7 +189,7 @@ def ask(
     waited_s: float | None = None  # None until the first progress report of a wait
     acquired: acquire.Acquired | None = None
     if deadline.waits:
-        deadline = deadline._replace(asks=messages.asked(request))
+        deadline = deadline._replace(asks=messages.request_text(request))
 
     def undo(call: Call[acquire.Acquired]) -> None:
         if call.has_answer:
@@ -236,7 +236,7 @@ def explained(
 ) -> errors.ReserveGPUError:
     """Return an error with hints for a frontend, and with the additions of features."""
     if isinstance(error, Failure):
-        error = error.reason.error(read_here(frontend))
+        error = error.reason.error(for_this_process(frontend))
     for each in session().features.values():
         error = each.explained(error)
     return error
@@ -288,7 +288,9 @@ def release() -> tuple[Device, ...]:
     with no_fork:
         from reserve_gpu.reservation import restart_handover
 
-    return next((left.held.devices for left in all_left() if restart_handover.end(left)), ())
+    return next(
+        (left.held.devices for left in all_left() if restart_handover.end_lock_keeper(left)), ()
+    )
 
 
 def kept() -> str | None:
@@ -297,13 +299,13 @@ def kept() -> str | None:
     return messages.kept(left.held.devices, left.until) if left else None
 
 
-def all_left() -> "Iterator[Left]":
+def all_left() -> "Iterator[KeptReservation]":
     """Yield the reservations that are kept for this restarted kernel."""
     with no_fork:
         from reserve_gpu.reservation import restart_handover
 
     if connection_file := kernels_file():
-        yield from restart_handover.all_left(connection_file)
+        yield from restart_handover.kept_reservations(connection_file)
 
 
 def hide_if_unreserved() -> None:
@@ -311,7 +313,7 @@ def hide_if_unreserved() -> None:
     session().run_in_any_case(session().hide_if_unreserved)
 
 
-def go_on_after(error: errors.ReserveGPUError) -> str:
+def continue_after(error: errors.ReserveGPUError) -> str:
     """Continue without a reservation after an error, with all GPUs hidden.
 
     If the driver is missing, the variables do not change, because no GPU is visible anyway.
@@ -330,7 +332,7 @@ def go_on_after(error: errors.ReserveGPUError) -> str:
     return messages.going_on(session().devices, visible if is_above else None)
 
 
-def forget_idleness() -> None:
+def disable_idle_limit() -> None:
     """Remove the idle limit of the reservation, even if an administrator's rule set it.
 
     Call this before exec of a program whose idleness can't be measured.
@@ -422,7 +424,7 @@ def leave_to_kernel(name: str, seconds: float) -> None:
     with no_fork:
         from reserve_gpu.reservation import restart_handover
 
-    session().run(restart_handover.leave, session(), name, seconds)
+    session().run(restart_handover.leave_to_lock_keeper, session(), name, seconds)
 
 
 @overload
@@ -455,7 +457,7 @@ def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | C
     with no_fork:
         from reserve_gpu.system import shutdown
 
-    shutdown.of_this_process().call_before(function, parse_duration(limit))
+    shutdown.process_end().call_before(function, parse_duration(limit))
     return function
 
 

@@ -123,7 +123,7 @@ class ReserveGPU(WorkerPlugin):
             _pause(worker)
         if not _is_thread(worker):
             api.hide_if_unreserved()  # before the first await, because tasks can run after it
-            process_identity.call_it(f"Dask worker {worker.name} of {worker.scheduler.address}")
+            process_identity.set_name(f"Dask worker {worker.name} of {worker.scheduler.address}")
         try:
             reservation = await _reserve(self.arguments)
         except errors.TooLateError as error:
@@ -215,7 +215,7 @@ def _plugin(_context: click.Context, _argument: click.Parameter, words: Sequence
     parser.set_defaults(wait=WAIT_S)
     try:
         parsed = parser.parse_args(words)
-        return ReserveGPU(required=parsed.required, **request_options.wishes(parsed))
+        return ReserveGPU(required=parsed.required, **request_options.reserve_keywords(parsed))
     except errors.RequestError as error:
         raise click.UsageError(str(error)) from error
 

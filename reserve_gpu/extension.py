@@ -228,7 +228,7 @@ def _has_handover() -> bool:
     Creating the session takes over the GPUs (see `api.before_exec`). That must happen now, because
     a child that the shell starts earlier would inherit the locks.
     """
-    if procfs.held_by() != os.getpid():
+    if procfs.reservation_pid() != os.getpid():
         return False
     with no_fork:
         from reserve_gpu.reservation.session import session
@@ -246,7 +246,7 @@ _sessions: dict[int, object] = executor.survive_reload("sessions", dict)
 
 def _has_session() -> bool:
     """Return whether this process has created a session, or has a handover to take over."""
-    return bool(_sessions) or procfs.held_by() == os.getpid()
+    return bool(_sessions) or procfs.reservation_pid() == os.getpid()
 
 
 def _add_completion(shell: InteractiveShell) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from reserve_gpu import api
 from reserve_gpu.allocation.request import parse
 from reserve_gpu.gpus import names
-from reserve_gpu.model.errors import PROGRAM, RequestError, own_command
+from reserve_gpu.model.errors import PROGRAM, RequestError, program_command
 from reserve_gpu.model.option import Option, add, likely
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.reservation import feature
@@ -80,7 +80,7 @@ REQUEST_KEYWORDS = tuple(option for option in REQUEST if option is not OPTIONAL)
 def _command_line(program: str) -> str:
     """Return the command for a parser's `prog`, with a path to `reserve-gpu` if it needs one."""
     first, *rest = program.split()
-    return " ".join([own_command() if first == PROGRAM else first, *rest])
+    return " ".join([program_command() if first == PROGRAM else first, *rest])
 
 
 class Parser(ArgumentParser):
@@ -144,7 +144,7 @@ class Parser(ArgumentParser):
         raise RequestError(f"{sanitize(message, MESSAGE_LIMIT)}.{hint}")
 
 
-def wishes(arguments: Namespace) -> dict[str, Any]:
+def reserve_keywords(arguments: Namespace) -> dict[str, Any]:
     """Return the keyword arguments of `reserve()` in the parsed arguments."""
     names = [option.attribute for option in REQUEST_KEYWORDS]
     values = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
@@ -163,7 +163,7 @@ def to_request(arguments: Namespace) -> tuple[Request, Any]:
     Raises:
         RequestError: The request is invalid.
     """
-    values = wishes(arguments)
+    values = reserve_keywords(arguments)
     wait = values.pop("wait")
     return parse(**values), wait
 

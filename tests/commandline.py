@@ -87,8 +87,8 @@ def as_a_process() -> Iterator[None]:
         yield
     finally:
         reserve_gpu.release()
-        process_identity.call_it("")
-        errors.is_beside_cells = False
+        process_identity.set_name("")
+        errors.shows_cell_syntax = False
         become(environ)
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -23,7 +23,7 @@ from reserve_gpu.gpus.cuda_environment import (
 )
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import MIB, Device
-from reserve_gpu.reservation.environment_changes import cap_notices
+from reserve_gpu.reservation.environment_changes import memory_limit_notices
 from tests.locked import held
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def lines(
     """Return the notes of a part of these devices; of those with a line to type, the line alone."""
     values = {**NO_CAPS, **(inherited or {})}
     written = memory_caps.variables(devices, PART_MIB, values)
-    told = cap_notices(devices, PART_MIB, values, written, is_late=is_late)
+    told = memory_limit_notices(devices, PART_MIB, values, written, is_late=is_late)
     return [note.partition("\n")[2] or note for note in told]
 
 
@@ -481,7 +481,7 @@ context._physical_devices.append(gpu)
 context._visible_device_list.append(gpu)
 context._memory_growth_map[gpu] = None
 context._physical_device_to_index[gpu] = len(context._physical_devices) - 1
-exec(memory_caps.to_type(held.devices, held.memory_mib)['tensorflow'])
+exec(memory_caps.code_lines(held.devices, held.memory_mib)['tensorflow'])
 virtual = context.config.gpu_options.experimental.virtual_devices
 [list(each.memory_limit_mb) for each in virtual]
 """
@@ -546,4 +546,4 @@ def test_an_allocator_that_keeps_to_no_limit(packages: Any, allocator: str) -> N
     packages()
     values = {XLA_FRACTION: "0.1", CUPY_LIMIT: "1", "XLA_PYTHON_CLIENT_ALLOCATOR": allocator}
     kept = {"cupy": CUPY_LIMIT} | ({"jax": XLA_FRACTION} if allocator == "default" else {})
-    assert memory_caps.kept_by(values) == kept
+    assert memory_caps.limiting_variables(values) == kept

@@ -948,7 +948,7 @@ def test_a_later_process_with_the_same_pid(
     """A process is known by its pid and start time; older versions told the pid alone."""
     pid, began = procfs.stamp(os.getpid()).split()
     monkeypatch.setenv("RESERVE_GPU_HELD", text.replace("PID", pid).replace("BEGAN", began))
-    assert (procfs.held_by() == os.getpid()) == is_own
+    assert (procfs.reservation_pid() == os.getpid()) == is_own
 
 
 @pytest.mark.process

@@ -11,7 +11,7 @@ import pytest
 
 from reserve_gpu.locks import files
 from reserve_gpu.locks.lock import cause
-from reserve_gpu.system.containers import Mount, is_own, kind
+from reserve_gpu.system.containers import Mount, detect_runtime, is_private
 from tests.machine import program
 from tests.test_machines import on_a_host
 
@@ -47,7 +47,7 @@ def test_kind(
     environ: dict[str, str], paths: tuple[str, ...], root: str, expected: str | None
 ) -> None:
     """A container is recognized by its variables and files, and by a root that fits them."""
-    assert kind(environ, paths, root) == expected
+    assert detect_runtime(environ, paths, root) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_kind(
 )
 def test_is_own(mounts: list[Mount], expected: bool) -> None:  # noqa: FBT001 - a column
     """A directory is shared with the host if it, or a folder above it, was bound there."""
-    assert is_own(LOCKS, mounts) is expected
+    assert is_private(LOCKS, mounts) is expected
 
 
 # -- errors of the lock directory ------------------------------------------------------------------

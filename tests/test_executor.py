@@ -15,7 +15,7 @@ import pytest
 import reserve_gpu
 from reserve_gpu.reservation.session import session
 from reserve_gpu.system import executor
-from reserve_gpu.system.executor import Call, Executor, GivenUpError, sleep, tell
+from reserve_gpu.system.executor import Call, Executor, GivenUpError, report_progress, sleep
 from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.jupyter_kernel import cells
 from tests.locked import locked
@@ -202,7 +202,7 @@ def test_given_up() -> None:
 
     def work() -> None:
         try:
-            tell("half done")
+            report_progress("half done")
             sleep(LONG_S)
         except GivenUpError:
             log.add("given up")
@@ -234,11 +234,11 @@ def test_apart_is_given_up() -> None:
 
     def look() -> None:
         log.add("look")
-        executor.tell(None)
+        executor.report_progress(None)
         executor.sleep(LONG_S)
 
     with raising(), pytest.raises(TimeoutError):
-        executor.apart(look, show=interrupt)
+        executor.run_on_new_thread(look, show=interrupt)
     assert log.entries == ["look"]
     wait_for(lambda: not log.living())
 
@@ -281,7 +281,7 @@ def test_release_by_a_finalizer(here: Here, *, is_own: bool) -> None:
     def work() -> tuple[object, bool]:
         return release(), reserve_gpu.current() is not None
 
-    answer = session().run(work) if is_own else executor.apart(work)
+    answer = session().run(work) if is_own else executor.run_on_new_thread(work)
     assert answer == ((), True) if is_own else answer[0] == ()
     wait_for(lambda: not locked(here.locks))
     assert variables() == {}

@@ -69,14 +69,14 @@ def read(hint: str) -> tuple[Request, object]:
         return understood(called)
     program, *typed = shlex.split(hint)
     if program == "%reserve_gpu":
-        return understood(request_options.wishes(magic_parser().parse_args(typed)))
+        return understood(request_options.reserve_keywords(magic_parser().parse_args(typed)))
     assert program == "reserve-gpu"
     ours, to_run = command.split(typed[1:])
     assert to_run == SCRIPT
     assert typed[0] == "run"
     parser = request_options.Parser()
     command.add_arguments(parser)
-    return understood(request_options.wishes(parser.parse_args(ours)))
+    return understood(request_options.reserve_keywords(parser.parse_args(ours)))
 
 
 def record(*arguments: object, **named: object) -> dict[str, object]:

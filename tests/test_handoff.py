@@ -32,7 +32,7 @@ def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
 def refused(line: str) -> str:
     """Return the error for a line behind `reserve-gpu run --`."""
     with pytest.raises(RequestError) as caught:
-        handoff.require_own(shlex.split(line), lambda: OURS)
+        handoff.require_kept_reservation(shlex.split(line), lambda: OURS)
     return str(caught.value)
 
 
@@ -158,7 +158,7 @@ def test_a_detached_container() -> None:
 )
 def test_programs_that_keep_the_reservation(line: str) -> None:
     """Programs that become the command, or wait for it, are let through; so is `sh -c`."""
-    handoff.require_own(shlex.split(line), lambda: OURS)
+    handoff.require_kept_reservation(shlex.split(line), lambda: OURS)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_real_tmux(here: Here, tmp_path: Path) -> None:
     server = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null"]
     command = [*server, "new-session", "-d", str(script)]
     try:
-        handoff.require_own(command, lambda: OURS)
+        handoff.require_kept_reservation(command, lambda: OURS)
         here.command(*server, "new-session", "-d", "-s", "first", "cat")
         ours = [sys.executable, "-m", "reserve_gpu", "run", "--"]
         done = here.command(*ours, *command)

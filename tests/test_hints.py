@@ -207,7 +207,7 @@ def test_a_mistake_in_a_shell(machine: Machine, path: dict[str, str], line: str)
 
 # -- which reserve-gpu it is -----------------------------------------------------------------------
 
-ASK = "from reserve_gpu.model import errors; print(errors.own_command())"
+ASK = "from reserve_gpu.model import errors; print(errors.program_command())"
 SCRIPT = "#!{}\nimport sys\nfrom reserve_gpu.__main__ import main\nsys.exit(main())\n"
 LONG = "#!/bin/sh\n'''exec' {} \"$0\" \"$@\"\n' '''\n" + SCRIPT.partition("\n")[2]
 

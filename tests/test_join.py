@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.process]
 JOIN = (
     "from reserve_gpu.commands.reservations import join\n"
     "from reserve_gpu import api\n"
-    "api.join(join.chosen([{}]))"
+    "api.join(join.find_reservation([{}]))"
 )
 SESSION = "from reserve_gpu.reservation.session import session\n"
 ENVIRON = "{k: v for k, v in os.environ.items() if k[:5] in ('CUDA_', 'XLA_C', 'CUPY_', 'RESER')}"

@@ -717,7 +717,7 @@ def test_a_busy_notebook_releases(
 
 
 def test_before_an_end(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
-    """In the last ten minutes it is amber and told; `Extend by 2 h` moves the end of the same part."""
+    """In the last ten minutes it is amber and told; `Extend by 2 h` moves the part's end."""
     from playwright.sync_api import expect
 
     on_lab.write(ONE * 2)

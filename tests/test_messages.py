@@ -1442,7 +1442,7 @@ def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> N
 )
 def test_asked(request_: Request, expected: str) -> None:
     """A request is said in words that one who waits, and others, can read."""
-    assert messages.asked(request_) == expected
+    assert messages.request_text(request_) == expected
 
 
 UNUSABLE = DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.MODEL)

@@ -194,7 +194,7 @@ def test_is_above(given: list[DeviceStatus], *, expected: bool) -> None:
 )
 def test_next_look(states: list[State], *, is_lively: bool, is_told: bool, seconds: float) -> None:
     """Who waits looks each second, seldom where the kernel tells of changes, often after one."""
-    assert policy.next_look_s(rows(*states), is_lively=is_lively, is_told=is_told) == seconds
+    assert policy.next_check_s(rows(*states), is_lively=is_lively, is_told=is_told) == seconds
 
 
 # -- will what is held do? -------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_next_look(states: list[State], *, is_lively: bool, is_told: bool, secon
 )
 def test_kept(held: list[Device], request_: Request, kept: list[Device] | None) -> None:
     """Of what is held what is named, in that order, else the first that fit, else all that do."""
-    assert policy.kept(held, request_) == kept
+    assert policy.matching_held(held, request_) == kept
 
 
 @pytest.mark.parametrize(

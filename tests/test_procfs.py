@@ -174,11 +174,11 @@ def test_the_processes_below_this_one_are_named(tmp_path: Path) -> None:
         assert f"a)S(b -c {code} (pid {child.pid})" in named
         (below,) = (int(name.split()[-1].rstrip(")")) for name in named if name[:8] == "sleep 60")
         assert procfs.lineage(below)[:3] == [below, child.pid, os.getpid()]
-        assert procfs.identified(Process(child.pid)).command == f"a)S(b -c {code}"
+        assert procfs.with_identity(Process(child.pid)).command == f"a)S(b -c {code}"
         child.communicate(b"\n")
     assert procfs.lineage(child.pid) == [child.pid]
-    assert procfs.began(child.pid) is None
-    assert procfs.identified(Process(child.pid)) == Process(child.pid)
+    assert procfs.start_time(child.pid) is None
+    assert procfs.with_identity(Process(child.pid)) == Process(child.pid)
 
 
 def test_a_child_that_has_ended_is_not_named() -> None:

@@ -323,7 +323,9 @@ def allowed(value: str | None, order: str | None) -> list[str]:
     """Return the devices that the inherited limit lets through, by their bare UUIDs."""
     before = {"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order}
     with Nvml() as nvml:
-        devices = [d for d in inherited_limit.inside(nvml, before) if isinstance(d, Device)]
+        devices = [
+            d for d in inherited_limit.devices_within_limit(nvml, before) if isinstance(d, Device)
+        ]
     return sorted(names.bare_uuid(device.uuid) for device in devices)
 
 

@@ -108,13 +108,13 @@ def test_libraries_that_belong_to_no_driver(
 ) -> None:
     """Stubs and compatibility libraries in LD_LIBRARY_PATH are not taken for a driver."""
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
-    if start_errors.look_around().has_cuda:
+    if start_errors.read_surroundings().has_cuda:
         pytest.skip("there is an NVIDIA driver here")
     for folder, has_cuda in (("compat", False), ("lib64/stubs", False), ("lib64", True)):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / "libcuda.so.1").touch()
         monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path / folder}")
-        assert start_errors.look_around().has_cuda is has_cuda
+        assert start_errors.read_surroundings().has_cuda is has_cuda
 
 
 # -- the whole command -----------------------------------------------------------------------------

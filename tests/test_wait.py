@@ -82,7 +82,7 @@ class Other:
         self.denied = outcome
         self.entry = QueueEntry(
             locks,
-            policy.wanted(outcome.rows),
+            policy.wanted_uuids(outcome.rows),
             Record.from_dict({"user": "other", "note": "the thesis"}),
         )
         self._stack.enter_context(self.entry)
@@ -637,7 +637,7 @@ def test_looks_leave_nothing(here: Here, *, is_deleted: bool) -> None:
             assert isinstance(outcome, Denied)
             news.forget(outcome)
             for row in outcome.rows:
-                snapshot.explained(other.context.gpus, [row])
+                snapshot.add_processes(other.context.gpus, [row])
             other.entry.heartbeat()
             wait_for_news(time.monotonic() + 0.0001, news)
             if is_deleted:

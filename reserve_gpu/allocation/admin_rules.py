@@ -301,7 +301,7 @@ def content(file: str, owners: Collection[int]) -> bytes:
         return opened.read()
 
 
-def of_user() -> dict[str, Any]:
+def read_user_file() -> dict[str, Any]:
     """Return the tables of the user's own file, or an empty dict if the file does not exist.
 
     The file may be a symbolic link, for example to a dotfiles repository. The owner of its target
@@ -341,14 +341,14 @@ def tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
         raise RequestError(f"{error}.") from error
 
 
-def own_history() -> bool | None:
+def user_history_setting() -> bool | None:
     """Return whether the user's own file enables the history, or None if the file does not set it.
 
     Raises:
         RequestError: The file can't be read, or contains a mistake.
     """
     try:
-        return _Part(settings.user_file(), "", of_user()).truth(HISTORY)
+        return _Part(settings.user_file(), "", read_user_file()).truth(HISTORY)
     except MistakeError as error:
         raise RequestError(f"{error}.") from error
 

@@ -201,7 +201,7 @@ def attempt(
                 taken.keep(granted)
                 return granted
             if entry:
-                entry.want(policy.wanted(taken.rows))
+                entry.want(policy.wanted_uuids(taken.rows))
         rows += taken.rows
     if not context.request.devices:  # show the devices in bus order
         rows.sort(key=lambda row: (row.device.index, row.device.instance or 0))
@@ -548,7 +548,7 @@ class DeviceScan:
             since = [lock.since for lock in context.held.values()]
             return without_joined(sharers, since), (promised_mib, None)
         own = Holder(Record(since=held.since if held else None), os.getpid(), uid=os.geteuid())
-        holders = procfs.with_uses((own, *sharers), context.gpus.processes(device))
+        holders = procfs.with_memory_use((own, *sharers), context.gpus.processes(device))
         this_process, *known = without_joined(holders)
         return known, (promised_mib, this_process.used_mib)
 

@@ -40,7 +40,7 @@ def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[D
     """
     if request.devices:
         return iter(_named(gpus, request, inherited))
-    return gpus.screens_last(inside(gpus, inherited))
+    return gpus.screens_last(devices_within_limit(gpus, inherited))
 
 
 def require_absolute(typed: Sequence[str], inherited: Variables) -> None:
@@ -96,11 +96,11 @@ def adopt_parents_gpus(parent: int, gpus: Nvml, locks: LockDirectory) -> None:
     ordered = cuda_environment.in_visible_order(devices, visible or "")
     values = cuda_environment.variables(ordered, memory_limit_mib) | {cuda_environment.HIDDEN: None}
     if memory_limit_mib is not None:
-        values |= memory_caps.marked(ordered, memory_limit_mib, before)
+        values |= memory_caps.marked_variables(ordered, memory_limit_mib, before)
     cuda_environment.write(values)
 
 
-def inside(gpus: Nvml, inherited: Variables) -> Iterator[Device | Fault]:
+def devices_within_limit(gpus: Nvml, inherited: Variables) -> Iterator[Device | Fault]:
     """Return the devices that this process may use, in PCI bus order.
 
     Each GPU is initialized only when the iterator reaches it.
@@ -133,7 +133,7 @@ def _named(gpus: Nvml, request: Request, inherited: Variables) -> list[Device | 
     names.require_distinct(devices)
     names.require_one_kind(devices)
     value = inherited[cuda_environment.VISIBLE]
-    allowed = devices if value is None else list(inside(gpus, inherited))
+    allowed = devices if value is None else list(devices_within_limit(gpus, inherited))
     if value is not None and not allowed:
         raise Failure(notice.HidesAll(request, value, gpus.count()))
     for device in devices:

@@ -135,7 +135,7 @@ def closest(
     return [device for device in devices if device in best]
 
 
-def kept(held: Sequence[Device], request: Request) -> list[Device] | None:
+def matching_held(held: Sequence[Device], request: Request) -> list[Device] | None:
     """Return the held devices that satisfy the request, or None if they don't.
 
     A request without names and without a number is satisfied by all held devices that fit. If the
@@ -178,7 +178,7 @@ def reclaim(request: Request, seen: Sequence[Device]) -> Request | None:
         seen: The devices in CUDA's order.
     """
     is_another_number = not request.devices and request.needed != len(seen)
-    if not seen or is_another_number or kept(seen, request) != list(seen):
+    if not seen or is_another_number or matching_held(seen, request) != list(seen):
         return None
     numbers = tuple(device.number for device in seen)
     return request._replace(devices=numbers, count=None)
@@ -215,7 +215,7 @@ def is_only_awaited(rows: Sequence[DeviceStatus], request: Request) -> bool:
     return awaited > 0 and awaited + sum(row.would_be_taken for row in rows) >= request.needed
 
 
-def wanted(rows: Sequence[DeviceStatus]) -> list[str]:
+def wanted_uuids(rows: Sequence[DeviceStatus]) -> list[str]:
     """Return the UUIDs of the devices that a waiter would take if they were free.
 
     A device that a rule currently denies to this user is left out, so that other waiters can take
@@ -253,7 +253,7 @@ def turn_s(ahead: int) -> float:
     return min(ahead * TURN_S, LIVELY_LOOK_S)
 
 
-def next_look_s(rows: Sequence[DeviceStatus], *, is_lively: bool, is_told: bool) -> float:
+def next_check_s(rows: Sequence[DeviceStatus], *, is_lively: bool, is_told: bool) -> float:
     """Return the seconds until a waiter checks the devices again.
 
     Args:

@@ -82,7 +82,7 @@ def take_snapshot(
     devices = list(nvml.walk())
     reservations = _reservations(devices)
     # Users are looked up after the mutex is released, because a directory server can be slow.
-    waiting = [t._replace(holder=procfs.with_user(t.holder)) for t in reservations.waiting]
+    waiting = [t._replace(holder=procfs.with_owner(t.holder)) for t in reservations.waiting]
     reservations = reservations._replace(waiting=waiting)
     rows = [_row(nvml, device, reservations, idle_mib) for device in devices]
     drained = ruled.drained if ruled else ()
@@ -105,7 +105,7 @@ def reserved_without_driver() -> tuple[DeviceStatus, ...]:
         holders = directory.holders_of_other_devices(())
     known: dict[int, list[Holder]] = {}
     for holder in holders:
-        known.setdefault(holder.record.index or 0, []).append(procfs.with_user(holder))
+        known.setdefault(holder.record.index or 0, []).append(procfs.with_owner(holder))
     return tuple(
         DeviceStatus(
             Fault(index, "the driver does not answer"), State.RESERVED, holders=with_hosts(group)
@@ -119,7 +119,7 @@ def is_own(holder: Holder) -> bool:
     return bool(holder.listed_pid and procfs.uid_of(holder.listed_pid) == os.geteuid())
 
 
-def explained(
+def add_processes(
     nvml: Nvml, rows: Sequence[DeviceStatus], idle_mib: float | None = None
 ) -> list[DeviceStatus]:
     """Add users and processes to the rows of an attempt.
@@ -142,8 +142,8 @@ def explained(
 
 def _with_users(nvml: Nvml, row: DeviceStatus, idle_mib: float | None) -> DeviceStatus:
     """Add users to a row, and read the use of a reserved device if that is missing."""
-    first = row.awaited_by and procfs.with_user(row.awaited_by)
-    holders = with_hosts([procfs.with_user(holder) for holder in row.holders])
+    first = row.awaited_by and procfs.with_owner(row.awaited_by)
+    holders = with_hosts([procfs.with_owner(holder) for holder in row.holders])
     row = row._replace(holders=holders, awaited_by=first)
     if isinstance(row.device, Device) and row.usage is None and row.state is State.RESERVED:
         try:
@@ -153,7 +153,7 @@ def _with_users(nvml: Nvml, row: DeviceStatus, idle_mib: float | None) -> Device
     return row._replace(use_state=row.use_state or judge(row.usage, idle_mib)) if row.usage else row
 
 
-def identified(
+def identify_processes(
     nvml: Nvml, processes: Sequence[Process], holders: Sequence[Holder], *, is_complete: bool = True
 ) -> tuple[Process, ...]:
     """Add to each process its user, its command, and whether it belongs to a reservation.
@@ -171,8 +171,8 @@ def identified(
     by_user = {h.user: h.name or "a process" for h in reversed(holders) if h.seen and not h.beside}
     known = []
     for each in processes:
-        has_reserved = procfs.is_below(each.pid, pids) or default
-        process = procfs.identified(each)._replace(has_reserved=has_reserved)
+        has_reserved = procfs.is_descendant(each.pid, pids) or default
+        process = procfs.with_identity(each)._replace(has_reserved=has_reserved)
         beside = by_user.get(process.user) if process.user and not has_reserved else None
         known.append(process._replace(beside=beside))
     return tuple(known)
@@ -225,7 +225,7 @@ def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
 def _is_on(nvml: Nvml, device: Device, holder: Holder) -> bool:
     """Return whether a process of the holder uses the device."""
     pids = (process.pid for process in nvml.processes(device)) if nvml.sees_all else ()
-    return any(procfs.is_below(pid, {holder.listed_pid}) for pid in pids)
+    return any(procfs.is_descendant(pid, {holder.listed_pid}) for pid in pids)
 
 
 def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
@@ -322,7 +322,7 @@ def _has(holder: Holder, fault: Fault) -> bool:
 
 def _held(row: DeviceStatus, holders: Sequence[Holder]) -> DeviceStatus:
     """Add the holders to the row of a device that has not been read yet."""
-    known = with_hosts(sorted(map(procfs.with_user, holders), key=_is_another))
+    known = with_hosts(sorted(map(procfs.with_owner, holders), key=_is_another))
     is_mine = bool(known) and not _is_another(known[0])
     return row._replace(holders=known, is_mine=is_mine, is_unused=None if known else False)
 
@@ -351,8 +351,8 @@ def _used(
     """
     holders = row.holders
     if nvml.sees_all:
-        holders = with_hosts(procfs.with_uses(row.holders, listed))
-    processes = identified(nvml, listed, holders, is_complete=is_complete) if listed else ()
+        holders = with_hosts(procfs.with_memory_use(row.holders, listed))
+    processes = identify_processes(nvml, listed, holders, is_complete=is_complete) if listed else ()
     total_mib = row.usage.total_mib if row.usage else None
     uses, drawing = split_graphics(processes, total_mib, idle_mib)
     row = row._replace(holders=holders, processes=tuple(uses), graphics=tuple(drawing))

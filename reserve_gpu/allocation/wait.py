@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.allocation import policy, snapshot
 from reserve_gpu.allocation.attempt import Denied, Granted
-from reserve_gpu.locks.lock import myself
+from reserve_gpu.locks.lock import describe_this_process
 from reserve_gpu.locks.queue import EndOfQueue, QueueEntry, wait_for_news
 from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import LockError, MutexHeldError
@@ -59,12 +59,12 @@ def wait_in_queue(
     # other processes don't skip this waiter because it leaves a large device alone.
     size = size and max(map(size.of, devices), default=size)
     terms = request.terms._replace(lease=NO_LEASE, size=size)
-    record = Record(myself(), terms, WaitRequest(deadline.asks, request.needed))
+    record = Record(describe_this_process(), terms, WaitRequest(deadline.asks, request.needed))
     explain = Explainer(context)
     outcome: Granted | Denied = denied
     start = due = time.monotonic()
     lively_until = 0.0
-    with QueueEntry(context.locks, policy.wanted(denied.rows), record) as entry:
+    with QueueEntry(context.locks, policy.wanted_uuids(denied.rows), record) as entry:
         news = LockChanges(context)
         while isinstance(outcome, Denied):
             if time.monotonic() >= min(due, deadline.at) or not entry.is_valid():
@@ -73,7 +73,7 @@ def wait_in_queue(
                     entry.is_served = True
                     break
                 news.forget(outcome)
-                due = time.monotonic() + policy.next_look_s(
+                due = time.monotonic() + policy.next_check_s(
                     outcome.rows,
                     is_lively=time.monotonic() < lively_until or not entry.is_valid(),
                     is_told=news.is_told,
@@ -88,7 +88,9 @@ def wait_in_queue(
             rows = tuple(map(explain, outcome.rows))
             first = explain.ticket(ahead[0]) if ahead else None
             limit_s = deadline.limit_s or 0.0
-            executor.tell(Waiting(request, 1 + len(ahead), waited_s, rows, limit_s, first))
+            executor.report_progress(
+                Waiting(request, 1 + len(ahead), waited_s, rows, limit_s, first)
+            )
             next_second = start + waited_s - waited_s % SECOND_S + SECOND_S
             if wait_for_news(min(due, deadline.at, next_second), news, between):
                 # Let the first waiter check first. If all checked at once, it would have to wait
@@ -127,7 +129,7 @@ def wait_for_offers(
         if limit_s > OFFERS_LIMIT_S or now - start > OFFERS_LIMIT_S:
             break
         rows, place = tuple(map(explain, outcome.rows)), 1 + len(outcome.ahead)
-        executor.tell(Waiting(context.request, place, now - start, rows, limit_s))
+        executor.report_progress(Waiting(context.request, place, now - start, rows, limit_s))
         news.forget(outcome)
         next_look = min(queue.passes_at, now + SECOND_S)
         wait_for_news(max(next_look, now + executor.POLL_S), news, between)
@@ -184,7 +186,7 @@ class Explainer:
     def ticket(self, first: Ticket) -> Ticket:
         """Return the first ticket in the queue with its user."""
         if self._first is None or self._first[0] != first.name:
-            self._first = first.name, first._replace(holder=procfs.with_user(first.holder))
+            self._first = first.name, first._replace(holder=procfs.with_owner(first.holder))
         return self._first[1]
 
     def __call__(self, row: DeviceStatus) -> DeviceStatus:
@@ -193,7 +195,7 @@ class Explainer:
         before, read_at, answer = self._known.get(row.label, (None, 0.0, row))
         is_due = time.monotonic() - read_at >= self._every_s
         if is_due or before != (row.state, users):
-            (answer,) = snapshot.explained(self._context.gpus, [row], self._context.idle_mib)
+            (answer,) = snapshot.add_processes(self._context.gpus, [row], self._context.idle_mib)
             self._known[row.label] = (row.state, users), time.monotonic(), answer
         return answer
 

@@ -56,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words += _words(list(sys.argv[1:] if arguments is None else arguments))
         return _start(words)
     except errors.ReserveGPUError as error:
-        reporter.say(_error_text(error, words), is_event="--json" in words)
+        reporter.print_stderr(_error_text(error, words), is_event="--json" in words)
         return error.exit_code
     except KeyboardInterrupt:
-        reporter.say("Interrupted. Nothing was reserved.")
+        reporter.print_stderr("Interrupted. Nothing was reserved.")
         return command.INTERRUPTED
 
 
@@ -127,7 +127,7 @@ def _require_command(words: list[str]) -> None:
         return
     unknown = " ".join(words[: 1 + is_group])
     suggestion = SUGGESTIONS.get(unknown) or option.likely(unknown, known)
-    help_line = errors.own_line("--help")
+    help_line = errors.command_line("--help")
     text = f"Unknown command {sanitize(unknown)}. {suggestion} See {help_line}"
     raise errors.RequestError(text)
 

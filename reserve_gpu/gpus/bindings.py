@@ -456,7 +456,7 @@ class Worker:
                 executor.checkpoint()
                 waited_s = time.monotonic() - start
                 if waited_s >= SLOW_S:
-                    executor.tell(Slow(self.doing.get(call.thread, ""), waited_s))
+                    executor.report_progress(Slow(self.doing.get(call.thread, ""), waited_s))
                 if waited_s >= limit_s:
                     self._give_up(call, f"no answer within {limit_s:g} s")
         except BaseException:  # for example, an interrupt

@@ -94,7 +94,7 @@ def variables(
     return values
 
 
-def marked(
+def marked_variables(
     devices: Sequence[Device], memory_limit_mib: float, inherited: Variables
 ) -> dict[str, str]:
     """Return the variables, and RESERVE_GPU_CAPS to tell child processes who has set them.
@@ -117,7 +117,7 @@ def capped_by(values: Variables) -> dict[str, str]:
     return {key: name for key, name in names.items() if name}
 
 
-def kept_by(values: Variables) -> dict[str, str]:
+def limiting_variables(values: Variables) -> dict[str, str]:
     """Return the variable that limits each framework, except if its allocator ignores limits.
 
     https://docs.jax.dev/en/latest/gpu_memory_allocation.html
@@ -128,7 +128,7 @@ def kept_by(values: Variables) -> dict[str, str]:
     return names
 
 
-def to_type(devices: Sequence[Device], memory_limit_mib: float) -> dict[str, str]:
+def code_lines(devices: Sequence[Device], memory_limit_mib: float) -> dict[str, str]:
     """Return the line of code that limits PyTorch and TensorFlow each, by the framework's module.
 
     TensorFlow reads no variable for a limit, and PyTorch may be too old for one.

@@ -130,7 +130,7 @@ def explain(code: int | None, message: str, unloadable: Sequence[str] | None) ->
         message: NVML's error message.
         unloadable: One loader error for each copy of the NVML library; None if a copy is loaded.
     """
-    around = look_around(unloadable)
+    around = read_surroundings(unloadable)
     kind = NoDriverError if is_without_driver(code, around) else DriverError
     return kind(f"{advice(code, around)} [{message}]")
 
@@ -180,7 +180,7 @@ def _without_library(around: Surroundings) -> str:
     return NO_LIBRARY if around.is_loaded else ADVICE[Code.LIBRARY_NOT_FOUND]
 
 
-def look_around(unloadable: Sequence[str] | None = None) -> Surroundings:
+def read_surroundings(unloadable: Sequence[str] | None = None) -> Surroundings:
     """Read which parts of the driver this process can see.
 
     Args:

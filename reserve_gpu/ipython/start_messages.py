@@ -8,7 +8,7 @@ from reserve_gpu import api
 from reserve_gpu.model import errors
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import phrases, pictures
-from reserve_gpu.render.frontends import MAGIC, read_here
+from reserve_gpu.render.frontends import MAGIC, for_this_process
 from reserve_gpu.reservation import status
 from reserve_gpu.reservation.session import session
 from reserve_gpu.system import jupyter_kernel, procfs
@@ -25,7 +25,7 @@ def show_start() -> None:
     if reason := session().reason:
         picture = pictures.of_line(reason)
         with suppress(errors.DriverError):  # the reason already mentions the driver's error
-            picture = status.status()._replace(frontend=read_here(MAGIC)).picture()
+            picture = status.status()._replace(frontend=for_this_process(MAGIC)).picture()
             picture = picture.below(reason.splitlines())
         pictures.tell(picture)
     elif held := api.current():

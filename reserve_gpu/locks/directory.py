@@ -33,7 +33,7 @@ from reserve_gpu.locks.holders import (
     RECORD,
     SHARE,
     Holders,
-    has_joined_own,
+    has_joined_reservation,
     has_owner,
     is_sharers,
     is_waiters,
@@ -242,7 +242,9 @@ class LockDirectory:
             sharers = map(self.holders.of, self._owner_locked(prefix, held_names))
             # Processes that joined the reservation that this one replaces are not a conflict.
             own_times = () if taken is None else (taken.wall,)
-            other_sharers = (each for each in sharers if not has_joined_own(each, own_times))
+            other_sharers = (
+                each for each in sharers if not has_joined_reservation(each, own_times)
+            )
             if (other := next(other_sharers, None)) is not None:
                 return other
             whole.owned = self._acquire_record(uuid, whole)

@@ -266,7 +266,7 @@ def remedy(number: int | None, directory: str) -> str:
 def _writing_advice(directory: str) -> str:
     """Return advice on how to let this process write to the lock directory."""
     if containers.container():
-        how = containers.how_to_bind(directory)
+        how = containers.bind_instruction(directory)
         return f"To see the reservations of the whole machine, {how}, and let users write to it."
     return (
         f"Let this process write there: add {directory} to the sandbox's writable paths, or add "
@@ -333,7 +333,7 @@ def remember(descriptor: int) -> int:
     return descriptor
 
 
-def opening(descriptor: int) -> tuple[object, ...] | None:
+def opening_key(descriptor: int) -> tuple[object, ...] | None:
     """Return the unique key of a registered descriptor, or None if its file was closed."""
     known = _opened.get(descriptor)
     try:
@@ -345,7 +345,7 @@ def opening(descriptor: int) -> tuple[object, ...] | None:
 def close(descriptor: int) -> None:
     """Close a registered descriptor, unless its number now belongs to another file."""
     with no_fork:
-        if opening(descriptor):
+        if opening_key(descriptor):
             os.close(descriptor)
         _opened.pop(descriptor, None)
 

@@ -322,11 +322,11 @@ class Holders:
         """
         is_keeper = self._open_files.has(pid, file)
         if is_keeper is None:
-            began, began_boot = procfs.began(pid), procfs.began_boot(pid)
+            began, began_boot = procfs.start_time(pid), procfs.start_time_boot(pid)
             is_keeper = _is_before(began, file.st_ctime) or _is_before(began_boot, written_boot)
         if is_keeper:
             return pid
-        return self._opener(file) or (None if procfs.began(pid) else pid)
+        return self._opener(file) or (None if procfs.start_time(pid) else pid)
 
     def _opener(self, file: os.stat_result) -> int | None:
         """Return a process that has locked a file, if this user can see its open files."""
@@ -430,12 +430,12 @@ def with_hosts(holders: Sequence[Holder]) -> tuple[Holder, ...]:
     """
     known = list(holders)
     for index, joined in enumerate(holders):
-        host_index = place_of_host(joined.record.guest_of, joined.uid, holders)
-        if host_index is not None:
-            host = known[host_index]
+        position = host_index(joined.record.guest_of, joined.uid, holders)
+        if position is not None:
+            host = known[position]
             uses = (host.used_mib, joined.used_mib)
             used_mib = None if None in uses else sum(use or 0.0 for use in uses)
-            known[host_index] = host._replace(used_mib=used_mib)
+            known[position] = host._replace(used_mib=used_mib)
             known[index] = joined._replace(beside=host.name or "a process")
     return tuple(known)
 
@@ -450,10 +450,10 @@ def without_joined(holders: Sequence[Holder], since: Collection[float] = ()) -> 
         since: The lock times of further holders, whose joined processes are also left out.
     """
     known = with_hosts(holders)
-    return [each for each in known if not each.beside and not has_joined_own(each, since)]
+    return [each for each in known if not each.beside and not has_joined_reservation(each, since)]
 
 
-def has_joined_own(holder: Holder, since: Collection[float]) -> bool:
+def has_joined_reservation(holder: Holder, since: Collection[float]) -> bool:
     """Return whether a holder has joined a reservation of this user.
 
     Args:
@@ -463,7 +463,7 @@ def has_joined_own(holder: Holder, since: Collection[float]) -> bool:
     return holder.record.guest_of in since and holder.uid == os.geteuid()
 
 
-def place_of_host(since: float | None, uid: int | None, holders: Sequence[Holder]) -> int | None:
+def host_index(since: float | None, uid: int | None, holders: Sequence[Holder]) -> int | None:
     """Return the index of the holder that a process joined, or None if that holder is gone.
 
     Args:

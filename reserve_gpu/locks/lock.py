@@ -49,7 +49,7 @@ class Lock:
         self.path = path
         self.descriptor = descriptor
         self.taken = taken or procfs.now()
-        self._opening = files.opening(descriptor)
+        self._opening = files.opening_key(descriptor)
         self._pid = os.getpid()
 
     @property
@@ -117,7 +117,7 @@ class Lock:
 
     def held(self) -> bool:
         """Return whether this process, and not its parent, took the lock and still holds it."""
-        opening = files.opening(self.descriptor)
+        opening = files.opening_key(self.descriptor)
         return self._pid == os.getpid() and opening is not None and opening == self._opening
 
     def is_valid(self) -> bool:
@@ -132,7 +132,7 @@ class Lock:
             number = file_control.duplicate(self.descriptor, HIGH)
             files.remember(number)
             files.close(self.descriptor)
-            self.descriptor, self._opening = number, files.opening(number)
+            self.descriptor, self._opening = number, files.opening_key(number)
         os.set_inheritable(self.descriptor, True)  # noqa: FBT003 - positional-only
 
 
@@ -198,7 +198,7 @@ def kernel_device(descriptor: int) -> str | None:
 # -- the record in a lock file ---------------------------------------------------------------------
 
 
-def myself() -> ProcessInfo:
+def describe_this_process() -> ProcessInfo:
     """Describe this process for its record.
 
     A reader that can see this process takes its user from the kernel, so $LOGNAME is good enough

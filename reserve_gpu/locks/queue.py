@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model.devices import Device
 
-BACK_S = 120.0  # seconds in which a process can return to the place that it left in the queue
+RETURN_LIMIT_S = (
+    120.0  # seconds in which a process can return to the place that it left in the queue
+)
 STOPPED_S = 5.0  # seconds without a heartbeat after which a waiter is skipped
 # Maximum seconds for which a user's waiters for several devices keep one free device.
 KEEP_FREE_S = 1800.0
@@ -66,7 +68,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         wants: Collection[str] = (),
         record: Record = EMPTY_RECORD,
         stopped_s: float = STOPPED_S,
-        back_s: float = BACK_S,
+        back_s: float = RETURN_LIMIT_S,
     ) -> None:
         self._back_s = back_s
         self._directory = directory
@@ -467,7 +469,7 @@ def _behind(record: Record, before: Mapping[str, RememberedTicket]) -> Record:
     return record._replace(asks=request._replace(tickets_ahead=frozenset(listed)))
 
 
-def others(tickets: Iterable[Ticket], devices: Sequence[Device]) -> Iterator[Ticket]:
+def other_tickets(tickets: Iterable[Ticket], devices: Sequence[Device]) -> Iterator[Ticket]:
     """Yield the tickets of other processes that could use one of the devices."""
     for ticket in tickets:
         could_use = any(ticket.could_use(device.uuid) for device in devices)

@@ -72,7 +72,7 @@ def path_to_write(ruled: Rules | None) -> str | None:
     Raises:
         RequestError: The user's file is invalid.
     """
-    user_setting = admin_rules.own_history()
+    user_setting = admin_rules.user_history_setting()
     setting = user_setting if user_setting is not None else ruled.history if ruled else None
     if setting is False:
         return None

@@ -248,17 +248,17 @@ SCRIPT_HEAD, EXEC = 4096, "'''exec' "  # bytes to read of a script; the start of
 COMMAND_LIMIT = 10_000  # maximum characters of a command: two paths of maximum length, and options
 # Whether users read this process's messages next to cells although no IPython runs in it. This is
 # so in JupyterLab's server, and in a kernel that has not started yet.
-is_beside_cells = False
+shows_cell_syntax = False
 
 
 def shell_line(line: str) -> str:
     """Return a shell command as users of this process type it: after `!` in a cell."""
     ipython = sys.modules.get("IPython.core.getipython")
-    is_in_cell = is_beside_cells or (ipython and ipython.get_ipython() is not None)
+    is_in_cell = shows_cell_syntax or (ipython and ipython.get_ipython() is not None)
     return f"!{line}" if is_in_cell else line
 
 
-def own_line(words: str, at: str = "") -> str:
+def command_line(words: str, at: str = "") -> str:
     """Return a `reserve-gpu` command as users of this process type it.
 
     Args:
@@ -266,10 +266,10 @@ def own_line(words: str, at: str = "") -> str:
         at: A prefix that runs the command on another machine, such as `ssh lab1 `. That machine
             finds `reserve-gpu` on its own PATH.
     """
-    return shell_line(f"{at}{PROGRAM if at else own_command()} {words}")
+    return shell_line(f"{at}{PROGRAM if at else program_command()} {words}")
 
 
-def own_command() -> str:
+def program_command() -> str:
     """Return the shell command that starts the `reserve-gpu` of this Python.
 
     The bare name works only if PATH leads to this Python's script. Jupyter also starts kernels of

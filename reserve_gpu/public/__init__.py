@@ -117,7 +117,9 @@ def kernel_of(holder: Holder, kernels: Mapping[int | str, str]) -> str | None:
         The program's name for the kernel, or None if the holder belongs to none of the kernels.
     """
     known: list[int | str] = [*procfs.lineage(holder.pid)] if holder.pid else []
-    if holder.record.kept_until is not None and (left := remote_release.left_of(holder)):
+    if holder.record.kept_until is not None and (
+        left := remote_release.kept_reservation_of(holder)
+    ):
         known.insert(0, left.connection_file)
     return next((kernels[each] for each in known if each in kernels), None)
 
@@ -143,7 +145,7 @@ def release(
     Raises:
         LockError: The lock directory can't be used.
     """
-    for reserved in (every := remote_release.of_user()):
+    for reserved in (every := remote_release.reservations_of_user()):
         holder = reserved.holder
         if pid in remote_release.pids_of(holder) and since in (None, holder.since):
             choice = remote_release.Choice(reserved, reserved.rows)
@@ -155,4 +157,4 @@ def release(
 
 def type_in_cells() -> None:
     """Show shell commands in the messages of this process as cells, such as `!ssh lab1`."""
-    errors.is_beside_cells = True
+    errors.shows_cell_syntax = True

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.model.devices import State
-from reserve_gpu.model.errors import own_line
+from reserve_gpu.model.errors import command_line
 from reserve_gpu.model.holders import DeviceStatus, Holder, Reserved
 from reserve_gpu.render import durations, layout, phrases, reservation_list
 from reserve_gpu.render.phrases import MARK, STRONG, TYPED, Line, listed
@@ -51,7 +51,7 @@ def yourself(
             (phrases.name_of(each.holder), STRONG),
             *reservation_list.idle(each, now),
             ": ",
-            (own_line(f"release {each.holder.pid}", at), TYPED),
+            (command_line(f"release {each.holder.pid}", at), TYPED),
         )
         for each in reservations[: phrases.NAMED_IDLE]
     ]

@@ -56,7 +56,7 @@ class Frontend(NamedTuple):
         wait = "--wait 5m" if self.is_for_program else "--wait"
         program, *rest = self.program.split()
         if program == errors.PROGRAM:
-            program = errors.own_command()
+            program = errors.program_command()
         words = [program, *rest, *_words(request), *([wait] if waits else [])]
         return " ".join([*words, *(["--", self.command] if self.command else [])])
 
@@ -86,11 +86,11 @@ def is_watched() -> bool:
     return bool(shell.get_parent().get("content", {}).get("allow_stdin"))
 
 
-def read_here(frontend: Frontend) -> Frontend:
+def for_this_process(frontend: Frontend) -> Frontend:
     """Return the frontend with `is_for_program` set for the reader of this process's output."""
     is_in_kernel = ipython_shell.has_kernel()
     is_person = is_watched() if is_in_kernel else bool(sys.stdin and sys.stdin.isatty())
-    return frontend._replace(is_for_program=not (is_person or errors.is_beside_cells))
+    return frontend._replace(is_for_program=not (is_person or errors.shows_cell_syntax))
 
 
 def _words(request: Request) -> Iterator[str]:

@@ -109,7 +109,7 @@ def kept(devices: Sequence[Device], until: float) -> str:
 # -- waits -----------------------------------------------------------------------------------------
 
 
-def asked(request: Request) -> str:
+def request_text(request: Request) -> str:
     """Return the request in words: `GPU0 and GPU1:0`, `2 GPUs of 16.0 GiB or more`."""
     text = "a GPU" if request.needed == 1 else f"{request.needed} GPUs"
     if request.devices:

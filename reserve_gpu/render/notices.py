@@ -20,7 +20,7 @@ from reserve_gpu.model.progress import Refusal
 from reserve_gpu.model.requests import Request, ReservationTerms, Rule, Size, Variables
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations, messages, phrases, reasons
-from reserve_gpu.render.frontends import MAGIC, Frontend, read_here
+from reserve_gpu.render.frontends import MAGIC, Frontend, for_this_process
 from reserve_gpu.render.messages import VARIABLE, pronoun
 from reserve_gpu.render.phrases import NOTEBOOK_LIMIT, labels, listed, named
 from reserve_gpu.system.forks import no_fork
@@ -144,7 +144,7 @@ def left_running(row: DeviceStatus) -> str:
         f"{row.label} is still in use by your own {noun} from before the restart: "
         f"{phrases.users(processes)}."
     )
-    if not pids or read_here(MAGIC).is_for_program:  # a program might kill a needed process
+    if not pids or for_this_process(MAGIC).is_for_program:  # a program might kill a needed process
         return text
     return f"{text} To free the memory, end {target}:\n{shell_line(f'kill {pids}')}"
 
@@ -375,7 +375,7 @@ class Refused(Refusal):
         fields = status.to_dict()
         return {
             **{name: fields[name] for name in ("time", "user", "devices")},
-            "asks": messages.asked(self.request),
+            "asks": messages.request_text(self.request),
             "first_free": first,
             "place": 1 + len(self.ahead) if waits else None,
             "retry_after_s": min(max(math.ceil(after_s), SOONEST_S), LATEST_S) if waits else None,
@@ -412,7 +412,7 @@ def _cause_of_impossible(request: Request, rows: Sequence[DeviceStatus]) -> str:
     of = "Of 1 GPU" if len(rows) == 1 else f"Of {len(rows)} GPUs"
     explains_all = ([Unfit.MEMORY], [Unfit.PART], [Unfit.MODEL])
     if fitting or [group[0].unfit for group in groups] not in explains_all:
-        text = messages.asked(request._replace(devices=()))
+        text = messages.request_text(request._replace(devices=()))
         of = f"{text.replace('a GPU', '1 GPU', 1)} can't be reserved here. {of}"
         be = phrases.be(len(fitting) or 1)
         causes.insert(0, f"{labels(fitting) if fitting else 'none'} {be} suitable")

@@ -338,7 +338,7 @@ def awaited(waiting: Waiting) -> str:
     time_ = f"{durations.duration(waiting.waited_s)} so far"
     if not math.isinf(waiting.limit_s):
         time_ += f" ({durations.time_limit(waiting.limit_s)} at most)"
-    return f"Waiting for {messages.asked(waiting.request)}: {place} in the queue, {time_}."
+    return f"Waiting for {messages.request_text(waiting.request)}: {place} in the queue, {time_}."
 
 
 def _owner(row: DeviceStatus, now: float) -> str:

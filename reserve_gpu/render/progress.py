@@ -71,7 +71,7 @@ class Live(AbstractContextManager["Live"]):
             self._show(news.waited_s, Frame(pictures.of_line(messages.slow(news)), Slow))
             return
         self.has_waited = True
-        self._show(news.waited_s, Frame(pictures.wait(news), stands(news)))
+        self._show(news.waited_s, Frame(pictures.wait(news), state_of(news)))
 
     def show_check(self, line: str, waited_s: float) -> None:
         """Show the progress of a check. A check takes only seconds, so a log gets no updates."""
@@ -87,7 +87,7 @@ class Live(AbstractContextManager["Live"]):
             self._screen.show(frame)
 
 
-def stands(waiting: Waiting) -> object:
+def state_of(waiting: Waiting) -> object:
     """Return the parts of a wait whose change is worth a line in a log."""
     return waiting.place, [(r.label, r.state, [h.pid for h in r.holders]) for r in waiting.rows]
 

@@ -21,9 +21,9 @@ NONE = "You hold no GPU on this machine."
 SIMPLE = r"[A-Za-z_][\w.-]*"  # a name that a shell accepts without quotes
 
 
-def without_sign() -> str:
+def missing_separator() -> str:
     """Return the error of a `join` command line without `--`."""
-    line = errors.own_line("join [WHICH] -- COMMAND ...")
+    line = errors.command_line("join [WHICH] -- COMMAND ...")
     return f"Put -- before the command, as in: {line}"
 
 
@@ -59,7 +59,7 @@ def line(reserved: Reserved, now: float) -> str:
     return f"{labels(reserved.rows)}  {phrases.plain(about)}"
 
 
-def which(every: Sequence[Reserved], command: str, now: float) -> str:
+def ambiguous(every: Sequence[Reserved], command: str, now: float) -> str:
     """Return the question which of several reservations the user means.
 
     Args:
@@ -71,7 +71,7 @@ def which(every: Sequence[Reserved], command: str, now: float) -> str:
     return "\n".join([f"There are {len(every)} reservations. Which one do you mean?", *lines])
 
 
-def no_such(word: str, every: Sequence[Reserved], command: str, now: float) -> str:
+def no_match(word: str, every: Sequence[Reserved], command: str, now: float) -> str:
     """Return the error of a name that matches no reservation, with a list of all reservations.
 
     Args:
@@ -83,13 +83,13 @@ def no_such(word: str, every: Sequence[Reserved], command: str, now: float) -> s
     host, colon, remote_name = word.partition(":")
     if colon and not names.is_name(word) and not command.startswith("%"):
         _, _, verb = command.rpartition(" ")
-        typed = errors.own_line(f"{verb} {remote_name}", f"ssh -t {host} ")
+        typed = errors.command_line(f"{verb} {remote_name}", f"ssh -t {host} ")
         return f"'{word}' is not on this machine. Type: {typed}"
     lines = [line(each, now) for each in every]
     return "\n".join([f"You don't hold '{word}'. You hold:", *lines] if lines else [NONE])
 
 
-def still_there(done: Sequence[Reserved], rows: Sequence[DeviceStatus]) -> list[str]:
+def still_in_use(done: Sequence[Reserved], rows: Sequence[DeviceStatus]) -> list[str]:
     """Return a line for each released device that is still in use, with its users.
 
     Args:
@@ -118,7 +118,7 @@ def released(
         frontend: The frontend that shows the message. A program gets no commands.
     """
     process, devices = phrases.name_of(reserved.holder), labels(reserved.rows)
-    typed = f"{errors.own_command()} release"
+    typed = f"{errors.program_command()} release"
     end = f"To end {process}:\n{typed} {name(reserved, every)} --end"
     by_pid = f"To release it by its pid:\n{typed} {reserved.holder.pid}"
     if frontend.is_for_program:
@@ -136,7 +136,7 @@ def released(
     }[answer]
 
 
-def unasked(reserved: Reserved, why: Answer, kill_after_s: float) -> str:
+def signal_warning(reserved: Reserved, why: Answer, kill_after_s: float) -> str:
     """Return the message before a process gets a signal, because it can't be asked to end.
 
     Args:

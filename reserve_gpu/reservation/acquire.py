@@ -13,7 +13,7 @@ from reserve_gpu.allocation.request import Deadline, idle_mib, rules
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, preferred_paths
-from reserve_gpu.locks.lock import myself
+from reserve_gpu.locks.lock import describe_this_process
 from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import Failure, ImpossibleError, NoFreeDeviceError, RequestError
 from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo
@@ -225,8 +225,8 @@ def _name_held_devices(held: Holding, request: Request) -> Request:
     joined process whose holder has gone keeps the devices that it has joined.
     """
     is_part = None not in (held.terms.memory_limit_mib, request.terms.memory_limit_mib)
-    has_lost_holder = held.joined is not None and joining.is_left(held)
-    devices = policy.kept(held.devices, request) if is_part or has_lost_holder else None
+    has_lost_holder = held.joined is not None and joining.has_lost_holder(held)
+    devices = policy.matching_held(held.devices, request) if is_part or has_lost_holder else None
     if not devices or request.devices:
         return request
     return request._replace(devices=tuple(d.number for d in devices), count=None)
@@ -310,7 +310,7 @@ def _failure(
     is_above = _is_above(session, context, denied)
     if not is_above:
         session.hide_if_unreserved()  # before the explanation, which may be slow and interrupted
-    rows = snapshot.explained(context.gpus, denied.rows, context.idle_mib)
+    rows = snapshot.add_processes(context.gpus, denied.rows, context.idle_mib)
     if is_above:
         environ = {name: context.inherited[name] for name in cuda_environment.CUDA}
         return Failure(notice.ReservedAbove(rows, environ))
@@ -326,7 +326,7 @@ def _failure(
             problems=context.rules.problems if context.rules else (),
             free=_free_alternatives(context, rows) if request.devices else (),
             siblings=_siblings(rows),
-            ahead=[t for t in denied.ahead if any(map(t.could_use, policy.wanted(rows)))],
+            ahead=[t for t in denied.ahead if any(map(t.could_use, policy.wanted_uuids(rows)))],
         )
     )
 
@@ -340,7 +340,7 @@ def _siblings(rows: Sequence[DeviceStatus]) -> set[int]:
     parent = os.getppid()
     if kernels_file() or parent == 1:  # init adopts unrelated orphans
         return set()
-    command = _command_without_numbers(myself())
+    command = _command_without_numbers(describe_this_process())
     holders = [each for row in rows for each in row.holders]
     pids = {
         each.listed_pid or 0
@@ -415,7 +415,7 @@ def _cautions(context: AttemptContext, granted: Granted) -> list[str]:
     ]
     path = context.locks.path
     if containers.is_any_private(preferred_paths(path)):
-        cautions.append(notice.private_directory(path, containers.how_to_bind(path)))
+        cautions.append(notice.private_directory(path, containers.bind_instruction(path)))
     return cautions
 
 
@@ -430,7 +430,7 @@ def _caution(context: AttemptContext, locked: LockedDevice) -> DeviceStatus:
         return row
     known_holders = (Holder(listed_pid=os.getpid()), *row.holders)
     listed = context.gpus.processes(locked.device)
-    processes = snapshot.identified(context.gpus, listed, known_holders)
+    processes = snapshot.identify_processes(context.gpus, listed, known_holders)
     # In a container, owners of processes may be unknown (None): they may be holders of parts.
     unreserved = (False,) if is_part else (False, None)
     others = tuple(process for process in processes if process.has_reserved in unreserved)

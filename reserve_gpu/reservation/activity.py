@@ -70,7 +70,7 @@ def _of_device(gpus: Nvml, device: Device, pids: Collection[int], since: float) 
     if not gpus.sees_all:  # the driver's pids may be those of another PID namespace
         return DeviceActivity(_is_above_zero(gauges.utilisation), share=share)
     is_listed = usage.compute is not None
-    is_own = {process.pid: procfs.is_below(process.pid, pids) for process in processes}
+    is_own = {process.pid: procfs.is_descendant(process.pid, pids) for process in processes}
     own_processes = [process for process in processes if is_own[process.pid]]
     sizes = [process.memory_mib for process in own_processes]
     mib = float(sum(size or 0 for size in sizes)) if is_listed and None not in sizes else None
@@ -79,7 +79,7 @@ def _of_device(gpus: Nvml, device: Device, pids: Collection[int], since: float) 
         shares = [
             percent
             for pid, percent in workers.items()
-            if (is_own[pid] if pid in is_own else procfs.is_below(pid, pids))
+            if (is_own[pid] if pid in is_own else procfs.is_descendant(pid, pids))
         ]
         return DeviceActivity(bool(shares), float(min(100, sum(shares))), mib, share)
     is_used = False if is_listed and not own_processes else _is_above_zero(gauges.utilisation)
@@ -128,5 +128,5 @@ def by_child(held: Holding) -> bool:
             readings = [] if is_part else map(gpus.usage, held.devices)
             return any(reading.compute or reading.mps for reading in readings)
         pids = {process.pid for device in held.devices for process in gpus.processes(device)}
-        return any(procfs.is_below(pid, {own_pid}) for pid in pids - {own_pid})
+        return any(procfs.is_descendant(pid, {own_pid}) for pid in pids - {own_pid})
     return procfs.has_descendants()

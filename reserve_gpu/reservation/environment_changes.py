@@ -126,14 +126,14 @@ def _memory_limits(held: Holding, inherited: Variables) -> tuple[dict[str, str],
     """Return the memory limits to set for the held devices, and notices about them."""
     if held.terms.memory_limit_mib is None:
         return {}, []
-    values = memory_caps.marked(held.devices, held.terms.memory_limit_mib, inherited)
+    values = memory_caps.marked_variables(held.devices, held.terms.memory_limit_mib, inherited)
     is_late = cuda_environment.cuda_started()
-    return values, cap_notices(
+    return values, memory_limit_notices(
         held.devices, held.terms.memory_limit_mib, inherited, values, is_late=is_late
     )
 
 
-def cap_notices(
+def memory_limit_notices(
     devices: Sequence[Device],
     memory_limit_mib: float,
     inherited: Variables,
@@ -159,7 +159,7 @@ def cap_notices(
     late = [notice.CAPS_ARE_LATE] if is_late else []
     lines = [
         notice.to_type(key, line)
-        for key, line in memory_caps.to_type(devices, memory_limit_mib).items()
+        for key, line in memory_caps.code_lines(devices, memory_limit_mib).items()
         if key in frameworks and key not in (user_limits if is_late else all_limits)
     ]
     return [*kept, *late, *lines]

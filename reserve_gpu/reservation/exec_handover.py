@@ -53,17 +53,19 @@ def offer(handover: Handover) -> None:
         lock.keep_over_exec()
     pid, _, began = procfs.stamp(os.getpid()).partition(" ")
     fields = {
-        "began": int(began) if began else None,  # must be first, because procfs.held_by reads it
+        "began": int(began)
+        if began
+        else None,  # must be first, because procfs.reservation_pid reads it
         "before": dict(handover.changes.before),
         "written": dict(handover.changes.written),
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
         **handover.facts,
-        **described(handover.held),
+        **serialize(handover.held),
     }
     os.environ[settings.HELD] = f"{pid} {json.dumps(fields)}"
 
 
-def described(held: Holding) -> dict[str, Any]:
+def serialize(held: Holding) -> dict[str, Any]:
     """Return the reservation as values that JSON can represent."""
     locks = [held.locks[device.uuid] for device in held.devices]
     return {
@@ -77,7 +79,9 @@ def described(held: Holding) -> dict[str, Any]:
     }
 
 
-def follow(module: str, held: Holding, about: Mapping[str, Any], open_files: Sequence[int]) -> None:
+def start_follower(
+    module: str, held: Holding, about: Mapping[str, Any], open_files: Sequence[int]
+) -> None:
     """Start a process that runs `main` of a module, and monitors this process after its exec.
 
     Args:
@@ -90,19 +94,19 @@ def follow(module: str, held: Holding, about: Mapping[str, Any], open_files: Seq
         OSError: The process can't be started.
     """
     with files.pidfd(os.getpid()) as process:
-        data = {"pid": os.getpid(), "process": process, **about, **described(held)}
-        subprocesses.leave_to(module, data, (*open_files, process))
+        data = {"pid": os.getpid(), "process": process, **about, **serialize(held)}
+        subprocesses.start_background_module(module, data, (*open_files, process))
 
 
-def are_locked(about: Mapping[str, Any]) -> bool:
+def are_still_locked(about: Mapping[str, Any]) -> bool:
     """Return whether the monitored process, or a process that it started, holds all the locks."""
     names = [os.path.basename(name) for _, name, _ in about["locks"]]
     with LockDirectory() as directory:
         return directory.are_listed(names, about["pid"])
 
 
-def held_of(fields: Mapping[str, Any]) -> Holding:
-    """Return the reservation that `described` has serialized, without its locks.
+def deserialize(fields: Mapping[str, Any]) -> Holding:
+    """Return the reservation that `serialize` has serialized, without its locks.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: The data is invalid.
@@ -126,7 +130,7 @@ def received() -> Handover | None:
     pid and the start time of this process.
     """
     value = os.environ.get(settings.HELD, "")
-    if procfs.held_by() != os.getpid():
+    if procfs.reservation_pid() != os.getpid():
         return None
     try:
         handover = _checked(untrusted.parsed(value.partition(" ")[2], LIMIT))
@@ -144,7 +148,7 @@ def _checked(fields: dict[str, Any]) -> Handover | None:
     owned, taken = fields.get("owned", missing), fields.get("taken", missing)
     entries = zip(fields["locks"], owned, taken, strict=True)
     locks = (_adopted_with_record(lock, record, since) for lock, record, since in entries)
-    held = held_of(fields).with_locks(locks)
+    held = deserialize(fields).with_locks(locks)
     if held is None:
         return None
     changes = cuda_environment.Changes(_variables(fields["before"]), _variables(fields["written"]))

@@ -202,7 +202,7 @@ def _in_cells() -> bool:
 # Features are called in this order. The history precedes the lease, which reuses its check of use.
 FEATURES = (
     FeatureRow("features.job.job_end", "Job", lambda: not JOBS.isdisjoint(os.environ)),
-    FeatureRow("features.history.journal", "History", settings.may_keep_history),
+    FeatureRow("features.history.journal", "History", settings.may_have_history),
     FeatureRow(
         "features.lease.timer",
         "LeaseTimer",

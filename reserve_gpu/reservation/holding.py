@@ -88,7 +88,7 @@ class Holding(NamedTuple):
         request for whole devices.
         """
         is_part, requests_part = self.terms.size is not None, request.terms.size is not None
-        if is_part is not requests_part or not policy.kept(self.devices, request):
+        if is_part is not requests_part or not policy.matching_held(self.devices, request):
             return None
         return self.since
 
@@ -173,11 +173,11 @@ class Holding(NamedTuple):
             )
         path = old.path if old.held() else None
         if not isinstance(new, Lock):
-            raise notice.lost(device, path, [procfs.with_user(new)])
+            raise notice.lost(device, path, [procfs.with_owner(new)])
         sharers = without_joined(directory.sharers_of(device.uuid, [new.name]), [old.since])
         if not self._has_room(device, sharers):
             new.release()
-            raise notice.lost(device, path, list(map(procfs.with_user, sharers)))
+            raise notice.lost(device, path, list(map(procfs.with_owner, sharers)))
         held = self._replace(locks={**self.locks, device.uuid: new})
         return held, notice.locked_anew(device, path)
 

@@ -15,10 +15,10 @@ from reserve_gpu.allocation import quota
 from reserve_gpu.allocation.request import rules
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, LockDirectory
-from reserve_gpu.locks.holders import has_joined_own, place_of_host
+from reserve_gpu.locks.holders import has_joined_reservation, host_index
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
-from reserve_gpu.model.errors import LockError, RequestError, own_line
+from reserve_gpu.model.errors import LockError, RequestError, command_line
 from reserve_gpu.model.requests import NO_LEASE, Lease, ReservationTerms
 from reserve_gpu.render.notices import HAS_GONE, TIME_IS_OVER
 from reserve_gpu.reservation.holding import Holding, Joined
@@ -51,7 +51,7 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
         holders = directory.holders_of(device.uuid)
         key = host.record.since, host.pid
         if not any((each.record.since, each.pid) == key for each in holders):
-            raise RequestError(f"{HAS_GONE} {own_line('list')}")
+            raise RequestError(f"{HAS_GONE} {command_line('list')}")
     host, now = reserved.holder, procfs.now()
     taken = {device: _reserved_at(host, now) for device, host in host_of.items()}
     since = min(taken.values(), key=lambda instant: instant.boot)
@@ -114,7 +114,7 @@ def own_pids(held: Holding) -> set[int]:
             holder
             for device in held.devices
             for holder in directory.listed_own_sharers_of(device.uuid)
-            if has_joined_own(holder, [held.locks[device.uuid].since])
+            if has_joined_reservation(holder, [held.locks[device.uuid].since])
         ]
         return {os.getpid(), *(holder.listed_pid for holder in holders if holder.listed_pid)}
     return {os.getpid()}
@@ -143,7 +143,7 @@ def prolonged(held: Holding) -> Holding | None:
     return None
 
 
-def is_left(held: Holding) -> bool:
+def has_lost_holder(held: Holding) -> bool:
     """Return whether the holder that this process has joined no longer holds the devices.
 
     Args:
@@ -161,6 +161,6 @@ def _hosts(held: Holding, directory: LockDirectory) -> list[Holder | None]:
     hosts: list[Holder | None] = []
     for device, since in zip(held.devices, held.joined.of if held.joined else (), strict=False):
         holders = directory.holders_of(device.uuid)
-        index = place_of_host(since, os.geteuid(), holders)
+        index = host_index(since, os.geteuid(), holders)
         hosts.append(None if index is None else holders[index])
     return hosts

@@ -57,7 +57,7 @@ class Choice(NamedTuple):
 # -- identifying the process -----------------------------------------------------------------------
 
 
-def of_user() -> list[Reserved]:
+def reservations_of_user() -> list[Reserved]:
     """Return this user's reservations on this machine.
 
     Raises:
@@ -66,7 +66,7 @@ def of_user() -> list[Reserved]:
     return [identified(each) for each in _listed() if snapshot.is_own(each.holder)]
 
 
-def of_anybody() -> list[Reserved]:
+def all_reservations() -> list[Reserved]:
     """Return all users' reservations that /proc/locks lists.
 
     Raises:
@@ -90,8 +90,12 @@ def identified(reserved: Reserved) -> Reserved:
         reserved: The reservation of another process.
     """
     holder = reserved.holder
-    pid, process, is_kept = holder.listed_pid or 0, holder.record.who, left_of(holder) is not None
-    began, words = procfs.began_boot(pid), process_identity.texts(pid, "cmdline")
+    pid, process, is_kept = (
+        holder.listed_pid or 0,
+        holder.record.who,
+        kept_reservation_of(holder) is not None,
+    )
+    began, words = procfs.start_time_boot(pid), process_identity.read_texts(pid, "cmdline")
     if not has_own_record(holder):
         path = process_identity.session_name(process_identity.environ_of(pid))
         notebook = os.path.basename(path)[: untrusted.TEXT_LIMIT]
@@ -116,18 +120,18 @@ def pids_of(holder: Holder) -> set[int | None]:
     During a kernel's restart, these are the pids of the kernel and of its lock keeper, because
     the status shows the kernel first and the lock keeper later.
     """
-    left = left_of(holder)
+    left = kept_reservation_of(holder)
     return {holder.listed_pid, *((left.lock_keeper, left.kernel) if left else ())} - {None}
 
 
-def left_of(holder: Holder) -> restart_handover.Left | None:
+def kept_reservation_of(holder: Holder) -> restart_handover.KeptReservation | None:
     """Return the reservation that is kept for the restart of the holder's kernel, or None.
 
     The lock keeper must hold the lock on the holder's file, because the kernel's pid alone may
     belong to another process by now.
     """
     pid, files = holder.listed_pid, {holder.file or ""}
-    kept = restart_handover.all_left(uid=procfs.uid_of(pid or 0))
+    kept = restart_handover.kept_reservations(uid=procfs.uid_of(pid or 0))
     matches = (left for left in kept if pid in (left.lock_keeper, left.kernel))
     return next((left for left in matches if _has_locked(left.lock_keeper, files)), None)
 
@@ -155,7 +159,7 @@ def is_proven(reserved: Reserved, row: DeviceStatus) -> bool:
     visible = environ.get(cuda_environment.VISIBLE, "").split(",")
     return (
         _owners(_files_of(reserved, [row])) <= {ROOT, procfs.uid_of(pid)}
-        or any(procfs.is_below(process.pid, {pid}) for process in row.processes)
+        or any(procfs.is_descendant(process.pid, {pid}) for process in row.processes)
         or (environ.get(cuda_environment.ORDER) == "PCI_BUS_ID" and device.entry in visible)
     )
 
@@ -228,11 +232,11 @@ def release(
     Returns:
         The answer of the process, or what happened to it.
     """
-    left = left_of(choice.reserved.holder)
+    left = kept_reservation_of(choice.reserved.holder)
     if (
         left
         and not choice.is_unproven
-        and restart_handover.end(left, procfs.uid_of(left.lock_keeper))
+        and restart_handover.end_lock_keeper(left, procfs.uid_of(left.lock_keeper))
     ):
         return Answer.RELEASED
     # The kernel of a reservation that is kept for a restart has already ended.
@@ -297,7 +301,7 @@ def _is_same(choice: Choice, pidfd: int) -> bool:
     the PID namespace of /proc.
     """
     pid = choice.reserved.holder.listed_pid or 0
-    if procfs.began_boot(pid) != choice.reserved.began_boot:
+    if procfs.start_time_boot(pid) != choice.reserved.began_boot:
         return False
     with suppress(OSError), open(f"/proc/self/fdinfo/{pidfd}", encoding="utf-8") as info:
         return f"Pid:\t{pid}\n" in info

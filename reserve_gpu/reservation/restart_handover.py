@@ -48,7 +48,7 @@ ENDS_S = 2.0  # seconds for a killed lock keeper, or an ending kernel, to free i
 POLL_S = 0.01  # seconds between two attempts to lock a file
 
 
-class Left(NamedTuple):
+class KeptReservation(NamedTuple):
     """A reservation that a kernel has left to a lock keeper for the next kernel.
 
     Attributes:
@@ -80,7 +80,7 @@ class Left(NamedTuple):
         return self.kernel_stamp is None or procfs.stamp(pid) in (self.kernel_stamp, str(pid))
 
 
-def leave(owner: Owner, connection_file: str, seconds: float) -> None:
+def leave_to_lock_keeper(owner: Owner, connection_file: str, seconds: float) -> None:
     """Leave the reservation to a lock keeper, unless the reservation is overdue.
 
     Args:
@@ -94,7 +94,7 @@ def leave(owner: Owner, connection_file: str, seconds: float) -> None:
         LockError: The lock directory can't be used.
     """
     held = owner.held
-    if held is None or held.overdue is not None or (held.joined and joining.is_left(held)):
+    if held is None or held.overdue is not None or (held.joined and joining.has_lost_holder(held)):
         return
     now = procfs.now()
     until = min(now.wall + seconds, held.lease.at(now).until or inf)
@@ -108,11 +108,11 @@ def leave(owner: Owner, connection_file: str, seconds: float) -> None:
         "directory": os.path.dirname(locks[0].path),
         "since": [lock.taken.wall for lock in locks],
         "since_boot": [lock.taken.boot for lock in locks],
-        **exec_handover.described(held),
+        **exec_handover.serialize(held),
     }
     descriptors = [each.descriptor for lock in locks for each in (lock, lock.owned) if each]
     words = [*lock_keeper.WORDS, connection_file, repr(end.wall - now.wall)]
-    subprocesses.leave(words, descriptors, {lock_keeper.LEFT: json.dumps(data)})
+    subprocesses.start_background(words, descriptors, {lock_keeper.LEFT: json.dumps(data)})
     owner.set_holding(held._replace(kept_until=end.wall))
 
 
@@ -129,7 +129,7 @@ def take_over(owner: Owner, connection_file: str | None) -> list[str]:
     Raises:
         LockError: The lock directory can't be used.
     """
-    for left in all_left(connection_file) if connection_file and not owner.held else ():
+    for left in kept_reservations(connection_file) if connection_file and not owner.held else ():
         with LockDirectory() as directory:
             if left.directory != directory.path or cuda_environment.cuda_started():
                 continue
@@ -141,7 +141,7 @@ def take_over(owner: Owner, connection_file: str | None) -> list[str]:
     return []
 
 
-def _cautions(held: Holding | None, left: Left) -> list[str]:
+def _cautions(held: Holding | None, left: KeptReservation) -> list[str]:
     """Return warnings about processes that use the kept devices without a reservation.
 
     Args:
@@ -159,11 +159,11 @@ def _cautions(held: Holding | None, left: Left) -> list[str]:
 
 
 def _users(
-    gpus: Nvml, device: Place, listed: Mapping[Place, Sequence[Process]], left: Left
+    gpus: Nvml, device: Place, listed: Mapping[Place, Sequence[Process]], left: KeptReservation
 ) -> Iterator[str]:
     """Yield notices about this user's and other users' processes on a device."""
     processes = [process for process in listed[device] if not left.is_of(process.pid)]
-    known = snapshot.identified(gpus, processes, [Holder(listed_pid=os.getpid())])
+    known = snapshot.identify_processes(gpus, processes, [Holder(listed_pid=os.getpid())])
     unreserved = [process for process in known if not process.has_reserved]
     own_processes = tuple(p for p in unreserved if procfs.uid_of(p.pid) == os.geteuid())
     others = tuple(p for p in unreserved if p not in own_processes)
@@ -174,7 +174,9 @@ def _users(
         yield used_by_others(row._replace(processes=others))
 
 
-def all_left(connection_file: str | None = None, uid: int | None = None) -> Iterator[Left]:
+def kept_reservations(
+    connection_file: str | None = None, uid: int | None = None
+) -> Iterator[KeptReservation]:
     """Yield the reservations that lock keepers of this user hold.
 
     Args:
@@ -188,7 +190,7 @@ def all_left(connection_file: str | None = None, uid: int | None = None) -> Iter
                 yield _read(pid, arguments[0])
 
 
-def _take_from_keeper(left: Left, directory: LockDirectory) -> Holding | None:
+def _take_from_keeper(left: KeptReservation, directory: LockDirectory) -> Holding | None:
     """End the lock keeper and take its locks. The caller must hold the mutex.
 
     The result is None if the lock keeper no longer holds the locks, because the kernel has released
@@ -196,12 +198,12 @@ def _take_from_keeper(left: Left, directory: LockDirectory) -> Holding | None:
     """
     statuses = [files.status_of(directory.descriptor, name) for name, _ in left.names]
     is_kept = all(status and procfs.has_locked(left.lock_keeper, status) for status in statuses)
-    if not end(left) or not is_kept:
+    if not end_lock_keeper(left) or not is_kept:
         return None
     return left.held.with_locks(_acquire(directory, name, taken) for name, taken in left.names)
 
 
-def end(left: Left, uid: int | None = None) -> bool:
+def end_lock_keeper(left: KeptReservation, uid: int | None = None) -> bool:
     """End a lock keeper, which frees its locks, and return whether it was running.
 
     Args:
@@ -221,7 +223,7 @@ def _acquire(directory: LockDirectory, name: str, taken: Instant) -> Lock | None
     return executor.wait_for(lambda: directory.acquire_again(name, taken), ENDS_S, POLL_S)
 
 
-def _read(pid: int, connection_file: str) -> Left:
+def _read(pid: int, connection_file: str) -> KeptReservation:
     """Read the reservation that a lock keeper holds.
 
     Raises:
@@ -242,7 +244,7 @@ def _read(pid: int, connection_file: str) -> Left:
         for wall, boot in zip(fields["since"], boots, strict=True)
     )
     until, until_boot = untrusted.number(fields["until"]), fields.get("until_boot")
-    return Left(
+    return KeptReservation(
         lock_keeper=pid,
         kernel=untrusted.pid(fields["kernel"]),
         kernel_stamp=untrusted.Fields(fields).text("kernel_stamp"),
@@ -250,5 +252,5 @@ def _read(pid: int, connection_file: str) -> Left:
         until=until + now.clock_set_s(until, until_boot and untrusted.number(until_boot)),
         directory=untrusted.text(fields["directory"], LIMIT),
         names=tuple(zip(names, taken, strict=True)),
-        held=exec_handover.held_of(fields),
+        held=exec_handover.deserialize(fields),
     )

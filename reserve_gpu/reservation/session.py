@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu.allocation import policy
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.locks.lock import myself
+from reserve_gpu.locks.lock import describe_this_process
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.model.holders import Record
@@ -178,7 +178,7 @@ class Session(Executor):
     @property
     def is_nested(self) -> bool:
         """Return whether the caller is a signal handler that interrupted a call or a cell start."""
-        return super().is_nested or executor.is_mine(cells().quiet)
+        return super().is_nested or executor.is_lock_held(cells().quiet)
 
     def load(self, terms: ReservationTerms | None = None) -> None:
         """Import the modules that a reservation needs, on the caller's thread.
@@ -257,12 +257,12 @@ class Session(Executor):
             LockError: The lock directory can't be used.
         """
         held = self.held
-        if held and held.joined and joining.is_left(held):
+        if held and held.joined and joining.has_lost_holder(held):
             held = None  # the holder has gone, so this process makes a reservation of its own
         is_longer = request.terms.lease.has_end  # a joined process can't extend its holder's lease
         if held and held.joined and (is_longer or not _matches(held, request)):
             raise notice.has_joined(held.devices, held.joined.name)
-        devices = held and policy.kept(held.devices, request)
+        devices = held and policy.matching_held(held.devices, request)
         if not (held and devices):
             return None
         request = request.on(devices)
@@ -443,7 +443,7 @@ class Session(Executor):
         try:
             notices = self.renew(BRIEF_LIMIT_S)
             held = self.held
-            if held and held.joined and joining.is_left(held):
+            if held and held.joined and joining.has_lost_holder(held):
                 notices.append(notice.left_alone(held.devices, held.joined.name))
         except LockError as error:
             notices = [str(error)]
@@ -535,7 +535,7 @@ class Session(Executor):
     def _sign(self, held: Holding) -> None:
         """Write this process and the terms of the reservation into the lock files."""
         visible = cuda_environment.variables(held.devices)[cuda_environment.VISIBLE]
-        process = myself()
+        process = describe_this_process()
         self._signed = process.notebook, time.monotonic() + SIGN_S
         record = Record(
             process,
@@ -601,7 +601,7 @@ class Session(Executor):
 
     def adopt(self) -> None:
         """Take over the reservation that this process held before its exec. Runs only once."""
-        if procfs.held_by() == os.getpid():
+        if procfs.reservation_pid() == os.getpid():
             with no_fork:
                 from reserve_gpu.reservation import exec_handover
 
@@ -637,6 +637,6 @@ def session() -> Session:
 
 def _matches(held: Holding, request: Request) -> bool:
     """Return whether the request is for exactly the held devices and the held part of them."""
-    devices = policy.kept(held.devices, request)
+    devices = policy.matching_held(held.devices, request)
     memory_limit_mib = request.on(held.devices).terms.memory_limit_mib
     return tuple(devices or ()) == held.devices and held.terms.memory_limit_mib == memory_limit_mib

@@ -13,7 +13,7 @@ from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import DriverError, LockError
-from reserve_gpu.render.frontends import PYTHON, read_here
+from reserve_gpu.render.frontends import PYTHON, for_this_process
 from reserve_gpu.render.status_view import Status
 from reserve_gpu.reservation import feature
 from reserve_gpu.reservation.session import session
@@ -36,10 +36,10 @@ def status() -> Status:
     Raises:
         DriverError: The driver can't be used.
     """
-    return look()
+    return read_status()
 
 
-def look(show: Callable[[Progress], object] = lambda _: None) -> Status:
+def read_status(show: Callable[[Progress], object] = lambda _: None) -> Status:
     """Read the status of the machine, for any front end.
 
     Args:
@@ -48,8 +48,8 @@ def look(show: Callable[[Progress], object] = lambda _: None) -> Status:
     Raises:
         DriverError: The driver can't be used.
     """
-    with looking(show) as read_status:
-        return read_status()
+    with status_reader(show) as read:
+        return read()
 
 
 def reserved_rows() -> tuple[DeviceStatus, ...]:
@@ -68,7 +68,9 @@ def reserved_rows() -> tuple[DeviceStatus, ...]:
 
 
 @contextmanager
-def looking(show: Callable[[Progress], object] = lambda _: None) -> Iterator[Callable[[], Status]]:
+def status_reader(
+    show: Callable[[Progress], object] = lambda _: None,
+) -> Iterator[Callable[[], Status]]:
     """Yield a function that reads the status of the machine in one NVML session.
 
     After a reading that failed or that found a broken device, the next call starts a new NVML
@@ -80,7 +82,7 @@ def looking(show: Callable[[Progress], object] = lambda _: None) -> Iterator[Cal
     with ExitStack() as nvml_session:
         gpus: Nvml | None = None
 
-        def read_status() -> Status:
+        def read_once() -> Status:
             nonlocal gpus
             visible = session().variables.inherited()[cuda_environment.VISIBLE]
             if gpus is None:
@@ -102,12 +104,12 @@ def looking(show: Callable[[Progress], object] = lambda _: None) -> Iterator[Cal
                 is_above=visible is not None and _is_above(machine.rows),
                 is_late=cuda_environment.cuda_started(),
                 user=procfs.user_of(os.getpid()),
-                frontend=read_here(PYTHON),
+                frontend=for_this_process(PYTHON),
             )
 
         def read_on_another_thread() -> Status:
             feature.load_for_reading()
-            return executor.apart(read_status, show=show)
+            return executor.run_on_new_thread(read_once, show=show)
 
         yield read_on_another_thread
 

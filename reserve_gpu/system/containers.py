@@ -86,11 +86,11 @@ def container() -> str | None:
 def _container(mounts: Iterable[Mount]) -> str | None:
     has_own_pids = procfs.pid_namespace() not in (None, procfs.INITIAL_PID_NAMESPACE)
     files = [path for path in (*FILES, *FILES_OF_IMAGES) if os.path.lexists(path)]
-    runtime = kind(os.environ, files, nearest_mount("/", mounts).file_system)
+    runtime = detect_runtime(os.environ, files, nearest_mount("/", mounts).file_system)
     return runtime or (UNKNOWN if has_own_pids and not procfs.is_wsl() else None)
 
 
-def how_to_bind(path: str) -> str:
+def bind_instruction(path: str) -> str:
     """Return an instruction for making the host's lock directory visible in this container.
 
     Args:
@@ -104,7 +104,7 @@ def how_to_bind(path: str) -> str:
     return instruction if is_complete else f"{instruction}, and set {variable} in it"
 
 
-def kind(environ: Mapping[str, str], files: Collection[str], root: str) -> str | None:
+def detect_runtime(environ: Mapping[str, str], files: Collection[str], root: str) -> str | None:
     """Return the runtime of a container, or None without any sign of a container.
 
     Args:
@@ -134,7 +134,7 @@ def is_any_private(paths: Iterable[str]) -> bool:
 
 
 def _is_private(path: str, mounts: Iterable[Mount]) -> bool:
-    if not is_own(path, mounts):
+    if not is_private(path, mounts):
         return False
     if procfs.pid_namespace() == procfs.INITIAL_PID_NAMESPACE:
         with suppress(OSError):  # only root can read /proc/1/root
@@ -142,7 +142,7 @@ def _is_private(path: str, mounts: Iterable[Mount]) -> bool:
     return True
 
 
-def is_own(path: str, mounts: Iterable[Mount]) -> bool:
+def is_private(path: str, mounts: Iterable[Mount]) -> bool:
     """Return whether a directory is on a file system that is private to this container.
 
     A container's root and its temporary file systems are private. A directory that is bound into

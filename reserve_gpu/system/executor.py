@@ -186,7 +186,7 @@ class Executor:
         These operations are a call of this package, an import, and a fork.
         """
         pending = self._calls_of(threading.get_ident())
-        return any(call.is_awaited for call in pending) or is_mine(no_fork)
+        return any(call.is_awaited for call in pending) or is_lock_held(no_fork)
 
     def _calls_of(self, thread: int) -> list[Call[Any]]:
         """Return the unfinished calls that a thread has requested."""
@@ -359,7 +359,7 @@ def start(function: Callable[[Unpack[Ts]], object], *arguments: Unpack[Ts]) -> N
         raise NoThreadError(NO_THREAD) from error
 
 
-def apart(
+def run_on_new_thread(
     function: Callable[[Unpack[Ts]], T],
     *arguments: Unpack[Ts],
     show: Callable[[Any], object] = lambda _: None,
@@ -379,12 +379,12 @@ def apart(
         NoThreadError: No thread can be started.
         Exception: The function raised it.
     """
-    if is_mine(no_fork):
+    if is_lock_held(no_fork):
         return function(*arguments)
     return Executor(lambda: None).run(function, *arguments, show=show)
 
 
-def tell(progress: Any) -> None:
+def report_progress(progress: Any) -> None:
     """Report progress to the caller of the call that this thread makes, if there is one."""
     if _local.call:
         _local.call.tell(progress)
@@ -398,7 +398,7 @@ def caller() -> int:
     return _local.call.caller if _local.call else threading.get_ident()
 
 
-def is_mine(lock: Any) -> bool:
+def is_lock_held(lock: Any) -> bool:
     """Return whether the current thread holds an RLock."""
     return bool(lock._is_owned())  # noqa: SLF001 - threading.Condition uses it as well
 

@@ -32,7 +32,7 @@ def connection_file(words: Sequence[str] = ()) -> str | None:
         words: The command line of the kernel that this process becomes by exec, if any.
     """
     path = _connection_file(words)
-    return path and (started().get("id") or path)
+    return path and (remote_description().get("id") or path)
 
 
 def _connection_file(words: Sequence[str]) -> str | None:
@@ -46,7 +46,7 @@ def _connection_file(words: Sequence[str]) -> str | None:
     return os.path.abspath(path) if path else None
 
 
-def started() -> dict[str, str]:
+def remote_description() -> dict[str, str]:
     """Return the description of this kernel, written by the machine that started it by ssh.
 
     The description comes from RESERVE_GPU_STARTED. The field `id` identifies the kernel across
@@ -68,14 +68,14 @@ def started() -> dict[str, str]:
     return {}
 
 
-def as_started(fields: Mapping[str, str]) -> str:
+def encode_description(fields: Mapping[str, str]) -> str:
     """Return the value of RESERVE_GPU_STARTED that describes a kernel with these fields."""
     return json.dumps(dict(fields)).encode().hex()
 
 
 def origin() -> str | None:
     """Return the machine that started this kernel by ssh, or None if it was started locally."""
-    return started().get("machine")
+    return remote_description().get("machine")
 
 
 # -- the cells -------------------------------------------------------------------------------------

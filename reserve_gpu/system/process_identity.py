@@ -34,7 +34,7 @@ def own_command() -> str | None:
     return command(words, working_directory())
 
 
-def call_it(name: str) -> None:
+def set_name(name: str) -> None:
     """Set the name that is displayed for this process instead of its command."""
     global _name
     _name = sanitize(name, NAME_LIMIT)
@@ -102,10 +102,10 @@ def session_name(environ: Mapping[str, str]) -> str:
 
 def environ_of(pid: int) -> dict[str, str]:
     """Return a process's initial environment variables; empty if they can't be read."""
-    return dict(text.partition("=")[::2] for text in texts(pid, "environ"))
+    return dict(text.partition("=")[::2] for text in read_texts(pid, "environ"))
 
 
-def texts(pid: int, name: str) -> list[str]:
+def read_texts(pid: int, name: str) -> list[str]:
     """Return the initial command line or environment of a process; empty if it can't be read.
 
     Args:

@@ -98,7 +98,7 @@ def machine_name() -> str:
     return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "?")
 
 
-def is_here(name: str) -> bool:
+def is_local_host(name: str) -> bool:
     """Return whether a host name names this machine."""
     host = machine_name()
     return name in {host, host.partition(".")[0], "localhost"}
@@ -161,7 +161,7 @@ def user_name(uid: int) -> str:
     return entry.pw_name if entry else f"uid {uid}"
 
 
-def with_user(holder: Holder) -> Holder:
+def with_owner(holder: Holder) -> Holder:
     """Return the holder with its owner as the operating system reports it.
 
     The owner in the lock file's record is not trusted. The lookup is a separate step, because a
@@ -334,13 +334,13 @@ def lineage(pid: int) -> list[int]:
     return line
 
 
-def began(pid: int) -> float | None:
+def start_time(pid: int) -> float | None:
     """Return a process's start time in seconds since the epoch, or None if it has ended."""
-    start, (wall, boot) = began_boot(pid), now()
+    start, (wall, boot) = start_time_boot(pid), now()
     return None if start is None else wall - boot + start
 
 
-def began_boot(pid: int) -> float | None:
+def start_time_boot(pid: int) -> float | None:
     """Return a process's start time in seconds since boot, or None if it has ended."""
     stat = _stat(pid)
     return None if stat is None else stat[2] / os.sysconf("SC_CLK_TCK")
@@ -370,7 +370,7 @@ def children() -> list[str]:
 def has_descendants() -> bool:
     """Return whether any other process descends from this one, or belongs to its session."""
     this_pid = os.getpid()
-    return any(is_below(pid, {this_pid}) for pid in map(int, _pids()) if pid != this_pid)
+    return any(is_descendant(pid, {this_pid}) for pid in map(int, _pids()) if pid != this_pid)
 
 
 def _pids() -> list[str]:
@@ -379,7 +379,7 @@ def _pids() -> list[str]:
     return []
 
 
-def is_below(pid: int, pids: Collection[int | None]) -> bool:
+def is_descendant(pid: int, pids: Collection[int | None]) -> bool:
     """Return whether a process is, or descends from, one of these processes; this is slow.
 
     A process also counts if one of them leads its session (setsid(2)). After the shell of
@@ -394,18 +394,22 @@ def is_below(pid: int, pids: Collection[int | None]) -> bool:
     return any(each in pids for each in lineage(pid))
 
 
-def with_uses(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[Holder, ...]:
+def with_memory_use(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[Holder, ...]:
     """Return the holders of a device with the memory that their processes use on it.
 
     Args:
         holders: The holders of the device.
         processes: All processes that use the device.
     """
-    used = uses(processes, {holder.listed_pid for holder in holders if holder.listed_pid})
+    used = memory_by_process(
+        processes, {holder.listed_pid for holder in holders if holder.listed_pid}
+    )
     return tuple(holder._replace(used_mib=used.get(holder.listed_pid or 0)) for holder in holders)
 
 
-def uses(processes: Sequence[Process], pids: Collection[int]) -> dict[int, float | None]:
+def memory_by_process(
+    processes: Sequence[Process], pids: Collection[int]
+) -> dict[int, float | None]:
     """Return the memory of a device that each process and its descendants use, in MiB.
 
     Args:
@@ -431,7 +435,7 @@ def ancestors() -> set[int]:
     They include a `reserve-gpu run` even if an intermediate process has ended, as under tmux,
     because the inherited variable RESERVE_GPU_HELD contains its pid.
     """
-    return {held_by(), *lineage(os.getpid())} - {0}
+    return {reservation_pid(), *lineage(os.getpid())} - {0}
 
 
 def multiprocessing_parent() -> int | None:
@@ -441,19 +445,19 @@ def multiprocessing_parent() -> int | None:
     return parent.pid if parent else None
 
 
-def identified(process: Process) -> Process:
+def with_identity(process: Process) -> Process:
     """Return the process with its user and command, as far as they can be read."""
     if (stat := _stat(process.pid)) is None:
         return process
     name = command(_words(process.pid)) or stat[0]
     process = process._replace(user=user_of(process.pid), command=name)
     if stat[3]:
-        parent = identified(process._replace(pid=stat[1], command="a process"))
+        parent = with_identity(process._replace(pid=stat[1], command="a process"))
         return process._replace(zombie_of=f"{parent.command} (pid {parent.pid})")
     return process
 
 
-def held_by() -> int:
+def reservation_pid() -> int:
     """Return the pid of the process whose reservation $RESERVE_GPU_HELD describes, or 0.
 
     The start time in the variable distinguishes the process from a later one with the same pid.

@@ -16,7 +16,7 @@ CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
 CONFIG = "RESERVE_GPU_CONFIG"
 HISTORY = "RESERVE_GPU_HISTORY"
 AGENT = "RESERVE_GPU_AGENT"  # name of a program that requests GPUs on behalf of its user
-# The result of `jupyter_kernel.started` for a kernel that was started by ssh. It is JSON, encoded
+# The result of `jupyter_kernel.remote_description` for a kernel that was started by ssh. It is JSON, encoded
 # in hexadecimal digits, because shells do not change these.
 STARTED = "RESERVE_GPU_STARTED"
 # The pid and start time (`procfs.stamp`) of a kernel that runs in a job of its own. In other
@@ -60,7 +60,7 @@ def history_directory() -> str:
     return os.environ.get(HISTORY) or HISTORY_DIRECTORY
 
 
-def may_keep_history() -> bool:
+def may_have_history() -> bool:
     """Return whether a history may be enabled: a configuration or history file exists.
 
     Every reservation calls this, and usually there is no such file. So this function imports no

@@ -94,7 +94,7 @@ class ProcessEnd:
         _start(lambda: self.call(say))
 
 
-def of_this_process() -> ProcessEnd:
+def process_end() -> ProcessEnd:
     """Return this process's `ProcessEnd`; a forked child has its own."""
     known: dict[int, ProcessEnd] = executor.survive_reload("process ends", dict)
     pid = os.getpid()

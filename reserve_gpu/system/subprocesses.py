@@ -108,7 +108,7 @@ class Program:
 
 
 @contextmanager
-def started(
+def run_programs(
     commands: Mapping[str, Sequence[str]],
     environ: Mapping[str, str] | None = None,
     *,
@@ -137,7 +137,7 @@ def started(
             program.end()
 
 
-def heard(
+def wait_for_output(
     programs: Mapping[str, Program],
     limit_s: float,
     is_whole: Callable[[bytes], bool] = lambda _: False,
@@ -163,7 +163,7 @@ def heard(
             executor.sleep(POLL_S)
 
 
-def output(command: Sequence[str], limit_s: float, **environ: str) -> str:
+def read_output(command: Sequence[str], limit_s: float, **environ: str) -> str:
     """Run a program and return its output on stdout, or an empty string if it fails to end.
 
     Args:
@@ -174,13 +174,13 @@ def output(command: Sequence[str], limit_s: float, **environ: str) -> str:
     Returns:
         The output. It is empty if the program can't be started, or times out.
     """
-    with suppress(OSError), started({"": command}, {**os.environ, **environ}) as running:
-        for name in heard(running, limit_s):
+    with suppress(OSError), run_programs({"": command}, {**os.environ, **environ}) as running:
+        for name in wait_for_output(running, limit_s):
             return running[name].said[0].decode(errors="replace")
     return ""
 
 
-def leave(
+def start_background(
     words: Sequence[str],
     descriptors: Sequence[int] = (),
     environ: Mapping[str, str] | None = None,
@@ -212,7 +212,9 @@ def leave(
         raise OSError(f"a background process failed with exit code {done.returncode}")
 
 
-def leave_to(module: str, about: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+def start_background_module(
+    module: str, about: Mapping[str, Any], descriptors: Sequence[int]
+) -> None:
     """Start a background process that imports a module and calls its `main` function.
 
     Args:
@@ -224,4 +226,4 @@ def leave_to(module: str, about: Mapping[str, Any], descriptors: Sequence[int]) 
         OSError: The background process can't be started.
     """
     call = f"__import__({module!r}, fromlist=['main']).main(sys.argv[1])"
-    leave(["-c", f"import os, sys; os.fork() or {call}", json.dumps(about)], descriptors)
+    start_background(["-c", f"import os, sys; os.fork() or {call}", json.dumps(about)], descriptors)

@@ -24,7 +24,7 @@ from reserve_gpu.model.errors import (
     ImpossibleError,
     ReserveGPUError,
     WaitInterrupted,
-    own_command,
+    program_command,
 )
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.model.requests import ReservationTerms, Size
@@ -152,7 +152,7 @@ def check(
         raise ImpossibleError(f"The check needs Linux or WSL2; this is {sys.platform}.")
     reservation = api.current()
     try:
-        rows = status.look(slow).rows
+        rows = status.read_status(slow).rows
     except DriverError:
         if reservation is None:
             raise
@@ -181,10 +181,10 @@ def _capped(key: str, finding: Finding, devices: Sequence[Device], part: Size | 
     """Add the variable that limits a framework to its part of a GPU, or the line that would."""
     if part is None:
         return finding
-    variables = memory_caps.kept_by(os.environ)
+    variables = memory_caps.limiting_variables(os.environ)
     if name := variables.get(key):
         return finding._replace(cap=f"{name}={sanitize(os.environ[name], VALUE_LIMIT)}")
-    return finding._replace(to_type=memory_caps.to_type(devices, part.mib).get(key))
+    return finding._replace(to_type=memory_caps.code_lines(devices, part.mib).get(key))
 
 
 def _answers(
@@ -207,7 +207,7 @@ def _answers(
 
     commands = {key: spawn.python(probes.__file__, key, allowed, path) for key in present}
     try:
-        return executor.apart(_run, commands, limit_s, show=lambda news: show(*news))
+        return executor.run_on_new_thread(_run, commands, limit_s, show=lambda news: show(*news))
     except OSError as error:
         raise ReserveGPUError(f"The check can't start a process: {error}.") from error
 
@@ -217,8 +217,10 @@ def _run(
 ) -> dict[str, verdict.FrameworkAnswer]:
     """Run the commands at the same time, and return the result of each after at most `limit_s`."""
     answers = dict[str, verdict.FrameworkAnswer]()
-    with subprocesses.started(commands, {**spawn.environment(), **QUIET}) as started:
-        for key in subprocesses.heard(started, limit_s, show=lambda *news: executor.tell(news)):
+    with subprocesses.run_programs(commands, {**spawn.environment(), **QUIET}) as started:
+        for key in subprocesses.wait_for_output(
+            started, limit_s, show=lambda *news: executor.report_progress(news)
+        ):
             answers[key] = verdict.parse_answer(*started[key].said, started[key].code(), limit_s)
             started[key].end()
         late = {
@@ -307,7 +309,7 @@ def _row_dict(row: Finding) -> dict[str, Any]:
 def run(arguments: Namespace) -> Output:
     """Return the result of a check, as text or JSON."""
     with Live(sys.stderr) as live:
-        frontend = shell([*shlex.split(own_command()), "check"])
+        frontend = shell([*shlex.split(program_command()), "check"])
         result = check(progress=live.show_check, slow=live.show, frontend=frontend)
     text = json.dumps(result.to_dict(), indent=2) if arguments.json else str(result)
     return Output(text, 0 if result.is_well else DOES_NOT_FIT)

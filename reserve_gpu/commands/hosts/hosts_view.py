@@ -6,11 +6,11 @@ import time
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu.model.errors import REASON_LIMIT, own_line, shell_line
+from reserve_gpu.model.errors import REASON_LIMIT, command_line, shell_line
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import contacts, layout, phrases, status_view
 from reserve_gpu.render import rule_text as ruled
-from reserve_gpu.render.frontends import COMMAND, SHELL, read_here
+from reserve_gpu.render.frontends import COMMAND, SHELL, for_this_process
 from reserve_gpu.render.layout import Layout, View
 from reserve_gpu.render.phrases import FAINT, MARK, STRONG, TYPED, Line
 from reserve_gpu.render.pictures import Picture
@@ -96,12 +96,12 @@ def _head(hosts: Hosts) -> Iterator[Line]:
         yield (text, STRONG), when
         return
     gpus = f"{total} GPU{'' if total == 1 else 's'}"
-    kernel = own_line(" ".join(["kernel install --hosts", *map(quote, hosts.typed)]))
+    kernel = command_line(" ".join(["kernel install --hosts", *map(quote, hosts.typed)]))
     if count:
         yield (f"{count} of {gpus} {phrases.be(count)} free: {', '.join(places)}.", STRONG), when
         first = next(name for name, free in available.items() if free)
-        ssh = "" if procfs.is_here(first) else f"ssh -t {first} "
-        yield "Get one: ", (own_line(f"run -- {COMMAND}", ssh), TYPED)
+        ssh = "" if procfs.is_local_host(first) else f"ssh -t {first} "
+        yield "Get one: ", (command_line(f"run -- {COMMAND}", ssh), TYPED)
     else:
         yield (f"None of {gpus} is free.", STRONG), when
     verb, wait = ("gets", "") if count else ("waits for", " --wait 45s")
@@ -122,7 +122,7 @@ def _section(name: str, status: Status) -> Layout:
     message = ruled.head(status.rules)
     foot = [*status_view.missing(status)]
     hints = contacts.yourself(
-        status.rows, status.time, status.user, read_here(SHELL), f"ssh {name} "
+        status.rows, status.time, status.user, for_this_process(SHELL), f"ssh {name} "
     )
     entries = layout.entries(status.rows, View(status.time, is_all=status.is_all))
     return Layout([head, *message], entries, status_view.queue(status), [*hints, *foot])

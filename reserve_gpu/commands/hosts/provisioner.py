@@ -138,7 +138,7 @@ class HostsProvisioner(SSHKernelProvisioner):
             remote_kernel.find, resolve(self.hosts), self.wishes, kernel, failed, _lack
         )
         self.ssh = self.ssh or spawn.program("ssh")
-        value = jupyter_kernel.as_started(start)
+        value = jupyter_kernel.encode_description(start)
         # sshpyk does not forward the environment, but it writes FP_PY="{remote_python}" into its
         # shell command, so the variable is exported there.
         self.remote_python = f'{python}"; export {settings.STARTED}="{value}'

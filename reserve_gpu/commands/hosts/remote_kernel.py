@@ -22,7 +22,7 @@ from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import layout, messages
 from reserve_gpu.render import status_view as statuses
 from reserve_gpu.system import executor
-from reserve_gpu.system.subprocesses import Program, heard
+from reserve_gpu.system.subprocesses import Program, wait_for_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -151,7 +151,7 @@ def _first_to_reserve(
     """
     reasons |= {name: hosts_view.silent(name, limit_s) for name in names}
     with hosts.running_on(names, [*HOLD_COMMAND, *arguments]) as programs:
-        for name in heard(programs, limit_s, lambda out: bool(hosts.fields_in(out))):
+        for name in wait_for_output(programs, limit_s, lambda out: bool(hosts.fields_in(out))):
             fields, text = hosts.fields_in(programs[name].said[0]), ""
             if "gpus" in fields:
                 python = str(fields.get("python"))
@@ -172,7 +172,7 @@ def _keeps(program: Program) -> bool:
         program.feed(KEEP)
     except OSError:  # the connection is lost
         return False
-    return any(KEPT in program.said[0] for _ in heard({"": program}, HOLD_LIMIT_S))
+    return any(KEPT in program.said[0] for _ in wait_for_output({"": program}, HOLD_LIMIT_S))
 
 
 def _no_host(request: Request, names: Iterable[str], reasons: Mapping[str, str]) -> str:
@@ -184,5 +184,5 @@ def _no_host(request: Request, names: Iterable[str], reasons: Mapping[str, str])
     for name in names:
         hosts_of.setdefault(reasons[name].rstrip("."), []).append(name)
     lines = (f"{', '.join(some)}: {reason}." for reason, some in hosts_of.items())
-    first = f"No kernel was started because no host could provide {messages.asked(request)}."
+    first = f"No kernel was started because no host could provide {messages.request_text(request)}."
     return "\n".join([first, *lines])

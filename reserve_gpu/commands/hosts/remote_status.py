@@ -28,7 +28,7 @@ from reserve_gpu.model.errors import RequestError
 from reserve_gpu.model.option import Option
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import procfs, settings, spawn
-from reserve_gpu.system.subprocesses import Program, heard, started
+from reserve_gpu.system.subprocesses import Program, run_programs, wait_for_output
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -162,7 +162,7 @@ def groups() -> dict[str, list[str]]:
     file = settings.config_file()
     if file and os.path.lexists(file):
         result |= _groups(admin_rules.tables(file, file, admin_rules.owners()), file)
-    return result | _groups(admin_rules.of_user(), settings.user_file())
+    return result | _groups(admin_rules.read_user_file(), settings.user_file())
 
 
 def expand(pattern: str) -> list[str]:
@@ -247,7 +247,8 @@ def run_on_all(
     """
     with running_on(names, words) as programs:
         replies = {
-            name: _parse(words[1], name, programs[name], parse) for name in heard(programs, limit_s)
+            name: _parse(words[1], name, programs[name], parse)
+            for name in wait_for_output(programs, limit_s)
         }
     return {name: replies.get(name, hosts_view.silent(name, limit_s)) for name in names}
 
@@ -261,7 +262,7 @@ def running_on(names: Iterable[str], words: Sequence[str]) -> Iterator[dict[str,
     """
     try:
         commands = {name: argv(name, words) for name in names}
-        with started(commands, spawn.environment(), is_ssh=True) as programs:
+        with run_programs(commands, spawn.environment(), is_ssh=True) as programs:
             yield programs
     except FileNotFoundError as error:
         raise RequestError("ssh: not found on PATH. Install the OpenSSH client.") from error
@@ -276,7 +277,7 @@ def argv(name: str, words: Sequence[str]) -> list[str]:
     words that a shell could change, such as a user's note, are sent in hexadecimal.
     """
     program, *rest = words
-    if procfs.is_here(name):
+    if procfs.is_local_host(name):
         return spawn.python("-m", "reserve_gpu", *rest)
     if not all(map(PLAIN.fullmatch, rest)):
         rest = [settings.SENT + json.dumps(rest).encode().hex()]

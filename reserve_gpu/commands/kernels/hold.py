@@ -51,7 +51,7 @@ def run(arguments: Namespace) -> Output:
     if missing := _missing(arguments.kernel):
         _report(refused=missing)
         return Output(code=errors.RequestError.exit_code)
-    process_identity.call_it("a starting kernel")
+    process_identity.set_name("a starting kernel")
     try:
         request_options.reserve_parsed(arguments, frontends.MAGIC, _stop_if_disconnected)
         reservation = api.current()

@@ -30,20 +30,20 @@ def run(arguments: Namespace) -> NoReturn:
     The kernel starts even if no GPU can be reserved. Its first cell then shows the reason.
     """
     program, reason = command.find(arguments.command), None
-    errors.is_beside_cells = True
+    errors.shows_cell_syntax = True
     parent_marks = settings.STARTED_BY_OLDER, f"{settings.STARTED_BY}{procfs.stamp(os.getppid())}"
     if os.environ.get(settings.JOB_KERNEL) in parent_marks:
         os.environ[settings.JOB_KERNEL] = procfs.stamp(os.getpid())
-    started = jupyter_kernel.started()
+    started = jupyter_kernel.remote_description()
     if started:
         pid, _, began = procfs.stamp(os.getpid()).partition(" ")
         fields = {**started, "pid": pid, "began": began}
-        os.environ[settings.STARTED] = jupyter_kernel.as_started(fields)
+        os.environ[settings.STARTED] = jupyter_kernel.encode_description(fields)
         with suppress(ValueError):  # the path is not a valid value of a variable
             os.environ["JPY_SESSION_NAME"] = started.get("notebook", "")
     try:
         for text in api.take_over(jupyter_kernel.connection_file(arguments.command)):
-            reporter.say(f"Warning: {text}")
+            reporter.print_stderr(f"Warning: {text}")
         if not started:
             command.reserve_and_report(arguments, frontends.MAGIC)
         elif not api.current():  # the GPUs of `kernel hold` are no longer kept for this kernel
@@ -51,8 +51,8 @@ def run(arguments: Namespace) -> NoReturn:
             command.reserve_and_report(request_options.request_of([*options]), frontends.MAGIC)
     except errors.ReserveGPUError as error:
         headline = "This kernel was started without a GPU of its own."
-        consequence = api.go_on_after(error)
-        reporter.say(f"{headline}\n{error}\n{consequence}")
+        consequence = api.continue_after(error)
+        reporter.print_stderr(f"{headline}\n{error}\n{consequence}")
         # A brief reason is enough, because the first cell also shows the status and the next steps.
         brief = error.picture.brief if error.picture else str(error)
         reason = f"{headline}\n{brief}\n{consequence}"

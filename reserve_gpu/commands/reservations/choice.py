@@ -47,11 +47,11 @@ def choices(words: Sequence[str], reservations: Sequence[Reserved], command: str
         # A holder takes precedence over the processes that have joined its reservation.
         matches = [each for each in matches if not each.reserved.holder.beside] or matches
         if not matches:
-            text = reservation_list.no_such(sanitize(word), reservations, command, now)
+            text = reservation_list.no_match(sanitize(word), reservations, command, now)
             raise RequestError(text)
         if len(matches) > 1:
             candidates = [each.reserved for each in matches]
-            raise RequestError(reservation_list.which(candidates, command, now))
+            raise RequestError(reservation_list.ambiguous(candidates, command, now))
         chosen.setdefault(matches[0].reserved.holder.listed_pid, matches[0])
     return [*chosen.values()]
 

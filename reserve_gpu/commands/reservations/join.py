@@ -9,10 +9,10 @@ from reserve_gpu import api
 from reserve_gpu.commands.reservations import choice
 from reserve_gpu.commands.run import command, reporter
 from reserve_gpu.model.devices import Device
-from reserve_gpu.model.errors import RequestError, own_command
+from reserve_gpu.model.errors import RequestError, program_command
 from reserve_gpu.model.option import add
 from reserve_gpu.render import reservation_list
-from reserve_gpu.reservation.remote_release import of_user
+from reserve_gpu.reservation.remote_release import reservations_of_user
 from reserve_gpu.system import process_identity
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ def run(arguments: Namespace) -> NoReturn:
         CommandError: The command can't be found or can't be run.
     """
     if len(arguments.which) > 1:
-        raise RequestError(reservation_list.without_sign())
+        raise RequestError(reservation_list.missing_separator())
     words = arguments.command or [os.environ.get("SHELL") or "/bin/sh"]
     program = command.find_own(words, ["join", *arguments.which])
-    process_identity.call_it(process_identity.command(words) or "")
-    reporter.say(api.join(chosen(arguments.which)))
+    process_identity.set_name(process_identity.command(words) or "")
+    reporter.print_stderr(api.join(find_reservation(arguments.which)))
     command.start_watchdog(is_timed=False, is_quiet=False)
     command.become(program, words)
 
@@ -55,10 +55,10 @@ def run(arguments: Namespace) -> NoReturn:
 def run_in_notebook(arguments: Namespace) -> None:
     """Join one of the user's reservations from this kernel."""
     which = [arguments.join] if arguments.join else []
-    print(api.join(chosen(which, "%reserve_gpu --join")))
+    print(api.join(find_reservation(which, "%reserve_gpu --join")))
 
 
-def chosen(words: Sequence[str], typed: str = "") -> Reserved:
+def find_reservation(words: Sequence[str], typed: str = "") -> Reserved:
     """Return the user's reservation in another process that the words name.
 
     Args:
@@ -73,10 +73,10 @@ def chosen(words: Sequence[str], typed: str = "") -> Reserved:
     own_pids = {os.getpid(), *(left.lock_keeper for left in api.all_left())}
     reservations = [
         each
-        for each in of_user()
+        for each in reservations_of_user()
         if each.holder.pid not in own_pids
         and not each.holder.beside
         and any(isinstance(row.device, Device) for row in each.rows)
     ]
-    (match,) = choice.choices(words[:1], reservations, typed or f"{own_command()} join")
+    (match,) = choice.choices(words[:1], reservations, typed or f"{program_command()} join")
     return match.reserved

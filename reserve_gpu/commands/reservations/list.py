@@ -9,7 +9,7 @@ from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.reservations import choice
 from reserve_gpu.model.option import add
 from reserve_gpu.render import reservation_list
-from reserve_gpu.reservation.remote_release import of_user
+from reserve_gpu.reservation.remote_release import reservations_of_user
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -22,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> Output:
     """Return one line or one JSON object for each of the user's reservations."""
-    reservations, now = of_user(), time.time()
+    reservations, now = reservations_of_user(), time.time()
     if arguments.json:
         rows = [choice.to_dict(each, now) for each in reservations]
         return choice.to_json({"reservations": rows})

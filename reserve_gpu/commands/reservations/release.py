@@ -11,12 +11,12 @@ from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.reservations import choice
 from reserve_gpu.commands.run import reporter
 from reserve_gpu.gpus import cuda_environment
-from reserve_gpu.model.errors import RequestError, own_command
+from reserve_gpu.model.errors import RequestError, program_command
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.render import messages, reservation_list
-from reserve_gpu.render.frontends import SHELL, read_here
+from reserve_gpu.render.frontends import SHELL, for_this_process
 from reserve_gpu.reservation import remote_release
-from reserve_gpu.reservation.remote_release import Choice, of_anybody, of_user
+from reserve_gpu.reservation.remote_release import Choice, all_reservations, reservations_of_user
 from reserve_gpu.reservation.session import session
 from reserve_gpu.reservation.status import reserved_rows
 from reserve_gpu.system.shutdown import STOP_S
@@ -57,19 +57,19 @@ def run(arguments: Namespace) -> Output:
     which = arguments.which
     if arguments.all and which:
         raise RequestError("Give names or --all, not both.")
-    reservations = of_anybody() if os.geteuid() == ROOT else of_user()
+    reservations = all_reservations() if os.geteuid() == ROOT else reservations_of_user()
     choices = (
         [Choice(each, each.rows) for each in reservations]
         if arguments.all
-        else choice.choices(which, reservations, f"{own_command()} release")
+        else choice.choices(which, reservations, f"{program_command()} release")
     )
     answers = [(each.reserved, _release(each, is_end=arguments.end)) for each in choices]
-    frontend = read_here(SHELL)
+    frontend = for_this_process(SHELL)
     lines = [
         reservation_list.released(each, answer, reservations, frontend) for each, answer in answers
     ]
     done = [each for each, answer in answers if answer in remote_release.DONE]
-    still_in_use = reservation_list.still_there(done, reserved_rows()) if done else []
+    still_in_use = reservation_list.still_in_use(done, reserved_rows()) if done else []
     is_done = len(done) == len(answers) and not still_in_use
     if arguments.json:
         results = [
@@ -88,7 +88,7 @@ def _release(chosen: Choice, *, is_end: bool) -> Answer:
     """Ask a process to release its devices, and print a warning before it gets a signal."""
 
     def warn(reason: Answer) -> None:
-        reporter.say(reservation_list.unasked(chosen.reserved, reason, STOP_S))
+        reporter.print_stderr(reservation_list.signal_warning(chosen.reserved, reason, STOP_S))
 
     return remote_release.release(chosen, is_end=is_end, warn=warn)
 

@@ -80,7 +80,7 @@ def start(sender: Sender, held: Holding) -> None:
     out = os.dup(sender.descriptor)
     state = {"out": out, "lost": sender.lost, "rest": sender.rest}
     try:
-        exec_handover.follow(__name__, held, state, (out,))
+        exec_handover.start_follower(__name__, held, state, (out,))
     finally:
         os.close(out)
 
@@ -93,10 +93,10 @@ def main(text: str) -> None:
     """
     state: dict[str, Any] = json.loads(text)
     sender = Sender(state["out"], state["lost"], state["rest"])
-    held = exec_handover.held_of(state)
+    held = exec_handover.deserialize(state)
     _, left_s = _end(held.lease)
     leads = [lead_s for lead_s in WARNING_LEADS_S if left_s > lead_s] if left_s != inf else []
-    while exec_handover.are_locked(state):
+    while exec_handover.are_still_locked(state):
         until, left_s = _end(held.lease)
         if leads and left_s <= leads[0]:
             del leads[0]

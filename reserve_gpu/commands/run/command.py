@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NoReturn
 from reserve_gpu import api, request_options
 from reserve_gpu.commands.run import handoff, lookup
 from reserve_gpu.commands.run.lookup import CommandError
-from reserve_gpu.commands.run.reporter import Reporter, say
+from reserve_gpu.commands.run.reporter import Reporter, print_stderr
 from reserve_gpu.gpus import names
 from reserve_gpu.model import errors
-from reserve_gpu.model.errors import PROGRAM, own_command
+from reserve_gpu.model.errors import PROGRAM, program_command
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.model.requests import NO_LEASE
 from reserve_gpu.model.untrusted import sanitize
@@ -43,7 +43,7 @@ def run(arguments: Namespace) -> NoReturn:
     is_timed = any(getattr(arguments, name, None) is not None for name in ("for_", "until"))
     if is_timed:
         _require_watchdog()
-    process_identity.call_it(process_identity.command(arguments.command) or "")
+    process_identity.set_name(process_identity.command(arguments.command) or "")
     is_quiet = arguments.quiet
     reporter = Reporter(is_quiet=is_quiet)
     if arguments.json or arguments.events:
@@ -51,7 +51,7 @@ def run(arguments: Namespace) -> NoReturn:
 
         reporter, is_quiet = events.of_arguments(arguments), True
     reserve_and_report(arguments, frontends.shell(arguments.command), reporter)
-    api.forget_idleness()
+    api.disable_idle_limit()
     start_watchdog(is_timed=is_timed, is_quiet=is_quiet)
     reporter.follow()
     become(program, arguments.command)
@@ -86,15 +86,15 @@ def start_watchdog(*, is_timed: bool, is_quiet: bool) -> None:
         return
     try:
         if until_boot is None:
-            subprocesses.leave(watchdog.words(until))
+            subprocesses.start_background(watchdog.words(until))
         else:
-            subprocesses.leave(watchdog.words(until_boot, clock=time.CLOCK_BOOTTIME))
+            subprocesses.start_background(watchdog.words(until_boot, clock=time.CLOCK_BOOTTIME))
     except OSError as error:
         reason = sanitize(str(error))
         text = f"The process that ends the command in time can't be started: {reason}."
         raise CommandError(text) from error
     if not is_quiet:
-        say(messages.command_ends(lease, time.time()))
+        print_stderr(messages.command_ends(lease, time.time()))
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -127,7 +127,7 @@ def split_at_sign(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _synopsis() -> str:
-    return own_command() + SYNOPSIS.removeprefix(PROGRAM)
+    return program_command() + SYNOPSIS.removeprefix(PROGRAM)
 
 
 def find(command: Sequence[str], typed: Sequence[str] = ("run",)) -> str:
@@ -158,13 +158,13 @@ def find_own(command: Sequence[str], typed: Sequence[str]) -> str:
         RequestError: As in `find`, or another process would run the command.
     """
     program = find(command, typed)
-    handoff.require_own(command, lambda: _own_words(typed))
+    handoff.require_kept_reservation(command, lambda: _own_words(typed))
     return program
 
 
 def _own_words(typed: Sequence[str]) -> str:
     """Return the part of the command line that precedes the command, up to `--`."""
-    return f"{own_command()} {join(typed)} --"
+    return f"{program_command()} {join(typed)} --"
 
 
 def become(program: str, command: list[str], reason: str | None = None) -> NoReturn:

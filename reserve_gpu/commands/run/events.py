@@ -15,7 +15,7 @@ from reserve_gpu.model.errors import RequestError, ReserveGPUError
 from reserve_gpu.model.progress import Progress, Waiting
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import contacts, messages
-from reserve_gpu.render.progress import stands
+from reserve_gpu.render.progress import state_of
 from reserve_gpu.reservation.session import session
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ class Events(Reporter):
 
     def show(self, news: Progress) -> None:
         """Write the progress of waiting in the queue, if it has changed since the last event."""
-        if not isinstance(news, Waiting) or self._last_state == stands(news):
+        if not isinstance(news, Waiting) or self._last_state == state_of(news):
             return
-        self._last_state, first = stands(news), news.first and news.first.holder
+        self._last_state, first = state_of(news), news.first and news.first.holder
         self._sender.send(
             "waiting",
-            asks=messages.asked(news.request),
+            asks=messages.request_text(news.request),
             place=news.place,
             waited_s=round(news.waited_s, 3),
             limit_s=None if math.isinf(news.limit_s) else news.limit_s,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.commands.run.wrappers import ENV, Syntax, levels, name_of
 from reserve_gpu.gpus.cuda_environment import VISIBLE
-from reserve_gpu.model.errors import COMMAND_LIMIT, PROGRAM, RequestError, own_command
+from reserve_gpu.model.errors import COMMAND_LIMIT, PROGRAM, RequestError, program_command
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.frontends import COMMAND
 
@@ -84,7 +84,7 @@ QUEUES = {
 }
 
 
-def require_own(command: Sequence[str], prefix: Callable[[], str]) -> None:
+def require_kept_reservation(command: Sequence[str], prefix: Callable[[], str]) -> None:
     """Raise RequestError for a command that would not keep the reservation.
 
     Args:
@@ -134,7 +134,7 @@ def _advice(
         words: The refused program and its arguments.
         name: The program's base name.
         wrapper: The command line of the wrappers that precede the program.
-        prefix: A function that returns the text before the command, as in `require_own`.
+        prefix: A function that returns the text before the command, as in `require_kept_reservation`.
     """
     inside = f"Run {PROGRAM} inside {name}"
     if name in STARTERS:
@@ -146,7 +146,7 @@ def _advice(
     if name in ("su", "runuser"):
         return inside, wrapper + _inside_su(words, _absolute(prefix()))
     if name in ("ssh", "mosh"):
-        remote = PROGRAM + prefix().removeprefix(own_command())
+        remote = PROGRAM + prefix().removeprefix(program_command())
         advice = f"Run {PROGRAM} on that machine, if it is installed there"
         return advice, wrapper + _inside_ssh(words, remote)
     if name in CONTAINERS:
@@ -181,10 +181,10 @@ def named_by_variable(
     Args:
         assignment: The word `CUDA_VISIBLE_DEVICES=VALUE`.
         rest: The command without this word.
-        prefix: A function that returns the text before the command, as in `require_own`.
+        prefix: A function that returns the text before the command, as in `require_kept_reservation`.
     """
     value, line, advice = assignment.partition("=")[2], prefix(), "Omit the variable"
-    run = f"{own_command()} run "
+    run = f"{program_command()} run "
     if re.fullmatch(r"[0-9]+(,[0-9]+)*", value) and line.startswith(run):
         advice = f"To choose GPU {value}, pass its number"
         if f" {value} " not in line:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 READER_LIMIT_S = 2.0  # longest wait for the reader of stderr while this process holds a GPU
 
 
-def say(text: str, *, is_event: bool = False) -> None:
+def print_stderr(text: str, *, is_event: bool = False) -> None:
     """Print text on stderr, because stdout belongs to the command. Ignore a missing reader.
 
     While this process holds a GPU, it waits at most `READER_LIMIT_S` for the reader, then drops the
@@ -64,7 +64,7 @@ class Reporter:
         if outcome.excused or not self._is_quiet:
             lines.append(outcome.text)
         if lines:
-            say("\n".join(lines))
+            print_stderr("\n".join(lines))
 
     def follow(self) -> None:
         """Prepare for the exec that turns this process into the command: nothing to do here."""

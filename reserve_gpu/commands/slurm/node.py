@@ -63,7 +63,7 @@ class Node:
             # Each kernel gets a new folder. If a cleaner of /tmp removed an old one, another user
             # could create a folder of its name, and the kernel would use the connection file in it.
             folder = TemporaryDirectory(
-                prefix=sockets.PREFIX, dir=sockets.place(), ignore_cleanup_errors=True
+                prefix=sockets.PREFIX, dir=sockets.socket_root(), ignore_cleanup_errors=True
             )
             self._kernel_task = asyncio.ensure_future(self._run_kernel(folder, *frames))
         elif socket := self._sockets.get(kind):
@@ -157,7 +157,7 @@ async def _serve(out: int) -> None:
             except OSError:
                 raise
             except Exception as error:  # noqa: BLE001 - drop one message, not the job
-                reporter.say(f"Warning: a message for the kernel was dropped: {error!r}")
+                reporter.print_stderr(f"Warning: a message for the kernel was dropped: {error!r}")
         await node.end()
         if timeouts and node.has_begun:  # srun was killed, so it no longer ends the job
             await (await asyncio.create_subprocess_exec(spawn.program("scancel"), job)).wait()

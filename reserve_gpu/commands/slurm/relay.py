@@ -26,7 +26,7 @@ from reserve_gpu import request_options
 from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.run import command, reporter
 from reserve_gpu.commands.slurm import framing, sockets, srun
-from reserve_gpu.model.errors import REASON_LIMIT, RequestError, own_line
+from reserve_gpu.model.errors import REASON_LIMIT, RequestError, command_line
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import procfs
@@ -101,7 +101,7 @@ class Relay:
         """
         is_tcp, base = self._info["transport"] == "tcp", self._info["ip"]
         if is_tcp:
-            self._folder = TemporaryDirectory(prefix=sockets.PREFIX, dir=sockets.place())
+            self._folder = TemporaryDirectory(prefix=sockets.PREFIX, dir=sockets.socket_root())
             # If a cleaner of /tmp removes the folder, another user can create one of the same name.
             # So the sockets are addressed through the folder's descriptor.
             self._folder_descriptor = os.open(self._folder.name, os.O_PATH | os.O_DIRECTORY)
@@ -129,7 +129,7 @@ class Relay:
         work = [self._heartbeat(), self._watch(parent)]
         work += map(self._from_client, CLIENT_CHANNELS)
         streams, pid = srun.inherited_streams()
-        job, began = None, procfs.began_boot(pid)
+        job, began = None, procfs.start_time_boot(pid)
         try:
             if not pid:
                 job = srun.start(self._line, os.environ)
@@ -157,7 +157,7 @@ class Relay:
         is_orphan = os.getppid() != parent  # the provisioner can no longer end the job
         if job:
             srun.end(job)
-        elif is_orphan and began is not None and procfs.began_boot(pid) == began:
+        elif is_orphan and began is not None and procfs.start_time_boot(pid) == began:
             with suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
         await self._close(is_orphan=is_orphan)
@@ -181,7 +181,7 @@ class Relay:
     def _report_refusal(self, uid: int | None) -> None:
         """Print a warning about the first refused connection of another user."""
         user = "an unknown user" if uid is None else f"another user ({procfs.user_name(uid)})"
-        reporter.say(f"Warning: {user} tried to connect to this kernel and was refused.")
+        reporter.print_stderr(f"Warning: {user} tried to connect to this kernel and was refused.")
 
     # -- receiving ---------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Relay:
         """Print the job's stderr, and collect the errors that Slurm prints there."""
         async for line in framing.each(stream):
             text = line.decode(errors="replace").rstrip()
-            reporter.say(text)
+            reporter.print_stderr(text)
             if match := re.match(SLURM_ERROR, text):
                 self._slurm_errors.append(sanitize(match[1], REASON_LIMIT))
                 self._show_status(self._slurm_errors[-1])
@@ -361,7 +361,9 @@ def _errors_reported() -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001 - drop one message, not the kernel
         reason = sanitize(f"{type(error).__name__}: {error}", REASON_LIMIT)
-        reporter.say(f"Warning: a message of the kernel or its client was dropped: {reason}.")
+        reporter.print_stderr(
+            f"Warning: a message of the kernel or its client was dropped: {reason}."
+        )
 
 
 split = command.split_at_sign
@@ -380,7 +382,7 @@ def run(arguments: Namespace) -> Output:
         RequestError: The command line, the connection file or an address in it is invalid.
     """
     if not arguments.command:
-        line = own_line("kernel install --slurm")
+        line = command_line("kernel install --slurm")
         raise RequestError(f"The srun command after -- is missing. Reinstall the kernel: {line}")
     try:
         with open(arguments.file, encoding="utf-8") as file:

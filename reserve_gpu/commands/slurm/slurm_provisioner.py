@@ -45,7 +45,7 @@ class SlurmProvisioner(LocalProvisioner):
 
     def _prepare_folder(self) -> None:
         if self.folder:
-            sockets.require_own(self.folder)
+            sockets.require_private(self.folder)
         manager = self.parent
         if not manager or manager.transport != "tcp" or os.path.exists(manager.connection_file):
             return

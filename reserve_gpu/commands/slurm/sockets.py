@@ -33,7 +33,7 @@ CHUNK_SIZE = 1 << 20  # bytes to read at once
 RETRY_S = 0.1  # seconds between two attempts to accept while no file descriptor is left
 
 
-def place() -> str:
+def socket_root() -> str:
     """Return the parent directory for socket folders. Raises OSError.
 
     This is the default directory for temporary files, or /tmp if its path is too long for sockets.
@@ -45,10 +45,10 @@ def place() -> str:
 
 def make_folder() -> str:
     """Create a folder for sockets that only this user can enter. Raises OSError."""
-    return tempfile.mkdtemp(prefix=PREFIX, dir=place())
+    return tempfile.mkdtemp(prefix=PREFIX, dir=socket_root())
 
 
-def require_own(folder: str) -> None:
+def require_private(folder: str) -> None:
     """Create a folder of `make_folder` again if a cleaner of temporary files has removed it.
 
     Raises:

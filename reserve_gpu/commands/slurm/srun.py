@@ -131,7 +131,7 @@ def pending_reason(srun: str, pid: int) -> str:
         *(f"{srun.removesuffix('srun')}squeue", "--noheader", "--states=PENDING", "--sort=-p"),
         "--Format=UserID:|,AllocSID:|,JobID:|,Partition:|,StartTime:|,Reason:|",
     )
-    output = subprocesses.output(squeue, SQUEUE_S, SLURM_TIME_FORMAT="standard")
+    output = subprocesses.read_output(squeue, SQUEUE_S, SLURM_TIME_FORMAT="standard")
     rows = [row for line in output.splitlines() if len(row := line.split("|")) == COLUMNS]
     for row in rows:
         if row[:2] == [str(os.getuid()), str(pid)]:

@@ -12,7 +12,7 @@ from reserve_gpu.commands.output import Output
 from reserve_gpu.model.errors import DriverError
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.render import pictures
-from reserve_gpu.render.frontends import MAGIC, SHELL, Frontend, read_here
+from reserve_gpu.render.frontends import MAGIC, SHELL, Frontend, for_this_process
 from reserve_gpu.render.progress import Live
 from reserve_gpu.reservation import status
 
@@ -62,4 +62,6 @@ def _read(
     if machines:
         return machines.look(is_all=is_all)
     with live:
-        return status.look(live.show)._replace(frontend=read_here(frontend), is_all=is_all)
+        return status.read_status(live.show)._replace(
+            frontend=for_this_process(frontend), is_all=is_all
+        )

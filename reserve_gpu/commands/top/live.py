@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.commands.output import Output
-from reserve_gpu.model.errors import DriverError, RequestError, own_line
+from reserve_gpu.model.errors import DriverError, RequestError, command_line
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import columns, pictures, terminal
-from reserve_gpu.render.frontends import SHELL, read_here
+from reserve_gpu.render.frontends import SHELL, for_this_process
 from reserve_gpu.render.phrases import COMMAND_LIMIT, FAINT, Line, gib
 from reserve_gpu.render.progress import Live
-from reserve_gpu.reservation.status import looking
+from reserve_gpu.reservation.status import status_reader
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -33,7 +33,7 @@ MIN_LINES = 4  # lines of the smallest process list: blank, title, one process, 
 
 
 def _status_hint() -> str:
-    return f"To see the status once: {own_line('status')}"
+    return f"To see the status once: {command_line('status')}"
 
 
 def add_arguments(_parser: ArgumentParser) -> None:
@@ -59,7 +59,11 @@ def run(_arguments: Namespace) -> Output:
     # SystemExit lets curses.wrapper restore the terminal.
     previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        with Live(sys.stderr) as live, looking(live.show) as read, suppress(KeyboardInterrupt):
+        with (
+            Live(sys.stderr) as live,
+            status_reader(live.show) as read,
+            suppress(KeyboardInterrupt),
+        ):
             first = read()  # outside curses, so that an error is printed as for other commands
             live.clear()  # before curses switches to the terminal's alternate screen
             curses.wrapper(lambda screen: Top(screen, read, is_coloured=is_coloured).run(first))
@@ -150,7 +154,7 @@ class Top:
         if isinstance(status, DriverError):
             yield from terminal.rows(pictures.of_line(str(status)).layout, width - 1)
             return
-        picture = status._replace(frontend=read_here(SHELL), is_all=True).picture().layout
+        picture = status._replace(frontend=for_this_process(SHELL), is_all=True).picture().layout
         lines = list(terminal.rows(picture, width - 1))
         lines = list(terminal.rows(picture, width - 1, spare=max(0, height - 1 - len(lines))))
         yield from lines

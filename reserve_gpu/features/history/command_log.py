@@ -45,7 +45,7 @@ def start(logged: Recorder) -> bool:
         "at": logged.at,
     }
     try:
-        exec_handover.follow(__name__, logged.held, about, (page.folder, page.descriptor))
+        exec_handover.start_follower(__name__, logged.held, about, (page.folder, page.descriptor))
     finally:
         page.close()
     return True
@@ -58,17 +58,19 @@ def main(text: str) -> None:
         text: The data from `start`, as JSON.
     """
     about: dict[str, Any] = json.loads(text)
-    process_identity.call_it(about["name"] or "")
+    process_identity.set_name(about["name"] or "")
     folder, descriptor, name = about["page"]
     files.adopt(descriptor)
-    held, page = exec_handover.held_of(about), Page(folder, descriptor, name)
+    held, page = exec_handover.deserialize(about), Page(folder, descriptor, name)
     logged = Recorder(page, held, about["since"], about["at"])
     pids: Collection[int] | None = {about["pid"]}
-    while pids or exec_handover.are_locked(about):
+    while pids or exec_handover.are_still_locked(about):
         pause_s = _step(logged, pids)
         if pids is None:
             time.sleep(min(pause_s, POLL_S))
-        elif watchdog.ends_within(about["process"], pause_s) or not exec_handover.are_locked(about):
+        elif watchdog.ends_within(about["process"], pause_s) or not exec_handover.are_still_locked(
+            about
+        ):
             pids = None
     logged.end(End.EXIT)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu.allocation.request import rules
 from reserve_gpu.features.history import command_log
 from reserve_gpu.features.history.recorder import EVERY_S, Recorder
-from reserve_gpu.locks.lock import myself
+from reserve_gpu.locks.lock import describe_this_process
 from reserve_gpu.log import log_writer, places
 from reserve_gpu.log.log_lines import Kind, LogLine
 from reserve_gpu.model.errors import REASON_LIMIT, ReserveGPUError
@@ -167,7 +167,7 @@ def _recorder_of(held: Holding, change: Change) -> Recorder | None:
 
 
 def _append_wait(wait: Wait) -> None:
-    process = myself()
+    process = describe_this_process()
     end = wait.began + wait.waited_s
     line = LogLine(Kind.WAITED, f"{os.getpid()}", wait.began, wait.began, end, wait.waited_s)
     line = line._replace(asks=wait.asks, how=wait.how, agent=process.agent, job=process.job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu.locks.lock import myself
+from reserve_gpu.locks.lock import describe_this_process
 from reserve_gpu.log.log_lines import Kind, LogLine
 from reserve_gpu.reservation import activity
 
@@ -125,14 +125,14 @@ class Recorder:
         passed_s, now = self.at - before, time.time()
         for device, entry in self._entries.items():
             used = self._uses.get(device, activity.DeviceActivity())
-            line = added(entry, passed_s, used, now, is_over=_is_over(self.held, used))
+            line = add_time(entry, passed_s, used, now, is_over=_is_over(self.held, used))
             self._entries[device] = _described(line, device, self.held, used)
 
 
 # -- pure functions --------------------------------------------------------------------------------
 
 
-def added(
+def add_time(
     entry: LogLine,
     passed_s: float,
     used: activity.DeviceActivity,
@@ -201,7 +201,7 @@ def _described(
 
     Its share is the reserved share of a whole GPU's memory, or 1 if that is unknown.
     """
-    process, lease = myself(), held.lease
+    process, lease = describe_this_process(), held.lease
     share = used.share or 1.0
     if held.terms.memory_limit_mib is not None and device.memory_mib:
         share *= min(1.0, held.terms.memory_limit_mib / device.memory_mib)

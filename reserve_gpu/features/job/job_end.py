@@ -77,7 +77,7 @@ class Job(Feature):
         """
         is_over = change.before and change.how is End.OVER
         if is_over and os.environ.get(settings.JOB_KERNEL) == procfs.stamp(os.getpid()):
-            shutdown.of_this_process().begin(lambda: True, warn, lambda: None)
+            shutdown.process_end().begin(lambda: True, warn, lambda: None)
 
     def step(self) -> float | None:
         """Check now and then whether the end was moved, and save work before the end."""
@@ -107,7 +107,7 @@ class Job(Feature):
         Returns:
             The seconds until the functions are due, infinite if there is nothing to call.
         """
-        ends, end, now = shutdown.of_this_process(), self._end, procfs.now()
+        ends, end, now = shutdown.process_end(), self._end, procfs.now()
         if end is None or not ends.longest_s or end <= self._saved:
             return inf
         left_s = end - now.wall
@@ -139,6 +139,6 @@ class Job(Feature):
             return
         self._looked_at = time.monotonic()
         squeue = ("squeue", "--noheader", "--jobs", self._job, "--format=%e")
-        output = subprocesses.output(squeue, no_gpu.LIMIT_S, SLURM_TIME_FORMAT="standard")
+        output = subprocesses.read_output(squeue, no_gpu.LIMIT_S, SLURM_TIME_FORMAT="standard")
         with suppress(ValueError, OverflowError):
             self._reported_end = datetime.fromisoformat(output.strip()).timestamp()

@@ -52,7 +52,7 @@ def _srun_options() -> str:
     The result is empty if sinfo lists no partition with GPUs.
     """
     job_partition = os.environ.get("SLURM_JOB_PARTITION")
-    output = subprocesses.output(("sinfo", "--noheader", "--format=%R %G"), LIMIT_S)
+    output = subprocesses.read_output(("sinfo", "--noheader", "--format=%R %G"), LIMIT_S)
     rows = (line.split() for line in output.splitlines())
     with_gpus = [name for name, *kinds in rows if kinds and "gpu:" in kinds[0]]
     if output and not with_gpus:

@@ -164,7 +164,7 @@ class LeaseTimer(Feature):
         self._show(held, action, at)
         if action is Action.END_PROCESS:
             cancelled = partial(self.owner.run, self._watch_again, held.lease)
-            shutdown.of_this_process().begin(self.is_to_end(held), self.display.log, cancelled)
+            shutdown.process_end().begin(self.is_to_end(held), self.display.log, cancelled)
         return due
 
     def _show(self, held: Holding, action: Action, at: float) -> None:
@@ -310,6 +310,6 @@ def waiters_for(devices: Sequence[Device]) -> dict[str, int]:
         The heartbeats by the names of the tickets. Empty if the lock directory can't be used.
     """
     with suppress(LockError), LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
-        tickets = queue.others(directory.tickets(), devices)
+        tickets = queue.other_tickets(directory.tickets(), devices)
         return {ticket.name: ticket.heartbeat for ticket in tickets}
     return {}

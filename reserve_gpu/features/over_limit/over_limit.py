@@ -39,7 +39,10 @@ class OverLimit(Feature):
         held, pid = self.owner.held, os.getpid()
         if held is None or held.terms.memory_limit_mib is None:
             return []
-        uses = {device: procfs.uses(processes, {pid})[pid] for device, processes in look().items()}
+        uses = {
+            device: procfs.memory_by_process(processes, {pid})[pid]
+            for device, processes in look().items()
+        }
         self._over, notices = exceeded(held, self.owner.environ, uses, self._over)
         return notices
 

@@ -13,7 +13,7 @@ from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import default_path, device_of, lock_name
 from reserve_gpu.model import untrusted
-from reserve_gpu.model.errors import ReserveGPUError, own_command
+from reserve_gpu.model.errors import ReserveGPUError, program_command
 from reserve_gpu.model.holders import Answer
 from reserve_gpu.model.requests import End
 from reserve_gpu.model.untrusted import sanitize
@@ -108,7 +108,7 @@ class RemoteRequests(Feature):
         if own_labels.isdisjoint(request.get("labels") or own_labels):
             return Answer.ANOTHER  # another user has changed the number in the lock file's record
         if request["do"] == "end":
-            shutdown.of_this_process().begin(lambda: True, self._warnings.append, lambda: None)
+            shutdown.process_end().begin(lambda: True, self._warnings.append, lambda: None)
             return Answer.ENDED
         if cuda_environment.cuda_started():
             return Answer.CUDA
@@ -149,7 +149,7 @@ def unreachable(devices: Sequence[Device], error: Exception) -> str:
     if isinstance(error, OSError):
         reason, advice = sanitize(error.strerror or ""), f" {files.remedy(error.errno, directory)}"
     return (
-        f"{own_command()} release can't ask this kernel to release {names}, because the kernel "
+        f"{program_command()} release can't ask this kernel to release {names}, because the kernel "
         f"can't create a socket in {directory} ({reason}). With --end, it can still end the "
         f"kernel, but without calling before_end() functions.{advice}"
     )
@@ -212,7 +212,7 @@ class Listener:
     def stop(self) -> None:
         """Stop listening, and end the thread."""
         with suppress(OSError), no_fork:
-            if files.opening(self._descriptor):
+            if files.opening_key(self._descriptor):
                 with socket.socket(fileno=os.dup(self._descriptor)) as listener:
                     listener.shutdown(socket.SHUT_RDWR)
 
@@ -229,7 +229,7 @@ class Listener:
                 answer = self._answer({**request, "by": user})
                 connection.sendall(json.dumps(answer).encode())
         files.close(listener.detach())
-        if files.opening(folder):
+        if files.opening_key(folder):
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder)
             socket_directory.remove_if_empty(folder)

@@ -61,7 +61,7 @@ class Restart(Feature):
             return {}
         connection_file, seconds = kernels_file(), restart_s()
         if connection_file and seconds:
-            restart_handover.leave(self.owner, connection_file, seconds)
+            restart_handover.leave_to_lock_keeper(self.owner, connection_file, seconds)
         return {}
 
 

@@ -106,7 +106,7 @@ class WaiterNotices(Feature):
             return None
         self._tell_at = now + EVERY_S
         self._known.add(key(waiter))
-        return somebody_waits(waiter, held.devices, is_late=cuda_environment.cuda_started())
+        return waiter_message(waiter, held.devices, is_late=cuda_environment.cuda_started())
 
     def _may_be_used(self, held: Holding, now: float) -> bool:
         """Return whether the devices were reserved or used too recently to be idle."""
@@ -125,9 +125,9 @@ def first_waiter(devices: Sequence[Device], known: Collection[tuple[str, int]]) 
         known: The keys of waiters that were reported already.
     """
     with suppress(LockError), LockDirectory() as directory:
-        for ticket in queue.others(_tickets(directory), devices):
+        for ticket in queue.other_tickets(_tickets(directory), devices):
             if key(ticket) not in known:
-                return ticket._replace(holder=procfs.with_user(ticket.holder))
+                return ticket._replace(holder=procfs.with_owner(ticket.holder))
     return None
 
 
@@ -168,16 +168,16 @@ def new_users(
             if (process.kind == GRAPHICS or (process.memory_mib or 0) > DESKTOP_MIB)
             and (device.uuid, process.pid) not in known
             and procfs.uid_of(process.pid) != os.geteuid()
-            and not procfs.is_below(process.pid, {os.getpid()})
+            and not procfs.is_descendant(process.pid, {os.getpid()})
         ]
         known |= {(device.uuid, process.pid) for process in new}
         if new:
-            named = tuple(map(procfs.identified, new))  # slow, so only for new processes
+            named = tuple(map(procfs.with_identity, new))  # slow, so only for new processes
             rows.append(DeviceStatus(device, State.RESERVED, processes=named, use_state=State.BUSY))
     return rows
 
 
-def somebody_waits(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) -> str:
+def waiter_message(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) -> str:
     """Return the message to the holder of idle devices about a waiter.
 
     Args:
@@ -205,5 +205,5 @@ def _waited_s(ticket: Ticket) -> float:
     process is not believed.
     """
     now = procfs.now().boot
-    began = procfs.began_boot(ticket.holder.listed_pid) if ticket.holder.listed_pid else None
-    return max(0.0, now - max(ticket.number / 1e9, (began or 0.0) - queue.BACK_S))
+    began = procfs.start_time_boot(ticket.holder.listed_pid) if ticket.holder.listed_pid else None
+    return max(0.0, now - max(ticket.number / 1e9, (began or 0.0) - queue.RETURN_LIMIT_S))

@@ -573,8 +573,8 @@ def test_limit(here: Here) -> None:
     Those that have ended meanwhile are not touched by that.
     """
     commands = {"hangs": ["sh", "-c", HANGING], "ends": ["sh", "-c", ENDING]}
-    with left_behind(here), subprocesses.started(commands, here.environ()) as started:
-        ends = {key: started[key].code() for key in subprocesses.heard(started, 2.0)}
+    with left_behind(here), subprocesses.run_programs(commands, here.environ()) as started:
+        ends = {key: started[key].code() for key in subprocesses.wait_for_output(started, 2.0)}
     assert ends == {"ends": 3}
     assert started["hangs"].said == (b'{"doing": "hanging"}\n', b"noise\n")
     assert started["ends"].said == (b'7\n{"a": 1}\n{"a\n', b"last\n")

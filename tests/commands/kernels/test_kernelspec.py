@@ -531,8 +531,8 @@ def test_a_kernel_is_known_by_its_start_time(
     told = {"id": "ssh-1", "pid": pid}
     if began is not None:
         told["began"] = own if began == "own" else began
-    monkeypatch.setenv(settings.STARTED, jupyter_kernel.as_started(told))
-    assert bool(jupyter_kernel.started()) == is_known
+    monkeypatch.setenv(settings.STARTED, jupyter_kernel.encode_description(told))
+    assert bool(jupyter_kernel.remote_description()) == is_known
 
 
 @pytest.mark.process

@@ -390,9 +390,9 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, squat: str) -> None
     from reserve_gpu.commands.slurm import sockets
 
     folder, other = tmp_path / "folder", tmp_path / "other"
-    sockets.require_own(str(folder))
+    sockets.require_private(str(folder))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    sockets.require_own(str(folder))
+    sockets.require_private(str(folder))
     folder.rmdir()
     if squat == "a link":
         other.mkdir(0o700)
@@ -408,7 +408,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, squat: str) -> None
             pytest.skip("needs root, to be another user")
         os.chown(folder, 65534, 65534)
     with pytest.raises(PermissionError):
-        sockets.require_own(str(folder))
+        sockets.require_private(str(folder))
 
 
 def test_a_temporary_folder_with_a_long_path(
@@ -420,6 +420,6 @@ def test_a_temporary_folder_with_a_long_path(
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    assert sockets.place() == "/tmp"
+    assert sockets.socket_root() == "/tmp"
     monkeypatch.setattr(tempfile, "tempdir", "/var/tmp")
-    assert sockets.place() == "/var/tmp"
+    assert sockets.socket_root() == "/var/tmp"

@@ -106,7 +106,7 @@ def test_a_look_adds_what_it_has_seen(
 ) -> None:
     """A look speaks for the time since the last one, two minutes at most, and not of the unread."""
     line = LogLine(Kind.RESERVED, "a", NOW, NOW, NOW)
-    line = recorder.added(line, passed_s, used, NOW + passed_s, is_over=is_over)
+    line = recorder.add_time(line, passed_s, used, NOW + passed_s, is_over=is_over)
     assert (*line[5:9], line.mib, line.percent) == expected
     assert line.end == NOW + passed_s
 
@@ -120,7 +120,7 @@ def test_looks_add_up() -> None:
         (10, DeviceActivity()),
         (90, DeviceActivity(is_used=True, percent=20.0, mib=500.0)),
     ):
-        line = recorder.added(line, passed_s, used, NOW)
+        line = recorder.add_time(line, passed_s, used, NOW)
     assert (line.seconds, line.used_s, line.idle_s) == (190.0, 150.0, 30.0)
     assert (line.percent, line.mib) == (40.0, 900.0)
 

@@ -212,7 +212,7 @@ def test_a_guest_goes_by_the_boot_clock_of_its_holder(
     with machine.child(**clock.environ) as guest:
         joined = guest.run(
             "from reserve_gpu.reservation import remote_release; from reserve_gpu import api\n"
-            "api.join(remote_release.of_user()[0])\n"
+            "api.join(remote_release.reservations_of_user()[0])\n"
             "import time; reserve_gpu.current().lease.until - time.time()"
         )
         assert joined.value == pytest.approx(4 * HOUR_S, abs=60)

@@ -39,7 +39,7 @@ def save(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, HANDLER)
 print("ready", flush=True)
-subprocesses.leave(watchdog.words(time.time() + float(sys.argv[1]), float(sys.argv[2])))
+subprocesses.start_background(watchdog.words(time.time() + float(sys.argv[1]), float(sys.argv[2])))
 while True:
     signal.pause()
 """
@@ -286,7 +286,7 @@ def test_the_first_process_of_a_container(machine: Machine) -> None:
 def test_a_process_that_can_not_be_watched() -> None:
     """What can't be started, as for a moment that is none, is an error."""
     with pytest.raises(OSError, match="failed with exit code 1"):
-        subprocesses.leave(watchdog.words("noon"))  # type: ignore[arg-type]
+        subprocesses.start_background(watchdog.words("noon"))  # type: ignore[arg-type]
 
 
 # -- in a terminal ---------------------------------------------------------------------------------

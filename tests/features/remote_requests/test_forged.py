@@ -207,7 +207,7 @@ def test_only_what_has_it_locked_is_ended(here: Here) -> None:
     """A process is not ended if it has the lock file open without the lock."""
     with here.child() as child:
         child.reserve("'1'")
-        (each,) = remote_release.of_user()
+        (each,) = remote_release.reservations_of_user()
         path = str(here.locks / f"{here.uuid('1')}.lock")
         child.run(f"reserve_gpu.release(); kept = open({path!r})")
         with here.child() as next_holder:
@@ -221,7 +221,7 @@ def test_only_the_gpu_that_was_named(here: Here) -> None:
     """A process that still holds another GPU is not ended after it released the named one."""
     with here.child() as child:
         child.reserve("'0,1'")
-        (each,) = remote_release.of_user()
+        (each,) = remote_release.reservations_of_user()
         child.reserve("'1'")
         row = next(row for row in each.rows if row.label == "GPU0")
         assert remote_release.release(Choice(each, (row,)), is_end=True) is Answer.GONE
@@ -232,7 +232,7 @@ def test_a_later_process_of_the_same_number(here: Here) -> None:
     """A process is not ended if it started at another time than the chosen one."""
     with here.child() as child:
         child.reserve("'1'")
-        (each,) = remote_release.of_user()
+        (each,) = remote_release.reservations_of_user()
         earlier = each._replace(began_boot=(each.began_boot or 0.0) - 1.0)
         assert remote_release.release(Choice(earlier, each.rows), is_end=True) is Answer.GONE
         assert is_running(child.pid)
@@ -258,9 +258,9 @@ from reserve_gpu.reservation import exec_handover
 from reserve_gpu.reservation.session import session
 locks = [*session().held.locks.values()]
 left = {{"kernel": {kernel}, "until": time.time() + 60, "since": [lock.since for lock in locks]}}
-left |= {{"directory": os.path.dirname(locks[0].path), **exec_handover.described(session().held)}}
+left |= {{"directory": os.path.dirname(locks[0].path), **exec_handover.serialize(session().held)}}
 numbers = [locks[0].descriptor, locks[0].owned.descriptor]
-subprocesses.leave([*lock_keeper.WORDS, "k", "60"], numbers, {{lock_keeper.LEFT: json.dumps(left)}})
+subprocesses.start_background([*lock_keeper.WORDS, "k", "60"], numbers, {{lock_keeper.LEFT: json.dumps(left)}})
 """
 
 
@@ -341,7 +341,7 @@ def test_whose_record_names_a_notebook(here: Here, owner: int | None, name: str 
     with here.kernel() as kernel:
         kernel.run("__vsc_ipynb_file__ = '/home/alice/far.ipynb'")
         kernel.run("%reserve_gpu 1")
-        (each,) = remote_release.of_user()
+        (each,) = remote_release.reservations_of_user()
         said = each.holder.record.who._replace(notebook="far.ipynb")
         record = each.holder.record._replace(who=said)
         holder = each.holder._replace(record=record, record_owner=owner)

@@ -64,7 +64,7 @@ def file_of(machine: Machine) -> Iterator[Path]:
 
 def leave(child: Child, file: Path, seconds: float = 60) -> None:
     """Leave what the child holds to the next kernel with that connection file."""
-    call = f"restart_handover.leave, session(), {str(file)!r}, {seconds}"
+    call = f"restart_handover.leave_to_lock_keeper, session(), {str(file)!r}, {seconds}"
     answer = child.run(LEAVE.format(call=call))
     assert answer.error is None, answer.text
 
@@ -367,7 +367,7 @@ def test_what_an_heir_may_say(here: Here) -> None:
     ]
     with file_of(here) as file, here.child() as child:
         for left in nonsense:
-            subprocesses.leave(
+            subprocesses.start_background(
                 ["-I", "-S", lock_keeper.PROGRAM, str(file), "60"], (), {lock_keeper.LEFT: left}
             )
         assert len(heirs(file)) == len(nonsense)
@@ -595,7 +595,11 @@ def test_kill_at_any_moment_of_a_restart(here: Here, victim: str) -> None:
         with file_of(here) as file, here.child() as first, here.child() as second:
             first.reserve()
             delay_s = dice.uniform(0, 0.1)
-            first.send(LEAVE.format(call=f"restart_handover.leave, session(), {str(file)!r}, 60"))
+            first.send(
+                LEAVE.format(
+                    call=f"restart_handover.leave_to_lock_keeper, session(), {str(file)!r}, 60"
+                )
+            )
             time.sleep(delay_s)  # a random moment
             if victim != "heir":
                 first.kill()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.features.waiters.notifier import WaiterNotices, somebody_waits
+from reserve_gpu.features.waiters.notifier import WaiterNotices, waiter_message
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.reservation.session import session
@@ -97,7 +97,7 @@ def test_another_user_who_waits_is_named() -> None:
         (own, "Your b.ipynb", "your b.ipynb"),
     ):
         ticket = Ticket(procfs.boot_clock_ns(), "queue-1-0.lock", None, holder)
-        told = somebody_waits(ticket, [Device(0, "GPU-a")], is_late=True)
+        told = waiter_message(ticket, [Device(0, "GPU-a")], is_late=True)
         assert told.startswith(f"{who} has waited 0 s for a GPU. GPU0 is idle here. ")
         assert told.endswith(f"and restart this kernel to give it to {them}.")
 
