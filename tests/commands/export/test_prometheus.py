@@ -516,7 +516,7 @@ DEVICE = ("hostname", "index", "username")
 # By the heading that the query stands under.
 OF_PAGE: dict[str, Expected] = {
     "Hours reserved, by user": (hours(reserved), ("username",)),
-    "Hours reserved, by user, parts by their size": (hours(by_size), ("username",)),
+    "Hours reserved, by user, with parts by size": (hours(by_size), ("username",)),
     "Hours idle, by user": (hours(idle), ("username",)),
     "Hours over the promise, by user": (hours(over), ("username",)),
     "Hours waiting, by user": (hours(waiting), ("username",)),
@@ -524,9 +524,9 @@ OF_PAGE: dict[str, Expected] = {
     "Share of devices reserved, by machine": (share, ("hostname",)),
     "Mean share of devices reserved, by machine": (mean_share, ("hostname",)),
     "Idle now, the longest first": (idle_now, DEVICE),
-    "Forgotten for four hours": (partial(idle_now, longer_than_s=4 * 3600), DEVICE),
+    "Idle for four hours": (partial(idle_now, longer_than_s=4 * 3600), DEVICE),
     "Over the promise now": (over_now, DEVICE),
-    "Machines whose file is old": (old_files, ("instance",)),
+    "Machines with an outdated file": (old_files, ("instance",)),
 }
 # By the title of the panel, and what the query is called in it.
 OF_BOARD: dict[tuple[str, str], Expected] = {
