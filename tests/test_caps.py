@@ -409,9 +409,8 @@ def test_a_line_to_type_is_shown(here: Here, packages: Any, *, is_notebook: bool
     assert cell.error is None
     shown = cell.values[0]["text/html"] if is_notebook else cell.stderr
     start = "<div>" if is_notebook else "\n"
-    assert (
-        f"right after importing it:{'</div>' if is_notebook else ''}{start}for gpu in tf." in shown
-    )
+    end = "</div>" if is_notebook else ""
+    assert f"right after importing it:{end}{start}for gpu in tf." in shown
     assert "memory_limit=2349)" in shown
 
 

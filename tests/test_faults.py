@@ -182,7 +182,7 @@ class Case:
     def lines_of(self, label: str) -> list[str]:
         """Return what the message says of the device, its line in the picture if there is one."""
         number = label.removeprefix("GPU")
-        of_device = re.compile(rf" *{number}(:\d+)?  |.*\b{label}\b|Of \d+ GPUs none ")
+        of_device = re.compile(rf" *{number}(:\d+)?  |.*\b{label}\b|Of \d+ GPUs, none ")
         return [line for line in self.text.splitlines() if of_device.match(line)]
 
     def is_told(self, label: str, error: str) -> bool:

@@ -921,7 +921,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], list[str]]] = [
     ("eight", {"count": 9}, ["There are 8 GPUs here; you asked for 9"]),
     ("mixed", {"min_memory": "80GB"}, ["none has 74.5 GiB; the largest has 23.9 GiB"]),
     ("mixed", {"name": "H100"}, ["H100", "1 GeForce RTX 2080 Ti"]),
-    ("mixed", {"count": 3, "min_memory": "10GB"}, ["3 GPUs", "GPU1 and GPU3 will do"]),
+    ("mixed", {"count": 3, "min_memory": "10GB"}, ["3 GPUs", "GPU1 and GPU3 are suitable"]),
 ]
 
 

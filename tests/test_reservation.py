@@ -83,7 +83,7 @@ def test_what_no_gpu_is_beside_a_lost_one(
     """A GPU that can't be read is none of that name or size: nobody waits for it to become one."""
     here.write("gpu\n name NVIDIA A100\ngpu\nfail nvmlDeviceGetHandleByIndex_v2 1 15")
     lost = "GPU1 can't be read: GPU is lost"
-    with pytest.raises(reserve_gpu.ImpossibleError, match=f"^Of 2 GPUs none has .*; {lost}"):
+    with pytest.raises(reserve_gpu.ImpossibleError, match=f"^Of 2 GPUs, none has .*; {lost}"):
         reserve_gpu.reserve(wait=wait, **wish)
     assert variables() == {}
 
