@@ -296,7 +296,7 @@ def release() -> tuple[Device, ...]:
 def kept() -> str | None:
     """Return a message about the devices that are kept for this restarted kernel, if any."""
     left = None if session().devices else next(all_left(), None)
-    return messages.kept(left.held.devices, left.until) if left else None
+    return messages.kept_for_restart(left.held.devices, left.until) if left else None
 
 
 def all_left() -> "Iterator[KeptReservation]":
@@ -329,7 +329,7 @@ def continue_after(error: errors.ReserveGPUError) -> str:
         hide_if_unreserved()
     visible = cuda_environment.read()[cuda_environment.VISIBLE]
     is_above = isinstance(error, errors.ReservedAboveError)
-    return messages.going_on(session().devices, visible if is_above else None)
+    return messages.continuing(session().devices, visible if is_above else None)
 
 
 def disable_idle_limit() -> None:

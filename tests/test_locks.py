@@ -1076,7 +1076,7 @@ def test_a_lock_that_other_code_has_closed(two: Here) -> None:
     assert held(two) == []
     with pytest.warns(reserve_gpu.ReserveGPUWarning) as caught:
         assert reserve_gpu.reserve() is reservation
-    assert texts(caught) == [notices.locked_anew(reservation.devices[0], None)]
+    assert texts(caught) == [notices.relocked(reservation.devices[0], None)]
     assert held(two) == [0]
     close_the_lock(two)
     with two.rival("0"), pytest.raises(LockError, match="the device is now reserved by"):

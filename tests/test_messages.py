@@ -206,7 +206,7 @@ def test_released(
 )
 def test_going_on(held: list[Device], visible: str | None, expected: str) -> None:
     """Who goes on without what was asked for is told with what."""
-    assert messages.going_on(held, visible) == expected
+    assert messages.continuing(held, visible) == expected
 
 
 # -- what is said of one device --------------------------------------------------------------------
@@ -787,7 +787,7 @@ def test_each_is_asked_once() -> None:
         ),
         ([new], "Ask bob (/home/bob) for GPU4, idle for 1 min."),
     ):
-        assert phrases.plain(contacts.whom(rows, now)) == expected
+        assert phrases.plain(contacts.users_to_ask(rows, now)) == expected
 
 
 def test_all_who_share_are_asked() -> None:
@@ -1129,7 +1129,7 @@ def test_too_late_in_python() -> None:
 def test_programs_are_told_in_their_words() -> None:
     """What only programs get to know is said in one sentence each."""
     assert "This process is already reserving, releasing or reading GPUs" in NESTED
-    assert notices.HAS_ENDED == "This reservation has been released. Make a new one."
+    assert notices.ALREADY_RELEASED == "This reservation has been released. Make a new one."
     assert "waiting in the queue" in notices.ANOTHER_THREAD_WAITS
 
 
@@ -1169,13 +1169,13 @@ CHANGED = f"{VISIBLE} was"
 @pytest.mark.parametrize(
     ("warning", "expected"),
     [
-        (notices.stays([GPU0], is_late=True), f"{GOES_ON}GPU0 stays reserved as well."),
+        (notices.devices_stay([GPU0], is_late=True), f"{GOES_ON}GPU0 stays reserved as well."),
         (
-            notices.stays([GPU0, GPU1], is_late=False),
+            notices.devices_stay([GPU0, GPU1], is_late=False),
             ("The enclosing `with` block asked for more, so GPU0 and GPU1 stay reserved as well."),
         ),
         (
-            notices.locked_anew(GPU0, None),
+            notices.relocked(GPU0, None),
             (
                 "Other code in this process closed the lock of GPU0. GPU0 has been locked again, "
                 "and is still reserved for this kernel."
@@ -1212,7 +1212,7 @@ CHANGED = f"{VISIBLE} was"
             ),
         ),
         (
-            notices.locked_anew(GPU0, "/run/lock/a.lock"),
+            notices.relocked(GPU0, "/run/lock/a.lock"),
             (
                 "The lock file of GPU0 (/run/lock/a.lock) was deleted or replaced. GPU0 has been "
                 "locked again, and is still reserved for this kernel."

@@ -279,7 +279,7 @@ def _with_lease(context: AttemptContext, granted: Granted) -> Granted:
     since = min((each.lock.taken for each in granted.locked), key=lambda taken: taken.boot)
     lease = quota.counted(quota.lease(lease, context.rules).begun(now), context.rules, since, now)
     if context.rules.time and lease.until is not None and lease.until <= now.wall:
-        raise notice.cannot_prolong(context.rules.time, lease.until)
+        raise notice.cannot_extend(context.rules.time, lease.until)
     return granted._replace(lease=lease)
 
 

@@ -48,7 +48,7 @@ def allowed(
     if not ruled.time or is_unchanged or last == ends:
         return _with_lease(request, ends), []
     if last.until is None or last.until <= now.wall:
-        raise notice.cannot_prolong(ruled.time, since.at(now).later(ruled.time.value).wall)
+        raise notice.cannot_extend(ruled.time, since.at(now).later(ruled.time.value).wall)
     notices = [notice.shortened(ruled.time, last.until)] if has_end else []
     return _with_lease(request, last), notices
 

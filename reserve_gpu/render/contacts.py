@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from reserve_gpu.render.frontends import Frontend
 
 
-def yourself(
+def own_reservations(
     rows: Sequence[DeviceStatus], now: float, user: str | None, frontend: Frontend, at: str = ""
 ) -> list[Line]:
     """Return a line for each reservation of the user in another process, with its release command.
@@ -57,7 +57,7 @@ def yourself(
     ]
 
 
-def whom(rows: Sequence[DeviceStatus], now: float, user: str | None = None) -> Line:
+def users_to_ask(rows: Sequence[DeviceStatus], now: float, user: str | None = None) -> Line:
     """Return a line that names the users to ask for a device.
 
     Holders of idle devices come first, the longest idle ones at the beginning. Overdue holders
@@ -126,7 +126,7 @@ def _is_abandoned(row: DeviceStatus, now: float) -> bool:
     return bool(_overdue(row, now)) or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S
 
 
-def likeliest(rows: Sequence[DeviceStatus], now: float) -> Line:
+def next_free(rows: Sequence[DeviceStatus], now: float) -> Line:
     """Return `GPU3, reserved until 18:00`, the device that will probably be free next.
 
     This is the device whose last reservation ends first. If no reservation has an end, it is the

@@ -80,7 +80,7 @@ def time_limit(seconds: float) -> str:
     return f"{duration(seconds - rest)} {rest} s" if rest else duration(seconds)
 
 
-def left(seconds: float) -> str:
+def remaining(seconds: float) -> str:
     """Return a remaining time: with seconds if less than ten minutes, else rounded to minutes."""
     if seconds >= NEAR_S:
         return duration(seconds + MINUTE_S / 2)

@@ -71,7 +71,7 @@ def left_with(kept: Sequence[Device], frontend: Frontend) -> str:
     return f"No GPU is visible to this {frontend.sight}." if frontend.sight else ""
 
 
-def going_on(held: Sequence[Device], visible: str | None = None) -> str:
+def continuing(held: Sequence[Device], visible: str | None = None) -> str:
     """Return the line for a kernel that continues without the GPU that it requested.
 
     Args:
@@ -97,7 +97,7 @@ def joined(devices: Sequence[Device], name: str | None, environ: Mapping[str, st
     return "\n".join([f"Joined {holder} on {labels(devices)}.", *variables(environ)])
 
 
-def kept(devices: Sequence[Device], until: float) -> str:
+def kept_for_restart(devices: Sequence[Device], until: float) -> str:
     """Return the message of a restarted kernel whose devices are kept until it reserves again."""
     at = time.strftime("%H:%M:%S", time.localtime(until))
     return (

@@ -26,9 +26,9 @@ from reserve_gpu.render.phrases import NOTEBOOK_LIMIT, labels, listed, named
 from reserve_gpu.system.forks import no_fork
 
 PART_STAYS = "The enclosing `with` block asked for a larger part, which stays reserved."
-HAS_ENDED = "This reservation has been released. Make a new one."
-TIME_IS_OVER = "The time of this reservation is over, so it can no longer be joined."
-HAS_GONE = "This reservation has just been released. To see the current ones, run:"
+ALREADY_RELEASED = "This reservation has been released. Make a new one."
+LEASE_EXPIRED = "The time of this reservation is over, so it can no longer be joined."
+JUST_RELEASED = "This reservation has just been released. To see the current ones, run:"
 CAPS_ARE_LATE = (
     "CUDA is already running: JAX, TensorFlow and CuPy keep the limit that they started with until "
     "you restart."
@@ -155,7 +155,7 @@ def used_by_others(row: DeviceStatus) -> str:
     return f"{row.label} is reserved for this kernel, but other processes use it: {use}"
 
 
-def stays(devices: Sequence[Device], *, is_late: bool) -> str:
+def devices_stay(devices: Sequence[Device], *, is_late: bool) -> str:
     """Return the warning that devices stay reserved after a request for fewer devices.
 
     Args:
@@ -192,7 +192,7 @@ def changed(values: Variables, held: Sequence[Device], *, is_late: bool, is_mend
     )
 
 
-def locked_anew(device: Device, path: str | None) -> str:
+def relocked(device: Device, path: str | None) -> str:
     """Return the warning that a lock was lost, and that the device has been locked again.
 
     Args:
@@ -206,7 +206,7 @@ def locked_anew(device: Device, path: str | None) -> str:
     return f"{cause}. {label} has been locked again, and is still reserved for this kernel."
 
 
-def left_alone(devices: Sequence[Device], name: str | None) -> str:
+def holder_released(devices: Sequence[Device], name: str | None) -> str:
     """Return the warning that the holder of a joined reservation has released it.
 
     Args:
@@ -232,13 +232,13 @@ def shortened(rule: Rule, last: float) -> str:
     return f"The reservation lasts until {until}: {named(rule)} counts from its start"
 
 
-def caps_stand(names: Sequence[str]) -> str:
+def memory_limits_kept(names: Sequence[str]) -> str:
     """Return the warning that the user's own variables already limit frameworks."""
     keep = "keeps its value as the limit" if len(names) == 1 else "keep their values as the limits"
     return f"{listed(names)} {phrases.be(len(names))} already set, and {keep}."
 
 
-def to_type(framework: str, line: str) -> str:
+def framework_limit_hint(framework: str, line: str) -> str:
     """Return the instruction to limit a framework that reads no environment variable.
 
     Args:
@@ -561,7 +561,7 @@ def ends_anyway(rule: Rule) -> errors.RequestError:
     )
 
 
-def cannot_prolong(rule: Rule, last: float) -> errors.RequestError:
+def cannot_extend(rule: Rule, last: float) -> errors.RequestError:
     """Return the error of a reservation that has already reached a rule's time limit.
 
     Args:

@@ -181,7 +181,7 @@ def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
     """
     kept_until = holder.record.kept_until
     if kept_until is not None and holder.is_kept(now):
-        restart = f"kept for its restart ({durations.left(kept_until - now)} left)"
+        restart = f"kept for its restart ({durations.remaining(kept_until - now)} left)"
         record = holder.record._replace(kept_until=None)
         return (", ", (restart, MARK), *lease_end(holder._replace(record=record), now))
     if holder.record.guest_of is not None and not holder.beside:
@@ -200,7 +200,7 @@ def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
     if at is None:
         if_wanted = " if another process waits" if lease.if_wanted else ""
         return (f", released {after}{if_wanted}",) if after else ()
-    left = f" ({durations.left(at - now)} left)" if is_own else ""
+    left = f" ({durations.remaining(at - now)} left)" if is_own else ""
     longer = ", longer if no other process waits" if lease.if_wanted and not lease.is_jobs else ""
     jobs = ", the job's end" if lease.is_jobs and not holder.record.overdue else ""
     until = f", until {durations.moment(at, now)}{jobs}{left}"
@@ -234,7 +234,7 @@ def is_of(holder: Holder, user: str | None) -> bool:
     return user is not None and holder.seen and holder.user == user
 
 
-def one_of(holder: Holder, user: str | None) -> str:
+def owner_or_own_process(holder: Holder, user: str | None) -> str:
     """Return `your train.ipynb` for a process of the reading user, else the owner: `alice`."""
     if not is_of(holder, user):
         return sanitize(holder.user or UNKNOWN_USER)

@@ -207,12 +207,14 @@ def _state_in_words(row: DeviceStatus, now: float, user: str | None) -> str:
     """
     state = layout.state(row, now).value
     if row.state is State.RESERVED:
-        people = [phrases.one_of(holder, user) for holder in row.holders if holder.user]
+        people = [
+            phrases.owner_or_own_process(holder, user) for holder in row.holders if holder.user
+        ]
         named = phrases.listed([*dict.fromkeys(people)][: phrases.NAMED_SHARERS])
         if state == State.KEPT.value:
             (holder, *_) = row.holders
             is_own = phrases.is_of(holder, user)
-            owner = phrases.one_of(holder, user) if is_own else phrases.person(holder)
+            owner = phrases.owner_or_own_process(holder, user) if is_own else phrases.person(holder)
             return f"is kept for the restart of {owner}"
         return f"is {state} by {named}" if named else f"is {state}"
     return f"has {state}" if state.startswith("no ") else f"is {state}"
@@ -229,10 +231,10 @@ def _hints(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
     siblings = [row for row in rows if _is_held_by_sibling(row, reason)]
     missing = _missing(reason)
     available = [row for row in rows if row.would_be_taken]
-    first: Line = contacts.whom(missing, now, user)
+    first: Line = contacts.users_to_ask(missing, now, user)
     if any(row.counted for row in rows):  # the user's own reservations reached a rule's limit
         first = () if siblings or frontend.is_for_program else ("Release what you have there.",)
-    lines = contacts.yourself(missing, now, user, frontend)
+    lines = contacts.own_reservations(missing, now, user, frontend)
     if siblings:
         held = f"Processes that were started together with this one hold {phrases.ranges(siblings)}"
         lines.append((f"{held}. Start at most {len(reason.siblings)} of them.",))
@@ -317,12 +319,16 @@ def wait(waiting: Waiting) -> Picture:
     head = " ".join(filter(None, [awaited(waiting), ruled.limited(waiting.rows)]))
     rows = messages.fit(waiting.rows)
     now = time.time()
-    first = contacts.likeliest(rows, now)
+    first = contacts.next_free(rows, now)
     foot = reasons.unseen(rows)
     if (ticket := waiting.first) is not None:
         asks, user = sanitize(ticket.asks or "a GPU"), procfs.user_of(os.getpid())
         is_own = phrases.is_of(ticket.holder, user)
-        waiter = phrases.one_of(ticket.holder, user) if is_own else phrases.person(ticket.holder)
+        waiter = (
+            phrases.owner_or_own_process(ticket.holder, user)
+            if is_own
+            else phrases.person(ticket.holder)
+        )
         waits = f", {'which' if is_own else 'who'} is waiting for {asks}."
         foot.append(("First in the queue is ", (waiter, STRONG), waits))
     foot += [("Probably free next: ", *first)] if first else []

@@ -202,8 +202,8 @@ def _advice(status: Status) -> list[Line]:
     if reasons.is_trouble(states):
         return [(reasons.trouble(states),)]
     queued: Line = ("The free GPUs are offered to the queue first.",) if available else ()
-    own = contacts.yourself(rows, status.time, status.user, frontend)
-    ask = contacts.whom(rows, status.time, status.user)
+    own = contacts.own_reservations(rows, status.time, status.user, frontend)
+    ask = contacts.users_to_ask(rows, status.time, status.user)
     lines = [*own, *([ask] if ask else []), *reasons.unseen(rows, frontend)]
     if not all(map(reasons.is_dark, rows)):
         lines.append(queueing(frontend.typed(messages.ANY, waits=True), is_second=bool(lines)))

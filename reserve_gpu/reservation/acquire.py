@@ -206,7 +206,7 @@ def _count_caller(session: Session) -> Reservation:
     if reservation := session.reservation:
         reservation.count_call(executor.caller())
         return reservation
-    raise RequestError(notice.HAS_ENDED)
+    raise RequestError(notice.ALREADY_RELEASED)
 
 
 def _record_notices(session: Session) -> list[str]:

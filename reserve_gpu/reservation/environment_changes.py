@@ -155,10 +155,10 @@ def memory_limit_notices(
         memory_caps.capped_by({**inherited, **written}),
     )
     frameworks = memory_caps.installed()
-    kept: list[str] = [notice.caps_stand([*user_limits.values()])] if user_limits else []
+    kept: list[str] = [notice.memory_limits_kept([*user_limits.values()])] if user_limits else []
     late = [notice.CAPS_ARE_LATE] if is_late else []
     lines = [
-        notice.to_type(key, line)
+        notice.framework_limit_hint(key, line)
         for key, line in memory_caps.code_lines(devices, memory_limit_mib).items()
         if key in frameworks and key not in (user_limits if is_late else all_limits)
     ]

@@ -179,7 +179,7 @@ class Holding(NamedTuple):
             new.release()
             raise notice.lost(device, path, list(map(procfs.with_owner, sharers)))
         held = self._replace(locks={**self.locks, device.uuid: new})
-        return held, notice.locked_anew(device, path)
+        return held, notice.relocked(device, path)
 
     def _has_room(self, device: Device, sharers: Sequence[Holder]) -> bool:
         """Return whether the device has room for this part next to those of the sharers."""

@@ -20,7 +20,7 @@ from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import LockError, RequestError, command_line
 from reserve_gpu.model.requests import NO_LEASE, Lease, ReservationTerms
-from reserve_gpu.render.notices import HAS_GONE, TIME_IS_OVER
+from reserve_gpu.render.notices import JUST_RELEASED, LEASE_EXPIRED
 from reserve_gpu.reservation.holding import Holding, Joined
 from reserve_gpu.system import procfs
 
@@ -51,13 +51,13 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
         holders = directory.holders_of(device.uuid)
         key = host.record.since, host.pid
         if not any((each.record.since, each.pid) == key for each in holders):
-            raise RequestError(f"{HAS_GONE} {command_line('list')}")
+            raise RequestError(f"{JUST_RELEASED} {command_line('list')}")
     host, now = reserved.holder, procfs.now()
     taken = {device: _reserved_at(host, now) for device, host in host_of.items()}
     since = min(taken.values(), key=lambda instant: instant.boot)
     lease = _lease(host, since, now)
     if lease.until is not None and lease.until <= now.wall and not lease.if_wanted:
-        raise RequestError(TIME_IS_OVER)
+        raise RequestError(LEASE_EXPIRED)
     with ExitStack() as stack:  # release all locks if one of them fails
         locks = {}
         for device in host_of:

@@ -279,7 +279,7 @@ class Session(Executor):
         if is_inside and request.terms.memory_limit_mib != held.terms.memory_limit_mib:
             return [*self._repeat_answer(held, note), notice.PART_STAYS]
         if rest and (is_late or is_inside):
-            return [*self._repeat_answer(held, note), notice.stays(rest, is_late=is_late)]
+            return [*self._repeat_answer(held, note), notice.devices_stay(rest, is_late=is_late)]
         if is_same and held.terms.memory_limit_mib == request.terms.memory_limit_mib:
             return self._repeat_answer(held, note)
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
@@ -368,7 +368,7 @@ class Session(Executor):
     def enter(self, reservation: Reservation) -> None:
         """Enter a `with` block. Raises RequestError if the reservation has ended."""
         if self.reservation is not reservation:
-            raise RequestError(notice.HAS_ENDED)
+            raise RequestError(notice.ALREADY_RELEASED)
         reservation.enter(executor.caller())
 
     def leave(self, reservation: Reservation) -> None:
@@ -444,7 +444,7 @@ class Session(Executor):
             notices = self.renew(BRIEF_LIMIT_S)
             held = self.held
             if held and held.joined and joining.has_lost_holder(held):
-                notices.append(notice.left_alone(held.devices, held.joined.name))
+                notices.append(notice.holder_released(held.devices, held.joined.name))
         except LockError as error:
             notices = [str(error)]
         if self._held:

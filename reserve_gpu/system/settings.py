@@ -16,8 +16,8 @@ CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
 CONFIG = "RESERVE_GPU_CONFIG"
 HISTORY = "RESERVE_GPU_HISTORY"
 AGENT = "RESERVE_GPU_AGENT"  # name of a program that requests GPUs on behalf of its user
-# The result of `jupyter_kernel.remote_description` for a kernel that was started by ssh. It is JSON, encoded
-# in hexadecimal digits, because shells do not change these.
+# The result of `jupyter_kernel.remote_description` for a kernel that was started by ssh. It is
+# JSON, encoded in hexadecimal digits, because shells do not change these.
 STARTED = "RESERVE_GPU_STARTED"
 # The pid and start time (`procfs.stamp`) of a kernel that runs in a job of its own. In other
 # processes, the variable is only inherited. Before the kernel sets it, the variable contains

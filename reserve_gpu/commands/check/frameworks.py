@@ -33,7 +33,7 @@ from reserve_gpu.render import html, messages, phrases
 from reserve_gpu.render.columns import GAP, width_of, wrapped
 from reserve_gpu.render.durations import duration
 from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, shell
-from reserve_gpu.render.notices import FRAMEWORKS, to_type
+from reserve_gpu.render.notices import FRAMEWORKS, framework_limit_hint
 from reserve_gpu.render.phrases import escape, listed, plain
 from reserve_gpu.render.progress import Live
 from reserve_gpu.render.terminal import PLAIN_COLUMNS, is_terminal, size
@@ -273,7 +273,7 @@ def _below(check: Check) -> list[str]:
     if len(names) == len(check.rows) - 1:
         absent.append("Only the driver was checked. Do your programs use a different Python?")
     texts = [row.remedy for row in check.rows if row.remedy]
-    texts += [to_type(row.name, row.to_type) for row in check.rows if row.to_type]
+    texts += [framework_limit_hint(row.name, row.to_type) for row in check.rows if row.to_type]
     return [*absent, *(line for text in texts for line in text.splitlines())]
 
 

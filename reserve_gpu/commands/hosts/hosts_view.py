@@ -121,7 +121,7 @@ def _section(name: str, status: Status) -> Layout:
     )
     message = ruled.head(status.rules)
     foot = [*status_view.missing(status)]
-    hints = contacts.yourself(
+    hints = contacts.own_reservations(
         status.rows, status.time, status.user, for_this_process(SHELL), f"ssh {name} "
     )
     entries = layout.entries(status.rows, View(status.time, is_all=status.is_all))

@@ -134,7 +134,7 @@ def _advice(
         words: The refused program and its arguments.
         name: The program's base name.
         wrapper: The command line of the wrappers that precede the program.
-        prefix: A function that returns the text before the command, as in `require_kept_reservation`.
+        prefix: A function that returns the text before the command.
     """
     inside = f"Run {PROGRAM} inside {name}"
     if name in STARTERS:
@@ -181,7 +181,7 @@ def named_by_variable(
     Args:
         assignment: The word `CUDA_VISIBLE_DEVICES=VALUE`.
         rest: The command without this word.
-        prefix: A function that returns the text before the command, as in `require_kept_reservation`.
+        prefix: A function that returns the text before the command.
     """
     value, line, advice = assignment.partition("=")[2], prefix(), "Omit the variable"
     run = f"{program_command()} run "

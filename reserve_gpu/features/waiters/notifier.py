@@ -187,7 +187,7 @@ def waiter_message(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) 
     """
     subject, recipient = sanitize(ticket.holder.user or "Another user"), "them"
     if phrases.is_of(ticket.holder, procfs.user_of(os.getpid())):
-        recipient = phrases.one_of(ticket.holder, ticket.holder.user)
+        recipient = phrases.owner_or_own_process(ticket.holder, ticket.holder.user)
         subject = recipient[:1].upper() + recipient[1:]
     note = f' ("{sanitize(ticket.holder.note)}")' if ticket.holder.note else ""
     request = sanitize(ticket.asks or "a GPU")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu.render.notices import TIME_IS_OVER
+from reserve_gpu.render.notices import LEASE_EXPIRED
 from tests.locked import held
 from tests.machine import LIMIT_S
 from tests.processes import wait_for
@@ -84,7 +84,7 @@ def test_nothing_to_join_once_the_time_is_over(here: Here) -> None:
         holder.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
         wait_for(lambda: holder.run(f"{SESSION}session().held.overdue").value)
         answer = other.run(JOIN.format(""))
-        assert answer.text == TIME_IS_OVER
+        assert answer.text == LEASE_EXPIRED
         assert other.visible() is None
 
 

@@ -199,7 +199,7 @@ def test_metrics() -> None:
 
 
 def likeliest(*rows: DeviceStatus) -> str:
-    return phrases.plain(contacts.likeliest(rows, NOW))
+    return phrases.plain(contacts.next_free(rows, NOW))
 
 
 def test_the_earliest_end_is_likeliest() -> None:
@@ -249,11 +249,11 @@ def test_whom_to_ask() -> None:
     """Idle ones are asked first, then who is overdue, of sharers that one alone."""
     late = with_lease(BOB, until(-1))
     rows = row(0, ALICE, late), row(1, ALICE._replace(last_cell=NOW - 3600), is_unused=True)
-    assert phrases.plain(contacts.whom(rows, NOW)) == (
+    assert phrases.plain(contacts.users_to_ask(rows, NOW)) == (
         "Ask alice (train.ipynb) for GPU1, idle for 1 h. "
         "Ask bob (fit.ipynb) for GPU0, overdue since 11:00."
     )
-    assert ("overdue since 11:00", MARK) in contacts.whom(rows, NOW)
+    assert ("overdue since 11:00", MARK) in contacts.users_to_ask(rows, NOW)
 
 
 def test_a_wait_names_it() -> None:

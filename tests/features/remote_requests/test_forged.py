@@ -260,7 +260,8 @@ locks = [*session().held.locks.values()]
 left = {{"kernel": {kernel}, "until": time.time() + 60, "since": [lock.since for lock in locks]}}
 left |= {{"directory": os.path.dirname(locks[0].path), **exec_handover.serialize(session().held)}}
 numbers = [locks[0].descriptor, locks[0].owned.descriptor]
-subprocesses.start_background([*lock_keeper.WORDS, "k", "60"], numbers, {{lock_keeper.LEFT: json.dumps(left)}})
+environ = {{lock_keeper.LEFT: json.dumps(left)}}
+subprocesses.start_background([*lock_keeper.WORDS, "k", "60"], numbers, environ)
 """
 
 
