@@ -406,13 +406,13 @@ INSTANCES: list[tuple[str, dict[str, Any], str, str]] = [
     ("mig", {"min_memory": "18GB", "name": "MIG"}, "GPU1:5", ""),
     ("mig", {"devices": ["1:0", "1:2"]}, "ImpossibleError", "can use only one"),
     ("mig", {"count": 2}, "NoFreeDeviceError", "can use only one"),  # GPU2 may be made whole again
-    ("mig", {"devices": [0, "1:0"]}, "RequestError", "GPU1:0 a MIG instance"),
+    ("mig", {"devices": [0, "1:0"]}, "RequestError", "GPU1:0 is a MIG instance"),
     ("mig", {"devices": 1}, "RequestError", "1:0, 1:2, 1:5"),
-    ("mig", {"devices": 2}, "NoFreeDeviceError", "no instance  MIG is on, but it has no"),
+    ("mig", {"devices": 2}, "NoFreeDeviceError", "no instance  MIG is on, but the GPU has no MIG"),
     ("mig570", {"devices": ["1:4", "1:1"]}, "GPU1:4 GPU1:1", ""),
     ("mig570", {"count": 2}, "GPU1:1 GPU1:3", ""),
     ("mig570", {"count": 3}, "GPU1:1 GPU1:3 GPU1:4", ""),
-    ("mig570", {"devices": [0, "1:1"]}, "RequestError", "GPU1:1 a MIG instance"),
+    ("mig570", {"devices": [0, "1:1"]}, "RequestError", "GPU1:1 is a MIG instance"),
     ("mig570", {"count": 4}, "ImpossibleError", "MIG"),  # four are free, but not four of a kind
 ]
 
@@ -754,7 +754,7 @@ def test_a_zombie_is_called_so(here: Here) -> None:
         text, status = refused(), reserve_gpu.status()
         shown = here.shell().run("%reserve_gpu --status").values[0]["text/html"]
     assert f"(pid {process.pid}, a zombie)" in of_gpu(text)
-    ends = rf"\(pid {process.pid}, a zombie\) goes when .*\(pid {os.getpid()}\) ends\."
+    ends = rf"\(pid {process.pid}, a zombie\) will go away when .*\(pid {os.getpid()}\) ends\."
     assert all(re.search(ends, each) for each in (text, str(status), shown))
     (told,) = status.to_dict()["devices"][0]["processes"]
     assert told["zombie_of"].endswith(f"(pid {os.getpid()})")

@@ -128,8 +128,8 @@ def test_names(here: Here, typed: CommandLine, srun: str) -> None:
         ("-- -p gpu", "Only --slurm takes options for srun after --. Add --slurm."),
         ("--slurm --wait 1h", "up to 45 s"),
         ("--slurm nonsense", "is not a GPU name"),
-        ("--slurm --memory much", "no size"),
-        ("--slurm --for soon", "no duration"),
+        ("--slurm --memory much", "not a valid size"),
+        ("--slurm --for soon", "not a valid duration"),
     ],
 )
 def test_what_is_refused(here: Here, typed: CommandLine, srun: str, line: str, text: str) -> None:
