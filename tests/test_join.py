@@ -170,7 +170,7 @@ def test_the_status_shows_both(here: Here) -> None:
             line = of_gpu(str(status), "1")
             assert line.startswith("reserved: ")
             assert f"child.py (pid {holder.pid}) for" in line
-            assert f"(pid {other.pid}) beside {CHILD} for" in line
+            assert f"(pid {other.pid}) joined to {CHILD} for" in line
             assert "without a reservation" not in line
             assert f"not joined to {CHILD}: " in line
             assert f"child.py (pid {own.pid})" in line
@@ -266,7 +266,7 @@ def test_two_guests_of_one_that_has_gone(here: Here) -> None:
             holder.kill()
             assert one.reserve().value == "0"
             assert one.run("reserve_gpu.current().lease.until").error is None
-            left = "from reserve_gpu.reservation import joining\njoining.is_left(session().held)"
+            left = "from reserve_gpu.reservation import joining\njoining.has_lost_holder(session().held)"
             assert two.run(f"{SESSION}{left}").value is False
 
 

@@ -313,7 +313,7 @@ def test_less_once_cuda_has_started(started: Started) -> None:
 def test_taken_back(started: Started) -> None:
     """What was released after CUDA has started can be had again, unless somebody else has it."""
     released = started.kernel.run("%reserve_gpu --release").stdout
-    assert released.startswith("Released GPU1 and GPU2.\nCUDA still runs in this kernel: ")
+    assert released.startswith("Released GPU1 and GPU2.\nCUDA is still running in this kernel. ")
     assert held(started.machine) == []
     with started.machine.child() as other:
         assert other.reserve("2").value == "2"
