@@ -23,10 +23,10 @@ from reserve_gpu.system import procfs
 
 MUTEX_LIMIT_S = 0.5
 READING_LIMIT_S = 2.0
-# If processes are not visible, a device with less memory in use has no process on it, because even
-# an idle CUDA context takes several hundred MiB.
+# Memory use in MiB below which a device has no process on it, if processes are not visible. Even an
+# idle CUDA context takes several hundred MiB.
 CONTEXT_MIB = 64.0
-NAME_LIMIT = 40  # maximum characters of another process's name in a sentence
+NAME_LIMIT = 40  # maximum characters of another process's name in a message
 
 
 class Snapshot(NamedTuple):
@@ -35,7 +35,7 @@ class Snapshot(NamedTuple):
     Attributes:
         rows: The state of each device.
         waiting: The tickets in the queue.
-        problem: Why reservations may be missing, or None.
+        problem: The reason why reservations may be missing, or None.
     """
 
     rows: tuple[DeviceStatus, ...]
@@ -48,11 +48,11 @@ class Reservations(NamedTuple):
 
     Attributes:
         holders: The holders of each device.
-        faults: Why the holders of a device are unknown.
+        faults: The reason why the holders of a device are unknown.
         waiting: The tickets in the queue.
-        problem: Why no reservations or not all of them are known, or None.
-        others: The holders of other devices, which may be lost.
-        old_numbers: The claims on other GPUs that had the same number as the device.
+        problem: The reason why some or all reservations are unknown, or None.
+        others: The holders of devices that the driver does not list, such as lost GPUs.
+        old_numbers: The claims on other GPUs that had the device's number.
     """
 
     holders: Mapping[str, tuple[Holder, ...]]
@@ -66,7 +66,7 @@ class Reservations(NamedTuple):
 def take_snapshot(
     nvml: Nvml, *, idle_mib: float | None = None, ruled: Rules | None = None
 ) -> Snapshot:
-    """Read every device that the driver shows.
+    """Read every device that the driver lists.
 
     If the lock directory can't be used, the snapshot contains the devices without reservations, and
     its `problem` gives the reason.
@@ -179,11 +179,11 @@ def identify_processes(
 
 
 def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
-    """Return whether its holders' processes leave a reserved device unused, or None if unknown.
+    """Return whether no process of the holders uses a reserved device, or None if unknown.
 
     Args:
         usage: The reading of the device.
-        processes: The processes on the device, as far as they are listed.
+        processes: The processes on the device that the driver identifies.
     """
     count = (usage.compute or 0) + (usage.mps or 0)
     if any(process.has_reserved for process in processes):
@@ -197,11 +197,11 @@ def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
 
 
 def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
-    """Return the reason to refuse a device whose number another reservation still uses, or None.
+    """Return the reason to refuse a device if another reservation still uses its number, or None.
 
     A process that reserved another GPU under this number still has the number in
-    CUDA_VISIBLE_DEVICES. CUDA in that process would start on this device. Any user can lock a file
-    with the name of a missing device, so only one such claim per user counts.
+    CUDA_VISIBLE_DEVICES, so its CUDA would start on this device. Any user can lock a file with the
+    name of a missing device, so only one such claim per user counts.
 
     Args:
         nvml: The NVML session.
@@ -231,8 +231,8 @@ def _is_on(nvml: Nvml, device: Device, holder: Holder) -> bool:
 def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
     """Read the holders of the devices, and the queue.
 
-    Trying a lock can make another process fail to take it, so this happens under the mutex. If
-    other processes keep the mutex for too long, the kernel's list of locks is used instead, which
+    Testing a lock can make another process fail to take it, so this happens under the mutex. If
+    other processes hold the mutex for too long, the kernel's list of locks is used instead, which
     may miss some locks.
     """
     uuids = [device.uuid for device in devices if isinstance(device, Device)]
