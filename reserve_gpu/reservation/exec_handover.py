@@ -37,7 +37,7 @@ class Handover(NamedTuple):
     Attributes:
         changes: The changes to the environment variables.
         held: The reservation, without devices if there is none.
-        reason: Why there is no device, if the user should be told.
+        reason: The reason to show to the user why no device is held, or None.
         facts: Values that features store for themselves.
     """
 
@@ -106,7 +106,7 @@ def are_still_locked(about: Mapping[str, Any]) -> bool:
 
 
 def deserialize(fields: Mapping[str, Any]) -> Holding:
-    """Return the reservation that `serialize` has serialized, without its locks.
+    """Rebuild a reservation from the result of `serialize`, without its locks.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: The data is invalid.
