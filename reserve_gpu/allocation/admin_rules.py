@@ -142,17 +142,17 @@ def parse(data: bytes, file: str) -> Document:
     Raises:
         MistakeError: The file contains a mistake.
     """
-    whole = _Part(file, "", parsed(data, file))
-    whole.require_known("message", HISTORY, LIMITS, GROUPS, USERS, AGENTS, DEVICES, HOSTS)
-    message = whole.fields.get("message")
+    root = _Part(file, "", parsed(data, file))
+    root.require_known("message", HISTORY, LIMITS, GROUPS, USERS, AGENTS, DEVICES, HOSTS)
+    message = root.fields.get("message")
     if message is not None and not isinstance(message, str):
-        raise whole.mistake(f"message must be a string, not {_value(message)}")
-    limits = whole.table(LIMITS).limits()
-    groups, users = whole.table(GROUPS).limits_of_each(), whole.table(USERS).limits_of_each()
-    drain, drained = whole.table(DEVICES).drain()
-    history = whole.truth(HISTORY)
+        raise root.mistake(f"message must be a string, not {_value(message)}")
+    limits = root.table(LIMITS).limits()
+    groups, users = root.table(GROUPS).limits_of_each(), root.table(USERS).limits_of_each()
+    drain, drained = root.table(DEVICES).drain()
+    history = root.truth(HISTORY)
     rules = Rules(file, "", message or None, drain=drain, drained=drained, history=history)
-    return Document(rules, limits, groups, users, whole.table(AGENTS).limits())
+    return Document(rules, limits, groups, users, root.table(AGENTS).limits())
 
 
 class _Part(NamedTuple):

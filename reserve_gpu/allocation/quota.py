@@ -76,23 +76,23 @@ def left_s(ruled: Rules, since: Instant, now: Instant) -> float:
     return since.boot + ruled.time.value - now.boot if ruled.time else inf
 
 
-def lease(asked: Lease, ruled: Rules) -> Lease:
+def lease(requested: Lease, ruled: Rules) -> Lease:
     """Return a requested lease with the limits of the rules applied.
 
     Only an end that comes from the administrator's rules may interrupt a running cell.
 
     Args:
-        asked: The requested lease.
+        requested: The requested lease.
         ruled: The rules for this user.
     """
-    is_ruled = ruled.time is not None and asked.lasts_s is None and asked.until is None
+    is_ruled = ruled.time is not None and requested.lasts_s is None and requested.until is None
     if ruled.time and is_ruled:
-        asked = asked._replace(lasts_s=ruled.time.value)
-    if ruled.idle and asked.idle_s is None:
-        asked = asked._replace(idle_s=ruled.idle.value)
-    if asked.has_end and ruled.after_cuda and not ruled.after_cuda.value:
-        asked = asked._replace(end_kernel=True, is_strict=is_ruled)
-    return asked
+        requested = requested._replace(lasts_s=ruled.time.value)
+    if ruled.idle and requested.idle_s is None:
+        requested = requested._replace(idle_s=ruled.idle.value)
+    if requested.has_end and ruled.after_cuda and not ruled.after_cuda.value:
+        requested = requested._replace(end_kernel=True, is_strict=is_ruled)
+    return requested
 
 
 def build_check(
@@ -133,14 +133,14 @@ def _with_lease(request: Request, lease: Lease) -> Request:
     return request._replace(terms=request.terms._replace(lease=lease))
 
 
-def _require_lease(asked: Lease, ruled: Rules, at: float) -> None:
+def _require_lease(requested: Lease, ruled: Rules, at: float) -> None:
     """Raise RequestError if the requested lease is longer than the rules allow."""
-    if asked.if_wanted and (rule := ruled.time or ruled.idle):
+    if requested.if_wanted and (rule := ruled.time or ruled.idle):
         raise notice.ends_anyway(rule)
-    lasts_s = asked.lasts_s if asked.until is None else asked.until - at
-    for rule, asked_s in ((ruled.time, lasts_s), (ruled.idle, asked.idle_s)):
-        if rule and asked_s is not None and asked_s > rule.value:
-            raise notice.too_long(rule, asked_s)
+    lasts_s = requested.lasts_s if requested.until is None else requested.until - at
+    for rule, requested_s in ((ruled.time, lasts_s), (ruled.idle, requested.idle_s)):
+        if rule and requested_s is not None and requested_s > rule.value:
+            raise notice.too_long(rule, requested_s)
 
 
 def require_amount(request: Request, ruled: Rules) -> None:

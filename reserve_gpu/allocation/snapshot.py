@@ -103,14 +103,14 @@ def reserved_without_driver() -> tuple[DeviceStatus, ...]:
     """
     with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S, reads_only=True):
         holders = directory.holders_of_other_devices(())
-    known: dict[int, list[Holder]] = {}
+    by_index: dict[int, list[Holder]] = {}
     for holder in holders:
-        known.setdefault(holder.record.index or 0, []).append(procfs.with_owner(holder))
+        by_index.setdefault(holder.record.index or 0, []).append(procfs.with_owner(holder))
     return tuple(
         DeviceStatus(
             Fault(index, "the driver does not answer"), State.RESERVED, holders=with_hosts(group)
         )
-        for index, group in sorted(known.items())
+        for index, group in sorted(by_index.items())
     )
 
 
@@ -162,20 +162,20 @@ def identify_processes(
         nvml: The NVML session.
         processes: The processes on the device.
         holders: The holders of the device.
-        is_complete: Whether all holders of the device are known.
+        is_complete: Whether all holders of the device are identified.
     """
     if not nvml.sees_all:  # a PID may belong to another process in this PID namespace
         return tuple(processes)
     pids = {holder.listed_pid for holder in holders if holder.listed_pid}
     default = False if is_complete and all(holder.seen for holder in holders) else None
     by_user = {h.user: h.name or "a process" for h in reversed(holders) if h.seen and not h.beside}
-    known = []
+    identified = []
     for each in processes:
         has_reserved = procfs.is_descendant(each.pid, pids) or default
         process = procfs.with_identity(each)._replace(has_reserved=has_reserved)
         beside = by_user.get(process.user) if process.user and not has_reserved else None
-        known.append(process._replace(beside=beside))
-    return tuple(known)
+        identified.append(process._replace(beside=beside))
+    return tuple(identified)
 
 
 def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
@@ -207,8 +207,8 @@ def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
         nvml: The NVML session.
         claims: The claims on other GPUs that had the device's number when they were reserved.
     """
-    known = (each for each in nvml.walk() if isinstance(each, Device)) if claims else ()
-    devices = {device_of(lock_name(device.uuid)): device for device in known}
+    readable = (each for each in nvml.walk() if isinstance(each, Device)) if claims else ()
+    devices = {device_of(lock_name(device.uuid)): device for device in readable}
     for holder, device, claimed in claims:
         missing = [each for each in claimed if each not in devices]
         if device in missing and device != min(missing):
@@ -264,8 +264,8 @@ def _old_numbers(
 ) -> dict[str, list[Claim]]:
     """Return, for each device, the claims on other GPUs that had its number."""
     numbers = directory.listed_numbers()
-    known = [device for device in devices if isinstance(device, Device)]
-    return {d.uuid: directory.claims_on_other_devices(d.index, d.uuid, numbers) for d in known}
+    readable = [device for device in devices if isinstance(device, Device)]
+    return {d.uuid: directory.claims_on_other_devices(d.index, d.uuid, numbers) for d in readable}
 
 
 def _holders(
@@ -322,9 +322,9 @@ def _has(holder: Holder, fault: Fault) -> bool:
 
 def _held(row: DeviceStatus, holders: Sequence[Holder]) -> DeviceStatus:
     """Add the holders to the row of a device that has not been read yet."""
-    known = with_hosts(sorted(map(procfs.with_owner, holders), key=_is_another))
-    is_mine = bool(known) and not _is_another(known[0])
-    return row._replace(holders=known, is_mine=is_mine, is_unused=None if known else False)
+    ordered = with_hosts(sorted(map(procfs.with_owner, holders), key=_is_another))
+    is_mine = bool(ordered) and not _is_another(ordered[0])
+    return row._replace(holders=ordered, is_mine=is_mine, is_unused=None if ordered else False)
 
 
 def _is_another(holder: Holder) -> bool:

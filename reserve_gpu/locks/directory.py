@@ -7,7 +7,7 @@
     mutex.lock                   locked by a process while it reads or changes reservations
 
 Every user can write to UUID.lock and mutex.lock. If a name contains a UID, only that user can write
-to the file, and the file counts as locked only if its owner has locked it
+to the file. Such a file counts as locked only if its owner has locked it
 (`file_control.write_lock`).
 
 Lock files are never deleted while they are locked, because other processes do not see a lock on a
@@ -737,7 +737,7 @@ class LockDirectory:
     def _problem(self, name: str) -> str | None:
         """Return the reason to distrust the lock on a device's file, or None.
 
-        Every user can write to such a file, and can therefore create a hard link to it under the
+        Every user can write to such a file. A user can therefore create a hard link to it, with the
         name of a device that has no lock file yet. Both names then appear to be locked. The
         holder's record file shows which device is really held.
         """

@@ -1,8 +1,9 @@
 """Hand over a reservation from one program to the next when a process calls exec.
 
 The descriptors of the locks stay open over that one exec, so the process keeps its locks. All other
-data is in an environment variable, with the pid and the start time of the process, so that a child
-process does not use it. Nothing about the locks is trusted unless the operating system confirms it.
+data is in an environment variable. It includes the pid and the start time of the process, so that
+child processes ignore it. Nothing about the locks is trusted unless the operating system confirms
+it.
 """
 
 import json

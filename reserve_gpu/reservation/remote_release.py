@@ -117,8 +117,8 @@ def has_own_record(holder: Holder) -> bool:
 def pids_of(holder: Holder) -> set[int | None]:
     """Return the pids by which a user may name a holder.
 
-    During a kernel's restart, these are the pids of the kernel and of its lock keeper, because
-    the status shows the kernel first and the lock keeper later.
+    During a kernel's restart, these are the pids of the kernel and of its lock keeper. The status
+    shows the kernel first and the lock keeper later.
     """
     left = kept_reservation_of(holder)
     return {holder.listed_pid, *((left.lock_keeper, left.kernel) if left else ())} - {None}

@@ -258,7 +258,7 @@ class Session(Executor):
         """
         held = self.held
         if held and held.joined and joining.has_lost_holder(held):
-            held = None  # the holder has gone, so this process makes a reservation of its own
+            held = None  # the holder is gone, so this process makes its own reservation
         is_longer = request.terms.lease.has_end  # a joined process can't extend its holder's lease
         if held and held.joined and (is_longer or not _matches(held, request)):
             raise notice.has_joined(held.devices, held.joined.name)
@@ -382,8 +382,8 @@ class Session(Executor):
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
         """Lock devices again whose locks are no longer effective.
 
-        A lock is lost if its file was deleted, because other processes then lock a new file, or if
-        other code in this process closed its descriptor.
+        A lock is lost if other code in this process closed its descriptor, or if its file was
+        deleted, because other processes then lock a new file.
 
         Args:
             limit_s: The timeout for the mutex in seconds.

@@ -15,7 +15,7 @@ from reserve_gpu.render.frontends import Frontend
 from reserve_gpu.render.phrases import labels
 
 HOUR_S = 3600
-NEAR_S = 2 * MINUTE_S  # a time of day that is less than this away is shown with seconds
+NEAR_S = 2 * MINUTE_S  # a time is shown with seconds if it is less than this many seconds away
 NAMED_CHILDREN = 3  # largest number of child processes that a message names
 OVER = (  # the last message, without and with a reservation that replaces the old one
     "This reservation was released.",
