@@ -232,7 +232,7 @@ def test_a_file_must_be_roots_or_ones_own(machine: Machine) -> None:
         assert nobody.run(limits).value == [1]
         (gpus, problem) = daemon.run(limits).value
         assert gpus is None
-        assert problem.endswith("it belongs to nobody, and must belong to root or daemon.")
+        assert problem.endswith("it belongs to nobody, but must belong to root or daemon.")
 
 
 # A fresh /etc, and users who are there for the test alone.

@@ -11,9 +11,9 @@
     [devices]
     drain = ["GPU-8f2a"]
 
-The table `[hosts]` is read by `reserve-gpu hosts`. A user's own file may contain `[hosts]` and
-`history`. If the file contains a mistake, none of its rules applies, and all users see the line
-with the mistake. This module is imported only if there is such a file.
+`reserve-gpu hosts` reads the table `[hosts]`. A user's own file may contain only `[hosts]` and
+`history`. If the administrator's file contains a mistake, none of its rules apply, and all users
+see a message about the mistake. This module is imported only if one of these files exists.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Document(NamedTuple):
     """The parsed content of a file.
 
     Attributes:
-        rules: The rules that apply to all users, without limits.
+        rules: The rules that apply to all users, except limits.
         limits: The limits of all users.
-        groups: The limits of groups, by the group names in the file.
-        users: The limits of users, by the user names in the file.
+        groups: The limits of each group, by its name in the file.
+        users: The limits of each user, by the user's name in the file.
         agents: The limits of agents.
     """
 
@@ -101,13 +101,13 @@ def for_user(
 ) -> Rules:
     """Return the rules that apply to a user: each limit from the most specific table that sets it.
 
-    If several groups of the user set a limit, the most generous one counts. The limits of agents
-    can only be stricter.
+    If several groups of the user set a limit, the most generous one counts. A limit of agents
+    applies only if it is stricter than the user's.
 
     Args:
         document: The content of the file.
         user: The name of the user.
-        called: The names that the file may use for the user.
+        called: The name and the UID of the user; the file may contain either.
         groups: The groups in the file that the user belongs to.
         agents: The limits of agents, if this process runs for an agent.
     """
@@ -142,17 +142,17 @@ def parse(data: bytes, file: str) -> Document:
     Raises:
         MistakeError: The file contains a mistake.
     """
-    whole = _Part(file, "", parsed(data, file))
-    whole.require_known("message", HISTORY, LIMITS, GROUPS, USERS, AGENTS, DEVICES, HOSTS)
-    message = whole.fields.get("message")
+    root = _Part(file, "", parsed(data, file))
+    root.require_known("message", HISTORY, LIMITS, GROUPS, USERS, AGENTS, DEVICES, HOSTS)
+    message = root.fields.get("message")
     if message is not None and not isinstance(message, str):
-        raise whole.mistake(f"message must be a string, not {_value(message)}")
-    limits = whole.table(LIMITS).limits()
-    groups, users = whole.table(GROUPS).limits_of_each(), whole.table(USERS).limits_of_each()
-    drain, drained = whole.table(DEVICES).drain()
-    history = whole.truth(HISTORY)
+        raise root.mistake(f"message must be a string, not {_value(message)}")
+    limits = root.table(LIMITS).limits()
+    groups, users = root.table(GROUPS).limits_of_each(), root.table(USERS).limits_of_each()
+    drain, drained = root.table(DEVICES).drain()
+    history = root.truth(HISTORY)
     rules = Rules(file, "", message or None, drain=drain, drained=drained, history=history)
-    return Document(rules, limits, groups, users, whole.table(AGENTS).limits())
+    return Document(rules, limits, groups, users, root.table(AGENTS).limits())
 
 
 class _Part(NamedTuple):
@@ -181,7 +181,7 @@ class _Part(NamedTuple):
                 raise self.mistake(problem)
 
     def table(self, name: str) -> _Part:
-        """Return the table of that name, or an empty one if the file does not contain it."""
+        """Return the subtable with this name, or an empty table if it does not exist."""
         place = f"{self.place}.{name}" if self.place else name
         value = self.fields.get(name, {})
         if isinstance(value, dict):
@@ -210,7 +210,7 @@ class _Part(NamedTuple):
         return rules
 
     def limits_of_each(self) -> dict[str, Table]:
-        """Return the limits of each user or group, by the names in the file."""
+        """Return the limits of each user or group, by its name in the file."""
         return {name: self.table(name).limits() for name in self.fields}
 
     def drain(self) -> tuple[Rule | None, tuple[str, ...]]:
@@ -293,7 +293,7 @@ def content(file: str, owners: Collection[int]) -> bytes:
         if status.st_uid not in owners:
             owner = sanitize(procfs.user_name(status.st_uid))
             expected = " or ".join(map(procfs.user_name, sorted(owners)))
-            raise OSError(f"it belongs to {owner}, and must belong to {expected}")
+            raise OSError(f"it belongs to {owner}, but must belong to {expected}")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise OSError("other users can write to it; remove that permission with chmod go-w")
         if status.st_size > MOST_BYTES:
@@ -304,8 +304,8 @@ def content(file: str, owners: Collection[int]) -> bytes:
 def read_user_file() -> dict[str, Any]:
     """Return the tables of the user's own file, or an empty dict if the file does not exist.
 
-    The file may be a symbolic link, for example to a dotfiles repository. The owner of its target
-    counts.
+    The file may be a symbolic link, for example to a dotfiles repository. Its target must belong to
+    the user or to root.
 
     Raises:
         RequestError: The file can't be read, or contains a mistake.
@@ -326,8 +326,8 @@ def tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
     """Return the tables of a file.
 
     Args:
-        path: The path of the file.
-        file: The path of the file, for messages.
+        path: The path to open, without symbolic links.
+        file: The path to show in messages.
         owners: The UIDs that may own the file.
 
     Raises:
@@ -366,7 +366,7 @@ def parsed(data: bytes, file: str) -> dict[str, Any]:
     try:
         # Some editors begin a file with a byte order mark.
         tables: dict[str, Any] = tomllib.loads(data.removeprefix(BOM_UTF8).decode())
-    except (ValueError, RecursionError) as error:  # the message of tomllib contains the line number
+    except (ValueError, RecursionError) as error:  # tomllib's message contains the line number
         raise MistakeError(f"{_path(file)}: {sanitize(str(error), REASON_LIMIT)}") from error
     return tables
 
@@ -374,8 +374,8 @@ def parsed(data: bytes, file: str) -> dict[str, Any]:
 def _groups(listed: Iterable[str]) -> set[str]:
     """Return the listed groups that the user of this process belongs to.
 
-    The groups in the system's database count, and those of this process: a login may be older than
-    a change, and a container may have groups without names.
+    Both the groups in the system's database and those of this process count: the login may predate
+    a change of the database, and a container may have groups without names.
     """
     if not listed:
         return set()
@@ -387,7 +387,7 @@ def _group_number(name: str) -> int | None:
     """Return the GID of a group from its name or its number."""
     if not name.isdecimal():
         return accounts.find_gid(name)
-    with suppress(ValueError):  # Python limits the number of digits
+    with suppress(ValueError):  # int() limits the number of digits
         return int(name)
     return None
 

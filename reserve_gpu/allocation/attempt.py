@@ -1,6 +1,7 @@
 """One attempt to reserve the requested devices: lock first, then read; all or nothing.
 
-A reading before the lock proves nothing, because another process may take the device in between.
+Reading a device before locking it proves nothing, because another process may take the device in
+between.
 """
 
 import os
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 # initialized GPU answers within milliseconds, unless the driver hangs.
 READINGS_LIMIT_S = 2.0
 LEAST_LIMIT_S = 0.1  # minimum timeout in seconds for one reading
-TOUCH_S = 0.02  # seconds in which GPUs are initialized before the mutex is taken to scan them
+TOUCH_S = 0.02  # seconds of initializing GPUs before each scan under the mutex
 
 
 class AttemptContext(NamedTuple):
@@ -111,8 +112,8 @@ class Denied(NamedTuple):
     """The result of an attempt that has locked nothing.
 
     Attributes:
-        rows: The states of the candidates.
-        ahead: The tickets ahead in the queue.
+        rows: The state of each candidate device.
+        ahead: The tickets ahead of this process in the queue.
     """
 
     rows: tuple[DeviceStatus, ...]
@@ -143,7 +144,7 @@ class AcquiredLocks(AbstractContextManager["AcquiredLocks"]):
         self.rows.append(answer)
 
     def granted(self, devices: Sequence[Device]) -> Granted:
-        """Return the grant of these devices."""
+        """Return the result that grants these devices, which must be locked."""
         return Granted(tuple(self.locked[device.uuid] for device in devices))
 
     def keep(self, granted: Granted) -> None:
@@ -173,9 +174,9 @@ def attempt(
 
     Args:
         context: The input of the attempt.
-        hold: Called under the mutex with the grant and the request for these devices. If it raises,
-            the locks are released.
-        entry: The place in the queue. Without it, the request comes after all waiters.
+        hold: Called under the mutex with the granted devices and the request for exactly these
+            devices. If it raises an exception, the locks are released.
+        entry: This process's place in the queue. Without it, the request comes after all waiters.
         mutex_limit_s: The timeout for the mutex, in seconds.
         candidates: The devices to try. By default, the request and the inherited limit decide.
 
@@ -186,7 +187,7 @@ def attempt(
     rows: list[DeviceStatus] = []
     ahead: list[Ticket] = []
     queue = entry or QueueEntry(context.locks)
-    # Rules count all devices of this user. A waiter for several devices may want any of them.
+    # Rules count all devices of this user, and a waiter for several devices may want any devices.
     is_wide = context.rules or queue.is_behind_several
     everything = tuple(context.gpus.walk()) if is_wide else ()
     for devices in _batches(context, candidates):
@@ -213,10 +214,10 @@ def _batches(
 ) -> Iterator[list[Device | Fault]]:
     """Yield the candidates in batches that are scanned together.
 
-    The iterator initializes a GPU when it reaches it, which may take seconds, so this happens
-    outside the mutex. If the first free GPU is good enough, the first batch is a single GPU, so
-    that no other GPU is initialized needlessly. Each later batch contains the GPUs that were
-    initialized within `TOUCH_S`, because taking the mutex for each GPU would take longer.
+    Initializing a GPU may take seconds, so the iterator does it between batches, outside the mutex.
+    If the first free GPU is good enough, the first batch is a single GPU, so that no other GPU is
+    initialized needlessly. Each later batch contains the GPUs that were initialized within
+    `TOUCH_S`, because taking the mutex for each GPU would take longer.
     """
     if candidates is not None:
         refreshed = [_refreshed(context.gpus, device) for device in candidates]
@@ -238,7 +239,7 @@ def _batches(
 
 
 def _refreshed(gpus: Nvml, device: Device | Fault) -> Device | Fault:
-    """Return the device, read again if it was unusable, because it may have come back."""
+    """Return the device. Read it again if it was unusable, because it may work now."""
     if isinstance(device, Device):
         return device
     current = gpus.devices(device.index)
@@ -262,13 +263,13 @@ def _rule_check(
     by_device: dict[str, list[Holder]] = {}
     for holder in context.locks.holders_by(os.geteuid(), uuids, own_files):
         by_device.setdefault(device_of(holder.file or ""), []).append(holder)
-    # A joined process does not count, because its holder has the same device.
+    # A joined process does not count, because the holder that it joined has the same device.
     holders = [each for group in by_device.values() for each in without_joined(group, since)]
     return quota.build_check(rules, context.request, devices, context.held, holders)
 
 
 def _with_lease(context: AttemptContext, granted: Granted) -> Granted:
-    """Return the grant with its lease, which starts now.
+    """Return the granted devices with their lease, which starts now.
 
     Raises RequestError if this process has already held a device for as long as a rule allows.
     """
@@ -284,11 +285,11 @@ def _with_lease(context: AttemptContext, granted: Granted) -> Granted:
 
 
 class DeviceScan:
-    """A scan of devices under the mutex: each is locked and read, and released if it is unsuitable.
+    """Locks and reads devices under the mutex, and releases the unsuitable ones.
 
     Args:
         context: The input of the attempt.
-        queue: The place in the queue.
+        queue: This process's place in the queue.
         everything: All devices of the machine, if the rules or a waiter ahead require them.
         by_rules: Returns the row of a device that the rules deny to this user, and None for an
             allowed device.
@@ -314,7 +315,7 @@ class DeviceScan:
     def choose(
         self, devices: Sequence[Device | Fault], taken: AcquiredLocks
     ) -> list[Device] | None:
-        """Lock the devices that satisfy the request best, or return None if there are too few.
+        """Lock suitable devices and return the best of them, or None if there are too few.
 
         Args:
             devices: The devices to scan.
@@ -385,7 +386,7 @@ class DeviceScan:
         return LockedDevice(device, lock, row) if is_kept else row
 
     def _numbered(self, device: Device, row: DeviceStatus) -> DeviceStatus:
-        """Mark a free device as reserved if another process may start CUDA under its number."""
+        """Mark a free device as reserved if another process may start CUDA with its number."""
         locks, reason = self._context.locks, None
         if self._numbers is None:
             self._numbers = locks.listed_numbers()
@@ -403,7 +404,7 @@ class DeviceScan:
         return DeviceStatus(device, State.RESERVED, holders=sharers)
 
     def _this_process(self, device: Device) -> tuple[Holder, ...]:
-        """Return this process as a holder, as other processes see it, if it holds the device."""
+        """Return this process as the device's holder; empty if it does not hold the device."""
         lock = self._context.held.get(device.uuid)
         return (self._context.locks.holders.of(lock.name),) if lock else ()
 
@@ -414,8 +415,8 @@ class DeviceScan:
 
     def _part(self, device: Device, lock: Lock, memory_limit_mib: float) -> DeviceStatus:
         """Return the row of a device for a request for a part of a GPU. Raises DeviceError."""
-        # Read the sharers before the memory. An allocation in between then counts twice, and is
-        # never missed.
+        # Read the sharers before the memory, so that an allocation in between counts twice instead
+        # of not at all.
         sharers, own = self._shares(device, lock)
         reading = self._context.gpus.usage(device, self._limit_s)
         row = self._row(device, reading)
@@ -446,16 +447,16 @@ class DeviceScan:
         return max(LEAST_LIMIT_S, self._readings_until - time.monotonic())
 
     def _row(self, device: Device, reading: "Usage") -> DeviceStatus:
-        """Return the row of a device by its use: it is free if this request may take it."""
+        """Return the row of a device, which is free if its use lets this request take it."""
         use = usage.judge(reading, self._context.idle_mib)
         is_open = policy.should_take(self._request, use, reading)
-        is_open = is_open or self._context.is_taking_back  # this process itself may use it
+        is_open = is_open or self._context.is_taking_back  # this process itself may be using it
         return DeviceStatus(device, State.FREE if is_open else use, reading, use_state=use)
 
     def _behind(
         self, device: Device, row: DeviceStatus, is_free: Callable[[Ticket], bool]
     ) -> DeviceStatus:
-        """Add the waiter that comes first for a device to its row.
+        """Add the first waiter for a device to the device's row.
 
         Args:
             device: The device.
@@ -508,7 +509,7 @@ class DeviceScan:
         return self._seen[device.uuid]
 
     def _has_enough_others(self, device: Device, ahead: Ticket) -> bool:
-        """Return whether a waiter could take all other devices that it needs now."""
+        """Return whether a waiter could now take all the other devices that it needs."""
         if ahead.name not in self._has_enough:
             others = (each for each in self._everything if isinstance(each, Device))
             wanted = (each for each in others if each != device and ahead.could_use(each.uuid))
@@ -554,7 +555,7 @@ class DeviceScan:
 
 
 def _require_of_device(error: LockError) -> None:
-    """Raise the error again if its cause is this process, and not the device's lock file."""
+    """Raise the error again if this process caused it, and not the device's lock file."""
     if str(error) == TOO_MANY_FILES:
         raise error
 

@@ -1,8 +1,8 @@
 """The inherited limit: which devices this process may use, and which device a name refers to.
 
-A `CUDA_VISIBLE_DEVICES` that another program has set (Slurm, Ray, a shell) is a limit: only devices
-in it are reserved. A control group also limits the devices, but then the driver shows only the
-allowed devices.
+If another program (Slurm, Ray, a shell) has set `CUDA_VISIBLE_DEVICES`, only devices in it are
+reserved. A control group also limits the devices, but then the driver shows only the allowed
+devices.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[D
 
 
 def require_absolute(typed: Sequence[str], inherited: Variables) -> None:
-    """Raise RequestError if a name such as `cuda:0` may not be the number that nvidia-smi shows.
+    """Raise RequestError if a name such as `cuda:0` may differ from nvidia-smi's number.
 
     CUDA counts within CUDA_VISIBLE_DEVICES. If another program has set that variable, `cuda:0` may
     mean the first GPU in the list or the first GPU of the machine. See
@@ -128,7 +128,7 @@ def devices_within_limit(gpus: Nvml, inherited: Variables) -> Iterator[Device | 
 
 
 def _named(gpus: Nvml, request: Request, inherited: Variables) -> list[Device | Fault]:
-    """Return the devices that the request names, in its order. Raises RequestError and Failure."""
+    """Return the devices named in the request, in its order. Raises RequestError and Failure."""
     devices = [_find_device(gpus, name) for name in request.devices]
     names.require_distinct(devices)
     names.require_one_kind(devices)
@@ -159,7 +159,7 @@ def _find_device(gpus: Nvml, name: str) -> Device | Fault:
 
 
 def _require_one_model(value: str, order: str | None, everything: Sequence[Device | Fault]) -> None:
-    """Raise RequestError if CUDA's order may differ from NVML's, because the GPUs differ.
+    """Raise RequestError if the GPUs differ, so that CUDA's order may differ from NVML's.
 
     By default, CUDA puts the fastest GPU first. GPUs of one model are in PCI bus order.
     """

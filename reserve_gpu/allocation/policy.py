@@ -22,11 +22,11 @@ LOOK_S = 1.0  # seconds between two checks if only the driver can show a change
 QUIET_S = 5.0  # seconds between two checks if the kernel's list of locks shows every change
 LIVELY_LOOK_S = 0.25  # seconds between two checks after a change; limits the load of many waiters
 TURN_S = 0.02  # approximate duration of one check in seconds
-LIVELY_S = 2.0  # seconds of frequent checks, because a released GPU may be in use a little longer
+LIVELY_S = 2.0  # seconds of frequent checks, because a released GPU may stay in use for a moment
 
 
 def unfit(device: Device | Fault, request: Request, driver: str | None = None) -> Unfit | None:
-    """Return why a device can never satisfy the request, or None if it can.
+    """Return the reason why a device can never satisfy the request, or None if it can.
 
     Args:
         device: The device.
@@ -187,8 +187,8 @@ def reclaim(request: Request, seen: Sequence[Device]) -> Request | None:
 def is_impossible(rows: Sequence[DeviceStatus], request: Request) -> bool:
     """Return whether the request can never be satisfied on this machine.
 
-    A device that can't be read may come back. But if no readable device fits, nothing suggests that
-    the unreadable one would.
+    A device that can't be read may become readable. But if no readable device fits, there is no
+    reason to expect that an unreadable one does.
 
     Args:
         rows: The states of all devices that this process may use.
@@ -216,7 +216,7 @@ def is_only_awaited(rows: Sequence[DeviceStatus], request: Request) -> bool:
 
 
 def wanted_uuids(rows: Sequence[DeviceStatus]) -> list[str]:
-    """Return the UUIDs of the devices that a waiter would take if they were free.
+    """Return the UUIDs of the devices that this process would take if they were free.
 
     A device that a rule currently denies to this user is left out, so that other waiters can take
     it.
@@ -229,7 +229,7 @@ def wanted_uuids(rows: Sequence[DeviceStatus]) -> list[str]:
 def is_above(rows: Sequence[DeviceStatus], ancestors: Collection[int]) -> bool:
     """Return whether ancestors of this process have reserved all devices that fit.
 
-    Waiting for them would never end, because they wait for this process to end.
+    Waiting for these devices would never end, because the ancestors wait for this process.
 
     Args:
         rows: The states of all devices that this process may use.
@@ -245,7 +245,7 @@ def is_above(rows: Sequence[DeviceStatus], ancestors: Collection[int]) -> bool:
 def turn_s(ahead: int) -> float:
     """Return the delay in seconds between a change and a waiter's next check.
 
-    Waiters further back wait longer, so that they don't keep the first one from the mutex.
+    Waiters further back wait longer, so that the first one gets the mutex at once.
 
     Args:
         ahead: The number of waiters ahead in the queue.
@@ -263,7 +263,7 @@ def next_check_s(rows: Sequence[DeviceStatus], *, is_lively: bool, is_told: bool
     """
     if is_lively:
         return LIVELY_LOOK_S
-    # The kernel's list does not show that a use ends, or that a waiter ahead is stopped.
+    # The kernel's list does not show when a device becomes idle, or when a waiter ahead is stopped.
     unlisted = {State.BUSY, State.FULL, State.UNKNOWN, State.AWAITED, *STUCK} - {State.DRAINED}
     states = {row.state for row in rows if not row.would_be_taken}
     return QUIET_S if is_told and states.isdisjoint(unlisted) else LOOK_S

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 def allowed(
     request: Request, ruled: Rules, held: Lease, since: Instant | None, now: Instant
 ) -> tuple[Request, list[str]]:
-    """Return the request as the rules allow it, and notices for the user.
+    """Return the request with its lease limited by the rules, and notices for the user.
 
     Args:
         request: The request.
         ruled: The rules for this user.
         held: The lease of the requested devices, if this process already holds them.
-        since: The time of their reservation, or None if this process does not hold them.
+        since: The time at which this process reserved the devices, or None if it doesn't hold them.
         now: The current time.
 
     Raises:
-        RequestError: The rules don't allow such a lease.
+        RequestError: The rules don't allow the requested lease.
     """
     _require_lease(request.terms.lease, ruled, now.wall)
     if since is None or not request.terms.lease.has_end:
@@ -56,13 +56,13 @@ def allowed(
 def counted(ends: Lease, ruled: Rules, since: Instant, now: Instant) -> Lease:
     """Return a started lease, shortened to the time that the rules allow.
 
-    The rule's time counts from the reservation of the devices. Otherwise, a user could hold a
-    device forever by extending the lease every day, or by adding devices to it.
+    The time limit counts from the start of the reservation. Otherwise, a user could hold a device
+    forever by extending the lease every day, or by adding devices to the reservation.
 
     Args:
         ends: The lease.
         ruled: The rules for this user.
-        since: The time of the reservation.
+        since: The start of the reservation.
         now: The current time.
     """
     if ends.until is None or not ruled.time:
@@ -72,27 +72,27 @@ def counted(ends: Lease, ruled: Rules, since: Instant, now: Instant) -> Lease:
 
 
 def left_s(ruled: Rules, since: Instant, now: Instant) -> float:
-    """Return the seconds until the rules' time limit, or infinity without a limit."""
+    """Return the seconds until the time limit of the rules, or infinity if there is none."""
     return since.boot + ruled.time.value - now.boot if ruled.time else inf
 
 
-def lease(asked: Lease, ruled: Rules) -> Lease:
+def lease(requested: Lease, ruled: Rules) -> Lease:
     """Return a requested lease with the limits of the rules applied.
 
     Only an end that comes from the administrator's rules may interrupt a running cell.
 
     Args:
-        asked: The requested lease.
+        requested: The requested lease.
         ruled: The rules for this user.
     """
-    is_ruled = ruled.time is not None and asked.lasts_s is None and asked.until is None
+    is_ruled = ruled.time is not None and requested.lasts_s is None and requested.until is None
     if ruled.time and is_ruled:
-        asked = asked._replace(lasts_s=ruled.time.value)
-    if ruled.idle and asked.idle_s is None:
-        asked = asked._replace(idle_s=ruled.idle.value)
-    if asked.has_end and ruled.after_cuda and not ruled.after_cuda.value:
-        asked = asked._replace(end_kernel=True, is_strict=is_ruled)
-    return asked
+        requested = requested._replace(lasts_s=ruled.time.value)
+    if ruled.idle and requested.idle_s is None:
+        requested = requested._replace(idle_s=ruled.idle.value)
+    if requested.has_end and ruled.after_cuda and not ruled.after_cuda.value:
+        requested = requested._replace(end_kernel=True, is_strict=is_ruled)
+    return requested
 
 
 def build_check(
@@ -133,14 +133,14 @@ def _with_lease(request: Request, lease: Lease) -> Request:
     return request._replace(terms=request.terms._replace(lease=lease))
 
 
-def _require_lease(asked: Lease, ruled: Rules, at: float) -> None:
-    """Raise RequestError if the rules don't allow a lease that long."""
-    if asked.if_wanted and (rule := ruled.time or ruled.idle):
+def _require_lease(requested: Lease, ruled: Rules, at: float) -> None:
+    """Raise RequestError if the requested lease is longer than the rules allow."""
+    if requested.if_wanted and (rule := ruled.time or ruled.idle):
         raise notice.ends_anyway(rule)
-    lasts_s = asked.lasts_s if asked.until is None else asked.until - at
-    for rule, asked_s in ((ruled.time, lasts_s), (ruled.idle, asked.idle_s)):
-        if rule and asked_s is not None and asked_s > rule.value:
-            raise notice.too_long(rule, asked_s)
+    lasts_s = requested.lasts_s if requested.until is None else requested.until - at
+    for rule, requested_s in ((ruled.time, lasts_s), (ruled.idle, requested.idle_s)):
+        if rule and requested_s is not None and requested_s > rule.value:
+            raise notice.too_long(rule, requested_s)
 
 
 def require_amount(request: Request, ruled: Rules) -> None:

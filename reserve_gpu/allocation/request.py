@@ -33,7 +33,7 @@ class Deadline(NamedTuple):
         """Return the deadline of a wait that starts now.
 
         Args:
-            wait: The duration, as `parsing.parse_duration` takes it, or None for no wait.
+            wait: A duration that `parsing.parse_duration` accepts, or None for no wait.
 
         Raises:
             RequestError: The duration is invalid.
@@ -68,7 +68,7 @@ def parse(  # noqa: PLR0913 - the arguments of reserve()
     if_wanted: bool = False,
     end_kernel: bool = False,
 ) -> Request:
-    """Return the request for the arguments of `reserve()`.
+    """Build a request from the arguments of `reserve()`.
 
     Raises:
         RequestError: An argument is invalid, or the arguments contradict each other.
@@ -80,7 +80,8 @@ def parse(  # noqa: PLR0913 - the arguments of reserve()
         raise RequestError(f"The number of GPUs must be 1 or more, not {count!r}.")
     if named and count is not None and count != len(named):
         raise RequestError(
-            f"{len(named)} named and {count} requested: give either the names or the number."
+            f"GPUs named: {len(named)}; number requested: {count}. Give either the names or the "
+            "number."
         )
     for keyword, text in (("name", name), ("note", note)):
         if text is not None and not isinstance(text, str):
@@ -120,7 +121,7 @@ def idle_mib() -> float | None:
 
 
 def rules() -> Rules | None:
-    """Return the rules that currently apply to this user, or None without a rules file."""
+    """Return the rules that now apply to this user, or None if there is no rules file."""
     file = settings.config_file()
     if file is None:
         return None

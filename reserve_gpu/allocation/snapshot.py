@@ -23,10 +23,10 @@ from reserve_gpu.system import procfs
 
 MUTEX_LIMIT_S = 0.5
 READING_LIMIT_S = 2.0
-# If processes are not visible, a device with less memory in use has no process on it, because even
-# an idle CUDA context takes several hundred MiB.
+# Memory use in MiB below which a device has no process on it, if processes are not visible. Even an
+# idle CUDA context takes several hundred MiB.
 CONTEXT_MIB = 64.0
-NAME_LIMIT = 40  # maximum characters of another process's name in a sentence
+NAME_LIMIT = 40  # maximum characters of another process's name in a message
 
 
 class Snapshot(NamedTuple):
@@ -35,7 +35,7 @@ class Snapshot(NamedTuple):
     Attributes:
         rows: The state of each device.
         waiting: The tickets in the queue.
-        problem: Why reservations may be missing, or None.
+        problem: The reason why reservations may be missing, or None.
     """
 
     rows: tuple[DeviceStatus, ...]
@@ -48,11 +48,11 @@ class Reservations(NamedTuple):
 
     Attributes:
         holders: The holders of each device.
-        faults: Why the holders of a device are unknown.
+        faults: The reason why the holders of a device are unknown.
         waiting: The tickets in the queue.
-        problem: Why no reservations or not all of them are known, or None.
-        others: The holders of other devices, which may be lost.
-        old_numbers: The claims on other GPUs that had the same number as the device.
+        problem: The reason why some or all reservations are unknown, or None.
+        others: The holders of devices that the driver does not list, such as lost GPUs.
+        old_numbers: The claims on other GPUs that had the device's number.
     """
 
     holders: Mapping[str, tuple[Holder, ...]]
@@ -66,7 +66,7 @@ class Reservations(NamedTuple):
 def take_snapshot(
     nvml: Nvml, *, idle_mib: float | None = None, ruled: Rules | None = None
 ) -> Snapshot:
-    """Read every device that the driver shows.
+    """Read every device that the driver lists.
 
     If the lock directory can't be used, the snapshot contains the devices without reservations, and
     its `problem` gives the reason.
@@ -103,14 +103,14 @@ def reserved_without_driver() -> tuple[DeviceStatus, ...]:
     """
     with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S, reads_only=True):
         holders = directory.holders_of_other_devices(())
-    known: dict[int, list[Holder]] = {}
+    by_index: dict[int, list[Holder]] = {}
     for holder in holders:
-        known.setdefault(holder.record.index or 0, []).append(procfs.with_owner(holder))
+        by_index.setdefault(holder.record.index or 0, []).append(procfs.with_owner(holder))
     return tuple(
         DeviceStatus(
             Fault(index, "the driver does not answer"), State.RESERVED, holders=with_hosts(group)
         )
-        for index, group in sorted(known.items())
+        for index, group in sorted(by_index.items())
     )
 
 
@@ -162,28 +162,28 @@ def identify_processes(
         nvml: The NVML session.
         processes: The processes on the device.
         holders: The holders of the device.
-        is_complete: Whether all holders of the device are known.
+        is_complete: Whether all holders of the device are identified.
     """
     if not nvml.sees_all:  # a PID may belong to another process in this PID namespace
         return tuple(processes)
     pids = {holder.listed_pid for holder in holders if holder.listed_pid}
     default = False if is_complete and all(holder.seen for holder in holders) else None
     by_user = {h.user: h.name or "a process" for h in reversed(holders) if h.seen and not h.beside}
-    known = []
+    identified = []
     for each in processes:
         has_reserved = procfs.is_descendant(each.pid, pids) or default
         process = procfs.with_identity(each)._replace(has_reserved=has_reserved)
         beside = by_user.get(process.user) if process.user and not has_reserved else None
-        known.append(process._replace(beside=beside))
-    return tuple(known)
+        identified.append(process._replace(beside=beside))
+    return tuple(identified)
 
 
 def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
-    """Return whether its holders' processes leave a reserved device unused, or None if unknown.
+    """Return whether no process of the holders uses a reserved device, or None if unknown.
 
     Args:
         usage: The reading of the device.
-        processes: The processes on the device, as far as they are listed.
+        processes: The processes on the device that the driver identifies.
     """
     count = (usage.compute or 0) + (usage.mps or 0)
     if any(process.has_reserved for process in processes):
@@ -197,18 +197,18 @@ def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
 
 
 def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
-    """Return the reason to refuse a device whose number another reservation still uses, or None.
+    """Return the reason to refuse a device if another reservation still uses its number, or None.
 
     A process that reserved another GPU under this number still has the number in
-    CUDA_VISIBLE_DEVICES. CUDA in that process would start on this device. Any user can lock a file
-    with the name of a missing device, so only one such claim per user counts.
+    CUDA_VISIBLE_DEVICES, so its CUDA would start on this device. Any user can lock a file with the
+    name of a missing device, so only one such claim per user counts.
 
     Args:
         nvml: The NVML session.
         claims: The claims on other GPUs that had the device's number when they were reserved.
     """
-    known = (each for each in nvml.walk() if isinstance(each, Device)) if claims else ()
-    devices = {device_of(lock_name(device.uuid)): device for device in known}
+    readable = (each for each in nvml.walk() if isinstance(each, Device)) if claims else ()
+    devices = {device_of(lock_name(device.uuid)): device for device in readable}
     for holder, device, claimed in claims:
         missing = [each for each in claimed if each not in devices]
         if device in missing and device != min(missing):
@@ -231,8 +231,8 @@ def _is_on(nvml: Nvml, device: Device, holder: Holder) -> bool:
 def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
     """Read the holders of the devices, and the queue.
 
-    Trying a lock can make another process fail to take it, so this happens under the mutex. If
-    other processes keep the mutex for too long, the kernel's list of locks is used instead, which
+    Testing a lock can make another process fail to take it, so this happens under the mutex. If
+    other processes hold the mutex for too long, the kernel's list of locks is used instead, which
     may miss some locks.
     """
     uuids = [device.uuid for device in devices if isinstance(device, Device)]
@@ -264,8 +264,8 @@ def _old_numbers(
 ) -> dict[str, list[Claim]]:
     """Return, for each device, the claims on other GPUs that had its number."""
     numbers = directory.listed_numbers()
-    known = [device for device in devices if isinstance(device, Device)]
-    return {d.uuid: directory.claims_on_other_devices(d.index, d.uuid, numbers) for d in known}
+    readable = [device for device in devices if isinstance(device, Device)]
+    return {d.uuid: directory.claims_on_other_devices(d.index, d.uuid, numbers) for d in readable}
 
 
 def _holders(
@@ -322,9 +322,9 @@ def _has(holder: Holder, fault: Fault) -> bool:
 
 def _held(row: DeviceStatus, holders: Sequence[Holder]) -> DeviceStatus:
     """Add the holders to the row of a device that has not been read yet."""
-    known = with_hosts(sorted(map(procfs.with_owner, holders), key=_is_another))
-    is_mine = bool(known) and not _is_another(known[0])
-    return row._replace(holders=known, is_mine=is_mine, is_unused=None if known else False)
+    ordered = with_hosts(sorted(map(procfs.with_owner, holders), key=_is_another))
+    is_mine = bool(ordered) and not _is_another(ordered[0])
+    return row._replace(holders=ordered, is_mine=is_mine, is_unused=None if ordered else False)
 
 
 def _is_another(holder: Holder) -> bool:

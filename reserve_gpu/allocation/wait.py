@@ -1,4 +1,4 @@
-"""Waiting in the queue: an attempt at intervals, and whenever a lock may have been released."""
+"""Wait in the queue, and retry at intervals and whenever a lock may have been released."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.queue import Ticket
 
 SECOND_S = 1.0  # seconds between two progress reports
-OFFERS_LIMIT_S = 30.0  # maximum seconds that a request without a wait gives to all waiters
+OFFERS_LIMIT_S = 30.0  # maximum seconds that a request without a wait gives the waiters ahead
 EXPLAIN_EVERY_S = 5.0  # seconds between two readings of the processes on an unchanged device
 
 
@@ -55,8 +55,9 @@ def wait_in_queue(
     request, size = context.request, context.request.terms.size
     fitting = [row.device for row in denied.rows if row.state is not State.UNFIT]
     devices = [device for device in fitting if isinstance(device, Device)]
-    # A percentage is a different amount for each size of device. Record the largest amount, so that
-    # other processes don't skip this waiter because it leaves a large device alone.
+    # A percentage is a different amount on each size of device. Record the largest amount. If it
+    # were smaller, other processes could expect this waiter to take a device that is too full for
+    # it, and would skip the waiter.
     size = size and max(map(size.of, devices), default=size)
     terms = request.terms._replace(lease=NO_LEASE, size=size)
     record = Record(describe_this_process(), terms, WaitRequest(deadline.asks, request.needed))
@@ -141,8 +142,9 @@ class LockChanges:
     """Detects whether a device may have been released, or a waiter may have left the queue.
 
     Attributes:
-        is_told: Whether the kernel's list of locks shows such changes. It does not if it is too
-            long, or in a container. Then the list is not read until the next attempt.
+        is_told: Whether the kernel's list of locks is complete, so that it shows such changes. It
+            is incomplete in a container, or if it is too long. An incomplete list is not read again
+            until the next attempt.
     """
 
     def __init__(self, context: AttemptContext) -> None:
@@ -152,7 +154,7 @@ class LockChanges:
         self.is_told = False
 
     def forget(self, denied: Denied) -> None:
-        """Restart the check with the result of the last attempt."""
+        """Start again with the holders and waiters that the last attempt found."""
         holders = [holder for row in denied.rows for holder in (*row.holders, *row.counted)]
         self._names = [holder.file for holder in holders if holder.file]
         self._names += [ticket.name for ticket in denied.ahead]
@@ -161,7 +163,7 @@ class LockChanges:
     def __call__(self) -> bool:
         """Return whether a lock has newly disappeared from the kernel's list.
 
-        A lock that the list misses although it is held counts only once.
+        If the list misses a lock that is still held, that counts as a change only once.
         """
         before = self._missing
         missing = self._locks.unlisted(self._names) if self.is_told else None
@@ -171,7 +173,7 @@ class LockChanges:
 
 
 class Explainer:
-    """A cache that adds users and processes to rows, and reads them again only at intervals.
+    """Adds users and processes to rows, and caches them between two readings.
 
     Args:
         context: The input of the attempts.
@@ -184,7 +186,7 @@ class Explainer:
         self._first: tuple[str, Ticket] | None = None
 
     def ticket(self, first: Ticket) -> Ticket:
-        """Return the first ticket in the queue with its user."""
+        """Return the first ticket in the queue, with its user added."""
         if self._first is None or self._first[0] != first.name:
             self._first = first.name, first._replace(holder=procfs.with_owner(first.holder))
         return self._first[1]

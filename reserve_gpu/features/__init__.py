@@ -1,1 +1,1 @@
-"""Optional features of reservations, in one folder each, which can be deleted."""
+"""Optional features of reservations. Each feature is a folder, which can be deleted."""

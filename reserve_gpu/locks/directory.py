@@ -2,12 +2,12 @@
 
     UUID.lock                    locked by the process that has reserved a whole device
     UUID.record-UID-N            the record of that process
-    UUID.share-UID-N.lock        one for each process that shares the device
-    queue-UID-N.lock             one for each waiter
+    UUID.share-UID-N.lock        locked by a process that shares the device
+    queue-UID-N.lock             locked by a waiter
     mutex.lock                   locked by a process while it reads or changes reservations
 
 Every user can write to UUID.lock and mutex.lock. If a name contains a UID, only that user can write
-to the file, and the file counts as locked only if its owner has locked it
+to the file. Such a file counts as locked only if its owner has locked it
 (`file_control.write_lock`).
 
 Lock files are never deleted while they are locked, because other processes do not see a lock on a
@@ -143,7 +143,8 @@ class LockDirectory:
     def _lock_mutex(self, *, reads_only: bool) -> Lock | None:
         """Lock the mutex, or return None if another process holds it. Raises LockError.
 
-        flock(2) works without write permission.
+        With `reads_only`, a read-only mutex file suffices, because flock(2) needs no write
+        permission.
         """
         try:
             return self.acquire(MUTEX)
@@ -169,7 +170,7 @@ class LockDirectory:
         Args:
             name: The name of the file.
             mode: The mode of a new file.
-            taken: The time of the lock that the new lock replaces. Defaults to now.
+            taken: The time at which the replaced lock was taken. Defaults to now.
 
         Returns:
             The lock, or None if another process has locked the file.
@@ -190,7 +191,7 @@ class LockDirectory:
                 status = os.fstat(descriptor)
                 if name != MUTEX and files.is_current(self.descriptor, MUTEX, descriptor):
                     raise LockError(_hard_link_message(path, MUTEX, status))
-                if is_own and files.is_open_to_others(status):  # its lock would not count
+                if is_own and files.is_open_to_others(status):  # other processes would not trust it
                     return None
                 if RECORD not in name and not flock(descriptor, path):
                     return None
@@ -217,8 +218,8 @@ class LockDirectory:
         Args:
             uuid: The UUID of the device.
             share: Whether to share the device.
-            held: The lock that this process already has on the device. It is not a conflict.
-            taken: The time of the lock that the new lock replaces. Defaults to now.
+            held: The lock that this process already has on the device. It does not conflict.
+            taken: The time at which the replaced lock was taken. Defaults to now.
 
         Returns:
             The lock, or a holder of the device that conflicts with it.
@@ -240,7 +241,7 @@ class LockDirectory:
             if share:
                 return self.acquire_any_user_file(prefix, taken)
             sharers = map(self.holders.of, self._owner_locked(prefix, held_names))
-            # Processes that joined the reservation that this one replaces are not a conflict.
+            # Processes that joined the replaced reservation do not conflict with the new one.
             own_times = () if taken is None else (taken.wall,)
             other_sharers = (
                 each for each in sharers if not has_joined_reservation(each, own_times)
@@ -258,7 +259,7 @@ class LockDirectory:
 
         Args:
             name: The name of the file.
-            taken: The time of the released lock.
+            taken: The time at which the released lock was taken.
 
         Returns:
             The lock, or None if another process has locked the file.
@@ -285,7 +286,7 @@ class LockDirectory:
 
         Args:
             uuid: The UUID of the device.
-            taken: The time of the lock of the holder that the process joins.
+            taken: The time at which the joined holder took its lock.
 
         Returns:
             The lock.
@@ -305,8 +306,8 @@ class LockDirectory:
 
         Args:
             prefix: The start of the file's name.
-            taken: The time of the lock that the new lock replaces. Defaults to now.
-            avoided: The names of files to lock only if this user can't lock more files.
+            taken: The time at which the replaced lock was taken. Defaults to now.
+            avoided: The names of files to lock only if this user can't lock any other file.
 
         Returns:
             The lock.
@@ -347,11 +348,11 @@ class LockDirectory:
 
         Args:
             name: The name of the file.
-            taken: The time of the lock that the new lock replaces. Defaults to now.
+            taken: The time at which the replaced lock was taken. Defaults to now.
 
         Returns:
-            The lock. None if another process of this user has locked the file, or if another user
-            has just created a file of that name.
+            The lock, or None if another process of this user has locked the file, or if another
+            user has just created a file of that name.
 
         Raises:
             LockError: The file can't be used.
@@ -359,7 +360,7 @@ class LockDirectory:
         try:
             lock = self.acquire(name, OWN_MODE, taken)
             if lock is None and not self._is_owner_locked(name):
-                # Another user has locked it, which only takes permission to read.
+                # Another user has locked the file, which requires only read permission.
                 with suppress(OSError):
                     os.unlink(name, dir_fd=self.descriptor)
                 lock = self.acquire(name, OWN_MODE, taken)
@@ -451,7 +452,7 @@ class LockDirectory:
     def holders_of_other_devices(self, uuids: Collection[str]) -> tuple[Holder, ...]:
         """Return the holders of all devices except the given ones. Call this under the mutex.
 
-        Their devices may be lost GPUs. Every user can create a lock file for a device that does not
+        These devices may be lost GPUs. Every user can create a lock file for a device that does not
         exist, so use the result only for display.
 
         Args:
@@ -470,11 +471,11 @@ class LockDirectory:
         return tuple(map(self.holders.of, held))
 
     def listed_numbers(self) -> dict[str, list[Claim]]:
-        """Return the holders of whole GPUs by the label that the GPU had when it was reserved.
+        """Return the claims on whole GPUs, by the label that each GPU had when it was reserved.
 
         Only holders in the same mount namespace and job count, because they number the GPUs like
-        this process. The labels come from records that only the holder's user can write, for
-        devices that the holder has locked. The kernel's list of locks may miss some holders.
+        this process. Each label comes from a record that only the holder's user can write. The
+        kernel's list of locks may miss some holders.
         """
         mounts, job = procfs.mount_namespace(), process_identity.job()
         holders_by_owner: dict[int, list[Holder]] = {}
@@ -522,8 +523,8 @@ class LockDirectory:
         """Return the claims on other GPUs that had this number when they were reserved.
 
         Args:
-            index: The number.
-            uuid: The UUID of the device that has the number now.
+            index: The number of the GPU.
+            uuid: The UUID of the device that has this number now.
             numbers: The result of `listed_numbers`.
         """
         own_device, own_pid = device_of(lock_name(uuid)), os.getpid()
@@ -552,7 +553,7 @@ class LockDirectory:
         names.sort(key=lambda name: not is_sharers(name) and self._problem(name) is not None)
         ordered = (MUTEX, *excluded, *names)
         statuses = {name: files.status_of(self.descriptor, name) for name in ordered}
-        # Every user can give one file several names. Only the first name counts.
+        # Every user can create hard links to one file. Only the first name of a file counts.
         by_file = {(s.st_dev, s.st_ino): name for name, s in reversed(statuses.items()) if s}
         holders = [
             self._holder_by(uid, name)
@@ -600,7 +601,7 @@ class LockDirectory:
     def listed_holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Return the holders of a device according to the kernel's list of locks.
 
-        The list may miss some, so never use this for a decision.
+        The list may miss some holders, so never use this for a decision.
         """
         with self._cached_holders() as holders:
             names = filter(holders.lists, self._device_files(uuid))
@@ -626,19 +627,19 @@ class LockDirectory:
         return in_order(tickets) if tickets else []
 
     def listed_tickets(self) -> list[Ticket]:
-        """Return the tickets in the kernel's list of locks, in queue order.
+        """Return the tickets that the kernel's list of locks shows, in queue order.
 
-        The list may miss some, so never use this for a decision.
+        The list may miss some tickets, so never use this for a decision.
         """
         with self._cached_holders() as holders:
             names = filter(holders.lists, holders.user_files(QUEUE))
             return in_order(map(holders.ticket, filter(self._is_owner_locked, names)))
 
     def listed_users_tickets(self) -> list[Ticket]:
-        """Return the tickets of all users that the kernel's list of locks shows, in queue order.
+        """Return the tickets of all users whose processes the kernel's list of locks shows.
 
-        Unlike `listed_tickets`, this does not list the directory. The list may miss some tickets,
-        so never use this for a decision.
+        The result is in queue order. Unlike `listed_tickets`, this usually does not list the
+        directory. The list may miss some tickets, so never use this for a decision.
         """
         with self._cached_holders() as holders:
             uids = holders.listed_uids()
@@ -646,10 +647,10 @@ class LockDirectory:
             return in_order(map(holders.ticket, names))
 
     def _listed_by_name(self, prefix: str, uid: int) -> list[str]:
-        """Return a user's locked files from the kernel's list of locks, which may miss some.
+        """Return the names of a user's files that the kernel's list of locks shows.
 
-        The usual names are tried one by one, because listing a directory with very many files is
-        slow, and every user can create them.
+        The list may miss some files. The usual names are tried one by one, because listing the
+        directory is slow if a user has created very many files.
         """
         names = _first_names(prefix, uid)
         existing = list(takewhile(lambda name: files.status_of(self.descriptor, name), names))
@@ -660,7 +661,11 @@ class LockDirectory:
 
     @property
     def holders(self) -> Holders:
-        """Return a reader of holders. Under the mutex it is reused, because no lock can change."""
+        """Return a reader of holders.
+
+        The same reader is used as long as this process holds the mutex, because other processes
+        don't take locks on devices in that time.
+        """
         return self._holders or Holders(self.path, self.descriptor, self._device)
 
     @contextmanager
@@ -683,10 +688,10 @@ class LockDirectory:
     def _is_owner_locked(self, name: str) -> bool:
         """Return whether the owner of a file has locked it.
 
-        Other users can lock the file with flock(2), but not with `write_lock`. Older versions used
-        flock(2) alone. Such a lock counts if it belongs to a live process of the owner. The
-        kernel's list names the process that took the lock, and that PID may have been reused. If
-        the list names none, as with another PID namespace, the lock counts if an older version
+        Other users can lock the file with flock(2), but not with `write_lock`. Older versions of
+        this program used flock(2) alone. Such a lock counts if the kernel's list shows that a live
+        process of the owner took it. That PID may have been reused. If the list names no process,
+        for example because it is in another PID namespace, the lock counts if an older version
         wrote the record.
         """
         descriptor = files.open_to_read(self.descriptor, name)
@@ -702,7 +707,8 @@ class LockDirectory:
             return False
         holders = self.holders
         if pid := holders.of(name).listed_pid:
-            # If its open files are not visible, only its start time identifies it (see CLOCK_S).
+            # If the process's open files are not visible, only its start time identifies it. That
+            # suffices only if the file has a record.
             is_sure = procfs.shows_files(pid) or record.since is not None
             return is_sure and procfs.uid_of(pid) == owner
         return record.since is not None and not holders.lists(name)
@@ -731,7 +737,7 @@ class LockDirectory:
     def _problem(self, name: str) -> str | None:
         """Return the reason to distrust the lock on a device's file, or None.
 
-        Every user can write to such a file, and can therefore create a hard link to it under the
+        Every user can write to such a file. A user can therefore create a hard link to it, with the
         name of a device that has no lock file yet. Both names then appear to be locked. The
         holder's record file shows which device is really held.
         """
@@ -770,7 +776,7 @@ def _user_file_name(prefix: str, uid: int, number: int) -> str:
 
 
 def _random_number() -> int:
-    # Importing `secrets` would load OpenSSL.
+    # Don't use `secrets`, because importing it loads OpenSSL.
     return int.from_bytes(os.urandom(8), "big") % MOST_NUMBERS
 
 

@@ -27,8 +27,8 @@ DIRECTORY_MODE = 0o1777
 YOUNG_S = 1.0  # seconds in which a new file's permissions may still be incomplete
 # Errors of a file that another process is creating.
 CREATION_ERRORS = {errno.EACCES, errno.EEXIST}
-# Errors of this process or machine. The owner of a file can cause all other errors: by its mode, by
-# a lease (EAGAIN), or by a file system that is mounted over it.
+# Errors of this process or machine. The owner of a file can cause all other errors: by the file's
+# mode, by a lease on it (EAGAIN), or by mounting a file system over it.
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 # Errors of a directory in which this process can't create files.
 CANNOT_CREATE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
@@ -44,7 +44,7 @@ def open_directory(path: str) -> int:
         path: The path of the directory.
 
     Returns:
-        A registered descriptor of the directory. It was opened with O_PATH.
+        A descriptor of the directory, opened with O_PATH and registered with `remember`.
 
     Raises:
         LockError: The directory can't be used, or users could delete each other's files in it.
@@ -76,14 +76,15 @@ def open_to_lock(directory: int, name: str, path: str, mode: int) -> int:
         mode: The mode of the file.
 
     Returns:
-        A registered descriptor of the file.
+        A descriptor of the file, registered with `remember`.
 
     Raises:
         LockError: The file can't be opened or created, or is not a regular file.
     """
     for _ in range(CREATION_ATTEMPTS):
         try:
-            # Try without O_CREAT first: fs.protected_regular denies it on another user's file.
+            # Try without O_CREAT first, because fs.protected_regular denies O_CREAT on files of
+            # other users.
             with suppress(FileNotFoundError):
                 return _open(directory, name, path, os.O_RDWR, mode)
             return _open(directory, name, path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
@@ -100,15 +101,14 @@ def open_to_read(directory: int, name: str, path: str | None = None) -> int | No
     Args:
         directory: The descriptor that `open_directory` returned.
         name: The name of the file in the directory.
-        path: The path of the file, for messages. If it is given, a file that can't be a lock file
-            raises LockError.
+        path: The path of the file, for messages. Without it, the result is None if the file can't
+            be a lock file.
 
     Returns:
-        A registered descriptor, or None if the file does not exist. Without `path`, None also if
-        the file can't be a lock file.
+        A descriptor, registered with `remember`, or None if the file does not exist.
 
     Raises:
-        LockError: The file can't be opened.
+        LockError: The file can't be opened or, if `path` is given, can't be a lock file.
     """
     try:
         return _open(directory, name, path or name, os.O_RDONLY)
@@ -166,7 +166,10 @@ def sole_owner(directory: int, name: str) -> int | None:
 
 
 def is_taken(directory: int, name: str) -> bool:
-    """Return whether the name exists but is not a regular file of this user with a single name."""
+    """Return whether a name is taken by anything but a file of this user.
+
+    A file that is not regular, or that has several hard links, counts as taken.
+    """
     status = status_of(directory, name)
     if status is None:
         return False
@@ -183,7 +186,7 @@ def is_current(directory: int, name: str, descriptor: int) -> bool:
         descriptor: The descriptor of the open file.
     """
     status = status_of(directory, name)
-    with suppress(OSError):  # if other code has closed the descriptor
+    with suppress(OSError):  # other code may have closed the descriptor
         return status is not None and os.path.samestat(status, os.fstat(descriptor))
     return False
 
@@ -210,7 +213,7 @@ def _open(directory: int, name: str, path: str, flags: int, mode: int | None = N
 def _require_own_files(directory: int, path: str) -> None:
     """Raise LockError if users can delete each other's files in the directory."""
     status = os.fstat(directory)
-    if status.st_mode & stat.S_ISVTX:  # otherwise it was made for another purpose or one user
+    if status.st_mode & stat.S_ISVTX:  # a directory without it may serve another purpose
         _finish(directory, status, DIRECTORY_MODE)
     elif status.st_mode & stat.S_IWOTH:
         run = shell_line(f"chmod 1777 {path}")
@@ -229,12 +232,13 @@ def _require_plain(status: os.stat_result, path: str) -> None:
         raise IsADirectoryError(errno.EISDIR, path)
     if not stat.S_ISREG(status.st_mode):
         raise LockError(f"{path} is not a regular file. Remove it, or ask its owner to.")
-    if status.st_nlink > 1 and not status.st_mode & stat.S_IWOTH:  # not writable by all
+    # Every user can create hard links to a file that all users can write, so accept these.
+    if status.st_nlink > 1 and not status.st_mode & stat.S_IWOTH:
         raise LockError(f"{path} is a hard link to another file. Remove it.")
 
 
 def _is_young(directory: int, name: str) -> bool:
-    """Return whether the file, or the directory if it has no such file, has just changed."""
+    """Return whether a file has just changed. If it does not exist, the directory counts."""
     status = status_of(directory, name) or os.fstat(directory)
     return abs(time.time() - status.st_ctime) < YOUNG_S
 
@@ -321,13 +325,16 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
 
 NONE = -1  # stands for no descriptor
 
-# By descriptor: a serial number, then the identity of the file.
+# The serial number and the identity of the file, by descriptor.
 _opened: dict[int, tuple[object, ...]] = executor.survive_reload("opened", dict)
 _serial = executor.survive_reload("serial", partial(count, 1))
 
 
 def remember(descriptor: int) -> int:
-    """Register a descriptor and return it. Open and register it in one `no_fork` block."""
+    """Register a descriptor, so that forked children close it, and return it.
+
+    Open and register a descriptor in one `no_fork` block.
+    """
     _hook_fork()
     _opened[descriptor] = (next(_serial), *_identity(descriptor))
     return descriptor
@@ -380,7 +387,7 @@ def adopt(descriptor: int) -> None:
 
 
 def _identity(descriptor: int) -> tuple[object, ...]:
-    """Return the key of an open file."""
+    """Return values that identify an open file."""
     status = os.fstat(descriptor)
     if stat.S_IFMT(status.st_mode):
         return status.st_dev, status.st_ino

@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 QUEUE = "queue"  # start of the name of a waiter's file: queue-UID-N.lock
 SHARE = ".share"  # part of the name of a sharer's file: UUID.share-UID-N.lock
 RECORD = ".record"  # part of the name of a whole device's record file: UUID.record-UID-N
-# The rest of these names. A string, so that `re` compiles it only if there are such files.
+# The rest of these names. `re` compiles this string only if there are such files.
 NUMBERED = r"-([0-9]{1,10})-([0-9]{1,10})(?:\.lock)?"
 MANY = 1000  # number of files above which a user may be flooding the directory
 MOST_OF_ONE_USER = 64  # limit per user on sharers of a device, and on waiters
-# Seconds after a record was written in which a modification of its file is not the end of a cell.
+# Seconds after a record was written in which its file's mtime does not mark the end of a cell.
 WRITING_S = 1.0
 PAGE_SIZE = 4096  # bytes; the maximum that one read(2) of /proc/locks returns
 # Maximum bytes to read of the kernel's list, about 5,000 locks. Reading gets slower page by page.
 LIST_LIMIT = 1 << 18
-RECORD_DIGITS = 3  # maximum digits in the number of an unlisted record file
+RECORD_DIGITS = 3  # maximum digits of N in a record file that the kernel's list does not show
 CLOCK_S = 2.0  # maximum error in seconds of a process's start time
 
 
@@ -81,10 +81,10 @@ class Holders:
     def names(self) -> set[str]:
         """Return the names of the files that may be locked.
 
-        Every user can create any number of files, so files that can't count are skipped. The
-        kernel's list shows which files are locked, but it may miss one. A waiter may therefore be
-        missing for a moment. A sharer is never missing, because its file is included if its user
-        has a process.
+        Every user can create any number of files, so files that no process can have locked are
+        skipped. The kernel's list shows which files are locked, but it may miss one. A waiter may
+        therefore be missing for a moment. A sharer is never missing, because its file is included
+        if its user has a process.
 
         Raises:
             LockError: The directory can't be listed.
@@ -119,9 +119,7 @@ class Holders:
 
     @property
     def possibly_locked(self) -> set[str]:
-        """Return the names of the files that may be locked.
-
-        If the kernel's list shows all locks, only files in the list are returned.
+        """Return `names`, or only the listed files if the kernel's list shows all locks.
 
         Raises:
             LockError: The directory can't be listed.
@@ -155,7 +153,7 @@ class Holders:
         for name in [name for name in names if name.startswith(start)]:
             if match := re.fullmatch(NUMBERED, name[len(prefix) :]):
                 groups.setdefault(int(match[1]), []).append((int(match[2]), name))
-        # In a user namespace, the files of all unmapped users have this one owner.
+        # In a user namespace, the files of all unmapped users appear to have this owner.
         unmapped_uid = procfs.unmapped_uid() if groups else None
         by_owner: dict[int, list[tuple[int, str]]] = {}
         for named, numbered in groups.items():
@@ -175,7 +173,7 @@ class Holders:
         ]
 
     def of(self, name: str) -> Holder:
-        """Return the holder of a locked file, as far as it is visible.
+        """Return the holder of a locked file, with the facts that this process can see.
 
         Args:
             name: The name of the file. It must be known to be locked.
@@ -185,7 +183,7 @@ class Holders:
             return Holder(file=name)
         if has_owner(name):
             uid, holder = status.st_uid, self._holder(record, status)
-            # A process of another user did not take the lock. It has received the descriptor.
+            # A process of another user can't have taken the lock. It received the descriptor.
             if procfs.uid_of(holder.listed_pid or 0) not in (None, uid):
                 holder = holder._replace(listed_pid=None)
             return holder._replace(uid=uid, file=name, record_owner=uid)
@@ -211,10 +209,9 @@ class Holders:
 
         Args:
             name: The name of the device's lock file.
-            uid: The UID of the holder. If it is None, a record counts only if there is no other
-                one.
-            pids: The PIDs of the holder and of the process that took the lock, None if unknown.
-                Records of other processes in this PID namespace don't count.
+            uid: The UID of the holder. If it is None, a record counts only if it is the only one.
+            pids: The PIDs of the holder and of the process that took the lock; None for an unknown
+                PID. Records of other processes in this PID namespace don't count.
         """
         records: list[tuple[Record, os.stat_result]] = []
         for record_file in self.user_files(f"{name.removesuffix('.lock')}{RECORD}", uid):
@@ -307,10 +304,11 @@ class Holders:
 
         A command of `reserve-gpu run` may leave processes in the background that inherited the
         lock. The PID of the process that took the lock may then belong to another process. If the
-        open files of that process are visible, they decide. Otherwise its start time decides: a
-        process that started after the lock was taken can't have taken it. The holder was the last
-        to change the file, and the ctime can't be set back. If the wall clock was set forward, the
-        time in the record decides. A user who can forge that time could also renew the ctime.
+        open files of the process with that PID are visible, they decide. Otherwise its start time
+        decides: a process that started after the lock was taken can't have taken it. The file's
+        ctime is not older than the lock, because the holder changed the file last and the ctime
+        can't be set back. If the wall clock was set forward, the time in the record decides. A user
+        who can forge that time could also renew the ctime.
 
         Args:
             pid: The PID of the process that took the lock.
@@ -378,7 +376,10 @@ class Holders:
 
 
 def has_owner(name: str) -> bool:
-    """Return whether only one user can write to a file, because its name contains a UID."""
+    """Return whether this is the name of a sharer's file or a record file of a device.
+
+    Such a name contains a UID, and only that user can write to the file.
+    """
     return SHARE in name or RECORD in name
 
 
@@ -396,7 +397,7 @@ def _may_count(
 
     Args:
         name: The name of the file.
-        uids: The UIDs that have a process, None if they are unknown.
+        uids: The UIDs that have a process; None if they are unknown.
         is_locked: Whether the kernel's list shows the file.
         is_complete: Whether the list shows all locks.
     """
@@ -424,7 +425,7 @@ def is_waiters(name: str) -> bool:
 
 
 def with_hosts(holders: Sequence[Holder]) -> tuple[Holder, ...]:
-    """Return the holders of a device. Each joined process names the holder that it joined.
+    """Return the holders of a device, and name in each joined process the holder that it joined.
 
     The memory use of a joined process is added to that holder's memory use.
     """
@@ -502,8 +503,8 @@ def _last_cell(record: Record, changed: float, now: Instant) -> float | None:
     """Return the end of the holder's last cell, by the wall clock as it is set now.
 
     If the clock was set after the record was written, the modification time may be from before or
-    after that. The later of the two possible times counts, so that no holder appears idle for too
-    long.
+    after that change. The later of the two possible times counts, so that no holder appears idle
+    for too long.
     """
     if record.written is None or abs(changed - record.written) <= WRITING_S:
         return None
@@ -524,8 +525,8 @@ class KernelList:
     Every user can make the list as long as they like, so at most `LIST_LIMIT` bytes are read.
 
     Attributes:
-        pids: The first process that has locked each file with flock(2). The key is the file's
-            device and inode, as the list shows them.
+        pids: The PID of the first process that has locked each file with flock(2). The key is the
+            file's device and inode, as the list shows them.
         inodes: The inodes of all locked files.
         is_whole: Whether the list was read to its end.
     """
@@ -560,7 +561,7 @@ class KernelList:
 
 
 def _read(file: RawIOBase) -> tuple[bytes, bool]:
-    """Return the complete lines of a file up to the limit, and whether that is the whole file."""
+    """Return the complete lines of a file up to `LIST_LIMIT`, and whether they are all lines."""
     text = b""
     while page := file.read(PAGE_SIZE):
         text += page

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 KINDS = ("FLOCK", "OFDLCK")  # the types of `lock_file` and `write_lock` in /proc/locks
-RECORD_LIMIT = 1 << 16  # bytes
+RECORD_LIMIT = 1 << 16  # maximum size of a record in bytes
 HIGH = 100  # lowest descriptor to keep over exec; shell scripts use lower ones: `exec 5>log`
 
 
@@ -34,7 +34,7 @@ class Lock:
     Args:
         descriptor: The descriptor of the locked file.
         path: The path of the locked file.
-        taken: The time of the lock. Defaults to now.
+        taken: The time at which the lock was taken. Defaults to now.
 
     Attributes:
         owned: The lock on the record file of a whole device's holder. Only its owner can write to
@@ -54,7 +54,7 @@ class Lock:
 
     @property
     def since(self) -> float:
-        """Return the time of the lock, by the wall clock as it was set at that time."""
+        """Return the time at which the lock was taken, by the wall clock as it was set then."""
         return self.taken.wall
 
     @property
@@ -108,8 +108,8 @@ class Lock:
         if not keeps_record:
             with suppress(OSError):
                 os.ftruncate(self.descriptor, 0)
-        # A child that C code forked ran no Python fork hook and still has the file open, so closing
-        # the descriptor here does not release the lock.
+        # If C code has forked a child, no Python fork hook ran. The child still has the file open,
+        # so closing the descriptor here does not release the lock.
         with suppress(OSError):
             file_control.unlock_file(self.descriptor)
         files.close(self.descriptor)
@@ -125,7 +125,7 @@ class Lock:
         return self.held() and files.is_current(files.NONE, self.path, self.descriptor)
 
     def keep_over_exec(self) -> None:
-        """Keep the lock over exec. Child processes started after it inherit the lock."""
+        """Keep the lock over exec. Child processes that start later inherit the lock."""
         if self.owned:
             self.owned.keep_over_exec()
         with no_fork, suppress(OSError):  # the limit on open files may be below HIGH
@@ -237,7 +237,7 @@ def write_record(descriptor: int, record: Record) -> str | None:
         return None
     data = untrusted.encoded(new, RECORD_LIMIT)
     try:
-        # Pad to the length of the old record: a reader must not find its end after the new one.
+        # Pad to the length of the old record, so that no reader finds its end after the new record.
         data = data.ljust(min(os.fstat(descriptor).st_size, RECORD_LIMIT))
         if os.pwrite(descriptor, data, 0) == len(data):
             os.ftruncate(descriptor, len(data))

@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model.devices import Device
 
-RETURN_LIMIT_S = (
-    120.0  # seconds in which a process can return to the place that it left in the queue
-)
+RETURN_LIMIT_S = 120.0  # seconds in which a process can return to its old place in the queue
 STOPPED_S = 5.0  # seconds without a heartbeat after which a waiter is skipped
-# Maximum seconds for which a user's waiters for several devices keep one free device.
+# Maximum seconds in which a user's waiters for several devices can keep one device free.
 KEEP_FREE_S = 1800.0
 EMPTY_RECORD = Record()
 
@@ -79,7 +77,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         self._number: float = math.inf
         # The time at which each heartbeat was first seen, by the ticket's name and ctime.
         self._heartbeats: dict[tuple[str, int], float] = {}
-        # By UID and device UUID. An entry exists as long as the device is free at each check.
+        # Offers by UID and device UUID. They exist as long as the device is free at each check.
         self._offers: dict[tuple[int | None, str], Offer] = {}
         self._first_check = self._last_check = 0.0
         self.passes_at = math.inf
@@ -132,7 +130,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         """
         tickets = self._directory.tickets(excluded=[lock.name])
         lost = self._own_ticket(self._lock.name) if self._lock else None
-        if lost and all(each.key != lost.key for each in tickets):  # its key is not taken
+        if lost and all(each.key != lost.key for each in tickets):  # no ticket has its key
             old = lost
         self._number = old.number if old else procfs.boot_clock_ns()
         self._before = {**self._earlier(lock.name, tickets, old), **(self._before or {})}
@@ -142,7 +140,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         self._record = _behind(self._record, self._before)
         lock.write(self._record)
         self.heartbeat()
-        # Read it as other processes will, because some file systems store a rounded time.
+        # Read the number as other processes do, because some file systems store a rounded time.
         self._number = os.fstat(lock.descriptor).st_mtime_ns
 
     def _own_ticket(self, name: str) -> Ticket:
@@ -237,7 +235,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         before = self._tickets_before()
         now = time.monotonic()
         heartbeats = [(ticket.name, ticket.heartbeat) for ticket in before]
-        # The time for a device starts again if the device was not free at the last check.
+        # Forget the offers of devices that were not free at the last check.
         self._offers = {
             key: offer
             for key, offer in self._offers.items()
@@ -269,7 +267,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
             if updated := self._update_remembered(name, earlier, ticket):
                 before[ticket.name if ticket else name] = updated
         self._before, self._record = before, _behind(self._record, before)
-        self._lock.write(self._record)  # in case the user has edited it
+        self._lock.write(self._record)  # the user may have edited the file
         self.heartbeat()
         present = {name for name, earlier in before.items() if earlier.left is None}
         return [ticket for ticket in tickets if ticket.name in present]
@@ -319,8 +317,8 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
     ) -> Ticket | None:
         """Return the first ticket from `ahead` that keeps this process from a device.
 
-        If the waiters of a user leave a free device alone for `stopped_s`, they can't use it,
-        whatever their tickets say, and are skipped. Waiters that need more than this device are
+        Waiters are skipped if their user has left a free device alone for `stopped_s`, because they
+        can't use it, whatever their tickets say. Waiters that need more than this device are
         skipped after `KEEP_FREE_S`. The time counts per user, not per ticket. It runs for all users
         at once, and each user gets half of `stopped_s` more than the user ahead.
 
@@ -383,7 +381,7 @@ class Offer:
 
     Attributes:
         offered_s: The seconds in which one of the waiters could have taken the device.
-        kept_s: The seconds in total.
+        kept_s: The total seconds, including those in which no waiter could have taken it.
         is_offered: Whether one of the waiters could have taken the device at the last check.
         counted_at: The time of the last check, by time.monotonic().
     """
@@ -415,12 +413,12 @@ def wait_for_news(
     is_news: Callable[[], bool],
     between: Callable[[], object] = executor.checkpoint,
 ) -> bool:
-    """Wait until a time has come or a lock may have changed.
+    """Wait until a given time, or until a lock may have changed.
 
     Args:
         until: The end of the wait, by time.monotonic().
-        is_news: A cheap check of the kernel's list of locks. It is called repeatedly, but only if
-            the list shows all locks, which it does not in a container.
+        is_news: A cheap check of the kernel's list of locks. It is called repeatedly, but never in
+            a container, because the list does not show all locks there.
         between: A function to call repeatedly during the wait. It may raise an exception.
 
     Returns:

@@ -45,14 +45,14 @@ class Acquired:
     Attributes:
         reservation: The reservation that satisfies the request.
         notices: Notices for the user.
-        savepoint: The reservation before the request.
+        savepoint: The reservation before the request, to undo the request.
     """
 
     def __init__(self, reservation: Reservation, notices: list[str], savepoint: Savepoint) -> None:
         self.reservation, self.notices, self.savepoint = reservation, notices, savepoint
 
 
-class WouldReserve(Exception):  # noqa: N818 - no error, but the result of a preview
+class WouldReserve(Exception):  # noqa: N818 - not an error, but the result of a preview
     """The devices that a preview found. Raising it makes the attempt release their locks."""
 
     def __init__(self, devices: tuple[Device, ...]) -> None:
@@ -61,7 +61,7 @@ class WouldReserve(Exception):  # noqa: N818 - no error, but the result of a pre
 
 
 def preview(session: Session, request: Request) -> tuple[Device, ...]:
-    """Return the devices that `reserve` would return. Raises the same errors."""
+    """Return the devices that `reserve` would reserve, or raise the same errors."""
 
     def hold(granted: Granted, _: Request) -> None:
         raise WouldReserve(tuple(locked.device for locked in granted.locked))
@@ -115,7 +115,7 @@ def reserve(
                 request, ruled, before.lease, before.since_of(request), procfs.now()
             )
             notices += [*ruled.problems, *more]
-        # If the held devices satisfy the request, repeat the answer.
+        # If the held devices satisfy the request, return the current reservation again.
         outcome = session.satisfy_from_current(request) if held else None
         if outcome is None:
             outcome = _acquire_devices(session, request, deadline, ruled, hold)
@@ -161,8 +161,8 @@ def _acquire_devices(
                 rules=ruled,
                 is_taking_back=is_late,
             )
-            # Walk the GPUs in order; lock each one, then read it. Either hold all requested
-            # devices, which sets the variables, or none.
+            # Lock the GPUs in order, and read each one. If all requested devices are locked, `hold`
+            # sets the variables. Otherwise, all locks are released.
             outcome = attempt(context, hold or session.hold, mutex_limit_s=_mutex_limit_s(deadline))
             changes: list[str] = []
             if isinstance(outcome, Denied):
@@ -182,10 +182,10 @@ def _wait_or_fail(
     deadline: Deadline,
     hold: Callable[[Granted, Request], object] | None,
 ) -> tuple[Granted, list[str]]:
-    """Wait for denied devices, and return them with notices about changes during the wait.
+    """Wait for the denied request, and return the granted devices and notices about changes.
 
     Raises:
-        Failure: The devices did not become free in time, or waiting makes no sense.
+        Failure: The devices did not become free in time, or waiting can't help.
         ImpossibleError: This machine can never satisfy the request.
     """
     changes: list[str] = []
@@ -221,8 +221,8 @@ def _record_notices(session: Session) -> list[str]:
 def _name_held_devices(held: Holding, request: Request) -> Request:
     """Add the names of the held devices to a request that changes only the terms.
 
-    A process that holds a part of a device and requests a larger part keeps the same device. A
-    joined process whose holder has gone keeps the devices that it has joined.
+    A process that holds a part of a device and requests a part of another size keeps the same
+    device. A joined process whose holder is gone keeps the holder's devices.
     """
     is_part = None not in (held.terms.memory_limit_mib, request.terms.memory_limit_mib)
     has_lost_holder = held.joined is not None and joining.has_lost_holder(held)
@@ -253,8 +253,7 @@ def _wait(
 ) -> tuple[Granted | Denied, list[str]]:
     """Wait in the queue if waiting can help, and retry whenever a device may be free.
 
-    A request that may not wait still waits the few seconds that earlier waiters have to take a free
-    device.
+    A request that may not wait still gives earlier waiters a few seconds to take a free device.
 
     Returns:
         The outcome of the last attempt, and notices about changes during the wait.
@@ -301,7 +300,10 @@ def _wait(
 def _failure(
     session: Session, context: AttemptContext, denied: Denied, deadline: Deadline
 ) -> Failure | ImpossibleError:
-    """Return the error for a denied request, and hide all GPUs unless the request is wrong."""
+    """Return the error for a denied request, and hide all GPUs if this process holds none.
+
+    GPUs are not hidden if the request is impossible, or if an ancestor holds all the devices.
+    """
     request, visible = context.request, context.inherited[cuda_environment.VISIBLE]
     if visible is not None and not denied.rows:
         return Failure(notice.HidesAll(request, visible, context.gpus.count(), session.devices))
@@ -388,7 +390,8 @@ def _is_above(session: Session, context: AttemptContext, denied: Denied) -> bool
 def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Request:
     """Narrow the request to the devices that CUDA sees.
 
-    Once CUDA has started, this process can reserve only these devices. It may have released them.
+    Once CUDA has started, this process can reserve only these devices. It may have released them
+    before.
 
     Raises:
         Failure: The request is for other devices.
@@ -420,7 +423,7 @@ def _cautions(context: AttemptContext, granted: Granted) -> list[str]:
 
 
 def _caution(context: AttemptContext, locked: LockedDevice) -> DeviceStatus:
-    """Return the status of an acquired device, with only the use to warn about.
+    """Return the status of an acquired device, reduced to the use that needs a warning.
 
     Use by this process is left out. If parts are reserved, use by other holders of parts is also
     left out, because it was counted.

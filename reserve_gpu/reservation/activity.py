@@ -26,9 +26,9 @@ class DeviceActivity(NamedTuple):
     """The recent use of one device by the processes of a reservation.
 
     Attributes:
-        is_used: Whether they used the device; None if this can't be read.
-        percent: The percentage of time in which their CUDA kernels ran; None if unknown.
-        mib: The device memory that they use in MiB; None if unknown.
+        is_used: Whether these processes used the device; None if this can't be read.
+        percent: The percentage of time in which the processes' CUDA kernels ran; None if unknown.
+        mib: The device memory in MiB that the processes use; None if unknown.
         share: The device's share of its GPU's memory, from 0 to 1; None if unknown.
     """
 
@@ -58,9 +58,10 @@ def read(
 
 
 def _of_device(gpus: Nvml, device: Device, pids: Collection[int], since: float) -> DeviceActivity:
-    """Return the use of a device, from readings per process or else of the whole device.
+    """Return the use of a device, from readings per process or, without them, of the whole device.
 
-    A CUDA context alone is not use, because a notebook that has started CUDA keeps its context.
+    A CUDA context alone does not count as use, because a notebook that has started CUDA keeps its
+    context.
     """
     try:
         usage, processes, gauges = gpus.read_all(device)
@@ -104,9 +105,9 @@ def is_used(held: Holding, since: float) -> bool:
 
 
 def of_hidden(held: Holding) -> tuple[bool, bool]:
-    """Return whether this process or a descendant uses devices that are hidden now.
+    """Check whether this process or a descendant uses devices that are now hidden.
 
-    A cuInit that started before the devices were hidden may still be running, so wait for it.
+    A cuInit that started before the devices were hidden may still be running, so wait for it first.
 
     Returns:
         Whether CUDA has started in this process, and whether a descendant uses a held device.
@@ -116,7 +117,7 @@ def of_hidden(held: Holding) -> tuple[bool, bool]:
 
 
 def by_child(held: Holding) -> bool:
-    """Return whether a descendant of this process is on one of the held devices.
+    """Return whether a descendant of this process uses one of the held devices.
 
     A device that can't be read counts as used if this process has any descendant. If the driver
     does not identify processes, any use counts, unless parts of the devices are reserved.

@@ -22,7 +22,7 @@ class OurVariables:
     """The environment variables that this process has changed.
 
     Attributes:
-        changes: All changes, so that they can be undone.
+        changes: The changes of the variables, with the previous values.
         environ: The variables that are set for the held devices, as users see them.
         notices: Notices about the memory limits that keep frameworks within a part of a GPU.
     """
@@ -39,7 +39,10 @@ class OurVariables:
         return self.changes.written.get(cuda_environment.VISIBLE) == ""
 
     def inherited(self) -> dict[str, str | None]:
-        """Return the variables without our changes, and from before an ancestor hid the GPUs."""
+        """Return the variables without this process's changes.
+
+        If an ancestor has hidden the GPUs, the values from before that are returned.
+        """
         return cuda_environment.before_hiding(self.changes.inherited())
 
     def unset(self) -> None:
@@ -47,7 +50,7 @@ class OurVariables:
         self.changes = self.changes.apply({})
 
     def hide(self) -> None:
-        """Hide all devices from programs that start later, and mark the variables as ours."""
+        """Hide all devices from programs that start later, and mark the variables as changed."""
         self.changes = self.changes.apply(cuda_environment.hiding(self.changes.inherited()))
 
     def adopt(self, changes: cuda_environment.Changes) -> None:
@@ -146,7 +149,7 @@ def memory_limit_notices(
     Args:
         devices: The devices of which parts are reserved.
         memory_limit_mib: The memory reserved on each device in MiB.
-        inherited: The variables without our changes.
+        inherited: The variables without this process's changes.
         written: The memory limits that are set.
         is_late: Whether CUDA has started in this process, which then ignores the variables.
     """

@@ -1,8 +1,9 @@
 """Hand over a reservation from one program to the next when a process calls exec.
 
 The descriptors of the locks stay open over that one exec, so the process keeps its locks. All other
-data is in an environment variable, with the pid and the start time of the process, so that a child
-process does not use it. Nothing about the locks is trusted unless the operating system confirms it.
+data is in an environment variable. It includes the pid and the start time of the process, so that
+child processes ignore it. Nothing about the locks is trusted unless the operating system confirms
+it.
 """
 
 import json
@@ -37,7 +38,7 @@ class Handover(NamedTuple):
     Attributes:
         changes: The changes to the environment variables.
         held: The reservation, without devices if there is none.
-        reason: Why there is no device, if the user should be told.
+        reason: The reason to show to the user why no device is held, or None.
         facts: Values that features store for themselves.
     """
 
@@ -106,7 +107,7 @@ def are_still_locked(about: Mapping[str, Any]) -> bool:
 
 
 def deserialize(fields: Mapping[str, Any]) -> Holding:
-    """Return the reservation that `serialize` has serialized, without its locks.
+    """Rebuild a reservation from the result of `serialize`, without its locks.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: The data is invalid.

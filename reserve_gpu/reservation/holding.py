@@ -21,8 +21,8 @@ class Joined(NamedTuple):
     """The reservation of another process that a joined process shares.
 
     Attributes:
-        of: The time at which its holder reserved each device, in seconds since the epoch.
-        name: The short name of its holder, such as a notebook's name.
+        of: The times at which the holder reserved each device, in seconds since the epoch.
+        name: The short name of the holder, such as a notebook's name.
     """
 
     of: tuple[float, ...]
@@ -39,8 +39,8 @@ class Holding(NamedTuple):
         devices: The held devices, in the order in which CUDA numbers them.
         locks: The lock of each device, by UUID.
         terms: The terms that other users can see, such as the lease and the reserved memory.
-        overdue: When the reservation should have ended, in seconds since the epoch. None if it is
-            not overdue.
+        overdue: The time at which the reservation should have ended, in seconds since the epoch.
+            None if it is not overdue.
         kept_until: The time limit for the restart of this kernel, in seconds since the epoch. None
             if the kernel is not restarting.
         joined: The reservation of another process that this process has joined.
@@ -68,7 +68,7 @@ class Holding(NamedTuple):
 
     @property
     def lease(self) -> Lease:
-        """Return the lease."""
+        """Return the lease of the reservation."""
         return self.terms.lease
 
     def locks_in(self, directory: str) -> dict[str, Lock]:
@@ -151,7 +151,7 @@ class Holding(NamedTuple):
         return [device for device in self.devices if not self.locks[device.uuid].is_valid()]
 
     def relocked(self, device: Device, directory: LockDirectory) -> "tuple[Holding, str]":
-        """Lock a device again whose lock was lost. The caller must hold the mutex.
+        """Lock a device again after its lock was lost. The caller must hold the mutex.
 
         Args:
             device: One of the held devices.

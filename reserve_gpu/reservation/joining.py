@@ -75,9 +75,8 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
 def _reserved_at(host: Holder, now: Instant) -> Instant:
     """Return the time at which the holder reserved a device.
 
-    If the holder is a joined process itself, this is the time at which its own holder reserved it.
-    If other users can write the holder's record, as with older versions, the boot clock's time is
-    now.
+    If the holder is itself a joined process, its own holder's time is returned. If other users can
+    write the holder's record, the record's boot time is not trusted, and the current one is used.
     """
     record = host.record
     since = record.guest_of or record.since or 0.0
@@ -121,7 +120,7 @@ def own_pids(held: Holding) -> set[int]:
 
 
 def prolonged(held: Holding) -> Holding | None:
-    """Return the joined reservation with the holder's lease, if the holder has extended that.
+    """Return the joined reservation with a longer lease if its holder has extended its own lease.
 
     Args:
         held: The reservation of a joined process.
@@ -157,7 +156,7 @@ def has_lost_holder(held: Holding) -> bool:
 
 
 def _hosts(held: Holding, directory: LockDirectory) -> list[Holder | None]:
-    """Return the holder of each joined device, or None if it has gone."""
+    """Return the holder of each joined device, or None if that holder is gone."""
     hosts: list[Holder | None] = []
     for device, since in zip(held.devices, held.joined.of if held.joined else (), strict=False):
         holders = directory.holders_of(device.uuid)

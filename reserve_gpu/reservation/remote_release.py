@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ANSWER_S = 5.0  # seconds in which a process that is not stopped answers
-ROOT = 0  # uid
+ROOT = 0  # the uid of root
 DONE = (Answer.RELEASED, Answer.ENDED, Answer.GONE)
 
 
@@ -117,8 +117,8 @@ def has_own_record(holder: Holder) -> bool:
 def pids_of(holder: Holder) -> set[int | None]:
     """Return the pids by which a user may name a holder.
 
-    During a kernel's restart, these are the pids of the kernel and of its lock keeper, because
-    the status shows the kernel first and the lock keeper later.
+    During a kernel's restart, these are the pids of the kernel and of its lock keeper. The status
+    shows the kernel first and the lock keeper later.
     """
     left = kept_reservation_of(holder)
     return {holder.listed_pid, *((left.lock_keeper, left.kernel) if left else ())} - {None}
@@ -187,7 +187,7 @@ def _directory(pid: int) -> str | None:
 
 
 def _is_of(pid: int, uid: int) -> bool:
-    """Return whether a process runs as that user alone, unlike a set-UID program such as `su`."""
+    """Return whether a process runs only as this user, unlike a set-UID program such as `su`."""
     return any(procfs.own_processes((), [pid], uid))
 
 
@@ -356,8 +356,8 @@ def ask(pid: int, uid: int, request: dict[str, Any]) -> dict[str, Any] | None:
     """Send a request to another process and return its answer.
 
     Args:
-        pid: The process.
-        uid: The user of the process.
+        pid: The pid of the other process.
+        uid: The uid of that process.
         request: The request, as JSON values.
 
     Returns:

@@ -3,7 +3,7 @@
 A kernel that restarts leaves its locks to a lock keeper (system/lock_keeper.py), which is a process
 that inherits the descriptors and waits. A process that reserves devices for a kernel that starts
 later over ssh does the same. The next kernel of the same user ends the lock keeper and takes the
-locks. It holds the machine's mutex meanwhile, so no other process can take them in between.
+locks. It holds the machine's mutex during this, so no other process can take them in between.
 
 Lock files are not trusted for this. The lock keeper is found among the user's own processes, by its
 program and its arguments, and its environment contains the data of the reservation.

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.exec_handover import Handover
     from reserve_gpu.reservation.feature import Feature, Leaving, UseLook
 
-# Seconds after writing the lock file records in which the end of a cell does not check them. The
-# files may be writable by other users.
+# Seconds after writing the records in which the end of a cell does not write them again. The
+# records are renewed because other users may be able to write to the lock files.
 SIGN_S = 5.0
 
 
@@ -258,7 +258,7 @@ class Session(Executor):
         """
         held = self.held
         if held and held.joined and joining.has_lost_holder(held):
-            held = None  # the holder has gone, so this process makes a reservation of its own
+            held = None  # the holder is gone, so this process makes its own reservation
         is_longer = request.terms.lease.has_end  # a joined process can't extend its holder's lease
         if held and held.joined and (is_longer or not _matches(held, request)):
             raise notice.has_joined(held.devices, held.joined.name)
@@ -292,7 +292,7 @@ class Session(Executor):
         return self.variables.notices
 
     def hold(self, granted: Granted, request: Request) -> None:
-        """Replace the current reservation with granted devices, or keep it if that fails."""
+        """Replace the current reservation with the granted devices. If that fails, keep it."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
         were_idle = all(locked.row.use_state is State.IDLE for locked in granted.locked)
@@ -382,8 +382,8 @@ class Session(Executor):
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
         """Lock devices again whose locks are no longer effective.
 
-        A lock is lost if its file was deleted, because other processes then lock a new file, or if
-        other code in this process closed its descriptor.
+        A lock is lost if other code in this process closed its descriptor, or if its file was
+        deleted, because other processes then lock a new file.
 
         Args:
             limit_s: The timeout for the mutex in seconds.
@@ -516,7 +516,7 @@ class Session(Executor):
         )
 
     def _reservation_of(self, held: Holding | None) -> Reservation | None:
-        """Return the caller's object for this holding, a new one for a new reservation."""
+        """Return the caller's object for these devices; a new object for a new reservation."""
         before = self._held
         if held is None or (before and before.number == held.number):
             return held and self._reservation
@@ -526,7 +526,7 @@ class Session(Executor):
         return reservation
 
     def _update_reservation(self) -> None:
-        """Update the caller's object, because devices, their numbers or their part may change."""
+        """Update the caller's object to the current devices, variables and memory size."""
         if self._held and self._reservation:
             self._reservation.devices = self._held.devices
             self._reservation.environ = self.variables.environ
@@ -596,7 +596,7 @@ class Session(Executor):
     # -- handover over exec ------------------------------------------------------------------------
 
     def leave_as(self, how: Leaving) -> dict[str, Fact]:
-        """Let the features hand over the reservation, and return their facts for what follows."""
+        """Let the features hand over the reservation, and return data for the next program."""
         return {name: f for each in self.features.values() for name, f in each.leaves(how).items()}
 
     def adopt(self) -> None:

@@ -95,7 +95,7 @@ def of_process(pid: int, uid: int) -> Iterator[int]:
 
 
 def sockets_of(pid: int) -> str:
-    """Return the prefix of the names of a process's sockets, made of PID namespace and pid."""
+    """Return the start of a process's socket names, which contains its PID namespace and pid."""
     return f"{procfs.pid_namespace()}-{pid}-"
 
 

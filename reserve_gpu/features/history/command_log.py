@@ -1,7 +1,7 @@
 """Log the use of devices by a command that has replaced `reserve-gpu run` by exec.
 
 The command itself does not know this package, so a small background process checks its use once a
-minute. That process holds no device lock, terminal or pipe, and it is no child of the command. It
+minute. That process holds no device lock, terminal or pipe, and is not a child of the command. It
 ends when no process holds the locks any longer.
 """
 
@@ -32,7 +32,7 @@ def start(logged: Recorder) -> bool:
         logged: The recorder of the current reservation.
 
     Returns:
-        True, after closing the recorder's page.
+        True. The recorder's page is then closed in this process.
 
     Raises:
         OSError: The background process can't be started.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 IS_LOGGED = "is_logged"  # name of the fact that another process logs the reservation
 EXIT_LIMIT_S = 1.0  # timeout for writing the last lines at the end of a process, in seconds
 
-_warned: list[str] = []  # the first failure in this process, the only one that is reported
+_warned: list[str] = []  # the first failure in this process; later ones are not reported
 
 
 class History(Feature):

@@ -26,12 +26,12 @@ LEAST_S = 1.0  # shortest reservation that is logged, in seconds
 
 
 class Recorder:
-    """Logs one reservation, until it ends, in a file of its own that is called a page.
+    """Logs one reservation in a file of its own, called a page, until the reservation ends.
 
     Attributes:
         page: The page, which this process has locked.
         held: The reservation.
-        at: The time up to which the lines count, by time.monotonic().
+        at: The time up to which the lines cover the reservation, by time.monotonic().
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Recorder:
         """
         self.page, self.held, self._every_s = page, held, every_s
         self._entries = {device: _first(page.id, device, held, now) for device in held.devices}
-        self._uses: dict[Device, activity.DeviceActivity] = {}  # from the latest check
+        self._uses: dict[Device, activity.DeviceActivity] = {}  # results of the latest check
         self._looked_at = now
         self.at = time.monotonic() if at is None else at
         self._next_look = time.monotonic() + every_s
@@ -199,7 +199,7 @@ def _described(
 ) -> LogLine:
     """Return the line with the current process, terms and lease of the reservation.
 
-    Its share is the reserved share of a whole GPU's memory, or 1 if that is unknown.
+    The line's share is the reserved share of a whole GPU's memory, or 1 if that is unknown.
     """
     process, lease = describe_this_process(), held.lease
     share = used.share or 1.0

@@ -73,14 +73,14 @@ class Job(Feature):
     def changed(self, change: Change) -> None:
         """End this kernel with its reservation if a Slurm job was started only for this kernel.
 
-        The job ends with the kernel. Otherwise, the job would keep its GPU.
+        The job then ends with the kernel, instead of keeping its GPU.
         """
         is_over = change.before and change.how is End.OVER
         if is_over and os.environ.get(settings.JOB_KERNEL) == procfs.stamp(os.getpid()):
             shutdown.process_end().begin(lambda: True, warn, lambda: None)
 
     def step(self) -> float | None:
-        """Check now and then whether the end was moved, and save work before the end."""
+        """Check at intervals whether the end was moved, and save work before the end."""
         held = self.owner.held
         if not (self._job and held):
             return None

@@ -10,7 +10,7 @@ from reserve_gpu.model import errors
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import subprocesses
 
-# The values of CUDA_VISIBLE_DEVICES in a job without a GPU of Slurm, Flux and older Slurm versions.
+# CUDA_VISIBLE_DEVICES in a job without a GPU: the values of Slurm, Flux and older Slurm versions.
 NONE = ("", "-1", "NoDevFiles")
 # The variables that Slurm sets if a job or a job step has GPUs. https://slurm.schedmd.com/srun.html
 HAS_GPUS = {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"}
@@ -20,7 +20,7 @@ LIMIT_S = 3.0  # timeout for Slurm's programs in seconds
 
 
 def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
-    """Return an error with a command that gets a GPU if the job has none, or else the same error.
+    """Return an error with a command that gets a GPU, or the same error if the job has a GPU.
 
     Args:
         error: The error of a request for a GPU.
@@ -47,9 +47,9 @@ def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
 
 
 def _srun_options() -> str:
-    """Return srun's options for a GPU in the job's partition or else in the first that has GPUs.
+    """Return srun's options for a job with a GPU; empty if sinfo lists no partition with GPUs.
 
-    The result is empty if sinfo lists no partition with GPUs.
+    The job's own partition is preferred. If it has no GPUs, the first partition with GPUs is used.
     """
     job_partition = os.environ.get("SLURM_JOB_PARTITION")
     output = subprocesses.read_output(("sinfo", "--noheader", "--format=%R %G"), LIMIT_S)

@@ -15,7 +15,7 @@ from reserve_gpu.render.frontends import Frontend
 from reserve_gpu.render.phrases import labels
 
 HOUR_S = 3600
-NEAR_S = 2 * MINUTE_S  # times that are nearer than this are shown with seconds
+NEAR_S = 2 * MINUTE_S  # a time is shown with seconds if it is less than this many seconds away
 NAMED_CHILDREN = 3  # largest number of child processes that a message names
 OVER = (  # the last message, without and with a reservation that replaces the old one
     "This reservation was released.",
@@ -67,7 +67,7 @@ class LeaseNotice(NamedTuple):
         """Return the message to the holder.
 
         Args:
-            frontend: Where the holder reads it, which decides how commands are written.
+            frontend: The front end that shows the message, which determines how commands look.
         """
         if self.action is Action.LASTS:
             return self._lasts()
@@ -117,7 +117,7 @@ class LeaseNotice(NamedTuple):
 
     def _near(self) -> str:
         if self._is_jobs:
-            return f"The job ends at {_clock(self.at)}, with everything in it. Save your work."
+            return f"The job ends at {_clock(self.at)} with all its processes. Save your work."
         text = f"The reservation of {labels(self.devices)} ends at {_clock(self.at)}"
         if self._is_by_idleness:
             text += f", after {durations.time_limit(self.lease.idle_s or 0.0)} without use"

@@ -53,7 +53,7 @@ class LeaseTimer(Feature):
         super().__init__(owner)
         self.display = lease_line.LeaseLine()
         self._held: Holding | None = None  # the reservation whose lease is watched
-        # The last action, whether the idle limit caused it, and the end by the wall clock then.
+        # The last action, whether the idle limit caused it, and the lease's end by the wall clock.
         self._done: tuple[Action, bool, float | None] | None = None
         self._began, self._looked_at = procfs.now(), time.time()
         self._used = self._next_look = time.monotonic()
@@ -101,7 +101,7 @@ class LeaseTimer(Feature):
             return RETRY_S
 
     def _follow_holder(self) -> None:
-        """Extend the lease of a joined process if its holder has extended the holder's lease."""
+        """Extend the lease of a joined process if its holder has extended its own lease."""
         held = self.owner.held
         if held and held.joined and held.lease.until is not None and held.overdue is None:
             with suppress(LockError):
@@ -211,7 +211,7 @@ class LeaseTimer(Feature):
         return self.display.take_notices()
 
     def _watch_again(self, lease: Lease) -> None:
-        """Act on a lease again after the end of the process was canceled, if it is unchanged."""
+        """Act on an unchanged lease again, after the end of the process was canceled."""
         if self._held and self._held.lease == lease:
             self._done = None
 
@@ -236,7 +236,7 @@ class LeaseTimer(Feature):
         """Check, if that is due, whether this process or its descendants use a device."""
         now, idle_s = time.monotonic(), held.lease.idle_s
         look = self.owner.last_look
-        if idle_s is not None and look and look.now > self._looked_at:  # another feature's check
+        if idle_s is not None and look and look.now > self._looked_at:  # by another feature
             self._looked_at, self._next_look = look.now, look.at + self._pause_s(idle_s)
             self._used = look.at if look.is_used else self._used
         if idle_s is None or now < self._next_look:
@@ -289,14 +289,14 @@ def _watch_cells() -> None:
 
 
 def _is_same(before: Holding | None, held: Holding | None) -> bool:
-    """Return whether both are of the same devices, under any numbers, and have the same lease."""
+    """Return whether two reservations have the same lease and devices, whatever their numbers."""
     return bool(
         before and held and (*before.locks,) == (*held.locks,) and before.lease == held.lease
     )
 
 
 def _share_devices(before: Holding | None, held: Holding | None) -> bool:
-    """Return whether both hold at least one common device."""
+    """Return whether two reservations have at least one device in common."""
     return bool(before and held and {*before.locks} & {*held.locks})
 
 

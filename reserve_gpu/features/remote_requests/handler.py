@@ -222,7 +222,7 @@ class Listener:
                 connection, _ = listener.accept()
             except OSError:  # `stop` was called, or other code has closed the descriptor
                 break
-            with connection, suppress(Exception):  # an invalid or failed request must not end this
+            with connection, suppress(Exception):  # an invalid request must not end the loop
                 connection.settimeout(REQUEST_LIMIT_S)
                 request = untrusted.parsed(connection.recv(socket_directory.MESSAGE_LIMIT))
                 user = procfs.user_name(socket_directory.peer(connection)[1])

@@ -201,8 +201,8 @@ def waiter_message(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) 
 def _waited_s(ticket: Ticket) -> float:
     """Return the seconds since a waiter joined the queue.
 
-    The waiter's user can write any time into the ticket, so a time before the start of the waiter's
-    process is not believed.
+    The waiter's user can write any time into the ticket. The result therefore assumes that the
+    waiter joined at most `RETURN_LIMIT_S` before its process started.
     """
     now = procfs.now().boot
     began = procfs.start_time_boot(ticket.holder.listed_pid) if ticket.holder.listed_pid else None

@@ -392,7 +392,7 @@ def test_the_end_is_near(here: Here, batch: Batch) -> None:
     shell = here.shell()
     shell.run("%reserve_gpu")
     clock = time.strftime("%H:%M:%S", time.localtime(end))
-    text = f"The job ends at {clock}, with everything in it. Save your work."
+    text = f"The job ends at {clock} with all its processes. Save your work."
     cells = [""]
 
     def is_told() -> bool:
