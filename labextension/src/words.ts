@@ -74,12 +74,9 @@ export function ofReservation(
     const leftS = holder.until - now;
     const isNear = leftS < NEAR_S;
     const minutes = Math.max(0, Math.ceil(leftS / 60));
-    const notes = [
-      ...(holder.is_job_end ? ['end of the job'] : []),
-      ...(isNear ? [`${minutes} min left`] : [])
-    ];
-    const note = notes.length ? ` (${notes.join(', ')})` : '';
-    texts.push(`until ${clock(holder.until, now)}${note}`);
+    const job = holder.is_job_end ? ", the job's end" : '';
+    const left = isNear ? ` (${minutes} min left)` : '';
+    texts.push(`until ${clock(holder.until, now)}${job}${left}`);
     level = isNear ? 'near' : level;
   }
   if (reservation.parts.some(part => part.is_over)) {
