@@ -19,7 +19,7 @@ from typing import TextIO
 
 from reserve_gpu.system import file_control
 
-POLL_S, LONGEST_POLL_S = 0.01, 0.5  # first and maximum pause between attempts in s
+POLL_S, LONGEST_POLL_S = 0.01, 0.5  # first and maximum pause in seconds
 PTY_MASTER = 5, 2  # device number of /dev/ptmx; opening it again would create a new terminal
 
 
@@ -64,8 +64,8 @@ class Writer:
             limit_s: Seconds to wait for the reader.
 
         Returns:
-            Whether the text was written. If only its start fitted, the end becomes `rest`, and the
-            result is also True. False if the text was dropped.
+            True if the text was written, or its start was written and its end stored in `rest`.
+            False if the text was dropped.
         """
         until, is_written, pause_s = time.monotonic() + limit_s, False, POLL_S
         while True:
@@ -109,7 +109,7 @@ class Writer:
         return 0
 
     def _append(self, data: bytes) -> int:
-        """Write to a file; if the disk is full, remove a partly written text."""
+        """Append to a file; if the disk is full, remove the partly written text."""
         done = os.write(self.descriptor, data)
         end = os.lseek(self.descriptor, 0, os.SEEK_CUR)
         if done == len(data) or end != os.fstat(self.descriptor).st_size:
@@ -125,7 +125,7 @@ class Writer:
             return duplicate.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _write_pieces(self, data: bytes) -> int:
-        """Write pieces while poll() reports room: PIPE_BUF bytes to a pipe, one to a terminal."""
+        """Write while poll() reports room: pieces of PIPE_BUF bytes to a pipe, 1 to a terminal."""
         done, poll = 0, select.poll()
         poll.register(self.descriptor, select.POLLOUT)
         while done < len(data) and poll.poll(0):
