@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BEGIN, END = b"# >>> reserve_gpu ", b"# <<< reserve_gpu "
 HEAD = BEGIN + b"(added by install.sh, which takes it away with --uninstall%s) >>>"
-BREAK = b"; new: break"  # text in the first mark if a line break was added before it
+BREAK = b"; new: break"  # in the first mark if a line break was added before it
 IMPORT = b"import importlib.util"
 # Other environments of this user share the file, but may lack the package. The test of `origin`
 # excludes a folder named reserve_gpu without an __init__.py.
@@ -204,7 +204,7 @@ def _user_lines(block: list[bytes]) -> list[bytes]:
 def _remaining(block: list[bytes]) -> list[bytes]:
     """Return the user's lines in a block, and the added lines that these need to stay valid."""
     remaining = dict[int, bytes]()
-    needs_guard = False  # whether an indented line of the user follows
+    needs_guard = False  # whether an indented line of the user comes later
     for at in reversed(range(len(block))):
         line, text = block[at], _text(block[at])
         if not _is_ours(text):
@@ -367,7 +367,7 @@ class Config:
     def check_add(self) -> None:
         """Raise StartupError if the lines must be added but can't be.
 
-        They need not be added if a line of the user may already load the extension.
+        The lines are not needed if a line of the user may already load the extension.
         """
         if os.path.isfile(self.path):
             data = self._read()

@@ -119,7 +119,8 @@ def _entry(fields: Mapping[str, Any]) -> LogLine | None:
         number(fields["start"]),
         number(fields["end"]),
         seconds := number(fields["seconds"], longest_s),
-        # None is tested inline because a function call is slower, and a year has 100,000 lines.
+        # None is tested inline because a function call is slower, and a year's history has 100,000
+        # lines.
         None if (used_s := get("used_s")) is None else number(used_s, seconds),
         None if (idle_s := get("idle_s")) is None else number(idle_s, seconds),
         None if (over_s := get("over_s")) is None else number(over_s, seconds),

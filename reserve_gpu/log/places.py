@@ -102,10 +102,10 @@ def to_read() -> Iterator[tuple[int, int]]:
 
 
 def is_for_all(path: str) -> bool:
-    """Return whether a directory can hold the folders of all users.
+    """Return whether a directory can contain the folders of all users.
 
     Root, or the user who configured the directory, must own it, and it needs the sticky bit if
-    other users can write to it. They can then create folders, but not remove those of others.
+    other users can write to it. Users can then create folders, but not remove those of others.
     """
     with suppress(OSError):
         status = os.lstat(path)
