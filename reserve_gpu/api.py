@@ -138,11 +138,11 @@ class Outcome(NamedTuple):
     """The result of a request.
 
     Attributes:
-        reservation: The reservation, or None after a refusal that `--optional` allows.
+        reservation: The reservation, or None if `--optional` excuses a refusal.
         warnings: The warnings and notices about the reservation.
         is_new: Whether the request made or changed the reservation.
         waited_s: The time that the request waited in the queue, in seconds.
-        excused: The error of a refusal that `--optional` allows.
+        excused: The error of a refusal that `--optional` excuses, or None.
     """
 
     reservation: Reservation | None
@@ -289,14 +289,14 @@ def release() -> tuple[Device, ...]:
         from reserve_gpu.reservation import restart_handover
 
     return next(
-        (left.held.devices for left in all_left() if restart_handover.end_lock_keeper(left)), ()
+        (each.held.devices for each in all_left() if restart_handover.end_lock_keeper(each)), ()
     )
 
 
 def kept() -> str | None:
     """Return a message about the devices that are kept for this restarted kernel, or None."""
-    left = None if session().devices else next(all_left(), None)
-    return messages.kept_for_restart(left.held.devices, left.until) if left else None
+    first = None if session().devices else next(all_left(), None)
+    return messages.kept_for_restart(first.held.devices, first.until) if first else None
 
 
 def all_left() -> "Iterator[KeptReservation]":

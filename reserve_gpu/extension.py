@@ -48,11 +48,11 @@ class ReserveGPU(Magics):
 
     lock_directory = Unicode(
         help="The lock directory, which all users of this machine must share. Empty for the "
-        f"default. Stored in ${settings.LOCK_DIRECTORY}, so child processes use the same one."
+        f"default. Stored in ${settings.LOCK_DIRECTORY}, so child processes use the same directory."
     ).tag(config=True)
     idle_memory = CUnicode(  # accepts a number, because users also write 500
-        help="A GPU without compute processes is idle if at most this memory is in use (500MiB, "
-        "2GB). Empty for 1 GiB or 5 % of the GPU, whichever is less. "
+        help="A GPU without compute processes is idle if at most this amount of memory is in use "
+        "(500MiB, 2GB). Empty for 1 GiB or 5 % of the GPU, whichever is less. "
         f"Stored in ${settings.IDLE_MEMORY}."
     ).tag(config=True)
 

@@ -504,7 +504,7 @@ def _make_calls(posted: SimpleQueue[Call[Any] | None]) -> None:
         while _hanging and not call.given_up and _hanging_function(call):
             time.sleep(POLL_S)
         call.make()
-        del call  # release its objects before waiting for the next call
+        del call  # release the call's objects before waiting for the next call
 
 
 def _hanging_function(call: Call[Any]) -> str | None:

@@ -161,7 +161,8 @@ def promisable_mib(
     if device.usable_mib is None or usage.used_mib is None:
         return None
     is_exclusive = usage.mode == ComputeMode.EXCLUSIVE_PROCESS and bool(parts)
-    is_open = is_usable(usage) or bool(own[1])  # this may be the only process
+    # In exclusive mode, the only allowed process may be the requesting process.
+    is_open = is_usable(usage) or bool(own[1])
     parts = [*parts, own]
     promised = [size for size, _ in parts if size is not None]
     if len(promised) < len(parts) or is_exclusive or not is_open:

@@ -144,12 +144,12 @@ def removed(data: bytes, name: bytes) -> Removal:
 def _removed(data: bytes, name: bytes) -> Removal:
     lines = data.splitlines(keepends=True)
     blocks = blocks_in(lines)
-    others = tuple(each for each in names_in(lines) if each != name)
-    if others:
+    other_pythons = tuple(each for each in names_in(lines) if each != name)
+    if other_pythons:
         inside = {at for start, stop, _ in blocks for at in range(start, stop)}
         names = {at for at in inside if _text(lines[at]) == b"# for " + name}
         rest = (line for at, line in enumerate(lines) if at not in names)
-        return Removal(b"".join(rest), others, 0)
+        return Removal(b"".join(rest), other_pythons, 0)
     parts = _without(lines, blocks)
     count = sum(len(_user_lines(lines[block.start : block.stop])) for block in blocks)
     if blocks and not parts[-1] and BREAK in lines[blocks[-1].start] and parts[-2]:
@@ -355,7 +355,7 @@ class Config:
             if os.path.exists(path) and (uid := os.stat(path).st_uid):
                 user = _user(uid)
                 raise StartupError(
-                    f"{path} belongs to {user}. Files of root in it would keep IPython from "
+                    f"{path} belongs to {user}. Files owned by root in it would keep IPython from "
                     f"starting for {user}. Nothing was changed. As {user}, without sudo, "
                     f"run: {command}"
                 )
@@ -424,12 +424,12 @@ class Config:
         data = self._read()
         if not self.has_block():
             return [f"Nothing to remove from {self.path}", *self._user_mentions()]
-        new, others, user_lines = self._removed(data)
+        new, other_pythons, user_lines = self._removed(data)
         copy = self._read_copy()
-        if others:
+        if other_pythons:
             if new != data:
                 self._write(data, new)
-            names = "\n".join(map(os.fsdecode, others))
+            names = "\n".join(map(os.fsdecode, other_pythons))
             return [f"The lines in {self.path} are kept for\n{names}"]
         if not (new or os.path.lexists(self._copy) or os.path.islink(self.path)):
             self._delete(data)  # the file was created for the lines

@@ -90,8 +90,8 @@ class LogLine(NamedTuple):
     def to_json(self) -> str:
         """Return the line as JSON without unknown fields, with texts cut to fit `LINE_LIMIT`."""
         fields = {name: _plain(value) for name, value in self._asdict().items()}
-        known = {name: value for name, value in fields.items() if value is not None}
-        return untrusted.encoded(known, LINE_LIMIT - len("\n")).decode()
+        known_fields = {name: value for name, value in fields.items() if value is not None}
+        return untrusted.encoded(known_fields, LINE_LIMIT - len("\n")).decode()
 
 
 def month(at: float) -> str:

@@ -292,10 +292,10 @@ def program_command() -> str:
     command = f"{quote(sys.executable or 'python3')} -m reserve_gpu"
     # A new Python process does not have the directories that a notebook added to its sys.path.
     home = os.path.abspath(f"{__file__}/../../..")
-    known = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), os.getcwd()}
-    known |= {sysconfig.get_path("purelib", "posix_user")} if os.name == "posix" else set()
-    known.update(os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    if os.path.realpath(home) not in map(os.path.realpath, filter(None, known)):
+    importable = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), os.getcwd()}
+    importable |= {sysconfig.get_path("purelib", "posix_user")} if os.name == "posix" else set()
+    importable.update(os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if os.path.realpath(home) not in map(os.path.realpath, filter(None, importable)):
         command = f"env PYTHONPATH={quote(home)} {command}"
     return sanitize(command, COMMAND_LIMIT)
 

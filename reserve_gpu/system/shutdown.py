@@ -96,9 +96,9 @@ class ProcessEnd:
 
 def process_end() -> ProcessEnd:
     """Return this process's `ProcessEnd`; a forked child has its own."""
-    known: dict[int, ProcessEnd] = executor.survive_reload("process ends", dict)
+    ends: dict[int, ProcessEnd] = executor.survive_reload("process ends", dict)
     pid = os.getpid()
-    return known.get(pid) or known.setdefault(pid, ProcessEnd())
+    return ends.get(pid) or ends.setdefault(pid, ProcessEnd())
 
 
 def _start(function: Callable[[], object]) -> None:
