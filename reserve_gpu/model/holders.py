@@ -25,7 +25,7 @@ LONGEST_RESTART_S = 3600.0  # maximum seconds for which a restarting kernel's de
 class ProcessInfo(NamedTuple):
     """The description that a process writes about itself.
 
-    It is untrusted: it is displayed, but decides nothing.
+    The description is untrusted, so it is only displayed.
 
     Attributes:
         pid: The process ID in the process's own PID namespace.
@@ -168,15 +168,15 @@ class Holder(NamedTuple):
     """The process that holds a lock: its record, and the operating system's facts about it.
 
     Attributes:
-        record: The record in the lock file. Another process may have written it, so it is
-            sanitized and displayed, but decides nothing.
+        record: The record in the lock file. It is untrusted, because another process may have
+            written it, so it is sanitized before it is displayed.
         listed_pid: The pid in the kernel's list of locks, or None if the list does not show it.
         owner: The name of the user of the listed process, from the system.
-        uid: The UID of that user. For a share of a GPU, the owner of the lock file.
+        uid: The UID of that user. For a part of a GPU, the owner of the lock file.
         elsewhere: Whether the recorded pid belongs to another PID namespace.
         last_cell: The end of the last cell since the lock was acquired, in seconds since the epoch.
         file: The name of the lock file.
-        used_mib: The memory in MiB that a sharer, its children and the processes that joined it
+        used_mib: The memory in MiB that the process, its children and the processes that joined it
             use, or None if unknown.
         beside: The name of the holder that this process joined, or None without such a holder.
         clock_set_s: Seconds by which the wall clock was set since the lock was acquired.

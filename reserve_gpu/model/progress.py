@@ -31,7 +31,7 @@ class Waiting(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """A call of the driver that takes long.
+    """A slow call of the driver.
 
     Attributes:
         what: The name of the driver's function.

@@ -75,13 +75,13 @@ def other_machines() -> Hosts | None:
 
 
 def printable(value: Any) -> Any:
-    """Make the texts in a status safe to display.
+    """Make the strings in a status safe to display.
 
     Args:
         value: The result of a status's `to_dict()`, which contains untrusted text of other users.
 
     Returns:
-        The same data, in which each text is one line of limited length without invisible
+        The same data, in which each string is one line of limited length without invisible
         characters.
     """
     if isinstance(value, str):

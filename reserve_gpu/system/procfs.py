@@ -64,8 +64,8 @@ def is_wsl() -> bool:
 def sees_all_processes() -> bool:
     """Return whether an empty process list from NVML means that no process uses the GPU.
 
-    In a separate PID namespace it does not, because drivers since 535.113 only list the processes
-    of the caller's PID namespace.
+    In a separate PID namespace, the list may be empty although processes use the GPU: drivers since
+    535.113 only list the processes of the caller's PID namespace.
     """
     return pid_namespace() == INITIAL_PID_NAMESPACE and not is_wsl()
 
