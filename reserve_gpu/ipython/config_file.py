@@ -74,7 +74,7 @@ class Removal(NamedTuple):
     left: int
 
 
-# -- the text of the file --------------------------------------------------------------------------
+# -- the content of the file -----------------------------------------------------------------------
 
 
 def added(data: bytes, name: bytes) -> bytes:

@@ -234,7 +234,7 @@ class Executor:
             if call.error is None:
                 return call.answer
         except BaseException:
-            if not call.given_up:  # a thread was started
+            if not call.given_up:  # not if no thread could be started
                 call.given_up = "its caller has gone"
                 end = Call(undo, call, is_awaited=False)  # the worker makes it after `call`
                 self.post(end)
