@@ -6,12 +6,12 @@
 
 c = get_config()
 
-# Append the extension. An assignment would drop the extensions of the system's configuration.
+# Append the extension. An assignment would drop those of the system-wide configuration.
 c.InteractiveShellApp.extensions.append("reserve_gpu")
 
 # The lock directory. All users of the machine must use the same directory and have permission to
 # write to it, so set it in /etc/ipython/ipython_config.py.
 # c.ReserveGPU.lock_directory = "/run/lock/reserve_gpu"
 
-# A GPU without compute processes is idle if at most this memory is in use.
+# A GPU without compute processes is idle if at most this amount of memory is in use.
 # c.ReserveGPU.idle_memory = "1GiB"

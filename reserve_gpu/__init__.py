@@ -2,10 +2,10 @@
 
 `%reserve_gpu`, or `reserve()`, finds an idle GPU through NVML, locks its lock file, and sets
 `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` and `CUDA_DEVICE_MEMORY` before a framework reads them.
-The lock belongs to the process, so the GPU is free again however the process ends. A GPU that runs
-programs counts as busy, even if its users never reserve. If no GPU is free, `CUDA_VISIBLE_DEVICES`
-is set to an empty string, so that no code runs on another user's GPU. Reservations are cooperative:
-they do not keep other programs off a GPU.
+The lock belongs to the process, so the GPU is freed however the process ends. A GPU that runs
+programs counts as busy, even if its users never reserve GPUs. If no GPU is free,
+`CUDA_VISIBLE_DEVICES` is set to an empty string, so that no code runs on another user's GPU.
+Reservations are cooperative: they do not keep other programs off a GPU.
 """
 
 from __future__ import annotations

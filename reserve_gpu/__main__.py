@@ -3,8 +3,8 @@
 
 import sys
 
-# `python -m` puts the working directory first on sys.path. A file in it that has the name of a
-# standard module, such as json.py, must not be imported instead of that module.
+# `python -m` puts the working directory first on sys.path. A file there, such as json.py, must not
+# be imported instead of a standard module of the same name.
 is_module = __name__ == "__main__" and __package__ in sys.orig_argv  # False under %run
 if is_module and not getattr(sys.flags, "safe_path", False):  # safe_path exists since Python 3.11
     del sys.path[0]
@@ -13,7 +13,7 @@ if is_module and not getattr(sys.flags, "safe_path", False):  # safe_path exists
 def main() -> int:
     """Load and run the command line, and return the exit code.
 
-    Ctrl-C while the modules load ends the process without a traceback, as it ends `ls`.
+    If Ctrl-C is pressed while the modules load, the process ends without a traceback.
     """
     try:
         import signal

@@ -138,11 +138,11 @@ class Outcome(NamedTuple):
     """The result of a request.
 
     Attributes:
-        reservation: The reservation, or None after a refusal that `--optional` allows.
+        reservation: The reservation, or None if `--optional` excuses a refusal.
         warnings: The warnings and notices about the reservation.
         is_new: Whether the request made or changed the reservation.
         waited_s: The time that the request waited in the queue, in seconds.
-        excused: The error of a refusal that `--optional` allows.
+        excused: The error of a refusal that `--optional` excuses, or None.
     """
 
     reservation: Reservation | None
@@ -221,7 +221,7 @@ def ask(
             return Outcome(None, excused=explained_error)
         raise explained_error from None
     except BaseException as error:  # raised by a signal handler
-        # Without an answer the session rolls back by itself, and this call waits until it has.
+        # If `acquired` is None, `undo` rolls back, and this call only waits for it.
         savepoint = acquired.savepoint if acquired else None
         this_session.run_in_any_case(this_session.roll_back, savepoint)
         has_waited = deadline.waits or waited_s is not None
@@ -234,7 +234,7 @@ def ask(
 def explained(
     error: Failure | errors.ReserveGPUError, frontend: Frontend
 ) -> errors.ReserveGPUError:
-    """Return an error with hints for a frontend, and with the additions of features."""
+    """Return an error with hints for a frontend and text that the features add."""
     if isinstance(error, Failure):
         error = error.reason.error(for_this_process(frontend))
     for each in session().features.values():
@@ -260,7 +260,7 @@ def preview(request: Request, frontend: Frontend) -> tuple[Device, ...]:
 
 
 def show_reserved() -> None:
-    """Let each feature show its state of the new reservation, such as its end, in this cell."""
+    """Let each feature display a property of the new reservation, such as its end, in this cell."""
     for each in session().features.values():
         each.show()
 
@@ -277,8 +277,8 @@ def current() -> Reservation | None:
 def release() -> tuple[Device, ...]:
     """Release the reservation of this process, or the devices that are kept for its restart.
 
-    The CUDA variables get back the values that they had before the reservation. This also applies
-    if a refusal has emptied `CUDA_VISIBLE_DEVICES`.
+    The CUDA variables are restored to their values before the reservation. This also applies if a
+    refusal has emptied `CUDA_VISIBLE_DEVICES`.
 
     Returns:
         The released devices, or an empty tuple if the process held nothing.
@@ -289,14 +289,14 @@ def release() -> tuple[Device, ...]:
         from reserve_gpu.reservation import restart_handover
 
     return next(
-        (left.held.devices for left in all_left() if restart_handover.end_lock_keeper(left)), ()
+        (each.held.devices for each in all_left() if restart_handover.end_lock_keeper(each)), ()
     )
 
 
 def kept() -> str | None:
-    """Return a message about the devices that are kept for this restarted kernel, if any."""
-    left = None if session().devices else next(all_left(), None)
-    return messages.kept_for_restart(left.held.devices, left.until) if left else None
+    """Return a message about the devices that are kept for this restarted kernel, or None."""
+    first = None if session().devices else next(all_left(), None)
+    return messages.kept_for_restart(first.held.devices, first.until) if first else None
 
 
 def all_left() -> "Iterator[KeptReservation]":
@@ -349,7 +349,7 @@ def disable_idle_limit() -> None:
 
 
 def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
-    """Hand the reservation over to the program that this process becomes with its next exec.
+    """Hand the reservation over to the program that replaces this process in the next exec.
 
     Args:
         reason: A message that the next program shows if this process has no reservation.
@@ -402,7 +402,8 @@ def take_over(connection_file: str | None) -> list[str]:
     """Take over the devices that the previous kernel left for its restart.
 
     Args:
-        connection_file: The connection file of the kernel that this process is, or becomes.
+        connection_file: The connection file of the kernel that this process is, or will become by
+            exec.
 
     Returns:
         Messages about these devices, or an empty list if none were taken over.
@@ -432,12 +433,14 @@ def before_end(function: F, *, limit: float | str = "5m") -> F: ...
 @overload
 def before_end(*, limit: float | str = "5m") -> Callable[[F], F]: ...
 def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | Callable[[F], F]:
-    """Register a function to call before the end of the reservation, or of a job, ends the process.
+    """Register a function that is called before this process is ended to free its GPUs.
+
+    A process can be ended because its reservation or its batch job ends.
 
     Use it to save a checkpoint, as a decorator: `@before_end` or `@before_end(limit=30)`. Functions
     are called in the order of registration, each on a separate thread. If the end is postponed,
-    they may be called again. A function replaces an earlier one of the same name, so its cell can
-    be run again.
+    they may be called again. A function replaces an earlier one of the same name, so the cell that
+    defines it can be run again.
 
     Args:
         function: A function without parameters.

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.session import Reservation
 
 # Default timeout of a wait in seconds. The GPU of a killed worker stays in use until the driver has
-# cleaned up, and its replacement starts earlier.
+# cleaned up, and the worker's replacement starts before that.
 WAIT_S = 10.0
 
-# Workers inherit the notebook's variables. Without this refusal all of them would share its GPUs.
+# Workers inherit the notebook's variables, so without this refusal they would share its GPUs.
 RESERVED_BY_PARENT = """\
 the process that started it has reserved all GPUs that it may use.
 Run %reserve_gpu --release there, then client.restart().
@@ -182,20 +182,20 @@ def _refuse(worker: Worker, error: errors.TooLateError) -> None:
 
 
 def _pause(worker: Worker) -> None:
-    """Let a worker start no new tasks, without changing the status that Dask shows."""
+    """Keep a worker from starting new tasks, without changing the status that Dask shows."""
     worker.handle_stimulus(PauseEvent(stimulus_id="reserve-gpu-pause"))
 
 
 def _resume(worker: Worker) -> None:
-    if worker.status in (Status.init, Status.running):  # otherwise Dask has paused or closed it
+    if worker.status in (Status.init, Status.running):  # not if Dask has paused or closed it
         worker.handle_stimulus(UnpauseEvent(stimulus_id="reserve-gpu-go-on"))
 
 
 def _leave(worker: Worker, text: str) -> None:
     """Let a worker and its nanny leave the cluster permanently, without starting new tasks.
 
-    A worker that has not joined yet joins first. If its process ended before, its nanny would
-    restart it endlessly, or stop all workers of the same `dask worker --nworkers`.
+    A worker that has not joined the cluster yet joins first. If its process ended before that, its
+    nanny would restart it endlessly, or stop all workers of the same `dask worker --nworkers`.
     """
     _pause(worker)
     worker.loop.add_callback(_close, worker, text)

@@ -48,16 +48,16 @@ class ReserveGPU(Magics):
 
     lock_directory = Unicode(
         help="The lock directory, which all users of this machine must share. Empty for the "
-        f"default. Stored in ${settings.LOCK_DIRECTORY}, so child processes use the same one."
+        f"default. Stored in ${settings.LOCK_DIRECTORY}, so child processes use the same directory."
     ).tag(config=True)
     idle_memory = CUnicode(  # accepts a number, because users also write 500
-        help="A GPU without compute processes is idle if at most this memory is in use (500MiB, "
-        "2GB). Empty for 1 GiB or 5 % of the GPU, whichever is less. "
+        help="A GPU without compute processes is idle if at most this amount of memory is in use "
+        "(500MiB, 2GB). Empty for 1 GiB or 5 % of the GPU, whichever is less. "
         f"Stored in ${settings.IDLE_MEMORY}."
     ).tag(config=True)
 
     package: tuple[int, int] | None = None  # identity of the installed package when it was loaded
-    must_report_change = True  # whether to report a change of the installed package
+    must_report_change = True  # whether to report that the installed package has changed
     must_show_start = False  # whether the next cell shows the GPUs that the kernel was started with
     must_show_kept = False  # whether the next cell shows the GPUs that are kept for this kernel
 
@@ -100,7 +100,7 @@ class ReserveGPU(Magics):
                 raise
 
     def end_cell(self, result: ExecutionResult | None) -> None:
-        """Record the end of a cell for other users, and show messages after it."""
+        """Record the end of a cell, and show messages after it."""
         cells().end(result)
         try:
             if _has_session():
@@ -136,7 +136,7 @@ class ReserveGPU(Magics):
     def _report_change(self) -> bool:
         """Return whether the package has changed, and print a message the first time.
 
-        Such a change explains an error of the hooks.
+        Hooks call this after an error, because such a change may be the cause.
         """
         change = self._change()
         if change and self.must_report_change:
@@ -223,10 +223,10 @@ def _package() -> tuple[int, int] | None:
 
 
 def _has_handover() -> bool:
-    """Return whether the program that this process ran before handed over GPUs or a reason.
+    """Return whether the program before this process's exec handed over GPUs or a message.
 
-    Creating the session takes over the GPUs (see `api.before_exec`). That must happen now, because
-    a child that the shell starts earlier would inherit the locks.
+    Creating the session takes over the GPUs (see `api.before_exec`). This must happen before the
+    shell starts a child process, which would otherwise inherit the locks.
     """
     if procfs.reservation_pid() != os.getpid():
         return False
@@ -250,7 +250,7 @@ def _has_session() -> bool:
 
 
 def _add_completion(shell: InteractiveShell) -> None:
-    """Register Tab completion, whose module is loaded at the first Tab."""
+    """Register Tab completion; its module is loaded at the first Tab."""
     try:
         from IPython.core.completer import context_matcher
     except ImportError:  # before 8.6
@@ -271,8 +271,8 @@ def _add_completion(shell: InteractiveShell) -> None:
         return completion.matches(shell, context)
 
     if shell.Completer is not None:
-        # Inserted at the front because other code appends its own matcher and later removes the
-        # last one.
+        # Inserted at the front because other code appends its own matcher, and later removes the
+        # last matcher in the list.
         shell.Completer.custom_matchers.insert(
             0, context_matcher(identifier=MATCHER, priority=MATCHER_PRIORITY)(matcher)
         )

@@ -78,7 +78,7 @@ REQUEST_KEYWORDS = tuple(option for option in REQUEST if option is not OPTIONAL)
 
 
 def _command_line(program: str) -> str:
-    """Return the command for a parser's `prog`, with a path to `reserve-gpu` if it needs one."""
+    """Return a parser's `prog` as a command, with the path of `reserve-gpu` if it needs one."""
     first, *rest = program.split()
     return " ".join([program_command() if first == PROGRAM else first, *rest])
 
@@ -112,7 +112,7 @@ class Parser(ArgumentParser):
             action = self._option_string_actions.get(flag)
             needs = f"needs a value: {action.help}" if action and action.nargs != 0 else ""
             self.error(f"{flag} {needs or error.message}".replace("%%", "%"))
-        # Without the hyphens, which would make all options look similar to each other.
+        # Compare without the hyphens, which would make all options look similar to each other.
         known = [each[2:] for each in self._option_string_actions if each.startswith("--")]
         for word in unknown:
             flag = word.partition("=")[0]

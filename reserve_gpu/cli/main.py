@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LAST_STANDARD = 2  # the file descriptor of stderr
-SUGGESTIONS = {  # for the command names of similar tools
+SUGGESTIONS = {  # hints for the command names of similar tools
     "reserve": "Did you mean run, or %reserve_gpu in a notebook?",
     "free": "Did you mean release or status?",
     "ps": "Did you mean status or list?",
@@ -83,8 +83,8 @@ def _words(typed: list[str]) -> list[str]:
 def _start(words: list[str]) -> int:
     """Parse the arguments, call the command, and return the exit code.
 
-    The words of a command to run are removed from `words`, because their options are not those of
-    `reserve-gpu`.
+    If the words end with a command to run, it is removed from `words`, because its options are not
+    those of `reserve-gpu`.
     """
     words = [*words[1:], "--help"] if words[:1] == ["help"] else words
     typed = (name for name in COMMANDS if name.split() == words[: name.count(" ") + 1])
@@ -96,7 +96,7 @@ def _start(words: list[str]) -> int:
     if arguments.version:
         _print(Output(_version()))
         return 0
-    # A user without a command wants the help, but a script made a mistake.
+    # Without a command, a person needs the help, but a script has a mistake.
     _print(Output(arguments.parser.format_help().rstrip()))
     return errors.RequestError.exit_code
 
@@ -119,7 +119,7 @@ def _run(name: str, words: list[str]) -> int:
 
 
 def _require_command(words: list[str]) -> None:
-    """Raise RequestError unless the words are a group of commands, or general options."""
+    """Raise RequestError unless the words name a group of commands, or are general options."""
     first = words[0]
     known = [name for name, command in COMMANDS.items() if command.help]
     is_group = any(each.startswith(f"{first} ") for each in known)
@@ -156,7 +156,7 @@ def _parser(*, has_arguments: bool = False) -> Parser:
 
 
 def _complete() -> None:
-    """Complete the command line for a shell and exit, if argcomplete is installed."""
+    """Print completions of the command line and exit, if argcomplete is installed."""
     with suppress(ImportError):
         import argcomplete
 

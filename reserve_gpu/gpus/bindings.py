@@ -57,7 +57,7 @@ class DeviceError(Exception):
 
     Attributes:
         code: NVML's error code, or None if NVML returned none.
-        state: The device state that follows from the error.
+        state: The device state that the error implies.
         is_lost: Whether the driver has lost the device, so that nothing can use it.
     """
 
@@ -76,8 +76,8 @@ class Bindings:
     """An NVML session, from initialization to shutdown.
 
     The constructor starts the initialization, and only the first call waits for it. Callers pass
-    NVML functions by name, so a function that the bindings lack fails like one that the driver
-    lacks.
+    NVML functions by name, so that a function missing from the bindings fails in the same way as
+    one missing from the driver.
 
     Args:
         limit_s: Timeout of a call in seconds.
@@ -87,7 +87,7 @@ class Bindings:
     """
 
     def __init__(self, limit_s: float) -> None:
-        with suppress(OSError):  # once it is loaded, the bindings find it by its name
+        with suppress(OSError):  # the bindings find a loaded library by its name
             ctypes.CDLL(WSL_LIBRARY)
         self._pynvml = import_pynvml()
         self._limit_s = limit_s
@@ -125,7 +125,7 @@ class Bindings:
         try:
             if not self._worker.is_stuck():
                 shutdown = self._worker.post(self._shut_down)
-                if self._start is not None:  # else the initialization may still be running
+                if self._start is not None:  # if None, the initialization may still be running
                     with suppress(DeviceError, HangError):
                         self._worker.wait(shutdown, self._limit_s)
         finally:
@@ -137,7 +137,7 @@ class Bindings:
         *arguments: Unpack[Ts],
         limit_s: float | None = None,
     ) -> T:
-        """Run a reading, a function that makes several NVML calls, on the worker thread.
+        """Run a function that makes several NVML calls, called a reading, on the worker thread.
 
         While a reading hangs, the same reading with the same arguments is not started again.
         Otherwise every retry of a waiter would leave another hanging thread.
@@ -220,8 +220,8 @@ class Bindings:
                 version = self._pynvml.nvmlMemory_v2
                 return self._pynvml.nvmlDeviceGetMemoryInfo(handle, version=version)
             except (TypeError, AttributeError):
-                # Old bindings lack the version argument. gpustat also replaces the function for
-                # the entire process by one without it.
+                # Old bindings lack the version argument. gpustat replaces the function in the
+                # entire process with one that also lacks it.
                 return None
 
         return self.ask("nvmlDeviceGetMemoryInfo_v2", faults=DOWN_OR_HUNG, function=read)
@@ -234,7 +234,7 @@ class Bindings:
         https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html
         """
         limits_type = getattr(self._pynvml, "c_nvmlGetMemoryLimits_v1_t", None)
-        if limits_type is None:  # old bindings
+        if limits_type is None:  # old bindings lack the type
             return False
         unlimited = self._pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
         limits = limits_type(nameSpace=self._group, hardLimit=unlimited)
@@ -286,7 +286,7 @@ class Bindings:
             self.ask("nvmlShutdown")
 
     def _missing(self, *_: Any) -> Any:
-        """Fail in place of a function that the bindings lack, as if the driver lacked it."""
+        """Raise the error for a function missing from the driver, because the bindings lack it."""
         raise self._pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
 
     def _count_processes(self, handle: Any, name: str) -> int:
@@ -389,7 +389,7 @@ def _free_in_children(lock: Any) -> None:
 
 
 def _text_of(error: Exception) -> str:
-    """Return the error's message; str() asks the driver for the message of an unusual code."""
+    """Return the error's message, which str() may request from the driver."""
     try:
         return sanitize(str(error).rstrip("."), TEXT_LIMIT)
     except Exception:  # noqa: BLE001 - the driver may lack the message, or return invalid text
@@ -402,8 +402,8 @@ def _hang_error(error: HangError) -> DeviceError:
 
 # -- the worker thread -----------------------------------------------------------------------------
 
-# Hanging calls of all workers: the pid, the call and its NVML function. Before a worker makes a
-# call, it waits for an identical hanging call, so that retries do not leave one thread each.
+# The hanging calls of all workers, each with its pid and its NVML function. Before a worker makes a
+# call, it waits for an identical hanging call, so that retries do not leave more hanging threads.
 _hanging: list[tuple[int, Call[Any], str]] = []
 
 
@@ -415,7 +415,7 @@ class Worker:
     """A thread that makes NVML calls one at a time, and is replaced if it hangs.
 
     Attributes:
-        doing: The NVML function that each thread calls now, by thread identifier. `Bindings.ask`
+        doing: The NVML function that each thread is calling, by thread identifier. `Bindings.ask`
             sets it.
 
     Raises:
@@ -440,7 +440,7 @@ class Worker:
         """Wait for a call, and report a slow one to the caller.
 
         Args:
-            call: The call.
+            call: The queued call.
             limit_s: The timeout in seconds.
 
         Returns:
@@ -479,7 +479,7 @@ class Worker:
         executor.start(_make_calls, self._calls)
 
     def _give_up(self, call: Call[Any], reason: str) -> None:
-        """Give up a call, and replace the thread that hangs in it.
+        """Give up a call, and replace this worker's thread if it hangs.
 
         The replaced thread ends when its call returns.
         """
@@ -504,11 +504,11 @@ def _make_calls(posted: SimpleQueue[Call[Any] | None]) -> None:
         while _hanging and not call.given_up and _hanging_function(call):
             time.sleep(POLL_S)
         call.make()
-        del call  # so that its objects can be freed while this thread waits for the next call
+        del call  # release the call's objects before waiting for the next call
 
 
 def _hanging_function(call: Call[Any]) -> str | None:
-    """Return the NVML function in which an identical call of any worker hangs, if one does."""
+    """Return the NVML function in which an identical call of any worker hangs, or None."""
     key = (os.getpid(), *_identity(call))
     for pid, hanging, function in _hanging:
         if not hanging.is_done and (pid, *_identity(hanging)) == key:

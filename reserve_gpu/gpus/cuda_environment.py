@@ -31,7 +31,7 @@ CAPS = (
 # inherits the limits, and this variable shows that they are not the user's.
 OWN_CAPS = "RESERVE_GPU_CAPS"
 # The empty CUDA_VISIBLE_DEVICES that this package set, with the previous value, as JSON. A child
-# process inherits both variables, and a refusal of its parent must not limit its own requests.
+# process inherits both variables, so it can undo the empty value that its parent set.
 HIDDEN = "RESERVE_GPU_HIDDEN"
 OWN = (OWN_CAPS, HIDDEN)  # variables that only child processes read
 VARIABLES = (*CUDA, *CAPS, *OWN)
@@ -55,7 +55,7 @@ class Changes(NamedTuple):
     def inherited(self) -> dict[str, str | None]:
         """Return the variables without this package's changes.
 
-        If the user or other code has changed a variable since, its current value counts.
+        A variable that other code has changed in the meantime keeps its current value.
         """
         return {
             name: self.before.get(name)
@@ -67,13 +67,13 @@ class Changes(NamedTuple):
     def apply(self, values: Mapping[str, str | None]) -> "Changes":
         """Set these variables, and restore the other variables that this package has set.
 
-        A variable that other code has changed since is not restored.
+        A variable that other code has changed in the meantime is not restored.
 
         Args:
             values: The values to set; None unsets a variable.
 
         Returns:
-            All changes that are in effect afterwards.
+            All changes that are now in effect.
         """
         inherited = self.inherited()
         restored = {name: inherited[name] for name in self.written if name not in values}
@@ -139,7 +139,7 @@ def own_caps(values: Mapping[str, str | None], inherited: Mapping[str, str | Non
 def inherited_caps(inherited: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return the previous values of the memory limits that an ancestor process set for itself.
 
-    A limit that has been changed since belongs to the user, and is left out.
+    A limit with a changed value now belongs to the user, and is left out.
 
     Args:
         inherited: The variables without this process's changes.
@@ -154,7 +154,7 @@ def _replaced(
 
     Args:
         inherited: The variables without this process's changes.
-        mark: The variable in which the ancestor recorded its own and the previous values.
+        mark: The variable in which the ancestor recorded the values that it set and replaced.
         names: The variables that the mark may describe.
     """
     if not inherited.get(mark):
@@ -212,7 +212,7 @@ def cuda_started() -> bool:
     """Return whether CUDA is initialized in this process, or was in its parent before a fork.
 
     If the process has loaded the CUDA driver library, this asks the library: before cuInit, calls
-    return CUDA_ERROR_NOT_INITIALIZED. It neither loads the library nor starts CUDA.
+    return CUDA_ERROR_NOT_INITIALIZED. The check neither loads the library nor starts CUDA.
     """
     return _started_before_fork or _cuda() is not None
 

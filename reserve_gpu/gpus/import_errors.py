@@ -83,7 +83,7 @@ def _wrong_module() -> DriverError:
 
 
 def _file_of(module: ModuleType | None) -> str | None:
-    """Return the file or folder of a module, by default of `pynvml` as an import would find it."""
+    """Return the path of a module, by default of the `pynvml` that Python would import."""
     path = getattr(module, "__file__", None)
     if not isinstance(path, str):
         spec = getattr(module, "__spec__", None)
@@ -109,7 +109,7 @@ def _files(error: BaseException) -> Iterator[str]:
 
 
 def _shadowing_file(file: str | None) -> str | None:
-    """Return a file's path if Python finds it before installed packages, else None."""
+    """Return a file's path if the file takes precedence over installed packages, else None."""
     with suppress(OSError):  # the current folder was deleted
         return _before_installed(file) if file else None
     return None

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # Memory in MiB that a CUDA context needs in addition to the memory that a framework counts. With
 # PyTorch's kernels, which are loaded at first use since CUDA 11.7, it takes about 300 MB
-# (https://github.com/pytorch/pytorch/issues/107667), and more on larger GPUs. At most half of a
-# part is set aside for it, because a user who requests so little expects a smaller context.
+# (https://github.com/pytorch/pytorch/issues/107667), and more on larger GPUs. At most half of the
+# reserved part is set aside for the context, because users of a tiny part expect a small context.
 DEFAULT_CONTEXT_MIB = 512.0
 # An option of PYTORCH_ALLOC_CONF, and the first PyTorch version that accepts it. Older versions
 # raise an error for an unknown option
@@ -39,15 +39,15 @@ UNLIMITED = ("platform", "cuda_async")  # JAX's allocators that ignore the memor
 
 
 def cap(devices: Sequence[Device], memory_limit_mib: float) -> tuple[float, str]:
-    """Return the memory limit of frameworks for this part of each device.
+    """Return the memory limit that keeps a framework within its reserved part of each device.
 
     Args:
         devices: The reserved devices.
         memory_limit_mib: The reserved memory of each device in MiB.
 
     Returns:
-        The part without the CUDA context in MiB, and the same as a fraction of the largest device's
-        memory. The fraction is an empty string if it is unknown, or rounds to zero.
+        The reserved part without the CUDA context, in MiB, and as a fraction of the largest
+        device's memory. The fraction is an empty string if it is unknown, or rounds to zero.
 
     Raises:
         RequestError: The environment variable for the size of the CUDA context is invalid.
@@ -69,8 +69,8 @@ def variables(
     of its variable are set (jaxlib's xla_client.py, generate_pjrt_gpu_plugin_options). CuPy reads
     its limit at the first allocation on a device (cupy/cuda/memory.pyx, SingleDeviceMemoryPool).
     PyTorch reads its limit when CUDA starts (c10/cuda/CUDACachingAllocator.cpp,
-    DeviceCachingAllocator). It prefers the older name of its variable, so if the user has set that
-    one, the newer one is not set.
+    DeviceCachingAllocator). It prefers the older name of its variable, so the newer name is not set
+    if the user has set the older one.
 
     Args:
         devices: The reserved devices.
@@ -97,9 +97,9 @@ def variables(
 def marked_variables(
     devices: Sequence[Device], memory_limit_mib: float, inherited: Variables
 ) -> dict[str, str]:
-    """Return the variables, and RESERVE_GPU_CAPS to tell child processes who has set them.
+    """Return the result of `variables`, with RESERVE_GPU_CAPS to mark the limits as this package's.
 
-    Without RESERVE_GPU_CAPS, a child process would take the limits for the user's own.
+    Without RESERVE_GPU_CAPS, a child process would treat the limits as the user's own.
     """
     values = variables(devices, memory_limit_mib, inherited)
     if values:
@@ -108,7 +108,7 @@ def marked_variables(
 
 
 def capped_by(values: Variables) -> dict[str, str]:
-    """Return the name of the variable that limits each framework, by the framework's module."""
+    """Return the name of the variable that sets each framework's limit, by module name."""
     names = {
         "torch": _torch_name(values) if FRACTION_WORD in _torch_words(values) else None,
         "jax": _first(values, cuda_environment.OLD_XLA_FRACTION, cuda_environment.XLA_FRACTION),
@@ -118,7 +118,7 @@ def capped_by(values: Variables) -> dict[str, str]:
 
 
 def limiting_variables(values: Variables) -> dict[str, str]:
-    """Return the variable that limits each framework, except if its allocator ignores limits.
+    """Return the result of `capped_by` without JAX if its allocator ignores limits.
 
     https://docs.jax.dev/en/latest/gpu_memory_allocation.html
     """
@@ -129,9 +129,9 @@ def limiting_variables(values: Variables) -> dict[str, str]:
 
 
 def code_lines(devices: Sequence[Device], memory_limit_mib: float) -> dict[str, str]:
-    """Return the line of code that limits PyTorch and TensorFlow each, by the framework's module.
+    """Return a line of code that limits PyTorch, and one that limits TensorFlow, by module name.
 
-    TensorFlow reads no variable for a limit, and PyTorch may be too old for one.
+    TensorFlow and older versions of PyTorch read no environment variable that sets a limit.
 
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.set_per_process_memory_fraction.html
     https://www.tensorflow.org/api_docs/python/tf/config/set_logical_device_configuration
@@ -150,7 +150,7 @@ def code_lines(devices: Sequence[Device], memory_limit_mib: float) -> dict[str, 
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of the installed frameworks, by the framework's module.
+    """Return the versions of the installed frameworks, by module name.
 
     The versions come from folder names, because importing `importlib.metadata` takes 25 ms, and
     importing a framework takes seconds.
@@ -187,5 +187,5 @@ def _torch_words(values: Variables) -> str:
 
 
 def _first(values: Variables, *names: str) -> str | None:
-    """Return the first of these names whose value is neither unset nor empty."""
+    """Return the first of these names with a nonempty value, or None."""
     return next((name for name in names if values.get(name)), None)

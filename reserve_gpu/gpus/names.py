@@ -161,10 +161,10 @@ def entries(value: str) -> list[int | str]:
 
 
 def visible(listed: Sequence[int | str], devices: Sequence[Device | Fault]) -> list[Device | Fault]:
-    """Return the devices that are visible under a CUDA_VISIBLE_DEVICES with these entries.
+    """Return the devices that these entries of CUDA_VISIBLE_DEVICES make visible.
 
-    CUDA ignores all entries from the first one that matches no device. If a device occurs twice,
-    CUDA shows no device at all.
+    CUDA stops at the first entry that matches no device. If a device occurs twice, CUDA shows no
+    device at all.
 
     Args:
         listed: The result of `entries`.
@@ -191,9 +191,9 @@ def visible(listed: Sequence[int | str], devices: Sequence[Device | Fault]) -> l
 
 
 def numbers_within(listed: Sequence[int], count: int) -> list[int]:
-    """Return the indices of the GPUs that `visible` returns for entries that are all numbers.
+    """Return the indices of the GPUs that numeric entries of CUDA_VISIBLE_DEVICES make visible.
 
-    Unlike `visible`, this reads no GPU.
+    Unlike `visible`, this function does not need the devices.
 
     Args:
         listed: The entries, which are indices in PCI bus order.

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     Place = Device | Fault
-    Lists = Callable[[str], list[Process]]  # reads the processes of one kind
+    Lists = Callable[[str], list[Process]]  # function that reads the processes of one kind
 
-CALL_LIMIT_S = 20.0  # timeout; without persistence mode, initializing a GPU takes 1 to 3 s
+CALL_LIMIT_S = 20.0  # seconds; without persistence mode, initializing a GPU takes 1 to 3 s
 
 # Only these error codes mean that a GPU can't have MIG instances. After any other error it may have
 # some, and a reading of the whole GPU may not show their processes, so the GPU is not used.
@@ -65,7 +65,7 @@ KINDS = {"compute": "Compute", "MPS": "MPSCompute", GRAPHICS: "Graphics"}
 TEMPERATURES = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
 TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 
-# If a GPU uses the host's memory, its reported total is at least this fraction of the host's total.
+# minimum ratio of the reported memory to the host's memory, if a GPU uses the host's memory
 LEAST_OF_HOST = 0.9
 ADDRESSING_ATS = 2  # NVML_DEVICE_ADDRESSING_MODE_ATS: host and GPU share page tables
 
@@ -331,7 +331,7 @@ class Nvml:
 
         For most such GPUs (GB10, Jetson, Thor), NVML reports no total memory
         (https://github.com/leptonai/gpud/pull/1170). Some drivers report the host's total
-        (https://github.com/Syllo/nvtop/pull/463). A card can happen to have as much memory as its
+        (https://github.com/Syllo/nvtop/pull/463). A discrete GPU may have as much memory as its
         host, but it does not share the host's page tables
         (https://github.com/AlexsJones/llmfit/pull/93).
         """
@@ -411,7 +411,7 @@ class Nvml:
 
         Args:
             device: The device.
-            listed: The function that reads its process lists, if the caller has one.
+            listed: A cached result of `_lists`, or None to read the process lists again.
         """
         handle, gpu = self._handles[device.uuid]
         board = self._boards[self._places[device.uuid][0]]
@@ -458,7 +458,7 @@ class Nvml:
         return memory.total / MIB, memory.used / MIB, None if reserve is None else reserve / MIB
 
     def _read_gauges(self, device: Device) -> Gauges:
-        """Read the gauges, on which no decision depends; a reading that fails is None."""
+        """Read the gauges, which are only displayed; a reading that fails is None."""
         handle, gpu = self._handles[device.uuid]
         rates = self._read_first(("nvmlDeviceGetUtilizationRates",), handle)
         power = self._read_first(("nvmlDeviceGetPowerUsage",), gpu)
@@ -533,7 +533,7 @@ def _all_listed(listed: Lists) -> list[Process]:
 
 
 def _distinct(listed: Iterable[Process]) -> list[Process]:
-    """Return one entry for each process: the first in the list."""
+    """Return the first entry of each process."""
     processes: dict[int, Process] = {}
     for process in listed:
         processes.setdefault(process.pid, process)

@@ -181,7 +181,7 @@ def _without_library(around: Surroundings) -> str:
 
 
 def read_surroundings(unloadable: Sequence[str] | None = None) -> Surroundings:
-    """Read which parts of the driver this process can see.
+    """Return the parts of the driver that this process can see.
 
     Args:
         unloadable: One loader error for each copy of the NVML library; None if a copy is loaded.
@@ -210,7 +210,7 @@ def library_folders(name: str) -> list[str]:
 def _error_of(path: str) -> int:
     """Open a file, and return the errno, or 0 if it opens.
 
-    Landlock only denies opening a file, so a check without opening it would not notice.
+    The file must be opened, because Landlock denies only open(2), and access(2) would succeed.
     """
     try:
         os.close(os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0)))

@@ -19,8 +19,8 @@ DEFAULT_IDLE_FRACTION = 0.05
 DESKTOP_TOTAL_MIB = 2048.0
 GRAPHICS_LIMIT_MIB = 4096.0
 GRAPHICS_FRACTION = 0.5
-# Memory that may count as used on an idle GPU. Drivers before 510 only have version 1 of NVML's
-# memory reading, which counts the driver's reserve of 100 to 600 MB as used
+# Minimum idle limit if the memory reading counts the driver's reserve as used. Version 1 of the
+# reading, the only one before driver 510, counts 100 to 600 MB
 # (https://github.com/wookayin/gpustat/issues/141).
 DRIVER_RESERVE_MIB = 640.0
 
@@ -59,7 +59,7 @@ def graphics_limit_mib(total_mib: float | None, idle_mib: float | None = None) -
 def split_graphics(
     processes: Sequence[Process], total_mib: float | None, idle_mib: float | None = None
 ) -> tuple[list[Process], list[Process]]:
-    """Split the processes on a device into those that use it and those of a desktop.
+    """Split the processes on a device into processes that use it and desktop processes.
 
     If the graphics processes together exceed `graphics_limit_mib`, the largest of them count as
     using the device, until the rest is within the limit.
@@ -71,7 +71,7 @@ def split_graphics(
             default.
 
     Returns:
-        The processes that use the device, and the processes of a desktop.
+        The processes that use the device, and the desktop processes.
     """
     remaining_mib = graphics_limit_mib(total_mib, idle_mib)
     drawing = set()
@@ -85,13 +85,13 @@ def split_graphics(
 
 
 def judge(usage: Usage, idle_mib: float | None = None) -> State:
-    """Return whether a device is IDLE, BUSY, PROHIBITED or UNKNOWN.
+    """Return the state of a device: IDLE, BUSY, PROHIBITED or UNKNOWN.
 
     A device is idle if no reading shows use, and at least one reading is reliable.
 
     Args:
         usage: The reading.
-        idle_mib: The memory in use in MiB up to which the device is idle, or None for the default.
+        idle_mib: The maximum memory use of an idle device in MiB, or None for the default.
     """
     if usage.mode == ComputeMode.PROHIBITED:
         return State.PROHIBITED
@@ -113,7 +113,7 @@ def is_rendered_on(usage: Usage, idle_mib: float | None = None) -> bool:
 
 
 def idle_limit_mib(usage: Usage, idle_mib: float | None = None) -> float:
-    """Return the memory in use in MiB up to which a device without processes is idle.
+    """Return the maximum memory use, in MiB, of an idle device without processes.
 
     The default is 1 GiB or 5 % of the device's memory, whichever is less. If the reading counts
     the driver's reserve as used, the default is at least `DRIVER_RESERVE_MIB`.
@@ -145,8 +145,8 @@ def promisable_mib(
 ) -> float | None:
     """Return the memory of a device that can still be reserved, in MiB.
 
-    A reserved part counts with its size, or with the memory that its holder uses if that is
-    larger. Memory that processes without a reservation use is not available.
+    A reserved part takes up its size, or the memory that its holder uses if that is more. Memory
+    in use by processes without a reservation is not available.
 
     Args:
         device: The device.
@@ -161,13 +161,14 @@ def promisable_mib(
     if device.usable_mib is None or usage.used_mib is None:
         return None
     is_exclusive = usage.mode == ComputeMode.EXCLUSIVE_PROCESS and bool(parts)
-    is_open = is_usable(usage) or bool(own[1])  # the one process in exclusive mode may be this
+    # In exclusive mode, the only allowed process may be the requesting process.
+    is_open = is_usable(usage) or bool(own[1])
     parts = [*parts, own]
     promised = [size for size, _ in parts if size is not None]
     if len(promised) < len(parts) or is_exclusive or not is_open:
         return 0.0
     uses = [use for _, use in parts if use is not None]
-    if len(uses) < len(parts):  # for example, in a container
+    if len(uses) < len(parts):  # a use is unknown, for example in a container
         taken = max(sum(promised), usage.used_mib)
     else:
         unreserved_mib = max(0.0, usage.used_mib - sum(uses))

@@ -24,7 +24,7 @@ WITH_VALUE = {
 
 
 def matches(shell: InteractiveShell, context: Any) -> dict[str, Any]:
-    """Return completions in the format of IPython's matchers, which exist since IPython 8.6."""
+    """Return completions in the format of matchers, for IPython 8.6 and later."""
     from IPython.core.completer import SimpleCompletion
 
     before = context.text_until_cursor

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BEGIN, END = b"# >>> reserve_gpu ", b"# <<< reserve_gpu "
 HEAD = BEGIN + b"(added by install.sh, which takes it away with --uninstall%s) >>>"
-BREAK = b"; new: break"  # text in the first mark if a line break was added before it
+BREAK = b"; new: break"  # in the first mark if a line break was added before it
 IMPORT = b"import importlib.util"
 # Other environments of this user share the file, but may lack the package. The test of `origin`
 # excludes a folder named reserve_gpu without an __init__.py.
@@ -74,7 +74,7 @@ class Removal(NamedTuple):
     left: int
 
 
-# -- the text of the file --------------------------------------------------------------------------
+# -- the content of the file -----------------------------------------------------------------------
 
 
 def added(data: bytes, name: bytes) -> bytes:
@@ -144,12 +144,12 @@ def removed(data: bytes, name: bytes) -> Removal:
 def _removed(data: bytes, name: bytes) -> Removal:
     lines = data.splitlines(keepends=True)
     blocks = blocks_in(lines)
-    others = tuple(each for each in names_in(lines) if each != name)
-    if others:
+    other_pythons = tuple(each for each in names_in(lines) if each != name)
+    if other_pythons:
         inside = {at for start, stop, _ in blocks for at in range(start, stop)}
         names = {at for at in inside if _text(lines[at]) == b"# for " + name}
         rest = (line for at, line in enumerate(lines) if at not in names)
-        return Removal(b"".join(rest), others, 0)
+        return Removal(b"".join(rest), other_pythons, 0)
     parts = _without(lines, blocks)
     count = sum(len(_user_lines(lines[block.start : block.stop])) for block in blocks)
     if blocks and not parts[-1] and BREAK in lines[blocks[-1].start] and parts[-2]:
@@ -204,7 +204,7 @@ def _user_lines(block: list[bytes]) -> list[bytes]:
 def _remaining(block: list[bytes]) -> list[bytes]:
     """Return the user's lines in a block, and the added lines that these need to stay valid."""
     remaining = dict[int, bytes]()
-    needs_guard = False  # whether an indented line of the user follows
+    needs_guard = False  # whether an indented line of the user comes later
     for at in reversed(range(len(block))):
         line, text = block[at], _text(block[at])
         if not _is_ours(text):
@@ -355,7 +355,7 @@ class Config:
             if os.path.exists(path) and (uid := os.stat(path).st_uid):
                 user = _user(uid)
                 raise StartupError(
-                    f"{path} belongs to {user}. Files of root in it would keep IPython from "
+                    f"{path} belongs to {user}. Files owned by root in it would keep IPython from "
                     f"starting for {user}. Nothing was changed. As {user}, without sudo, "
                     f"run: {command}"
                 )
@@ -367,7 +367,7 @@ class Config:
     def check_add(self) -> None:
         """Raise StartupError if the lines must be added but can't be.
 
-        They need not be added if a line of the user may already load the extension.
+        The lines are not needed if a line of the user may already load the extension.
         """
         if os.path.isfile(self.path):
             data = self._read()
@@ -424,12 +424,12 @@ class Config:
         data = self._read()
         if not self.has_block():
             return [f"Nothing to remove from {self.path}", *self._user_mentions()]
-        new, others, user_lines = self._removed(data)
+        new, other_pythons, user_lines = self._removed(data)
         copy = self._read_copy()
-        if others:
+        if other_pythons:
             if new != data:
                 self._write(data, new)
-            names = "\n".join(map(os.fsdecode, others))
+            names = "\n".join(map(os.fsdecode, other_pythons))
             return [f"The lines in {self.path} are kept for\n{names}"]
         if not (new or os.path.lexists(self._copy) or os.path.islink(self.path)):
             self._delete(data)  # the file was created for the lines

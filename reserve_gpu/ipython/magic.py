@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model.devices import Device, Process
 
-LEAVE_LIMIT_S = 2.0  # timeout in seconds; a client kills a kernel that does not end within 5 s
+LEAVE_LIMIT_S = 2.0  # seconds; a client kills a kernel that does not exit within 5 s
 
 
 def run(line: str) -> None:
@@ -55,7 +55,7 @@ def run(line: str) -> None:
 def warn(lines: Sequence[str]) -> None:
     """Show warnings in this cell."""
     with no_fork:
-        from reserve_gpu.render import pictures  # imported here because most cells warn of nothing
+        from reserve_gpu.render import pictures  # imported here because most cells have no warnings
 
     pictures.warn(lines)
 
@@ -133,7 +133,7 @@ def begin_cell() -> list[str]:
 
 
 def end_cell() -> list[str]:
-    """Record the end of a cell for other users, and return the lines to print."""
+    """Record the end of a cell, which other users can see, and return the lines to print."""
     this_session = session()
     lines = this_session.end_cell()
     if (held := this_session.held) and not this_session.is_busy:

@@ -7,8 +7,8 @@ from argparse import SUPPRESS, RawDescriptionHelpFormatter
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.request_options import HOW, WHEN, WHICH, Parser
 
-# Options that run the command of the same name, with the error for a line that also names a GPU.
-# {} is the name of that GPU.
+# Options that run the command of the same name, each with the error for a line that also names a
+# GPU. {} stands for the name of that GPU.
 COMMANDS = {
     "status": "--status shows every GPU and takes no GPU names.",
     "release": "--release releases all GPUs of this kernel and takes no GPU names.",

@@ -14,7 +14,7 @@ from reserve_gpu.model.requests import End
 from reserve_gpu.model.untrusted import LATEST_S, MOST_MIB, number, text
 
 LINE_LIMIT = 4096  # maximum bytes of a line, including its line break
-TEXT_LIMIT = 200  # maximum characters of each written text
+TEXT_LIMIT = 200  # maximum characters of each written string
 # Maximum seconds that a line covers. A line usually covers an hour, but more if its process was
 # stopped for a long time.
 LONGEST_S = 32 * 86400.0
@@ -88,10 +88,10 @@ class LogLine(NamedTuple):
     job: str | None = None
 
     def to_json(self) -> str:
-        """Return the line as JSON without unknown fields, with texts cut to fit `LINE_LIMIT`."""
+        """Return the line as JSON without unknown fields; truncate strings to fit `LINE_LIMIT`."""
         fields = {name: _plain(value) for name, value in self._asdict().items()}
-        known = {name: value for name, value in fields.items() if value is not None}
-        return untrusted.encoded(known, LINE_LIMIT - len("\n")).decode()
+        known_fields = {name: value for name, value in fields.items() if value is not None}
+        return untrusted.encoded(known_fields, LINE_LIMIT - len("\n")).decode()
 
 
 def month(at: float) -> str:
@@ -119,7 +119,8 @@ def _entry(fields: Mapping[str, Any]) -> LogLine | None:
         number(fields["start"]),
         number(fields["end"]),
         seconds := number(fields["seconds"], longest_s),
-        # None is tested inline because a function call is slower, and a year has 100,000 lines.
+        # None is tested inline because a function call is slower, and a year's history has 100,000
+        # lines.
         None if (used_s := get("used_s")) is None else number(used_s, seconds),
         None if (idle_s := get("idle_s")) is None else number(idle_s, seconds),
         None if (over_s := get("over_s")) is None else number(over_s, seconds),

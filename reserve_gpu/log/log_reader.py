@@ -48,7 +48,7 @@ def since(
         cut: A set to which the names of users with more than `most_lines` lines are added.
         most_lines: The maximum number of lines to read per user, newest files first.
     """
-    budgets: dict[int, int] = {}  # lines that may still be read per user; negative: some were cut
+    budgets: dict[int, int] = {}  # lines that may still be read, by UID; negative if cut off
     for folder, uid in places.to_read():
         budgets.setdefault(uid, most_lines)
         yield from _read_folder(folder, uid, moment, now, budgets)
@@ -62,8 +62,8 @@ def _read_folder(
     user, latest = procfs.user_name(uid), now + AHEAD_S
     names = sorted(os.listdir(folder), reverse=True)
     pages = _lines(folder, uid, filter(PAGE.fullmatch, names), budgets)
-    # Pages are read before the files of months. If a page is appended to such a file in between,
-    # its line is read twice, and the appended line counts because it is newer.
+    # Pages are read before the files of months. If a page's lines are appended to such a file in
+    # between, they are read twice, and the appended lines count because they are newer.
     open_lines = {(entry.id, entry.gpu, entry.start): entry for entry in pages}
     first = month(max(0.0, moment - AHEAD_S))
     months = (name for name in filter(MONTH.fullmatch, names) if name[:7] >= first)

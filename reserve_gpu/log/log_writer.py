@@ -3,7 +3,7 @@
 Each reservation that has not ended has its own file, the page, which its process keeps locked. The
 page holds the lines of the current hour and is rewritten every minute. At the end of an hour, and
 of the reservation, the lines are appended to the file of the month. A process that is killed leaves
-an unlocked page, which the user's next reservation appends and removes.
+an unlocked page. The user's next reservation appends its lines and removes it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def append(folder: int, entries: Sequence[LogLine]) -> None:
 
 
 def close_lost(folder: int) -> None:
-    """Append and remove the pages of this user's killed processes.
+    """Append the lines of pages that this user's killed processes left, and remove the pages.
 
     Args:
         folder: The file descriptor of the folder.
@@ -143,7 +143,7 @@ def close_lost(folder: int) -> None:
 
 
 def _end_lost(folder: int, page: bytes) -> None:
-    """Append the lines of a page, unless its process was killed after it appended them."""
+    """Append the lines of a page, unless its process appended them before it was killed."""
     entries = filter(None, map(parsed, page.splitlines()))
     lost = [entry._replace(how=entry.how or End.LOST) for entry in entries]
     if lost and not _has(folder, lost[0]):

@@ -32,11 +32,11 @@ MOST_FOLDERS = 1000  # maximum number of folder names tried per user
 NAME = re.compile(r"([0-9]{1,10})(-[0-9]{1,3})?")
 
 
-def to_write(ruled: Rules | None) -> int | None:
+def to_write(rules: Rules | None) -> int | None:
     """Open the folder of this user's history, and create it if necessary.
 
     Args:
-        ruled: The administrator's rules.
+        rules: The administrator's rules.
 
     Returns:
         The file descriptor of the folder, or None if no history is kept.
@@ -46,7 +46,7 @@ def to_write(ruled: Rules | None) -> int | None:
         OSError: The folder can't be created or opened.
         RequestError: The user's file is invalid.
     """
-    path = path_to_write(ruled)
+    path = path_to_write(rules)
     if path is None:
         return None
     if path == _in_home():
@@ -58,13 +58,13 @@ def to_write(ruled: Rules | None) -> int | None:
     raise HistoryError(f"{path} and the folders {path}-N belong to other users")
 
 
-def path_to_write(ruled: Rules | None) -> str | None:
+def path_to_write(rules: Rules | None) -> str | None:
     """Return the path of the folder for this user's history, which need not exist.
 
     The setting in the user's file takes precedence over the administrator's.
 
     Args:
-        ruled: The administrator's rules.
+        rules: The administrator's rules.
 
     Returns:
         The path, or None if no history is kept.
@@ -73,7 +73,7 @@ def path_to_write(ruled: Rules | None) -> str | None:
         RequestError: The user's file is invalid.
     """
     user_setting = admin_rules.user_history_setting()
-    setting = user_setting if user_setting is not None else ruled.history if ruled else None
+    setting = user_setting if user_setting is not None else rules.history if rules else None
     if setting is False:
         return None
     if is_for_all(settings.history_directory()):
@@ -102,10 +102,10 @@ def to_read() -> Iterator[tuple[int, int]]:
 
 
 def is_for_all(path: str) -> bool:
-    """Return whether a directory can hold the folders of all users.
+    """Return whether a directory can contain the folders of all users.
 
     Root, or the user who configured the directory, must own it, and it needs the sticky bit if
-    other users can write to it. They can then create folders, but not remove those of others.
+    other users can write to it. Users can then create folders, but not remove those of others.
     """
     with suppress(OSError):
         status = os.lstat(path)

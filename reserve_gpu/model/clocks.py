@@ -1,14 +1,14 @@
-"""A moment as the wall clock and the clock since boot show it."""
+"""A moment by the wall clock and by the boot clock."""
 
 from typing import NamedTuple
 
 
 class Instant(NamedTuple):
-    """One moment as two clocks show it.
+    """One moment by two clocks.
 
     The wall clock can jump: a board without a battery boots in 1970 until NTP sets its clock.
-    Durations are therefore measured by the boot clock. The wall clock decides only moments that a
-    user typed.
+    Durations are therefore measured by the boot clock. The wall clock is only used for moments that
+    a user typed.
 
     Attributes:
         wall: Seconds since the epoch. Users and NTP can set this clock.

@@ -85,7 +85,7 @@ class Device(NamedTuple):
     reserve_mib: int | None = None
 
     def __repr__(self) -> str:
-        name, uuid = ascii(self.name)[1:-1], ascii(self.uuid)[1:-1]  # escaped text of the driver
+        name, uuid = ascii(self.name)[1:-1], ascii(self.uuid)[1:-1]  # escape the driver's text
         return f"<{self.label}: {name if self.name else 'a GPU without a name'}, {uuid}>"
 
     @property
@@ -109,9 +109,9 @@ class Device(NamedTuple):
 
     @property
     def description(self) -> str:
-        """Return a description without the unknown fields, safe to print.
+        """Return a sanitized description, without unknown fields.
 
-        A complete one is `0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`.
+        A complete description is `0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`.
         """
         lanes = f"{self.link_width}x" if self.link_width else None
         vbios = f"(VBIOS {self.vbios})" if self.vbios else None
@@ -178,9 +178,10 @@ class Process(NamedTuple):
         user: The name of the process's user.
         command: The command of the process, in short.
         has_reserved: Whether the process or an ancestor holds the device, or None if unknown.
-        beside: The name of a holder of the same user that did not start the process.
+        beside: The name of the same user's holder on the device, if the process does not descend
+            from a holder.
         kind: `compute`, `MPS` or `graphics`: the first of these that applies.
-        zombie_of: The name of the parent that has not yet collected this ended process.
+        zombie_of: The name and pid of the parent, if it has not yet reaped this ended process.
     """
 
     pid: int
@@ -201,7 +202,7 @@ class Usage(NamedTuple):
         mps: The number of MPS clients.
         sees_all: Whether every process is visible. In a container, an empty list proves nothing.
         total_mib: The total memory in MiB.
-        used_mib: The memory in use in MiB. If the memory is the host's, the sum over processes.
+        used_mib: The memory in use in MiB. If the memory is the host's, the sum over the processes.
         reserve_known: Whether `used_mib` excludes the driver's reserve.
         graphics_mib: The memory of the listed graphics processes, in MiB.
         mode: The compute mode, one of `ComputeMode`.
@@ -225,7 +226,7 @@ class Usage(NamedTuple):
 
     @property
     def unexplained_mib(self) -> float | None:
-        """Return the used memory in MiB without the share of graphics processes.
+        """Return the used memory in MiB without the memory of graphics processes.
 
         The result is None if the used memory is unknown or the device uses host memory.
         """
@@ -236,7 +237,7 @@ class Usage(NamedTuple):
 class Gauges(NamedTuple):
     """Readings that are only displayed.
 
-    A MIG instance has the temperature and the power of its GPU.
+    For a MIG instance, the temperature and the power are those of its GPU.
 
     Attributes:
         utilisation: The percentage of time in which the device is active.

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import DeviceStatus
 
     class Reason(Protocol):
-        """The reason why no reservation was made: a class of `render/notices.py`."""
+        """The reason why no reservation was made; the classes are in `render/notices.py`."""
 
         def error(self, frontend: Any, /) -> ReserveGPUError:
-            """Return the error, with hints in the syntax of this frontend."""
+            """Return the error, with hints in the syntax of a frontend."""
 
     class Showable(Protocol):
         """A picture that a notebook displays; `str()` returns it as text."""
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
         @property
         def is_watched(self) -> bool:
-            """Return whether a person reads the output of this IPython."""
+            """Return whether a person reads the output of this process."""
 
         def show(self, *, has_head: bool = True, values: Mapping[str, Any] | None = None) -> None:
             """Display the picture in the current cell."""
@@ -59,8 +59,7 @@ class ReserveGPUError(Exception):
 
     Attributes:
         exit_code: The exit code of `reserve-gpu`.
-        retry_after_s: Seconds after which a new attempt makes sense, or None if none is likely to
-            succeed.
+        retry_after_s: Seconds after which to retry, or None if a retry is unlikely to succeed.
     """
 
     exit_code = 70  # EX_SOFTWARE
@@ -147,7 +146,7 @@ class NoFreeDeviceError(ReserveGPUError):
 
     @property
     def args(self) -> tuple[Any, ...]:  # type: ignore[override]
-        """Return the text as a tuple, like other exceptions."""
+        """Return a tuple of the text, like the `args` of other exceptions."""
         return (str(self),)
 
     def __str__(self) -> str:
@@ -240,19 +239,20 @@ EXCUSED = (NoFreeDeviceError, ImpossibleError, DriverError, LockError)
 
 
 class ReserveGPUWarning(UserWarning):
-    """A reserved device has a fault, or other processes use it."""
+    """A reserved device has a fault or is in use, or a rule limits the reservation."""
 
 
 PROGRAM = "reserve-gpu"
-SCRIPT_HEAD, EXEC = 4096, "'''exec' "  # bytes to read of a script; the start of its second line
+# Bytes to read of a script, and the start of a second line that `sh` runs (`_runs_this_python`).
+SCRIPT_HEAD, EXEC = 4096, "'''exec' "
 COMMAND_LIMIT = 10_000  # maximum characters of a command: two paths of maximum length, and options
-# Whether users read this process's messages next to cells although no IPython runs in it. This is
-# so in JupyterLab's server, and in a kernel that has not started yet.
+# Whether users read this process's messages next to cells, although it does not run IPython. This
+# applies to JupyterLab's server, and to a kernel that has not started yet.
 shows_cell_syntax = False
 
 
 def shell_line(line: str) -> str:
-    """Return a shell command as users of this process type it: after `!` in a cell."""
+    """Return a shell command as users of this process type it; in a cell, it starts with `!`."""
     ipython = sys.modules.get("IPython.core.getipython")
     is_in_cell = shows_cell_syntax or (ipython and ipython.get_ipython() is not None)
     return f"!{line}" if is_in_cell else line
@@ -292,10 +292,10 @@ def program_command() -> str:
     command = f"{quote(sys.executable or 'python3')} -m reserve_gpu"
     # A new Python process does not have the directories that a notebook added to its sys.path.
     home = os.path.abspath(f"{__file__}/../../..")
-    known = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), os.getcwd()}
-    known |= {sysconfig.get_path("purelib", "posix_user")} if os.name == "posix" else set()
-    known.update(os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    if os.path.realpath(home) not in map(os.path.realpath, filter(None, known)):
+    importable = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), os.getcwd()}
+    importable |= {sysconfig.get_path("purelib", "posix_user")} if os.name == "posix" else set()
+    importable.update(os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if os.path.realpath(home) not in map(os.path.realpath, filter(None, importable)):
         command = f"env PYTHONPATH={quote(home)} {command}"
     return sanitize(command, COMMAND_LIMIT)
 

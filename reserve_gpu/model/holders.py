@@ -25,7 +25,7 @@ LONGEST_RESTART_S = 3600.0  # maximum seconds for which a restarting kernel's de
 class ProcessInfo(NamedTuple):
     """The description that a process writes about itself.
 
-    It is untrusted: it is displayed, but decides nothing.
+    The description is untrusted, so it is only displayed.
 
     Attributes:
         pid: The process ID in the process's own PID namespace.
@@ -95,11 +95,11 @@ class Record(NamedTuple):
     write_locked: bool = False
 
     def taken(self, now: Instant) -> Instant | None:
-        """Return the recorded time at which the lock was acquired, or None if there is none."""
+        """Return the recorded time at which the lock was acquired, or None if unknown."""
         if self.since is None:
             return None
         boot = self.since_boot
-        if boot is None:  # no lock is older than the boot
+        if boot is None:  # a lock can't be older than the boot
             boot = max(0.0, now.boot - max(0.0, now.wall - self.since))
         return Instant(self.since, min(boot, now.boot))
 
@@ -142,7 +142,7 @@ class Record(NamedTuple):
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Record":
-        """Return the record in untrusted data. Invalid fields are treated as unknown."""
+        """Read a record from untrusted data. Invalid fields are treated as unknown."""
         reader = untrusted.Fields(fields)
         memory_limit_mib, unit = reader.number("part_mib"), reader.text("part_unit")
         size = (
@@ -165,18 +165,18 @@ class Record(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """The process that holds a lock: the kernel's facts about it, and its record.
+    """The process that holds a lock: its record, and the operating system's facts about it.
 
     Attributes:
-        record: The record in the lock file. Another process may have written it, so it is
-            sanitized and displayed, but decides nothing.
+        record: The record in the lock file. It is untrusted, because another process may have
+            written it, so it is sanitized before it is displayed.
         listed_pid: The pid in the kernel's list of locks, or None if the list does not show it.
         owner: The name of the user of the listed process, from the system.
-        uid: The UID of that user. For a share of a GPU, the owner of the lock file.
+        uid: The UID of that user. For a part of a GPU, the owner of the lock file.
         elsewhere: Whether the recorded pid belongs to another PID namespace.
         last_cell: The end of the last cell since the lock was acquired, in seconds since the epoch.
         file: The name of the lock file.
-        used_mib: The memory in MiB that a sharer, its children and the processes that joined it
+        used_mib: The memory in MiB that the process, its children and the processes that joined it
             use, or None if unknown.
         beside: The name of the holder that this process joined, or None without such a holder.
         clock_set_s: Seconds by which the wall clock was set since the lock was acquired.
@@ -227,7 +227,7 @@ class Holder(NamedTuple):
 
     @property
     def since(self) -> float | None:
-        """Return when the lock was acquired, by the current setting of the wall clock."""
+        """Return the time at which the lock was acquired, by the current wall clock."""
         since = self.record.since
         return None if since is None else max(0.0, since + self.clock_set_s)
 
@@ -302,7 +302,7 @@ class DeviceStatus(NamedTuple):
             this process's own part.
         use_state: The state according to `usage` alone, as `judge` returns it.
         unfit: The reason why the device can never match the request.
-        would_be_taken: Whether the request failed only because other devices were missing.
+        would_be_taken: Whether the request would reserve the device if enough others were free.
         rule: The administrator's rule that makes the device drained or limited.
         counted: The reservations of this user that count toward the quota.
     """

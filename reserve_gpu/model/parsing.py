@@ -27,7 +27,7 @@ _CLOCK = (
 _MOMENT = rf"(?=.)(?:{_DATE}|{_DAY})?(?:(?:^|\s+|(?<=[0-9])t){_CLOCK})?"
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 FIRST_MINUTE, LAST_MINUTE = "0:00", "23:59"  # first and last minute of a day
-_NEAR_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}  # offset from today in days
+_NEAR_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}  # days from today
 _EPOCH = r"@([0-9]{1,12})"  # seconds since the epoch, in the syntax of `date -d`
 
 
@@ -188,7 +188,7 @@ def parse_since(text: str, now: float) -> tuple[float, float | None]:
 
 
 def _hour_of(moment: float) -> float:
-    """Return the start of the local hour; some time zones differ from UTC by half an hour."""
+    """Return the start of the local hour, which may not be a full hour in UTC."""
     return moment - time.localtime(moment).tm_min * 60 - moment % 60
 
 
@@ -238,8 +238,8 @@ def _moment(text: str, now: float, *, is_past: bool = False) -> float | None:
 def _stamps(moment: datetime) -> tuple[float, ...]:
     """Return the times in seconds since the epoch at which local clocks show this time.
 
-    If daylight saving time ends, a local time can occur twice. If it begins, a skipped local time
-    counts from midnight with the offset before the change.
+    A local time can occur twice when daylight saving time ends. A local time that is skipped when
+    daylight saving time begins is converted with the offset from before the change.
     """
     first, second = (moment.replace(fold=fold).timestamp() for fold in (0, 1))
     return (first, second) if first < second else (first,)

@@ -1,4 +1,4 @@
-"""Progress reports of a waiting request, and the refusal if no device is available."""
+"""Progress reports of a waiting request, and the reasons for a refusal."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -31,7 +31,7 @@ class Waiting(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """A call of the driver that takes long.
+    """A slow call of the driver.
 
     Attributes:
         what: The name of the driver's function.
@@ -70,4 +70,4 @@ class Refusal(NamedTuple):
     ahead: Sequence[Ticket] = ()
 
 
-Progress: TypeAlias = "Waiting | Slow"  # a progress report of a request
+Progress: TypeAlias = "Waiting | Slow"  # progress report

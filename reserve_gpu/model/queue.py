@@ -17,7 +17,7 @@ class Ticket(NamedTuple):
         wants: The UUIDs of the devices that the waiter could use, or None for any device.
         holder: The waiting process.
         asks: The request as text, written by the waiter.
-        heartbeat: A value that changes with each sign of life of the waiter.
+        heartbeat: A value that the waiter changes regularly while it is running.
         needs: The number of devices that the waiter needs at once.
         memory_limit_mib: The memory in MiB that it needs on each device, or None for all of it.
         tickets_ahead: The tickets ahead of this one, as the waiter lists them.
@@ -86,7 +86,7 @@ class RememberedTicket(NamedTuple):
     Attributes:
         number: The number of the ticket.
         pid: The pid of the ticket's process, or None if it is not visible.
-        devices: The inodes of the devices' lock files that this process has locked while it waits.
+        devices: The inodes of the devices' lock files that the ticket's process already had locked.
         left: The time at which the ticket was removed, in seconds since boot, or None if it was
             still there when last checked.
     """

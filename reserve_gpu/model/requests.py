@@ -10,10 +10,10 @@ from typing import NamedTuple, TypeAlias
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import MIB, Device
 
-Variables: TypeAlias = Mapping[str, str | None]  # environment variables; None if one is not set
+Variables: TypeAlias = Mapping[str, str | None]  # values of environment variables; None if unset
 
 
-Fact: TypeAlias = str | float | bool  # value that a feature hands over to its next process
+Fact: TypeAlias = str | float | bool  # value that a feature hands over to the next process
 
 
 MOST_WANTED = 1024  # maximum number of devices that a waiter's record lists
@@ -22,7 +22,7 @@ MOST_WANTED = 1024  # maximum number of devices that a waiter's record lists
 MOST_AHEAD = 512  # maximum number of tickets that a waiter's record lists
 
 
-LONG_ENTRY = 32  # maximum characters of the number and the time of a listed ticket
+LONG_ENTRY = 32  # maximum length of a listed ticket's number and time, in characters
 
 
 # Bytes per unit of memory.
@@ -64,10 +64,10 @@ class Lease(NamedTuple):
         end_kernel: Whether the process is ended if the memory can't be freed otherwise.
         is_strict: Whether the process is ended even during a cell. Only a rule sets this.
         is_jobs: Whether `until` is the end of the batch job, which the batch system enforces.
-        until_boot: The same end in seconds since boot, if `until` comes from a duration. It takes
+        until_boot: The end in seconds since boot, if `until` comes from a duration. It takes
             precedence over `until`.
-        own_until: The end from the user or a rule, if `is_jobs`. It applies if the job runs past
-            the job's end.
+        own_until: The end from the user or a rule, if `is_jobs`. It applies if the job outlasts
+            its announced end.
         own_until_boot: The time of `own_until` in seconds since boot.
     """
 
@@ -333,7 +333,7 @@ class Request(NamedTuple):
 
 
 class End(Enum):
-    """The way in which a reservation or a wait ended; the values are written to the history."""
+    """The cause of the end of a reservation or a wait; the values are written to the history."""
 
     RELEASED = "released"
     ASKED = "released from elsewhere"
@@ -347,5 +347,5 @@ class End(Enum):
 
 
 def _as_set(now: Instant, until: float | None, boot: float | None) -> float | None:
-    """Correct a wall-clock time to the current setting of the clock, by its boot-clock time."""
+    """Use a moment's boot time to correct its wall time to the current setting of the clock."""
     return None if until is None else max(0.0, until + now.clock_set_s(until, boot))

@@ -1,4 +1,4 @@
-"""Read and print the text of other processes, which may be cut, binary, huge, forged or invisible.
+"""Read and sanitize text from other processes, which may be truncated, binary, huge or forged.
 
 The readers of single values raise ValueError for an invalid value. `Fields`, `known` and
 `fields_of` leave invalid values out.
@@ -12,14 +12,14 @@ from typing import Any, TypeVar, get_args
 T = TypeVar("T")
 
 SIZE_LIMIT = 1 << 20  # maximum bytes or characters of a JSON document
-TEXT_LIMIT = 300  # maximum characters of each text
+TEXT_LIMIT = 300  # maximum characters of each string
 LIST_LIMIT = 256  # maximum number of devices, holders or processes in a list
 LATEST_S = 1e11  # latest valid time in seconds since the epoch
 MOST_MIB = 1e9  # largest valid amount of memory in MiB
 PIDS = 1 << 31  # upper bound of process IDs
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# Characters that str.isprintable() accepts but that are drawn as nothing: Unicode's
-# Default_Ignorable_Code_Point, and blanks.
+# Invisible characters that str.isprintable() accepts: Unicode's Default_Ignorable_Code_Point, and
+# blanks.
 # https://www.unicode.org/Public/UCD/latest/ucd/DerivedCoreProperties.txt
 _INVISIBLE = {
     *"\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0",
@@ -82,7 +82,7 @@ def is_mark(letter: str) -> bool:
 
 
 def parsed(data: str | bytes, limit: int = SIZE_LIMIT) -> Any:
-    """Parse JSON of limited size.
+    """Parse JSON text of limited size.
 
     Args:
         data: The JSON document.
@@ -101,14 +101,14 @@ def parsed(data: str | bytes, limit: int = SIZE_LIMIT) -> Any:
 
 
 def encoded(fields: Mapping[str, Any], limit: int) -> bytes:
-    """Encode a table as JSON in UTF-8 that fits a size limit.
+    """Encode a table as UTF-8 JSON within a size limit.
 
     Args:
-        fields: The table. Its longest texts are cut until the result fits.
+        fields: The table. Its longest strings are truncated until the result fits.
         limit: The maximum number of bytes.
 
     Returns:
-        The JSON. A lone surrogate, which UTF-8 can't encode, is written as an escape.
+        The JSON text. A lone surrogate, which UTF-8 can't encode, is written as an escape.
     """
     texts = {name: value for name, value in fields.items() if isinstance(value, str)}
     while len(data := _json({**fields, **texts})) > limit and any(texts.values()):
@@ -123,7 +123,7 @@ def _json(value: object) -> bytes:
 
 
 def text(value: Any, limit: int = TEXT_LIMIT) -> str:
-    """Return a text, cut to the limit. Raises ValueError for any other type."""
+    """Return a string, truncated to the limit. Raises ValueError for any other type."""
     if isinstance(value, str):
         return value[:limit]
     raise ValueError(value)
@@ -175,7 +175,7 @@ class Fields:
         self.fields = fields
 
     def text(self, name: str) -> str | None:
-        """Return the field if it is a text, cut to the limit."""
+        """Return the field if it is a string, truncated to the limit."""
         return known(text, self.fields.get(name))
 
     def number(self, name: str) -> float | None:
@@ -191,7 +191,7 @@ class Fields:
         return known(boolean, self.fields.get(name))
 
     def texts(self, name: str, limit: int = LIST_LIMIT) -> list[str]:
-        """Return the texts among the first `limit` items of a list."""
+        """Return the strings among the first `limit` items of a list."""
         return [value[:TEXT_LIMIT] for value in self._items(name, limit) if isinstance(value, str)]
 
     def tables(self, name: str, limit: int = LIST_LIMIT) -> "list[Fields]":

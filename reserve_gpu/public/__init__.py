@@ -75,13 +75,13 @@ def other_machines() -> Hosts | None:
 
 
 def printable(value: Any) -> Any:
-    """Make the texts in a status safe to display.
+    """Make the strings in a status safe to display.
 
     Args:
         value: The result of a status's `to_dict()`, which contains untrusted text of other users.
 
     Returns:
-        The same data, in which each text is one line of limited length without invisible
+        The same data, in which each string is one line of limited length without invisible
         characters.
     """
     if isinstance(value, str):
@@ -116,12 +116,12 @@ def kernel_of(holder: Holder, kernels: Mapping[int | str, str]) -> str | None:
     Returns:
         The program's name for the kernel, or None if the holder belongs to none of the kernels.
     """
-    known: list[int | str] = [*procfs.lineage(holder.pid)] if holder.pid else []
+    keys: list[int | str] = [*procfs.lineage(holder.pid)] if holder.pid else []
     if holder.record.kept_until is not None and (
-        left := remote_release.kept_reservation_of(holder)
+        kept := remote_release.kept_reservation_of(holder)
     ):
-        known.insert(0, left.connection_file)
-    return next((kernels[each] for each in known if each in kernels), None)
+        keys.insert(0, kept.connection_file)
+    return next((kernels[each] for each in keys if each in kernels), None)
 
 
 def release(

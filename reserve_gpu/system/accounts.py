@@ -37,20 +37,20 @@ def remember(
         look_up: The function to call for a key that is not cached. It returns None if it fails.
         clock: A function that returns the current time in seconds.
     """
-    known: dict[K, tuple[float, V]] = {}
+    cached: dict[K, tuple[float, V]] = {}
 
     @wraps(look_up)
     def recall(key: K) -> V:
         began = clock()
-        if key in known:
-            expires, answer = known[key]
+        if key in cached:
+            expires, answer = cached[key]
             if began < expires:
                 return answer
         answer = look_up(key)
         ended = clock()
-        if len(known) >= CAPACITY:
-            known.clear()
-        known[key] = ended + min(max((ended - began) / SHARE, SHORTEST_S), LONGEST_S), answer
+        if len(cached) >= CAPACITY:
+            cached.clear()
+        cached[key] = ended + min(max((ended - began) / SHARE, SHORTEST_S), LONGEST_S), answer
         return answer
 
     return recall

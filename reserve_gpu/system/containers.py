@@ -26,7 +26,7 @@ FILES = {
 }
 # Files of container images, with the runtime. They also exist in a virtual machine or a WSL
 # distribution that was created from an image. So they only count if the root file system has a type
-# that such a machine does not use.
+# that these machines do not use.
 FILES_OF_IMAGES = {
     "/.singularity.d": "apptainer",
     "/.dockerenv": "docker",

@@ -41,13 +41,13 @@ NO_THREAD = (
 # The error if a signal handler makes a call while the interrupted thread waits for another call.
 NESTED = (
     "This process is already reserving, releasing or reading GPUs, and a signal handler "
-    "interrupted it. Try again when that has finished."
+    "interrupted it. Try again when the interrupted operation has finished."
 )
 DONE = object()
 
 
 class _Local(threading.local):
-    call: Call[Any] | None = None  # the call that this thread makes now
+    call: Call[Any] | None = None  # the call that this thread is making
 
 
 _local = _Local()
@@ -63,8 +63,8 @@ class Call(Generic[T]):
     Attributes:
         caller: The identifier of the thread that requested the call.
         thread: The identifier of the thread that makes the call, or 0 before it starts.
-        until: The time by time.monotonic() until which the call may wait for another call that
-            waits for a device. After that, it is made during the other call.
+        until: The deadline by time.monotonic(). If another call is waiting for a device, this call
+            waits behind it until the deadline, and is then made during that call.
         is_awaited: Whether the caller waits for the end of the call.
         given_up: The reason why the call was given up, or an empty string if it was not.
     """
@@ -209,8 +209,7 @@ class Executor:
             function: The function to call.
             arguments: Its arguments.
             show: A function that is called with each progress report.
-            until: The time by time.monotonic() until which the call may wait for another call that
-                waits for a device.
+            until: The deadline by time.monotonic(), as in `Call`.
             undo: A function that is called on the worker thread with a call that was given up.
 
         Returns:
@@ -235,7 +234,7 @@ class Executor:
             if call.error is None:
                 return call.answer
         except BaseException:
-            if not call.given_up:  # a thread was started
+            if not call.given_up:  # not if no thread could be started
                 call.given_up = "its caller has gone"
                 end = Call(undo, call, is_awaited=False)  # the worker makes it after `call`
                 self.post(end)
@@ -246,12 +245,11 @@ class Executor:
     def run_in_any_case(
         self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]
     ) -> T | None:
-        """Call a function that releases something, on the worker thread.
+        """Call a cleanup function on the worker thread, even if an exception ends the wait.
 
-        The function is called even if an exception ends the wait, and then perhaps twice. If a
-        signal handler or a finalizer interrupts another call, the function is called after that
-        call. If no thread can be started, as at the exit of Python 3.12, it is called on the
-        current thread.
+        After such an exception, the function may be called twice. If a signal handler or a
+        finalizer interrupts another call, the function is called after that call. If no thread can
+        be started, as at the exit of Python 3.12, it is called on the current thread.
 
         Returns:
             The function's result, or None if the function is called later.
@@ -267,7 +265,7 @@ class Executor:
     def run_within(
         self, limit_s: float, function: Callable[[Unpack[Ts]], object], *arguments: Unpack[Ts]
     ) -> None:
-        """Call a function on the worker thread, and wait for its end until the timeout.
+        """Call a function on the worker thread, and wait for it with a timeout.
 
         Args:
             limit_s: Timeout in seconds. After the timeout, the function keeps running.
@@ -308,9 +306,9 @@ class Executor:
             self._bell.release()
 
     def between(self) -> None:
-        """Do urgent work during a call that waits for a device.
+        """Run a due scheduler step, and the queued calls whose deadline has passed.
 
-        This runs a due scheduler step, and queued calls that can't wait any longer.
+        A call that waits for a device does this repeatedly, so that it does not delay other work.
 
         Raises:
             GivenUpError: The current call was given up.
@@ -348,7 +346,7 @@ def start(function: Callable[[Unpack[Ts]], object], *arguments: Unpack[Ts]) -> N
     """Call a function on a new thread.
 
     This does not use threading.Thread, because its start() takes several steps. If a signal handler
-    raises between two of them, the new thread ends as well.
+    raised between two of these steps, the new thread would end as well.
 
     Raises:
         NoThreadError: No thread can be started.
@@ -385,7 +383,7 @@ def run_on_new_thread(
 
 
 def report_progress(progress: Any) -> None:
-    """Report progress to the caller of the call that this thread makes, if there is one."""
+    """Report progress to the thread that requested the current call, if there is one."""
     if _local.call:
         _local.call.tell(progress)
 
@@ -393,7 +391,7 @@ def report_progress(progress: Any) -> None:
 def caller() -> int:
     """Return the identifier of the thread that requested the current call.
 
-    Outside of a call, it is the current thread.
+    Outside of a call, this is the current thread.
     """
     return _local.call.caller if _local.call else threading.get_ident()
 

@@ -33,7 +33,7 @@ def display(data: object, *, raw: bool = False) -> None:
 
 
 def new_handle() -> Any:
-    """Return a new handle of a display that can be updated."""
+    """Return the handle of a new display, which can be updated."""
     from IPython.display import DisplayHandle
 
     return DisplayHandle()  # type: ignore[no-untyped-call]

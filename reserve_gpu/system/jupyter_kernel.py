@@ -102,7 +102,7 @@ class Cells:
         self.last = time.monotonic()
         self.began = time.time()
         self.listeners: list[Callable[[], object]] = []
-        self._code: str | None = None  # the running cell's code, None if its start was not reported
+        self._code: str | None = None  # code of the running cell; None if unknown
 
     def begin(self, info: Any) -> None:
         """Record the start of a cell (pre_run_cell); a nested cell is part of the outer cell."""
@@ -127,9 +127,9 @@ class Cells:
             listener()
 
     def watch(self, shell: Any) -> None:
-        """Start to watch the cells of a shell; a cell may already be running.
+        """Start to watch the cells of a shell, even if a cell is already running.
 
-        While a cell runs, IPython replaces sys.displayhook.
+        A running cell is recognized by sys.displayhook, which IPython replaces while a cell runs.
         """
         with self.quiet:
             self.shell = shell
@@ -141,7 +141,7 @@ class Cells:
             self.shell, self.is_running = None, False
 
     def stop_shell(self, is_due: Callable[[], bool]) -> None:
-        """Exit the shell normally, so that it runs its exit handlers.
+        """Exit the shell normally, so that its exit handlers run.
 
         Args:
             is_due: A function that returns whether the shell must still exit. It is called again

@@ -2,11 +2,11 @@
 
 It inherits the descriptors of the lock files and nothing else: no socket, no terminal and no
 working directory. It is not a child of the kernel, because a kernel kills its children when it
-exits. The operating system's list of locks and `reserve_gpu.reservation.restart_handover` identify
-it. Killing it frees the devices.
+exits. `reserve_gpu.reservation.restart_handover` starts the lock keeper, and identifies it by its
+command line. Killing it frees the devices.
 
-Python also runs this file as the process's program, without the rest of the package. So it only
-imports the standard library.
+The process runs this file as a program, without the rest of the package. So this file only imports
+the standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 
 PROGRAM = os.path.abspath(__file__)
-WORDS = ("-I", "-S", PROGRAM)  # Python's arguments that run the program
+WORDS = ("-I", "-S", PROGRAM)  # Python's arguments that run this file
 LEFT = "RESERVE_GPU_LEFT"  # environment variable with the reservation for the restarted kernel
 POLL_S = 0.5  # seconds between two checks whether the connection file exists
 

@@ -19,16 +19,16 @@ from typing import TextIO
 
 from reserve_gpu.system import file_control
 
-POLL_S, LONGEST_POLL_S = 0.01, 0.5  # first and maximum pause between attempts in s
+POLL_S, LONGEST_POLL_S = 0.01, 0.5  # first and maximum pause in seconds
 PTY_MASTER = 5, 2  # device number of /dev/ptmx; opening it again would create a new terminal
 
 
 class Writer:
-    """Writes whole texts to a descriptor, and drops a text that does not fit.
+    """Writes whole messages to a descriptor, and drops a message that does not fit.
 
     Attributes:
         descriptor: A duplicate of the given descriptor, or a new open file description.
-        rest: The unwritten end of a text. It is written before the next text.
+        rest: The unwritten end of a message. It is written before the next message.
     """
 
     def __init__(self, descriptor: int, rest: bytes = b"") -> None:
@@ -36,7 +36,7 @@ class Writer:
 
         Args:
             descriptor: The descriptor to write to.
-            rest: The unwritten end of an earlier text.
+            rest: The unwritten end of an earlier message.
 
         Raises:
             OSError: The descriptor is closed or read-only.
@@ -57,15 +57,15 @@ class Writer:
         self.rest = rest
 
     def write(self, data: bytes, limit_s: float = 0.0) -> bool:
-        """Write a text, or drop it if there is no room for it.
+        """Write a message, or drop it if it does not fit.
 
         Args:
-            data: The text.
+            data: The message.
             limit_s: Seconds to wait for the reader.
 
         Returns:
-            Whether the text was written. If only its start fitted, the end becomes `rest`, and the
-            result is also True. False if the text was dropped.
+            True if the message was written, or its start was written and its end stored in `rest`.
+            False if the message was dropped.
         """
         until, is_written, pause_s = time.monotonic() + limit_s, False, POLL_S
         while True:
@@ -86,9 +86,9 @@ class Writer:
         os.close(self.descriptor)
 
     def _has_room(self, size: int) -> bool:
-        """Return whether a pipe has room for a text of this size; always True for other files.
+        """Return whether a message of this size fits a pipe; always True for other files.
 
-        The kernel writes up to PIPE_BUF bytes at once or not at all, but splits longer texts. The
+        The kernel writes up to PIPE_BUF bytes at once or not at all, but splits longer writes. The
         estimate doubles the unread bytes, because the pages of a pipe may be half empty.
         """
         if not self._is_pipe or size <= select.PIPE_BUF:
@@ -109,7 +109,7 @@ class Writer:
         return 0
 
     def _append(self, data: bytes) -> int:
-        """Write to a file; if the disk is full, remove a partly written text."""
+        """Append to a file; if the disk is full, remove the partly written message."""
         done = os.write(self.descriptor, data)
         end = os.lseek(self.descriptor, 0, os.SEEK_CUR)
         if done == len(data) or end != os.fstat(self.descriptor).st_size:
@@ -125,7 +125,7 @@ class Writer:
             return duplicate.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _write_pieces(self, data: bytes) -> int:
-        """Write pieces while poll() reports room: PIPE_BUF bytes to a pipe, one to a terminal."""
+        """Write while poll() reports room: pieces of PIPE_BUF bytes to a pipe, 1 to a terminal."""
         done, poll = 0, select.poll()
         poll.register(self.descriptor, select.POLLOUT)
         while done < len(data) and poll.poll(0):
@@ -162,7 +162,7 @@ class Printer:
         self._writer: Writer | None = None
 
     def print(self, text: str, limit_s: float = 0.0) -> bool:
-        """Print a text.
+        """Print text.
 
         Args:
             text: The text, including line endings.

@@ -17,11 +17,11 @@ NAME_LIMIT = 200  # maximum length of a displayed name, in characters
 TEXTS_LIMIT = 1 << 20  # maximum length of a command line or environment, in bytes
 RAY = b"ray::"  # prefix of the process titles that Ray sets
 KERNEL_MODULE = "ipykernel_launcher"  # module that Jupyter runs to start a kernel
-_name: str | None = None  # name of this process that replaces its command
+_name: str | None = None  # name that is displayed instead of this process's command
 
 
 def title() -> str | None:
-    """Return the name that replaces this process's command, or None if it has none."""
+    """Return the name that is displayed instead of this process's command, or None."""
     return _name or _engine()
 
 
@@ -41,10 +41,10 @@ def set_name(name: str) -> None:
 
 
 def command(words: Sequence[str], directory: str | None = None) -> str | None:
-    """Shorten a command to the base names of the program and its script, and the arguments.
+    """Shorten a command line, mainly by removing the folders of the program and its script.
 
-    Examples are `python train.py --epochs 3`, and `ipython` if Python runs an installed program.
-    The arguments of a Jupyter kernel are not informative, so it becomes `kernel in ~/thesis`.
+    Results are `python train.py --epochs 3`, or `ipython` if Python runs an installed program. A
+    Jupyter kernel's arguments are not informative, so the result is `kernel in ~/thesis`.
 
     Args:
         words: The command line.
@@ -155,6 +155,6 @@ def working_directory() -> str | None:
 
 
 def _below_home(path: str) -> str:
-    """Shorten a path in this user's home directory, such as `~/thesis`."""
+    """Return a path in this user's home directory in the form `~/thesis`."""
     home = settings.home()
     return f"~{path[len(home) :]}" if f"{path}/".startswith(f"{home}/") else path

@@ -27,7 +27,8 @@ DESCRIPTORS = 12  # number of descriptors that a snapshot or a reservation opens
 MOST_OPEN = (
     10_000  # maximum number of one user's descriptors that are read, because each takes time
 )
-# The start of $RESERVE_GPU_HELD: a pid, and its start time, alone or as the first field of JSON.
+# The start of $RESERVE_GPU_HELD: a pid, and usually the start time of its process. The start time
+# is either a bare number or the first field of a JSON object.
 HOLDER = re.compile(r'([0-9]{1,10})(?: (?:\{"began": )?([0-9]{1,20}))?(?=[ ,]|$)')
 HOLDER_LIMIT = 60  # maximum length of the text that HOLDER matches, in characters
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
@@ -63,8 +64,8 @@ def is_wsl() -> bool:
 def sees_all_processes() -> bool:
     """Return whether an empty process list from NVML means that no process uses the GPU.
 
-    This is not the case in a separate PID namespace, because drivers since 535.113 only list the
-    processes of the caller's PID namespace.
+    In a separate PID namespace, the list may be empty although processes use the GPU: drivers since
+    535.113 only list the processes of the caller's PID namespace.
     """
     return pid_namespace() == INITIAL_PID_NAMESPACE and not is_wsl()
 
@@ -124,7 +125,7 @@ def now() -> Instant:
 def uid_of(pid: int) -> int | None:
     """Return the real UID of a process, or None if it can't be read.
 
-    The effective UID, which owns /proc/PID, is root's while a user runs `su`.
+    The effective UID, which owns /proc/PID, is root's if a user runs `su`.
     """
     with suppress(OSError):
         return _uids(pid)[0]
@@ -214,7 +215,7 @@ def has_locked(pid: int | str, file: os.stat_result) -> bool:
         for number in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 is_file = os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), file)
-                if is_file and _has_flock(pid, number):  # it may be open, but not locked
+                if is_file and _has_flock(pid, number):  # an open file may be unlocked
                     return True
     return False
 
@@ -281,7 +282,7 @@ class LockedFiles:
 
 
 def require_descriptors() -> None:
-    """Raise ReserveGPUError if this process can't open another `DESCRIPTORS` files.
+    """Raise ReserveGPUError if this process can't open `DESCRIPTORS` more files.
 
     Do not call this on the main thread, because a signal handler that raises would leave a file
     open.
@@ -349,7 +350,7 @@ def start_time_boot(pid: int) -> float | None:
 def stamp(pid: int) -> str:
     """Return a pid and its start time in clock ticks, such as `4321 98765`.
 
-    Together they identify a process until the next boot. If the process has ended, or is hidden,
+    The two numbers identify a process until the next boot. If the process has ended, or is hidden,
     the result is the pid alone.
     """
     stat = _stat(pid)
@@ -357,7 +358,7 @@ def stamp(pid: int) -> str:
 
 
 def children() -> list[str]:
-    """Return the living descendants of this process, such as `python train.py (pid 4321)`."""
+    """Return the names of this process's living descendants: `python train.py (pid 4321)`."""
     parents = {pid: stat[1] for pid in map(int, _pids()) if (stat := _stat(pid))}
     family, generation = {os.getpid()}, {os.getpid()}
     while generation := {pid for pid, parent in parents.items() if parent in generation} - family:
@@ -414,7 +415,8 @@ def memory_by_process(
 
     Args:
         processes: All processes that use the device.
-        pids: The processes to report. The memory of a descendant counts for the nearest of them.
+        pids: The processes to report. Each also counts the memory of descendants, unless a nearer
+            ancestor in `pids` does.
 
     Returns:
         The memory by pid; None if the memory of one of the processes is unknown.
@@ -432,8 +434,8 @@ def memory_by_process(
 def ancestors() -> set[int]:
     """Return the pids of this process and its ancestors.
 
-    They include a `reserve-gpu run` even if an intermediate process has ended, as under tmux,
-    because the inherited variable RESERVE_GPU_HELD contains its pid.
+    An enclosing `reserve-gpu run` is included even if an intermediate process has ended, as under
+    tmux, because the inherited variable RESERVE_GPU_HELD contains its pid.
     """
     return {reservation_pid(), *lineage(os.getpid())} - {0}
 

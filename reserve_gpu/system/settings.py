@@ -6,8 +6,8 @@ import sys
 
 from reserve_gpu.system import accounts
 
-# The pid and start time of the process, and its reservation before an exec
-# (reservation/exec_handover.py). In other processes, the variable is only inherited.
+# The pid and start time of the process that set the variable and, before an exec, its reservation
+# (reservation/exec_handover.py). Child processes inherit the variable, but not the reservation.
 HELD = "RESERVE_GPU_HELD"
 # Variables that users may set.
 LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
@@ -16,17 +16,17 @@ CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
 CONFIG = "RESERVE_GPU_CONFIG"
 HISTORY = "RESERVE_GPU_HISTORY"
 AGENT = "RESERVE_GPU_AGENT"  # name of a program that requests GPUs on behalf of its user
-# The result of `jupyter_kernel.remote_description` for a kernel that was started by ssh. It is
+# The description of a kernel that was started by ssh (`jupyter_kernel.remote_description`). It is
 # JSON, encoded in hexadecimal digits, because shells do not change these.
 STARTED = "RESERVE_GPU_STARTED"
-# The pid and start time (`procfs.stamp`) of a kernel that runs in a job of its own. In other
-# processes, the variable is only inherited. Before the kernel sets it, the variable contains
-# STARTED_BY and the pid and start time of the process that starts the kernel.
+# The pid and start time (`procfs.stamp`) of a kernel that runs in a job of its own. Child processes
+# inherit the variable. Before the kernel sets it, the variable contains STARTED_BY, followed by the
+# pid and start time of the process that starts the kernel.
 JOB_KERNEL = "RESERVE_GPU_JOB_KERNEL"
 STARTED_BY = "started by "
-STARTED_BY_OLDER = "1"  # the value that the previous version wrote instead
+STARTED_BY_OLDER = "1"  # the previous version's value instead of STARTED_BY
 SENT = "sent:"  # prefix of an argument that contains a command line, in the encoding of STARTED
-KERNEL_NAME = "python3-gpu"  # name of a kernel that reserves its GPU before it runs any code
+KERNEL_NAME = "python3-gpu"  # kernel that reserves its GPU before it runs any code
 CONFIG_FILE = "/etc/reserve_gpu.toml"
 HISTORY_DIRECTORY = "/var/lib/reserve_gpu/history"
 
@@ -34,8 +34,8 @@ HISTORY_DIRECTORY = "/var/lib/reserve_gpu/history"
 def home() -> str:
     """Return this user's home directory, or `~` if it is unknown, like `os.path.expanduser`.
 
-    A service may run without $HOME. `expanduser` then looks up the user at each call, whereas this
-    function caches the result.
+    A service may run without $HOME. `expanduser` would then look up the user at each call, whereas
+    this function caches the result.
     """
     if "HOME" in os.environ or sys.platform == "win32":
         return os.path.expanduser("~")

@@ -20,7 +20,7 @@ from reserve_gpu.system.jupyter_kernel import cells
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LONGEST_S = 600.0  # timeout of all callbacks together, so that none can hold a GPU forever
+LONGEST_S = 600.0  # timeout in seconds for all callbacks, so that none holds a GPU forever
 STOP_S = 10.0  # seconds between two attempts to end the process
 POLL_S = 0.1  # seconds between two checks whether the process must still end
 
@@ -39,8 +39,8 @@ class ProcessEnd:
     def call_before(self, function: Callable[[], object], limit_s: float) -> None:
         """Register a callback that is called before the process ends.
 
-        It replaces an earlier callback of the same name, because the user may run the cell that
-        defines it again.
+        The callback replaces an earlier one of the same name, because the user may run the cell
+        that defines it again.
 
         Args:
             function: The callback.
@@ -53,7 +53,7 @@ class ProcessEnd:
 
     @property
     def longest_s(self) -> float:
-        """Return the maximum duration of all callbacks together in seconds."""
+        """Return the maximum total duration of the callbacks in seconds."""
         return min(self._longest_s, sum(limit_s for _, limit_s in self._functions.values()))
 
     def call(self, say: Callable[[str], object]) -> None:
@@ -96,9 +96,9 @@ class ProcessEnd:
 
 def process_end() -> ProcessEnd:
     """Return this process's `ProcessEnd`; a forked child has its own."""
-    known: dict[int, ProcessEnd] = executor.survive_reload("process ends", dict)
+    ends: dict[int, ProcessEnd] = executor.survive_reload("process ends", dict)
     pid = os.getpid()
-    return known.get(pid) or known.setdefault(pid, ProcessEnd())
+    return ends.get(pid) or ends.setdefault(pid, ProcessEnd())
 
 
 def _start(function: Callable[[], object]) -> None:
@@ -110,7 +110,7 @@ def _start(function: Callable[[], object]) -> None:
 
 
 def _end_process(is_due: Callable[[], bool]) -> None:
-    """End the process while that is due: exit the shell, then send SIGTERM, then SIGKILL."""
+    """Exit the shell, send SIGTERM, and send SIGKILL, as long as the process must still end."""
     steps: list[Callable[[], object]] = [
         lambda: cells().stop_shell(is_due),
         lambda: os.kill(os.getpid(), signal.SIGTERM),

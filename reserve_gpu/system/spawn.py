@@ -33,7 +33,7 @@ def python(*words: str) -> list[str]:
         return [sys.executable, *words]
     if HAS_SAFE_PATH:
         return [sys.executable, "-P", *words]
-    if kind == "-m":  # Python would import runpy from the working directory
+    if kind == "-m":  # python -m would import runpy from the working directory
         run = f"import runpy; runpy.run_module({rest[0]!r}, run_name='__main__', alter_sys=True)"
         return [sys.executable, "-c", WITHOUT_FIRST + run, *rest[1:]]
     if kind == "-c":

@@ -1,4 +1,4 @@
-"""Run several programs at once and read their output, and start background processes of our own."""
+"""Run several programs at once and read their output, or start a background process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 POLL_S = 0.05  # seconds between two checks of the programs
 CHUNK = 1 << 16  # capacity of a pipe in bytes (man 7 pipe)
 BYTES_LIMIT = 4 << 20  # maximum stored output of a stream in bytes; its end is kept
-ENDS_S = 1.0  # timeout for the exit of a program after the end of its output
-KILL_LIMIT_S = 5.0  # timeout for the exit of a killed process, which may hang in a driver
+ENDS_S = 1.0  # seconds for the exit of a program after the end of its output
+KILL_LIMIT_S = 5.0  # seconds for the exit of a killed process, which may hang in a driver
 
 
 class Program:
@@ -45,7 +45,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # so that Ctrl-C kills neither it nor a ControlMaster of ssh
+            start_new_session=True,  # protects it and a ControlMaster of ssh from Ctrl-C
         )
         self._is_ssh = is_ssh
         streams = (self._process.stdout, self._process.stderr)
@@ -164,7 +164,7 @@ def wait_for_output(
 
 
 def read_output(command: Sequence[str], limit_s: float, **environ: str) -> str:
-    """Run a program and return its output on stdout, or an empty string if it fails to end.
+    """Run a program and return its output on stdout, or an empty string if it does not end.
 
     Args:
         command: The command line.
@@ -185,9 +185,9 @@ def start_background(
     descriptors: Sequence[int] = (),
     environ: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a Python program that forks a background process without a terminal, and wait for it.
+    """Run a Python program that forks a background process, and wait for the program to exit.
 
-    Both processes run in the root directory.
+    Both processes run in the root directory, without a terminal.
 
     Args:
         words: The arguments of Python.
@@ -205,7 +205,7 @@ def start_background(
         cwd="/",
         env=spawn.environment() if environ is None else environ,
         pass_fds=descriptors,
-        start_new_session=True,  # protects it from Ctrl-C and from the end of the terminal
+        start_new_session=True,  # protects the process from Ctrl-C and SIGHUP
         check=False,
     )
     if done.returncode:
@@ -219,7 +219,7 @@ def start_background_module(
 
     Args:
         module: The name of the module.
-        about: The argument of `main`, which receives it as JSON text.
+        about: The argument for `main`, which receives it as JSON text.
         descriptors: The descriptors that the background process inherits.
 
     Raises:

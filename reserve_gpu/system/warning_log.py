@@ -18,10 +18,10 @@ _threads: dict[int, executor.Executor] = {}  # by process id, because a fork cop
 def warn(text: str, error: BaseException | None = None) -> None:
     """Log a warning.
 
-    The caller waits for at most `LIMIT_S`, because otherwise a handler that writes to a full pipe
-    would hold the GPU forever. Such a handler still blocks the exit of Python, which waits for the
-    handler's lock. This only concerns handlers that the user has added. Without any handler, the
-    warning is printed to stderr without waiting for the reader.
+    The caller waits for at most `LIMIT_S`, because otherwise a logging handler that writes to a
+    full pipe would keep the GPU reserved forever. Such a handler still blocks the exit of Python,
+    which waits for the handler's lock. If the user has added no handler, the warning is printed to
+    stderr, with the same timeout.
 
     Args:
         text: The warning.

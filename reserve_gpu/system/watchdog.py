@@ -1,12 +1,12 @@
 """The watchdog of `reserve-gpu run --for`, a small process that ends the command at a given time.
 
-The command replaces `reserve-gpu` by exec, so it has the process's signals, terminal and exit code.
+The command replaces `reserve-gpu` by exec, so it receives the signals and returns the exit code.
 The watchdog holds no lock, terminal or pipe, is not a child of the command, and exits as soon as
 the command has ended. It holds a pidfd, so that it can't end another process that reuses the pid:
 https://man7.org/linux/man-pages/man2/pidfd_open.2.html
 
-Python also runs this file as the watchdog's program, without the rest of the package. So it only
-imports the standard library.
+The watchdog runs this file as a program, without the rest of the package. So this file only imports
+the standard library.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# System call numbers, which are the same on all architectures that CUDA supports
-# (scripts/syscall.tbl). Python builds for old systems lack os.pidfd_open, such as conda's and uv's:
+# System call numbers, which are the same on all architectures that CUDA supports (Linux,
+# scripts/syscall.tbl). Python builds for old systems, such as conda's and uv's, lack os.pidfd_open:
 # https://github.com/astral-sh/python-build-standalone/issues/193
 SEND_SIGNAL, OPEN = 424, 434
 SLICE_S = 60.0  # seconds between two readings of the clock, which may be set or jump
@@ -46,7 +46,7 @@ def words(
     """Return Python's arguments for a watchdog that ends this process, even after an exec.
 
     Args:
-        until: The time of the end, in seconds by the clock.
+        until: The time at which to end the process, in seconds by `clock`.
         kill_after_s: Seconds between SIGTERM and SIGKILL.
         clock: A clock of clock_gettime(2), for example CLOCK_BOOTTIME for a duration.
     """
@@ -55,11 +55,11 @@ def words(
 
 
 def watch(command: int, until: float, kill_after_s: float, clock: int) -> None:
-    """Wait until the command ends, and end it at the given time.
+    """Wait until the command ends, but send SIGTERM and later SIGKILL at the given time.
 
     Args:
         command: The command's pidfd.
-        until: The time of the end, in seconds by the clock.
+        until: The time at which to end the command, in seconds by `clock`.
         kill_after_s: Seconds between SIGTERM and SIGKILL.
         clock: A clock of clock_gettime(2).
     """
