@@ -1,11 +1,11 @@
-"""Benchmark %reserve_gpu against its alternatives, and compare the results with fixed bars.
+"""Benchmark %reserve_gpu against its alternatives, and compare the results with required values.
 
     python -m benchmarks [--quick] [NAME ...]
 
 The benchmarks use the stand-in driver, in new processes and kernels. They print the section "A run"
-of docs/benchmarks.md: the machine, and a table with a row for each bar. Programs to compare run in
-turn, so that the ratios hardly depend on the speed and the load of the machine.
-This needs `pip install '.[test,benchmarks]'`.
+of docs/benchmarks.md: the machine, and a table with a row for each result and its bar, the required
+value. Compared programs run in turn, so that the ratios hardly depend on the machine's speed and
+load. This needs `pip install '.[test,benchmarks]'`.
 """
 
 from __future__ import annotations

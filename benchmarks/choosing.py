@@ -38,7 +38,7 @@ def first(*, quick: bool) -> Iterator[Row]:
 
 
 def last(*, quick: bool) -> Iterator[Row]:
-    """Measure a reservation if only the last of many GPUs is free."""
+    """Measure the first reservation if only the last of many GPUs is free."""
     busy = MANY_GPUS - 1
     with crowd(busy) as all_pids:
         cases = {"one process on each other GPU": all_pids, "no visible processes": []}
@@ -52,7 +52,7 @@ def last(*, quick: bool) -> Iterator[Row]:
 
 
 def nothing(*, quick: bool) -> Iterator[Row]:
-    """Measure a refusal, which finds the holder of each GPU, if no GPU is free."""
+    """Measure the refusal if no GPU is free. It has to find the holder of each GPU."""
     for gpus in (GPUS, MANY_GPUS):
         with crowd(gpus) as pids, stage(machine(gpus, gpus, pids)) as bench:
             both = (ways.OURS, ways.FLOOR)
@@ -63,7 +63,7 @@ def nothing(*, quick: bool) -> Iterator[Row]:
 
 
 def status(*, quick: bool) -> Iterator[Row]:
-    """Measure the status of a machine if half of its GPUs are busy, with two processes on each."""
+    """Measure `reserve-gpu status` if half of the GPUs are busy, with two processes on each."""
     for gpus in (GPUS, MANY_GPUS):
         with crowd(gpus) as pids, stage(machine(gpus, gpus // 2, pids)) as bench:
             runs = {name: partial(_run, bench, *command) for name, command in STATUS.items()}

@@ -22,7 +22,7 @@ LABEL = f"status of {len(NAMES)} hosts, time beyond that of the slowest host alo
 
 
 def hosts(*, quick: bool) -> Iterator[Row]:
-    """Measure with real SSH servers on the loopback interface, over open connections."""
+    """Measure the time with real SSH servers on the loopback interface and open connections."""
     bar = f"at most {LIMIT_S} s"
     if not (SSH and SSHD and KEYGEN):
         yield Row(LABEL, "not measured: OpenSSH server not found", bar)

@@ -41,10 +41,10 @@ class Stage(Machine):
         (profile / "ipython_kernel_config.py").write_text(QUIET)
 
     def on_driver(self, base: dict[str, str]) -> dict[str, str]:
-        """Return an environment that uses the machine's driver.
+        """Return an environment with the machine's driver, in which Python may cache bytecode.
 
-        Python may cache bytecode in it. Otherwise it would compile the checkout at every start,
-        unlike an installed package.
+        Without the cache, Python would compile the checkout at every start, unlike an installed
+        package.
         """
         made = driver.environment(self.scenario, base=base)
         made.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -90,7 +90,7 @@ def machine(gpus: int, busy: int = 0, pids: Sequence[int] = ()) -> str:
 
 @contextmanager
 def crowd(count: int) -> Iterator[list[int]]:
-    """Start processes for a scenario. Other tools show only processes that really exist."""
+    """Start processes for a scenario. They are real, because other tools show only real ones."""
     command = ["sleep", "900"]  # ends even if this process is killed
     sleepers = [subprocess.Popen(command) for _ in range(count)]
     try:
@@ -105,7 +105,7 @@ def crowd(count: int) -> Iterator[list[int]]:
 def in_turn(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Measure all functions once per round, in random order.
 
-    The order spreads the other load of the machine evenly. An extra first round fills the caches
+    The random order spreads other load on the machine evenly. An extra first round fills the caches
     and is not counted.
 
     Args:

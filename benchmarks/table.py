@@ -1,4 +1,4 @@
-"""The table of results, with a row for each bar."""
+"""The table of results. Each row compares a result with its bar, the required value."""
 
 from __future__ import annotations
 

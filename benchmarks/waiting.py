@@ -55,7 +55,8 @@ TOP_WATCH_S, TOP_LIMIT_PERCENT = 20, 2
 GPUS, BUSY = 8, 4  # the GPUs that are not busy are reserved
 # A waiter makes at most one check per second, so 20,000 checks take at least 5.5 hours.
 CHECKS, FEW_CHECKS = 20_000, 1_000
-# Two steps by which the C library extends its heap. A leak of one object per check would exceed it.
+# The C library extends its heap by 132 KiB at once, so less than two such steps is allowed. A leak
+# of one object per check would exceed this limit.
 GROWTH_LIMIT_KIB = 256
 # A wait without pauses, with the display of %reserve_gpu. It prints its memory use at two checks.
 UNPAUSED_WAIT = """
@@ -255,7 +256,7 @@ def _is_possible(prefix: Sequence[str]) -> bool:
 
 
 def _child(bench: Stage, prefix: Sequence[str]) -> Child:
-    """Start a process, perhaps in a container, where reserve_gpu warns about invisible locks."""
+    """Start a process on the host or in a container, without warnings about invisible locks."""
     return Child(bench.environ(PYTHONWARNINGS="ignore"), bench.folder, *prefix)
 
 

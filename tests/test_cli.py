@@ -1081,7 +1081,7 @@ def test_more_ranks_than_gpus(here: Here) -> None:
     assert ninth.returncode == 75
     assert last == (
         "Processes that were started together with this one hold GPU0 to GPU7. Start at most 8 of "
-        "them."
+        "these processes."
     )
     assert "release" not in ninth.stderr
     assert "--wait" not in ninth.stderr

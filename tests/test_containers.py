@@ -220,7 +220,7 @@ def test_a_directory_that_is_full(machine: Machine, wish: tuple[str, ...]) -> No
     command = (sys.executable, "-m", "reserve_gpu", "run", *wish, "--", "true")
     code, _, told = with_mounts(machine, full, *command)
     assert code == 0
-    assert "Warning: GPU0 is reserved, but other users can't see the end, the note or " in told
+    assert "Warning: GPU0 is reserved, but other users can't see the reservation's end" in told
     assert "No space left on device" in told
     assert ("your part counts as the whole GPU" in told) is (wish[0] == "--memory")
 

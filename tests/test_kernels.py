@@ -410,7 +410,7 @@ def test_a_driver_that_hangs_is_told(plain: Here, line: str) -> None:
     texts = [content["data"]["text/plain"] for content in shown]
     first, *_ = texts
     assert re.match(
-        r"Waiting for the NVIDIA driver for \d s \(nvmlDeviceGetMemoryInfo\w*\)\.$", first
+        r"Still waiting for the NVIDIA driver after \d s \(nvmlDeviceGetMemoryInfo\w*\)\.$", first
     )
     assert "" in texts
 

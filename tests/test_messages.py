@@ -305,8 +305,8 @@ def said(row: DeviceStatus) -> str:
             DeviceStatus(LOST, State.UNFIT, unfit=Unfit.UNREADABLE),
             "unfit: can't be read: GPU is lost",
         ),
-        (DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.MODEL), "unfit: is a Tesla T4"),
-        (DeviceStatus(GPU2, State.UNFIT, unfit=Unfit.MODEL), "unfit: is a GPU without a name"),
+        (DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.MODEL), "unfit: is called Tesla T4"),
+        (DeviceStatus(GPU2, State.UNFIT, unfit=Unfit.MODEL), "unfit: has no name"),
         (DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.MEMORY), "unfit: has 15.0 GiB"),
         (DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.PART), "unfit: has 15.0 GiB to share"),
         (
@@ -638,7 +638,7 @@ def test_a_command_that_does_not_run_sees_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "count", "inside"),
-    [("0", 1, "this device."), ("0,1", 2, "these devices."), ("0\x1b", 1, "this device.")],
+    [("0", 1, "1 device."), ("0,1", 2, "2 devices."), ("0\x1b", 1, "1 device.")],
 )
 def test_limit(limit: str, count: int, inside: str) -> None:
     """A refusal names the inherited limit and how many GPUs it leaves."""
@@ -674,7 +674,9 @@ def test_a_variable_that_hides_every_gpu(limit: str, count: int, why: str) -> No
     """If the variable hides every GPU, the message says why that value does."""
     said = str(HidesAll(Request(), limit, count).error(SHELL))
     value = limit.replace("\x1b", "\ufffd")
-    assert said.startswith(f"CUDA_VISIBLE_DEVICES={value!r} {why} It was set outside reserve_gpu.")
+    assert said.startswith(
+        f"CUDA_VISIBLE_DEVICES={value!r} {why} The variable was set outside reserve_gpu."
+    )
 
 
 @pytest.mark.parametrize(
@@ -1003,8 +1005,7 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             "0,1",
             (
                 "There are 2 GPUs here; you asked for 9. "
-                "CUDA_VISIBLE_DEVICES='0,1' was set elsewhere. It limits this process to these "
-                "devices."
+                "CUDA_VISIBLE_DEVICES='0,1' was set elsewhere. It limits this process to 2 devices."
             ),
         ),
         (
@@ -1237,9 +1238,10 @@ CHANGED = f"{VISIBLE} was"
         (
             notices.unsigned([GPU0], "/run/lock/reserve_gpu", "No space left", is_part=True),
             (
-                "GPU0 is reserved, but other users can't see the end, the note or the notebook: "
-                "/run/lock/reserve_gpu can't be written (No space left). For them, your part "
-                "counts as the whole GPU. Free some space there, or tell the administrator."
+                "GPU0 is reserved, but other users can't see the reservation's end, note or "
+                "notebook: /run/lock/reserve_gpu can't be written (No space left). For other "
+                "users, your part counts as the whole GPU. Free some space there, or tell the "
+                "administrator."
             ),
         ),
     ],
@@ -1402,8 +1404,8 @@ def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> N
     """Who is over reads how much, what caps it if that is known, and the line to type."""
     request = TEN_GB._replace(devices=("0",), terms=TEN_GB.terms._replace(note="x"))
     assert notices.exceeded(GPU0, 11540.0, request, names) == (
-        f"This kernel uses 11.3 GiB of GPU0, 2.0 GiB more than it has reserved: others may run out "
-        f"of memory.{expected} Free memory (a restart frees all of it), or ask for more:\n"
+        "This kernel uses 11.3 GiB of GPU0, 2.0 GiB more than it has reserved: other users may run "
+        f"out of memory.{expected} Free memory (a restart frees all of it), or ask for more:\n"
         "%reserve_gpu 0 --memory 12GiB"
     )
 

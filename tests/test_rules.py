@@ -302,7 +302,7 @@ def test_a_user_may_have_so_many(here: Here) -> None:
         f"Limit reached: gpus = 2 ([limits] in {here.rules}). You have GPU1 in rival.ipynb (pid"
     )
     assert of_gpu(text, "3").startswith("limited")
-    assert "\nRelease what you have there.\nOr wait in the queue" in text
+    assert "\nRelease one of your reservations.\nOr wait in the queue" in text
     assert "Ask " not in text
     assert of_gpu(text, "1").startswith("reserved: ")
     assert got(count=2) == "0,1"

@@ -1051,7 +1051,7 @@ def test_below_a_reservation(machine: Machine) -> None:
     said = machine.command(*run, f"{sys.executable} -m reserve_gpu status; true").stdout
     assert (
         "This process runs under your reservation of GPU1, so CUDA_VISIBLE_DEVICES='1' is already "
-        "set. Leave it alone."
+        "set. Don't change it."
     ) in said
     status = (sys.executable, "-m", "reserve_gpu", "status")
     said = machine.command(*status, CUDA_VISIBLE_DEVICES="1").stdout

@@ -60,7 +60,7 @@ def own_reservations(
 def users_to_ask(rows: Sequence[DeviceStatus], now: float, user: str | None = None) -> Line:
     """Return a line that names the users to ask for a device.
 
-    Holders of idle devices come first, the longest idle ones at the beginning. Overdue holders
+    Holders of idle devices come first, beginning with the longest idle device. Overdue holders
     follow. Each user is named once, with every device that the user could release.
 
     Args:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import Holder
 
 MINUTE_S = 60
-CLOCK_SKEW_S = 60  # largest difference between two clocks; later start times are not shown
+CLOCK_SKEW_S = 60  # largest accepted difference between two clocks
 NEAR_S = 600  # remaining times below this limit are shown with seconds
 SIX_DAYS_S = 6 * 86400  # within this time, the name of a weekday is unambiguous
 
@@ -51,8 +51,8 @@ def moment(at: float, now: float) -> str:
 def end(holder: Holder, now: float) -> float | None:
     """Return the end of a reservation from its holder's record, or None if it has no end.
 
-    An overdue reservation returns the time when it should have ended. An end before the start of
-    the reservation, or in the distant future, is ignored.
+    If the reservation is overdue, this is the time at which it should have ended. An end before the
+    start of the reservation, or in the distant future, is ignored.
     """
     if holder.since is None:
         return None

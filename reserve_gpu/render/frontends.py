@@ -51,8 +51,8 @@ class Frontend(NamedTuple):
         if not self.program:
             arguments = [*_arguments(request), *(["wait='1h'"] if waits else [])]
             return f"reserve_gpu.reserve({', '.join(arguments)})"
-        # Callers of programs often have a timeout of some minutes. A waiter that returns soon keeps
-        # its place in the queue, so a program waits in short steps.
+        # A coding agent's tools often have a timeout of a few minutes. A waiter that comes back
+        # soon keeps its place in the queue, so a program is told to wait in short steps.
         wait = "--wait 5m" if self.is_for_program else "--wait"
         program, *rest = self.program.split()
         if program == errors.PROGRAM:
@@ -87,7 +87,7 @@ def is_watched() -> bool:
 
 
 def for_this_process(frontend: Frontend) -> Frontend:
-    """Return the frontend with `is_for_program` set for the reader of this process's output."""
+    """Return the frontend, with `is_for_program` set if no person reads this process's output."""
     is_in_kernel = ipython_shell.has_kernel()
     is_person = is_watched() if is_in_kernel else bool(sys.stdin and sys.stdin.isatty())
     return frontend._replace(is_for_program=not (is_person or errors.shows_cell_syntax))
@@ -154,5 +154,5 @@ def _part(size: Size) -> str:
 
 
 def _size(mib: float, unit: str) -> str:
-    """Return `16GB`, in the unit that the user typed. It is not rounded, so the size is equal."""
+    """Return `16GB`, in the unit that the user typed, without rounding the size."""
     return f"{mib * MIB / UNITS[unit]:.12g}{unit}"

@@ -45,7 +45,7 @@ STYLES = {
     FAINT: "opacity:0.75",
     MARK: "font-weight:bold;font-style:italic",
 }
-# These styles replace the theme's stripes by a line above each device. The background of this
+# These styles replace the theme's stripes with a line above each device. The background of this
 # kernel's own row is visible on white and on black.
 ROW = "background:transparent"
 OWN_ROW = "background:rgba(9,105,218,0.16)"
@@ -188,7 +188,7 @@ def _memory(entry: Entry) -> str:
 
 def _meter(share: float) -> str:
     # Jupyter's sanitizer drops `optimum`, so it defaults to 0.5. Because that is below `low`, the
-    # browser takes low values as good ones, and shows them in green.
+    # browser treats low values as good, and shows them in green.
     return (
         f'<meter min="0" max="1" low="0.5001" high="0.9" value="{share:.3f}"'
         ' style="width:4em"></meter>'

@@ -233,7 +233,10 @@ def _entry(row: DeviceStatus, view: View) -> Entry:
 
 
 def _taken(row: DeviceStatus) -> float | None:
-    """Return the share of a device's memory that is in use or reserved. None without parts."""
+    """Return the share of a device's memory that is in use or reserved.
+
+    Return None if no part of the device is reserved or requested.
+    """
     device = row.device
     if not isinstance(device, Device) or not device.memory_mib or not is_in_parts(row):
         return None

@@ -65,7 +65,10 @@ def released(devices: Sequence[Device], environ: Variables, *, started: bool) ->
 
 
 def left_with(kept: Sequence[Device], frontend: Frontend) -> str:
-    """Return the sentence about the devices that stay reserved after a refusal."""
+    """Return the sentence about the devices that this process keeps after a refusal.
+
+    If it keeps none, the sentence says that no GPU is visible. For a command, it is empty.
+    """
     if kept:
         return f"{frontend.here.capitalize()} keeps {labels(kept)}; nothing was changed."
     return f"No GPU is visible to this {frontend.sight}." if frontend.sight else ""
@@ -125,9 +128,14 @@ def request_text(request: Request) -> str:
 
 
 def slow(news: Slow) -> str:
-    """Return the message about a slow call into the driver. An unused GPU can take 3 s to wake."""
+    """Return the message about a slow call into the driver.
+
+    Without persistence mode, the driver needs up to 3 s to initialize an unused GPU.
+    """
     function = f" ({news.what})" if news.what else ""
-    return f"Waiting for the NVIDIA driver for {durations.duration(news.waited_s)}{function}."
+    return (
+        f"Still waiting for the NVIDIA driver after {durations.duration(news.waited_s)}{function}."
+    )
 
 
 def interrupted(held: Sequence[Device], frontend: Frontend) -> str:
@@ -142,7 +150,7 @@ def interrupted(held: Sequence[Device], frontend: Frontend) -> str:
 
 def limit_line(limit: str, count: int) -> str:
     """Return the sentence about an inherited CUDA_VISIBLE_DEVICES that leaves `count` devices."""
-    devices = "this device" if count == 1 else "these devices"
+    devices = "1 device" if count == 1 else f"{count} devices"
     value = sanitize(limit)
     return f"{VARIABLE}={value!r} was set elsewhere. It limits this process to {devices}."
 

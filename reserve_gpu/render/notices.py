@@ -1,8 +1,8 @@
 """Warnings about a reservation, and the errors of a failed one.
 
-A warning is a text that accompanies a reservation. An error whose hints depend on the frontend is a
-class that is raised as a `Failure`; its `error()` method creates the public exception. Every other
-error is a function that returns the exception.
+A warning is a text that accompanies a reservation. Most errors have a function that returns the
+public exception. If the hints depend on the frontend, the error has a class instead. An instance is
+raised inside a `Failure`, and its `error()` method later creates the public exception.
 """
 
 import math
@@ -27,7 +27,7 @@ from reserve_gpu.system.forks import no_fork
 
 PART_STAYS = "The enclosing `with` block asked for a larger part, which stays reserved."
 ALREADY_RELEASED = "This reservation has been released. Make a new one."
-LEASE_EXPIRED = "The time of this reservation is over, so it can no longer be joined."
+LEASE_EXPIRED = "This reservation is past its end, so it can no longer be joined."
 JUST_RELEASED = "This reservation has just been released. To see the current ones, run:"
 CAPS_ARE_LATE = (
     "CUDA is already running: JAX, TensorFlow and CuPy keep the limit that they started with until "
@@ -37,10 +37,11 @@ ANOTHER_THREAD_WAITS = (
     "Another thread of this process is waiting in the queue for a GPU. To get the same GPU, wait "
     "as well: wait=True."
 )
+NAMELESS = "without a name"
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
-# Bounds and default of the seconds after which a program should retry. It should retry at the first
-# known end of a reservation. But that end may be postponed, and frequent retries gain nothing.
+# Minimum, maximum and default of `retry_after_s`. A program should retry when the first reservation
+# ends. But that end may be postponed, and frequent retries gain nothing.
 SOONEST_S, LATEST_S, UNKNOWN_S = 5, 600, 60
 
 # -- warnings --------------------------------------------------------------------------------------
@@ -80,14 +81,15 @@ def unsigned(devices: Sequence[Device], directory: str, reason: str, *, is_part:
         devices: The devices.
         directory: The lock directory, which can't be written.
         reason: The system's error message.
-        is_part: The reservation is a part, which other users' processes count as a whole GPU.
+        is_part: The reservation is a part of a GPU. Other users' processes then treat it as the
+            whole GPU.
     """
     text = (
         f"{labels(devices)} {phrases.be(len(devices))} reserved, but other users can't see the "
-        f"end, the note or the notebook: {directory} can't be written "
+        f"reservation's end, note or notebook: {directory} can't be written "
         f"({sanitize(reason, REASON_LIMIT)})."
     )
-    counts = " For them, your part counts as the whole GPU." if is_part else ""
+    counts = " For other users, your part counts as the whole GPU." if is_part else ""
     return f"{text}{counts} Free some space there, or tell the administrator."
 
 
@@ -242,7 +244,7 @@ def framework_limit_hint(framework: str, line: str) -> str:
     """Return the instruction to limit a framework that reads no environment variable.
 
     Args:
-        framework: The name of the framework's module.
+        framework: The name of the framework or of its module.
         line: The Python code that sets the limit.
     """
     framework = FRAMEWORKS.get(framework, framework)
@@ -266,7 +268,7 @@ def exceeded(device: Device, used_mib: float, request: Request, caps: Sequence[s
         capped = f" It is limited by {listed(caps)}, which not every program reads."
     return (
         f"This kernel uses {phrases.gib(used_mib)} of {device.label}, {over} more "
-        f"than it has reserved: others may run out of memory.{capped} Free memory (a restart "
+        f"than it has reserved: other users may run out of memory.{capped} Free memory (a restart "
         f"frees all of it), or ask for more:\n{MAGIC.typed(more)}"
     )
 
@@ -275,7 +277,7 @@ def exceeded(device: Device, used_mib: float, request: Request, caps: Sequence[s
 
 
 def lost(device: Device, path: str | None, holders: Sequence[Holder]) -> errors.LockError:
-    """Return the error of a lost lock whose device another process has locked in the meantime.
+    """Return the error for a lost lock if another process has locked the device in the meantime.
 
     Args:
         device: The device.
@@ -367,7 +369,7 @@ class Refused(Refusal):
             from reserve_gpu.render import contacts, pictures, status_view
 
         # Processes that were started together may be ranks, which wait for each other, or
-        # independent runs, which end. So their devices count as ones that may become free.
+        # independent runs, which end. So their devices count as devices that may become free.
         now, waits = time.time(), pictures.can_wait(self._replace(siblings=()))
         first = contacts.first_end(self.rows, now)
         after_s = first["at"] - now if first else UNKNOWN_S
@@ -386,7 +388,7 @@ class Refused(Refusal):
 def impossible(
     request: Request, rows: Sequence[DeviceStatus], limit: str | None
 ) -> errors.ImpossibleError:
-    """Return the error of a request that this machine can never satisfy.
+    """Return the error for a request that this machine can never satisfy.
 
     Args:
         request: The request.
@@ -445,13 +447,16 @@ def _unfit(request: Request, group: Sequence[DeviceStatus], total: int) -> str:
             return f"none has {phrases.gib(required_mib)}; the largest has {largest}"
         return f"{labels(group)} {'has' if len(group) == 1 else 'have at most'} {largest}"
     if unfit is Unfit.MODEL:
-        models = Counter(sanitize(device.name or "without a name") for device in devices)
+        models = Counter(sanitize(device.name or NAMELESS) for device in devices)
         short = {name.removeprefix("NVIDIA "): count for name, count in models.items()}
         if is_all:
             models_here = listed([f"{count} {name}" for name, count in short.items()])
             text = f"none has {sanitize(request.model)!r} in its name"
             return f"{text}; there {phrases.be(len(group))} {models_here}"
-        return f"{labels(group)} {phrases.be(len(group))} called {listed([*short])}"
+        model_names = [name for name in short if name != NAMELESS]
+        described = [f"called {listed(model_names)}"] if model_names else []
+        described += [NAMELESS] if NAMELESS in short else []
+        return f"{labels(group)} {phrases.be(len(group))} {listed(described)}"
     return "; ".join(f"{row.label} {reasons.reason(row)}" for row in group)
 
 
@@ -476,8 +481,8 @@ class HidesAll(NamedTuple):
         if self.kept:
             keeps = messages.left_with(self.kept, frontend)
         return errors.NoVisibleDeviceError(
-            f"{limit} hides every GPU{self._cause()}. It was set outside reserve_gpu. {keeps} "
-            f"{self._hint(frontend)}"
+            f"{limit} hides every GPU{self._cause()}. The variable was set outside reserve_gpu. "
+            f"{keeps} {self._hint(frontend)}"
         )
 
     def _hint(self, frontend: Frontend) -> str:
@@ -498,7 +503,7 @@ class HidesAll(NamedTuple):
     def _cause(self) -> str:
         """Return the reason why the value hides every GPU, as part of a sentence.
 
-        CUDA ignores everything from the first entry on that matches no GPU.
+        CUDA ignores the first entry that matches no GPU, and all entries after it.
         """
         if messages.hides_on_purpose(self.limit):
             return ""
@@ -515,7 +520,7 @@ class HidesAll(NamedTuple):
 
 
 def has_joined(devices: Sequence[Device], name: str | None) -> errors.RequestError:
-    """Return the error of a kernel that has joined a reservation and requests other devices.
+    """Return the error for a kernel that has joined a reservation and requests other devices.
 
     Args:
         devices: The devices of the joined reservation.
@@ -529,7 +534,7 @@ def has_joined(devices: Sequence[Device], name: str | None) -> errors.RequestErr
 
 
 def holds_already(devices: Sequence[Device]) -> errors.RequestError:
-    """Return the error of a process that holds devices and tries to join another reservation."""
+    """Return the error for a process that holds devices and tries to join another reservation."""
     return errors.RequestError(
         f"This kernel holds {labels(devices)}. Release {pronoun(devices)} first: "
         "%reserve_gpu --release"
@@ -537,7 +542,7 @@ def holds_already(devices: Sequence[Device]) -> errors.RequestError:
 
 
 def too_many(rule: Rule, request: Request) -> errors.ImpossibleError:
-    """Return the error of a request for more GPUs than a rule ever allows."""
+    """Return the error for a request for more GPUs than a rule allows."""
     count = request.needed
     return errors.ImpossibleError(
         f"You asked for {count} GPU{'' if count == 1 else 's'}. The limit is {named(rule)}."
@@ -545,7 +550,7 @@ def too_many(rule: Rule, request: Request) -> errors.ImpossibleError:
 
 
 def too_long(rule: Rule, asked_s: float) -> errors.RequestError:
-    """Return the error of a request for more seconds than a rule allows."""
+    """Return the error for a reservation that would last longer than a rule allows."""
     limit = durations.duration(rule.value)
     return errors.RequestError(
         f"You asked for {durations.duration(asked_s)}. The limit is {named(rule)}. "
@@ -554,7 +559,7 @@ def too_long(rule: Rule, asked_s: float) -> errors.RequestError:
 
 
 def ends_anyway(rule: Rule) -> errors.RequestError:
-    """Return the error of `if_wanted` if a rule ends every reservation at its time limit."""
+    """Return the error for `if_wanted` if a rule ends every reservation at its time limit."""
     return errors.RequestError(
         f"The limit {named(rule)} ends a reservation even if no other process waits for it. Leave "
         "out if_wanted (--if-wanted)."
@@ -562,7 +567,7 @@ def ends_anyway(rule: Rule) -> errors.RequestError:
 
 
 def cannot_extend(rule: Rule, last: float) -> errors.RequestError:
-    """Return the error of a reservation that has already reached a rule's time limit.
+    """Return the error for extending a reservation that has reached a rule's time limit.
 
     Args:
         rule: The rule, which counts from the start of the reservation.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Request
     from reserve_gpu.render.frontends import Frontend
 
-# States that may change to "free" without an administrator.
+# States that may change to "free" without an administrator's help.
 PASSING = {State.RESERVED, State.FULL, State.BUSY, State.AWAITED, State.LIMITED, State.UNKNOWN}
 
 
@@ -223,7 +223,7 @@ def _state_in_words(row: DeviceStatus, now: float, user: str | None) -> str:
 def _hints(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
     """Return the hints of a refusal, for example users to ask, the queue, or a smaller request.
 
-    No hint suggests reserving a device that another user has.
+    No hint suggests reserving a device that another user holds.
     """
     request, rows, user = reason.request, reason.rows, reason.user
     fit = messages.fit(rows)
@@ -233,11 +233,13 @@ def _hints(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
     available = [row for row in rows if row.would_be_taken]
     first: Line = contacts.users_to_ask(missing, now, user)
     if any(row.counted for row in rows):  # the user's own reservations reached a rule's limit
-        first = () if siblings or frontend.is_for_program else ("Release what you have there.",)
+        first = (
+            () if siblings or frontend.is_for_program else ("Release one of your reservations.",)
+        )
     lines = contacts.own_reservations(missing, now, user, frontend)
     if siblings:
         held = f"Processes that were started together with this one hold {phrases.ranges(siblings)}"
-        lines.append((f"{held}. Start at most {len(reason.siblings)} of them.",))
+        lines.append((f"{held}. Start at most {len(reason.siblings)} of these processes.",))
     lines += [*([first] if first else []), *reasons.unseen(missing, frontend)]
     if reasons.is_trouble(states, request.needed):
         lines.append((reasons.trouble(states),))
@@ -265,7 +267,10 @@ def can_wait(reason: Refusal) -> bool:
 
 
 def _missing(reason: Refusal) -> list[DeviceStatus]:
-    """Return the unavailable devices, without those of processes that were started together."""
+    """Return the unavailable devices, except those that siblings of this process hold.
+
+    Siblings are processes that were started together, such as the ranks of an MPI program.
+    """
     return [r for r in reason.rows if not (r.would_be_taken or _is_held_by_sibling(r, reason))]
 
 
@@ -286,10 +291,10 @@ def next_lines(reason: Refusal, frontend: Frontend, *, waits: bool) -> list[str]
 
 
 def _alternative(reason: Refusal, frontend: Frontend) -> str:
-    """Return the command that reserves other devices than the named ones.
+    """Return the command that reserves free devices instead of the requested ones.
 
-    If this process holds a device, the command names the free devices by number. A request without
-    numbers would mean the held device.
+    If this process holds a device, the command names the free devices by number. Without numbers,
+    the command would keep the held device.
     """
     needed = reason.request.needed
     numbers = tuple(row.device.number for row in reason.free[:needed]) if reason.kept else ()

@@ -25,7 +25,7 @@ class Frame(NamedTuple):
 
     Attributes:
         picture: The GPU table. If it does not fit, its summary in one line is shown.
-        news: A value whose change is worth a line in a log. None if no change is.
+        news: A log gets a line whenever this value changes. If it is None, a log gets no line.
     """
 
     picture: pictures.Picture
@@ -39,7 +39,7 @@ class Live(AbstractContextManager["Live"]):
     keeps it.
 
     Args:
-        stream: The output stream. None for the output of this IPython.
+        stream: The output stream. None for the current output of IPython.
 
     Attributes:
         has_waited: Whether a wait for a device was shown.
@@ -96,7 +96,7 @@ def for_people() -> Live | None:
     """Return the display for a call from Python, or None if no person would see it."""
     if ipython_shell.current_shell() is not None:
         return Live()
-    stream = sys.stderr  # None in a process without one
+    stream = sys.stderr  # None if this process has no stderr
     return Live(stream) if stream and stream.isatty() else None
 
 
@@ -155,9 +155,9 @@ class Log:
 
 
 class Notebook:
-    """A display that the notebook replaces in place. The saved notebook has its last, empty state.
+    """A display that the notebook replaces in place.
 
-    The last state is empty because `show(None)` clears the display at the end.
+    `show(None)` clears the display at the end, so a saved notebook contains an empty output.
     """
 
     def __init__(self) -> None:

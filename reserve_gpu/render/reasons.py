@@ -1,4 +1,4 @@
-"""Explain the state of a device, and what helps if waiting does not."""
+"""Explain the state of a device, and suggest what to do if waiting won't help."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ def cause(row: DeviceStatus) -> str:
 
 
 def use(row: DeviceStatus) -> str:
-    """Return `busy, bob, python (pid 9876)`, or `busy, 2 compute processes` without names."""
+    """Return `busy, bob, python (pid 9876)`, or `busy, 2 compute processes` if names are unknown.
+
+    For a device that is not busy, return the reason why it can't be used or read.
+    """
     if row.use_state is State.UNKNOWN:
         return f"unknown: {cause(row)}"
     if row.use_state is not State.BUSY:
@@ -158,7 +161,7 @@ def _unfit(device: Device | Fault, unfit: Unfit) -> str:
     if isinstance(device, Fault):
         return f"can't be read: {sanitize(device.reason, REASON_LIMIT)}"
     if unfit is Unfit.MODEL:
-        return f"is a {sanitize(device.name) if device.name else 'GPU without a name'}"
+        return f"is called {sanitize(device.name)}" if device.name else "has no name"
     if unfit is Unfit.MEMORY:
         return f"has {gib(device.memory_mib or 0)}"
     if unfit is Unfit.PART:

@@ -22,7 +22,7 @@ SIMPLE = r"[A-Za-z_][\w.-]*"  # a name that a shell accepts without quotes
 
 
 def missing_separator() -> str:
-    """Return the error of a `join` command line without `--`."""
+    """Return the error message for a `join` command line without `--`."""
     line = errors.command_line("join [WHICH] -- COMMAND ...")
     return f"Put -- before the command, as in: {line}"
 
@@ -60,7 +60,7 @@ def line(reserved: Reserved, now: float) -> str:
 
 
 def ambiguous(every: Sequence[Reserved], command: str, now: float) -> str:
-    """Return the question which of several reservations the user means.
+    """Return the question that asks which of several reservations the user means.
 
     Args:
         every: All reservations of the user.
@@ -72,7 +72,7 @@ def ambiguous(every: Sequence[Reserved], command: str, now: float) -> str:
 
 
 def no_match(word: str, every: Sequence[Reserved], command: str, now: float) -> str:
-    """Return the error of a name that matches no reservation, with a list of all reservations.
+    """Return the error message for a name that matches no reservation, with a list of all of them.
 
     Args:
         word: The name that the user typed.
@@ -84,7 +84,7 @@ def no_match(word: str, every: Sequence[Reserved], command: str, now: float) -> 
     if colon and not names.is_name(word) and not command.startswith("%"):
         _, _, verb = command.rpartition(" ")
         typed = errors.command_line(f"{verb} {remote_name}", f"ssh -t {host} ")
-        return f"'{word}' is not on this machine. Type: {typed}"
+        return f"'{word}' is not on this machine. Run: {typed}"
     lines = [line(each, now) for each in every]
     return "\n".join([f"You don't hold '{word}'. You hold:", *lines] if lines else [NONE])
 

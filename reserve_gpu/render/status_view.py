@@ -42,14 +42,14 @@ class Status(NamedTuple):
     Attributes:
         rows: The status of each device.
         waiting: The queue entries, in order.
-        problem: The reason why reservations could not be read, or not all of them.
+        problem: The reason why some or all reservations could not be read.
         time: The time of the snapshot, in seconds since the epoch.
         host: The machine's name.
         limit: The inherited CUDA_VISIBLE_DEVICES, which limits the devices of this process.
         frontend: The frontend that shows the status, and whose commands the hints name.
         rules: The administrator's rules for the user.
         is_above: An ancestor of this process has reserved a device that this process may use.
-        is_late: CUDA has started here, so this process can reserve only the devices it sees.
+        is_late: CUDA has started here, so this process can reserve only devices that CUDA sees.
         is_all: Show similar free devices as separate lines.
         user: The user who reads the status.
     """
@@ -169,11 +169,11 @@ def _limit_line(status: Status, limit: str) -> Line:
         held = [row for row in status.rows if row.holders and row.device in visible]
         of = f" of {phrases.labels(held)}" if held else ""
         text = f"This process runs under your reservation{of}, so "
-        return text, variable, " is already set. Leave it alone."
+        return text, variable, " is already set. Don't change it."
     if messages.hides_on_purpose(limit):
         text = " was set elsewhere, and hides every GPU from this process. To use one, unset it."
         return variable, text
-    return variable, " was set elsewhere: this process can reserve only GPUs in it."
+    return variable, " was set elsewhere: this process can reserve only the GPUs in it."
 
 
 def missing(status: Status) -> list[Line]:

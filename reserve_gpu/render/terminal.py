@@ -31,7 +31,7 @@ LOADS = ((0.9, "31"), (0.5, "33"), (0.0, "32"))
 HEAD = (*TITLES[:3], "", TITLES[3], "", *TITLES[4:])  # bars have no title
 STATE, NAME, BARS, MEMORY, LOAD_BARS, UTIL, TEMPERATURE, POWER = range(1, 9)
 FIGURES = (MEMORY, UTIL, TEMPERATURE, POWER)
-HEAT_FROM = 119  # minimum width with temperature and power; a live display of 120 leaves one free
+HEAT_FROM = 119  # minimum width for temperature and power; a live display uses 119 of 120 columns
 LEAST_NAME = 6  # minimum width of the name; other columns are left out to keep it
 INDENT = 5
 PLAIN_COLUMNS = 4000  # width without a terminal, so large that no line wraps
@@ -46,8 +46,8 @@ def plain(layout: Layout) -> str:
 def text(layout: Layout, stream: TextIO | None = None) -> str:
     """Return the text of a layout for a stream, wrapped to the width of a terminal.
 
-    Colored text in a pipe is also meant for a screen. For example, `watch` sets COLUMNS to the
-    width of its own terminal.
+    Colored text in a pipe is also wrapped if COLUMNS is set, because another program will show it.
+    For example, `watch` sets COLUMNS to the width of its terminal.
 
     Args:
         layout: The content to render.
@@ -108,7 +108,7 @@ def lines(
 
 
 def _encodable(text: str, stream: TextIO) -> str:
-    """Replace each character that the stream can't encode by a question mark."""
+    """Replace each character that the stream can't encode with a question mark."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
 

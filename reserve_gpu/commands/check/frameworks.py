@@ -75,7 +75,7 @@ class Check:
         rows: The result for the driver and for each framework.
         reserved: The reserved devices, in CUDA's order.
         visible: CUDA_VISIBLE_DEVICES at the time of the check.
-        python: The path of the Python that has the frameworks.
+        python: The path of the Python interpreter that imported the frameworks.
         part: The reserved part of each device; None if whole devices are reserved.
         frontend: The frontend that displays the check, for hints in its syntax.
     """
@@ -134,12 +134,13 @@ def check(
 ) -> Check:
     """Check which devices the driver and each installed framework see with the current variables.
 
-    If a device is visible that is not reserved, no framework is started on it.
+    If any visible device is not reserved, the frameworks don't start CUDA, because they could take
+    memory on that device.
 
     Args:
         limit_s: Timeout in seconds for each framework. All run at the same time.
-        progress: A function that is called repeatedly with a line about the progress and the
-            elapsed seconds.
+        progress: A function that is called repeatedly with two arguments: a line about the
+            progress, and the elapsed seconds.
         slow: A function that is called if the driver takes long to answer.
         frontend: The frontend that displays the result, for hints in its syntax.
 
@@ -178,7 +179,7 @@ def check(
 
 
 def _capped(key: str, finding: Finding, devices: Sequence[Device], part: Size | None) -> Finding:
-    """Add the variable that limits a framework to its part of a GPU, or the line that would."""
+    """Add the variable that limits a framework to its part of a GPU, or code that would do so."""
     if part is None:
         return finding
     variables = memory_caps.limiting_variables(os.environ)

@@ -2,8 +2,7 @@
 
 Its arguments are the key of the framework, the UUIDs of the devices that it may use, and the value
 of `sys.path`. It writes a line of JSON to stdout at each step, so that the last step and its
-results are known even after a crash. It imports no other module of this package, because that would
-be slower.
+results are known even after a crash. To start quickly, it imports no other module of this package.
 """
 
 from __future__ import annotations
@@ -47,8 +46,9 @@ class Framework(NamedTuple):
         version: The version of the framework.
         build: The CUDA version that it was built for, such as `12.4`, or NO_CUDA or UNNAMED.
         devices: A function that starts CUDA and returns the numbers of the framework's devices.
-        targets: A function that returns the targets of its compiled code, such as `sm_90` and
-            `compute_90`. Empty if the framework compiles for any GPU or does not list them.
+        targets: A function that returns the targets of the framework's compiled code, such as
+            `sm_90` and `compute_90`. The result is empty if the framework compiles for any GPU, or
+            does not list its targets.
     """
 
     version: str
@@ -216,8 +216,8 @@ def main(key: str, allowed: Collection[str], path: list[str]) -> None:
         # Earlier output may lack a newline at its end.
         os.write(stdout, f"\n{json.dumps(results)}\n".encode())
 
-    # If the parent is killed, end this process. Linux sends the signal when the thread that has
-    # started this process ends.
+    # End this process if its parent is killed. Linux sends the signal when the thread ends that
+    # started this process.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
     try:
         probe(key, allowed, report)

@@ -74,16 +74,16 @@ class FrameworkAnswer(NamedTuple):
         version: The version of the framework; None if it could not be imported.
         build: The CUDA version that it was built for; empty if unknown, None for a CPU build.
         visible: CUDA_VISIBLE_DEVICES after the import.
-        doing: The last step that was started.
+        doing: The last step that the probe started, for messages.
         devices: The UUIDs, without `GPU-`, of the devices that the framework sees. An item is None
             if the driver does not list the device. None if the probe did not reach this step.
-        targets: The targets of its compiled code, such as `sm_90` and `compute_90`; empty if the
-            framework does not list them.
+        targets: The targets of the framework's compiled code, such as `sm_90` and `compute_90`;
+            empty if the framework does not list them.
         capabilities: The compute capability of each device, such as [9, 0].
         error: The message of the error; None after a success.
         driver_code: The CUresult of a failed driver call.
-        is_done: Whether the probe came to its end.
-        stderr: The last line of its output.
+        is_done: Whether the probe has finished.
+        stderr: The last line that the probe wrote to stderr.
         code: The exit code, or the negative number of the signal that ended the process. None if
             the process was stopped after the timeout.
         limit_s: The timeout in seconds.
@@ -161,7 +161,7 @@ class Finding(NamedTuple):
 
 
 def evaluate(name: str, answer: FrameworkAnswer, expectation: Expectation) -> Finding:
-    """Return the row of a framework.
+    """Return the finding for a framework.
 
     Args:
         name: The name of the framework.

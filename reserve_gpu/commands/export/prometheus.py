@@ -70,7 +70,8 @@ USER_GAUGES: tuple[GaugeOfUser, ...] = (
     ("kept_until_timestamp_seconds",
      "Time until which the device is kept for a restart of the user's kernel.",
      lambda holder, now: holder.record.kept_until if holder.is_kept(now) else None, max),
-    ("overdue_seconds", "Time for which the user has held the device past the end; 0 before it.",
+    ("overdue_seconds",
+     "Time for which the user has held the device past the reservation's end; 0 before the end.",
      lambda holder, now: now - (durations.overdue_since(holder, now) or now), max),
 )  # fmt: skip
 
@@ -100,8 +101,8 @@ def text(result: Status | Hosts) -> str:
         *(_family(name, about,
                   [sample for each in rows for sample in _by_user(*each, read, merge)])
           for name, about, read, merge in USER_GAUGES),
-        _family("idle_seconds", "Time since a process of the holder last ran on the device; "
-                "0 while one runs.",
+        _family("idle_seconds", "Time since the holder's last cell, or else since the start of the "
+                "reservation; 0 while the holder uses the device.",
                 [sample for each in rows for sample in _idle(*each)]),
         _family("waiting", "Number of the user's processes in the queue; "
                 "0 with an empty user if there is none.",

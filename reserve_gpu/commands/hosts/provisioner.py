@@ -45,7 +45,7 @@ FAILURES = (OSError, RuntimeError, ValueError, asyncio.TimeoutError)
 
 
 class HostsProvisioner(SSHKernelProvisioner):
-    """Start a kernel on the host that has the most free GPUs that fit the request.
+    """Start a kernel on a host that fits the request, preferably the one with the most free GPUs.
 
     Attributes:
         hosts: Host names as ssh accepts them, or groups from `[hosts]`.
@@ -96,9 +96,9 @@ class HostsProvisioner(SSHKernelProvisioner):
         return dict(made)
 
     def patch_session_send(self) -> None:
-        """Do nothing, because a patch that is applied twice, as after a crash, recurses forever.
+        """Do nothing, because only sshpyk's persistent kernels need this patch.
 
-        Only sshpyk's persistent kernels need the patch, and these are not used here.
+        Applied twice, for example after a crash, it would recurse forever.
         """
 
     async def poll(self) -> int | None:
@@ -113,11 +113,14 @@ class HostsProvisioner(SSHKernelProvisioner):
         return None if ended is None else int(ended)
 
     async def _find(self, environ: Mapping[str, str], failed: Mapping[str, str]) -> str:
-        """Reserve on one of the hosts, configure sshpyk to start the kernel there, and return it.
+        """Reserve GPUs on a host, and configure sshpyk to start the kernel there.
 
         Args:
             environ: The environment of the kernel.
             failed: Hosts to leave out, with the reason for each.
+
+        Returns:
+            The name of the host.
 
         Raises:
             ReserveGPUError: No host can fulfill the request.

@@ -1,9 +1,9 @@
 """Find a machine with a free GPU for a kernel, and reserve the GPU until the kernel starts.
 
 `find` reads the status of all hosts, and then runs `reserve-gpu kernel hold` on one host after the
-other until one of them has reserved. That command reports the reservation as a line of JSON and
-hands it over to the new kernel, as a kernel does on a restart. Each machine's own locks decide, so
-no other user can take the GPU between the reservation and the start of the kernel.
+other until one of them has reserved a GPU. That command reports the reservation as a line of JSON,
+and hands it over to the new kernel in the same way as a restarting kernel does. The GPU stays
+locked meanwhile, so no other user can take it before the kernel starts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def find(
     failed: Mapping[str, str],
     lack: Callable[[str], str],
 ) -> tuple[str, str]:
-    """Have a host reserve for a kernel, and keep the reservation until the kernel starts.
+    """Reserve GPUs for a kernel on one of several hosts, and keep them until the kernel starts.
 
     Args:
         names: The names of the hosts.
@@ -67,7 +67,7 @@ def find(
         The host, and the path of the Python there that starts the kernel.
 
     Raises:
-        NoHostError: No host has reserved.
+        NoHostError: No host could reserve the GPUs.
     """
     request, wait = request_options.to_request(request_options.request_of(wishes))
     at_once = [
@@ -98,7 +98,7 @@ def find(
 
 
 def fits(status: statuses.Status, request: Request) -> bool:
-    """Return whether a host seems to have the requested devices. Its locks have the last word."""
+    """Return whether a host seems to have the requested devices. The host's locks decide later."""
     if request.devices:
         return True
     return sum(_fits(row, request) for row in status.rows) >= request.needed
@@ -130,7 +130,7 @@ def _free(status: statuses.Status) -> int:
 
 
 def _mismatch(status: statuses.Status) -> str:
-    """Return the reason, taken from its status, why a host does not meet the request."""
+    """Return the reason why a host does not meet the request, according to its status."""
     free = statuses.free(status)
     return f"{free.rstrip('.')}, but that does not meet the request" if _free(status) else free
 
@@ -138,7 +138,7 @@ def _mismatch(status: statuses.Status) -> str:
 def _first_to_reserve(
     names: Sequence[str], arguments: Sequence[str], limit_s: float, reasons: dict[str, str]
 ) -> tuple[str, str] | None:
-    """Run `kernel hold` on hosts, and keep only the reservation of the first host that succeeds.
+    """Run `kernel hold` on all given hosts, and keep the reservation of the first that succeeds.
 
     Args:
         names: The names of the hosts.
@@ -147,7 +147,7 @@ def _first_to_reserve(
         reasons: A mapping that receives the reason for each host that did not reserve.
 
     Returns:
-        The host and the path of its Python; None if no host has reserved.
+        The host and the path of its Python; None if no host could reserve the GPUs.
     """
     reasons |= {name: hosts_view.silent(name, limit_s) for name in names}
     with hosts.running_on(names, [*HOLD_COMMAND, *arguments]) as programs:

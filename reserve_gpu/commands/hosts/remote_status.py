@@ -116,7 +116,7 @@ class OtherMachines(NamedTuple):
         }
 
     def lacks(self) -> list[str]:
-        """Return the packages that such a kernel needs and this Python does not have."""
+        """Return the packages that a kernel on another machine needs but this Python lacks."""
         return [] if find_spec("sshpyk") else [SSHPYK]
 
 
@@ -146,7 +146,7 @@ def resolve(words: Sequence[str]) -> list[str]:
         )
     names = [name for each in items for name in (known[each] if each in known else expand(each))]
     if len(names) > MAX_HOSTS:
-        raise RequestError(f"{len(names)} hosts are too many: at most {MAX_HOSTS} are possible.")
+        raise RequestError(f"{len(names)} hosts are too many: at most {MAX_HOSTS} are allowed.")
     return list(dict.fromkeys(names))
 
 
@@ -187,8 +187,8 @@ def _expand(pattern: str) -> Iterator[str]:
     before, numbers, after = match.groups()
     for each in numbers.split(","):
         first, _, last = each.partition("-")
-        # A pattern with an empty range yields no name, so a large range before it would be walked
-        # without ever reaching MAX_HOSTS.
+        # A pattern with an empty range yields no name. So the loop over a large range before it
+        # would never reach MAX_HOSTS.
         if int(last or first) < int(first):
             raise RequestError(
                 f"{sanitize(pattern)!r} is not a valid host name: {each} is not a valid range."
@@ -218,7 +218,9 @@ def _groups(tables: Mapping[str, Any], file: str) -> dict[str, list[str]]:
 
 
 def read_status(names: Sequence[str], limit_s: float = LIMIT_S) -> hosts_view.Hosts:
-    """Read the status of hosts in parallel. The result has a reason for each that sent none.
+    """Read the status of hosts in parallel.
+
+    For a host that sent no status, the result contains the reason.
 
     Args:
         names: The names of the hosts.

@@ -1,6 +1,6 @@
-"""Parse the status of another machine from the JSON that its `Status.to_dict` has written.
+"""Parse the JSON of another machine's status, which `Status.to_dict` has written there.
 
-The JSON is untrusted. It is only shown, and never decides which process may have a device.
+The JSON is untrusted. It is only displayed, and never decides which process gets a device.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _row(fields: Fields, waiting: Sequence[Ticket]) -> DeviceStatus:
     percent = fields.integer("utilisation_percent")
     row = DeviceStatus(
         _device(fields, reason),
-        State.RESERVED if state is State.KEPT else state,  # the holder's record has "kept"
+        State.RESERVED if state is State.KEPT else state,  # the holder's record has `kept_until`
         usage=_usage(fields, every),
         processes=tuple(uses),
         holders=tuple(map(_holder, fields.tables("holders"))),
@@ -68,8 +68,8 @@ def _row(fields: Fields, waiting: Sequence[Ticket]) -> DeviceStatus:
     )
     if row.state in HELD and reason:
         row = row._replace(use_state=State.BUSY)
-    # The reason usually follows from the readings. If it does not, the other machine knows more
-    # than it has sent, so its own text is kept.
+    # This machine can usually derive the reason from the readings. If it can't, the other machine
+    # knows more than it has sent, so the reason that it sent is kept.
     return row if reasons.cause(row) == (reason or "") else row._replace(reason=reason)
 
 

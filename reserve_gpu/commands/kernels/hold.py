@@ -68,7 +68,7 @@ def run(arguments: Namespace) -> Output:
 
 
 def _missing(kernel: str) -> str:
-    """Return what the kernel needs but this machine lacks, or an empty string."""
+    """Return the reason why this machine can't start the kernel, or an empty string if it can."""
     try:
         is_installed = kernel in manager().find_kernel_specs()
     except errors.RequestError as error:  # its text names the missing packages

@@ -91,9 +91,9 @@ def _is_enabled() -> bool:
 def _labelled(summary: Summary) -> Mapping[str, Hours]:
     """Return the rows by the labels of the devices instead of their UUIDs.
 
-    Devices with the same label also get the start of their UUID. A device that the driver no longer
-    lists gets its label from the history, but only if the history is of one user, because users
-    can write any label.
+    If several devices have the same label, the start of the UUID is appended. A device that the
+    driver no longer lists gets its label from the history. This needs a history of a single user,
+    because every user can write any label.
     """
     labels: dict[str, str] = dict(*summary.labels.values()) if len(summary.labels) == 1 else {}
     with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
@@ -111,7 +111,8 @@ def merged(reports: Mapping[str, Report], by: str) -> Report:
 
     Args:
         reports: The report of each host, by host name.
-        by: The kind of the rows. Devices are prefixed with the name of their host.
+        by: The kind of rows: `user`, `notebook`, `gpu` or `day`. GPUs get their host's name as a
+            prefix.
     """
 
     def full_name(host: str, row: str) -> str:

@@ -1,4 +1,4 @@
-"""Sum up the lines of usage histories, in pure functions."""
+"""Sum up the lines of usage histories. All functions are pure."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -27,8 +27,8 @@ class Hours(NamedTuple):
     Attributes:
         reserved: The time for which GPUs were reserved.
         used: The part of the reserved time in which the GPUs were used.
-        idle: The part of the reserved time in which the GPUs were not used. The use in the
-            remaining reserved time could not be read.
+        idle: The part of the reserved time in which the GPUs were not used. For the rest of the
+            reserved time, the use is unknown.
         over: The time in which a reservation used more memory than it had reserved, or was past
             its end.
         waited: The time spent in the queue, in hours.
@@ -89,11 +89,15 @@ def day(at: float) -> str:
 
 @lru_cache(1 << 16)  # more than the quarter-hours of a year
 def _day_of_quarter(quarter: int) -> str:
-    """Return the local date of a quarter of an hour; UTC offsets are multiples of it."""
+    """Return the local date of a quarter-hour.
+
+    UTC offsets are multiples of a quarter-hour, so no quarter-hour spans midnight.
+    """
     return time.strftime("%Y-%m-%d", time.localtime(quarter * QUARTER_S))
 
 
-# The row that a history line belongs to. With `gpu` it is None for a wait, which is for any GPU.
+# The row that a history line belongs to. In a report by GPU, a wait has no row, because a waiter
+# may get any GPU.
 KEYS: dict[str, Callable[[Logged], str | None]] = {
     "user": lambda logged: logged.user,
     "notebook": lambda logged: f"{logged.user}: {logged.entry.name or UNKNOWN}",
@@ -123,8 +127,8 @@ def summed(lines: Iterable[Logged], by: str = "user") -> Summary:
 
     Args:
         lines: The lines, with their users.
-        by: The kind of the rows, a key of `KEYS`. Notebooks have the user's name in front if there
-            are several users.
+        by: The kind of rows, a key of `KEYS`. If there are several users, the name of a notebook
+            row starts with the user's name.
     """
     key, rows, days, idle = KEYS[by], _Sums(), _Sums(), _IdleTimes()
     labels: dict[str, dict[str, str]] = {}

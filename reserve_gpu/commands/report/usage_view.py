@@ -1,4 +1,4 @@
-"""The report of GPU use, and its form as tables with bars and as JSON."""
+"""The report of GPU use, rendered as tables with bars or as JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Report(NamedTuple):
     """The use of GPUs in a period.
 
     Attributes:
-        by: The kind of the rows: `user`, `notebook`, `gpu` or `day`.
+        by: The kind of rows: `user`, `notebook`, `gpu` or `day`.
         rows: The hours of each row, by name.
         days: The hours of each day, by dates such as `2026-11-24`.
         longest_idle: The reservations with the longest idle times.

@@ -27,7 +27,7 @@ JSON = Option("--json", "print JSON")
 
 
 def choices(words: Sequence[str], reservations: Sequence[Reserved], command: str) -> list[Choice]:
-    """Return the reservations that words name. Without words, return the only reservation.
+    """Return the reservations that the words name. Without words, return the only reservation.
 
     Args:
         words: The names: devices, notebooks, commands or process IDs.

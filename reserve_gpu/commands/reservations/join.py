@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import Reserved
 
 MORE = """\
-By default, join uses your only reservation and starts your shell. The command
-gets the same GPUs, the same memory share and the same variables. The GPUs stay
-reserved until both the notebook and the command have ended.
+Without WHICH, this joins your only reservation. Without COMMAND, it starts
+your shell. The command gets the same GPUs, the same memory share and the same
+variables. The GPUs stay reserved until both the notebook and the command have
+ended.
 """
 split = command.split_at_sign
 

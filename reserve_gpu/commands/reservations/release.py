@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ROOT = 0
 MORE = """\
-By default, release releases your only reservation. A notebook that has started
+Without WHICH, this releases your only reservation. A notebook that has started
 CUDA, a script and a command hold their GPUs until they end: use --end to end
 them. The exit code is 75 if a GPU is still held or in use.
 On another machine: ssh lab1 reserve-gpu release train.ipynb

@@ -29,7 +29,7 @@ READER_LIMIT_S = 1.0  # longest wait for a reader to make room for an important 
 
 
 class Sender:
-    """Writes events to a file descriptor, and counts the events that its reader was too slow for.
+    """Writes events to a file descriptor, and counts the events dropped because of a slow reader.
 
     Attributes:
         descriptor: The file descriptor. The caller must keep it open.

@@ -72,8 +72,8 @@ def start_watchdog(*, is_timed: bool, is_quiet: bool) -> None:
 
     Args:
         is_timed: Whether the user gave an end. Otherwise the command is ended only if an
-            administrator's rule sets an end and ends the process with the reservation.
-        is_quiet: Whether to print no line about the end.
+            administrator's rule sets an end, and also ends the process at that time.
+        is_quiet: Whether to suppress the line about the end.
 
     Raises:
         CommandError: The process can't be started.
@@ -91,7 +91,7 @@ def start_watchdog(*, is_timed: bool, is_quiet: bool) -> None:
             subprocesses.start_background(watchdog.words(until_boot, clock=time.CLOCK_BOOTTIME))
     except OSError as error:
         reason = sanitize(str(error))
-        text = f"The process that ends the command in time can't be started: {reason}."
+        text = f"The process that would end the command on time can't be started: {reason}."
         raise CommandError(text) from error
     if not is_quiet:
         print_stderr(messages.command_ends(lease, time.time()))
@@ -173,7 +173,7 @@ def become(program: str, command: list[str], reason: str | None = None) -> NoRet
     Args:
         program: The path of the program.
         command: The program's name and its arguments.
-        reason: Why there is no reservation. If the program is a kernel, it reports this reason.
+        reason: The reason why there is no reservation, which a kernel reports in its first cell.
 
     Raises:
         CommandError: The system can't execute the program.
@@ -226,9 +226,9 @@ found, and 130 if interrupted
 """
 OPTIONS = (
     *request_options.REQUEST_OF_COMMAND,
-    Option("-q --quiet", "print only warnings and errors, as suits make and cron"),
+    Option("-q --quiet", "print only warnings and errors, for example under make or cron"),
     Option("--json", "write the messages of reserve-gpu to stderr as lines of JSON"),
-    Option("--events PLACE", "write these lines to a file descriptor (3) or a file instead"),
+    Option("--events PLACE", "like --json, but write to a file descriptor (3) or a file instead"),
 )
 
 

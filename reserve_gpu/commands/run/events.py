@@ -53,7 +53,7 @@ class Events(Reporter):
         )
 
     def finish(self, outcome: Outcome) -> None:
-        """Write the reserved GPUs and warnings, or the refusal that `--optional` has excused."""
+        """Write the reserved GPUs and warnings, or the refusal if `--optional` allows it."""
         held = session().holding
         if outcome.excused:
             self._sender.send("refused", READER_LIMIT_S, **outcome.excused.to_dict())

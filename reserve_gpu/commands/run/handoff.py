@@ -109,7 +109,7 @@ def _error(problem: str, advice: str, line: str = "") -> RequestError:
 
 
 def _refusal_reason(words: Sequence[str], name: str) -> str:
-    """Return why a program is refused, or an empty string if it keeps the reservation."""
+    """Return the reason to refuse a program, or an empty string if it keeps the reservation."""
     if name == "tmux":
         return "lets its running server start the command" if _has_server(words) else ""
     if name == "systemd-run":
@@ -195,7 +195,7 @@ def named_by_variable(
 def _absolute(line: str) -> str:
     """Replace `reserve-gpu` at the start of a command line with its full path.
 
-    The program that runs the command line may have another PATH.
+    The program that runs the command line may use a different PATH.
     """
     path = which(PROGRAM)
     if path and line.startswith(f"{PROGRAM} "):
@@ -271,9 +271,9 @@ def _as_text(words: Sequence[str]) -> str:
 
 
 def _container_reason(words: Sequence[str]) -> str:
-    """Return why a container command is refused, or an empty string if it is allowed.
+    """Return the reason to refuse a container command, or an empty string if it is allowed.
 
-    It is allowed if it starts no container, or if its words pass on the reserved GPU.
+    A command is allowed if it starts no container, or if its words pass on the reserved GPU.
     """
     index = _subcommand_index(words)
     if not index:
@@ -326,6 +326,6 @@ def _in_container(words: Sequence[str], name: str, prefix: str) -> tuple[str, st
             break
     rest = [word for word in rest if not word.startswith("--gpus=")]
     inner = f"exec {join(words[: index + 1])} {CONTAINERS[name]} {join(rest)}"
-    return f"Pass the GPU's number to {name}, and run it in the foreground", (
+    return f"Pass the GPU's number to {name}, and run the container in the foreground", (
         f"{prefix} sh -c {quote(inner)}"
     )

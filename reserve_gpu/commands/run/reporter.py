@@ -57,7 +57,7 @@ class Reporter:
         self._live.clear()
 
     def finish(self, outcome: api.Outcome) -> None:
-        """Print the reserved GPUs and warnings, or the refusal that `--optional` has excused."""
+        """Print the reserved GPUs and warnings, or the refusal if `--optional` allows it."""
         self._live.clear()
         lines = [f"Warning: {text}" for text in outcome.warnings]
         lines += [error_text(outcome.excused)] if outcome.excused else []

@@ -1,7 +1,7 @@
 """Command-line syntax of wrapper programs such as `nice`, `env` and `timeout`.
 
 A wrapper becomes the command that it starts, or waits for it, and passes on variables and locks. So
-`nice -n 5 timeout 1h tmux new -d train` has to be judged like `tmux new -d train`.
+`nice -n 5 timeout 1h tmux new -d train` is checked like `tmux new -d train`.
 """
 
 from __future__ import annotations

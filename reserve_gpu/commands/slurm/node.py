@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 STDIN, STDOUT, STDERR = 0, 1, 2
 SILENCE_S = 20.0  # timeout of one read from the relay, in seconds
 SILENCE_LIMIT = 3  # number of timeouts in a row after which the node ends
-POLL_S = 0.1  # seconds between two checks whether the kernel runs
+POLL_S = 0.1  # seconds between two checks of a running kernel
 
 
 class Node:
-    """Runs one kernel at a time, as the relay demands.
+    """Runs one kernel at a time, at the request of the relay.
 
     A job can run several kernels one after another, because a restart of the kernel keeps the job.
     """
@@ -60,8 +60,8 @@ class Node:
         """
         if kind == "start":
             await self.end()
-            # Each kernel gets a new folder. If a cleaner of /tmp removed an old one, another user
-            # could create a folder of its name, and the kernel would use the connection file in it.
+            # Each kernel gets a new folder. If a cleaner of /tmp removed an old folder, another
+            # user could create one with the same name, and put a connection file there.
             folder = TemporaryDirectory(
                 prefix=sockets.PREFIX, dir=sockets.socket_root(), ignore_cleanup_errors=True
             )
@@ -139,7 +139,7 @@ async def _serve(out: int) -> None:
     stream.write(framing.line("job", job.encode(), name.encode()))
     try:
         node = Node(stream)
-        # Timeouts are counted, because a suspended job also causes one long silence.
+        # A single timeout proves nothing, because a suspended job also looks like a long silence.
         timeouts = 0
         while timeouts < SILENCE_LIMIT:
             try:

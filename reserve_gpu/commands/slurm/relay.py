@@ -72,7 +72,8 @@ class Relay:
         key, scheme = info["key"].encode(), info["signature_scheme"]
         self._session = Session(key=key, signature_scheme=scheme, digest_history_size=0)
         self._name = str(os.getpid()).encode()  # name of this relay's kernel in the node's messages
-        # A REP socket, which is usual for the heartbeat, fails after a message of several frames.
+        # Kernels usually have a REP socket for the heartbeat. But a message of several frames would
+        # break it, so this is a ROUTER.
         kinds = {**dict.fromkeys((*CLIENT_CHANNELS, "hb"), zmq.ROUTER), "iopub": zmq.PUB}
         context = zmq.asyncio.Context.instance()
         self._sockets = {name: context.socket(kind) for name, kind in kinds.items()}
@@ -80,7 +81,7 @@ class Relay:
         self._requests: dict[tuple[str, str], Request] = {}
         self._is_running = self._had_job = False
         self._status = "The kernel has not started yet."
-        self._failure = ""  # why there is no job, or an empty string
+        self._failure = ""  # message about a missing job; empty before a failure
         # the key of the request whose cell shows the status
         self._status_request: tuple[str, str] | None = None
         self._slurm_errors: list[str] = []
@@ -146,7 +147,7 @@ class Relay:
         working = asyncio.gather(*work)
         await asyncio.wait([working, self._exit_code], return_when=asyncio.FIRST_COMPLETED)
         if not self._exit_code.done():
-            working.result()  # raises, because these tasks end only by a failure
+            working.result()  # raises, because these tasks end only if one of them fails
         working.cancel()
         with suppress(asyncio.CancelledError):
             await working

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SlurmProvisioner(LocalProvisioner):
-    """Starts the relay of a kernel, and a Slurm job, unless one is still running.
+    """Starts the relay of a kernel, and a Slurm job unless the kernel's job is still running.
 
     Attributes:
         job: The srun process of the job, or None.

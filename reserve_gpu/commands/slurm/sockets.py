@@ -49,7 +49,7 @@ def make_folder() -> str:
 
 
 def require_private(folder: str) -> None:
-    """Create a folder of `make_folder` again if a cleaner of temporary files has removed it.
+    """Recreate a folder from `make_folder` if a cleaner of temporary files has removed it.
 
     Raises:
         OSError: The folder belongs to another user, or others can enter it.

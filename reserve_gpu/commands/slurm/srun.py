@@ -26,7 +26,7 @@ PROVISIONER = "reserve-gpu-slurm"
 STREAMS = "RESERVE_GPU_SRUN"
 SQUEUE_S = 10.0  # timeout of squeue in seconds
 END_S = 2.0  # time for srun to end by itself, in seconds
-COLUMNS = 7  # number of fields in a row of squeue, with the empty one after the last separator
+COLUMNS = 7  # number of fields in a row of squeue, including the empty one at the end
 
 
 def kernel(spec: dict[str, Any], request: Namespace, srun_options: Sequence[str]) -> dict[str, Any]:
@@ -117,15 +117,15 @@ def end(job: subprocess.Popen[bytes]) -> None:
 
 
 def pending_reason(srun: str, pid: int) -> str:
-    """Return why a job waits, and when Slurm expects to start it.
+    """Return a message about a waiting job, with the reason and the expected start.
 
     Args:
         srun: The path of srun. squeue is expected in the same directory.
         pid: The process ID of srun, which is also its session ID. Slurm reports the session ID.
 
     Returns:
-        A message with Slurm's reason, or an empty string if the job is not pending. It also gives
-        the position among the jobs in the same partition that this user may see.
+        The message, or an empty string if the job is not pending. The message includes the job's
+        position among the pending jobs of the partition that this user may see.
     """
     squeue = (
         *(f"{srun.removesuffix('srun')}squeue", "--noheader", "--states=PENDING", "--sort=-p"),

@@ -393,4 +393,4 @@ class TestOverSsh:
             assert visible == "['']\n"
         done = command(lab, "release", "lab1:far.ipynb")
         assert done.returncode == 2
-        assert done.stderr.endswith("Type: ssh -t lab1 reserve-gpu release far.ipynb\n")
+        assert done.stderr.endswith("Run: ssh -t lab1 reserve-gpu release far.ipynb\n")
