@@ -266,8 +266,8 @@ def test_two_guests_of_one_that_has_gone(here: Here) -> None:
             holder.kill()
             assert one.reserve().value == "0"
             assert one.run("reserve_gpu.current().lease.until").error is None
-            left = "from reserve_gpu.reservation import joining\njoining.has_lost_holder(session().held)"
-            assert two.run(f"{SESSION}{left}").value is False
+            two.run("from reserve_gpu.reservation import joining")
+            assert two.run(f"{SESSION}joining.has_lost_holder(session().held)").value is False
 
 
 # -- who may ---------------------------------------------------------------------------------------

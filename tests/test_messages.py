@@ -233,7 +233,9 @@ def said(row: DeviceStatus) -> str:
             "reserved: bob (pid 17, unverified)",
         ),
         (
-            DeviceStatus(GPU0, State.RESERVED, holders=(a_holder(17, "bob", elsewhere=True),)),
+            DeviceStatus(
+                GPU0, State.RESERVED, holders=(a_holder(17, "bob", is_other_namespace=True),)
+            ),
             "reserved: bob (pid 17 in another container, unverified)",
         ),
         (
@@ -1183,7 +1185,7 @@ CHANGED = f"{VISIBLE} was"
             ),
         ),
         (
-            notices.changed({VISIBLE: None}, [GPU0], is_late=False, is_mended=True),
+            notices.changed({VISIBLE: None}, [GPU0], is_late=False, is_restored=True),
             f"{CHANGED} unset after the reservation; the variables are set for GPU0 again",
         ),
         (
@@ -1191,7 +1193,7 @@ CHANGED = f"{VISIBLE} was"
                 {VISIBLE: "7\n", "CUDA_DEVICE_ORDER": None},
                 [GPU0, GPU1],
                 is_late=False,
-                is_mended=True,
+                is_restored=True,
             ),
             (
                 f"{CHANGED} set to '7\ufffd' and CUDA_DEVICE_ORDER was unset after the "
@@ -1199,14 +1201,14 @@ CHANGED = f"{VISIBLE} was"
             ),
         ),
         (
-            notices.changed({VISIBLE: "7"}, [GPU0], is_late=False, is_mended=False),
+            notices.changed({VISIBLE: "7"}, [GPU0], is_late=False, is_restored=False),
             (
                 f"{CHANGED} set to '7' after the reservation of GPU0. Undo the change, or run "
                 "the %reserve_gpu cell again, before CUDA starts"
             ),
         ),
         (
-            notices.changed({VISIBLE: ""}, [GPU0], is_late=True, is_mended=True),
+            notices.changed({VISIBLE: ""}, [GPU0], is_late=True, is_restored=True),
             (
                 f"{CHANGED} set to '' after the reservation, and CUDA did not start on GPU0 "
                 "alone: restart, and reserve again"

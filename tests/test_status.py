@@ -838,7 +838,7 @@ def test_a_split_gpu_stands_above_its_instances() -> None:
 
 def test_who_is_only_half_known() -> None:
     """Of a holder whose pid only the record names it is said that all is unverified."""
-    unknown, elsewhere = Holder(), ALICE._replace(elsewhere=True, listed_pid=None)
+    unknown, elsewhere = Holder(), ALICE._replace(is_other_namespace=True, listed_pid=None)
     first, second = picture(RESERVED[0]._replace(holders=(unknown, elsewhere)))[2:4]
     assert first.endswith(" %  unknown user")
     assert second.endswith("(pid 4321000 in another container, unverified) for 2 h 10 min")

@@ -371,7 +371,7 @@ class DeviceScan:
             elif memory_limit_mib is not None:
                 row = self._part(device, lock, memory_limit_mib)
             else:
-                row = self._whole(device)
+                row = self._whole_device_row(device)
             if held is None and row.state is State.FREE:
                 row = self._numbered(device, row)
             is_kept = row.state is State.FREE
@@ -395,12 +395,12 @@ class DeviceScan:
         return row._replace(state=State.RESERVED, reason=reason) if reason else row
 
     def _reserved_row(
-        self, device: Device, whole: Holder | None, held: Lock | None
+        self, device: Device, whole_holder: Holder | None, held: Lock | None
     ) -> DeviceStatus:
         """Return the row of a device that other processes hold, as a whole or in parts."""
         sharers = self._context.locks.sharers_of(device.uuid, [held.name] if held else ())
-        if whole and not (is_sharers(whole.file or "") and sharers):
-            sharers = (whole, *sharers)
+        if whole_holder and not (is_sharers(whole_holder.file or "") and sharers):
+            sharers = (whole_holder, *sharers)
         return DeviceStatus(device, State.RESERVED, holders=sharers)
 
     def _this_process(self, device: Device) -> tuple[Holder, ...]:
@@ -408,7 +408,7 @@ class DeviceScan:
         lock = self._context.held.get(device.uuid)
         return (self._context.locks.holders.of(lock.name),) if lock else ()
 
-    def _whole(self, device: Device) -> DeviceStatus:
+    def _whole_device_row(self, device: Device) -> DeviceStatus:
         """Return the row of a device for a request for whole devices. Raises DeviceError."""
         row = self._row(device, self._context.gpus.usage(device, self._limit_s))
         return row if self._context.is_taking_back else self._behind(device, row, lambda _: True)
@@ -426,8 +426,10 @@ class DeviceScan:
             return row._replace(state=State.UNKNOWN, use_state=State.UNKNOWN)
         most_mib = free_mib + max(size_mib or 0.0 for size_mib in own)
         is_whole_free = row.use_state is State.IDLE and not sharers
-        mine = self._this_process(device)
-        row = row._replace(holders=(*mine, *sharers), is_mine=bool(mine), promisable_mib=most_mib)
+        this_process = self._this_process(device)
+        row = row._replace(
+            holders=(*this_process, *sharers), is_mine=bool(this_process), promisable_mib=most_mib
+        )
         if row.state is not State.FREE:
             return row
         if most_mib < memory_limit_mib:
@@ -481,8 +483,10 @@ class DeviceScan:
         is_known = not self._everything or ahead.name in self._is_possible
         if ahead.needs > 1 and not is_known:
             devices = (each for each in self._everything if isinstance(each, Device))
-            wanted = [each for each in devices if ahead.could_use(each.uuid) and _fits(each, ahead)]
-            within_reach = list(filter(self._is_within_reach, wanted))
+            candidates = [
+                each for each in devices if ahead.could_use(each.uuid) and _fits(each, ahead)
+            ]
+            within_reach = list(filter(self._is_within_reach, candidates))
             instances = sum(each.instance is not None for each in within_reach)
             most = max(instances, len(within_reach) - instances)
             self._is_possible[ahead.name] = most >= ahead.needs
@@ -511,10 +515,12 @@ class DeviceScan:
     def _has_enough_others(self, device: Device, ahead: Ticket) -> bool:
         """Return whether a waiter could now take all the other devices that it needs."""
         if ahead.name not in self._has_enough:
-            others = (each for each in self._everything if isinstance(each, Device))
-            wanted = (each for each in others if each != device and ahead.could_use(each.uuid))
+            other_devices = (each for each in self._everything if isinstance(each, Device))
+            candidates = (
+                each for each in other_devices if each != device and ahead.could_use(each.uuid)
+            )
             missing = ahead.needs - 1
-            available = islice(filter(partial(self._is_available, ahead), wanted), missing)
+            available = islice(filter(partial(self._is_available, ahead), candidates), missing)
             self._has_enough[ahead.name] = len(list(available)) == missing
         return self._has_enough[ahead.name]
 
@@ -548,8 +554,10 @@ class DeviceScan:
         if not context.gpus.sees_all:  # a PID may belong to another process in this PID namespace
             since = [lock.since for lock in context.held.values()]
             return without_joined(sharers, since), (promised_mib, None)
-        own = Holder(Record(since=held.since if held else None), os.getpid(), uid=os.geteuid())
-        holders = procfs.with_memory_use((own, *sharers), context.gpus.processes(device))
+        this_holder = Holder(
+            Record(since=held.since if held else None), os.getpid(), uid=os.geteuid()
+        )
+        holders = procfs.with_memory_use((this_holder, *sharers), context.gpus.processes(device))
         this_process, *known = without_joined(holders)
         return known, (promised_mib, this_process.used_mib)
 

@@ -96,9 +96,9 @@ def choose(
     if request.devices:
         return list(devices) if len(devices) == count else None
     if count > 1:  # a process can use whole GPUs or MIG instances, not both
-        whole = [device for device in devices if device.instance is None]
+        whole_gpus = [device for device in devices if device.instance is None]
         instances = [device for device in devices if device.instance is not None]
-        devices = whole if len(whole) >= count else instances
+        devices = whole_gpus if len(whole_gpus) >= count else instances
     if len(devices) < count:
         return None
     if request.terms.memory_limit_mib is not None:

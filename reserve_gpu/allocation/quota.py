@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def allowed(
-    request: Request, ruled: Rules, held: Lease, since: Instant | None, now: Instant
+    request: Request, active_rules: Rules, held: Lease, since: Instant | None, now: Instant
 ) -> tuple[Request, list[str]]:
     """Return the request with its lease limited by the rules, and notices for the user.
 
     Args:
         request: The request.
-        ruled: The rules for this user.
+        active_rules: The rules for this user.
         held: The lease of the requested devices, if this process already holds them.
         since: The time at which this process reserved the devices, or None if it doesn't hold them.
         now: The current time.
@@ -37,23 +37,25 @@ def allowed(
     Raises:
         RequestError: The rules don't allow the requested lease.
     """
-    _require_lease(request.terms.lease, ruled, now.wall)
+    _require_lease(request.terms.lease, active_rules, now.wall)
     if since is None or not request.terms.lease.has_end:
         return request, []
     has_end = request.terms.lease.lasts_s is not None or request.terms.lease.until is not None
     held = held.own
-    ends = lease(held.at(now).changed_by(request.terms.lease.begun(now)), ruled).begun(now)
+    ends = lease(held.at(now).changed_by(request.terms.lease.begun(now)), active_rules).begun(now)
     is_unchanged = held.until is not None and not has_end
-    last = counted(ends, ruled, since, now)
-    if not ruled.time or is_unchanged or last == ends:
+    last = counted(ends, active_rules, since, now)
+    if not active_rules.time or is_unchanged or last == ends:
         return _with_lease(request, ends), []
     if last.until is None or last.until <= now.wall:
-        raise notice.cannot_extend(ruled.time, since.at(now).later(ruled.time.value).wall)
-    notices = [notice.shortened(ruled.time, last.until)] if has_end else []
+        raise notice.cannot_extend(
+            active_rules.time, since.at(now).later(active_rules.time.value).wall
+        )
+    notices = [notice.shortened(active_rules.time, last.until)] if has_end else []
     return _with_lease(request, last), notices
 
 
-def counted(ends: Lease, ruled: Rules, since: Instant, now: Instant) -> Lease:
+def counted(ends: Lease, active_rules: Rules, since: Instant, now: Instant) -> Lease:
     """Return a started lease, shortened to the time that the rules allow.
 
     The time limit counts from the start of the reservation. Otherwise, a user could hold a device
@@ -61,46 +63,48 @@ def counted(ends: Lease, ruled: Rules, since: Instant, now: Instant) -> Lease:
 
     Args:
         ends: The lease.
-        ruled: The rules for this user.
+        active_rules: The rules for this user.
         since: The start of the reservation.
         now: The current time.
     """
-    if ends.until is None or not ruled.time:
+    if ends.until is None or not active_rules.time:
         return ends
-    latest = since.at(now).later(ruled.time.value)
+    latest = since.at(now).later(active_rules.time.value)
     return ends if ends.until <= latest.wall else ends.ending(latest)
 
 
-def left_s(ruled: Rules, since: Instant, now: Instant) -> float:
+def left_s(active_rules: Rules, since: Instant, now: Instant) -> float:
     """Return the seconds until the time limit of the rules, or infinity if there is none."""
-    return since.boot + ruled.time.value - now.boot if ruled.time else inf
+    return since.boot + active_rules.time.value - now.boot if active_rules.time else inf
 
 
-def lease(requested: Lease, ruled: Rules) -> Lease:
+def lease(requested: Lease, active_rules: Rules) -> Lease:
     """Return a requested lease with the limits of the rules applied.
 
     Only an end that comes from the administrator's rules may interrupt a running cell.
 
     Args:
         requested: The requested lease.
-        ruled: The rules for this user.
+        active_rules: The rules for this user.
     """
-    is_ruled = ruled.time is not None and requested.lasts_s is None and requested.until is None
-    if ruled.time and is_ruled:
-        requested = requested._replace(lasts_s=ruled.time.value)
-    if ruled.idle and requested.idle_s is None:
-        requested = requested._replace(idle_s=ruled.idle.value)
-    if requested.has_end and ruled.after_cuda and not ruled.after_cuda.value:
+    is_ruled = (
+        active_rules.time is not None and requested.lasts_s is None and requested.until is None
+    )
+    if active_rules.time and is_ruled:
+        requested = requested._replace(lasts_s=active_rules.time.value)
+    if active_rules.idle and requested.idle_s is None:
+        requested = requested._replace(idle_s=active_rules.idle.value)
+    if requested.has_end and active_rules.after_cuda and not active_rules.after_cuda.value:
         requested = requested._replace(end_kernel=True, is_strict=is_ruled)
     return requested
 
 
 def build_check(
-    ruled: Rules,
+    active_rules: Rules,
     request: Request,
     devices: Sequence[Device | Fault],
-    own: Collection[str],
-    elsewhere: Sequence[Holder],
+    own_uuids: Collection[str],
+    other_holders: Sequence[Holder],
 ) -> Callable[[Device], DeviceStatus | None]:
     """Return a function that checks whether the rules allow this user a device.
 
@@ -108,22 +112,24 @@ def build_check(
     of one GPU count as one GPU.
 
     Args:
-        ruled: The rules for this user.
+        active_rules: The rules for this user.
         request: The request.
         devices: The candidates for the request.
-        own: The UUIDs of the devices that this process already holds.
-        elsewhere: The user's other processes that hold a device.
+        own_uuids: The UUIDs of the devices that this process already holds.
+        other_holders: The user's other processes that hold a device.
     """
-    held = {device_of(holder.file or "") for holder in elsewhere}
+    held = {device_of(holder.file or "") for holder in other_holders}
     places = {_file_prefix(device) for device in devices if isinstance(device, Device)}
     added = len(places - held) if request.devices else request.needed
-    is_full = ruled.gpus is not None and len(held) + added > ruled.gpus.value
+    is_full = active_rules.gpus is not None and len(held) + added > active_rules.gpus.value
 
     def check(device: Device) -> DeviceStatus | None:
-        if device.uuid not in own and names.is_one_of(device, ruled.drained):
-            return DeviceStatus(device, State.DRAINED, rule=ruled.drain)
-        if is_full and device.uuid not in own and _file_prefix(device) not in held:
-            return DeviceStatus(device, State.LIMITED, rule=ruled.gpus, counted=tuple(elsewhere))
+        if device.uuid not in own_uuids and names.is_one_of(device, active_rules.drained):
+            return DeviceStatus(device, State.DRAINED, rule=active_rules.drain)
+        if is_full and device.uuid not in own_uuids and _file_prefix(device) not in held:
+            return DeviceStatus(
+                device, State.LIMITED, rule=active_rules.gpus, counted=tuple(other_holders)
+            )
         return None
 
     return check
@@ -133,20 +139,20 @@ def _with_lease(request: Request, lease: Lease) -> Request:
     return request._replace(terms=request.terms._replace(lease=lease))
 
 
-def _require_lease(requested: Lease, ruled: Rules, at: float) -> None:
+def _require_lease(requested: Lease, active_rules: Rules, at: float) -> None:
     """Raise RequestError if the requested lease is longer than the rules allow."""
-    if requested.if_wanted and (rule := ruled.time or ruled.idle):
+    if requested.if_wanted and (rule := active_rules.time or active_rules.idle):
         raise notice.ends_anyway(rule)
     lasts_s = requested.lasts_s if requested.until is None else requested.until - at
-    for rule, requested_s in ((ruled.time, lasts_s), (ruled.idle, requested.idle_s)):
+    for rule, requested_s in ((active_rules.time, lasts_s), (active_rules.idle, requested.idle_s)):
         if rule and requested_s is not None and requested_s > rule.value:
             raise notice.too_long(rule, requested_s)
 
 
-def require_amount(request: Request, ruled: Rules) -> None:
+def require_amount(request: Request, active_rules: Rules) -> None:
     """Raise ImpossibleError if the request is for more GPUs than the rules ever allow."""
-    if ruled.gpus and request.needed > ruled.gpus.value:
-        raise notice.too_many(ruled.gpus, request)
+    if active_rules.gpus and request.needed > active_rules.gpus.value:
+        raise notice.too_many(active_rules.gpus, request)
 
 
 def _file_prefix(device: Device) -> str:

@@ -64,7 +64,7 @@ class Reservations(NamedTuple):
 
 
 def take_snapshot(
-    nvml: Nvml, *, idle_mib: float | None = None, ruled: Rules | None = None
+    nvml: Nvml, *, idle_mib: float | None = None, active_rules: Rules | None = None
 ) -> Snapshot:
     """Read every device that the driver lists.
 
@@ -74,7 +74,7 @@ def take_snapshot(
     Args:
         nvml: The NVML session.
         idle_mib: The memory in MiB up to which a device is idle. Defaults to the built-in limit.
-        ruled: The rules for this user, which may drain devices.
+        active_rules: The rules for this user, which may drain devices.
 
     Raises:
         DriverError: The driver can't be used.
@@ -85,7 +85,7 @@ def take_snapshot(
     waiting = [t._replace(holder=procfs.with_owner(t.holder)) for t in reservations.waiting]
     reservations = reservations._replace(waiting=waiting)
     rows = [_row(nvml, device, reservations, idle_mib) for device in devices]
-    drained = ruled.drained if ruled else ()
+    drained = active_rules.drained if active_rules else ()
     rows = [
         row._replace(state=State.DRAINED, promisable_mib=None)
         if row.state not in STUCK and names.is_one_of(row.device, drained)

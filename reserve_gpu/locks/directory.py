@@ -231,13 +231,13 @@ class LockDirectory:
         held_names = {held.name} if held else set()
         if name in held_names:  # this process holds the whole device, and now shares it
             return self.acquire_any_user_file(prefix, taken)
-        whole = self.acquire(name, taken=taken)
-        if whole is None:
+        device_lock = self.acquire(name, taken=taken)
+        if device_lock is None:
             if problem := self._problem(name):
                 raise LockError(problem)
             return self.holders.of(name)
         with ExitStack() as stack:
-            stack.callback(whole.release)
+            stack.callback(device_lock.release)
             if share:
                 return self.acquire_any_user_file(prefix, taken)
             sharers = map(self.holders.of, self._owner_locked(prefix, held_names))
@@ -248,9 +248,9 @@ class LockDirectory:
             )
             if (other := next(other_sharers, None)) is not None:
                 return other
-            whole.owned = self._acquire_record(uuid, whole)
+            device_lock.owned = self._acquire_record(uuid, device_lock)
             stack.pop_all()
-            return whole
+            return device_lock
 
     def acquire_again(self, name: str, taken: Instant) -> Lock | None:
         """Lock a device's file that another process of this user has just released.
@@ -274,11 +274,11 @@ class LockDirectory:
             lock.owned = self._acquire_record(device_of(name), lock)
         return lock
 
-    def _acquire_record(self, uuid: str, whole: Lock) -> Lock | None:
+    def _acquire_record(self, uuid: str, device_lock: Lock) -> Lock | None:
         """Lock the record file of a whole device's holder, or return None if that fails."""
         with suppress(LockError):
-            if has_write_locks(whole.descriptor):
-                return self.acquire_any_user_file(_record_prefix(uuid), whole.taken)
+            if has_write_locks(device_lock.descriptor):
+                return self.acquire_any_user_file(_record_prefix(uuid), device_lock.taken)
         return None
 
     def acquire_joined(self, uuid: str, taken: Instant) -> Lock:
@@ -437,8 +437,8 @@ class LockDirectory:
             LockError: The lock file can't be used, so the holders are unknown.
         """
         name = lock_name(uuid)
-        whole = [self.holders.of(name)] if self._is_held(name, f"{self.path}/{name}") else []
-        return (*whole, *self.sharers_of(uuid))
+        whole_device = [self.holders.of(name)] if self._is_held(name, f"{self.path}/{name}") else []
+        return (*whole_device, *self.sharers_of(uuid))
 
     def sharers_of(self, uuid: str, excluded: Collection[str] = ()) -> tuple[Holder, ...]:
         """Return the holders that share a device. Call this under the mutex.

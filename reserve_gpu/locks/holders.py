@@ -487,11 +487,11 @@ def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
         changed: The modification time of the record's file, which is renewed after each cell.
     """
     now = procfs.now()
-    is_elsewhere = pid is None and record.who.namespace not in (None, procfs.pid_namespace())
+    is_other_namespace = pid is None and record.who.namespace not in (None, procfs.pid_namespace())
     return Holder(
         record.at(now),
         pid,
-        elsewhere=is_elsewhere,
+        is_other_namespace=is_other_namespace,
         last_cell=_last_cell(record, changed, now),
         clock_set_s=0.0
         if record.since is None

@@ -108,9 +108,11 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
             LockError: No ticket can be locked.
         """
         left = self._directory.left_tickets(self._back_s)
-        own = {ticket.name: ticket for ticket in left if self._is_own_request(ticket.holder.record)}
-        lock = None if self._lock else self._directory.acquire_first(own)
-        old = own[lock.name] if lock else None
+        returning = {
+            ticket.name: ticket for ticket in left if self._is_own_request(ticket.holder.record)
+        }
+        lock = None if self._lock else self._directory.acquire_first(returning)
+        old = returning[lock.name] if lock else None
         if lock is None:
             lock = self._directory.acquire_any_user_file(
                 QUEUE, avoided=[each.name for each in left]
@@ -447,16 +449,16 @@ def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[tuple[str, int]]:
     tickets of older versions, the numbers decide. Tickets of this user can't put a ticket of
     another user behind the old ticket.
     """
-    behind, by_others, own = {old.key}, {old.key}, os.geteuid()
+    behind, by_others, uid = {old.key}, {old.key}, os.geteuid()
     rest = [each for each in tickets if each.tickets_ahead is not None or each.number > old.number]
     while more := [
         each
         for each in rest
         if each.tickets_ahead is None
-        or each.is_behind(behind if each.holder.uid == own else by_others)
+        or each.is_behind(behind if each.holder.uid == uid else by_others)
     ]:
         behind.update(each.key for each in more)
-        by_others.update(each.key for each in more if each.holder.uid != own)
+        by_others.update(each.key for each in more if each.holder.uid != uid)
         rest = [each for each in rest if each.key not in behind]
     return behind
 

@@ -173,7 +173,7 @@ class Holder(NamedTuple):
         listed_pid: The pid in the kernel's list of locks, or None if the list does not show it.
         owner: The name of the user of the listed process, from the system.
         uid: The UID of that user. For a part of a GPU, the owner of the lock file.
-        elsewhere: Whether the recorded pid belongs to another PID namespace.
+        is_other_namespace: Whether the recorded pid belongs to another PID namespace.
         last_cell: The end of the last cell since the lock was acquired, in seconds since the epoch.
         file: The name of the lock file.
         used_mib: The memory in MiB that the process, its children and the processes that joined it
@@ -187,7 +187,7 @@ class Holder(NamedTuple):
     listed_pid: int | None = None
     owner: str | None = None
     uid: int | None = None
-    elsewhere: bool = False
+    is_other_namespace: bool = False
     last_cell: float | None = None
     file: str | None = None
     used_mib: float | None = None

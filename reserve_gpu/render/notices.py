@@ -171,14 +171,14 @@ def devices_stay(devices: Sequence[Device], *, is_late: bool) -> str:
     return f"{cause}, so {labels(devices)} {stay} reserved as well."
 
 
-def changed(values: Variables, held: Sequence[Device], *, is_late: bool, is_mended: bool) -> str:
+def changed(values: Variables, held: Sequence[Device], *, is_late: bool, is_restored: bool) -> str:
     """Return the warning that other code has changed variables during a reservation.
 
     Args:
         values: The changed variables, with their current values.
         held: The devices that this process holds.
         is_late: CUDA has started, but not on exactly these devices.
-        is_mended: The variables have been set again.
+        is_restored: The variables have been set again.
     """
     changes = [
         f"{name} was unset" if value is None else f"{name} was set to {sanitize(value)!r}"
@@ -187,7 +187,7 @@ def changed(values: Variables, held: Sequence[Device], *, is_late: bool, is_mend
     text, gpus = f"{listed(changes)} after the reservation", labels(held)
     if is_late:
         return f"{text}, and CUDA did not start on {gpus} alone: restart, and reserve again"
-    if is_mended:
+    if is_restored:
         return f"{text}; the variables are set for {gpus} again"
     return (
         f"{text} of {gpus}. Undo the change, or run the %reserve_gpu cell again, before CUDA starts"

@@ -44,9 +44,9 @@ def gib(mib: float) -> str:
     return f"{hours(mib / MIB_OF_GIB)} GiB"
 
 
-def part(asked: Size) -> str:
+def part(size: Size) -> str:
     """Return the size of a part of a device: `9.3 GiB`, or `50%`."""
-    return gib(asked.mib) if asked.percent is None else f"{asked.percent:.12g}%"
+    return gib(size.mib) if size.percent is None else f"{size.percent:.12g}%"
 
 
 def rounded_down(mib: float) -> float:
@@ -60,16 +60,16 @@ def room(mib: float) -> str:
     return gib(rounded_down(mib))
 
 
-def hours(number: float, *, is_zero_told: bool = True) -> str:
+def hours(number: float, *, shows_zero: bool = True) -> str:
     """Return a number with one decimal: `31.0`, or `<0.1` for a small number above zero.
 
     Args:
         number: The number.
-        is_zero_told: Return `0.0` for zero, rather than an empty text.
+        shows_zero: Return `0.0` for zero, rather than an empty text.
     """
     if 0 < number < LEAST_HOURS:
         return "<0.1"
-    return f"{number:.1f}" if number or is_zero_told else ""
+    return f"{number:.1f}" if number or shows_zero else ""
 
 
 def listed(words: Sequence[str]) -> str:
@@ -276,7 +276,7 @@ def named(rule: Rule) -> str:
 def _process_of(holder: Holder) -> str:
     """Return `pid 4321`, or `pid 4321, unverified` if the kernel does not confirm the pid."""
     pid = f"pid {holder.pid}" if holder.pid else ""
-    if holder.elsewhere:
+    if holder.is_other_namespace:
         pid += " in another container"
     in_job = _in_job(holder.record.who) if holder.record.who.job else ""
     is_unverified = not holder.seen and bool(holder.pid or holder.user or holder.notebook)

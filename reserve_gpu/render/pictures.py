@@ -20,9 +20,9 @@ from reserve_gpu.render import (
     messages,
     phrases,
     reasons,
+    rule_text,
     terminal,
 )
-from reserve_gpu.render import rule_text as ruled
 from reserve_gpu.render.frontends import is_watched
 from reserve_gpu.render.html import html
 from reserve_gpu.render.layout import Layout, View
@@ -173,7 +173,7 @@ def _none_free(request: Request, rows: Sequence[DeviceStatus], now: float, user:
     Devices that this process keeps are not counted.
     """
     fit = messages.fit(rows)
-    if limited := ruled.limited(fit):
+    if limited := rule_text.limited(fit):
         return limited
     if (size := request.terms.size) and (no_room := memory_parts.no_room(request, size, fit)):
         return no_room
@@ -321,7 +321,7 @@ def wait(waiting: Waiting) -> Picture:
     The lines below the devices name the first waiter in the queue, and the device that will
     probably be free next. The summary in one line names only the owner of each device.
     """
-    head = " ".join(filter(None, [awaited(waiting), ruled.limited(waiting.rows)]))
+    head = " ".join(filter(None, [awaited(waiting), rule_text.limited(waiting.rows)]))
     rows = messages.fit(waiting.rows)
     now = time.time()
     first = contacts.next_free(rows, now)

@@ -9,8 +9,16 @@ from reserve_gpu.gpus import names
 from reserve_gpu.model.devices import ComputeMode, Device, State
 from reserve_gpu.model.errors import REASON_LIMIT
 from reserve_gpu.model.untrusted import sanitize
-from reserve_gpu.render import contacts, durations, layout, memory_parts, messages, phrases, reasons
-from reserve_gpu.render import rule_text as ruled
+from reserve_gpu.render import (
+    contacts,
+    durations,
+    layout,
+    memory_parts,
+    messages,
+    phrases,
+    reasons,
+    rule_text,
+)
 from reserve_gpu.render.frontends import PYTHON, Frontend
 from reserve_gpu.render.layout import Layout, View
 from reserve_gpu.render.phrases import FAINT, MARK, STRONG, TYPED, Line
@@ -149,7 +157,7 @@ def _head(status: Status) -> list[Line]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.time))
     about = (f"  {sanitize(status.host)}, {when}", FAINT)
     first = ((free(status), STRONG), about, *layout.common_model(status.rows, ", "))
-    lines: list[Line] = [*ruled.head(status.rules), first]
+    lines: list[Line] = [*rule_text.head(status.rules), first]
     if mine := [row for row in status.rows if row.is_mine]:
         lines.append(((f"{status.frontend.here.capitalize()} has {phrases.labels(mine)}.", MARK),))
     return lines
@@ -159,7 +167,7 @@ def _foot(status: Status) -> list[Line]:
     foot = _advice(status)
     if status.limit is not None:
         foot.append(_limit_line(status, status.limit))
-    return [*foot, *missing(status), *ruled.foot(status.rules, status.rows)]
+    return [*foot, *missing(status), *rule_text.foot(status.rules, status.rows)]
 
 
 def _limit_line(status: Status, limit: str) -> Line:
@@ -259,7 +267,7 @@ def _rules_dict(rules: Rules, rows: Sequence[DeviceStatus]) -> dict[str, Any]:
         "idle_s": rules.idle.value if rules.idle else None,
         "after_cuda": None if ending is None else "warn" if ending.value else "end",
         "drain": list(rules.drained),
-        "drain_unmatched": ruled.unmatched(rules, rows),
+        "drain_unmatched": rule_text.unmatched(rules, rows),
         "problems": list(rules.problems),
     }
 
@@ -303,4 +311,4 @@ def _about(holder: Holder) -> dict[str, Any]:
     who = holder.record.who._replace(pid=holder.pid, user=holder.user)._asdict()
     del who["namespace"], who["mounts"]
     ours = {"note": holder.note, "since": holder.since}
-    return {**who, **ours, "confirmed": holder.confirmed, "elsewhere": holder.elsewhere}
+    return {**who, **ours, "confirmed": holder.confirmed, "elsewhere": holder.is_other_namespace}

@@ -107,18 +107,18 @@ def reserve(
     try:
         if request.devices:
             inherited_limit.require_absolute(request.devices, session.variables.inherited())
-        held, ruled = session.held, rules()
+        held, active_rules = session.held, rules()
         request = held.as_held(request) if held else request
-        if ruled:
+        if active_rules:
             before = held or NOTHING
             request, more = quota.allowed(
-                request, ruled, before.lease, before.since_of(request), procfs.now()
+                request, active_rules, before.lease, before.since_of(request), procfs.now()
             )
-            notices += [*ruled.problems, *more]
+            notices += [*active_rules.problems, *more]
         # If the held devices satisfy the request, return the current reservation again.
         outcome = session.satisfy_from_current(request) if held else None
         if outcome is None:
-            outcome = _acquire_devices(session, request, deadline, ruled, hold)
+            outcome = _acquire_devices(session, request, deadline, active_rules, hold)
         return Acquired(
             _count_caller(session), [*notices, *outcome, *_record_notices(session)], savepoint
         )
@@ -131,12 +131,12 @@ def _acquire_devices(
     session: Session,
     request: Request,
     deadline: Deadline,
-    ruled: Rules | None,
+    active_rules: Rules | None,
     hold: Callable[[Granted, Request], object] | None,
 ) -> list[str]:
     """Reserve devices that this process does not hold yet, and return notices about them."""
-    if ruled:
-        quota.require_amount(request, ruled)
+    if active_rules:
+        quota.require_amount(request, active_rules)
     # Once CUDA has started, it ignores the variables, so only devices that it sees can be reserved.
     if (is_late := cuda_environment.cuda_started()) and not cuda_environment.cuda_uuids():
         raise Failure(notice.TooLate(session.devices))
@@ -158,7 +158,7 @@ def _acquire_devices(
                 memory_limit_mib=now.terms.memory_limit_mib,
                 idle_mib=idle_mib(),
                 driver=gpus.driver_version() if request.needed > 1 else None,
-                rules=ruled,
+                rules=active_rules,
                 is_taking_back=is_late,
             )
             # Lock the GPUs in order, and read each one. If all requested devices are locked, `hold`
@@ -370,7 +370,9 @@ def _free_alternatives(context: AttemptContext, rows: Sequence[DeviceStatus]) ->
     is_limited = context.inherited[cuda_environment.VISIBLE] is not None or context.is_taking_back
     if is_limited or any(row.state is State.LIMITED for row in rows):
         return []
-    machine = snapshot.take_snapshot(context.gpus, idle_mib=context.idle_mib, ruled=context.rules)
+    machine = snapshot.take_snapshot(
+        context.gpus, idle_mib=context.idle_mib, active_rules=context.rules
+    )
     return [
         row
         for row in machine.rows

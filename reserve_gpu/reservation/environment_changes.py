@@ -69,7 +69,7 @@ class OurVariables:
     def restore(self, held: Holding) -> list[str]:
         """Set variables again that other code has changed or removed, and return notices."""
         notices: list[str] = []
-        if changed := self._changed(held.devices, cuda_environment.CUDA, is_mended=True):
+        if changed := self._changed(held.devices, cuda_environment.CUDA, is_restored=True):
             values = {name: self.environ.get(name) for name in cuda_environment.CUDA}
             cuda_environment.write(values)
             notices.append(changed)
@@ -107,7 +107,7 @@ class OurVariables:
         return [change] if change and is_new else []
 
     def _changed(
-        self, devices: Sequence[Device], variables: Sequence[str], *, is_mended: bool = False
+        self, devices: Sequence[Device], variables: Sequence[str], *, is_restored: bool = False
     ) -> str | None:
         """Return a notice about variables that other code has changed; None if there are none."""
         current = cuda_environment.read(variables)
@@ -117,7 +117,7 @@ class OurVariables:
         seen = {*cuda_environment.cuda_uuids()}
         sees_held = seen == {names.bare_uuid(device.uuid) for device in devices}
         is_late = cuda_environment.cuda_started() and not sees_held
-        return notice.changed(values, devices, is_late=is_late, is_mended=is_mended)
+        return notice.changed(values, devices, is_late=is_late, is_restored=is_restored)
 
 
 def set_only(values: Variables) -> dict[str, str]:

@@ -100,10 +100,10 @@ def _lease(holder: Holder, since: Instant, now: Instant) -> Lease:
     lease = Lease(
         until=host_lease.until, if_wanted=host_lease.if_wanted, until_boot=host_lease.until_boot
     )
-    if (ruled := rules()) is None:
+    if (active_rules := rules()) is None:
         return lease
-    lease = quota.lease(NO_LEASE if host_lease.is_strict else lease, ruled).begun(now)
-    return quota.counted(lease, ruled, since, now)._replace(idle_s=None)
+    lease = quota.lease(NO_LEASE if host_lease.is_strict else lease, active_rules).begun(now)
+    return quota.counted(lease, active_rules, since, now)._replace(idle_s=None)
 
 
 def own_pids(held: Holding) -> set[int]:

@@ -89,8 +89,10 @@ def status_reader(
                 nvml_session.close()
                 gpus = nvml_session.enter_context(Nvml())
             current, gpus = gpus, None
-            ruled = rules()
-            machine = snapshot.take_snapshot(current, idle_mib=idle_mib(), ruled=ruled)
+            active_rules = rules()
+            machine = snapshot.take_snapshot(
+                current, idle_mib=idle_mib(), active_rules=active_rules
+            )
             if all(row.state is not State.BROKEN for row in machine.rows):
                 gpus = current
             return Status(
@@ -100,7 +102,7 @@ def status_reader(
                 time=time.time(),
                 host=procfs.machine_name(),
                 limit=visible,
-                rules=ruled,
+                rules=active_rules,
                 is_above=visible is not None and _is_above(machine.rows),
                 is_late=cuda_environment.cuda_started(),
                 user=procfs.user_of(os.getpid()),

@@ -54,7 +54,7 @@ class Program:
             os.set_blocking(stream.fileno(), False)
 
     @property
-    def said(self) -> tuple[bytes, bytes]:
+    def output(self) -> tuple[bytes, bytes]:
         """Return the output on stdout and stderr that was read so far."""
         out, err = self._output.values()
         return out, err
@@ -156,7 +156,7 @@ def wait_for_output(
     while running and (waited_s := time.monotonic() - start) <= limit_s:
         show([*running], waited_s)
         for name, program in [*running.items()]:
-            if program.has_ended() or is_whole(program.said[0]):
+            if program.has_ended() or is_whole(program.output[0]):
                 del running[name]
                 yield name
         if running:
@@ -176,7 +176,7 @@ def read_output(command: Sequence[str], limit_s: float, **environ: str) -> str:
     """
     with suppress(OSError), run_programs({"": command}, {**os.environ, **environ}) as running:
         for name in wait_for_output(running, limit_s):
-            return running[name].said[0].decode(errors="replace")
+            return running[name].output[0].decode(errors="replace")
     return ""
 
 

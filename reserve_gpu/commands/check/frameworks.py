@@ -222,10 +222,10 @@ def _run(
         for key in subprocesses.wait_for_output(
             started, limit_s, show=lambda *news: executor.report_progress(news)
         ):
-            answers[key] = verdict.parse_answer(*started[key].said, started[key].code(), limit_s)
+            answers[key] = verdict.parse_answer(*started[key].output, started[key].code(), limit_s)
             started[key].end()
         late = {
-            key: verdict.parse_answer(*each.said, None, limit_s) for key, each in started.items()
+            key: verdict.parse_answer(*each.output, None, limit_s) for key, each in started.items()
         }
     return {**late, **answers}
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.model.errors import REASON_LIMIT, command_line, shell_line
 from reserve_gpu.model.untrusted import sanitize
-from reserve_gpu.render import contacts, layout, phrases, status_view
-from reserve_gpu.render import rule_text as ruled
+from reserve_gpu.render import contacts, layout, phrases, rule_text, status_view
 from reserve_gpu.render.frontends import COMMAND, SHELL, for_this_process
 from reserve_gpu.render.layout import Layout, View
 from reserve_gpu.render.phrases import FAINT, MARK, STRONG, TYPED, Line
@@ -119,7 +118,7 @@ def _section(name: str, status: Status) -> Layout:
         (status_view.free(status), STRONG),
         *layout.common_model(status.rows),
     )
-    message = ruled.head(status.rules)
+    message = rule_text.head(status.rules)
     foot = [*status_view.missing(status)]
     hints = contacts.own_reservations(
         status.rows, status.time, status.user, for_this_process(SHELL), f"ssh {name} "

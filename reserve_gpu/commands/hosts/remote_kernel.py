@@ -152,7 +152,7 @@ def _first_to_reserve(
     reasons |= {name: hosts_view.silent(name, limit_s) for name in names}
     with hosts.running_on(names, [*HOLD_COMMAND, *arguments]) as programs:
         for name in wait_for_output(programs, limit_s, lambda out: bool(hosts.fields_in(out))):
-            fields, text = hosts.fields_in(programs[name].said[0]), ""
+            fields, text = hosts.fields_in(programs[name].output[0]), ""
             if "gpus" in fields:
                 python = str(fields.get("python"))
                 if not PLAIN_PATH.fullmatch(python):
@@ -172,7 +172,7 @@ def _keeps(program: Program) -> bool:
         program.feed(KEEP)
     except OSError:  # the connection is lost
         return False
-    return any(KEPT in program.said[0] for _ in wait_for_output({"": program}, HOLD_LIMIT_S))
+    return any(KEPT in program.output[0] for _ in wait_for_output({"": program}, HOLD_LIMIT_S))
 
 
 def _no_host(request: Request, names: Iterable[str], reasons: Mapping[str, str]) -> str:

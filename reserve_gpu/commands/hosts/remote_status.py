@@ -290,7 +290,7 @@ def _parse(command: str, name: str, program: Program, parse: Callable[[object], 
     """Return the parsed answer of a host, or the reason why there is none."""
     if program.code():
         return problem(name, program, command)
-    out, _ = program.said
+    out, _ = program.output
     try:
         return parse(fields_in(out))
     except untrusted.FormatError as error:
@@ -299,7 +299,7 @@ def _parse(command: str, name: str, program: Program, parse: Callable[[object], 
 
 def problem(name: str, program: Program, command: str = "status") -> str:
     """Return a message about a failed command on a host, with advice."""
-    out, err = map(_text, program.said)
+    out, err = map(_text, program.output)
     return hosts_view.failed(name, program.code(), out, err, command)
 
 

@@ -107,7 +107,7 @@ def _holder(fields: Fields) -> Holder:
     return Holder(
         record,
         record.who.pid if fields.boolean("confirmed") else None,
-        elsewhere=fields.boolean("elsewhere") is True,
+        is_other_namespace=fields.boolean("elsewhere") is True,
         last_cell=fields.number("last_cell"),
         used_mib=fields.number("memory_used_mib"),
         beside=fields.text("beside"),

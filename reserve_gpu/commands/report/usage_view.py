@@ -171,7 +171,7 @@ def _hours(report: Report) -> Sheet:
     columns = [Column(report.by.replace("gpu", "GPU"), tuple(names))]
     for kind in _used_columns(rows):
         cells = (
-            phrases.hours(getattr(each, kind), is_zero_told=kind in ALWAYS) for each in row_hours
+            phrases.hours(getattr(each, kind), shows_zero=kind in ALWAYS) for each in row_hours
         )
         columns.append(Column(kind, tuple(cells), COLUMNS[kind][0], is_figure=True))
     bars = tuple(

@@ -144,8 +144,8 @@ def _require_interpreter(path: str, command: Sequence[str], prefix: Callable[[],
         raise CommandError(text)
     text = f"The first line of {name} names {sanitize(interpreter)}, which does not exist."
     kind = re.match(r"python|bash|sh|perl|ruby", os.path.basename(interpreter))
-    found = kind and (shutil.which(kind[0]) or shutil.which(f"{kind[0]}3"))
-    line = f"{prefix()} {os.path.basename(found)} {join([path, *command[1:]])}" if found else ""
+    program = kind and (shutil.which(kind[0]) or shutil.which(f"{kind[0]}3"))
+    line = f"{prefix()} {os.path.basename(program)} {join([path, *command[1:]])}" if program else ""
     raise _error(text, "Correct that line, or run the script with another interpreter", line)
 
 

@@ -179,7 +179,7 @@ class LeaseTimer(Feature):
             action: The action that is taken.
             at: The end of the lease, in seconds since the epoch.
         """
-        now, ruled = procfs.now(), rules()
+        now, active_rules = procfs.now(), rules()
         return LeaseNotice(
             action,
             held.devices,
@@ -188,8 +188,8 @@ class LeaseTimer(Feature):
             procfs.children() if action is Action.RELEASE else (),
             held.joined is not None,
             held.terms.size,
-            quota.left_s(ruled, held.since, now) if ruled else inf,
-            ruled.time if ruled else None,
+            quota.left_s(active_rules, held.since, now) if active_rules else inf,
+            active_rules.time if active_rules else None,
         )
 
     def show(self) -> None:

@@ -576,8 +576,8 @@ def test_limit(here: Here) -> None:
     with left_behind(here), subprocesses.run_programs(commands, here.environ()) as started:
         ends = {key: started[key].code() for key in subprocesses.wait_for_output(started, 2.0)}
     assert ends == {"ends": 3}
-    assert started["hangs"].said == (b'{"doing": "hanging"}\n', b"noise\n")
-    assert started["ends"].said == (b'7\n{"a": 1}\n{"a\n', b"last\n")
+    assert started["hangs"].output == (b'{"doing": "hanging"}\n', b"noise\n")
+    assert started["ends"].output == (b'7\n{"a": 1}\n{"a\n', b"last\n")
 
 
 @probing

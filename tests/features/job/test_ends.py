@@ -101,12 +101,12 @@ def test_an_own_end_is_due_in_a_job(job_s: float, after_s: float, expected: str)
 @pytest.mark.parametrize("job_s", [-60.0, 60.0, 2 * HOUR_S])
 def test_a_rule_holds_in_a_job(job_s: float) -> None:
     """A rule's time counts from the start, whatever the job's end is and after a prolongation."""
-    ruled = Rules("file", "alice", time=Rule('time = "1h"', "[limits]", "file", HOUR_S))
-    lease = in_job(job_s, quota.lease(NO_LEASE, ruled).begun(NOW))
+    active_rules = Rules("file", "alice", time=Rule('time = "1h"', "[limits]", "file", HOUR_S))
+    lease = in_job(job_s, quota.lease(NO_LEASE, active_rules).begun(NOW))
     end = NOW.wall + HOUR_S
     assert lease.own.until == end
     later = NOW.later(600)
     for wish in (Lease(lasts_s=HOUR_S), Lease(idle_s=60.0)):
         request = Request(terms=ReservationTerms(lease=wish))
-        allowed, _ = quota.allowed(request, ruled, lease, NOW, later)
+        allowed, _ = quota.allowed(request, active_rules, lease, NOW, later)
         assert lease.changed_by(allowed.terms.lease).own.until == end
