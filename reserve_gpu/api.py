@@ -74,7 +74,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
             `2026-12-01` or `Fri 18:00`.
         idle: The idle limit, in seconds or as `30m` or `2h`. The reservation ends after this time
             without a running cell and without use of the GPUs by this process or its children.
-        if_wanted: Whether an idle reservation ends only if a waiter could use its GPUs.
+        if_wanted: Whether the reservation ends only if a waiter could use its GPUs.
         end_kernel: Whether to end this process when the reservation ends and CUDA has started,
             because only that frees the GPU's memory. The functions registered with `before_end()`
             are called first.

@@ -43,7 +43,7 @@ DEVICES = Option(
     nargs="*",
 )
 COUNT = Option(
-    "-n --count COUNT", "number of GPUs, the best connected ones", "1 2 4 8", type=_count
+    "-n --count COUNT", "number of GPUs; the best connected ones are chosen", "1 2 4 8", type=_count
 )
 MIN_MEMORY = Option(
     "--min-memory SIZE",

@@ -36,7 +36,7 @@ SUGGESTIONS = {  # hints for the command names of similar tools
 }
 OPTIONS = ("-h", "--help", "--version")
 
-TEXT = "Reserve GPUs for a command while it runs."
+TEXT = "Reserve NVIDIA GPUs on a shared machine."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -146,7 +146,7 @@ def _parser(*, has_arguments: bool = False) -> Parser:
     for name, text in listed.items():
         group, _, word = name.rpartition(" ")
         if group not in groups:
-            parent = groups[""].add_parser(group, help=f"see reserve-gpu {group} --help")
+            parent = groups[""].add_parser(group, help=text)
             parent.set_defaults(parser=parent)
             groups[group] = parent.add_subparsers(metavar="COMMAND")
         command_parser = groups[group].add_parser(word, help=text)

@@ -18,12 +18,13 @@ IDLE = Option(
 )
 IF_WANTED = Option(
     "--if-wanted",
-    "then release the GPU only if another process waits for one",
+    "with --for, --until or --idle: release the GPU only if a process waits for one",
     suits_commands=False,
 )
 END_KERNEL = Option(
     "--end-kernel",
-    "then end the kernel if it has started CUDA, because nothing else frees GPU memory",
+    "with --for, --until or --idle: end the kernel if it has started CUDA, because only this "
+    "frees GPU memory",
     suits_commands=False,
 )
 
