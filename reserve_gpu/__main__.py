@@ -6,7 +6,7 @@ import sys
 # `python -m` puts the working directory first on sys.path. A file there, such as json.py, must not
 # be imported instead of a standard module of the same name.
 is_module = __name__ == "__main__" and __package__ in sys.orig_argv  # False under %run
-if is_module and not getattr(sys.flags, "safe_path", False):  # safe_path exists since Python 3.11
+if is_module and not getattr(sys.flags, "safe_path", False):  # safe_path was added in Python 3.11
     del sys.path[0]
 
 

@@ -416,7 +416,7 @@ def take_over(connection_file: str | None) -> list[str]:
 
 
 def leave_to_kernel(name: str, seconds: float) -> None:
-    """Hand the reservation over to a kernel that is about to be started by ssh.
+    """Hand the reservation over to a kernel that is about to be started over ssh.
 
     Args:
         name: The name of the kernel.

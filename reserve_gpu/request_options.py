@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Request
     from reserve_gpu.render.frontends import Frontend
 
-MESSAGE_LIMIT = 200  # maximum characters of argparse's message, which quotes the typed text
+MESSAGE_LIMIT = 200  # maximum length of argparse's message, in characters
 
 
 def _count(text: str) -> int:

@@ -363,8 +363,10 @@ USAGE = [
     ("run -n two -- true", "'two' is not a valid number of GPUs. Example: -n 2.\n"),
     (
         "run -n -- true",
-        "-n needs a value: number of GPUs; the best connected ones are chosen. "
-        "See reserve-gpu run --help\n",
+        (
+            "-n needs a value: number of GPUs; the best connected ones are chosen. "
+            "See reserve-gpu run --help\n"
+        ),
     ),
     ("run --for -- true", "--for needs a value: release the GPU after 90s, 30m, 4h or 2d. See"),
     ("kernel install --idle", "--idle needs a value: release the GPU when no cell has run "),

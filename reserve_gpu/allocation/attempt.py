@@ -40,7 +40,7 @@ TOUCH_S = 0.02  # seconds of initializing GPUs before each scan under the mutex
 
 
 class AttemptContext(NamedTuple):
-    """The input of an attempt.
+    """The inputs of a reservation attempt.
 
     Attributes:
         request: The request.
@@ -50,7 +50,7 @@ class AttemptContext(NamedTuple):
         held: The locks that this process already holds, by UUID.
         memory_limit_mib: The size in MiB of the held part of each device, or None for whole
             devices.
-        idle_mib: The memory in MiB up to which a device is idle, or None for the default.
+        idle_mib: The most memory in MiB that an idle device may use, or None for the default.
         driver: The version of the driver, if it matters for the request.
         rules: The administrator's rules for this user, if there are any.
         is_taking_back: Whether CUDA has started, so that this process itself may be using the
@@ -173,7 +173,7 @@ def attempt(
     """Lock the requested devices, or return for each device why it is not available.
 
     Args:
-        context: The input of the attempt.
+        context: The inputs of the attempt.
         hold: Called under the mutex with the granted devices and the request for exactly these
             devices. If it raises an exception, the locks are released.
         entry: This process's place in the queue. Without it, the request comes after all waiters.
@@ -288,7 +288,7 @@ class DeviceScan:
     """Locks and reads devices under the mutex, and releases the unsuitable ones.
 
     Args:
-        context: The input of the attempt.
+        context: The inputs of the attempt.
         queue: This process's place in the queue.
         everything: All devices of the machine, if the rules or a waiter ahead require them.
         by_rules: Returns the row of a device that the rules deny to this user, and None for an

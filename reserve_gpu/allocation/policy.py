@@ -57,13 +57,13 @@ def unfit(device: Device | Fault, request: Request, driver: str | None = None) -
 def should_take(request: Request, state: State, reading: Usage) -> bool:
     """Return whether to take a device that no other process has reserved or waits for.
 
-    A device that the user has named need not be idle, but CUDA must still accept processes on it. A
-    device for a part of a GPU need not be idle either, because the memory use of other processes is
+    A device that the user has named need not be idle, but CUDA must still accept processes on it. For
+    a part of a GPU, the device need not be idle either, because the memory use of other processes is
     counted.
 
     Args:
         request: The request.
-        state: The state of the device according to its use.
+        state: The state of the device, derived from its use.
         reading: The reading of the device's use.
     """
     if state is State.IDLE:

@@ -26,7 +26,7 @@ READING_LIMIT_S = 2.0
 # Memory use in MiB below which a device has no process on it, if processes are not visible. Even an
 # idle CUDA context takes several hundred MiB.
 CONTEXT_MIB = 64.0
-NAME_LIMIT = 40  # maximum characters of another process's name in a message
+NAME_LIMIT = 40  # maximum length of another process's name in a message, in characters
 
 
 class Snapshot(NamedTuple):
@@ -262,7 +262,7 @@ def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
 def _old_numbers(
     directory: LockDirectory, devices: Sequence[Device | Fault]
 ) -> dict[str, list[Claim]]:
-    """Return, for each device, the claims on other GPUs that had its number."""
+    """Return, for each device, the claims on a different GPU that used to have its number."""
     numbers = directory.listed_numbers()
     readable = [device for device in devices if isinstance(device, Device)]
     return {d.uuid: directory.claims_on_other_devices(d.index, d.uuid, numbers) for d in readable}

@@ -40,7 +40,7 @@ def wait_in_queue(
     The caller receives a progress report every second and after each attempt.
 
     Args:
-        context: The input of the attempts.
+        context: The inputs of the attempts.
         denied: The result of the first attempt.
         deadline: The end of the wait.
         attempt: Makes another attempt.
@@ -115,7 +115,7 @@ def wait_for_offers(
     stopped, or that never takes its devices, would block such requests for as long as it lives.
 
     Args:
-        context: The input of the attempts.
+        context: The inputs of the attempts.
         attempt: Makes another attempt.
         between: Called repeatedly during the wait.
 
@@ -176,7 +176,7 @@ class Explainer:
     """Adds users and processes to rows, and caches them between two readings.
 
     Args:
-        context: The input of the attempts.
+        context: The inputs of the attempts.
         every_s: The seconds between two readings of the same device.
     """
 

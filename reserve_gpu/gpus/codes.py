@@ -30,7 +30,7 @@ NOT_OFFERED = frozenset({
     Code.NOT_SUPPORTED, Code.NO_PERMISSION, Code.FUNCTION_NOT_FOUND, Code.OPERATING_SYSTEM,
     Code.ARGUMENT_VERSION_MISMATCH, Code.DEPRECATED,
 })  # fmt: skip
-# The GPU itself is down, regardless of the reading that returns the code.
+# These codes mean that the GPU itself is down, whichever query returned them.
 DOWN = frozenset({
     Code.INSUFFICIENT_POWER, Code.IRQ_ISSUE, Code.GPU_IS_LOST, Code.RESET_REQUIRED,
     Code.GPU_NOT_FOUND,

@@ -51,7 +51,7 @@ FAILED = "its memory has failed and can't be repaired: the GPU must be replaced"
 RECOVERIES = {
     1: "a GPU reset",
     2: "a reboot",
-    3: "an end to all peer-to-peer traffic, and further steps",
+    3: "stopping all peer-to-peer traffic, among other steps",
     5: "a reset of the GPU's bus",
     6: "a reboot",
 }

@@ -7,8 +7,8 @@ from argparse import SUPPRESS, RawDescriptionHelpFormatter
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.request_options import HOW, WHEN, WHICH, Parser
 
-# Options that run the command of the same name, each with the error for a line that also names a
-# GPU. {} stands for the name of that GPU.
+# Each option that runs the command of the same name, and the error if the line also names a GPU. {}
+# is replaced by that GPU's name.
 COMMANDS = {
     "status": "--status shows every GPU and takes no GPU names.",
     "release": "--release releases all GPUs of this kernel and takes no GPU names.",
@@ -18,7 +18,7 @@ COMMANDS = {
 OTHERS = (
     Option("--status", "show every GPU with its reservations and its processes"),
     Option("--all", "with --status: list each GPU, even if many free ones are alike"),
-    Option("--hosts HOST", "with --status: show other machines, by ssh", nargs="*"),
+    Option("--hosts HOST", "with --status: show other machines over ssh", nargs="*"),
     Option("--release", "release everything that this kernel holds"),
     Option("--join WHICH", "use the GPUs of another notebook of yours; give one of its GPUs, "
            "its name, or its pid", nargs="?", const=""),

@@ -101,11 +101,11 @@ def open_to_read(directory: int, name: str, path: str | None = None) -> int | No
     Args:
         directory: The descriptor that `open_directory` returned.
         name: The name of the file in the directory.
-        path: The path of the file, for messages. Without it, the result is None if the file can't
-            be a lock file.
+        path: The path of the file, for messages.
 
     Returns:
-        A descriptor, registered with `remember`, or None if the file does not exist.
+        A descriptor, registered with `remember`, or None if the file does not exist. If `path` is
+        omitted, the result is also None if the file can't be a lock file.
 
     Raises:
         LockError: The file can't be opened or, if `path` is given, can't be a lock file.

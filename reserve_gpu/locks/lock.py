@@ -237,7 +237,7 @@ def write_record(descriptor: int, record: Record) -> str | None:
         return None
     data = untrusted.encoded(new, RECORD_LIMIT)
     try:
-        # Pad to the length of the old record, so that no reader finds its end after the new record.
+        # Pad to the old record's length, so that no reader sees the old tail after the new record.
         data = data.ljust(min(os.fstat(descriptor).st_size, RECORD_LIMIT))
         if os.pwrite(descriptor, data, 0) == len(data):
             os.ftruncate(descriptor, len(data))

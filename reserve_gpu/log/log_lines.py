@@ -14,7 +14,7 @@ from reserve_gpu.model.requests import End
 from reserve_gpu.model.untrusted import LATEST_S, MOST_MIB, number, text
 
 LINE_LIMIT = 4096  # maximum bytes of a line, including its line break
-TEXT_LIMIT = 200  # maximum characters of each written string
+TEXT_LIMIT = 200  # maximum length of each string, in characters
 # Maximum seconds that a line covers. A line usually covers an hour, but more if its process was
 # stopped for a long time.
 LONGEST_S = 32 * 86400.0

@@ -102,11 +102,11 @@ class Page:
 
 
 def append(folder: int, entries: Sequence[LogLine]) -> None:
-    """Append lines to the files of their months.
+    """Append each line to the history file for its month.
 
     Args:
         folder: The file descriptor of the folder.
-        entries: The lines, in the order of their start.
+        entries: The lines, ordered by start time.
 
     Raises:
         OSError: A file can't be written.

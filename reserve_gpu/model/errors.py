@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 VERSION = 1  # version of the JSON of reservations and errors; names are added, never removed
-REASON_LIMIT = 300  # maximum characters of a reason that the driver or the system reports
+REASON_LIMIT = 300  # maximum length of a reported reason, in characters
 TOO_MANY_FILES = (
     "This process has almost no file descriptors left, so nothing was changed. Close some files, "
     "or raise the limit with ulimit -n."
@@ -245,21 +245,21 @@ class ReserveGPUWarning(UserWarning):
 PROGRAM = "reserve-gpu"
 # Bytes to read of a script, and the start of a second line that `sh` runs (`_runs_this_python`).
 SCRIPT_HEAD, EXEC = 4096, "'''exec' "
-COMMAND_LIMIT = 10_000  # maximum characters of a command: two paths of maximum length, and options
+COMMAND_LIMIT = 10_000  # maximum length of a command in characters: two long paths, and options
 # Whether users read this process's messages next to cells, although it does not run IPython. This
 # applies to JupyterLab's server, and to a kernel that has not started yet.
 shows_cell_syntax = False
 
 
 def shell_line(line: str) -> str:
-    """Return a shell command as users of this process type it; in a cell, it starts with `!`."""
+    """Return a shell command as a user would type it here. In a cell, it starts with `!`."""
     ipython = sys.modules.get("IPython.core.getipython")
     is_in_cell = shows_cell_syntax or (ipython and ipython.get_ipython() is not None)
     return f"!{line}" if is_in_cell else line
 
 
 def command_line(words: str, at: str = "") -> str:
-    """Return a `reserve-gpu` command as users of this process type it.
+    """Return a `reserve-gpu` command as a user would type it here.
 
     Args:
         words: The arguments after `reserve-gpu`.

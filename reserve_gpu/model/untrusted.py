@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 T = TypeVar("T")
 
 SIZE_LIMIT = 1 << 20  # maximum bytes or characters of a JSON document
-TEXT_LIMIT = 300  # maximum characters of each string
+TEXT_LIMIT = 300  # maximum length of each string, in characters
 LIST_LIMIT = 256  # maximum number of devices, holders or processes in a list
 LATEST_S = 1e11  # latest valid time in seconds since the epoch
 MOST_MIB = 1e9  # largest valid amount of memory in MiB

@@ -59,7 +59,7 @@ def html(status: Status) -> str:
 
 
 def other_machines() -> Hosts | None:
-    """Read the status of the machines in the table `[hosts]` by ssh.
+    """Read the status of the machines in the table `[hosts]` over ssh.
 
     A machine that does not answer within 5 s is reported with that error.
 

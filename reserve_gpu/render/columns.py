@@ -74,5 +74,5 @@ def wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:
 
 
 def part(piece: str | tuple[str, str]) -> tuple[str, str]:
-    """Return a text and its style. The style of plain text is empty."""
+    """Return the text and style of a piece. The style of plain text is empty."""
     return (piece, "") if isinstance(piece, str) else piece

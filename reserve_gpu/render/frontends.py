@@ -74,7 +74,7 @@ def shell(command: list[str]) -> Frontend:
 
 
 def is_watched() -> bool:
-    """Return whether a person reads the output of this IPython, in a terminal or a notebook.
+    """Return whether a person reads this IPython session's output in a terminal or notebook.
 
     Clients that run notebooks unattended send `allow_stdin=False`: nbclient (`jupyter execute`,
     `nbconvert --execute`, papermill) and ipyparallel. They save the last state of a display, or

@@ -209,5 +209,5 @@ def _line(line: Line) -> str:
 
 
 def _isolated(text: str) -> str:
-    """Escape a text, and isolate it so that right-to-left text can't reorder its surroundings."""
+    """Escape text, and isolate it so that right-to-left text can't reorder its surroundings."""
     return escape(text) if text.isascii() else f"<bdi>{escape(text)}</bdi>"

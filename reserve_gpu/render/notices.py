@@ -1,6 +1,6 @@
 """Warnings about a reservation, and the errors of a failed one.
 
-A warning is a text that accompanies a reservation. Most errors have a function that returns the
+A warning accompanies a reservation. Most errors have a function that returns the
 public exception. If the hints depend on the frontend, the error has a class instead. An instance is
 raised inside a `Failure`, and its `error()` method later creates the public exception.
 """
@@ -41,7 +41,7 @@ NAMELESS = "without a name"
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
 # Minimum, maximum and default of `retry_after_s`. A program should retry when the first reservation
-# ends. But that end may be postponed, and frequent retries gain nothing.
+# expires. Reservations can be extended, and frequent retries gain nothing.
 SOONEST_S, LATEST_S, UNKNOWN_S = 5, 600, 60
 
 # -- warnings --------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Styles of text. MARK is for problems like idle or overdue reservations, TYPED for commands.
 STRONG, FAINT, MARK, TYPED = "strong", "faint", "mark", "typed"
-Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain texts, and pairs of text and style
+Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain strings, and pairs of text and style
 
 TITLES = ("GPU", "state", "name", "memory", "util", "temp", "power", "who")  # column titles
 QUEUE_TITLE = "waiting in the queue"

@@ -71,7 +71,7 @@ class Picture(NamedTuple):
 
     @property
     def is_watched(self) -> bool:
-        """Return whether a person reads the output of this IPython."""
+        """Return whether a person reads the output of this IPython session."""
         return is_watched()
 
     def below(self, texts: Sequence[str]) -> Picture:
@@ -107,7 +107,7 @@ def of_line(text: str) -> Picture:
 
 
 def warn(warnings: Sequence[str]) -> None:
-    """Show warnings in this IPython."""
+    """Show warnings in this IPython session."""
     lines: list[Line] = []
     for warning in warnings:
         first, *commands = warning.splitlines()  # HTML would show a line break as a space
@@ -116,7 +116,7 @@ def warn(warnings: Sequence[str]) -> None:
 
 
 def tell(what: Picture | str) -> None:
-    """Show a table or a text in this IPython.
+    """Show a table or a message in this IPython session.
 
     A terminal shows it on stderr. A notebook shows it as output, because stderr would be red.
     """

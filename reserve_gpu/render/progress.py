@@ -39,7 +39,7 @@ class Live(AbstractContextManager["Live"]):
     keeps it.
 
     Args:
-        stream: The output stream. None for the current output of IPython.
+        stream: The output stream. None means the output of the current IPython session.
 
     Attributes:
         has_waited: Whether a wait for a device was shown.

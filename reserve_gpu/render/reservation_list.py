@@ -113,7 +113,7 @@ def released(
 
     Args:
         reserved: The reservation of the process.
-        answer: The answer of the process.
+        answer: The process's reply.
         every: All reservations of the user.
         frontend: The frontend that shows the message. A program gets no commands.
     """
@@ -141,7 +141,7 @@ def signal_warning(reserved: Reserved, why: Answer, kill_after_s: float) -> str:
 
     Args:
         reserved: The reservation of the process.
-        why: The answer of the process to the request to end.
+        why: The process's reply to the request to exit.
         kill_after_s: Seconds between SIGTERM and SIGKILL.
     """
     cause = "does not respond" if why is Answer.SILENT else "can't be asked to end"

@@ -56,7 +56,7 @@ def unmatched(rules: Rules, rows: Sequence[DeviceStatus]) -> list[str]:
 
 
 def _limits(rules: Rules) -> list[str]:
-    """Return texts like `2 GPUs`, `1 d` and `idle 2 h`. The text of a missing limit is empty."""
+    """Return limits as `2 GPUs`, `1 d` and `idle 2 h`. A missing limit is an empty string."""
     gpus = rules.gpus
     ends = rules.after_cuda is not None and not rules.after_cuda.value
     return [

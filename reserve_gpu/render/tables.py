@@ -34,7 +34,7 @@ class Column(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """A table of sanitized texts.
+    """A table of sanitized strings.
 
     Attributes:
         columns: The columns. The first one names the rows, and is cut if it does not fit.

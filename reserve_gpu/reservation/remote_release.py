@@ -226,11 +226,12 @@ def release(
 
     Args:
         choice: The selected reservation.
-        is_end: Whether to end the process: on request, or else by SIGTERM and SIGKILL.
+        is_end: Whether to end the process. It is first asked to exit, and then gets SIGTERM and
+            SIGKILL.
         warn: Called before the first signal, with the reason why a request did not end the process.
 
     Returns:
-        The answer of the process, or what happened to it.
+        The process's reply, or a description of the outcome.
     """
     left = kept_reservation_of(choice.reserved.holder)
     if (

@@ -146,8 +146,8 @@ def _cautions(held: Holding | None, left: KeptReservation) -> list[str]:
 
     Args:
         held: The reservation that this kernel has taken over.
-        left: The kept reservation. Its kernel is no reason for a warning, because the driver may
-            take seconds to free that kernel's memory.
+        left: The kept reservation. Its old kernel causes no warning, because the driver may take
+            seconds to free that kernel's memory.
     """
     if held is None or held.terms.memory_limit_mib is not None:  # other users may share the device
         return []

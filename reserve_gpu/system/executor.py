@@ -265,7 +265,7 @@ class Executor:
     def run_within(
         self, limit_s: float, function: Callable[[Unpack[Ts]], object], *arguments: Unpack[Ts]
     ) -> None:
-        """Call a function on the worker thread, and wait for it with a timeout.
+        """Call a function on the worker thread, and wait for it to finish, up to a timeout.
 
         Args:
             limit_s: Timeout in seconds. After the timeout, the function keeps running.

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def connection_file(words: Sequence[str] = ()) -> str | None:
     """Return the path of this kernel's connection file, or None outside of a Jupyter kernel.
 
-    For a kernel that was started by ssh, the result is the kernel's id instead of the path, because
-    a restart removes its connection file.
+    For a kernel that was started over ssh, the result is the kernel's id, because a restart removes
+    the connection file.
 
     Args:
         words: The command line of the kernel that this process becomes by exec, if any.
@@ -47,7 +47,7 @@ def _connection_file(words: Sequence[str]) -> str | None:
 
 
 def remote_description() -> dict[str, str]:
-    """Return the description of this kernel, written by the machine that started it by ssh.
+    """Return the description of this kernel, written by the machine that started it over ssh.
 
     The description comes from RESERVE_GPU_STARTED. The field `id` identifies the kernel across
     restarts, `notebook` is the notebook's path, `machine` is the user's machine, and `wishes`
@@ -56,7 +56,7 @@ def remote_description() -> dict[str, str]:
     versions wrote no `began`.
 
     Returns:
-        The fields; empty for a kernel that was not started by ssh.
+        The fields; empty for a kernel that was not started over ssh.
     """
     with suppress(ValueError):  # treat a malformed value as if it were not set
         fields = untrusted.parsed(bytes.fromhex(os.environ.get(settings.STARTED, "")))
@@ -74,7 +74,7 @@ def encode_description(fields: Mapping[str, str]) -> str:
 
 
 def origin() -> str | None:
-    """Return the machine that started this kernel by ssh, or None if it was started locally."""
+    """Return the machine that started this kernel over ssh, or None if it was started locally."""
     return remote_description().get("machine")
 
 

@@ -26,7 +26,7 @@ def keep(connection_file: str, seconds: float) -> None:
 
     Args:
         connection_file: The path of the kernel's connection file, or the id of a kernel that was
-            started by ssh. An id has no file that could be removed.
+            started over ssh. An id has no file that could be removed.
         seconds: Timeout in seconds.
     """
     until, is_file = time.monotonic() + seconds, os.path.isabs(connection_file)

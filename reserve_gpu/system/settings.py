@@ -16,7 +16,7 @@ CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
 CONFIG = "RESERVE_GPU_CONFIG"
 HISTORY = "RESERVE_GPU_HISTORY"
 AGENT = "RESERVE_GPU_AGENT"  # name of a program that requests GPUs on behalf of its user
-# The description of a kernel that was started by ssh (`jupyter_kernel.remote_description`). It is
+# The description of a kernel that was started over ssh (`jupyter_kernel.remote_description`). It is
 # JSON, encoded in hexadecimal digits, because shells do not change these.
 STARTED = "RESERVE_GPU_STARTED"
 # The pid and start time (`procfs.stamp`) of a kernel that runs in a job of its own. Child processes

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MORE = """\
 This reserves nothing and does not join the queue. The exit code is the one
-that `reserve-gpu run` would have. With --json, stdout gets a JSON object.
+that `reserve-gpu run` would return. With --json, it prints a JSON object.
 """
 split = command.split_at_sign
 

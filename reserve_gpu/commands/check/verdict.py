@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE (cuda.h)
 TEXT_LIMIT = 200  # maximum number of characters of a framework's message
 
-# Advice for errors of cuInit; docs/check.md lists the sources. Commands have lines of their own.
+# Advice for errors returned by cuInit; docs/check.md lists the sources. Commands are on separate
+# lines.
 REMEDIES: dict[int, str] = {
     MISSING: "The CUDA library of the NVIDIA driver was not found. In a container, set "
     "NVIDIA_DRIVER_CAPABILITIES=compute,utility. On Debian, install the package libcuda1.",

@@ -61,9 +61,9 @@ GPU_GAUGES: tuple[Gauge, ...] = (
 # Metrics of each user's reservations of a device. The last item merges the values of several
 # processes of the user.
 USER_GAUGES: tuple[GaugeOfUser, ...] = (
-    ("user_memory_promised_bytes", "Memory of the device that the user has reserved as parts.",
+    ("user_memory_promised_bytes", "Device memory that the user has reserved as parts of a GPU.",
      lambda holder, _: _bytes(_promised_mib(holder)), sum),
-    ("user_memory_used_bytes", "Memory of the device that the user's reserving processes use.",
+    ("user_memory_used_bytes", "Device memory used by the user's processes with a reservation.",
      lambda holder, _: _bytes(holder.used_mib), sum),
     ("until_timestamp_seconds", "Time at which the user's last reservation of the device ends.",
      durations.end, max),

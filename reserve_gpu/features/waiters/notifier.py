@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SWITCH = "RESERVE_GPU_TELL_WAITERS"  # "0" turns messages about waiters off
 EVERY_S = 600.0  # seconds between two messages about waiters
-IDLE_S = 600.0  # seconds since the reservation and the last use after which a device is idle
+IDLE_S = 600.0  # a device is idle this many seconds after it was reserved or last used
 MUTEX_LIMIT_S = 0.2  # timeout for the mutex in seconds
 PAUSE_S = 5.0  # shortest time between two checks in seconds, however often cells end
 QUICK_S = 0.05  # duration of a check in seconds above which the pause grows in proportion
