@@ -57,9 +57,9 @@ def unfit(device: Device | Fault, request: Request, driver: str | None = None) -
 def should_take(request: Request, state: State, reading: Usage) -> bool:
     """Return whether to take a device that no other process has reserved or waits for.
 
-    A device that the user has named need not be idle, but CUDA must still accept processes on it. For
-    a part of a GPU, the device need not be idle either, because the memory use of other processes is
-    counted.
+    A device that the user has named need not be idle, but CUDA must still accept processes on it.
+    For a part of a GPU, the device need not be idle either, because the memory use of other
+    processes is counted.
 
     Args:
         request: The request.
