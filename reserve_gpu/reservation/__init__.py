@@ -1,1 +1,1 @@
-"""The reservation of a process: acquiring, keeping, sharing, handing over and releasing it."""
+"""Acquire, keep, share, hand over and release a process's reservation."""

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Rules
     from reserve_gpu.reservation.holding import Holding
 
-RETRY_MUTEX_LIMIT_S = 1.0  # short timeout for the mutex, because waiters retry anyway
-# Minimum timeout for the mutex in seconds: even a request with no time to wait should not fail
-# because another process holds the mutex for a moment.
+RETRY_MUTEX_LIMIT_S = 1.0  # mutex timeout in seconds; short because waiters retry anyway
+# Minimum mutex timeout in seconds. Even a request with no time left to wait should not fail just
+# because another process briefly holds the mutex.
 LEAST_WAIT_S = 1.0
 
 
@@ -45,7 +45,7 @@ class Acquired:
     Attributes:
         reservation: The reservation that satisfies the request.
         notices: Notices for the user.
-        savepoint: The reservation before the request, to undo the request.
+        savepoint: The state before the request, for undoing the request.
     """
 
     def __init__(self, reservation: Reservation, notices: list[str], savepoint: Savepoint) -> None:
@@ -53,7 +53,7 @@ class Acquired:
 
 
 class WouldReserve(Exception):  # noqa: N818 - not an error, but the result of a preview
-    """The devices that a preview found. Raising it makes the attempt release their locks."""
+    """Raised to report the devices that a preview found, and to release their locks."""
 
     def __init__(self, devices: tuple[Device, ...]) -> None:
         super().__init__(devices)
@@ -61,7 +61,7 @@ class WouldReserve(Exception):  # noqa: N818 - not an error, but the result of a
 
 
 def preview(session: Session, request: Request) -> tuple[Device, ...]:
-    """Return the devices that `reserve` would reserve, or raise the same errors."""
+    """Return the devices that `reserve` would reserve, or raise the error that it would raise."""
 
     def hold(granted: Granted, _: Request) -> None:
         raise WouldReserve(tuple(locked.device for locked in granted.locked))
@@ -85,21 +85,21 @@ def reserve(
         session: The session of this process.
         request: The request.
         deadline: When to stop waiting for a device.
-        hold: Called with the locked devices instead of `session.hold`, and disables waiting. Only
-            `preview` passes it.
+        hold: A function to call with the locked devices instead of `session.hold`. Passing it
+            disables waiting. Only `preview` does so.
 
     Returns:
-        The reservation with its notices.
+        The reservation, with notices for the user.
 
     Raises:
-        Failure: The request can't be satisfied; its notice has the reason.
+        Failure: The request can't be satisfied. The error's notice gives the reason.
         ImpossibleError: This machine can never satisfy the request.
-        RequestError: The request is invalid in this process.
+        RequestError: The request is not valid in this process.
         NoFreeDeviceError: Another thread of this process is waiting for a device.
         DriverError: The driver can't be used.
         LockError: The lock directory can't be used.
     """
-    if session.is_waiting:  # in another thread, which continues to wait
+    if session.is_waiting:  # another thread is waiting, and keeps waiting
         session.hide_if_unreserved()
         raise NoFreeDeviceError(notice.ANOTHER_THREAD_WAITS)
     notices = _begin(session, request)
@@ -137,11 +137,12 @@ def _acquire_devices(
     """Reserve devices that this process does not hold yet, and return notices about them."""
     if active_rules:
         quota.require_amount(request, active_rules)
-    # Once CUDA has started, it ignores the variables, so only devices that it sees can be reserved.
+    # Once CUDA has started, it ignores changes to the environment variables, so this process can
+    # reserve only the devices that CUDA already sees.
     if (is_late := cuda_environment.cuda_started()) and not cuda_environment.cuda_uuids():
         raise Failure(notice.TooLate(session.devices))
     with Nvml() as gpus:
-        gpus.count()  # without a driver, fail before creating a lock directory
+        gpus.count()  # if there is no driver, fail before creating the lock directory
         request = _name_held_devices(session.holding, request)
         if is_late:
             request = _only_what_cuda_sees(session, request, gpus)
@@ -161,8 +162,8 @@ def _acquire_devices(
                 rules=active_rules,
                 is_taking_back=is_late,
             )
-            # Lock the GPUs in order, and read each one. If all requested devices are locked, `hold`
-            # sets the variables. Otherwise, all locks are released.
+            # Lock and read the devices in order. If enough of them can be locked, `hold` sets the
+            # environment variables. Otherwise, all new locks are released.
             outcome = attempt(context, hold or session.hold, mutex_limit_s=_mutex_limit_s(deadline))
             changes: list[str] = []
             if isinstance(outcome, Denied):
@@ -171,7 +172,8 @@ def _acquire_devices(
 
 
 def _mutex_limit_s(deadline: Deadline) -> float:
-    # A request that may wait also waits for the mutex if its holder is stopped (SIGSTOP).
+    # A request that is allowed to wait also waits for the mutex, because a stopped process
+    # (SIGSTOP) might hold it.
     return max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
 
 
@@ -182,10 +184,13 @@ def _wait_or_fail(
     deadline: Deadline,
     hold: Callable[[Granted, Request], object] | None,
 ) -> tuple[Granted, list[str]]:
-    """Wait for the denied request, and return the granted devices and notices about changes.
+    """Wait for a denied request to be granted, unless `hold` is given.
+
+    Returns:
+        The granted devices, and notices about GPUs that changed during the wait.
 
     Raises:
-        Failure: The devices did not become free in time, or waiting can't help.
+        Failure: No suitable devices became free in time, or waiting can't help.
         ImpossibleError: This machine can never satisfy the request.
     """
     changes: list[str] = []
@@ -198,10 +203,10 @@ def _wait_or_fail(
 
 
 def _count_caller(session: Session) -> Reservation:
-    """Count one more caller of the current reservation, and return it.
+    """Record that another caller is using the current reservation, and return the reservation.
 
     Raises:
-        RequestError: Other code of this process has closed the locks.
+        RequestError: Other code in this process has closed the lock files.
     """
     if reservation := session.reservation:
         reservation.count_call(executor.caller())
@@ -210,7 +215,7 @@ def _count_caller(session: Session) -> Reservation:
 
 
 def _record_notices(session: Session) -> list[str]:
-    """Return a notice about lock files whose record could not be written."""
+    """Return a notice about any lock files whose records could not be written."""
     if not session.unsigned:
         return []
     devices, (directory, *_), (reason, *_) = zip(*session.unsigned, strict=True)
@@ -219,10 +224,10 @@ def _record_notices(session: Session) -> list[str]:
 
 
 def _name_held_devices(held: Holding, request: Request) -> Request:
-    """Add the names of the held devices to a request that changes only the terms.
+    """Add the held devices' names to a request that should keep the same devices.
 
-    A process that holds a part of a device and requests a part of another size keeps the same
-    device. A joined process whose holder is gone keeps the holder's devices.
+    A process that holds part of a device keeps that device when it requests a part of a different
+    size. A joined process keeps its devices when their original holder no longer holds them.
     """
     is_part = None not in (held.terms.memory_limit_mib, request.terms.memory_limit_mib)
     has_lost_holder = held.joined is not None and joining.has_lost_holder(held)
@@ -241,7 +246,7 @@ def _begin(session: Session, request: Request) -> list[str]:
     if not session.devices:
         procfs.require_descriptors()
     if request.terms.memory_limit_mib is not None:
-        cuda_environment.read_size_mib(settings.CONTEXT_MEMORY)  # fail early if it is invalid
+        cuda_environment.read_size_mib(settings.CONTEXT_MEMORY)  # fail early if invalid
     notices = session.renew()
     features = session.features_for(request.terms)
     notices += [notice for each in features for notice in each.begins()]
@@ -251,17 +256,18 @@ def _begin(session: Session, request: Request) -> list[str]:
 def _wait(
     session: Session, context: AttemptContext, denied: Denied, deadline: Deadline
 ) -> tuple[Granted | Denied, list[str]]:
-    """Wait in the queue if waiting can help, and retry whenever a device may be free.
+    """Wait in the queue if waiting can help, and retry whenever a device might be free.
 
-    A request that may not wait still gives earlier waiters a few seconds to take a free device.
+    A request that is not allowed to wait still gives earlier waiters a few seconds to take any free
+    devices.
 
     Returns:
-        The outcome of the last attempt, and notices about changes during the wait.
+        The outcome of the last attempt, and notices about GPUs that changed during the wait.
     """
     candidates = [row.device for row in denied.rows]
 
     def try_again(entry: QueueEntry) -> Granted | Denied:
-        # The rules may have changed during the wait, and the current lease may have ended.
+        # During the wait, the rules may have changed, and the current lease may have expired.
         held = session.holding
         current_context = context._replace(
             held=held.locks_in(context.locks.path),
@@ -294,7 +300,8 @@ def _wait(
         waited = feature.Wait(deadline.asks, began, time.monotonic() - start, how)
         for each in session.features.values():
             each.waited(waited)
-    return outcome, refresh.refresh(session).notices  # GPUs may have been added or removed
+    # GPUs may have been added or removed during the wait.
+    return outcome, refresh.refresh(session).notices
 
 
 def _failure(
@@ -302,7 +309,8 @@ def _failure(
 ) -> Failure | ImpossibleError:
     """Return the error for a denied request, and hide all GPUs if this process holds none.
 
-    GPUs are not hidden if the request is impossible, or if an ancestor holds all the devices.
+    GPUs are not hidden if the request can never be satisfied, or if ancestors of this process hold
+    all the devices that it may use.
     """
     request, visible = context.request, context.inherited[cuda_environment.VISIBLE]
     if visible is not None and not denied.rows:
@@ -311,7 +319,8 @@ def _failure(
         return notice.impossible(request, denied.rows, visible)
     is_above = _is_above(session, context, denied)
     if not is_above:
-        session.hide_if_unreserved()  # before the explanation, which may be slow and interrupted
+        # Hide the GPUs first, because reading their processes can be slow and can be interrupted.
+        session.hide_if_unreserved()
     rows = snapshot.add_processes(context.gpus, denied.rows, context.idle_mib)
     if is_above:
         environ = {name: context.inherited[name] for name in cuda_environment.CUDA}
@@ -334,10 +343,10 @@ def _failure(
 
 
 def _siblings(rows: Sequence[DeviceStatus]) -> set[int]:
-    """Return the pids of holders with the same parent and the same command as this process.
+    """Return the pids of holders that have the same parent and command as this process.
 
-    Such processes are MPI ranks or Dask workers, whose commands differ only in numbers. Kernels
-    are excluded, because two kernels of one Jupyter server are unrelated.
+    Such processes are usually MPI ranks or Dask workers, so numbers in the commands are ignored.
+    Jupyter kernels are excluded, because two kernels of the same Jupyter server are unrelated.
     """
     parent = os.getppid()
     if kernels_file() or parent == 1:  # init adopts unrelated orphans
@@ -364,7 +373,7 @@ def _free_alternatives(context: AttemptContext, rows: Sequence[DeviceStatus]) ->
 
     Args:
         context: The context of the attempt.
-        rows: The named devices, with the reasons why they are not available.
+        rows: The named devices, with the reasons why they are unavailable.
     """
     request = context.request
     is_limited = context.inherited[cuda_environment.VISIBLE] is not None or context.is_taking_back
@@ -383,7 +392,7 @@ def _free_alternatives(context: AttemptContext, rows: Sequence[DeviceStatus]) ->
 
 
 def _is_above(session: Session, context: AttemptContext, denied: Denied) -> bool:
-    """Return whether ancestors of this process hold all the devices that it may use."""
+    """Return whether ancestors of this process hold all the devices that it is allowed to use."""
     if session.devices or not context.inherited[cuda_environment.VISIBLE]:
         return False
     return policy.is_above(denied.rows, procfs.ancestors())
@@ -392,18 +401,19 @@ def _is_above(session: Session, context: AttemptContext, denied: Denied) -> bool
 def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Request:
     """Narrow the request to the devices that CUDA sees.
 
-    Once CUDA has started, this process can reserve only these devices. It may have released them
-    before.
+    Once CUDA has started, this process can reserve only the devices that CUDA sees, for example to
+    take back devices that it has released.
 
     Raises:
-        Failure: The request is for other devices.
+        Failure: These devices don't satisfy the request.
     """
     everything = [device for device in gpus.walk() if isinstance(device, Device)]
     by_uuid = {names.bare_uuid(device.uuid): device for device in everything}
     visible = [by_uuid[uuid] for uuid in cuda_environment.cuda_uuids() if uuid in by_uuid]
     if narrowed := policy.reclaim(request, visible):
         return narrowed
-    # If CUDA sees all GPUs, this process probably never reserved any. Don't suggest reserving all.
+    # If CUDA sees all GPUs, this process probably never reserved any. In that case, don't suggest
+    # reserving all of them.
     is_limited = len(visible) < len(everything) or len(everything) == 1
     held = {device.uuid for device in session.devices}
     is_held = all(device.uuid in held for device in visible)
@@ -425,10 +435,10 @@ def _cautions(context: AttemptContext, granted: Granted) -> list[str]:
 
 
 def _caution(context: AttemptContext, locked: LockedDevice) -> DeviceStatus:
-    """Return the status of an acquired device, reduced to the use that needs a warning.
+    """Return the status of an acquired device, keeping only the use that needs a warning.
 
-    Use by this process is left out. If parts are reserved, use by other holders of parts is also
-    left out, because it was counted.
+    Use by this process is left out. When this process reserves a part of the device, use by other
+    part holders is also left out, because the reservation attempt has already counted their memory.
     """
     row, is_part = locked.row, context.request.terms.memory_limit_mib is not None
     if row.usage is None or (row.use_state is State.IDLE and not row.holders):
@@ -436,7 +446,8 @@ def _caution(context: AttemptContext, locked: LockedDevice) -> DeviceStatus:
     known_holders = (Holder(listed_pid=os.getpid()), *row.holders)
     listed = context.gpus.processes(locked.device)
     processes = snapshot.identify_processes(context.gpus, listed, known_holders)
-    # In a container, owners of processes may be unknown (None): they may be holders of parts.
+    # In a container, it may be unknown whether a process has reserved the device (None). When parts
+    # are reserved, such a process might be another part holder.
     unreserved = (False,) if is_part else (False, None)
     others = tuple(process for process in processes if process.has_reserved in unreserved)
     is_all_seen = len(processes) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))

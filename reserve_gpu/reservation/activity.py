@@ -1,4 +1,4 @@
-"""Use of reserved devices by the processes of a reservation, as reported by the driver."""
+"""Read from the driver how a reservation's processes use the reserved devices."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -14,21 +14,22 @@ from reserve_gpu.reservation import joining
 from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.system import executor, procfs
 
-DRIVER_LIMIT_S = 5.0  # timeout for reading held devices, whose first access takes up to 3 s
-# Longest time in seconds to wait for a cuInit that may be running. cuInit reads the variables when
-# it starts, and takes up to 3 s without persistence mode
+DRIVER_LIMIT_S = 5.0  # timeout in seconds for reading held devices; the first access can take 3 s
+# Maximum time in seconds to wait for a cuInit call that might be in progress. cuInit reads the
+# environment variables when it starts, and takes up to 3 s without persistence mode
 # (https://docs.nvidia.com/deploy/driver-persistence/).
 HIDDEN_S = 5.0
-HIDDEN_POLL_S = 0.05  # seconds between two checks for a running cuInit
+HIDDEN_POLL_S = 0.05  # seconds between checks for a cuInit call in progress
 
 
 class DeviceActivity(NamedTuple):
-    """The recent use of one device by the processes of a reservation.
+    """A device's recent use by a reservation's processes.
 
     Attributes:
-        is_used: Whether these processes used the device; None if this can't be read.
-        percent: The percentage of time in which the processes' CUDA kernels ran; None if unknown.
-        mib: The device memory in MiB that the processes use; None if unknown.
+        is_used: Whether these processes used the device; None if unknown.
+        percent: The percentage of time during which these processes ran CUDA kernels; None if
+            unknown.
+        mib: The device memory that these processes use, in MiB; None if unknown.
         share: The device's share of its GPU's memory, from 0 to 1; None if unknown.
     """
 
@@ -41,16 +42,16 @@ class DeviceActivity(NamedTuple):
 def read(
     devices: Sequence[Device], pids: Collection[int], since: float, limit_s: float
 ) -> dict[Device, DeviceActivity]:
-    """Return the use of devices by these processes and their descendants.
+    """Return each device's use by the given processes and their descendants.
 
     Args:
         devices: The devices to read.
-        pids: The processes of the reservation.
+        pids: The pids of the reservation's processes.
         since: The start of the period, in seconds since the epoch.
-        limit_s: The timeout for each driver call in seconds.
+        limit_s: The timeout for each driver call, in seconds.
 
     Returns:
-        The use of each device. All fields are None if the driver can't be used.
+        Each device's use. If the driver can't be used, all fields are None.
     """
     with suppress(DriverError), Nvml(limit_s) as gpus:
         return {device: _of_device(gpus, device, pids, since) for device in devices}
@@ -58,17 +59,17 @@ def read(
 
 
 def _of_device(gpus: Nvml, device: Device, pids: Collection[int], since: float) -> DeviceActivity:
-    """Return the use of a device, from readings per process or, without them, of the whole device.
+    """Return a device's use, based on per-process readings if the driver provides them.
 
-    A CUDA context alone does not count as use, because a notebook that has started CUDA keeps its
-    context.
+    Otherwise, any use of the device counts. A CUDA context alone does not count as use, because a
+    notebook that has started CUDA keeps its context.
     """
     try:
         usage, processes, gauges = gpus.read_all(device)
     except DeviceError:
         return DeviceActivity()
     share = gpus.share(device)
-    if not gpus.sees_all:  # the driver's pids may be those of another PID namespace
+    if not gpus.sees_all:  # the driver's pids may belong to another PID namespace
         return DeviceActivity(_is_above_zero(gauges.utilisation), share=share)
     is_listed = usage.compute is not None
     is_own = {process.pid: procfs.is_descendant(process.pid, pids) for process in processes}
@@ -92,7 +93,7 @@ def _is_above_zero(utilisation: int | None) -> bool | None:
 
 
 def is_used(held: Holding, since: float) -> bool:
-    """Return whether this process, a joined process or their descendants have used a device.
+    """Return whether this process, a joined process, or one of their descendants used a device.
 
     A device that can't be read counts as used.
 
@@ -105,22 +106,24 @@ def is_used(held: Holding, since: float) -> bool:
 
 
 def of_hidden(held: Holding) -> tuple[bool, bool]:
-    """Check whether this process or a descendant uses devices that are now hidden.
+    """Check whether this process or a descendant is using devices that have just been hidden.
 
-    A cuInit that started before the devices were hidden may still be running, so wait for it first.
+    A cuInit call that started before the devices were hidden might still be in progress, so wait
+    for it to finish first.
 
     Returns:
-        Whether CUDA has started in this process, and whether a descendant uses a held device.
+        Whether CUDA has started in this process, and whether a descendant is using a held device.
     """
     executor.wait_for(lambda: not cuda_environment.cuda_may_be_starting(), HIDDEN_S, HIDDEN_POLL_S)
     return cuda_environment.cuda_started(), by_child(held)
 
 
 def by_child(held: Holding) -> bool:
-    """Return whether a descendant of this process uses one of the held devices.
+    """Return whether a descendant of this process is using one of the held devices.
 
-    A device that can't be read counts as used if this process has any descendant. If the driver
-    does not identify processes, any use counts, unless parts of the devices are reserved.
+    A device that can't be read counts as used if this process has any descendants. If processes
+    can't be identified, any process on a device counts as a descendant, unless only parts of the
+    devices are reserved.
     """
     own_pid = os.getpid()
     with suppress(DriverError, DeviceError), Nvml(DRIVER_LIMIT_S) as gpus:

@@ -1,4 +1,4 @@
-"""Set, check and restore the CUDA variables and memory limits of the reserved devices."""
+"""Set, check and restore the CUDA variables and memory limits for the reserved devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Variables
     from reserve_gpu.reservation.holding import Holding
 
-# The variables that decide which devices CUDA sees.
+# The environment variables that determine which devices CUDA sees.
 DECIDING = (cuda_environment.VISIBLE, cuda_environment.ORDER)
 
 
@@ -22,9 +22,10 @@ class OurVariables:
     """The environment variables that this process has changed.
 
     Attributes:
-        changes: The changes of the variables, with the previous values.
-        environ: The variables that are set for the held devices, as users see them.
-        notices: Notices about the memory limits that keep frameworks within a part of a GPU.
+        changes: The changes to the variables, with their previous values.
+        environ: The variables that are set for the held devices, except internal ones.
+        notices: Notices about the memory limits that keep frameworks within the reserved part of a
+            GPU.
     """
 
     def __init__(self) -> None:
@@ -39,22 +40,22 @@ class OurVariables:
         return self.changes.written.get(cuda_environment.VISIBLE) == ""
 
     def inherited(self) -> dict[str, str | None]:
-        """Return the variables without this process's changes.
+        """Return the variables' values without this process's changes.
 
-        If an ancestor has hidden the GPUs, the values from before that are returned.
+        If an ancestor process has hidden the GPUs, return the values from before it did so.
         """
         return cuda_environment.before_hiding(self.changes.inherited())
 
     def unset(self) -> None:
-        """Restore the previous values of all changed variables."""
+        """Restore all changed variables to their previous values."""
         self.changes = self.changes.apply({})
 
     def hide(self) -> None:
-        """Hide all devices from programs that start later, and mark the variables as changed."""
+        """Hide all devices from child processes, and from this process unless CUDA has started."""
         self.changes = self.changes.apply(cuda_environment.hiding(self.changes.inherited()))
 
     def adopt(self, changes: cuda_environment.Changes) -> None:
-        """Take over the changes that the program before the exec made."""
+        """Take over the changes that this process made before its exec."""
         self.changes, self.environ = changes, set_only(changes.written)
 
     def set_for(self, held: Holding) -> None:
@@ -67,7 +68,7 @@ class OurVariables:
         self.environ = set_only(values)
 
     def restore(self, held: Holding) -> list[str]:
-        """Set variables again that other code has changed or removed, and return notices."""
+        """Restore variables that other code has changed or removed, and return notices."""
         notices: list[str] = []
         if changed := self._changed(held.devices, cuda_environment.CUDA, is_restored=True):
             values = {name: self.environ.get(name) for name in cuda_environment.CUDA}
@@ -78,7 +79,7 @@ class OurVariables:
         return notices + self._restore_memory_limits(held)
 
     def _restore_memory_limits(self, held: Holding) -> list[str]:
-        """Set memory limits again that were removed, and accept those that other code changed."""
+        """Restore memory limits that other code removed, but keep those that it changed."""
         inherited = self.inherited()
         limits, notices = _memory_limits(
             held, inherited | cuda_environment.inherited_caps(inherited)
@@ -92,14 +93,14 @@ class OurVariables:
         return notices
 
     def are_as_set(self) -> bool:
-        """Return whether the variables that decide which devices CUDA sees are unchanged."""
+        """Return whether the variables that determine which devices CUDA sees are unchanged."""
         if self.are_hidden or self._reported_change:
             return False
         values = cuda_environment.read(DECIDING)
         return all(value == self.environ.get(name) for name, value in values.items())
 
     def changed_in_cell(self, devices: Sequence[Device]) -> list[str]:
-        """Return a notice if a cell has changed which devices CUDA sees, once per change."""
+        """Return a notice, once per change, if a cell has changed which devices CUDA sees."""
         if self.are_hidden:
             return []
         change = self._changed(devices, DECIDING)
@@ -109,7 +110,7 @@ class OurVariables:
     def _changed(
         self, devices: Sequence[Device], variables: Sequence[str], *, is_restored: bool = False
     ) -> str | None:
-        """Return a notice about variables that other code has changed; None if there are none."""
+        """Return a notice about variables that other code has changed, if there are any."""
         current = cuda_environment.read(variables)
         values = {name: value for name, value in current.items() if value != self.environ.get(name)}
         if not values:
@@ -121,12 +122,12 @@ class OurVariables:
 
 
 def set_only(values: Variables) -> dict[str, str]:
-    """Return the variables that have a value, without those that only child processes read."""
+    """Return the variables that have a value, except those that only child processes read."""
     return {n: v for n, v in values.items() if v is not None and n not in cuda_environment.OWN}
 
 
 def _memory_limits(held: Holding, inherited: Variables) -> tuple[dict[str, str], list[str]]:
-    """Return the memory limits to set for the held devices, and notices about them."""
+    """Return the memory limits to set for the held devices, and notices about the limits."""
     if held.terms.memory_limit_mib is None:
         return {}, []
     values = memory_caps.marked_variables(held.devices, held.terms.memory_limit_mib, inherited)
@@ -144,14 +145,15 @@ def memory_limit_notices(
     *,
     is_late: bool,
 ) -> list[str]:
-    """Return notices about the memory limits of frameworks on these devices.
+    """Return notices about the frameworks' memory limits on these devices.
 
     Args:
-        devices: The devices of which parts are reserved.
-        memory_limit_mib: The memory reserved on each device in MiB.
-        inherited: The variables without this process's changes.
-        written: The memory limits that are set.
-        is_late: Whether CUDA has started in this process, which then ignores the variables.
+        devices: The partially reserved devices.
+        memory_limit_mib: The memory reserved on each device, in MiB.
+        inherited: The variables' values without this process's changes.
+        written: The memory limits that this process has set.
+        is_late: Whether CUDA has already started in this process, so that frameworks ignore new
+            limits.
     """
     user_limits, all_limits = (
         memory_caps.capped_by(inherited),

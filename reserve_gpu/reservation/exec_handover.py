@@ -1,9 +1,9 @@
 """Hand over a reservation from one program to the next when a process calls exec.
 
-The descriptors of the locks stay open over that one exec, so the process keeps its locks. All other
-data is in an environment variable. It includes the pid and the start time of the process, so that
-child processes ignore it. Nothing about the locks is trusted unless the operating system confirms
-it.
+The lock files' descriptors stay open across that one exec, so the process keeps its locks. All
+other data is passed in an environment variable. The variable includes the process's pid and start
+time, so that child processes ignore it. Nothing that the variable says about the locks is trusted
+unless the operating system confirms it.
 """
 
 import json
@@ -28,18 +28,18 @@ from reserve_gpu.system import procfs, settings, subprocesses
 from reserve_gpu.system.file_control import write_lock
 
 ERRORS = (ValueError, TypeError, KeyError, AttributeError)  # raised for invalid handover data
-LIMIT = 100_000  # longest handover data in characters; Linux allows 128 KiB per variable
-REASON_LIMIT = 5_000  # longest reason in characters, each of which takes up to 12 in JSON
+LIMIT = 100_000  # maximum handover data length in characters; Linux allows 128 KiB per variable
+REASON_LIMIT = 5_000  # maximum length of the reason; one character can become 12 in JSON
 
 
 class Handover(NamedTuple):
-    """The data that one program hands over to the next in the same process.
+    """The data that one program hands over to the next program in the same process.
 
     Attributes:
         changes: The changes to the environment variables.
-        held: The reservation, without devices if there is none.
-        reason: The reason to show to the user why no device is held, or None.
-        facts: Values that features store for themselves.
+        held: The reservation; it has no devices if nothing is reserved.
+        reason: The explanation to show to the user if no device is held, or None.
+        facts: Values that features pass to the next program.
     """
 
     changes: cuda_environment.Changes
@@ -49,7 +49,7 @@ class Handover(NamedTuple):
 
 
 def offer(handover: Handover) -> None:
-    """Offer the data to the program that this process runs after its next exec."""
+    """Pass the data on to the program that this process runs after its next exec."""
     for lock in handover.held.locks.values():
         lock.keep_over_exec()
     pid, _, began = procfs.stamp(os.getpid()).partition(" ")
@@ -72,7 +72,7 @@ def serialize(held: Holding) -> dict[str, Any]:
     return {
         "devices": [device._asdict() for device in held.devices],
         "locks": [(lock.descriptor, lock.name, is_sharers(lock.name)) for lock in locks],
-        # Older versions write neither of the next two fields.
+        # Older versions don't write the next two fields.
         "owned": [(own.descriptor, own.name) if (own := lock.owned) else None for lock in locks],
         "taken": [lock.taken for lock in locks],
         "record": Record(terms=held.terms).to_dict(),
@@ -83,11 +83,11 @@ def serialize(held: Holding) -> dict[str, Any]:
 def start_follower(
     module: str, held: Holding, about: Mapping[str, Any], open_files: Sequence[int]
 ) -> None:
-    """Start a process that runs `main` of a module, and monitors this process after its exec.
+    """Start a process that runs a module's `main` to monitor this process after its exec.
 
     Args:
-        module: The name of the module.
-        held: The reservation.
+        module: The module's name.
+        held: The reservation of this process.
         about: Additional data for the module's `main`.
         open_files: The descriptors that the new process keeps open.
 
@@ -100,14 +100,14 @@ def start_follower(
 
 
 def are_still_locked(about: Mapping[str, Any]) -> bool:
-    """Return whether the monitored process, or a process that it started, holds all the locks."""
+    """Return whether the monitored process or its descendants still hold all the locks."""
     names = [os.path.basename(name) for _, name, _ in about["locks"]]
     with LockDirectory() as directory:
         return directory.are_listed(names, about["pid"])
 
 
 def deserialize(fields: Mapping[str, Any]) -> Holding:
-    """Rebuild a reservation from the result of `serialize`, without its locks.
+    """Rebuild a reservation, without its locks, from the result of `serialize`.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: The data is invalid.
@@ -125,10 +125,10 @@ def deserialize(fields: Mapping[str, Any]) -> Holding:
 
 
 def received() -> Handover | None:
-    """Return the data that was handed over to this process; None if there is none, or it is stale.
+    """Return the data that was handed over to this process, or None if there is no valid data.
 
-    After reading the data, this function deletes the environment variable, or shortens it to the
-    pid and the start time of this process.
+    After reading the data, this function deletes the environment variable. If devices are held, it
+    shortens the variable to this process's pid and start time instead.
     """
     value = os.environ.get(settings.HELD, "")
     if procfs.reservation_pid() != os.getpid():
@@ -176,12 +176,12 @@ def _text(value: object) -> str | None:
 def _adopted_with_record(
     lock: Sequence[Any], owned: Sequence[Any] | None, taken: Sequence[Any] | None
 ) -> Lock | None:
-    """Return a lock that this process held before the exec, with the lock on its record file.
+    """Return a lock that this process held before exec, with the lock on the record file, if any.
 
     Args:
-        lock: The descriptor and the name of the locked file.
-        owned: The descriptor and the name of the record file, if that is a separate file.
-        taken: The time at which the lock was acquired, by the wall clock and the boot clock.
+        lock: The locked file's descriptor and name.
+        owned: The record file's descriptor and name; None if the record is in the locked file.
+        taken: When the lock was acquired, by the wall clock and the boot clock; None if unknown.
     """
     now = procfs.now()
     wall, boot = map(untrusted.number, taken) if taken else now
@@ -196,11 +196,11 @@ def _adopted_with_record(
 
 
 def _adopted(descriptor: int, name: str, taken: Instant) -> Lock | None:
-    """Return a lock that this process held before the exec; None if it does not hold that lock.
+    """Return a lock that this process held before exec, or None if it no longer holds the lock.
 
     The operating system must confirm that the descriptor is open, that its file has the given name,
-    and that this file description holds the lock. The descriptor is then closed in forks and on the
-    next exec.
+    and that its file description holds the lock. The descriptor is then set to close on the next
+    exec and in forked children.
     """
     path = os.path.join(default_path(), os.path.basename(name))
     with suppress(OSError, OverflowError, ValueError, TypeError):

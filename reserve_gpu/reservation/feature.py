@@ -1,10 +1,11 @@
-"""The interface of features, the table of all features, and the imports before a reservation.
+"""The interface of features, the table of all features, and imports made before a reservation.
 
-No other module imports a feature, so you can delete a feature by deleting its folder and its row.
+No other module imports a feature, so you can remove a feature by deleting its folder and its row in
+the table.
 
-If a signal handler raises during an import, its thread keeps Python's import lock, and all other
-threads that import a module block forever. So the caller's thread imports all modules that a call
-needs before the session's thread does the work.
+If a signal handler raises an exception during an import, the interrupted thread keeps Python's
+import lock, and every other thread that imports a module blocks forever. So the caller's thread
+imports all the modules that a call needs before the session's thread does the work.
 """
 
 # ruff: noqa: ARG002 - the default methods ignore their arguments
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 
 
 class UseLook(NamedTuple):
-    """A check of whether this process or its descendants use the devices.
+    """The result of checking whether this process or its descendants are using the devices.
 
     Attributes:
         now: The time of the check, in seconds since the epoch.
-        at: The time of the check by time.monotonic().
+        at: The time of the check, by time.monotonic().
         is_used: Whether a device was in use.
     """
 
@@ -47,11 +48,11 @@ class UseLook(NamedTuple):
 class Owner(Protocol):
     """The part of the session that features use.
 
-    `held`, `run` and `run_within` may be used on any thread, the others only on the session's
-    thread.
+    `held`, `run` and `run_within` may be used on any thread. All other members may be used only on
+    the session's thread.
 
     Attributes:
-        last_look: The latest check of use, which features share.
+        last_look: The result of the latest usage check, which features share.
     """
 
     last_look: UseLook | None
@@ -70,27 +71,27 @@ class Owner(Protocol):
     def run_within(
         self, limit_s: float, function: "Callable[[Unpack[Ts]], object]", *arguments: "Unpack[Ts]"
     ) -> None:
-        """Call the function on the session's thread, and wait at most `limit_s` seconds."""
+        """Call the function on the session's thread, and wait for at most `limit_s` seconds."""
 
     def set_holding(self, held: Holding, *, renew_lease: bool = False) -> None:
         """Replace the reservation."""
 
     def hide(self) -> None:
-        """Hide all devices from this process. They stay reserved."""
+        """Hide all devices from this process, but keep them reserved."""
 
     def release_and_hide(self, how: End = End.OVER) -> None:
-        """Release the devices and hide them from this process."""
+        """Release the held devices, and hide all devices from this process."""
 
     def wake(self) -> None:
-        """Make the session's thread call `Feature.step` of all features now."""
+        """Make the session's thread call every feature's `step` method soon."""
 
 
 class Leaving(Enum):
-    """The kind of program that takes over the reservation of this one."""
+    """The kind of program that takes over this program's reservation."""
 
-    COMMAND = auto()  # any program, after an exec, without this package
-    KERNEL = auto()  # a kernel, after an exec, with this package
-    RESTART = auto()  # the next kernel, after a restart
+    COMMAND = auto()  # any other program, started by exec
+    KERNEL = auto()  # a Jupyter kernel that uses this package, started by exec
+    RESTART = auto()  # the next Jupyter kernel, after a restart
 
 
 class Wait(NamedTuple):
@@ -98,9 +99,9 @@ class Wait(NamedTuple):
 
     Attributes:
         asks: The request, in words.
-        began: The time when it began, in seconds since the epoch.
-        waited_s: Its duration in seconds.
-        how: How it ended.
+        began: When the wait began, in seconds since the epoch.
+        waited_s: How long the wait lasted, in seconds.
+        how: How the wait ended.
     """
 
     asks: str
@@ -110,49 +111,58 @@ class Wait(NamedTuple):
 
 
 class Feature:
-    """A feature of reservations. The session creates it when a reservation first needs it.
+    """A feature of reservations, which the session creates when a reservation first needs it.
 
-    The session's thread calls the methods, unless their docstrings say otherwise.
+    Each method is called on the session's thread, unless the method's docstring says otherwise.
     """
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
 
     def begins(self) -> "list[str]":
-        """Prepare a reservation, and return notices about it."""
+        """Prepare for a reservation request, and return notices for the user."""
         return []
 
     def limited(self, lease: Lease) -> Lease:
-        """Return the lease, limited by this feature. Must not block: the mutex may be held."""
+        """Return the lease with this feature's limits applied.
+
+        Must not block, because the mutex might be held.
+        """
         return lease
 
     def changed(self, change: Change) -> None:
-        """Handle a change of the reservation. Must not block: the mutex may be held."""
+        """Handle a change to the reservation.
+
+        Must not block, because the mutex might be held.
+        """
 
     def waited(self, wait: Wait) -> None:
-        """Handle the end of a wait in the queue."""
+        """Handle a finished wait in the queue."""
 
     def step(self) -> float | None:
-        """Do periodic work, and return the seconds until the next step; None for no next step."""
+        """Do periodic work, and return the seconds until the next step; None if there is none."""
         return None
 
     def show(self) -> None:
-        """Show the state of the reservation in the current cell. Called on the cell's thread."""
+        """Show the reservation's state in the current cell. Called on the cell's thread."""
 
     def cell_begins(self) -> list[str]:
-        """Return warnings to show before a cell. Called on the cell's thread."""
+        """Return warnings to show before a cell runs. Called on the cell's thread."""
         return []
 
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
-        """Return warnings to show after a cell. Called on the cell's thread if a device is held.
+        """Return warnings to show after a cell has run.
+
+        Called on the cell's thread if a device is held.
 
         Args:
-            look: Returns the processes on each held device, if the driver identifies them.
+            look: A function that returns the processes on each held device. It returns an empty
+                mapping if the processes can't be identified.
         """
         return []
 
     def released(self) -> str:
-        """Return text to add to the message about a release. Called on the caller's thread."""
+        """Return text to append to the release message. Called on the caller's thread."""
         return ""
 
     def explained(self, error: ReserveGPUError) -> ReserveGPUError:
@@ -160,13 +170,13 @@ class Feature:
         return error
 
     def leaves(self, how: Leaving) -> Mapping[str, Fact]:
-        """Hand over the reservation, and return data for this feature in the next program."""
+        """Hand over the reservation, and return this feature's data for the next program."""
         return {}
 
 
 # -- all features ----------------------------------------------------------------------------------
 
-# Variables that a batch system sets in each job, and Kubernetes in each pod.
+# Environment variables that batch systems set in every job and Kubernetes sets in every pod.
 JOBS = {"SLURM_JOB_ID", "FLUX_JOB_ID", "KUBERNETES_SERVICE_HOST"}
 
 
@@ -176,11 +186,14 @@ class FeatureRow(NamedTuple):
     A reservation needs the feature if `is_wanted_here` or `is_wanted_for` returns True.
 
     Attributes:
-        module: The module that defines the feature, relative to `reserve_gpu`.
+        module: The name, relative to `reserve_gpu`, of the module that defines the feature.
         name: The name of the feature's class.
-        is_wanted_here: Returns whether every reservation of this process needs the feature.
-        is_wanted_for: Returns whether a reservation with the given terms needs the feature.
-        options: The module that defines the feature's request options; empty if there are none.
+        is_wanted_here: A function that returns whether every reservation of this process needs the
+            feature.
+        is_wanted_for: A function that returns whether a reservation with the given terms needs the
+            feature.
+        options: The name of the module that defines the feature's request options. Empty if the
+            feature has none.
     """
 
     module: str
@@ -199,7 +212,8 @@ def _in_cells() -> bool:
     return jupyter_kernel.cells().shell is not None
 
 
-# Features are called in this order. The history precedes the lease, which reuses its check of use.
+# Features are called in this order. The history comes before the lease timer, which reuses the
+# history's usage check.
 FEATURES = (
     FeatureRow("features.job.job_end", "Job", lambda: not JOBS.isdisjoint(os.environ)),
     FeatureRow("features.history.journal", "History", settings.may_have_history),
@@ -229,7 +243,7 @@ def options() -> "tuple[Option, ...]":
 
 
 def load_for_reading() -> bool:
-    """Import the modules for reading devices, and return whether there may be rules.
+    """Import the modules needed to read devices, and return whether any rules might apply.
 
     Raises:
         ReserveGPUError: The process can't open more files.
@@ -242,18 +256,18 @@ def load_for_reading() -> bool:
 
 
 def load_for_reserving(terms: ReservationTerms | None = None) -> "dict[str, type[Feature]]":
-    """Import the modules for reserving devices.
+    """Import the modules needed to reserve devices.
 
     Args:
         terms: The terms of the request; None if they are not known yet.
 
     Returns:
-        The features that every reservation of this process needs, by name.
+        The classes of the features that every reservation of this process needs, by name.
 
     Raises:
         ReserveGPUError: The process can't open more files.
     """
-    may_end = load_for_reading() or terms is None  # a rule may give the reservation an end
+    may_end = load_for_reading() or terms is None  # a rule might limit the lease
     for row in FEATURES:
         if may_end or (terms and row.is_wanted_for(terms)):
             row.load()

@@ -1,4 +1,4 @@
-"""The reservation of a process as an immutable value: devices, their locks, and the terms."""
+"""A process's reservation as an immutable value: the devices, their locks, and the terms."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ from reserve_gpu.system import procfs
 
 
 class Joined(NamedTuple):
-    """The reservation of another process that a joined process shares.
+    """Another process's reservation that this process has joined.
 
     Attributes:
-        of: The times at which the holder reserved each device, in seconds since the epoch.
-        name: The short name of the holder, such as a notebook's name.
+        of: When the holder reserved each device, in seconds since the epoch.
+        name: The holder's short name, such as a notebook's name.
     """
 
     of: tuple[float, ...]
@@ -37,18 +37,19 @@ class Holding(NamedTuple):
 
     Attributes:
         devices: The held devices, in the order in which CUDA numbers them.
-        locks: The lock of each device, by UUID.
+        locks: Each device's lock, by device UUID.
         terms: The terms that other users can see, such as the lease and the reserved memory.
-        overdue: The time at which the reservation should have ended, in seconds since the epoch.
-            None if it is not overdue.
-        kept_until: The time limit for the restart of this kernel, in seconds since the epoch. None
-            if the kernel is not restarting.
-        joined: The reservation of another process that this process has joined.
+        overdue: When the reservation should have ended, in seconds since the epoch. None if the
+            reservation is not overdue.
+        kept_until: When the devices are released if this kernel does not restart before then, in
+            seconds since the epoch. None if the kernel is not restarting.
+        joined: The other process's reservation that this process has joined, or None.
         facts: Values that features stored before an exec.
-        is_back: Whether the reservation was kept over a restart of this kernel, and has not changed
-            since.
-        number: Identifies the reservation within this process, even if its devices change.
-        were_idle: Whether no other process used the devices when they were reserved.
+        is_back: Whether the reservation was kept across a restart of this kernel, and has not
+            changed since.
+        number: A number that identifies the reservation within this process. It stays the same when
+            the driver renumbers or loses a device.
+        were_idle: Whether no other process was using the devices when they were reserved.
     """
 
     devices: tuple[Device, ...]
@@ -63,29 +64,29 @@ class Holding(NamedTuple):
     were_idle: bool = False
 
     def with_new_number(self) -> "Holding":
-        """Return a copy with a new `number`, which makes it a different reservation."""
+        """Return a copy with a new `number`, which marks the copy as a different reservation."""
         return self._replace(number=next(_numbers))
 
     @property
     def lease(self) -> Lease:
-        """Return the lease of the reservation."""
+        """Return the reservation's lease."""
         return self.terms.lease
 
     def locks_in(self, directory: str) -> dict[str, Lock]:
-        """Return the locks whose files are in the given lock directory, by UUID."""
+        """Return the locks whose files are in the given lock directory, by device UUID."""
         locks = self.locks.items()
         return {uuid: lock for uuid, lock in locks if os.path.dirname(lock.path) == directory}
 
     @property
     def since(self) -> Instant:
-        """Return the time at which the first of the held devices was reserved."""
+        """Return the time when the first of the held devices was reserved."""
         return min((lock.taken for lock in self.locks.values()), key=lambda taken: taken.boot)
 
     def since_of(self, request: Request) -> Instant | None:
-        """Return the start of this reservation, or None if it doesn't match the request.
+        """Return this reservation's start time, or None if it doesn't match the request.
 
-        A reservation of parts matches only a request for parts, and one of whole devices only a
-        request for whole devices.
+        A reservation of device parts matches only a request for parts. A reservation of whole
+        devices matches only a request for whole devices.
         """
         is_part, requests_part = self.terms.size is not None, request.terms.size is not None
         if is_part is not requests_part or not policy.matching_held(self.devices, request):
@@ -93,11 +94,14 @@ class Holding(NamedTuple):
         return self.since
 
     def as_held(self, request: Request) -> Request:
-        """Return the request with the held memory size, if it refers to this reservation.
+        """Add the held memory size to a request that refers to this reservation.
 
-        A request that has only an end or a note refers to this reservation. An empty request does
-        so in a joined process, or in a kernel that kept its devices over a restart. In any other
-        process, an empty request is for a whole device.
+        A request that sets only an end or a note refers to this reservation. So does an empty
+        request in a joined process, or in a kernel that kept its devices across a restart. In any
+        other process, an empty request is for a whole device.
+
+        Returns:
+            The request with the memory size, or the unchanged request.
         """
         terms = request.terms._replace(size=None)
         is_unspecific = request == Request(terms=terms)
@@ -107,11 +111,11 @@ class Holding(NamedTuple):
 
     @property
     def is_intact(self) -> bool:
-        """Return whether this process still holds all its locks, which other code may close."""
+        """Return whether this process still holds all its locks, which other code might close."""
         return all(map(Lock.held, self.locks.values()))
 
     def is_another_part_of(self, other: "Holding") -> bool:
-        """Return whether both reservations are of parts of the same devices."""
+        """Return whether both reservations are for parts of the same devices."""
         return (
             None not in (self.terms.memory_limit_mib, other.terms.memory_limit_mib)
             and self.devices == other.devices
@@ -121,7 +125,7 @@ class Holding(NamedTuple):
         """Return a copy with only these devices.
 
         Args:
-            devices: Some of the held devices, as the driver describes them now.
+            devices: The held devices to keep, as the driver now describes them.
         """
         joined = self.joined
         if joined:
@@ -134,7 +138,7 @@ class Holding(NamedTuple):
         """Return a copy with these locks. If one is missing, release the others and return None.
 
         Args:
-            locks: The lock of each device, in the order of the devices. None marks a missing lock.
+            locks: Each device's lock, in the order of `devices`. None marks a missing lock.
         """
         acquired: list[Lock] = []
         for lock in locks:
@@ -182,7 +186,7 @@ class Holding(NamedTuple):
         return held, notice.relocked(device, path)
 
     def _has_room(self, device: Device, sharers: Sequence[Holder]) -> bool:
-        """Return whether the device has room for this part next to those of the sharers."""
+        """Return whether the device has enough memory for this part and the sharers' parts."""
         if self.joined or self.terms.memory_limit_mib is None or device.usable_mib is None:
             return True
         promised_mib = sum(sharer.memory_limit_mib or 0.0 for sharer in sharers)
@@ -193,14 +197,14 @@ NOTHING = Holding((), {})
 
 
 class Change(NamedTuple):
-    """A change of the reservation of this process.
+    """A change to this process's reservation.
 
     Attributes:
-        before: The reservation before the change.
-        held: The reservation after the change.
-        how: How the reservation before the change ended.
+        before: The reservation before the change, or None.
+        held: The reservation after the change, or None.
+        how: How the previous reservation ended.
         now: The time of the change, in seconds since the epoch.
-        at: The time of the change by time.monotonic().
+        at: The time of the change, by time.monotonic().
         renew_lease: Whether the lease starts again, even if it is unchanged.
     """
 

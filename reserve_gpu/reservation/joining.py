@@ -1,8 +1,8 @@
-"""Let a process join the reservation of another process of the same user.
+"""Let a process join a reservation that another process of the same user holds.
 
-A joined process has the same devices and the same part of them as the holder. It locks a file of
-its own next to the holder's lock file. So the devices stay reserved until both processes have
-ended, and use by the joined process counts as reserved. Its lease ends with the holder's lease.
+A joined process shares the holder's devices, or the same parts of them. It locks its own file next
+to the holder's lock file. So the devices stay reserved until neither process holds them, and use by
+the joined process counts as reserved use. The joined process's lease ends with the holder's lease.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 
 def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
-    """Lock the files of a joined process. The caller must hold the mutex.
+    """Join a reservation by locking a file for each device. The caller must hold the mutex.
 
     Args:
         reserved: The reservation to join.
         directory: The lock directory.
 
     Returns:
-        The reservation of the joined process.
+        The joined process's reservation.
 
     Raises:
-        RequestError: The reservation to join has been released, or its lease has ended.
+        RequestError: The reservation to join has been released, or its lease has expired.
         LockError: A file can't be locked.
     """
     host_of = {
@@ -58,7 +58,7 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
     lease = _lease(host, since, now)
     if lease.until is not None and lease.until <= now.wall and not lease.if_wanted:
         raise RequestError(LEASE_EXPIRED)
-    with ExitStack() as stack:  # release all locks if one of them fails
+    with ExitStack() as stack:  # release all locks if one can't be acquired
         locks = {}
         for device in host_of:
             lock = directory.acquire_joined(device.uuid, taken[device])
@@ -73,10 +73,11 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
 
 
 def _reserved_at(host: Holder, now: Instant) -> Instant:
-    """Return the time at which the holder reserved a device.
+    """Return the time when the holder reserved a device.
 
-    If the holder is itself a joined process, its own holder's time is returned. If other users can
-    write the holder's record, the record's boot time is not trusted, and the current one is used.
+    If the holder is itself a joined process, the time comes from the original reservation. If other
+    users can write the holder's record, the record's boot-clock time is not trusted, and the
+    clock's current time is returned instead.
     """
     record = host.record
     since = record.guest_of or record.since or 0.0
@@ -86,15 +87,15 @@ def _reserved_at(host: Holder, now: Instant) -> Instant:
 
 
 def is_own_word(holder: Holder) -> bool:
-    """Return whether only this process's user can have written the holder's record."""
+    """Return whether only this process's user could have written the holder's record."""
     return holder.record_owner == os.geteuid()
 
 
 def _lease(holder: Holder, since: Instant, now: Instant) -> Lease:
-    """Return the lease of a joined process, which ends with the holder's lease.
+    """Return a joined process's lease, which ends with the holder's lease.
 
     A rule's time limit counts from the start of the original reservation. The lease has no idle
-    limit, because use by the joined process counts towards the holder's idle limit.
+    limit, because the holder's idle limit already takes use by the joined process into account.
     """
     host_lease = holder.lease.at(now) if is_own_word(holder) else NO_LEASE
     lease = Lease(
@@ -107,7 +108,7 @@ def _lease(holder: Holder, since: Instant, now: Instant) -> Lease:
 
 
 def own_pids(held: Holding) -> set[int]:
-    """Return the pids of this process and of all visible processes that have joined it."""
+    """Return the pids of this process and all visible processes that joined its reservation."""
     with suppress(LockError), LockDirectory() as directory:
         holders = [
             holder
@@ -120,13 +121,13 @@ def own_pids(held: Holding) -> set[int]:
 
 
 def prolonged(held: Holding) -> Holding | None:
-    """Return the joined reservation with a longer lease if its holder has extended its own lease.
+    """Extend a joined process's lease if the holder has extended the original lease.
 
     Args:
         held: The reservation of a joined process.
 
     Returns:
-        The reservation with the longer lease; None if the lease is not longer.
+        The reservation with the extended lease, or None if the holder has not extended its lease.
 
     Raises:
         LockError: The lock directory can't be used.
@@ -156,7 +157,7 @@ def has_lost_holder(held: Holding) -> bool:
 
 
 def _hosts(held: Holding, directory: LockDirectory) -> list[Holder | None]:
-    """Return the holder of each joined device, or None if that holder is gone."""
+    """Return each joined device's holder, or None if that holder no longer holds the device."""
     hosts: list[Holder | None] = []
     for device, since in zip(held.devices, held.joined.of if held.joined else (), strict=False):
         holders = directory.holders_of(device.uuid)

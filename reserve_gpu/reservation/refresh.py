@@ -1,8 +1,9 @@
-"""Compare the held devices with the devices that the driver reports now.
+"""Compare the held devices with the devices that the driver currently reports.
 
-A reservation is for a device's UUID, but CUDA_VISIBLE_DEVICES contains the number that the device
-had when it was reserved. The driver renumbers the GPUs if one is added, removed or bound to another
-driver, and it can lose a GPU (Xid 79: https://docs.nvidia.com/deploy/xid-errors/).
+A reservation identifies a device by its UUID, but CUDA_VISIBLE_DEVICES contains the number that the
+device had when it was reserved. The driver renumbers the GPUs when one is added, removed or bound
+to another driver. It can also lose contact with a GPU (Xid 79:
+https://docs.nvidia.com/deploy/xid-errors/).
 """
 
 import os
@@ -23,14 +24,15 @@ from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.system import procfs
 
 # The directory in which NVIDIA's kernel module lists its GPUs by PCI address. NVML numbers the GPUs
-# in this order.
+# in the order of their PCI addresses.
 PCI_ADDRESSES = "/proc/driver/nvidia/gpus"
 
 
 def pci_addresses() -> tuple[str, ...] | None:
-    """Return the PCI addresses of the machine's GPUs; None if the system does not list them.
+    """Return the PCI addresses of the machine's GPUs, or None if the system does not list them.
 
-    If the addresses are unchanged, the GPUs' numbers are unchanged. Listing takes microseconds.
+    If the addresses have not changed, neither have the GPUs' numbers. Listing the addresses takes
+    only microseconds.
     """
     with suppress(OSError):
         return tuple(sorted(os.listdir(PCI_ADDRESSES)))
@@ -38,10 +40,10 @@ def pci_addresses() -> tuple[str, ...] | None:
 
 
 def refresh(owner: Owner) -> "Comparison":
-    """Correct the numbers of the held devices, and release devices that the driver has lost.
+    """Update the held devices' numbers, and release devices that the driver has lost.
 
-    If CUDA has started, nothing is released, because the process may still use its devices. If the
-    driver can't be used, nothing changes.
+    If CUDA has started, nothing is released, because the process might still be using its devices.
+    If the driver can't be used, nothing changes.
 
     Args:
         owner: The session of this process.
@@ -65,12 +67,12 @@ def refresh(owner: Owner) -> "Comparison":
 
 
 class Comparison(NamedTuple):
-    """The outcome of a comparison of held devices with the driver's current devices.
+    """The result of comparing the held devices with the devices that the driver reports.
 
     Attributes:
         devices: The devices to keep, in their previous order.
-        changes: Notices about new numbers and lost devices.
-        faults: Notices about devices that can't be used now.
+        changes: Notices about renumbered and lost devices.
+        faults: Notices about devices that currently can't be used.
     """
 
     devices: tuple[Device, ...] = ()
@@ -79,7 +81,7 @@ class Comparison(NamedTuple):
 
     @property
     def notices(self) -> list[str]:
-        """Return the notices about changes and faults."""
+        """Return all notices about changes and faults."""
         return [*self.changes, *self.faults]
 
 
@@ -90,12 +92,12 @@ def compare(
     *,
     is_late: bool,
 ) -> Comparison:
-    """Decide which devices to keep, and which numbers they have now.
+    """Determine which of the held devices to keep, and their current numbers.
 
     Args:
         held: The devices as they were reserved.
-        readings: The current description of each device, or the error of its reading.
-        seen: The UUIDs, without prefix, of the devices that CUDA sees in this process.
+        readings: Each device's current description, or the error that occurred while reading it.
+        seen: The UUIDs, without prefixes, of the devices that CUDA sees in this process.
         is_late: Whether CUDA has started in this process.
     """
     devices: list[Device] = []

@@ -1,10 +1,10 @@
-"""Ask another process that holds devices to release them, or to end.
+"""Ask another process that holds devices to release them, or to exit.
 
-Other users may be able to write a lock file's record, so records don't decide which process is
-asked. Only the operating system's data (pid, start time, user, locked files, command and
-environment) and the answer of the process itself do. A process that accepts requests has a Unix
-socket (https://man7.org/linux/man-pages/man7/unix.7.html) in its user's socket directory (see
-socket_directory.py). SO_PEERCRED identifies the process that answers.
+Other users might be able to write a lock file's record, so the record is not used to identify the
+process. The process is identified only by data from the operating system (pid, start time, user,
+locked files, command and environment) and by its own reply. A process that accepts requests has a
+Unix socket (https://man7.org/linux/man-pages/man7/unix.7.html) in its user's socket directory (see
+socket_directory.py). SO_PEERCRED identifies the process that replies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reserve_gpu.system.shutdown import LONGEST_S, STOP_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-ANSWER_S = 5.0  # seconds in which a process that is not stopped answers
+ANSWER_S = 5.0  # seconds to wait for a reply; only a stopped process should take longer
 ROOT = 0  # the uid of root
 DONE = (Answer.RELEASED, Answer.ENDED, Answer.GONE)
 
@@ -44,8 +44,8 @@ class Choice(NamedTuple):
         rows: The selected devices. The process must still hold at least one of them.
         notebook: The name of the selected notebook, which the process must confirm; None if the
             user did not select a notebook.
-        is_unproven: Whether another user could have faked that the process holds these devices.
-            Such a process must confirm the devices, and never gets a signal.
+        is_unproven: Whether another user could have faked the evidence that the process holds these
+            devices. If so, the process must confirm the devices, and is never sent a signal.
     """
 
     reserved: Reserved
@@ -67,7 +67,7 @@ def reservations_of_user() -> list[Reserved]:
 
 
 def all_reservations() -> list[Reserved]:
-    """Return all users' reservations that /proc/locks lists.
+    """Return the reservations of all users, as far as /proc/locks lists them.
 
     Raises:
         LockError: The lock directory can't be read.
@@ -82,9 +82,9 @@ def _listed() -> list[Reserved]:
 def identified(reserved: Reserved) -> Reserved:
     """Return the reservation with a command and a notebook name that other users can't fake.
 
-    If other users can write the record, the command comes from /proc, and the notebook's name from
-    the variable that Jupyter sets. Child processes inherit that variable, so a process that is not
-    a Jupyter kernel has no notebook.
+    If other users can write the holder's record, the command comes from /proc, and the notebook's
+    name comes from the environment variable that Jupyter sets. Child processes inherit that
+    variable, so the notebook's name is dropped if the process is not a Jupyter kernel.
 
     Args:
         reserved: The reservation of another process.
@@ -99,7 +99,7 @@ def identified(reserved: Reserved) -> Reserved:
     if not has_own_record(holder):
         path = process_identity.session_name(process_identity.environ_of(pid))
         notebook = os.path.basename(path)[: untrusted.TEXT_LIMIT]
-        # A lock keeper holds the locks for a kernel, so show the kernel and not the lock keeper.
+        # A lock keeper holds the locks on a kernel's behalf, so show the kernel instead.
         command = "kernel" if is_kept else process_identity.command(words, _directory(pid))
         process = process._replace(notebook=notebook or None, command=command)
     if not is_kept and process_identity.KERNEL_MODULE not in words:
@@ -109,26 +109,26 @@ def identified(reserved: Reserved) -> Reserved:
 
 
 def has_own_record(holder: Holder) -> bool:
-    """Return whether only the user of the holder's process can write the holder's record."""
+    """Return whether only the user who runs the holder can write the holder's record."""
     uid = holder.record_owner
     return uid is not None and uid == holder.uid and _is_of(holder.listed_pid or 0, uid)
 
 
 def pids_of(holder: Holder) -> set[int | None]:
-    """Return the pids by which a user may name a holder.
+    """Return the pids that a user can enter to select a holder.
 
-    During a kernel's restart, these are the pids of the kernel and of its lock keeper. The status
-    shows the kernel first and the lock keeper later.
+    While a kernel is restarting, these are the kernel's pid and its lock keeper's pid, because the
+    status shows the kernel's pid first and the lock keeper's pid later.
     """
     left = kept_reservation_of(holder)
     return {holder.listed_pid, *((left.lock_keeper, left.kernel) if left else ())} - {None}
 
 
 def kept_reservation_of(holder: Holder) -> restart_handover.KeptReservation | None:
-    """Return the reservation that is kept for the restart of the holder's kernel, or None.
+    """Return the reservation that is kept while the holder's kernel restarts, or None.
 
-    The lock keeper must hold the lock on the holder's file, because the kernel's pid alone may
-    belong to another process by now.
+    The lock keeper must hold the lock on the holder's file. The kernel's pid alone is not enough,
+    because it might belong to another process by now.
     """
     pid, files = holder.listed_pid, {holder.file or ""}
     kept = restart_handover.kept_reservations(uid=procfs.uid_of(pid or 0))
@@ -137,11 +137,12 @@ def kept_reservation_of(holder: Holder) -> restart_handover.KeptReservation | No
 
 
 def is_proven(reserved: Reserved, row: DeviceStatus) -> bool:
-    """Return whether no other user could have faked that the process holds this device.
+    """Return whether there is proof, which no other user can fake, that the process holds a device.
 
-    For a device that the driver does not list, only the record has its number. The owner of a lock
-    file or of the directory can also rename the file to that of another device. A process that uses
-    the device, or was started with its number, is proven to hold it.
+    Another user might be able to write the holder's record, which is the only source of a device's
+    number if the driver does not list the device. The owner of a lock file or of the lock directory
+    can also give the file another device's name. But a process that is using the device, or whose
+    environment selects the device's number, is proven to hold the device.
 
     Args:
         reserved: The reservation of the process.
@@ -172,7 +173,7 @@ def _files_of(reserved: Reserved, rows: Sequence[DeviceStatus]) -> set[str]:
 
 
 def _owners(files: set[str]) -> set[int]:
-    """Return the uids of the users who can rename one of these lock files."""
+    """Return the uids of users who can rename at least one of these lock files."""
     directory, owners = default_path(), set()
     for path in [directory, *(f"{directory}/{file}" for file in files)]:
         with suppress(OSError):
@@ -187,15 +188,15 @@ def _directory(pid: int) -> str | None:
 
 
 def _is_of(pid: int, uid: int) -> bool:
-    """Return whether a process runs only as this user, unlike a set-UID program such as `su`."""
+    """Return whether a process runs only as the given user, unlike a set-UID program like `su`."""
     return any(procfs.own_processes((), [pid], uid))
 
 
 def _has_locked(pid: int, files: set[str]) -> bool:
     """Return whether a process holds the lock on one of these files.
 
-    The process must have opened the file by this name, because any user can create a hard link to
-    the file under the name of another device.
+    The process must have opened the file under the given name, because any user can create a hard
+    link to a lock file under another device's name.
     """
     directory = default_path()
     for file in files & _opened_names(pid):
@@ -207,7 +208,7 @@ def _has_locked(pid: int, files: set[str]) -> bool:
 
 
 def _opened_names(pid: int) -> set[str]:
-    """Return the names of a process's open files; empty if this process may not list them."""
+    """Return the names of a process's open files, or an empty set if they can't be listed."""
     names = set()
     with suppress(OSError):
         for number in os.listdir(f"/proc/{pid}/fd"):
@@ -222,16 +223,17 @@ def _opened_names(pid: int) -> set[str]:
 def release(
     choice: Choice, *, is_end: bool = False, warn: Callable[[Answer], object] = lambda _: None
 ) -> Answer:
-    """Make a process release its devices, if nothing uses them, or end the process.
+    """Make a process release its devices if nothing is using them, or end the process.
 
     Args:
         choice: The selected reservation.
-        is_end: Whether to end the process. It is first asked to exit, and then gets SIGTERM and
-            SIGKILL.
-        warn: Called before the first signal, with the reason why a request did not end the process.
+        is_end: Whether to end the process. The process is first asked to exit. If it does not
+            exit, it is sent SIGTERM and then SIGKILL.
+        warn: A function to call before the first signal, with the reason why the request to exit
+            was not enough.
 
     Returns:
-        The process's reply, or a description of the outcome.
+        The process's reply, or the outcome if the process did not reply.
     """
     left = kept_reservation_of(choice.reserved.holder)
     if (
@@ -240,7 +242,7 @@ def release(
         and restart_handover.end_lock_keeper(left, procfs.uid_of(left.lock_keeper))
     ):
         return Answer.RELEASED
-    # The kernel of a reservation that is kept for a restart has already ended.
+    # If the reservation is kept for a restart, its kernel has already exited.
     if is_end and not left:
         return _end(choice, warn)
     return _request(choice, "release")
@@ -252,18 +254,18 @@ def _end(choice: Choice, warn: Callable[[Answer], object]) -> Answer:
             return _end_by_pidfd(choice, pidfd, warn)
     except ProcessLookupError:
         return Answer.GONE
-    except OSError:  # this kernel or sandbox has no pidfds
+    except OSError:  # this Linux kernel or sandbox does not support pidfds
         return Answer.STAYS
 
 
 def _end_by_pidfd(choice: Choice, pidfd: int, warn: Callable[[Answer], object]) -> Answer:
-    """End the process of a pidfd, if that is the selected process."""
+    """End the process that a pidfd refers to, if it is the selected process."""
     pid = choice.reserved.holder.listed_pid or 0
     is_visible = procfs.shows_files(pid)
     if not _is_same(choice, pidfd) or (is_visible and not _holds(choice)):
         return Answer.GONE
     answer = _request(choice, "end")
-    if answer is Answer.ENDED:  # the process ends by itself, after its before_end() functions
+    if answer is Answer.ENDED:  # the process exits by itself, after its before_end() functions
         return answer if watchdog.ends_within(pidfd, LONGEST_S + 3 * STOP_S) else Answer.STAYS
     if answer in (Answer.ANOTHER, Answer.GONE):
         return answer
@@ -278,7 +280,7 @@ def _end_by_pidfd(choice: Choice, pidfd: int, warn: Callable[[Answer], object]) 
 
 
 def _send_signals(choice: Choice, pidfd: int) -> Answer:
-    """Send SIGTERM to the process of a pidfd, and SIGKILL if it does not end."""
+    """Send SIGTERM to the process that a pidfd refers to, then SIGKILL if it does not exit."""
     pid = choice.reserved.holder.listed_pid or 0
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not _is_of_one_user(pid) and _is_same(choice, pidfd):
@@ -296,10 +298,10 @@ def _send_signals(choice: Choice, pidfd: int) -> Answer:
 
 
 def _is_same(choice: Choice, pidfd: int) -> bool:
-    """Return whether a pidfd refers to the selected process, and the process is alive.
+    """Return whether a pidfd refers to the selected process, and that process still exists.
 
-    /proc/PID refers to the process until it is reaped. The fdinfo of the pidfd contains the pid in
-    the PID namespace of /proc.
+    /proc/PID refers to the same process until that process is reaped. The pidfd's fdinfo contains
+    the pid in the PID namespace of /proc.
     """
     pid = choice.reserved.holder.listed_pid or 0
     if procfs.start_time_boot(pid) != choice.reserved.began_boot:
@@ -310,13 +312,13 @@ def _is_same(choice: Choice, pidfd: int) -> bool:
 
 
 def _holds(choice: Choice) -> bool:
-    """Return whether the process holds the lock of one of the selected devices."""
+    """Return whether the process still holds the lock of at least one selected device."""
     pid = choice.reserved.holder.listed_pid or 0
     return _has_locked(pid, _files_of(choice.reserved, choice.rows))
 
 
 def _is_of_one_user(pid: int) -> bool:
-    """Return whether a process runs as one user alone, unlike a set-UID program such as `su`."""
+    """Return whether a process runs as a single user, unlike a set-UID program such as `su`."""
     uid = procfs.uid_of(pid)
     return uid is not None and _is_of(pid, uid)
 
@@ -347,25 +349,25 @@ def _request(choice: Choice, action: str) -> Answer:
 def _devices_of(choice: Choice) -> set[str]:
     """Return the UUIDs of the selected devices.
 
-    For a device that the driver does not list, the UUID comes from the name of its lock file.
+    If the driver does not list a device, the UUID is taken from the name of the device's lock file.
     """
     listed = {row.device.uuid for row in choice.rows if isinstance(row.device, Device)}
     return listed | {device_of(file) for file in _files_of(choice.reserved, choice.rows)}
 
 
 def ask(pid: int, uid: int, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Send a request to another process and return its answer.
+    """Send a request to another process and return its reply.
 
     Args:
-        pid: The pid of the other process.
-        uid: The uid of that process.
-        request: The request, as JSON values.
+        pid: The other process's pid.
+        uid: The other process's uid.
+        request: The request, as values that JSON can represent.
 
     Returns:
-        The answer, or None if the process does not listen for requests.
+        The reply, or None if the process does not listen for requests.
 
     Raises:
-        TimeoutError: The process does not answer.
+        TimeoutError: The process did not reply in time.
     """
     for folder in socket_directory.of_process(pid, uid):
         inside = f"/proc/self/fd/{folder}"

@@ -1,12 +1,14 @@
-"""Keep a kernel's devices for the next kernel with the same connection file.
+"""Keep a Jupyter kernel's devices reserved for the next kernel with the same connection file.
 
-A kernel that restarts leaves its locks to a lock keeper (system/lock_keeper.py), which is a process
-that inherits the descriptors and waits. A process that reserves devices for a kernel that starts
-later over ssh does the same. The next kernel of the same user ends the lock keeper and takes the
-locks. It holds the machine's mutex during this, so no other process can take them in between.
+A restarting kernel leaves its locks to a lock keeper (system/lock_keeper.py), which is a process
+that inherits the lock files' descriptors and waits. A process that reserves devices for a kernel
+that will be started over ssh also leaves its locks to a lock keeper. The user's next kernel ends
+the lock keeper and acquires the locks. Meanwhile, the kernel holds the machine-wide mutex, so that
+no other process can acquire the locks first.
 
-Lock files are not trusted for this. The lock keeper is found among the user's own processes, by its
-program and its arguments, and its environment contains the data of the reservation.
+The contents of lock files are not trusted for this handover. The next kernel finds the lock keeper
+among the user's own processes, by its program and arguments. The lock keeper's environment contains
+the reservation's data.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.feature import Owner
     from reserve_gpu.reservation.holding import Holding
 
-LIMIT = 200_000  # largest environment of a lock keeper in bytes
-ENDS_S = 2.0  # seconds for a killed lock keeper, or an ending kernel, to free its locks
-POLL_S = 0.01  # seconds between two attempts to lock a file
+LIMIT = 200_000  # maximum size of a lock keeper's environment in bytes
+ENDS_S = 2.0  # seconds to wait for a killed lock keeper or an exiting kernel to free its locks
+POLL_S = 0.01  # seconds between attempts to lock a file
 
 
 class KeptReservation(NamedTuple):
@@ -53,14 +55,16 @@ class KeptReservation(NamedTuple):
 
     Attributes:
         lock_keeper: The pid of the lock keeper.
-        kernel: The pid of the kernel, which may have ended. The driver may take seconds to free its
-            memory.
-        kernel_stamp: The kernel's `procfs.stamp`; None if an older version wrote the data.
-        connection_file: The connection file of the next kernel.
-        until: The time at which the lock keeper stops waiting, in seconds since the epoch,
-            corrected for changes of the wall clock.
+        kernel: The pid of the kernel, which may have exited. The driver can take a few seconds to
+            free an exited kernel's memory.
+        kernel_stamp: The kernel's pid and start time, from `procfs.stamp`. None if an older version
+            wrote the data.
+        connection_file: The path of the next kernel's connection file, or the id of a kernel that
+            is started over ssh.
+        until: When the lock keeper stops waiting, in seconds since the epoch, corrected for wall
+            clock changes.
         directory: The lock directory.
-        names: The name of each lock file, and the time at which it was locked.
+        names: The name of each lock file, and the time when it was locked.
         held: The reservation, without its locks.
     """
 
@@ -74,20 +78,23 @@ class KeptReservation(NamedTuple):
     held: Holding
 
     def is_of(self, pid: int) -> bool:
-        """Return whether the pid still belongs to the kernel that left the reservation."""
+        """Return whether a pid still belongs to the kernel that left the reservation."""
         if pid != self.kernel:
             return False
         return self.kernel_stamp is None or procfs.stamp(pid) in (self.kernel_stamp, str(pid))
 
 
 def leave_to_lock_keeper(owner: Owner, connection_file: str, seconds: float) -> None:
-    """Leave the reservation to a lock keeper, unless the reservation is overdue.
+    """Leave the reservation to a lock keeper.
+
+    Nothing happens if no device is held, if the reservation is overdue, or if this process has
+    joined a holder that no longer holds the devices.
 
     Args:
         owner: The session of this process.
-        connection_file: The path of the next kernel's connection file. The lock keeper ends if the
-            file is deleted. For a kernel that is started over ssh, a name instead of a path.
-        seconds: How long the lock keeper waits for the next kernel, in seconds.
+        connection_file: The path of the next kernel's connection file, or the id of a kernel that
+            is started over ssh. The lock keeper exits if the connection file is deleted.
+        seconds: The maximum time in seconds that the lock keeper waits for the next kernel.
 
     Raises:
         OSError: The lock keeper can't be started.
@@ -121,10 +128,11 @@ def take_over(owner: Owner, connection_file: str | None) -> list[str]:
 
     Args:
         owner: The session of this process.
-        connection_file: The connection file of the kernel that this process is or becomes.
+        connection_file: The connection file of the kernel that this process is, or is about to
+            become. None if there is no such kernel.
 
     Returns:
-        Notices about the devices and about other processes that use them.
+        Notices about the devices and about other processes that are using them.
 
     Raises:
         LockError: The lock directory can't be used.
@@ -142,17 +150,17 @@ def take_over(owner: Owner, connection_file: str | None) -> list[str]:
 
 
 def _cautions(held: Holding | None, left: KeptReservation) -> list[str]:
-    """Return warnings about processes that use the kept devices without a reservation.
+    """Return warnings about processes that are using the kept devices without a reservation.
 
     Args:
         held: The reservation that this kernel has taken over.
-        left: The kept reservation. Its old kernel causes no warning, because the driver may take
-            seconds to free that kernel's memory.
+        left: The kept reservation. The kernel that left it causes no warning, because the driver
+            can take a few seconds to free that kernel's memory.
     """
     if held is None or held.terms.memory_limit_mib is not None:  # other users may share the device
         return []
     with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
-        if gpus.sees_all:  # otherwise the driver's pids may be those of another PID namespace
+        if gpus.sees_all:  # otherwise the driver's pids may belong to another PID namespace
             listed = gpus.processes_of(held.devices)
             return [each for device in listed for each in _users(gpus, device, listed, left)]
     return []
@@ -161,7 +169,7 @@ def _cautions(held: Holding | None, left: KeptReservation) -> list[str]:
 def _users(
     gpus: Nvml, device: Place, listed: Mapping[Place, Sequence[Process]], left: KeptReservation
 ) -> Iterator[str]:
-    """Yield notices about this user's and other users' processes on a device."""
+    """Yield notices about a device's processes, one for this user and one for other users."""
     processes = [process for process in listed[device] if not left.is_of(process.pid)]
     known = snapshot.identify_processes(gpus, processes, [Holder(listed_pid=os.getpid())])
     unreserved = [process for process in known if not process.has_reserved]
@@ -177,24 +185,29 @@ def _users(
 def kept_reservations(
     connection_file: str | None = None, uid: int | None = None
 ) -> Iterator[KeptReservation]:
-    """Yield the reservations that lock keepers of this user hold.
+    """Yield the reservations that a user's lock keepers hold.
 
     Args:
-        connection_file: The connection file of the next kernel; None for any kernel.
-        uid: The user of the lock keepers, for root; None for this user.
+        connection_file: The next kernel's connection file; None for any kernel.
+        uid: The user's uid; None for the current user. Only root can read another user's lock
+            keepers.
     """
     for pid, arguments in procfs.own_processes(lock_keeper.WORDS, uid=uid):
         if arguments and connection_file in (None, arguments[0]):
-            # The process may have ended, or may be another program with the same argument.
+            # The process may have exited, or may be another program with the same arguments.
             with suppress(OSError, *exec_handover.ERRORS):
                 yield _read(pid, arguments[0])
 
 
 def _take_from_keeper(left: KeptReservation, directory: LockDirectory) -> Holding | None:
-    """End the lock keeper and take its locks. The caller must hold the mutex.
+    """End the lock keeper and acquire its locks. The caller must hold the mutex.
 
-    The result is None if the lock keeper no longer holds the locks, because the kernel has released
-    them or a lock file was deleted. Raises LockError.
+    Returns:
+        The reservation, or None if the lock keeper no longer holds the locks. The kernel may have
+        released them, or a lock file may have been deleted.
+
+    Raises:
+        LockError: A lock file can't be used.
     """
     statuses = [files.status_of(directory.descriptor, name) for name, _ in left.names]
     is_kept = all(status and procfs.has_locked(left.lock_keeper, status) for status in statuses)
@@ -204,13 +217,15 @@ def _take_from_keeper(left: KeptReservation, directory: LockDirectory) -> Holdin
 
 
 def end_lock_keeper(left: KeptReservation, uid: int | None = None) -> bool:
-    """End a lock keeper, which frees its locks, and return whether it was running.
+    """Kill a lock keeper, which frees its locks, and return whether it was running and has exited.
 
     Args:
         left: The reservation that the lock keeper holds.
-        uid: The user of the lock keeper, for root; None for this user.
+        uid: The uid of the lock keeper's user; None for the current user. Only root can kill
+            another user's lock keeper.
     """
-    with suppress(OSError), files.pidfd(left.lock_keeper) as pidfd:  # OSError: it has ended
+    # Opening the pidfd raises OSError if the lock keeper has already exited.
+    with suppress(OSError), files.pidfd(left.lock_keeper) as pidfd:
         # The pid may have been reused before the pidfd was opened, so check the process again.
         if any(procfs.own_processes(lock_keeper.WORDS, [left.lock_keeper], uid)):
             watchdog.send(pidfd, signal.SIGKILL)
@@ -219,7 +234,7 @@ def end_lock_keeper(left: KeptReservation, uid: int | None = None) -> bool:
 
 
 def _acquire(directory: LockDirectory, name: str, taken: Instant) -> Lock | None:
-    """Lock a file, and retry for a moment, because the previous kernel may still be ending."""
+    """Lock a file, retrying briefly because the previous kernel might still be exiting."""
     return executor.wait_for(lambda: directory.acquire_again(name, taken), ENDS_S, POLL_S)
 
 
@@ -227,7 +242,7 @@ def _read(pid: int, connection_file: str) -> KeptReservation:
     """Read the reservation that a lock keeper holds.
 
     Raises:
-        OSError: The process has ended.
+        OSError: The process has exited.
         ValueError, TypeError, KeyError, AttributeError: The data is invalid.
     """
     mark = f"{lock_keeper.LEFT}=".encode()
@@ -237,7 +252,7 @@ def _read(pid: int, connection_file: str) -> KeptReservation:
     fields = untrusted.parsed(left[len(mark) :])
     names = [os.path.basename(name) for _, name, *_ in fields["locks"]]
     now = procfs.now()
-    boots = fields.get("since_boot") or [None] * len(names)  # older versions don't write it
+    boots = fields.get("since_boot") or [None] * len(names)  # missing in data from older versions
     taken = (
         Record(since=untrusted.number(wall), since_boot=boot and untrusted.number(boot)).taken(now)
         or now

@@ -1,9 +1,9 @@
-"""The session of a process: its reservation and its changes to the environment.
+"""A process's session: its reservation and its changes to the environment variables.
 
 Each process has one session. All changes run on the session's own thread (see system/executor.py),
-so no signal handler can see or leave an incomplete change. A forked child starts with an empty
-session, because its copies of the parent's locks are closed. After an exec, the new program takes
-over the reservation that the old program handed over.
+so a signal handler can neither see an incomplete change nor leave one behind. A forked child starts
+with an empty session, because its copies of the parent's lock descriptors are closed. After an
+exec, the new program takes over the reservation that the old program handed over.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.exec_handover import Handover
     from reserve_gpu.reservation.feature import Feature, Leaving, UseLook
 
-# Seconds after writing the records in which the end of a cell does not write them again. The
-# records are renewed because other users may be able to write to the lock files.
+# At the end of a cell, the lock files' records are rewritten if they are older than this many
+# seconds, because other users might be able to write to the lock files.
 SIGN_S = 5.0
 
 
@@ -54,7 +54,7 @@ class Reservation:
     Attributes:
         devices: The devices, in the order in which CUDA numbers them in this process.
         environ: The environment variables that are set for the devices.
-        memory_mib: The memory reserved on each device in MiB. None if whole devices are reserved.
+        memory_mib: The memory reserved on each device, in MiB; None if whole devices are reserved.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Reservation:
         self.devices = tuple(devices)
         self.environ = dict(environ)
         self.memory_mib = memory_mib
-        # The number of reserve() calls outside `with` blocks, and the thread of each active `with`
-        # block. Only the session's thread changes them.
+        # The number of reserve() calls outside `with` blocks, and the thread id of each active
+        # `with` block. Only the session's thread changes these two attributes.
         self._calls = 0
         self._threads: list[int] = []
 
@@ -78,16 +78,16 @@ class Reservation:
 
     @property
     def is_over(self) -> bool:
-        """Return whether no `with` block is active and no other caller uses the reservation."""
+        """Return whether no `with` block is active and no other caller is using the reservation."""
         return not (self._threads or self._calls)
 
     def count_call(self, thread: int) -> None:
-        """Count a call of reserve(), unless its thread is inside a `with` block."""
+        """Count a call to reserve(), unless the calling thread is inside a `with` block."""
         if thread not in self._threads:
             self._calls += 1
 
     def enter(self, thread: int) -> None:
-        """Count a `with` block instead of the reserve() call that it started with."""
+        """Count a `with` block in place of the reserve() call that started it."""
         self._threads.append(thread)
         self._calls = max(0, self._calls - 1)
 
@@ -96,7 +96,7 @@ class Reservation:
         self._threads.remove(thread if thread in self._threads else self._threads[-1])
 
     def replace(self, other: Reservation) -> None:
-        """Take over the callers of another reservation, which this one replaces."""
+        """Take over the callers of another reservation that this reservation replaces."""
         self._calls += other._calls
         self._threads += other._threads
 
@@ -107,7 +107,7 @@ class Reservation:
 
     @property
     def lease(self) -> Lease:
-        """Return the lease of this reservation, without an end if it is no longer held."""
+        """Return this reservation's lease, which has no end if the devices are no longer held."""
         return session().terms_of(self).lease.at(procfs.now())
 
     def release(self) -> None:
@@ -131,11 +131,11 @@ class Reservation:
 
 
 class Savepoint:
-    """The reservation before a request, which `Session.roll_back` needs to undo the request.
+    """The state before a request, which `Session.roll_back` uses to undo the request.
 
     Attributes:
-        reservation: The reservation before the request.
-        waits: Whether the request may wait in the queue.
+        reservation: The reservation before the request, or None.
+        waits: Whether the request is allowed to wait in the queue.
     """
 
     def __init__(self, reservation: Reservation | None, *, waits: bool) -> None:
@@ -143,18 +143,19 @@ class Savepoint:
 
 
 class Session(Executor):
-    """The reservation of this process, and everything that can change it.
+    """This process's reservation, and the methods that can change it.
 
     Properties may be read on any thread. Methods that change anything must be called through `run`.
 
     Attributes:
         variables: The environment variables that this process has changed.
-        reason: Why the program before the last exec handed over no device.
+        reason: Why the program before the last exec did not hand over any devices, or None.
         is_waiting: Whether a call is waiting in the queue for a device.
         features: The active features by name, in the order of FEATURES.
-        last_look: The latest check by any feature of whether the held devices are in use.
-        unsigned: Devices whose lock file could not be written, with the directory and the reason.
-        has_adopted: Whether the session has looked for a reservation from before an exec.
+        last_look: The latest check, by any feature, of whether the held devices are in use.
+        unsigned: The devices whose lock files could not be written, each with the lock directory
+            and the reason.
+        has_adopted: Whether the session has checked for a reservation from before an exec.
     """
 
     def __init__(self) -> None:
@@ -164,20 +165,21 @@ class Session(Executor):
         self.is_waiting = False
         self.last_look: UseLook | None = None
         self._held: Holding | None = None
-        self._reservation: Reservation | None = None  # the caller's object for `_held`
+        self._reservation: Reservation | None = None  # the `Reservation` object for `_held`
         self.features: Mapping[str, Feature] = {}  # replaced, never changed in place
-        # The features that every reservation of this process needs, by name.
+        # The classes of the features that every reservation of this process needs, by name.
         self._required_features: dict[str, type[Feature]] = {}
-        # The notebook's name in the lock file records, and the time.monotonic() of the next check.
+        # The notebook's name in the lock files' records, and the value of time.monotonic() after
+        # which the end of a cell rewrites the records.
         self._signed: tuple[str | None, float] = (None, 0.0)
         self.unsigned: list[tuple[Device, str, str]] = []
-        self._addresses: tuple[str, ...] | None = None  # the GPUs' PCI addresses when last compared
+        self._addresses: tuple[str, ...] | None = None  # the GPUs' PCI addresses at the last check
         self.has_adopted = False
         cuda_environment.remember_over_fork()
 
     @property
     def is_nested(self) -> bool:
-        """Return whether the caller is a signal handler that interrupted a call or a cell start."""
+        """Return whether the caller is a signal handler that interrupted a call or cell start."""
         return super().is_nested or executor.is_lock_held(cells().quiet)
 
     def load(self, terms: ReservationTerms | None = None) -> None:
@@ -189,7 +191,7 @@ class Session(Executor):
         self._required_features = feature.load_for_reserving(terms)
 
     def features_for(self, terms: ReservationTerms) -> Collection[Feature]:
-        """Return the active features and all features that these terms need."""
+        """Activate the features that these terms need, and return all active features."""
         features: dict[str, Feature] = {}
         for row in FEATURES:
             if row.name in self.features:
@@ -209,18 +211,18 @@ class Session(Executor):
 
     @property
     def held(self) -> Holding | None:
-        """Return the current reservation; None if nothing is held or a lock was lost."""
+        """Return the current reservation, or None if nothing is held or a lock was lost."""
         held = self._held
         return held if held and held.is_intact else None
 
     @property
     def holding(self) -> Holding:
-        """Return the current reservation, or one without devices if nothing is held."""
+        """Return the current reservation, or an empty reservation if nothing is held."""
         return self.held or NOTHING
 
     @property
     def reservation(self) -> Reservation | None:
-        """Return the caller's object for the current reservation; None if nothing is held."""
+        """Return the current `Reservation` object, or None if nothing is held."""
         return self._reservation if self.held else None
 
     @property
@@ -234,14 +236,14 @@ class Session(Executor):
         return self.holding.devices
 
     def terms_of(self, reservation: Reservation) -> ReservationTerms:
-        """Return the terms of a reservation, or default terms if it is no longer held."""
+        """Return a reservation's terms, or default terms if the reservation is no longer held."""
         held = self._held
         return held.terms if held and self._reservation is reservation else ReservationTerms()
 
-    # -- changes of the reservation ----------------------------------------------------------------
+    # -- changes to the reservation ----------------------------------------------------------------
 
     def satisfy_from_current(self, request: Request) -> list[str] | None:
-        """Satisfy a request from the devices that are already held.
+        """Satisfy a request with the devices that are already held.
 
         If the request is for fewer devices than are held, the rest are released, unless CUDA has
         started or a `with` block is active.
@@ -253,12 +255,12 @@ class Session(Executor):
             Notices for the user, or None if the held devices don't satisfy the request.
 
         Raises:
-            RequestError: This is a joined process, and the request differs from what it joined.
+            RequestError: This process has joined a reservation that the request doesn't match.
             LockError: The lock directory can't be used.
         """
         held = self.held
         if held and held.joined and joining.has_lost_holder(held):
-            held = None  # the holder is gone, so this process makes its own reservation
+            held = None  # without the holder, this process makes its own reservation
         is_longer = request.terms.lease.has_end  # a joined process can't extend its holder's lease
         if held and held.joined and (is_longer or not _matches(held, request)):
             raise notice.has_joined(held.devices, held.joined.name)
@@ -271,7 +273,7 @@ class Session(Executor):
         rest = [device for device in held.devices if device not in devices]
         is_same = tuple(devices) == held.devices
         is_late = not is_same and cuda_environment.cuda_started()
-        if is_late and not rest:  # CUDA can no longer change the order of its devices
+        if is_late and not rest:  # CUDA can no longer reorder its devices
             return None
         held = self._prolong(held, request.terms.lease)
         is_inside = self._reservation is not None and self._reservation.is_inside
@@ -292,15 +294,15 @@ class Session(Executor):
         return self.variables.notices
 
     def hold(self, granted: Granted, request: Request) -> None:
-        """Replace the current reservation with the granted devices. If that fails, keep it."""
+        """Replace the current reservation with the granted devices, or keep it if that fails."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
         were_idle = all(locked.row.use_state is State.IDLE for locked in granted.locked)
         terms = request.terms._replace(lease=granted.lease)
         held = Holding(devices, locks, terms, were_idle=were_idle).with_new_number()
         before = self.held
-        if before and held.is_another_part_of(before):  # the same reservation, for all its callers
-            # A rule limits the lease of a new reservation, but not of one that changes its size.
+        if before and held.is_another_part_of(before):  # callers keep the same reservation
+            # A rule limits a new reservation's lease, but not the lease of a part that is resized.
             lease = granted.lease if request.terms.lease.has_end else NO_LEASE
             terms = before.terms.changed_by(held.terms._replace(lease=lease))
             held = before._replace(locks=locks, terms=terms, overdue=None, is_back=False)
@@ -317,7 +319,7 @@ class Session(Executor):
         """Release a reservation, if it is the current one, and return its devices.
 
         Args:
-            reservation: The reservation to release. None releases any reservation.
+            reservation: The reservation to release; None for whichever reservation is current.
         """
         if reservation not in (None, self._reservation):
             return ()
@@ -326,7 +328,7 @@ class Session(Executor):
         return devices
 
     def roll_back(self, savepoint: Savepoint | None) -> None:
-        """Release a reservation that was made since the savepoint and never reached the caller."""
+        """Release a reservation that was made after the savepoint but never reached the caller."""
         if savepoint is None:
             return
         if self.reservation is not savepoint.reservation:
@@ -337,8 +339,8 @@ class Session(Executor):
     def forget(self, reservation: Reservation | None) -> None:
         """Release a reservation that never reached a caller.
 
-        If CUDA has started, the devices stay reserved, because only the end of the process frees
-        their memory.
+        If CUDA has started, the devices stay reserved, because their memory is freed only when the
+        process exits.
         """
         if reservation and not cuda_environment.cuda_started():
             self.release(reservation)
@@ -362,17 +364,21 @@ class Session(Executor):
         self.set_holding(None, is_hidden=True, how=how)
 
     def hide(self) -> None:
-        """Hide all devices from programs that start later. The reservation stays."""
+        """Hide all devices from this process, but keep them reserved."""
         self.variables.hide()
 
     def enter(self, reservation: Reservation) -> None:
-        """Enter a `with` block. Raises RequestError if the reservation has ended."""
+        """Enter a `with` block.
+
+        Raises:
+            RequestError: The reservation has ended.
+        """
         if self.reservation is not reservation:
             raise RequestError(notice.ALREADY_RELEASED)
         reservation.enter(executor.caller())
 
     def leave(self, reservation: Reservation) -> None:
-        """Leave a `with` block, and end the reservation if no other caller uses it."""
+        """Leave a `with` block, and end the reservation if no other caller is using it."""
         if self._reservation is not reservation or not reservation.is_inside:
             return
         reservation.leave(executor.caller())
@@ -380,10 +386,10 @@ class Session(Executor):
             self.set_holding(None)
 
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
-        """Lock devices again whose locks are no longer effective.
+        """Relock devices whose locks no longer keep other processes out.
 
-        A lock is lost if other code in this process closed its descriptor, or if its file was
-        deleted, because other processes then lock a new file.
+        This happens if other code in this process has closed a lock's descriptor. It also happens
+        if a lock file has been deleted, because other processes then lock a new file.
 
         Args:
             limit_s: The timeout for the mutex in seconds.
@@ -392,7 +398,7 @@ class Session(Executor):
             A notice for each device that was locked again.
 
         Raises:
-            LockError: The directory can't be used, or another process has locked a device.
+            LockError: The lock directory can't be used, or another process has locked a device.
         """
         held = self._held
         if held is None or not (devices := held.unprotected()):
@@ -406,7 +412,7 @@ class Session(Executor):
         return notices
 
     def begin_cell(self) -> list[str]:
-        """Correct the numbers of the held devices, because this cell may start CUDA.
+        """Update the held devices' numbers before a cell that might start CUDA.
 
         Returns:
             Notices about devices that have a new number or were lost.
@@ -434,7 +440,7 @@ class Session(Executor):
             for lock in held.locks.values():
                 lock.stamp()
             return []
-        with suppress(NoThreadError):  # the end of the next cell tries again
+        with suppress(NoThreadError):  # the end of the next cell will try again
             return self.run(self._end_cell)
         return []
 
@@ -464,17 +470,17 @@ class Session(Executor):
         is_adopted: bool = False,
         how: End = End.RELEASED,
     ) -> None:
-        """Replace the reservation. All changes of the reservation go through this method.
+        """Replace the reservation. All changes to the reservation go through this method.
 
         The environment variables change before any lock is released. So a program that starts in
-        between does not see a GPU that another process could reserve.
+        between can't see a GPU that another process could already reserve.
 
         Args:
             held: The new reservation; None for no reservation.
-            is_hidden: Whether to hide all devices if `held` is None. Otherwise the variables get
-                their previous values back.
+            is_hidden: Whether to hide all devices if `held` is None, instead of restoring the
+                variables' previous values.
             renew_lease: Whether the lease starts again, even if it is unchanged.
-            is_adopted: Whether the variables are already set.
+            is_adopted: Whether the variables were already set before an exec.
             how: How the previous reservation ended, for the history.
         """
         before = self._held
@@ -505,7 +511,7 @@ class Session(Executor):
                 lock.release()
 
     def _is_set_for(self, held: Holding) -> bool:
-        """Return whether the variables are set for this reservation and these devices."""
+        """Return whether the variables are already set for this reservation and its devices."""
         before = self._held
         if before is None or self.variables.are_hidden:
             return False
@@ -516,24 +522,24 @@ class Session(Executor):
         )
 
     def _reservation_of(self, held: Holding | None) -> Reservation | None:
-        """Return the caller's object for these devices; a new object for a new reservation."""
+        """Return the `Reservation` object for these devices, creating one for a new reservation."""
         before = self._held
         if held is None or (before and before.number == held.number):
             return held and self._reservation
         reservation = Reservation((), {})
-        if not held.number:  # joined or taken over: the end of a `with` block must not release it
+        if not held.number:  # `with` blocks must not end a joined or adopted reservation
             reservation.count_call(executor.caller())
         return reservation
 
     def _update_reservation(self) -> None:
-        """Update the caller's object to the current devices, variables and memory size."""
+        """Update the `Reservation` object with the current devices, variables and memory size."""
         if self._held and self._reservation:
             self._reservation.devices = self._held.devices
             self._reservation.environ = self.variables.environ
             self._reservation.memory_mib = self._held.terms.memory_limit_mib
 
     def _sign(self, held: Holding) -> None:
-        """Write this process and the terms of the reservation into the lock files."""
+        """Write the lock files' records, which describe this process and the reservation."""
         visible = cuda_environment.variables(held.devices)[cuda_environment.VISIBLE]
         process = describe_this_process()
         self._signed = process.notebook, time.monotonic() + SIGN_S
@@ -564,14 +570,14 @@ class Session(Executor):
         return held
 
     def _repeat_answer(self, held: Holding, note: str | None) -> list[str]:
-        """Answer another call with the current reservation, and restore changed variables.
+        """Satisfy a repeated request with the current reservation, and restore the variables.
 
         Args:
             held: The current reservation.
             note: The note for other users.
 
         Returns:
-            Notices about restored variables.
+            Notices about the restored variables.
         """
         self.set_holding(held._replace(terms=held.terms._replace(note=note)))
         notices = self.variables.restore(held)
@@ -587,7 +593,7 @@ class Session(Executor):
             reserved: The other process's reservation.
 
         Raises:
-            RequestError: The other process has released the devices, or its time is over.
+            RequestError: The other process has released the devices, or its lease has expired.
             LockError: The lock directory can't be used.
         """
         with LockDirectory() as directory, directory.mutex():
@@ -596,11 +602,11 @@ class Session(Executor):
     # -- handover over exec ------------------------------------------------------------------------
 
     def leave_as(self, how: Leaving) -> dict[str, Fact]:
-        """Let the features hand over the reservation, and return data for the next program."""
+        """Let each feature hand over the reservation, and return data for the next program."""
         return {name: f for each in self.features.values() for name, f in each.leaves(how).items()}
 
     def adopt(self) -> None:
-        """Take over the reservation that this process held before its exec. Runs only once."""
+        """Take over the reservation that this process held before its exec, if there is one."""
         if procfs.reservation_pid() == os.getpid():
             with no_fork:
                 from reserve_gpu.reservation import exec_handover
@@ -622,12 +628,15 @@ class Session(Executor):
             self.set_holding(handover.held._replace(facts=handover.facts), is_adopted=True)
 
 
-# Sessions by process ID. A forked child also inherits its parent's session, and ignores it.
+# Sessions by pid. A forked child inherits its parent's session, but ignores it.
 _sessions: dict[int, Session] = executor.survive_reload("sessions", dict)
 
 
 def session() -> Session:
-    """Return the session of this process, creating or adopting one if needed."""
+    """Return this process's session, creating it on the first call.
+
+    A new session takes over any reservation that this process held before an exec.
+    """
     pid = os.getpid()
     current = _sessions.get(pid) or _sessions.setdefault(pid, Session())  # atomic across threads
     if not current.has_adopted:
@@ -636,7 +645,7 @@ def session() -> Session:
 
 
 def _matches(held: Holding, request: Request) -> bool:
-    """Return whether the request is for exactly the held devices and the held part of them."""
+    """Return whether the request is for exactly the held devices and the held memory size."""
     devices = policy.matching_held(held.devices, request)
     memory_limit_mib = request.on(held.devices).terms.memory_limit_mib
     return tuple(devices or ()) == held.devices and held.terms.memory_limit_mib == memory_limit_mib

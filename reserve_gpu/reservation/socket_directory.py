@@ -1,9 +1,9 @@
-"""The directory with the Unix sockets of a user's processes, which is in the lock directory.
+"""A user's socket directory, which contains the Unix sockets of the user's processes.
 
-Any user may create files in the lock directory, so a socket directory is valid only if it belongs
-to the user and no other user can enter it. A listening process keeps its socket directory open.
-Other processes find the directory through this descriptor, even if other users have taken its
-usual names.
+Socket directories are in the lock directory, where any user can create files. So a socket directory
+is valid only if it belongs to the user and no other user can enter it. A listening process keeps
+its socket directory open. Other processes find the directory through the open descriptor, even if
+other users have taken the directory's usual names.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 NAME = "asked-{uid}"  # the directory's name, with a random suffix if another user has taken it
 MODE = 0o700  # the directory's permissions
-MESSAGE_LIMIT = 1 << 16  # largest size of a request or an answer in bytes
-OTHERS = 0o077  # mask of the group's and all other users' permissions
+MESSAGE_LIMIT = 1 << 16  # maximum size of a request or reply in bytes
+OTHERS = 0o077  # permission bits of the group and of other users
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -37,7 +37,7 @@ def open_first() -> int:
 
     Raises:
         LockError: No lock directory can be used.
-        OSError: The directory can't be opened, for example because another user has the name.
+        OSError: The directory can't be opened, for example if another user has taken its name.
     """
     uid = os.geteuid()
     return _created(f"{default_path()}/{NAME.format(uid=uid)}", uid)
@@ -46,8 +46,8 @@ def open_first() -> int:
 def open_any() -> int:
     """Open one of this user's socket directories, or create one with a random name.
 
-    This function lists the lock directory, which takes seconds if another user has filled it. It
-    also removes surplus empty socket directories of this user.
+    This function lists the lock directory, which takes seconds if another user has filled it with
+    files. If this user has several socket directories, the function also removes empty ones.
 
     Returns:
         A descriptor of the directory.
@@ -71,7 +71,7 @@ def open_any() -> int:
 
 
 def remove_if_empty(folder: int) -> None:
-    """Remove a socket directory if it has no socket of a living process.
+    """Remove a socket directory unless it contains a running process's socket.
 
     Args:
         folder: A descriptor of the directory, which may have been renamed.
@@ -84,7 +84,14 @@ def remove_if_empty(folder: int) -> None:
 
 
 def of_process(pid: int, uid: int) -> Iterator[int]:
-    """Yield descriptors of the directories in which a process of a user may have its socket."""
+    """Yield a descriptor of each directory that might contain a process's socket.
+
+    Each descriptor is closed when the next one is requested.
+
+    Args:
+        pid: The process's pid.
+        uid: The process's uid.
+    """
     for path in chain(_open_paths_of(pid), _paths_of(uid)):
         with suppress(OSError):
             folder = opened(path, uid)
@@ -95,12 +102,12 @@ def of_process(pid: int, uid: int) -> Iterator[int]:
 
 
 def sockets_of(pid: int) -> str:
-    """Return the start of a process's socket names, which contains its PID namespace and pid."""
+    """Return the prefix of a process's socket names, which includes its PID namespace and pid."""
     return f"{procfs.pid_namespace()}-{pid}-"
 
 
 def sweep(folder: int) -> None:
-    """Remove the sockets of ended processes from a directory."""
+    """Remove the sockets of exited processes from a directory."""
     for name in names_in(folder):
         match = re.fullmatch(rf"{procfs.pid_namespace()}-([0-9]{{1,10}})-[0-9a-f]+", name)
         if match and procfs.uid_of(int(match[1])) is None:
@@ -109,17 +116,18 @@ def sweep(folder: int) -> None:
 
 
 def names_in(folder: int) -> list[str]:
-    """Return the names of the files in a directory; an empty list if it can't be listed."""
+    """Return the names of the files in a directory, or an empty list if it can't be listed."""
     with suppress(OSError):
         return os.listdir(f"/proc/self/fd/{folder}")
     return []
 
 
 def opened(path: str, uid: int) -> int:
-    """Open a directory that belongs to a user and that only this user and root can enter.
+    """Open a directory, which must belong to the given user and be inaccessible to other users.
 
     Raises:
-        OSError: The directory does not exist, or belongs to or is open to other users.
+        OSError: The directory does not exist, belongs to another user, or is accessible to
+            other users.
     """
     folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(folder)
@@ -130,27 +138,31 @@ def opened(path: str, uid: int) -> int:
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the pid and the uid of the process at the other end, as the kernel reports them."""
+    """Return the pid and uid of the process at the other end of a Unix socket connection."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     pid, uid, _ = CREDENTIALS.unpack(data)
     return pid, uid
 
 
 def _created(path: str, uid: int) -> int:
-    """Open a socket directory, and create it if it does not exist. Raises OSError."""
+    """Open a socket directory, creating it if it does not exist.
+
+    Raises:
+        OSError: The directory can't be created, or is not valid.
+    """
     with suppress(FileExistsError):
         os.mkdir(path, MODE)
     folder = opened(path, uid)
-    if os.fstat(folder).st_mode & MODE != MODE:  # the umask has taken permissions away
+    if os.fstat(folder).st_mode & MODE != MODE:  # the umask has removed permissions
         os.chmod(f"/proc/self/fd/{folder}", MODE)
     return folder
 
 
 def _open_paths_of(pid: int) -> Iterator[str]:
-    """Yield paths of the files and directories that a process has open in the lock directory.
+    """Yield the paths of files and directories in the lock directory that a process has open.
 
-    The paths are below /proc, so they remain valid if the owner of the lock directory renames a
-    file. If this process may not list the other process's open files, nothing is yielded.
+    The paths are in /proc, so they stay valid if the lock directory's owner renames a file. Nothing
+    is yielded if this process is not allowed to list the other process's open files.
     """
     with suppress(OSError):
         directory = os.path.realpath(default_path())

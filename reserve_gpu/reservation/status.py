@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 def status() -> Status:
-    """Read the status of every device that the driver of this machine lists.
+    """Read the status of every device that this machine's driver lists.
 
     Returns:
-        The status. If the lock directory can't be used, reservations are unknown, and the field
-        `problem` has the reason.
+        The status. If the lock directory can't be used, reservations are unknown, and the
+        `problem` field gives the reason.
 
     Raises:
         DriverError: The driver can't be used.
@@ -40,10 +40,10 @@ def status() -> Status:
 
 
 def read_status(show: Callable[[Progress], object] = lambda _: None) -> Status:
-    """Read the status of the machine, for any front end.
+    """Read the machine's status for any front end.
 
     Args:
-        show: Called with the progress if the driver is slow.
+        show: A function to call with progress updates when the driver is slow.
 
     Raises:
         DriverError: The driver can't be used.
@@ -53,7 +53,7 @@ def read_status(show: Callable[[Progress], object] = lambda _: None) -> Status:
 
 
 def reserved_rows() -> tuple[DeviceStatus, ...]:
-    """Return all devices; only the reserved devices if the driver can't be used.
+    """Return the status of all devices, or only of reserved ones if the driver can't be used.
 
     Raises:
         LockError: The lock directory can't be used.
@@ -71,13 +71,13 @@ def reserved_rows() -> tuple[DeviceStatus, ...]:
 def status_reader(
     show: Callable[[Progress], object] = lambda _: None,
 ) -> Iterator[Callable[[], Status]]:
-    """Yield a function that reads the status of the machine in one NVML session.
+    """Yield a function that reads the machine's status and reuses its NVML session.
 
-    After a reading that failed or that found a broken device, the next call starts a new NVML
-    session, because the problem may have been fixed.
+    If a call fails or finds a broken device, the next call starts a new NVML session, because the
+    problem might have been fixed in the meantime.
 
     Args:
-        show: Called with the progress if the driver is slow.
+        show: A function to call with progress updates when the driver is slow.
     """
     with ExitStack() as nvml_session:
         gpus: Nvml | None = None
