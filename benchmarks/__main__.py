@@ -5,8 +5,9 @@
 The benchmarks use the stand-in driver, and start new processes and kernels. They print the section
 "A run" of docs/benchmarks.md: a line about the machine, and a table that compares each result with
 its bar, the required value. Programs that are compared take turns, so that the machine's speed and
-load hardly affect their ratio. To install the required packages, run `pip install
-'.[test,benchmarks]'`.
+load hardly affect their ratio. This command installs the required packages:
+
+    pip install '.[test,benchmarks]'
 """
 
 from __future__ import annotations
