@@ -1,1 +1,1 @@
-"""Benchmarks of %reserve_gpu against its alternatives; see `benchmarks.__main__`."""
+"""Benchmarks that compare %reserve_gpu with its alternatives; see `benchmarks.__main__`."""

@@ -2,10 +2,12 @@
 
     python -m benchmarks [--quick] [NAME ...]
 
-The benchmarks use the stand-in driver, in new processes and kernels. They print the section "A run"
-of docs/benchmarks.md: the machine, and a table with a row for each result and its bar, the required
-value. Compared programs run in turn, so that the ratios hardly depend on the machine's speed and
-load. This needs `pip install '.[test,benchmarks]'`.
+The benchmarks use the stand-in driver, and start new processes and kernels. They print the section
+"A run" of docs/benchmarks.md: a line about the machine, and a table that compares each result with
+its bar, the required value. Programs that are compared take turns, so that the machine's speed and
+load hardly affect their ratio. This command installs the required packages:
+
+    pip install '.[test,benchmarks]'
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ PACKAGES = ("ipython", "nvidia-ml-py", "gpustat", "nvitop")
 
 
 def main() -> None:
-    """Run the selected groups, and print each row when it is complete."""
+    """Run the selected groups of benchmarks, and print each row as soon as it is complete."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -68,7 +70,7 @@ def main() -> None:
 
 
 def environment() -> str:
-    """Return the line of docs/benchmarks.md with the machine, the versions and the month."""
+    """Return the line of docs/benchmarks.md that lists the machine, versions, and month."""
     system = platform.freedesktop_os_release()["PRETTY_NAME"]
     packages = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     cores = len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""The time of a whole process that chooses a GPU, or shows the status of the machine."""
+"""Benchmarks of whole processes that choose a GPU or show the machine's status."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ STATUS = {
 
 
 def first(*, quick: bool) -> Iterator[Row]:
-    """Measure the first reservation on an idle machine."""
+    """Measure how long the first reservation takes on an idle machine."""
     with stage(machine(GPUS)) as bench:
         runs = {way: partial(choose, bench, way, GPUS, 0) for way in ways.CODE}
-        # setGPU's method sleeps for a second, and a CPU core is slow for a while after a sleep.
+        # setGPU's method sleeps for a second, and a CPU core is slow for a while after a sleep. So
+        # the fast methods are measured separately.
         slow = {way: runs[way] for way in (ways.OURS, ways.SETGPU)}
         fast = {way: run for way, run in runs.items() if way != ways.SETGPU}
         times = in_turn(fast, 3 if quick else 61)
@@ -38,7 +39,7 @@ def first(*, quick: bool) -> Iterator[Row]:
 
 
 def last(*, quick: bool) -> Iterator[Row]:
-    """Measure the first reservation if only the last of many GPUs is free."""
+    """Measure how long the first reservation takes when only the last of many GPUs is free."""
     busy = MANY_GPUS - 1
     with crowd(busy) as all_pids:
         cases = {"one process on each other GPU": all_pids, "no visible processes": []}
@@ -52,7 +53,10 @@ def last(*, quick: bool) -> Iterator[Row]:
 
 
 def nothing(*, quick: bool) -> Iterator[Row]:
-    """Measure the refusal if no GPU is free. It has to find the holder of each GPU."""
+    """Measure how long it takes to refuse a reservation when no GPU is free.
+
+    The refusal has to find the holder of each GPU.
+    """
     for gpus in (GPUS, MANY_GPUS):
         with crowd(gpus) as pids, stage(machine(gpus, gpus, pids)) as bench:
             both = (ways.OURS, ways.FLOOR)
@@ -63,7 +67,10 @@ def nothing(*, quick: bool) -> Iterator[Row]:
 
 
 def status(*, quick: bool) -> Iterator[Row]:
-    """Measure `reserve-gpu status` if half of the GPUs are busy, with two processes on each."""
+    """Measure `reserve-gpu status` when half of the GPUs are busy.
+
+    Two processes are using each busy GPU.
+    """
     for gpus in (GPUS, MANY_GPUS):
         with crowd(gpus) as pids, stage(machine(gpus, gpus // 2, pids)) as bench:
             runs = {name: partial(_run, bench, *command) for name, command in STATUS.items()}
@@ -73,13 +80,13 @@ def status(*, quick: bool) -> Iterator[Row]:
 
 
 def choose(bench: Stage, way: str, gpus: int, busy: int) -> float:
-    """Run one method of choosing a GPU, and check its choice.
+    """Choose a GPU by one of the methods, and check the choice.
 
     Returns:
         The run time in milliseconds.
 
     Raises:
-        RuntimeError: The choice is wrong.
+        RuntimeError: The method chose the wrong GPU.
     """
     took_ms, answer = bench.timed("-c", ways.CODE[way] + ways.PRINT_CHOICE)
     ways.check(way, answer, gpus, busy)

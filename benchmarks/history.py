@@ -1,4 +1,4 @@
-"""The time to read and sum up one year of a lab's history for a report."""
+"""Benchmark of a report that reads and sums up one year of a lab's history."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ LIMIT_S = 1.0  # seconds
 
 
 def history(*, quick: bool) -> Iterator[Row]:
-    """Measure the report in this process, from files that are still in the page cache."""
+    """Measure how long a report takes in this process.
+
+    The history files are already in the page cache.
+    """
     now = time.time()
     with tempfile.TemporaryDirectory() as folder:
         histories = Histories(Path(folder) / "history")
@@ -39,7 +42,11 @@ def history(*, quick: bool) -> Iterator[Row]:
 
 
 def _timed(now: float, lines: int) -> float:
-    """Return the run time in seconds. Raises RuntimeError if the sum is implausible."""
+    """Return the run time of a report in seconds.
+
+    Raises:
+        RuntimeError: The report's sum is implausible.
+    """
     start = time.perf_counter()
     summary = totals.summed(log_reader.since(now - 366 * DAY_S, now, set()))
     took_s = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""The time to read the status of several hosts, compared with the slowest host alone."""
+"""Benchmark of the status of several hosts, compared with the slowest host alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ LABEL = f"status of {len(NAMES)} hosts, time beyond that of the slowest host alo
 
 
 def hosts(*, quick: bool) -> Iterator[Row]:
-    """Measure the time with real SSH servers on the loopback interface and open connections."""
+    """Measure how long the status of several hosts takes.
+
+    The hosts are real SSH servers on the loopback interface, and the SSH connections are already
+    open.
+    """
     bar = f"at most {LIMIT_S} s"
     if not (SSH and SSHD and KEYGEN):
         yield Row(LABEL, "not measured: OpenSSH server not found", bar)
@@ -38,7 +42,11 @@ def hosts(*, quick: bool) -> Iterator[Row]:
 
 
 def _timed(lab: Hosts, *argv: str) -> float:
-    """Return the run time of a command in seconds. Raises RuntimeError if it fails."""
+    """Return the run time of a command in seconds.
+
+    Raises:
+        RuntimeError: The command failed.
+    """
     start = time.monotonic()
     done = subprocess.run(
         argv, env=lab.environ(), capture_output=True, text=True, stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Many requests at once: 64 kernels request one of 8 GPUs at the same moment."""
+"""Benchmark of a rush: 64 kernels each request one of 8 GPUs at the same moment."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 KERNELS, FEW_KERNELS, GPUS = 64, 16, 8
 LIMIT_S = 3  # seconds
-STARTERS = 8  # number of kernels that start at the same time; each needs a core for a second
-HEAD_START_S = 2.0  # seconds for sending the cells before they begin
+STARTERS = 8  # number of kernels to start at a time; each uses a core for a second
+HEAD_START_S = 2.0  # seconds to send the cells to all kernels before any cell runs
 CELL = """
 import os, time
 time.sleep(max(0, {at} - time.monotonic()))
@@ -32,9 +32,10 @@ print("\\nmeasured", time.monotonic(), os.environ["CUDA_VISIBLE_DEVICES"])
 
 
 def rush(*, quick: bool) -> Iterator[Row]:
-    """Measure the time until all kernels have an answer, and count GPUs that were given out twice.
+    """Measure the time until all kernels have an answer, and count GPUs that were assigned twice.
 
-    The other methods run after reserve_gpu in the same kernels, which gives them no disadvantage.
+    The other methods run after reserve_gpu in the same kernels, which does not put these methods at
+    a disadvantage.
     """
     count = FEW_KERNELS if quick else KERNELS
     with stage(machine(GPUS)) as bench, ExitStack() as stack:
@@ -71,7 +72,11 @@ def _kernels(bench: Stage, count: int, stack: ExitStack) -> list[Kernel]:
 
 
 def _run_at_once(kernels: Sequence[Kernel], code: str) -> tuple[float, list[str]]:
-    """Run code in all kernels at once; return the time to the last answer, and the answers."""
+    """Run code in all kernels at the same time.
+
+    Returns:
+        The seconds until the last kernel has an answer, and all answers.
+    """
     at = time.monotonic() + HEAD_START_S
     cells = [kernel.start(CELL.format(at=at, code=code)) for kernel in kernels]
     ends, answers = [], []

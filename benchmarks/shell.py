@@ -1,4 +1,4 @@
-"""The time that the extension adds to the start of a shell."""
+"""Benchmarks of the time that the extension adds to shell startup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 GPUS = 8
 IPYTHON = ("-m", "IPython", "--no-banner")
 LOAD_LIMIT_MS = 20  # milliseconds
-HEAVY = ("pynvml", "rich")  # modules that only a reservation or a status needs
+HEAVY = ("pynvml", "rich")  # modules that are only needed for a reservation or a status
 LOAD = f"""
 import sys, time
 modules_before = set(sys.modules)
@@ -44,7 +44,7 @@ def load(*, quick: bool) -> Iterator[Row]:
 
 
 def start(*, quick: bool) -> Iterator[Row]:
-    """Measure the start and exit of IPython with and without the extension."""
+    """Measure the startup and exit of IPython with and without the extension."""
     with stage(machine(GPUS)) as bench:
         runs = {
             "without": partial(_start, bench),

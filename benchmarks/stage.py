@@ -1,4 +1,4 @@
-"""Simulated machines for the benchmarks: the stand-in driver, and processes on its GPUs."""
+"""Simulated machines for the benchmarks, with the stand-in driver and processes on its GPUs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.machine import Machine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-# Without these settings, hundreds of kernels would each warn that they use TCP without encryption,
-# and write a history into a temporary folder.
+# Without these settings, each of hundreds of kernels would warn about unencrypted TCP connections,
+# and write its history into a temporary folder.
 QUIET = """
 c = get_config()
 c.IPKernelApp.log_level = "ERROR"
@@ -29,7 +29,7 @@ IN_USE_MIB = 60_000
 
 
 class Stage(Machine):
-    """A simulated machine with a driver that keeps no log, and a Python that caches bytecode."""
+    """A simulated machine whose driver keeps no log, and on which Python caches bytecode."""
 
     limit_s = 300
 
@@ -41,17 +41,21 @@ class Stage(Machine):
         (profile / "ipython_kernel_config.py").write_text(QUIET)
 
     def on_driver(self, base: dict[str, str]) -> dict[str, str]:
-        """Return an environment with the machine's driver, in which Python may cache bytecode.
+        """Return environment variables for the stand-in driver, with bytecode caching enabled.
 
-        Without the cache, Python would compile the checkout at every start, unlike an installed
-        package.
+        An installed package has a bytecode cache. Without one, Python would compile the checkout at
+        every start.
         """
         made = driver.environment(self.scenario, base=base)
         made.pop("PYTHONDONTWRITEBYTECODE", None)
         return made
 
     def timed(self, *arguments: str) -> tuple[float, str]:
-        """Run Python with arguments; return the run time in milliseconds, and the output."""
+        """Run Python with the given arguments.
+
+        Returns:
+            The run time in milliseconds, and the output on stdout.
+        """
         start = time.perf_counter()
         done = self.command(sys.executable, *arguments)
         took_ms = (time.perf_counter() - start) * 1e3
@@ -62,19 +66,19 @@ class Stage(Machine):
 
 @contextmanager
 def stage(scenario: str) -> Iterator[Stage]:
-    """Make a simulated machine in a temporary folder."""
+    """Create a simulated machine in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True) as name:
         yield Stage(Path(name), scenario)
 
 
 def machine(gpus: int, busy: int = 0, pids: Sequence[int] = ()) -> str:
-    """Return the scenario of a machine whose first GPUs are busy.
+    """Return a scenario for the stand-in driver, in which the first GPUs are busy.
 
     Args:
         gpus: The number of GPUs.
         busy: The number of busy GPUs.
-        pids: The processes on the busy GPUs, distributed in turn. If there are none, the memory of
-            these GPUs is still in use.
+        pids: The processes to distribute evenly among the busy GPUs. If there are none, the memory
+            of these GPUs is in use, but no process is visible.
     """
     parts = []
     for index in range(gpus):
@@ -90,8 +94,8 @@ def machine(gpus: int, busy: int = 0, pids: Sequence[int] = ()) -> str:
 
 @contextmanager
 def crowd(count: int) -> Iterator[list[int]]:
-    """Start processes for a scenario. They are real, because other tools show only real ones."""
-    command = ["sleep", "900"]  # ends even if this process is killed
+    """Start real processes for a scenario, because other tools only show real processes."""
+    command = ["sleep", "900"]  # exits even if this process is killed
     sleepers = [subprocess.Popen(command) for _ in range(count)]
     try:
         yield [sleeper.pid for sleeper in sleepers]
@@ -105,18 +109,18 @@ def crowd(count: int) -> Iterator[list[int]]:
 def in_turn(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Measure all functions once per round, in random order.
 
-    The random order spreads other load on the machine evenly. An extra first round fills the caches
-    and is not counted.
+    The random order spreads the machine's other load evenly among the functions. An extra first
+    round fills the caches, and its times are discarded.
 
     Args:
-        runs: Functions that each return a time, by name.
-        rounds: The number of rounds that count.
+        runs: The functions, by name. Each function returns a time.
+        rounds: The number of rounds, not counting the extra one.
 
     Returns:
         The times of each function, by name.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
-    dice = random.Random(0)  # noqa: S311 - an order, not a secret
+    dice = random.Random(0)  # noqa: S311 - the order need not be secret
     for number in range(rounds + 1):
         for name in dice.sample(list(runs), len(runs)):
             value = runs[name]()

@@ -1,4 +1,4 @@
-"""The table of results. Each row compares a result with its bar, the required value."""
+"""The results table. Each row compares a result with its bar, the required value."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ HEAD = "| benchmark | measured | bar | |\n| --- | --- | --- | --- |"
 
 
 class Row(NamedTuple):
-    """A row of the table.
+    """A row of the results table.
 
     Attributes:
         label: The name of the benchmark.
         measured: The result.
-        bar: The required result; empty if the row is only for comparison.
-        is_met: Whether the result meets the bar; None without a bar.
+        bar: The required result, or an empty string if the row is only for comparison.
+        is_met: Whether the result meets the bar, or None if there is no bar.
     """
 
     label: str
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 def slower(label: str, ours: Sequence[float], other: Sequence[float], at_most: float) -> Row:
-    """Return a row with the ratio of the times of reserve_gpu to those of another program.
+    """Return a row for the ratio of reserve_gpu's times to another program's times.
 
     Args:
         label: The name of the benchmark.
@@ -46,7 +46,7 @@ def slower(label: str, ours: Sequence[float], other: Sequence[float], at_most: f
 
 
 def faster(label: str, ours: Sequence[float], other: Sequence[float], at_least: float) -> Row:
-    """Return a row with the ratio of the times of another program to those of reserve_gpu.
+    """Return a row for the ratio of another program's times to reserve_gpu's times.
 
     Args:
         label: The name of the benchmark.
@@ -60,7 +60,7 @@ def faster(label: str, ours: Sequence[float], other: Sequence[float], at_least: 
 
 
 def milliseconds(value: float) -> str:
-    """Format a time in milliseconds, as milliseconds or seconds."""
+    """Format a time that is given in milliseconds, using seconds for times of 1 s or more."""
     return f"{value:.1f} ms" if value < 1000 else f"{value / 1000:.2f} s"
 
 
@@ -70,7 +70,10 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def _ratio(longer: Sequence[float], shorter: Sequence[float]) -> float:
-    """Return the median of the ratios per round, because a machine's speed can change over time."""
+    """Compute the ratio of the times in each round, and return the median.
+
+    Only times from the same round are compared, because the machine's speed can change over time.
+    """
     return statistics.median(a / b for a, b in zip(longer, shorter, strict=True))
 
 

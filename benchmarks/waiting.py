@@ -1,4 +1,4 @@
-"""Benchmarks of waiting: the time of a handover, and the CPU time and memory that waiters use."""
+"""Benchmarks of waiting: handover times, and the CPU time and memory that waiters use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from tests.machine import Child
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# A new PID namespace, as in a container. Its /proc/locks hides the locks of other namespaces.
+# Runs a command in a new PID namespace, as a container does. In that namespace, /proc/locks does
+# not list the locks of other namespaces.
 CONTAINER = (
     "unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc",
 )  # fmt: skip
@@ -33,8 +34,8 @@ PLACES: dict[str, Sequence[str]] = {"on the host": (), "in a container": CONTAIN
 NO_CONTAINERS = "not measured: this user can't create a PID namespace"
 
 HANDOVER_LIMITS_S = {"on the host": 0.3, "in a container": 1.2}
-LANES = 2  # number of pairs of holder and waiter at the same time
-SAMPLES, FEW_SAMPLES = 40, 5  # number of handovers per lane
+LANES = 2  # number of holder-waiter pairs that run in parallel
+SAMPLES, FEW_SAMPLES = 40, 5  # number of handovers per pair, normally and with --quick
 WAIT = "import time; reserve_gpu.reserve(wait=True); time.monotonic()"
 RELEASE = "import time; start = time.monotonic(); reserve_gpu.release(); start"
 IN_QUEUE, FEW_IN_QUEUE, HOLD_S, QUEUE_LIMIT_S = 16, 4, 0.3, 0.2
@@ -52,13 +53,14 @@ CPU_LIMIT_PERCENT = 1
 IDLE_LIMIT_PERCENT = 0.1
 TOP_WATCH_S, TOP_LIMIT_PERCENT = 20, 2
 
-GPUS, BUSY = 8, 4  # the GPUs that are not busy are reserved
-# A waiter makes at most one check per second, so 20,000 checks take at least 5.5 hours.
+GPUS, BUSY = 8, 4  # GPUs that are not busy are reserved
+# A waiter checks the GPUs at most once per second, so 20,000 checks take at least 5.5 hours.
 CHECKS, FEW_CHECKS = 20_000, 1_000
-# The C library extends its heap by 132 KiB at once, so less than two such steps is allowed. A leak
-# of one object per check would exceed this limit.
+# The C library extends its heap in steps of 132 KiB, and the limit allows only one such step. A
+# leak of one object per check would exceed the limit.
 GROWTH_LIMIT_KIB = 256
-# A wait without pauses, with the display of %reserve_gpu. It prints its memory use at two checks.
+# Waits without pausing between checks, but with the display of %reserve_gpu. The code prints its
+# memory use at two of the checks.
 UNPAUSED_WAIT = """
 import sys
 from benchmarks.waiting import own_kib
@@ -88,7 +90,10 @@ except InterruptedError:
 
 
 def handover(*, quick: bool) -> Iterator[Row]:
-    """Measure the time from a holder's release or kill -9 until the waiter has the GPU."""
+    """Measure how long a waiter takes to get a GPU.
+
+    The clock starts when the GPU's holder releases the GPU or is killed with kill -9.
+    """
     samples = FEW_SAMPLES if quick else SAMPLES
     ends = {"a release": _release, "kill -9": _kill}
     for place, prefix in PLACES.items():
@@ -103,7 +108,7 @@ def handover(*, quick: bool) -> Iterator[Row]:
 
 
 def queue(*, quick: bool) -> Iterator[Row]:
-    """Measure the handovers of one GPU among many waiters that each hold it briefly."""
+    """Measure the handover times of one GPU among many waiters that each hold it briefly."""
     count = FEW_IN_QUEUE if quick else IN_QUEUE
     with stage(machine(1)) as bench, ExitStack() as stack:
         children = [_child(bench, ()) for _ in range(count)]
@@ -120,7 +125,7 @@ def queue(*, quick: bool) -> Iterator[Row]:
 
 
 def restart(*, quick: bool) -> Iterator[Row]:
-    """Count how often a kernel gets its GPU again after a restart while other processes wait."""
+    """Count how often a kernel gets its GPU back after a restart while other processes wait."""
     times = 2 if quick else 20
     with stage(machine(1)) as bench, ExitStack() as stack:
         kernel = stack.enter_context(bench.kernel())
@@ -139,7 +144,7 @@ def restart(*, quick: bool) -> Iterator[Row]:
 
 
 def wait(*, quick: bool) -> Iterator[Row]:
-    """Measure the CPU use of waiting scripts and of a waiting kernel."""
+    """Measure the CPU use of scripts and of a kernel while they are waiting for a GPU."""
     watch_s = SHORT_WATCH_S if quick else WATCH_S
     with _full_machine() as bench, bench.kernel() as kernel, ExitStack() as stack:
         kernel_pid = kernel.pid
@@ -206,13 +211,16 @@ def top(*, quick: bool) -> Iterator[Row]:
 
 
 def _read_all(terminal: int) -> None:
-    with suppress(OSError):  # the other end has been closed
+    with suppress(OSError):  # the other end of the terminal was closed
         while os.read(terminal, 1 << 16):
             pass
 
 
 def memory(*, quick: bool) -> Iterator[Row]:
-    """Measure the memory growth of a script and a kernel in the second half of a long wait."""
+    """Measure memory growth in a script and a kernel that wait for a long time.
+
+    Only the growth in the second half of the wait counts.
+    """
     last = FEW_CHECKS if quick else CHECKS
     first = last // 2
     with _full_machine() as bench, bench.kernel() as kernel:
@@ -237,7 +245,7 @@ def own_kib() -> int:
     """Return the size of this process's anonymous memory in KiB.
 
     Mapped files do not count, because other processes can share their pages, and because Linux can
-    map more of them than the process has used.
+    map more pages than the process has used.
     """
     sizes = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(size.split()[1]) for size in sizes if size.startswith("Anonymous:"))
@@ -245,7 +253,7 @@ def own_kib() -> int:
 
 @contextmanager
 def _full_machine() -> Iterator[Stage]:
-    """Make a machine without a free GPU: some GPUs are in use, and the others are reserved."""
+    """Create a machine without a free GPU: some GPUs are in use, and the others are reserved."""
     with stage(machine(GPUS, BUSY)) as bench, bench.child() as holder:
         holder.run(f"reserve_gpu.reserve(count={GPUS - BUSY})")
         yield bench
@@ -256,12 +264,12 @@ def _is_possible(prefix: Sequence[str]) -> bool:
 
 
 def _child(bench: Stage, prefix: Sequence[str]) -> Child:
-    """Start a process on the host or in a container, without warnings about invisible locks."""
+    """Start a process on the host or in a container, without warnings about hidden locks."""
     return Child(bench.environ(PYTHONWARNINGS="ignore"), bench.folder, *prefix)
 
 
 def _process(child: Child) -> psutil.Process:
-    """Return the Python process of a child, which in a container is a child of `unshare`."""
+    """Return the Python process of a child. In a container, it is a child of `unshare`."""
     process = psutil.Process(child.process.pid)
     return (process.children() or [process])[0]
 
@@ -272,7 +280,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _handovers(prefix: Sequence[str], end: Callable[[Child], float], samples: int) -> list[float]:
-    """Return the time of each handover in seconds."""
+    """Measure handovers, and return the duration of each one in seconds."""
     with ThreadPoolExecutor(LANES) as threads:
         lanes = [threads.submit(_lane, prefix, end, samples, seed) for seed in range(LANES)]
         return [took_s for lane in lanes for took_s in lane.result()]
@@ -281,7 +289,7 @@ def _handovers(prefix: Sequence[str], end: Callable[[Child], float], samples: in
 def _lane(
     prefix: Sequence[str], end: Callable[[Child], float], samples: int, seed: int
 ) -> list[float]:
-    dice = random.Random(seed)  # noqa: S311 - a delay, not a secret
+    dice = random.Random(seed)  # noqa: S311 - the delays need not be secret
     times_s = []
     with stage(machine(1)) as bench:
         holder = _child(bench, prefix)
@@ -289,7 +297,7 @@ def _lane(
         for _ in range(samples):
             waiter = _child(bench, prefix)
             waiter.send(WAIT)
-            time.sleep(dice.uniform(0.5, 1.5))  # a random phase between two checks of the waiter
+            time.sleep(dice.uniform(0.5, 1.5))  # a random moment between the waiter's checks
             start_s = end(holder)
             times_s.append(waiter.answer().value - start_s)
             holder.kill()

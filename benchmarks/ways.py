@@ -1,14 +1,14 @@
-"""The compared methods of choosing a GPU, each with the code that its documentation shows.
+"""The GPU selection methods that are compared, with the code from their documentation.
 
-Each method sets CUDA_VISIBLE_DEVICES to a GPU, or to '' if it finds none.
+Each method sets CUDA_VISIBLE_DEVICES to the chosen GPU, or to '' if it finds no GPU.
 """
 
 from __future__ import annotations
 
 FLOOR, OURS, NVITOP, SETGPU = "bare pynvml", "reserve_gpu", "nvitop.select", "setGPU's way"
 
-# The minimum that every program needs: import the bindings, initialize NVML, and read one GPU after
-# the other until one is idle. There is no lock and no error handling.
+# The minimum that every program has to do: import the bindings, initialize NVML, and read one GPU
+# after another until one is idle. The code uses no locks and handles no errors.
 _FLOOR = """
 import os, pynvml
 choice = ""
@@ -26,7 +26,7 @@ os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 os.environ["CUDA_VISIBLE_DEVICES"] = choice
 """
 
-# If no GPU is free, reserve() sets the variable to '' before it raises.
+# If no GPU is free, reserve() sets CUDA_VISIBLE_DEVICES to '' before it raises an exception.
 _OURS = """
 import reserve_gpu
 try:
@@ -35,7 +35,8 @@ except reserve_gpu.NoFreeDeviceError:
     pass
 """
 
-# A part of a GPU, for which reserve() also determines the memory limits of PyTorch, JAX and others.
+# Reserves a part of a GPU, for which reserve() also determines the memory limits of PyTorch, JAX
+# and other frameworks.
 _PART = """
 import reserve_gpu
 reserve_gpu.reserve(memory="10GB")
@@ -50,7 +51,8 @@ os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, choice))
 """
 
-# The code of `import setGPU` (0.0.7): it chooses the GPU with the smallest share of memory in use.
+# The code that `import setGPU` (0.0.7) runs. It chooses the GPU with the smallest share of memory
+# in use.
 _SETGPU = """
 import os, gpustat
 gpus = gpustat.GPUStatCollection.new_query()
@@ -68,20 +70,20 @@ PRINT_CHOICE = '\nimport os; print(os.environ["CUDA_VISIBLE_DEVICES"], flush=Tru
 def check(way: str, answer: str, gpus: int, busy: int) -> None:
     """Check that a method has chosen an idle GPU, or none if no GPU is idle.
 
-    setGPU's method always chooses a GPU, the least used one. A part of a GPU can be on a busy GPU
-    with enough memory.
+    setGPU's method always chooses the least used GPU, even if that GPU is busy. A part of a GPU can
+    be on a busy GPU that has enough memory.
 
     Args:
         way: The name of the method.
         answer: The value of CUDA_VISIBLE_DEVICES.
         gpus: The number of GPUs.
-        busy: The number of busy GPUs, which are the first ones.
+        busy: The number of busy GPUs, which come before the idle ones.
 
     Raises:
-        RuntimeError: The choice is wrong.
+        RuntimeError: The method chose the wrong GPU.
     """
     idle = {str(index) for index in range(busy, gpus)}
-    if way in (FLOOR, OURS, PART) and idle:  # they choose the first idle GPU; others any idle GPU
+    if way in (FLOOR, OURS, PART) and idle:  # these methods choose the first idle GPU
         idle = {str(busy)}
     if way in (SETGPU, PART) and not idle:
         idle = {str(index) for index in range(gpus)}

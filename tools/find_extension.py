@@ -1,7 +1,7 @@
-"""Report whether a kernel loads reserve_gpu, or which configuration line prevents it.
+"""Check whether IPython loads reserve_gpu, and find any setting that prevents it.
 
-install.sh runs this file with the Python that it installs into. That Python may lack all packages
-except IPython and its dependencies.
+install.sh runs this file with the Python into which it installs reserve_gpu. That Python might have
+no packages except IPython and its dependencies.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ LIMIT_S = 120  # seconds until SIGALRM ends this process
 
 
 def answer(kind: str, connection_file: str) -> str:
-    """Return LOADED, NO_KERNELS, or the setting that prevents loading; empty if there is none.
+    """Return LOADED, NO_KERNELS, or advice about a setting that conflicts with reserve_gpu.
+
+    The result is empty if there is no such setting.
 
     Args:
-        kind: The check to make. `kernel` starts a kernel. `terminal` reads the configuration of
-            IPython in a terminal. `appends` looks in both configurations for an `append` that
-            conflicts with the one that install.sh writes.
+        kind: The check to make. `kernel` initializes a Jupyter kernel. `terminal` reads the
+            configuration of IPython in a terminal. `appends` looks in both configurations for an
+            `append` call that conflicts with the one that install.sh writes.
         connection_file: The path to which the kernel writes its connection file.
     """
     if kind != "terminal" and find_spec("ipykernel"):
@@ -49,10 +51,11 @@ def answer(kind: str, connection_file: str) -> str:
 
 
 def appending_setting(app: Any) -> str:
-    """Return advice about an `append` outside InteractiveShellApp; empty if there is none.
+    """Return advice about an `append` call outside InteractiveShellApp; empty if there is none.
 
-    If two sections append, traitlets makes them share one list and doubles it with each file that
-    it merges (LazyConfigValue.merge_into), so IPython takes minutes and gigabytes to start.
+    If two sections append to the extensions, traitlets makes them share one list, and doubles the
+    list with each file that it merges (LazyConfigValue.merge_into). IPython then takes minutes and
+    gigabytes of memory to start.
     """
     from traitlets.config.loader import LazyConfigValue
 
@@ -63,7 +66,10 @@ def appending_setting(app: Any) -> str:
 
 
 def replacing_setting(app: Any) -> str:
-    """Return advice about an assignment that replaces the extensions; empty if there is none."""
+    """Return advice about an assignment that replaces the list of extensions.
+
+    The result is empty if there is no such assignment.
+    """
     from traitlets.config.loader import LazyConfigValue
 
     replacing = ""
@@ -76,9 +82,10 @@ def replacing_setting(app: Any) -> str:
 
 
 def settings(app: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield the section, the description and the value of each setting of extensions.
+    """Yield the section, description and value of each setting that loads extensions.
 
-    Later settings override earlier ones: first by section, then by file within a section.
+    The settings are sorted by section, and by file within each section. Later settings override
+    earlier ones.
     """
     app.init_profile_dir()
     app.init_config_files()
@@ -100,26 +107,26 @@ def settings(app: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def read(app: Any, file: Path) -> dict[str, Any]:
-    """Return the sections of one configuration file; an empty dict if it can't be loaded."""
+    """Return a configuration file's sections, or an empty dict if the file can't be loaded."""
     loaders = app.python_config_loader_class, app.json_config_loader_class
     try:
         loaded: dict[str, Any] = loaders[file.suffix == ".json"](
             file.name, path=str(file.parent)
         ).load_config()
-    except Exception:  # noqa: BLE001 - IPython has already reported it
+    except Exception:  # noqa: BLE001 - IPython has already reported the error
         return {}
     return loaded
 
 
 def main() -> None:
-    """Write the answer to the file that the command line names."""
+    """Write the answer to the file that is named on the command line."""
     signal.alarm(LIMIT_S)
     kind, output = sys.argv[1:]
-    del sys.path[0]  # a kernel does not have this folder on its path
+    del sys.path[0]  # this folder is not on a kernel's sys.path
     text = answer(kind, f"{output}.json")
     Path(output).write_text(text, encoding="utf-8", errors="surrogateescape")
     sys.stderr.flush()
-    os._exit(0)  # the threads of a kernel would keep the process alive
+    os._exit(0)  # a kernel's threads would keep the process alive
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The entry points of the JupyterLab extension that shows this machine's GPUs."""
+"""Entry points of the JupyterLab extension that shows this machine's GPUs."""
 
 from __future__ import annotations
 

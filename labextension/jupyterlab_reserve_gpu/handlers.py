@@ -1,4 +1,4 @@
-"""Request handlers below /reserve_gpu on a Jupyter server, protected by its authentication."""
+"""Handlers for authenticated requests to /reserve_gpu on a Jupyter server."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
 
     from jupyter_server.serverapp import ServerWebApplication
 
-SHARED, RELEASES = "reserve_gpu", "reserve_gpu_releases"  # keys of the web application's settings
-MOST_RELEASES = 8  # concurrent releases; each uses threads while a driver hangs
-# Timeout for an answer. A hung driver delays a reading by 20 s, and another may be queued behind.
+SHARED, RELEASES = "reserve_gpu", "reserve_gpu_releases"  # keys in the web application's settings
+MOST_RELEASES = 8  # maximum number of concurrent releases; each uses threads while a driver hangs
+# Timeout for an answer, in seconds. If the driver hangs, reading the GPUs takes 20 s, and another
+# read might have to wait for the first one.
 LIMIT_S = 60.0
 RETRY_AFTER_S = 5
 
 
 class Handler(APIHandler):
-    """Base class of handlers that send JSON to authorized clients."""
+    """Base class for handlers that send JSON to authorized clients."""
 
     auth_resource = "reserve_gpu"
     _track_activity = False  # polling must not keep an idle server alive
@@ -50,8 +51,8 @@ class Handler(APIHandler):
         """Send a JSON answer once it is available, unless the client disconnects first.
 
         Args:
-            pending: The answer as JSON text.
-            limit_s: Timeout in seconds, after which the client is told to retry.
+            pending: An awaitable that returns the answer as JSON text.
+            limit_s: Timeout in seconds. After the timeout, the client is told to retry.
         """
         self._pending = asyncio.ensure_future(pending)
         try:
@@ -63,13 +64,13 @@ class Handler(APIHandler):
                 raise
 
     def refuse(self, reason: str) -> None:
-        """Answer with status 503 and tell the client when to retry."""
+        """Respond with status 503, and tell the client when to retry."""
         self.set_status(503)
         self.set_header("Retry-After", str(RETRY_AFTER_S))
         self.finish(json.dumps({"message": reason}))
 
     def on_connection_close(self) -> None:
-        """Cancel the pending answer, because the client has disconnected."""
+        """Cancel the pending answer when the client disconnects."""
         super().on_connection_close()
         self._is_disconnected = True
         if self._pending:
@@ -77,12 +78,12 @@ class Handler(APIHandler):
 
 
 class StatusHandler(Handler):
-    """Handles requests for the status of this machine, or of other machines with ?hosts=1."""
+    """Handles requests for the status of this machine or, with ?hosts=1, of other machines."""
 
     @authenticated
     @authorized
     async def get(self) -> None:
-        """Answer with a recent status; with ?new=1, read the machine again."""
+        """Respond with a recent status. With ?new=1, always read the GPUs again."""
         if missing:
             self.finish(json.dumps({"failure": missing}))
             return
@@ -95,12 +96,12 @@ class StatusHandler(Handler):
 
 
 class ReleaseHandler(Handler):
-    """Handles requests to release one of the user's reservations, as `reserve-gpu release`."""
+    """Handles requests to release one of the user's reservations, as `reserve-gpu release` does."""
 
     @authenticated
     @authorized
     async def post(self) -> None:
-        """Release the reservation of the given pid, or end that process."""
+        """Make the requested process release its reservation, or end the process."""
         body = self.get_json_body()
         if not isinstance(body, dict) or type(body.get("pid")) is not int or missing:
             raise HTTPError(400, "The request needs the pid of a reservation.")
@@ -137,11 +138,13 @@ def add(application: ServerWebApplication) -> None:
 
 
 def run_in_thread(function: Callable[[], dict[str, Any]]) -> asyncio.Future[str]:
-    """Call a function on a daemon thread, because the driver may hang while the server exits.
+    """Call a function on a daemon thread.
+
+    If the driver hangs, a daemon thread does not keep the server from exiting.
 
     Returns:
-        The result as JSON text. The thread encodes it, because encoding a long answer would block
-        the server's event loop.
+        A future for the result as JSON text. The thread encodes the result, because encoding a long
+        answer would block the server's event loop.
     """
     future: Future[str] = Future()
     future.set_running_or_notify_cancel()  # a running call can't be canceled
@@ -149,7 +152,7 @@ def run_in_thread(function: Callable[[], dict[str, Any]]) -> asyncio.Future[str]
     def call() -> None:
         try:
             future.set_result(json.dumps(function()))
-        except BaseException as error:  # noqa: BLE001 - the future passes it on
+        except BaseException as error:  # noqa: BLE001 - the future passes the error on
             future.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()
@@ -157,13 +160,13 @@ def run_in_thread(function: Callable[[], dict[str, Any]]) -> asyncio.Future[str]
 
 
 async def _look(manager: Any) -> str:
-    """Return the machine's status as JSON text, with the server's kernels assigned to it."""
+    """Return the machine's status as JSON text, with the ids of the server's kernels."""
     kernels: dict[int | str, str] = {}
     for id_ in manager.list_kernel_ids():
         kernel = manager.get_kernel(id_)
         provisioner = getattr(kernel, "provisioner", None)
         pid = provisioner.pid if isinstance(provisioner, LocalProvisioner) else None
-        if pid:  # otherwise the kernel runs on another machine
+        if pid:  # otherwise, the kernel is not a local process
             kernels[pid] = id_
         kernels[getattr(kernel, "connection_file", "")] = id_
     return await run_in_thread(partial(look.look, kernels))

@@ -1,4 +1,4 @@
-"""The machine's status for the browser, and releases of the user's reservations."""
+"""Read the machine's status for the browser, and release the user's reservations."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from reserve_gpu import public
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-EVERY_S = 2.0  # seconds for which a status of this machine is reused
-HOSTS_EVERY_S = 10.0  # seconds for which a status of other machines is reused
+EVERY_S = 2.0  # seconds for which this machine's status is reused
+HOSTS_EVERY_S = 10.0  # seconds for which other machines' status is reused
 
 
 class Shared:
-    """An answer that concurrent requests share. At most one answer is computed at a time."""
+    """An answer that concurrent requests share. Only one answer is computed at a time."""
 
     def __init__(self, make: Callable[[], Awaitable[Any]], every_s: float) -> None:
-        """Share the answers of a function.
+        """Share answers that a function computes.
 
         Args:
             make: The function that computes an answer.
@@ -34,7 +34,7 @@ class Shared:
         """Return the shared answer. Canceling one request does not affect the others.
 
         Args:
-            is_new: Whether the computation must start after this call. Buttons need this.
+            is_new: Whether the answer must be computed after this call, as buttons require.
         """
         called = time.monotonic()
         while True:
@@ -56,12 +56,12 @@ def look(kernels: Mapping[int | str, str]) -> dict[str, Any]:
     """Return the machine's status for the browser.
 
     Args:
-        kernels: The IDs of this server's kernels, by pid and by connection file.
+        kernels: The ids of this server's kernels, by pid and by connection file.
 
     Returns:
-        The JSON object of `reserve-gpu status` with additional fields: `html`, the rendered status;
-        `failure`, the reason why the GPUs cannot be read; and, for each holder and waiter,
-        `is_own` and `kernel`, the ID of its kernel.
+        The JSON object of `reserve-gpu status` with additional fields: `html` is the rendered
+        status, and `failure` is the reason why the GPUs can't be read, if any. For each holder and
+        waiter, `is_own` says whether it belongs to this user, and `kernel` is the id of its kernel.
     """
     failure = None
     try:
@@ -86,7 +86,7 @@ def look(kernels: Mapping[int | str, str]) -> dict[str, Any]:
 
 
 def look_elsewhere() -> dict[str, Any]:
-    """Return the status of the configured hosts, as `reserve-gpu status --hosts` prints it."""
+    """Return the status of the configured hosts, as in `reserve-gpu status --hosts`."""
     try:
         machines = public.other_machines()
     except reserve_gpu.RequestError as error:
@@ -97,16 +97,19 @@ def look_elsewhere() -> dict[str, Any]:
 
 
 def release(pid: int, *, since: float | None = None, is_end: bool) -> dict[str, Any]:
-    """Make one of the user's processes release its GPUs, or end it, as `reserve-gpu release` does.
+    """Make one of the user's processes release its GPUs, or end the process.
+
+    This function does the same as `reserve-gpu release`.
 
     Args:
         pid: The process that holds the reservation.
-        since: The start of the reservation in seconds since the epoch, so that a newer reservation
-            of the same process is not released; None for any reservation of the process.
+        since: The start time of the reservation in seconds since the epoch. It prevents the release
+            of a newer reservation by the same process. If None, any reservation of the process is
+            released.
         is_end: Whether to end the process.
 
     Returns:
-        `is_done`, and `text`, the message for the user.
+        A dict with two items: `is_done`, and the message for the user as `text`.
     """
     try:
         done = public.release(pid, since=since, is_end=is_end)
@@ -115,4 +118,5 @@ def release(pid: int, *, since: float | None = None, is_end: bool) -> dict[str, 
     except reserve_gpu.ReserveGPUError as error:
         done = False, str(error)
     is_done, text = done or (False, f"Process {pid} holds none of your reservations.")
-    return {"is_done": is_done, "text": text.split(" To end ")[0]}  # the panel has a button for it
+    # Omit the advice on ending the process, because the panel has a button for it.
+    return {"is_done": is_done, "text": text.split(" To end ")[0]}

@@ -1,1 +1,1 @@
-"""The operating system and Jupyter: processes, threads, containers, kernels, and settings."""
+"""Interfaces to the operating system and Jupyter, such as processes, containers, and kernels."""

@@ -1,4 +1,4 @@
-"""Cached lookups of users and groups, because a directory server can take seconds to answer."""
+"""Cached user and group lookups, because a directory server can take seconds to answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, TypeVar
 
-with suppress(ImportError):  # these modules are missing on Windows
+with suppress(ImportError):  # Windows does not have these modules
     import grp
     import pwd
 
@@ -18,23 +18,24 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 
-SHORTEST_S = 60.0  # minimum lifetime of a cached answer in seconds
-LONGEST_S = 300.0  # maximum lifetime of a cached answer in seconds
-SHARE = 0.01  # maximum fraction of time that is spent on repeated lookups of one name
-CAPACITY = 1000  # maximum number of cached answers
+SHORTEST_S = 60.0  # minimum lifetime of a cached answer, in seconds
+LONGEST_S = 300.0  # maximum lifetime of a cached answer, in seconds
+SHARE = 0.01  # ratio of a lookup's duration to its answer's lifetime, within the limits above
+CAPACITY = 1000  # maximum number of cached answers per lookup function
 
 
 def remember(
     look_up: Callable[[K], V], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[K], V]:
-    """Decorate a lookup with a cache whose entries expire.
+    """Decorate a lookup function with a cache whose entries expire.
 
-    An answer expires after `SHORTEST_S`, so that a kernel or `reserve-gpu top` notices a change. An
-    answer that took long expires later, after at most `LONGEST_S`, so that a slow server does not
-    delay every refresh. Failed lookups are cached as well.
+    Most answers expire after `SHORTEST_S`, so that a kernel or `reserve-gpu top` notices changes.
+    An answer that took a long time expires later, after at most `LONGEST_S`, so that a slow server
+    does not delay every refresh. Failed lookups are cached as well.
 
     Args:
-        look_up: The function to call for a key that is not cached. It returns None if it fails.
+        look_up: The function to call for a key that is not cached. It reports failure by its return
+            value, because exceptions are not cached.
         clock: A function that returns the current time in seconds.
     """
     cached: dict[K, tuple[float, V]] = {}
@@ -76,7 +77,7 @@ def find_gid(group: str) -> int | None:
 
 @remember
 def find_groups(uid: int) -> frozenset[int]:
-    """Return the ids of the groups that the group database lists for a user."""
+    """Return the ids of a user's groups, or an empty set if the user is unknown."""
     if entry := find_user(uid):
         with suppress(OSError):
             return frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))

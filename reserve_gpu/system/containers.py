@@ -1,4 +1,4 @@
-"""Detect containers, and whether a directory is private to a container."""
+"""Detect containers, and directories that are private to a container."""
 
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -7,26 +7,26 @@ from typing import NamedTuple
 
 from reserve_gpu.system import procfs, settings
 
-UNKNOWN = "container"  # a container of an unknown runtime
-# Environment variables that container runtimes set, with the runtime.
+UNKNOWN = "container"  # name for an unknown container runtime
+# Environment variables, and the container runtimes that set them.
 VARIABLES = {
     "APPTAINER_CONTAINER": "apptainer",
     "APPTAINER_NAME": "apptainer",
-    "SINGULARITY_CONTAINER": "apptainer",  # Apptainer's former name
+    "SINGULARITY_CONTAINER": "apptainer",  # Apptainer was formerly named Singularity
     "SINGULARITY_NAME": "apptainer",
     "DISTROBOX_ENTER_PATH": "distrobox",
     "TOOLBOX_PATH": "toolbox",
     "FLATPAK_ID": "flatpak",
 }
-# Files that exist only while a container runs, with the runtime.
+# Files that exist only in a running container, and the runtimes that create them.
 FILES = {
     "/run/.toolboxenv": "toolbox",
     "/run/.containerenv": "podman",
     "/run/host/container-manager": UNKNOWN,  # https://systemd.io/CONTAINER_INTERFACE/
 }
-# Files of container images, with the runtime. They also exist in a virtual machine or a WSL
-# distribution that was created from an image. So they only count if the root file system has a type
-# that these machines do not use.
+# Files in container images, and the runtimes that use these images. A virtual machine or WSL
+# distribution that was created from an image also contains these files. So they only count if the
+# root file system has a type that such machines do not use.
 FILES_OF_IMAGES = {
     "/.singularity.d": "apptainer",
     "/.dockerenv": "docker",
@@ -36,14 +36,14 @@ ROOTS_OF_IMAGES = (
     *("overlay", "squashfs", "tmpfs", "fuse.fuse-overlayfs", "fuse.overlayfs"),
     *("fuse.squashfuse", "fuse.squashfuse_ll"),
 )
-# Environment variable that names the runtime. https://systemd.io/CONTAINER_INTERFACE/
+# The environment variable that names the container runtime: https://systemd.io/CONTAINER_INTERFACE/
 CONTAINER = "container"
 KINDS = ("docker", "podman", "distrobox", "toolbox", "apptainer", "flatpak")
-# Types of file systems that are private to one container.
+# File system types that are private to one container.
 OWN_FILE_SYSTEMS = ("tmpfs", "ramfs", "overlay")
 
-HOSTS_DIRECTORY = "/run/lock/reserve_gpu"  # the host's lock directory by default
-# Instructions that make the host's lock directory visible in a container, by runtime.
+HOSTS_DIRECTORY = "/run/lock/reserve_gpu"  # the host's default lock directory
+# Instructions for making the host's lock directory visible in a container, by runtime.
 VOLUME = "-v {0}:{0}"
 BIND = {
     "apptainer": "start it with --bind {0}",
@@ -56,12 +56,12 @@ BIND_ANY = "mount the host's {0} into all containers, and set RESERVE_GPU_LOCK_D
 
 
 class Mount(NamedTuple):
-    """A mount, as listed in /proc/self/mountinfo.
+    """A mount that is listed in /proc/self/mountinfo.
 
     Attributes:
         point: The path of the mount point.
-        root: The folder of the file system that is mounted, or `/` for the entire file system.
-        file_system: The type of the file system.
+        root: The path of the mounted folder within its file system; `/` for the entire file system.
+        file_system: The file system type.
     """
 
     point: str
@@ -70,15 +70,16 @@ class Mount(NamedTuple):
 
 
 def container() -> str | None:
-    """Return the runtime of this container.
+    """Return the name of this container's runtime.
 
-    A process in its own PID namespace also counts as being in a container, because other signs may
-    be missing. Under WSL2 it does not count, because each WSL2 distribution has a PID namespace
+    A process in its own PID namespace counts as being in a container even if nothing else indicates
+    a container. WSL2 is an exception, because each WSL2 distribution has its own PID namespace
     (https://github.com/intel/gprofiler/issues/143). Conversely, Apptainer, distrobox, toolbox and
-    `docker run --pid=host` use the host's PID namespace.
+    `docker run --pid=host` use the host's PID namespace, so their containers are only detected by
+    other signs.
 
     Returns:
-        The runtime, `container` if it is unknown, or None outside of containers.
+        The runtime's name, `container` if the runtime is unknown, or None outside of a container.
     """
     return _container(_mounts())
 
@@ -94,8 +95,8 @@ def bind_instruction(path: str) -> str:
     """Return an instruction for making the host's lock directory visible in this container.
 
     Args:
-        path: The lock directory in this container. If RESERVE_GPU_LOCK_DIR sets it, this assumes
-            that the host uses the same directory.
+        path: The lock directory in this container. If RESERVE_GPU_LOCK_DIR is set, the host is
+            assumed to use the same directory.
     """
     host_directory = path if os.environ.get(settings.LOCK_DIRECTORY) else HOSTS_DIRECTORY
     instruction = BIND.get(container() or "", BIND_ANY).format(host_directory)
@@ -105,12 +106,12 @@ def bind_instruction(path: str) -> str:
 
 
 def detect_runtime(environ: Mapping[str, str], files: Collection[str], root: str) -> str | None:
-    """Return the runtime of a container, or None without any sign of a container.
+    """Return a process's container runtime, or None if nothing indicates a container.
 
     Args:
-        environ: The environment variables of a process.
+        environ: The environment variables of the process.
         files: The paths in `FILES` and `FILES_OF_IMAGES` that exist for the process.
-        root: The type of the file system at `/`.
+        root: The type of the root file system.
     """
     signs = [name for variable, name in VARIABLES.items() if environ.get(variable)]
     signs += [name for path, name in FILES.items() if path in files]
@@ -122,10 +123,10 @@ def detect_runtime(environ: Mapping[str, str], files: Collection[str], root: str
 
 
 def is_any_private(paths: Iterable[str]) -> bool:
-    """Return whether this is a container and at least one directory is private to it.
+    """Return whether this is a container and any of the directories is private to it.
 
     Args:
-        paths: Absolute paths.
+        paths: The absolute paths of the directories.
     """
     mounts = _mounts()
     if _container(mounts) is None:
@@ -145,11 +146,11 @@ def _is_private(path: str, mounts: Iterable[Mount]) -> bool:
 def is_private(path: str, mounts: Iterable[Mount]) -> bool:
     """Return whether a directory is on a file system that is private to this container.
 
-    A container's root and its temporary file systems are private. A directory that is bound into
-    the container is a mount point, or lies in a mounted folder of another file system.
+    A container's root file system and its temporary file systems are private. A directory that is
+    shared with the host is either a mount point itself, or inside a mounted folder of the host.
 
     Args:
-        path: An absolute path without symbolic links.
+        path: The directory's absolute path, without symbolic links.
         mounts: All mounts of the container, in the order in which they were mounted.
     """
     nearest = nearest_mount(path, mounts)
@@ -160,7 +161,10 @@ def is_private(path: str, mounts: Iterable[Mount]) -> bool:
 
 
 def nearest_mount(path: str, mounts: Iterable[Mount]) -> Mount:
-    """Return the mount that contains a path; the last one if several have the same mount point."""
+    """Return the innermost mount that contains a path.
+
+    If several mounts have the same mount point, the result is the last of them.
+    """
     nearest = Mount("", "/", "")
     for mount in mounts:
         is_above = f"{path.rstrip('/')}/".startswith(f"{mount.point.rstrip('/')}/")
@@ -170,7 +174,8 @@ def nearest_mount(path: str, mounts: Iterable[Mount]) -> Mount:
 
 
 def _mounts() -> list[Mount]:
-    # Format: Linux, Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo".
+    # The format is documented in Linux, Documentation/filesystems/proc.rst,
+    # "/proc/<pid>/mountinfo".
     mounts: list[Mount] = []
     with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as lines:
         for line in lines:
@@ -184,7 +189,7 @@ def _mounts() -> list[Mount]:
 
 
 def _unescape(path: str) -> str:
-    """Decode the kernel's octal escapes of white space and backslashes in a path."""
+    """Decode the octal escapes that Linux uses for white space and backslashes in a path."""
     for letter in " \t\n\\":
         path = path.replace(f"\\{ord(letter):03o}", letter)
     return path

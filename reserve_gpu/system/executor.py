@@ -1,11 +1,11 @@
 """Calls on worker threads, where signal handlers never run.
 
-Python runs signal handlers in the main thread, between any two instructions. A handler may raise an
-exception, such as KeyboardInterrupt, or TimeoutError after an alarm. So code that takes locks or
-sets variables runs on a worker thread while the caller waits. If an exception ends the caller's
-wait, the call is given up and ends at its next checkpoint, so that no change is left half made.
+Python runs signal handlers in the main thread, between any two instructions. A handler might raise
+an exception, such as KeyboardInterrupt, or TimeoutError after an alarm. So code that takes locks or
+sets variables runs on a worker thread while the caller waits. If an exception interrupts the
+caller's wait, the call is abandoned: it stops at its next checkpoint, where no change is half done.
 
-A `with no_fork` block delays forks in all threads until it ends.
+While a thread is inside a `with no_fork` block, no other thread can fork.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-POLL_S = 0.1  # seconds between two checks whether a call is given up
+POLL_S = 0.1  # seconds between checks that a call has not been abandoned
 NO_THREAD = (
     "This process can't start a thread, so nothing was changed. Check its limits: ulimit -u, and "
     "pids.max of its control group."
 )
-# The error if a signal handler makes a call while the interrupted thread waits for another call.
+# The error message when a signal handler makes a call while the interrupted thread is waiting for
+# another call.
 NESTED = (
     "This process is already reserving, releasing or reading GPUs, and a signal handler "
     "interrupted it. Try again when the interrupted operation has finished."
@@ -47,29 +48,29 @@ DONE = object()
 
 
 class _Local(threading.local):
-    call: Call[Any] | None = None  # the call that this thread is making
+    call: Call[Any] | None = None  # the call that is running on this thread
 
 
 _local = _Local()
 
 
 class GivenUpError(BaseException):
-    """Ends a call that was given up; it never leaves the worker thread."""
+    """Stops an abandoned call. This exception never leaves the worker thread."""
 
 
 class Call(Generic[T]):
-    """A function call on another thread, and its result.
+    """A function call that runs on another thread, and its result.
 
     Attributes:
         caller: The identifier of the thread that requested the call.
-        thread: The identifier of the thread that makes the call, or 0 before it starts.
-        until: The deadline by time.monotonic(). If another call is waiting for a device, this call
-            waits behind it until the deadline, and is then made during that call.
-        is_awaited: Whether the caller waits for the end of the call.
-        given_up: The reason why the call was given up, or an empty string if it was not.
+        thread: The identifier of the thread that runs the call, or 0 before the call starts.
+        until: A deadline on the time.monotonic() clock. While another call is waiting for a device,
+            this call stays queued until the deadline, and then runs during the other call's wait.
+        is_awaited: Whether the caller is waiting for the call to finish.
+        given_up: The reason why the call was abandoned, or an empty string if it was not.
     """
 
-    answer: T  # the result; only set if the call has succeeded
+    answer: T  # the result, which is only set if the call succeeded
 
     def __init__(
         self,
@@ -90,16 +91,16 @@ class Call(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Return whether the call is done or given up."""
+        """Return whether the call is done or was abandoned."""
         return self.is_done or bool(self.given_up)
 
     @property
     def has_answer(self) -> bool:
-        """Return whether the call is done and has succeeded."""
+        """Return whether the call finished without raising an exception."""
         return self.is_done and self.error is None
 
     def make(self) -> None:
-        """Call the function on the current thread, unless the call was given up."""
+        """Call the function on the current thread, unless the call was abandoned."""
         function, arguments = self.request
         self.thread = threading.get_ident()
         before, _local.call = _local.call, self
@@ -120,14 +121,14 @@ class Call(Generic[T]):
     def wait(
         self, show: Callable[[Any], object] = lambda _: None, limit_s: float | None = None
     ) -> bool:
-        """Wait for the end of the call.
+        """Wait for the call to finish.
 
         Args:
             show: A function that is called with each progress report.
-            limit_s: Maximum seconds between two progress reports, or None for no limit.
+            limit_s: Maximum seconds to wait for each progress report, or None to wait forever.
 
         Returns:
-            Whether the call is done.
+            Whether the call has finished.
         """
         while not self.is_done:
             try:
@@ -139,33 +140,34 @@ class Call(Generic[T]):
         return True
 
     def result(self) -> T:
-        """Return the result of a call that is done, or raise its error."""
+        """Return the result of a finished call, or raise the exception that the call raised."""
         error, self.error = self.error, None
         if error is None:
             return self.answer
         try:
             raise error
         finally:
-            del error  # breaks the reference cycle of the error and this frame
+            del error  # breaks the reference cycle between the error and this frame
 
 
 class Executor:
-    """Makes calls one at a time on a worker thread, and runs a scheduler step between them.
+    """Runs calls one at a time on a worker thread, and runs a scheduler step between them.
 
-    The thread ends if there are no calls and no step is scheduled.
+    The thread ends when no calls are left and no step is scheduled.
 
     Args:
-        step: A function that does all due work, and must not raise. It is called after each batch
-            of calls. It returns the seconds until the next step, or None if no step is scheduled.
+        step: A function that does all scheduled work that is due. It must not raise exceptions. It
+            is called after each batch of calls, and returns the seconds until the next step, or
+            None if no step is scheduled.
     """
 
     def __init__(self, step: Callable[[], float | None]) -> None:
         self._step = step
-        self._due = 0.0  # the time of the next step by time.monotonic()
-        self._calls: deque[Call[Any]] = deque()  # the first call is in progress
+        self._due = 0.0  # when the next step is due, on the time.monotonic() clock
+        self._calls: deque[Call[Any]] = deque()  # the first call is the one in progress
         self._is_serving = threading.Lock()
-        # A lock that is released to wake the worker thread. An Event would not work, because a
-        # signal handler that sets it could deadlock.
+        # Releasing this lock wakes the worker thread. An Event would not work, because a signal
+        # handler that sets it could deadlock.
         self._bell = threading.Lock()
         self._thread = 0
 
@@ -176,14 +178,14 @@ class Executor:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a call is waiting or in progress."""
+        """Return whether any call is queued or in progress."""
         return any(not call.is_over for call in [*self._calls])
 
     @property
     def is_nested(self) -> bool:
-        """Return whether a signal handler interrupted an operation that the worker may wait for.
+        """Return whether a signal handler has interrupted an operation that can block the worker.
 
-        These operations are a call of this package, an import, and a fork.
+        Such an operation is another call that this thread is waiting for, an import, or a fork.
         """
         pending = self._calls_of(threading.get_ident())
         return any(call.is_awaited for call in pending) or is_lock_held(no_fork)
@@ -200,26 +202,27 @@ class Executor:
         until: float = 0.0,
         undo: Callable[[Call[T]], object] = lambda _: None,
     ) -> T:
-        """Call a function on the worker thread, and wait for it.
+        """Call a function on the worker thread, and wait for its result.
 
-        If an exception ends the wait, the call is given up. The exception is raised once the call
-        and `undo` have ended.
+        If an exception interrupts the wait, the call is abandoned. The exception is raised again
+        once the call and `undo` have finished.
 
         Args:
             function: The function to call.
-            arguments: Its arguments.
+            arguments: The function's arguments.
             show: A function that is called with each progress report.
-            until: The deadline by time.monotonic(), as in `Call`.
-            undo: A function that is called on the worker thread with a call that was given up.
+            until: A deadline on the time.monotonic() clock, as described in `Call`.
+            undo: A function that is called on the worker thread if the call was abandoned. Its
+                argument is the call.
 
         Returns:
             The function's result.
 
         Raises:
             NoThreadError: No thread can be started. The function was not called.
-            RequestError: A signal handler makes this call while the interrupted thread waits for
-                another call.
-            Exception: The function raised it.
+            RequestError: A signal handler makes this call while the interrupted thread is waiting
+                for another call.
+            Exception: The function raised this exception.
         """
         if self.is_own_thread:
             return function(*arguments)
@@ -229,14 +232,14 @@ class Executor:
         try:
             self.post(call)
             call.wait(show)
-            for nested in self._calls_of(call.caller):  # calls of signal handlers during the wait
+            for nested in self._calls_of(call.caller):  # calls that signal handlers have made
                 nested.wait()
             if call.error is None:
                 return call.answer
         except BaseException:
-            if not call.given_up:  # not if no thread could be started
+            if not call.given_up:  # post() sets given_up if no thread can be started
                 call.given_up = "its caller has gone"
-                end = Call(undo, call, is_awaited=False)  # the worker makes it after `call`
+                end = Call(undo, call, is_awaited=False)  # the worker runs `end` after `call`
                 self.post(end)
                 end.wait()
             raise
@@ -245,14 +248,15 @@ class Executor:
     def run_in_any_case(
         self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]
     ) -> T | None:
-        """Call a cleanup function on the worker thread, even if an exception ends the wait.
+        """Call a cleanup function on the worker thread, even if an exception interrupts the wait.
 
-        After such an exception, the function may be called twice. If a signal handler or a
-        finalizer interrupts another call, the function is called after that call. If no thread can
-        be started, as at the exit of Python 3.12, it is called on the current thread.
+        In that case, the function might be called twice. If a signal handler or a finalizer has
+        interrupted another call, the function is called after that call. If no thread can be
+        started, for example because Python 3.12 is exiting, the function is called on the current
+        thread.
 
         Returns:
-            The function's result, or None if the function is called later.
+            The function's result, or None if the function will be called later.
         """
         if self.is_nested or self.is_own_thread or _local.call:
             self.post(Call(function, *arguments, until=math.inf, is_awaited=False))
@@ -270,11 +274,11 @@ class Executor:
         Args:
             limit_s: Timeout in seconds. After the timeout, the function keeps running.
             function: The function to call.
-            arguments: Its arguments.
+            arguments: The function's arguments.
 
         Raises:
             NoThreadError: No thread can be started.
-            Exception: The function raised it before the timeout.
+            Exception: The function raised this exception before the timeout.
         """
         call = Call(function, *arguments)
         self.post(call)
@@ -285,7 +289,7 @@ class Executor:
             call.is_awaited = False
 
     def post(self, call: Call[Any]) -> None:
-        """Queue a call, and start the worker thread if it does not run.
+        """Queue a call, and start the worker thread if it is not running.
 
         Raises:
             NoThreadError: No thread can be started.
@@ -301,17 +305,18 @@ class Executor:
             raise
 
     def wake(self) -> None:
-        """Run the scheduler step soon."""
+        """Wake the worker thread, so that it runs the scheduler step soon."""
         with suppress(RuntimeError):  # the lock is already released
             self._bell.release()
 
     def between(self) -> None:
-        """Run a due scheduler step, and the queued calls whose deadline has passed.
+        """Run the scheduler step if it is due, and all queued calls whose deadlines have passed.
 
-        A call that waits for a device does this repeatedly, so that it does not delay other work.
+        A call that is waiting for a device calls this method repeatedly, so that the wait does not
+        delay other work.
 
         Raises:
-            GivenUpError: The current call was given up.
+            GivenUpError: The current call was abandoned.
         """
         checkpoint()
         if self._bell.acquire(blocking=False) or time.monotonic() >= self._due:
@@ -345,8 +350,8 @@ class Executor:
 def start(function: Callable[[Unpack[Ts]], object], *arguments: Unpack[Ts]) -> None:
     """Call a function on a new thread.
 
-    This does not use threading.Thread, because its start() takes several steps. If a signal handler
-    raised between two of these steps, the new thread would end as well.
+    This function does not use threading.Thread, because Thread.start() takes several steps. If a
+    signal handler raised an exception between two of these steps, the new thread would end as well.
 
     Raises:
         NoThreadError: No thread can be started.
@@ -362,20 +367,20 @@ def run_on_new_thread(
     *arguments: Unpack[Ts],
     show: Callable[[Any], object] = lambda _: None,
 ) -> T:
-    """Call a function on a separate thread, wait for it, and return its result.
+    """Call a function on a new thread, wait for it to finish, and return its result.
 
-    If a signal handler interrupts an import or a fork of this package, the function is called on
-    the current thread. Another thread might need the module that is being imported, and would wait
-    forever.
+    If a signal handler has interrupted this package while it was importing a module or forking, the
+    function is called on the current thread. A new thread might need the module that is being
+    imported, and would then wait forever.
 
     Args:
         function: The function to call.
-        arguments: Its arguments.
+        arguments: The function's arguments.
         show: A function that is called with each progress report.
 
     Raises:
         NoThreadError: No thread can be started.
-        Exception: The function raised it.
+        Exception: The function raised this exception.
     """
     if is_lock_held(no_fork):
         return function(*arguments)
@@ -391,27 +396,27 @@ def report_progress(progress: Any) -> None:
 def caller() -> int:
     """Return the identifier of the thread that requested the current call.
 
-    Outside of a call, this is the current thread.
+    Outside of a call, the result is the current thread's identifier.
     """
     return _local.call.caller if _local.call else threading.get_ident()
 
 
 def is_lock_held(lock: Any) -> bool:
-    """Return whether the current thread holds an RLock."""
-    return bool(lock._is_owned())  # noqa: SLF001 - threading.Condition uses it as well
+    """Return whether the current thread holds the given RLock."""
+    return bool(lock._is_owned())  # noqa: SLF001 - threading.Condition also calls _is_owned()
 
 
 def checkpoint() -> None:
-    """Raise GivenUpError if the current call was given up.
+    """Raise GivenUpError if the current call was abandoned.
 
-    Call it only where no change is half made.
+    Call this function only where no change is half done.
     """
     if _local.call and _local.call.given_up:
         raise GivenUpError(_local.call.given_up)
 
 
 def sleep(seconds: float) -> None:
-    """Sleep, but raise GivenUpError as soon as the current call is given up."""
+    """Sleep, but raise GivenUpError as soon as the current call is abandoned."""
     until = time.monotonic() + seconds
     while (remaining_s := until - time.monotonic()) > 0:
         checkpoint()
@@ -419,17 +424,17 @@ def sleep(seconds: float) -> None:
 
 
 def wait_for(look: Callable[[], T], limit_s: float, poll_s: float) -> T:
-    """Call a function repeatedly until it returns a true value, or until the timeout.
+    """Call a function repeatedly until it returns a true value, or until a timeout.
 
-    Unlike `sleep`, this does not check whether the current call is given up.
+    Unlike `sleep`, this function does not check whether the current call was abandoned.
 
     Args:
         look: The function to call.
         limit_s: Timeout in seconds.
-        poll_s: Seconds between two calls.
+        poll_s: Seconds between calls.
 
     Returns:
-        The function's last result.
+        The last value that the function returned.
     """
     until = time.monotonic() + limit_s
     while not (answer := look()) and time.monotonic() < until:
@@ -438,10 +443,10 @@ def wait_for(look: Callable[[], T], limit_s: float, poll_s: float) -> T:
 
 
 def survive_reload(name: str, make: Callable[[], T]) -> T:
-    """Return a value that this process creates only once, even if its module is reloaded.
+    """Return a value that is created only once per process, even if the calling module is reloaded.
 
-    If a module's file changes, %autoreload replaces the module's variables, although its locks may
-    still be locked. So the values are stored in a module without a file, which is never reloaded.
+    When a module's file changes, %autoreload replaces the module's variables, even locks that are
+    currently held. So the values are stored in a module without a file, which is never reloaded.
 
     Args:
         name: The value's name.

@@ -1,4 +1,4 @@
-"""Wrappers around `fcntl`: file locks, duplicates of descriptors, and sizes of pipes."""
+"""Wrappers around `fcntl` for file locks, duplicate descriptors, and pipe sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 with suppress(ImportError):  # fcntl is missing on Windows, where reservations are not supported
     import fcntl
 
-# struct flock of fcntl(2): type, whence, start, length (0 extends to the end of the file), pid.
+# struct flock from fcntl(2): type, whence, start, length (0 means to the end of the file), pid.
 RANGE = struct.Struct("hhqqi4x")
 
 
@@ -25,17 +25,22 @@ def lock_file(descriptor: int) -> None:
 
 
 def unlock_file(descriptor: int) -> None:
-    """Release the locks that `lock_file` and `write_lock` took; may raise OSError."""
+    """Release the locks that `lock_file` and `write_lock` have taken.
+
+    Raises:
+        OSError: A lock can't be released.
+    """
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     _set(descriptor, fcntl.F_UNLCK)
 
 
 def write_lock(descriptor: int) -> bool:
-    """Take a write lock on an open file, and return whether it succeeded.
+    """Try to take a write lock on an open file, and return whether this succeeded.
 
-    A process can flock(2) every file that it may read. This lock (fcntl(2), "Open file description
-    locks") proves that its holder may write to the file. Like a flock(2) lock, it is released when
-    the last copy of the descriptor is closed. The two kinds of locks do not conflict.
+    Any process that can read a file can also lock it with flock(2). In contrast, this write lock
+    proves that its holder can write to the file (fcntl(2), "Open file description locks"). Like a
+    flock(2) lock, it is released when the last copy of the descriptor is closed. The two kinds of
+    locks do not conflict.
     """
     try:
         _set(descriptor, fcntl.F_WRLCK)
@@ -45,14 +50,14 @@ def write_lock(descriptor: int) -> bool:
 
 
 def is_write_locked(descriptor: int) -> bool:
-    """Return whether another open file description of the file holds a `write_lock`."""
+    """Return whether a file is locked by `write_lock` through another open file description."""
     with suppress(OSError):
         return _query(descriptor) == fcntl.F_WRLCK
     return False
 
 
 def has_write_locks(descriptor: int) -> bool:
-    """Return whether the system supports `write_lock`; some sandboxes do not."""
+    """Return whether the system supports `write_lock`. Some sandboxes do not."""
     try:
         _query(descriptor)
     except OSError:
@@ -61,7 +66,7 @@ def has_write_locks(descriptor: int) -> bool:
 
 
 def _query(descriptor: int) -> int:
-    """Return the type of the lock that conflicts with a read lock, or F_UNLCK if there is none."""
+    """Return the type of any lock that conflicts with a read lock, or F_UNLCK if there is none."""
     query = RANGE.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, query)
     return int(RANGE.unpack(answer)[0])
@@ -72,12 +77,12 @@ def _set(descriptor: int, kind: int) -> None:
 
 
 def duplicate(descriptor: int, lowest: int) -> int:
-    """Duplicate a descriptor to a number of at least `lowest`, with the close-on-exec flag."""
+    """Duplicate a descriptor to `lowest` or a higher number, with the close-on-exec flag set."""
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
 
 
 def pipe_use(descriptor: int) -> tuple[int, int]:
-    """Return the number of unread bytes in a pipe, and its capacity in bytes."""
+    """Return the number of unread bytes in a pipe, and the pipe's capacity in bytes."""
     import termios
 
     unread = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))

@@ -1,6 +1,6 @@
-"""The IPython shell of this process, and its displays.
+"""Access to this process's IPython shell, and to its displays.
 
-Each function imports the parts of IPython that it needs, so that scripts never load IPython.
+IPython is only imported inside the functions that need it, so that scripts never load it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 
 def current_shell() -> Any:
-    """Return the IPython shell of this process, or None, without importing IPython."""
+    """Return this process's IPython shell, if any. This does not import IPython."""
     ipython = sys.modules.get("IPython.core.getipython")
     return ipython and ipython.get_ipython()
 
 
 def has_kernel() -> bool:
-    """Return whether this process has the IPython shell of a Jupyter kernel."""
+    """Return whether this process's IPython shell belongs to a Jupyter kernel."""
     return hasattr(current_shell(), "kernel")
 
 
@@ -25,7 +25,7 @@ def display(data: object, *, raw: bool = False) -> None:
 
     Args:
         data: The object.
-        raw: Whether the object is a dict from MIME types to data.
+        raw: Whether the object is a dict that maps MIME types to data.
     """
     from IPython.display import display
 
@@ -33,14 +33,14 @@ def display(data: object, *, raw: bool = False) -> None:
 
 
 def new_handle() -> Any:
-    """Return the handle of a new display, which can be updated."""
+    """Return a handle for a new display, which can be updated later."""
     from IPython.display import DisplayHandle
 
     return DisplayHandle()  # type: ignore[no-untyped-call]
 
 
 def is_capturing(publisher: object) -> bool:
-    """Return whether a display publisher captures the output of a cell, as in `%%capture`."""
+    """Return whether a display publisher captures a cell's output, as it does under `%%capture`."""
     from IPython.core.displaypub import CapturingDisplayPublisher
 
     return isinstance(publisher, CapturingDisplayPublisher)

@@ -1,7 +1,7 @@
-"""The Jupyter kernel or IPython shell of this process: its connection file and its cells.
+"""This process's Jupyter kernel or IPython shell: its connection file, and the cells that it runs.
 
-The extension reports when IPython starts and ends a cell. When a lease expires, its timer uses this
-to avoid taking the GPU away from a running cell.
+The IPython extension reports when a cell starts or ends. When a lease expires, the lease timer
+checks these reports, so that it does not take the GPU away from a running cell.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 def connection_file(words: Sequence[str] = ()) -> str | None:
     """Return the path of this kernel's connection file, or None outside of a Jupyter kernel.
 
-    For a kernel that was started over ssh, the result is the kernel's id, because a restart removes
-    the connection file.
+    For a kernel that was started over ssh, the result is the kernel's id instead, because a restart
+    removes the connection file.
 
     Args:
-        words: The command line of the kernel that this process becomes by exec, if any.
+        words: The kernel's command line, if this process is about to exec the kernel.
     """
     path = _connection_file(words)
     return path and (remote_description().get("id") or path)
@@ -47,18 +47,18 @@ def _connection_file(words: Sequence[str]) -> str | None:
 
 
 def remote_description() -> dict[str, str]:
-    """Return the description of this kernel, written by the machine that started it over ssh.
+    """Return the description that this kernel was given when it was started over ssh.
 
-    The description comes from RESERVE_GPU_STARTED. The field `id` identifies the kernel across
-    restarts, `notebook` is the notebook's path, `machine` is the user's machine, and `wishes`
-    contains the options, separated by NUL. Once the kernel has started, `pid` and `began` are its
-    pid and start time, so that a child process that inherits the variable ignores it. Older
-    versions wrote no `began`.
+    The machine that starts the kernel passes the description in RESERVE_GPU_STARTED. The field `id`
+    identifies the kernel across restarts, `notebook` is the notebook's path, `machine` is the
+    user's machine, and `wishes` contains the options, separated by NUL characters. When the kernel
+    starts, it adds its pid and start time as `pid` and `began`, so that child processes that
+    inherit the variable ignore it. Older versions did not add `began`.
 
     Returns:
-        The fields; empty for a kernel that was not started over ssh.
+        The fields, or an empty dict if this kernel was not started over ssh.
     """
-    with suppress(ValueError):  # treat a malformed value as if it were not set
+    with suppress(ValueError):  # treat a malformed value as unset
         fields = untrusted.parsed(bytes.fromhex(os.environ.get(settings.STARTED, "")))
         pid, _, began = procfs.stamp(os.getpid()).partition(" ")
         if not isinstance(fields, dict) or fields.get("pid") not in (None, pid):
@@ -69,30 +69,30 @@ def remote_description() -> dict[str, str]:
 
 
 def encode_description(fields: Mapping[str, str]) -> str:
-    """Return the value of RESERVE_GPU_STARTED that describes a kernel with these fields."""
+    """Encode a kernel's description as a value of RESERVE_GPU_STARTED."""
     return json.dumps(dict(fields)).encode().hex()
 
 
 def origin() -> str | None:
-    """Return the machine that started this kernel over ssh, or None if it was started locally."""
+    """Return the machine that started this kernel over ssh, or None for a local kernel."""
     return remote_description().get("machine")
 
 
 # -- the cells -------------------------------------------------------------------------------------
 
-TURN_S = 0.2  # seconds within which a queued cell starts
+TURN_S = 0.2  # seconds to wait for a queued cell to start
 
 
 class Cells:
-    """The activity of an IPython shell.
+    """Tracks the cells that an IPython shell runs.
 
     Attributes:
         shell: The shell, or None if no shell reports its cells.
-        quiet: A lock. While a thread holds it, no cell starts or ends.
+        quiet: A lock. While a thread holds it, no cell can start or end.
         is_running: Whether a cell is running.
-        last: The time by time.monotonic() when the user's last cell started or ended.
-        began: The start time of the last cell in seconds since the epoch.
-        listeners: Functions that are called at the end of each cell.
+        last: When the user's last cell started or ended, on the time.monotonic() clock.
+        began: When the last cell started, in seconds since the epoch.
+        listeners: Functions that are called whenever a cell ends.
     """
 
     def __init__(self) -> None:
@@ -102,10 +102,13 @@ class Cells:
         self.last = time.monotonic()
         self.began = time.time()
         self.listeners: list[Callable[[], object]] = []
-        self._code: str | None = None  # code of the running cell; None if unknown
+        self._code: str | None = None  # the running cell's code, or None if unknown
 
     def begin(self, info: Any) -> None:
-        """Record the start of a cell (pre_run_cell); a nested cell is part of the outer cell."""
+        """Record that a cell has started (IPython's event pre_run_cell).
+
+        A nested cell counts as part of the outer cell.
+        """
         with self.quiet:
             if not self.is_running:
                 self.is_running, self._code = True, info.raw_cell
@@ -113,10 +116,11 @@ class Cells:
             self._record_activity(info)
 
     def end(self, result: Any) -> None:
-        """Record the end of a cell (post_run_cell).
+        """Record that a cell has ended (IPython's event post_run_cell).
 
         Args:
-            result: IPython's execution result, or None if the cell was interrupted in an await.
+            result: IPython's execution result, or None if the cell was interrupted while it was
+                awaiting something.
         """
         info = result and result.info
         with self.quiet:
@@ -127,9 +131,10 @@ class Cells:
             listener()
 
     def watch(self, shell: Any) -> None:
-        """Start to watch the cells of a shell, even if a cell is already running.
+        """Start watching a shell's cells, even if a cell is already running.
 
-        A running cell is recognized by sys.displayhook, which IPython replaces while a cell runs.
+        A running cell is detected by sys.displayhook, which IPython replaces while a cell is
+        running.
         """
         with self.quiet:
             self.shell = shell
@@ -144,39 +149,40 @@ class Cells:
         """Exit the shell normally, so that its exit handlers run.
 
         Args:
-            is_due: A function that returns whether the shell must still exit. It is called again
-                just before the exit, because a cell may have started in the meantime.
+            is_due: A function that returns whether the shell must still exit. It is called just
+                before the exit, because a cell might have started in the meantime.
         """
-        with suppress(AttributeError):  # a shell other than ipykernel's or IPython's
+        with suppress(AttributeError):  # the shell is neither ipykernel's nor IPython's
             if hasattr(self.shell, "kernel"):
                 loop = self.shell.kernel.io_loop
-                # Wait a moment, so that a queued cell starts first. The cell may extend the lease,
-                # and stopping the loop would abort a cell that awaits something.
+                # Wait a moment, so that a queued cell starts first. That cell might extend the
+                # lease, and stopping the loop would abort a cell that is awaiting something.
                 loop.add_callback(
                     loop.call_later, TURN_S, lambda: loop.stop() if is_due() else None
                 )
-            else:  # a terminal, which would lose its echo if the process were killed
+            else:  # if the process were killed, the terminal would no longer echo input
                 self.shell.confirm_exit = False
                 prompt = self.shell.pt_app.app
                 end = partial(prompt.exit, exception=EOFError())
                 prompt.loop.call_soon_threadsafe(lambda: end() if is_due() else None)
 
     def _record_activity(self, info: Any) -> None:
-        # Front ends also run their own code silently, and do not store it in the history.
+        # Front ends also run code of their own, which they do not store in the history. Such code
+        # does not count as user activity.
         if info is None or info.store_history:
             self.last = time.monotonic()
 
 
-# The cells by process id. After a fork, the entry of the parent process remains.
+# The `Cells` of each process, by pid. A forked child inherits the entry of its parent.
 _cells: dict[int, Cells] = executor.survive_reload("cells", dict)
 
 
 def kernels_file() -> str | None:
-    """Return the connection file of the kernel in this process; None in a forked child."""
+    """Return this kernel's `connection_file`, or None in a forked child."""
     return connection_file() if cells().shell else None
 
 
 def cells() -> Cells:
-    """Return the cells of this process; a forked child does not share those of its parent."""
+    """Return this process's `Cells`. A forked child does not share its parent's `Cells`."""
     pid = os.getpid()
     return _cells.get(pid) or _cells.setdefault(pid, Cells())

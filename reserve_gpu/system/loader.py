@@ -1,4 +1,4 @@
-"""Import modules by name: features, commands, and modules that are rarely needed."""
+"""Import modules on demand, such as features and commands."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def load(name: str) -> ModuleType:
-    """Import a module of this package; other threads can't fork during the import.
+    """Import a module of this package, and keep other threads from forking during the import.
 
     Args:
-        name: The module's name below `reserve_gpu`, such as `features.lease.timer`.
+        name: The module's name relative to `reserve_gpu`, such as `features.lease.timer`.
 
     Raises:
-        ReserveGPUError: This process can't open more files.
+        ReserveGPUError: This process can't open any more files.
     """
     try:
         with no_fork:

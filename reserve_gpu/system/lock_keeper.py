@@ -1,12 +1,12 @@
-"""The lock keeper, a small process that holds the locks of a restarting kernel.
+"""The lock keeper, a small process that holds the locks of a restarting Jupyter kernel.
 
-It inherits the descriptors of the lock files and nothing else: no socket, no terminal and no
-working directory. It is not a child of the kernel, because a kernel kills its children when it
-exits. `reserve_gpu.reservation.restart_handover` starts the lock keeper, and identifies it by its
-command line. Killing it frees the devices.
+The lock keeper inherits the descriptors of the lock files and nothing else: no socket, no terminal
+and no working directory. It is not a child of the kernel, because a kernel kills its children when
+it exits. `reserve_gpu.reservation.restart_handover` starts the lock keeper, and identifies it by
+its command line. Killing the lock keeper frees the devices.
 
-The process runs this file as a program, without the rest of the package. So this file only imports
-the standard library.
+This file runs as a standalone program, without the rest of the package. So it only imports the
+standard library.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import sys
 import time
 
 PROGRAM = os.path.abspath(__file__)
-WORDS = ("-I", "-S", PROGRAM)  # Python's arguments that run this file
-LEFT = "RESERVE_GPU_LEFT"  # environment variable with the reservation for the restarted kernel
-POLL_S = 0.5  # seconds between two checks whether the connection file exists
+WORDS = ("-I", "-S", PROGRAM)  # arguments that make Python run this file
+LEFT = "RESERVE_GPU_LEFT"  # environment variable that describes the next kernel's reservation
+POLL_S = 0.5  # seconds between checks that the connection file still exists
 
 
 def keep(connection_file: str, seconds: float) -> None:
@@ -26,7 +26,7 @@ def keep(connection_file: str, seconds: float) -> None:
 
     Args:
         connection_file: The path of the kernel's connection file, or the id of a kernel that was
-            started over ssh. An id has no file that could be removed.
+            started over ssh. For an id, only the timeout applies.
         seconds: Timeout in seconds.
     """
     until, is_file = time.monotonic() + seconds, os.path.isabs(connection_file)

@@ -1,9 +1,9 @@
 """Write to a descriptor without waiting for its reader.
 
-A full pipe or a stopped terminal blocks its writer, and a blocked `reserve-gpu run` would hold its
-GPU without starting the command. O_NONBLOCK can't be set on the descriptor itself, because the flag
-belongs to the open file description, which the command and other processes share. So a pipe or a
-terminal is opened a second time through /proc/self/fd.
+A full pipe or a stopped terminal blocks the process that writes to it, and a blocked `reserve-gpu
+run` would hold its GPU without starting the command. O_NONBLOCK can't be set on the descriptor
+itself, because the flag belongs to the open file description, which the command and other processes
+share. So the pipe or terminal is opened a second time through /proc/self/fd.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import TextIO
 
 from reserve_gpu.system import file_control
 
-POLL_S, LONGEST_POLL_S = 0.01, 0.5  # first and maximum pause in seconds
-PTY_MASTER = 5, 2  # device number of /dev/ptmx; opening it again would create a new terminal
+POLL_S, LONGEST_POLL_S = 0.01, 0.5  # initial and maximum pause between attempts, in seconds
+PTY_MASTER = 5, 2  # device number of /dev/ptmx; reopening it would create a new terminal
 
 
 class Writer:
-    """Writes whole messages to a descriptor, and drops a message that does not fit.
+    """Writes whole messages to a descriptor, and drops any message for which there is no room.
 
     Attributes:
-        descriptor: A duplicate of the given descriptor, or a new open file description.
-        rest: The unwritten end of a message. It is written before the next message.
+        descriptor: The writer's own descriptor, which duplicates or reopens the given descriptor.
+        rest: The unwritten remainder of a message, which is written before the next message.
     """
 
     def __init__(self, descriptor: int, rest: bytes = b"") -> None:
-        """Open the writer.
+        """Duplicate or reopen the descriptor.
 
         Args:
             descriptor: The descriptor to write to.
-            rest: The unwritten end of an earlier message.
+            rest: The unwritten remainder of an earlier message.
 
         Raises:
             OSError: The descriptor is closed or read-only.
@@ -49,7 +49,8 @@ class Writer:
             _require_writable(descriptor)
         is_terminal = os.isatty(descriptor)
         can_reopen = self._is_pipe or (is_terminal and status.st_rdev != os.makedev(*PTY_MASTER))
-        # After `su` or `sudo`, another user owns the pipe or terminal, so it can't be reopened.
+        # After `su` or `sudo`, the pipe or terminal belongs to another user, so it can't be
+        # reopened.
         reopened = _reopen(descriptor) if can_reopen else None
         self._is_shared = reopened is None
         self._piece = select.PIPE_BUF if self._is_pipe else 1 if is_terminal else None
@@ -57,15 +58,15 @@ class Writer:
         self.rest = rest
 
     def write(self, data: bytes, limit_s: float = 0.0) -> bool:
-        """Write a message, or drop it if it does not fit.
+        """Write a message, or drop it if there is no room for it.
 
         Args:
             data: The message.
-            limit_s: Seconds to wait for the reader.
+            limit_s: Maximum seconds to wait for the reader.
 
         Returns:
-            True if the message was written, or its start was written and its end stored in `rest`.
-            False if the message was dropped.
+            True if the whole message was written, or if its beginning was written and the remainder
+            was stored in `rest`. False if the message was dropped.
         """
         until, is_written, pause_s = time.monotonic() + limit_s, False, POLL_S
         while True:
@@ -86,10 +87,11 @@ class Writer:
         os.close(self.descriptor)
 
     def _has_room(self, size: int) -> bool:
-        """Return whether a message of this size fits a pipe; always True for other files.
+        """Return whether a message of this size fits into a pipe; always True for other files.
 
-        The kernel writes up to PIPE_BUF bytes at once or not at all, but splits longer writes. The
-        estimate doubles the unread bytes, because the pages of a pipe may be half empty.
+        Linux writes up to PIPE_BUF bytes either completely or not at all, but may split longer
+        writes. The estimate counts unread bytes twice, because the pages of a pipe might be half
+        empty.
         """
         if not self._is_pipe or size <= select.PIPE_BUF:
             return True
@@ -97,7 +99,7 @@ class Writer:
         return not unread or size + 2 * (unread + select.PIPE_BUF) <= capacity
 
     def _push(self, data: bytes) -> int:
-        """Write as much as possible without blocking, and return the number of written bytes."""
+        """Write as much as possible without blocking, and return the number of bytes written."""
         with suppress(BlockingIOError):
             if self._is_file:
                 return self._append(data)
@@ -109,7 +111,7 @@ class Writer:
         return 0
 
     def _append(self, data: bytes) -> int:
-        """Append to a file; if the disk is full, remove the partly written message."""
+        """Append to a file. If the disk fills up, remove the part that was written."""
         done = os.write(self.descriptor, data)
         end = os.lseek(self.descriptor, 0, os.SEEK_CUR)
         if done == len(data) or end != os.fstat(self.descriptor).st_size:
@@ -125,7 +127,10 @@ class Writer:
             return duplicate.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _write_pieces(self, data: bytes) -> int:
-        """Write while poll() reports room: pieces of PIPE_BUF bytes to a pipe, 1 to a terminal."""
+        """Write piece by piece while poll() reports that there is room.
+
+        A piece is PIPE_BUF bytes for a pipe, and one byte for a terminal.
+        """
         done, poll = 0, select.poll()
         poll.register(self.descriptor, select.POLLOUT)
         while done < len(data) and poll.poll(0):
@@ -135,7 +140,7 @@ class Writer:
 
 
 def _require_writable(descriptor: int) -> None:
-    """Raise OSError for a closed or read-only descriptor, but not for a terminal that hung up."""
+    """Raise OSError if a descriptor is closed or read-only, but not if a terminal has hung up."""
     try:
         os.write(descriptor, b"")
     except OSError as error:
@@ -144,7 +149,7 @@ def _require_writable(descriptor: int) -> None:
 
 
 def _reopen(descriptor: int) -> int | None:
-    """Open a pipe or terminal again without blocking; return None if that fails."""
+    """Open a pipe or terminal again in nonblocking mode, or return None if that fails."""
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
     with suppress(OSError):
         return os.open(f"/proc/self/fd/{descriptor}", flags)
@@ -154,7 +159,7 @@ def _reopen(descriptor: int) -> int | None:
 class Printer:
     """Prints to a text stream such as sys.stderr, without waiting for its reader.
 
-    A stream that does not write to a descriptor, such as a notebook's, is written to normally.
+    A stream without a descriptor, such as a notebook's, is written to normally.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -162,11 +167,11 @@ class Printer:
         self._writer: Writer | None = None
 
     def print(self, text: str, limit_s: float = 0.0) -> bool:
-        """Print text.
+        """Print text, without adding a line ending.
 
         Args:
-            text: The text, including line endings.
-            limit_s: Seconds to wait for the reader.
+            text: The text to print, including its line endings.
+            limit_s: Maximum seconds to wait for the reader.
 
         Returns:
             Whether the text was printed.
@@ -174,7 +179,7 @@ class Printer:
         data = text.encode(self._stream.encoding or "utf-8", "backslashreplace")
         try:
             if self._writer is None and type(self._stream) is io.TextIOWrapper:
-                with suppress(io.UnsupportedOperation):  # an in-memory stream
+                with suppress(io.UnsupportedOperation):  # an in-memory stream has no descriptor
                     self._writer = Writer(self._stream.fileno())
             if self._writer:
                 return self._writer.write(data, limit_s)

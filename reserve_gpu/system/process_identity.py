@@ -1,4 +1,4 @@
-"""The displayed name of a process: its notebook, its command, or an assigned name."""
+"""The name under which a process is displayed: its notebook, its command, or an assigned name."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 NAME_LIMIT = 200  # maximum length of a displayed name, in characters
-TEXTS_LIMIT = 1 << 20  # maximum length of a command line or environment, in bytes
+TEXTS_LIMIT = 1 << 20  # maximum number of bytes to read of a command line or environment
 RAY = b"ray::"  # prefix of the process titles that Ray sets
 KERNEL_MODULE = "ipykernel_launcher"  # module that Jupyter runs to start a kernel
 _name: str | None = None  # name that is displayed instead of this process's command
 
 
 def title() -> str | None:
-    """Return the name that is displayed instead of this process's command, or None."""
+    """Return the name to display instead of this process's command, or None if there is none."""
     return _name or _engine()
 
 
 def own_command() -> str | None:
-    """Return the shortened command of this process, or the process title of a Ray worker."""
+    """Return this process's shortened command, or its process title if it is a Ray worker."""
     words = sys.orig_argv
     with suppress(OSError), open("/proc/self/cmdline", "rb") as file:
         if (title := file.read(NAME_LIMIT).rstrip(b"\0 ")).startswith(RAY):
@@ -41,10 +41,11 @@ def set_name(name: str) -> None:
 
 
 def command(words: Sequence[str], directory: str | None = None) -> str | None:
-    """Shorten a command line, mainly by removing the folders of the program and its script.
+    """Shorten a command line, mainly by removing folders from the paths of programs and scripts.
 
-    Results are `python train.py --epochs 3`, or `ipython` if Python runs an installed program. A
-    Jupyter kernel's arguments are not informative, so the result is `kernel in ~/thesis`.
+    Examples are `python train.py --epochs 3`, and `ipython` for an installed program that Python
+    runs. The arguments of a Jupyter kernel are not informative, so a kernel is displayed as `kernel
+    in ~/thesis`.
 
     Args:
         words: The command line.
@@ -57,7 +58,8 @@ def command(words: Sequence[str], directory: str | None = None) -> str | None:
         return sanitize(
             f"kernel in {_below_home(directory)}" if directory else "kernel", NAME_LIMIT
         )
-    # A first word with blanks is a process title, such as `ray::train /data`, and not a path.
+    # If the first word contains spaces, it is a process title such as `ray::train /data`, not a
+    # path.
     short = [word if " " in word else os.path.basename(word) for word in words[:1]] + [*words[1:]]
     for index, word in enumerate(words[1:], 1):
         if word == "-c":
@@ -73,8 +75,8 @@ def command(words: Sequence[str], directory: str | None = None) -> str | None:
 def notebook() -> str | None:
     """Return the name of this kernel's notebook, or None if it is unknown.
 
-    jupyter_server sets an environment variable. VS Code sets a variable in the user's namespace
-    after the kernel has started, so the name is not cached.
+    jupyter_server passes the path in an environment variable. VS Code sets a variable in the user's
+    namespace, but only after the kernel has started, so the name is not cached.
     """
     main = sys.modules.get("__main__")
     path = getattr(main, "__vsc_ipynb_file__", None) or session_name(os.environ)
@@ -84,9 +86,9 @@ def notebook() -> str | None:
 def session_name(environ: Mapping[str, str]) -> str:
     """Return the path of the notebook for which a Jupyter server started a kernel.
 
-    Programs that a notebook starts, such as nbconvert and papermill, inherit JPY_SESSION_NAME and
-    pass it on to their own kernels. So the variable is ignored if the process that started the
-    kernel has the same value.
+    Programs that are started from a notebook, such as nbconvert and papermill, inherit
+    JPY_SESSION_NAME and pass it on to their own kernels. So the variable is ignored if the process
+    that started the kernel has the same value in its own environment.
 
     Args:
         environ: The kernel's environment variables.
@@ -101,16 +103,19 @@ def session_name(environ: Mapping[str, str]) -> str:
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """Return a process's initial environment variables; empty if they can't be read."""
+    """Return a process's initial environment variables, or an empty dict if they can't be read."""
     return dict(text.partition("=")[::2] for text in read_texts(pid, "environ"))
 
 
 def read_texts(pid: int, name: str) -> list[str]:
-    """Return the initial command line or environment of a process; empty if it can't be read.
+    """Return the command line or environment with which a process was started.
 
     Args:
         pid: The process id.
         name: `cmdline` for the command line, or `environ` for the environment variables.
+
+    Returns:
+        The arguments or variables, or an empty list if they can't be read.
     """
     with suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
         return os.fsdecode(file.read(TEXTS_LIMIT)).removesuffix("\0").split("\0")
@@ -118,9 +123,9 @@ def read_texts(pid: int, name: str) -> list[str]:
 
 
 def job() -> str | None:
-    """Return the id of the Slurm job that contains this process, or None outside of Slurm.
+    """Return the id of the Slurm job that this process belongs to, or None outside of Slurm.
 
-    The id of an array task is `4711_3`, in the format of `squeue` and `scancel`.
+    The id of an array task has the form `4711_3`, as in `squeue` and `scancel`:
     https://slurm.schedmd.com/job_array.html
     """
     array, task = map(os.environ.get, ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"))
@@ -128,7 +133,7 @@ def job() -> str | None:
 
 
 def application(module: str, name: str) -> Any:
-    """Return the initialized traitlets application of a class, or None if there is none.
+    """Return the running instance of a traitlets application class, or None if there is none.
 
     Args:
         module: The name of the module that defines the class.
@@ -139,7 +144,7 @@ def application(module: str, name: str) -> Any:
 
 
 def _engine() -> str | None:
-    """Return the number and cluster of this ipyparallel engine, or None for other processes."""
+    """Return the display name of this ipyparallel engine, or None if this is not an engine."""
     engine = application("ipyparallel.engine.app", "IPEngine")
     if engine is None:
         return None
@@ -148,13 +153,13 @@ def _engine() -> str | None:
 
 
 def working_directory() -> str | None:
-    """Return the working directory, or None if it was deleted."""
+    """Return the working directory, or None if it has been deleted."""
     with suppress(OSError):
         return os.getcwd()
     return None
 
 
 def _below_home(path: str) -> str:
-    """Return a path in this user's home directory in the form `~/thesis`."""
+    """Abbreviate this user's home directory in a path, as in `~/thesis`."""
     home = settings.home()
     return f"~{path[len(home) :]}" if f"{path}/".startswith(f"{home}/") else path

@@ -1,4 +1,4 @@
-"""Information from /proc about processes, their users, their open files, and namespaces."""
+"""Read information about processes, their users and open files, and namespaces from /proc."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Process
     from reserve_gpu.model.holders import Holder
 
-DESCRIPTORS = 12  # number of descriptors that a snapshot or a reservation opens at once
-MOST_OPEN = (
-    10_000  # maximum number of one user's descriptors that are read, because each takes time
-)
-# The start of $RESERVE_GPU_HELD: a pid, and usually the start time of its process. The start time
-# is either a bare number or the first field of a JSON object.
+DESCRIPTORS = 12  # number of file descriptors that a snapshot or a reservation needs at a time
+MOST_OPEN = 10_000  # maximum descriptors to read per user, because reading each one takes time
+# Matches the beginning of $RESERVE_GPU_HELD: a pid and, usually, the start time of the process. The
+# start time is either a bare number or the first field of a JSON object.
 HOLDER = re.compile(r'([0-9]{1,10})(?: (?:\{"began": )?([0-9]{1,20}))?(?=[ ,]|$)')
-HOLDER_LIMIT = 60  # maximum length of the text that HOLDER matches, in characters
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
+HOLDER_LIMIT = 60  # maximum length of the string that HOLDER matches, in characters
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h
 
 
 def pid_namespace() -> int | None:
@@ -49,23 +47,23 @@ def mount_namespace() -> int | None:
 
 
 def sees_all_locks() -> bool:
-    """Return whether /proc/locks shows the locks of all PID namespaces."""
+    """Return whether /proc/locks lists the locks in all PID namespaces."""
     return pid_namespace() == INITIAL_PID_NAMESPACE and os.access("/proc/locks", os.R_OK)
 
 
 @cache
 def is_wsl() -> bool:
-    """Return whether this is WSL2, which shares its GPUs with Windows and other VMs."""
+    """Return whether this machine is WSL2, which shares its GPUs with Windows and other VMs."""
     with suppress(OSError), open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:
         return "microsoft" in release.read().lower()
     return False
 
 
 def sees_all_processes() -> bool:
-    """Return whether an empty process list from NVML means that no process uses the GPU.
+    """Return whether an empty process list from NVML means that no process is using the GPU.
 
-    In a separate PID namespace, the list may be empty although processes use the GPU: drivers since
-    535.113 only list the processes of the caller's PID namespace.
+    In a separate PID namespace, the list can be empty while processes are using the GPU, because
+    drivers since 535.113 only list processes in the caller's PID namespace.
     """
     return pid_namespace() == INITIAL_PID_NAMESPACE and not is_wsl()
 
@@ -80,7 +78,7 @@ def control_group() -> bytes:
 
 
 def unmapped_uid() -> int | None:
-    """Return the UID that represents all unmapped users in a user namespace.
+    """Return the UID that stands for all unmapped users in a user namespace.
 
     Outside of user namespaces, the result is None.
     https://man7.org/linux/man-pages/man7/user_namespaces.7.html
@@ -95,41 +93,42 @@ def unmapped_uid() -> int | None:
 
 
 def machine_name() -> str:
-    """Return the host name, without importing the module socket, which loads slowly."""
+    """Return the host name without importing the socket module, which loads slowly."""
     return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "?")
 
 
 def is_local_host(name: str) -> bool:
-    """Return whether a host name names this machine."""
+    """Return whether a host name refers to this machine."""
     host = machine_name()
     return name in {host, host.partition(".")[0], "localhost"}
 
 
 def memory_mib() -> float | None:
-    """Return the machine's memory in MiB, as MemTotal in /proc/meminfo; None on Windows."""
+    """Return the machine's memory in MiB (MemTotal in /proc/meminfo), or None on Windows."""
     with suppress(AttributeError):  # os.sysconf is missing on Windows
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
     return None
 
 
 def boot_clock_ns() -> int:
-    """Return the nanoseconds since boot. A time namespace can shift this clock."""
+    """Return the time since boot in nanoseconds. A time namespace can shift this clock."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def now() -> Instant:
-    """Return the current time by the wall clock and by the boot clock."""
+    """Return the current time on the wall clock and on the boot clock."""
     return Instant(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def uid_of(pid: int) -> int | None:
     """Return the real UID of a process, or None if it can't be read.
 
-    The effective UID, which owns /proc/PID, is root's if a user runs `su`.
+    The effective UID, which owns /proc/PID, is root's while a user is running `su`, so it is only a
+    fallback.
     """
     with suppress(OSError):
         return _uids(pid)[0]
-    with suppress(OSError):  # hidepid=1 hides everything except the owner
+    with suppress(OSError):  # hidepid=1 hides everything except the owner of /proc/PID
         return os.stat(f"/proc/{pid}").st_uid or None
     return None
 
@@ -137,7 +136,8 @@ def uid_of(pid: int) -> int | None:
 def all_uids() -> set[str] | None:
     """Return the real, effective and saved UIDs of all processes, or None if some are hidden.
 
-    The mount option hidepid hides other users' processes, and a user namespace hides their UIDs.
+    The mount option hidepid hides other users' processes, and a user namespace hides other users'
+    UIDs.
     """
     if unmapped_uid() is not None or not os.path.exists("/proc/1"):
         return None
@@ -151,7 +151,7 @@ def all_uids() -> set[str] | None:
 
 
 def user_of(pid: int) -> str | None:
-    """Return the name of the user that runs a process, or None if it can't be read."""
+    """Return the name of a process's user, or None if the user can't be read."""
     uid = uid_of(pid)
     return None if uid is None else user_name(uid)
 
@@ -163,10 +163,10 @@ def user_name(uid: int) -> str:
 
 
 def with_owner(holder: Holder) -> Holder:
-    """Return the holder with its owner as the operating system reports it.
+    """Return a copy of the holder with the owner that the operating system reports.
 
     The owner in the lock file's record is not trusted. The lookup is a separate step, because a
-    directory server can take long to answer.
+    directory server can take a long time to answer.
     """
     return holder._replace(owner=user_of(holder.listed_pid) if holder.listed_pid else None)
 
@@ -174,10 +174,11 @@ def with_owner(holder: Holder) -> Holder:
 def own_processes(
     words: Sequence[str], pids: Iterable[str | int] | None = None, uid: int | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Find the processes of one user whose command line starts with these arguments.
+    """Find one user's processes whose command lines start with the given arguments.
 
-    The real, effective and saved UIDs must all be the user's. A program such as `su` runs as
-    another user, but with the arguments, files and variables of the user that started it.
+    The real, effective and saved UIDs of a process must all be the user's. Otherwise, a program
+    such as `su` would match: it runs as another user, but with the arguments, files and variables
+    of the user who started it.
 
     Args:
         words: The first arguments after the program's name.
@@ -185,7 +186,7 @@ def own_processes(
         uid: The user's UID. Defaults to the effective UID of this process.
 
     Yields:
-        The pid, and the arguments after `words`.
+        The pid of a process, and its arguments after `words`.
     """
     user, size = os.geteuid() if uid is None else uid, 1 + len(words)
     for pid in _pids() if pids is None else pids:
@@ -197,10 +198,10 @@ def own_processes(
 
 
 def shows_files(pid: int) -> bool:
-    """Return whether this process can list the open files of another process.
+    """Return whether this process can list another process's open files.
 
-    This is the case for processes of the same user. Root can list the files of all processes, but
-    usually not in a container, because it lacks CAP_SYS_PTRACE there.
+    It can if both processes belong to the same user. Root can list the open files of all processes,
+    but usually not in a container, because root lacks CAP_SYS_PTRACE there.
     https://man7.org/linux/man-pages/man2/ptrace.2.html, "Ptrace access mode checking".
     """
     with suppress(OSError):
@@ -215,22 +216,22 @@ def has_locked(pid: int | str, file: os.stat_result) -> bool:
         for number in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 is_file = os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), file)
-                if is_file and _has_flock(pid, number):  # an open file may be unlocked
+                if is_file and _has_flock(pid, number):  # an open file is not always locked
                     return True
     return False
 
 
 def _has_flock(pid: int | str, number: str) -> bool:
-    """Return whether a descriptor of a process holds a flock(2) lock."""
+    """Return whether a process's descriptor holds a flock(2) lock."""
     with open(f"/proc/{pid}/fdinfo/{number}", encoding="utf-8") as info:
         return "FLOCK" in info.read()
 
 
 class LockedFiles:
-    """The files that processes have locked with flock(2), by device and inode.
+    """Finds the files that processes have locked with flock(2), by device and inode.
 
-    Each process is read once. Because a user can open any number of files, at most `MOST_OPEN`
-    descriptors of each user's processes are read.
+    The open files of each process are only read once. Because a user can open any number of files,
+    at most `MOST_OPEN` descriptors are read per user.
 
     Args:
         inodes: The inodes of the files to search for.
@@ -238,17 +239,20 @@ class LockedFiles:
 
     def __init__(self, inodes: Collection[int]) -> None:
         self._inodes = inodes
-        # The number of descriptors that may still be read, by UID.
+        # The remaining number of descriptors to read, by UID.
         self._remaining: dict[int | None, int] = {}
         self._known: dict[int, tuple[set[tuple[int, int]], bool]] = {}
 
     def has(self, pid: int, file: os.stat_result) -> bool | None:
-        """Return whether a process has locked a file, or None if its open files can't be read."""
+        """Return whether a process has locked a file, or None if that can't be determined."""
         files, is_complete = self._files_of(pid)
         return True if (file.st_dev, file.st_ino) in files else False if is_complete else None
 
     def holders(self) -> dict[tuple[int, int], int]:
-        """Return the pid of a process for each locked file, as far as open files can be read."""
+        """Map each locked file to the pid of one process that has locked it.
+
+        Processes whose open files can't be read are skipped.
+        """
         holders: dict[tuple[int, int], int] = {}
         for pid in map(int, _pids()):
             for file in self._files_of(pid)[0]:
@@ -263,12 +267,12 @@ class LockedFiles:
         return self._known[pid]
 
     def _read(self, pid: int, files: set[tuple[int, int]]) -> bool:
-        """Add the files that a process has locked, and return whether all descriptors were read."""
+        """Add a process's locked files to a set, and return whether all descriptors were read."""
         uid = uid_of(pid)
         remaining = self._remaining.get(uid, MOST_OPEN)
         if not remaining:
             return False
-        # The process may end during the loop.
+        # The process might end during the loop.
         with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
             for descriptor in islice(descriptors, remaining):
                 remaining -= 1
@@ -284,8 +288,8 @@ class LockedFiles:
 def require_descriptors() -> None:
     """Raise ReserveGPUError if this process can't open `DESCRIPTORS` more files.
 
-    Do not call this on the main thread, because a signal handler that raises would leave a file
-    open.
+    Do not call this on the main thread, because an exception from a signal handler would leave a
+    file open.
     """
     with no_fork, ExitStack() as opened:  # a forked child would keep the files open
         try:
@@ -298,9 +302,9 @@ def require_descriptors() -> None:
 def _stat(pid: int) -> tuple[str, int, int, bool] | None:
     """Return a process's name, parent pid, start time, and whether it is a zombie.
 
-    The start time is in clock ticks since boot. A process only counts as a zombie if it has no
-    threads left that could be killed. The result is None if the process has ended, or is hidden
-    (hidepid). The name may contain blanks and brackets (Linux, Documentation/filesystems/proc.rst,
+    If the process has ended or is hidden (hidepid), the result is None. The start time is in clock
+    ticks since boot. A process only counts as a zombie once all of its other threads have ended.
+    The name might contain spaces and parentheses (Linux, Documentation/filesystems/proc.rst,
     "/proc/<pid>/stat").
     """
     with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
@@ -312,23 +316,27 @@ def _stat(pid: int) -> tuple[str, int, int, bool] | None:
 
 
 def _uids(pid: int | str) -> list[int]:
-    """Return the real, effective and saved UID of a process; raise OSError if it has ended."""
+    """Return a process's real, effective and saved UIDs.
+
+    Raises:
+        OSError: The process has ended.
+    """
     with open(f"/proc/{pid}/status", "rb") as status:
         line = next((line for line in status if line.startswith(b"Uid:")), b"")
         return [int(uid) for uid in line.split()[1:4]]
 
 
 def _words(pid: int | str) -> list[str]:
-    """Return a process's command line; empty if the process has ended, or is hidden."""
+    """Return a process's command line; empty if the process has ended or is hidden."""
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return os.fsdecode(file.read(COMMAND_LIMIT)).removesuffix("\0").split("\0")
     return []
 
 
 def lineage(pid: int) -> list[int]:
-    """Return the pids of a process and its living ancestors, nearest first, as far as visible."""
+    """Return the pids of a process and of its visible ancestors, nearest first."""
     line, stat = [pid], _stat(pid)
-    # A process that started later than its apparent child has only reused the parent's pid.
+    # If an apparent parent started later than its child, it has only reused the real parent's pid.
     while stat and (parent := _stat(stat[1])) and parent[2] <= stat[2]:
         line.append(stat[1])
         stat = parent
@@ -336,29 +344,29 @@ def lineage(pid: int) -> list[int]:
 
 
 def start_time(pid: int) -> float | None:
-    """Return a process's start time in seconds since the epoch, or None if it has ended."""
+    """Return a process's start time in epoch seconds, or None if the process has ended."""
     start, (wall, boot) = start_time_boot(pid), now()
     return None if start is None else wall - boot + start
 
 
 def start_time_boot(pid: int) -> float | None:
-    """Return a process's start time in seconds since boot, or None if it has ended."""
+    """Return a process's start time in seconds since boot, or None if the process has ended."""
     stat = _stat(pid)
     return None if stat is None else stat[2] / os.sysconf("SC_CLK_TCK")
 
 
 def stamp(pid: int) -> str:
-    """Return a pid and its start time in clock ticks, such as `4321 98765`.
+    """Return a process's pid and its start time in clock ticks, such as `4321 98765`.
 
-    The two numbers identify a process until the next boot. If the process has ended, or is hidden,
-    the result is the pid alone.
+    The two numbers identify the process until the next boot. If the process has ended or is hidden,
+    the result is only the pid.
     """
     stat = _stat(pid)
     return str(pid) if stat is None else f"{pid} {stat[2]}"
 
 
 def children() -> list[str]:
-    """Return the names of this process's living descendants: `python train.py (pid 4321)`."""
+    """Return this process's living descendants, in the form `python train.py (pid 4321)`."""
     parents = {pid: stat[1] for pid in map(int, _pids()) if (stat := _stat(pid))}
     family, generation = {os.getpid()}, {os.getpid()}
     while generation := {pid for pid, parent in parents.items() if parent in generation} - family:
@@ -369,23 +377,28 @@ def children() -> list[str]:
 
 
 def has_descendants() -> bool:
-    """Return whether any other process descends from this one, or belongs to its session."""
+    """Return whether this process has descendants, or leads a session with other processes."""
     this_pid = os.getpid()
     return any(is_descendant(pid, {this_pid}) for pid in map(int, _pids()) if pid != this_pid)
 
 
 def _pids() -> list[str]:
-    with suppress(OSError):  # for example, on Windows
+    with suppress(OSError):  # Windows has no /proc
         return [name for name in os.listdir("/proc") if name.isdecimal()]
     return []
 
 
 def is_descendant(pid: int, pids: Collection[int | None]) -> bool:
-    """Return whether a process is, or descends from, one of these processes; this is slow.
+    """Return whether a process is one of the given processes, or descends from one of them.
 
-    A process also counts if one of them leads its session (setsid(2)). After the shell of
-    `!nohup ... &` in a notebook has ended, the background process has another parent, but it stays
-    in the session that Jupyter creates for each kernel.
+    A process also counts as a descendant if one of the given processes leads its session
+    (setsid(2)). For example, the background process of `!nohup ... &` in a notebook has another
+    parent once its shell has ended, but stays in the session that Jupyter created for the kernel.
+    The check is slow.
+
+    Args:
+        pid: The process to check.
+        pids: The given processes.
     """
     if not pids or pid in pids:
         return pid in pids
@@ -396,11 +409,11 @@ def is_descendant(pid: int, pids: Collection[int | None]) -> bool:
 
 
 def with_memory_use(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[Holder, ...]:
-    """Return the holders of a device with the memory that their processes use on it.
+    """Return a device's holders, each with the device memory that its processes are using.
 
     Args:
         holders: The holders of the device.
-        processes: All processes that use the device.
+        processes: All processes that are using the device.
     """
     used = memory_by_process(
         processes, {holder.listed_pid for holder in holders if holder.listed_pid}
@@ -411,15 +424,15 @@ def with_memory_use(holders: Sequence[Holder], processes: Sequence[Process]) -> 
 def memory_by_process(
     processes: Sequence[Process], pids: Collection[int]
 ) -> dict[int, float | None]:
-    """Return the memory of a device that each process and its descendants use, in MiB.
+    """Return the device memory that each process and its descendants are using, in MiB.
 
     Args:
-        processes: All processes that use the device.
-        pids: The processes to report. Each also counts the memory of descendants, unless a nearer
-            ancestor in `pids` does.
+        processes: All processes that are using the device.
+        pids: The processes to report. If a descendant has several ancestors in `pids`, its memory
+            only counts for the nearest one.
 
     Returns:
-        The memory by pid; None if the memory of one of the processes is unknown.
+        The memory by pid. It is None if the memory of the process or of a descendant is unknown.
     """
     used: dict[int, float | None] = dict.fromkeys(pids, 0.0)
     for process in processes if used else ():  # avoids the slow search for ancestors
@@ -434,21 +447,21 @@ def memory_by_process(
 def ancestors() -> set[int]:
     """Return the pids of this process and its ancestors.
 
-    An enclosing `reserve-gpu run` is included even if an intermediate process has ended, as under
-    tmux, because the inherited variable RESERVE_GPU_HELD contains its pid.
+    An enclosing `reserve-gpu run` is included even if an intermediate process has ended, as happens
+    under tmux, because the inherited variable RESERVE_GPU_HELD contains its pid.
     """
     return {reservation_pid(), *lineage(os.getpid())} - {0}
 
 
 def multiprocessing_parent() -> int | None:
-    """Return the pid of the multiprocessing parent of this process, or None if it has none."""
+    """Return the pid of this process's multiprocessing parent, or None if it has none."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing else None
     return parent.pid if parent else None
 
 
 def with_identity(process: Process) -> Process:
-    """Return the process with its user and command, as far as they can be read."""
+    """Return a copy of the process with its user and command, as far as they can be read."""
     if (stat := _stat(process.pid)) is None:
         return process
     name = command(_words(process.pid)) or stat[0]
@@ -460,10 +473,13 @@ def with_identity(process: Process) -> Process:
 
 
 def reservation_pid() -> int:
-    """Return the pid of the process whose reservation $RESERVE_GPU_HELD describes, or 0.
+    """Return the pid of the process whose reservation $RESERVE_GPU_HELD describes.
 
-    The start time in the variable distinguishes the process from a later one with the same pid.
-    Older versions wrote no start time.
+    The variable also contains the start time of that process, which distinguishes it from a later
+    process with the same pid. Older versions did not store the start time.
+
+    Returns:
+        The pid, or 0 if the variable does not describe the reservation of a running process.
     """
     if not (match := HOLDER.match(os.environ.get(settings.HELD, "")[:HOLDER_LIMIT])):
         return 0

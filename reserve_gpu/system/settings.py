@@ -1,4 +1,7 @@
-"""Names of environment variables, except those of features, and paths of configuration files."""
+"""Names of environment variables, and paths of configuration files.
+
+The features define the names of their own variables.
+"""
 
 import os
 import stat
@@ -6,10 +9,11 @@ import sys
 
 from reserve_gpu.system import accounts
 
-# The pid and start time of the process that set the variable and, before an exec, its reservation
-# (reservation/exec_handover.py). Child processes inherit the variable, but not the reservation.
+# The pid and start time of the process that set the variable. Before an exec, the variable also
+# contains the reservation (reservation/exec_handover.py). Child processes inherit the variable, but
+# not the reservation.
 HELD = "RESERVE_GPU_HELD"
-# Variables that users may set.
+# Variables that users can set.
 LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
 IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
 CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
@@ -17,16 +21,17 @@ CONFIG = "RESERVE_GPU_CONFIG"
 HISTORY = "RESERVE_GPU_HISTORY"
 AGENT = "RESERVE_GPU_AGENT"  # name of a program that requests GPUs on behalf of its user
 # The description of a kernel that was started over ssh (`jupyter_kernel.remote_description`). It is
-# JSON, encoded in hexadecimal digits, because shells do not change these.
+# JSON, encoded as hexadecimal digits, which shells do not alter.
 STARTED = "RESERVE_GPU_STARTED"
-# The pid and start time (`procfs.stamp`) of a kernel that runs in a job of its own. Child processes
-# inherit the variable. Before the kernel sets it, the variable contains STARTED_BY, followed by the
-# pid and start time of the process that starts the kernel.
+# The pid and start time (`procfs.stamp`) of a kernel that runs in a Slurm job of its own. They
+# distinguish the kernel from its child processes, which inherit the variable. Until the kernel sets
+# the variable, it contains STARTED_BY, followed by the pid and start time of the process that is
+# starting the kernel.
 JOB_KERNEL = "RESERVE_GPU_JOB_KERNEL"
 STARTED_BY = "started by "
-STARTED_BY_OLDER = "1"  # the previous version's value instead of STARTED_BY
-SENT = "sent:"  # prefix of an argument that contains a command line, in the encoding of STARTED
-KERNEL_NAME = "python3-gpu"  # kernel that reserves its GPU before it runs any code
+STARTED_BY_OLDER = "1"  # value that the previous version used instead of STARTED_BY
+SENT = "sent:"  # prefix of an argument that contains a command line, encoded like STARTED
+KERNEL_NAME = "python3-gpu"  # Jupyter kernel that reserves a GPU before it runs any code
 CONFIG_FILE = "/etc/reserve_gpu.toml"
 HISTORY_DIRECTORY = "/var/lib/reserve_gpu/history"
 
@@ -34,8 +39,8 @@ HISTORY_DIRECTORY = "/var/lib/reserve_gpu/history"
 def home() -> str:
     """Return this user's home directory, or `~` if it is unknown, like `os.path.expanduser`.
 
-    A service may run without $HOME. `expanduser` would then look up the user at each call, whereas
-    this function caches the result.
+    Without $HOME, which a service might lack, `expanduser` would look up the user on every call.
+    This function caches the lookup.
     """
     if "HOME" in os.environ or sys.platform == "win32":
         return os.path.expanduser("~")
@@ -61,10 +66,10 @@ def history_directory() -> str:
 
 
 def may_have_history() -> bool:
-    """Return whether a history may be enabled: a configuration or history file exists.
+    """Return whether a history might be enabled, because a configuration or history file exists.
 
-    Every reservation calls this, and usually there is no such file. So this function imports no
-    module that would parse the files.
+    Every reservation calls this function, and usually no such file exists. So the function does not
+    import any modules that parse the files.
     """
     paths = history_directory(), state_directory(), user_file()
     return config_file() is not None or any(map(os.path.lexists, paths))
@@ -73,8 +78,9 @@ def may_have_history() -> bool:
 def config_file() -> str | None:
     """Return the path of the administrator's configuration file, or None if there are no rules.
 
-    A missing or empty file contains no rules, but a missing file that RESERVE_GPU_CONFIG names is
-    an error that the reader reports. Every reservation calls this, so it makes only one stat call.
+    A missing or empty file contains no rules. If RESERVE_GPU_CONFIG names a missing file, the
+    result is still its path, so that reading the file reports an error. Every reservation calls
+    this function, so it makes only one stat call.
     """
     configured = os.environ.get(CONFIG)
     file = configured or CONFIG_FILE
@@ -85,5 +91,5 @@ def config_file() -> str | None:
     except OSError as error:
         if error.errno is None:  # a TimeoutError from the caller's signal handler
             raise
-        return file  # reading the file fails with the same error, and reports it
+        return file  # reading the file will report the same error
     return file if status.st_size or not stat.S_ISREG(status.st_mode) else None

@@ -1,7 +1,7 @@
-"""End this process if its GPU memory can't be freed otherwise: run callbacks, then send signals.
+"""End this process if its GPU memory can't be freed in any other way.
 
-The callbacks, which the user registers to save checkpoints, run on a separate thread, because they
-may request more time for the reservation.
+Before the process ends, it calls callbacks that the user has registered, for example to save
+checkpoints. The callbacks run on a separate thread, because they might extend the reservation.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from reserve_gpu.system.jupyter_kernel import cells
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LONGEST_S = 600.0  # timeout in seconds for all callbacks, so that none holds a GPU forever
-STOP_S = 10.0  # seconds between two attempts to end the process
-POLL_S = 0.1  # seconds between two checks whether the process must still end
+LONGEST_S = 600.0  # timeout in seconds for all callbacks, so that they can't hold a GPU forever
+STOP_S = 10.0  # seconds to wait after each attempt to end the process
+POLL_S = 0.1  # seconds between checks of whether the process must still end
 
 
 class ProcessEnd:
-    """The end of this process, with the callbacks that run before it.
+    """Ends this process, after calling the registered callbacks.
 
     Args:
         longest_s: Timeout in seconds for all callbacks together.
@@ -37,18 +37,18 @@ class ProcessEnd:
         self._functions: dict[object, tuple[Callable[[], object], float]] = {}
 
     def call_before(self, function: Callable[[], object], limit_s: float) -> None:
-        """Register a callback that is called before the process ends.
+        """Register a callback to be called before the process ends.
 
-        The callback replaces an earlier one of the same name, because the user may run the cell
-        that defines it again.
+        The callback replaces an earlier one of the same name, because the user might run the cell
+        that defines the callback again.
 
         Args:
             function: The callback.
-            limit_s: Timeout of the callback in seconds.
+            limit_s: The callback's timeout in seconds.
         """
         name = _name_of(function)
         key = id(function) if "<" in name else name  # all lambdas have the same name
-        self._functions.pop(key, None)  # the newest callback is called last
+        self._functions.pop(key, None)  # call the newest callback last
         self._functions[key] = function, limit_s
 
     @property
@@ -57,7 +57,7 @@ class ProcessEnd:
         return min(self._longest_s, sum(limit_s for _, limit_s in self._functions.values()))
 
     def call(self, say: Callable[[str], object]) -> None:
-        """Call the callbacks.
+        """Call the registered callbacks, the oldest one first.
 
         Args:
             say: A function that shows an error message to the user.
@@ -90,19 +90,22 @@ class ProcessEnd:
         _start(end)
 
     def save(self, say: Callable[[str], object]) -> None:
-        """Start a thread that calls the callbacks, because another process will end this one."""
+        """Start a thread that calls the callbacks, but does not end the process.
+
+        This method is for the case that another process will end this one.
+        """
         _start(lambda: self.call(say))
 
 
 def process_end() -> ProcessEnd:
-    """Return this process's `ProcessEnd`; a forked child has its own."""
+    """Return this process's `ProcessEnd`. A forked child gets a new one."""
     ends: dict[int, ProcessEnd] = executor.survive_reload("process ends", dict)
     pid = os.getpid()
     return ends.get(pid) or ends.setdefault(pid, ProcessEnd())
 
 
 def _start(function: Callable[[], object]) -> None:
-    """Call the function on a new thread, or on this one if no thread can be started."""
+    """Call a function on a new thread, or on the current thread if no thread can be started."""
     try:
         threading.Thread(target=function, name="reserve_gpu end", daemon=True).start()
     except RuntimeError:
@@ -110,7 +113,7 @@ def _start(function: Callable[[], object]) -> None:
 
 
 def _end_process(is_due: Callable[[], bool]) -> None:
-    """Exit the shell, send SIGTERM, and send SIGKILL, as long as the process must still end."""
+    """Exit the shell, then send SIGTERM, then SIGKILL, until the process no longer needs to end."""
     steps: list[Callable[[], object]] = [
         lambda: cells().stop_shell(is_due),
         lambda: os.kill(os.getpid(), signal.SIGTERM),
@@ -134,7 +137,7 @@ def _call(function: Callable[[], object], limit_s: float) -> str | None:
     def call() -> None:
         try:
             function()
-        except BaseException as error:  # noqa: BLE001 - the user's code may raise any exception
+        except BaseException as error:  # noqa: BLE001 - user code can raise any exception
             reason = sanitize(f"raised {type(error).__name__}: {error}", REASON_LIMIT)
             problems.append(f"{subject} {reason}.")
 

@@ -1,4 +1,4 @@
-"""Distinguish exceptions of signal handlers from exceptions of the interrupted code."""
+"""Distinguish exceptions raised by signal handlers from exceptions raised by other code."""
 
 from types import FrameType
 
@@ -6,12 +6,13 @@ HAS_MORE_ARGUMENTS = 0x04  # inspect.CO_VARARGS
 
 
 def is_of_handler(error: BaseException) -> bool:
-    """Return whether a signal handler raised an exception, and not the interrupted code.
+    """Return whether an exception was raised by a signal handler, not by the interrupted code.
 
-    Python passes the interrupted frame to the handler. In the traceback, the interrupted frame
-    precedes the handler's frame, so a frame whose arguments contain its predecessor is a handler's.
-    `import` may remove its own frames from the traceback. The built-in handler of SIGINT has no
-    frame, but it raises KeyboardInterrupt.
+    Python passes the interrupted frame to the handler as an argument. In the traceback, the
+    interrupted frame comes just before the handler's frame. So a frame is a handler's if one of its
+    arguments is the previous frame. An argument that is a frame of the import system also counts,
+    because `import` might remove its own frames from the traceback. The built-in SIGINT handler has
+    no frame, but it raises KeyboardInterrupt, so that exception always counts.
     """
     if isinstance(error, KeyboardInterrupt):
         return True
@@ -29,7 +30,7 @@ def _is_of_import(frame: FrameType) -> bool:
 
 
 def _arguments(frame: FrameType) -> list[object]:
-    """Return the current values of a function's parameters."""
+    """Return the current values of a frame's parameters."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount
     arguments = [frame.f_locals.get(name) for name in code.co_varnames[:count]]

@@ -2,9 +2,9 @@
 
 Programs and modules are never loaded from the working directory, because another user may have
 placed a `json.py` or an `ssh` there. `python -m` and `python -c` put that directory first in
-sys.path, and an empty or relative entry of PATH or PYTHONPATH also refers to it. An absolute entry
-is used, because the user has chosen it. `reserve-gpu run` does not use this module for the user's
-command, but finds it as a shell does.
+sys.path, and an empty or relative entry of PATH or PYTHONPATH also refers to it. Absolute entries
+are used, because the user has chosen them. `reserve-gpu run` does not use this module for the
+user's command. It finds the command as a shell would.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ WITHOUT_FIRST = "import sys; del sys.path[0]; "
 
 
 def python(*words: str) -> list[str]:
-    """Return a command line for this Python that is safe in any working directory.
+    """Return a command line for this Python interpreter that is safe in any working directory.
 
     Args:
         words: `-m` with a module and its arguments, `-c` with code and its arguments, or a file of
-            this package, optionally after `-I`.
+            this package with its arguments. The file can follow `-I`.
     """
     kind, *rest = words
-    if kind.startswith("-I"):  # -I implies -P; used for the lock keeper
+    if kind.startswith("-I"):  # -I implies -P; the lock keeper and the watchdog use it
         return [sys.executable, *words]
     if HAS_SAFE_PATH:
         return [sys.executable, "-P", *words]
@@ -38,11 +38,13 @@ def python(*words: str) -> list[str]:
         return [sys.executable, "-c", WITHOUT_FIRST + run, *rest[1:]]
     if kind == "-c":
         return [sys.executable, "-c", WITHOUT_FIRST + rest[0], *rest[1:]]
-    return [sys.executable, *words]  # the first entry of sys.path is the file's folder
+    return [sys.executable, *words]  # Python puts the file's folder first in sys.path
 
 
 def program(name: str) -> str:
-    """Return the absolute path of a program on PATH; a name that is a path is returned unchanged.
+    """Find a program on PATH, and return its absolute path.
+
+    A name that contains a slash is a path already, and is returned unchanged.
 
     Raises:
         FileNotFoundError: No absolute entry of PATH contains the program.
@@ -56,9 +58,10 @@ def program(name: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment variables, changed so that Python can import this package.
+    """Return environment variables that let a new Python process import this package.
 
-    A new Python process does not have the folders that this process has added to sys.path.
+    The new process does not inherit the folders that this process has added to sys.path. Empty and
+    relative entries of PYTHONPATH are removed.
     """
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     folders = [folder for folder in entries if os.path.isabs(folder)]

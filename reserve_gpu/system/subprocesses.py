@@ -15,11 +15,11 @@ from reserve_gpu.system import executor, spawn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-POLL_S = 0.05  # seconds between two checks of the programs
-CHUNK = 1 << 16  # capacity of a pipe in bytes (man 7 pipe)
-BYTES_LIMIT = 4 << 20  # maximum stored output of a stream in bytes; its end is kept
-ENDS_S = 1.0  # seconds for the exit of a program after the end of its output
-KILL_LIMIT_S = 5.0  # seconds for the exit of a killed process, which may hang in a driver
+POLL_S = 0.05  # seconds between checks for new output
+CHUNK = 1 << 16  # default capacity of a pipe in bytes (man 7 pipe)
+BYTES_LIMIT = 4 << 20  # maximum output to keep per stream, in bytes; older output is dropped
+ENDS_S = 1.0  # seconds to wait for a program to exit after its output has ended
+KILL_LIMIT_S = 5.0  # seconds to wait for a killed process, which might hang in a driver
 
 
 class Program:
@@ -28,8 +28,8 @@ class Program:
     Args:
         command: The command line.
         environ: The environment variables, or None to inherit this process's.
-        is_ssh: Whether the program is ssh. It then has a pipe for stdin, and `end` does not kill
-            its child processes, because a ControlMaster may serve other connections.
+        is_ssh: Whether the program is ssh. If so, its stdin is a pipe, and `end` does not kill its
+            child processes, because a ControlMaster might be serving other connections.
 
     Raises:
         OSError: The program can't be started.
@@ -45,7 +45,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # protects it and a ControlMaster of ssh from Ctrl-C
+            start_new_session=True,  # protects the program and ssh's ControlMaster from Ctrl-C
         )
         self._is_ssh = is_ssh
         streams = (self._process.stdout, self._process.stderr)
@@ -55,7 +55,7 @@ class Program:
 
     @property
     def output(self) -> tuple[bytes, bytes]:
-        """Return the output on stdout and stderr that was read so far."""
+        """Return the output on stdout and stderr that has been read so far."""
         out, err = self._output.values()
         return out, err
 
@@ -71,8 +71,8 @@ class Program:
     def has_ended(self) -> bool:
         """Read the available output, and return whether the program has ended or closed stdout.
 
-        Call this often, because a program blocks while its pipe is full. The end of stderr is not
-        required, because a ControlMaster that ssh leaves behind keeps the pipe open.
+        Call this method often, because a program blocks when its pipe is full. The program's stderr
+        might still be open, because a ControlMaster that ssh leaves behind does not close it.
         """
         has_ended = self._process.poll() is not None
         for stream, output in self._output.items():
@@ -84,14 +84,14 @@ class Program:
     def code(self) -> int | None:
         """Return the exit code, or the negative number of the signal that killed the program.
 
-        The result is None if the program does not end in time.
+        The result is None if the program does not exit within `ENDS_S`.
         """
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(ENDS_S)
         return None
 
     def end(self) -> None:
-        """Kill the program and, except for ssh, the processes that it has started."""
+        """Kill the program and, unless it is ssh, its child processes."""
         if all(stream.closed for stream in self._output):
             return
         with suppress(ProcessLookupError):
@@ -99,7 +99,7 @@ class Program:
                 self._process.kill()
             else:
                 os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # no signal ends a process that hangs in a driver
+        with suppress(subprocess.TimeoutExpired):  # a process hanging in a driver can't be killed
             self._process.wait(KILL_LIMIT_S)
         self.has_ended()
         for stream in (self._process.stdin, *self._output):
@@ -114,12 +114,12 @@ def run_programs(
     *,
     is_ssh: bool = False,
 ) -> Iterator[dict[str, Program]]:
-    """Run programs in a context manager that kills them at its end.
+    """Run programs, and kill them when the context manager exits.
 
     Args:
         commands: The command lines, by name.
         environ: The environment variables, or None to inherit this process's.
-        is_ssh: Whether the programs are ssh.
+        is_ssh: Whether the programs are ssh, as described in `Program`.
 
     Yields:
         The running programs, by name.
@@ -143,14 +143,14 @@ def wait_for_output(
     is_whole: Callable[[bytes], bool] = lambda _: False,
     show: Callable[[Sequence[str], float], object] = lambda *_: None,
 ) -> Iterator[str]:
-    """Yield the name of each program as soon as it has ended, or its output is complete.
+    """Yield the name of each program as soon as the program has ended or its output is complete.
 
     Args:
         programs: The running programs, by name.
-        limit_s: Timeout in seconds. The programs that have not ended by then are not yielded.
-        is_whole: A function that returns whether the output on stdout is complete.
+        limit_s: Timeout in seconds. Programs that are still running then are not yielded.
+        is_whole: A function that returns whether a program's output on stdout is complete.
         show: A function that is called regularly with the names of the programs that are still
-            running, and the seconds since the start.
+            running, and the number of seconds since the start.
     """
     start, running = time.monotonic(), {**programs}
     while running and (waited_s := time.monotonic() - start) <= limit_s:
@@ -164,7 +164,7 @@ def wait_for_output(
 
 
 def read_output(command: Sequence[str], limit_s: float, **environ: str) -> str:
-    """Run a program and return its output on stdout, or an empty string if it does not end.
+    """Run a program and return its output on stdout.
 
     Args:
         command: The command line.
@@ -172,7 +172,7 @@ def read_output(command: Sequence[str], limit_s: float, **environ: str) -> str:
         environ: Additional environment variables.
 
     Returns:
-        The output. It is empty if the program can't be started, or times out.
+        The output. It is empty if the program can't be started or times out.
     """
     with suppress(OSError), run_programs({"": command}, {**os.environ, **environ}) as running:
         for name in wait_for_output(running, limit_s):
@@ -185,14 +185,14 @@ def start_background(
     descriptors: Sequence[int] = (),
     environ: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a Python program that forks a background process, and wait for the program to exit.
+    """Run a Python program that forks a background process, and wait until the program exits.
 
     Both processes run in the root directory, without a terminal.
 
     Args:
-        words: The arguments of Python.
+        words: Python's command-line arguments.
         descriptors: The descriptors that the background process inherits.
-        environ: The environment variables. By default, they allow importing this package.
+        environ: The environment variables. By default, they let Python import this package.
 
     Raises:
         OSError: The program can't be started, or fails.
@@ -205,7 +205,7 @@ def start_background(
         cwd="/",
         env=spawn.environment() if environ is None else environ,
         pass_fds=descriptors,
-        start_new_session=True,  # protects the process from Ctrl-C and SIGHUP
+        start_new_session=True,  # protects both processes from Ctrl-C and SIGHUP
         check=False,
     )
     if done.returncode:
@@ -219,7 +219,7 @@ def start_background_module(
 
     Args:
         module: The name of the module.
-        about: The argument for `main`, which receives it as JSON text.
+        about: The argument to `main`, which is passed as JSON text.
         descriptors: The descriptors that the background process inherits.
 
     Raises:

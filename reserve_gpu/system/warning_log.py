@@ -10,25 +10,26 @@ from contextlib import closing, suppress
 from reserve_gpu.system import executor
 from reserve_gpu.system.nonblocking import Printer
 
-LIMIT_S = 1.0  # seconds to wait for the reader of the warning
+LIMIT_S = 1.0  # maximum seconds to wait for the warning to be written
 
-_threads: dict[int, executor.Executor] = {}  # by process id, because a fork copies no threads
+# One executor per process id, because a forked child does not inherit threads.
+_threads: dict[int, executor.Executor] = {}
 
 
 def warn(text: str, error: BaseException | None = None) -> None:
     """Log a warning.
 
-    The caller waits for at most `LIMIT_S`, because otherwise a logging handler that writes to a
-    full pipe would keep the GPU reserved forever. Such a handler still blocks the exit of Python,
-    which waits for the handler's lock. If the user has added no handler, the warning is printed to
-    stderr, with the same timeout.
+    The caller waits for at most `LIMIT_S`. Without this limit, a logging handler that writes to a
+    full pipe would keep the GPU reserved forever. Such a handler still prevents Python from
+    exiting, because Python waits for the handler's lock. If the user has not added a handler, the
+    warning is printed to stderr with the same time limit.
 
     Args:
         text: The warning.
-        error: An exception whose traceback is also logged.
+        error: An exception to log with its traceback.
     """
     thread = _threads.setdefault(os.getpid(), executor.Executor(lambda: None))
-    with suppress(Exception):  # the user's handler failed, or no thread can be started
+    with suppress(Exception):  # the user's handler failed, or no thread could be started
         thread.run_within(LIMIT_S, _log, text, error)
 
 
@@ -45,7 +46,7 @@ def _log(text: str, error: BaseException | None) -> None:
 def _line(
     logger: logging.Logger, handler: logging.Handler, text: str, error: BaseException | None
 ) -> str | None:
-    """Return the line that logging would print, or None if the user's settings suppress it."""
+    """Return the warning as logging would print it, or None if the user's settings suppress it."""
     level = logging.WARNING
     if not logger.isEnabledFor(level) or level < handler.level:
         return None
@@ -55,6 +56,6 @@ def _line(
         passed: object = each.filter(record)
         if not passed:
             return None
-        if isinstance(passed, logging.LogRecord):  # since Python 3.12
+        if isinstance(passed, logging.LogRecord):  # since Python 3.12, a filter can return a record
             record = passed
     return handler.format(record)

@@ -1,12 +1,13 @@
 """The watchdog of `reserve-gpu run --for`, a small process that ends the command at a given time.
 
-The command replaces `reserve-gpu` by exec, so it receives the signals and returns the exit code.
-The watchdog holds no lock, terminal or pipe, is not a child of the command, and exits as soon as
-the command has ended. It holds a pidfd, so that it can't end another process that reuses the pid:
+The command replaces the `reserve-gpu` process by exec, so that signals and the exit code need no
+forwarding. The watchdog holds no lock, terminal or pipe, is not a child of the command, and exits
+as soon as the command has ended. It refers to the command by a pidfd, so that it can't end another
+process that reuses the pid:
 https://man7.org/linux/man-pages/man2/pidfd_open.2.html
 
-The watchdog runs this file as a program, without the rest of the package. So this file only imports
-the standard library.
+This file runs as a standalone program, without the rest of the package. So it only imports the
+standard library.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# System call numbers, which are the same on all architectures that CUDA supports (Linux,
-# scripts/syscall.tbl). Python builds for old systems, such as conda's and uv's, lack os.pidfd_open:
-# https://github.com/astral-sh/python-build-standalone/issues/193
+# The system call numbers of pidfd_send_signal and pidfd_open are the same on all architectures that
+# CUDA supports (Linux, scripts/syscall.tbl). Python builds for old systems, such as conda's and
+# uv's, lack os.pidfd_open: https://github.com/astral-sh/python-build-standalone/issues/193
 SEND_SIGNAL, OPEN = 424, 434
-SLICE_S = 60.0  # seconds between two readings of the clock, which may be set or jump
+SLICE_S = 60.0  # maximum seconds between checks of the clock, which might be set or jump
 KILL_AFTER_S = 60.0  # seconds between SIGTERM and SIGKILL
-FIRST_PROCESS = 1  # pid of a container's init, which other processes in the container can't kill
+FIRST_PROCESS = 1  # pid of a container's init process, which can't be killed from inside
 
 
 def require() -> None:
@@ -43,30 +44,32 @@ def require() -> None:
 def words(
     until: float, kill_after_s: float = KILL_AFTER_S, *, clock: int = time.CLOCK_REALTIME
 ) -> list[str]:
-    """Return Python's arguments for a watchdog that ends this process, even after an exec.
+    """Return the arguments that make Python run a watchdog for this process.
+
+    The watchdog ends the process even after an exec.
 
     Args:
-        until: The time at which to end the process, in seconds by `clock`.
+        until: The time at which to end the process, in seconds on `clock`.
         kill_after_s: Seconds between SIGTERM and SIGKILL.
-        clock: A clock of clock_gettime(2), for example CLOCK_BOOTTIME for a duration.
+        clock: A clock for clock_gettime(2), such as CLOCK_BOOTTIME to measure a duration.
     """
     program = ["-I", "-S", os.path.abspath(__file__)]
     return [*program, str(os.getpid()), repr(until), repr(kill_after_s), str(int(clock))]
 
 
 def watch(command: int, until: float, kill_after_s: float, clock: int) -> None:
-    """Wait until the command ends, but send SIGTERM and later SIGKILL at the given time.
+    """Wait for the command to end. Send it SIGTERM at the given time, and SIGKILL later.
 
     Args:
         command: The command's pidfd.
-        until: The time at which to end the command, in seconds by `clock`.
+        until: The time at which to end the command, in seconds on `clock`.
         kill_after_s: Seconds between SIGTERM and SIGKILL.
-        clock: A clock of clock_gettime(2).
+        clock: A clock for clock_gettime(2).
     """
     if _ends(command, lambda: until - time.clock_gettime(clock)):
         return
-    # SIGCONT lets a stopped command save its work. Sending fails if the command has just ended, or
-    # has become another user's process (sudo).
+    # SIGCONT lets a stopped command save its work. Sending a signal fails if the command has just
+    # ended, or is now running as another user (sudo).
     with suppress(OSError):
         send(command, signal.SIGTERM)
         send(command, signal.SIGCONT)
@@ -76,27 +79,31 @@ def watch(command: int, until: float, kill_after_s: float, clock: int) -> None:
 
 
 def open_process(pid: int) -> int:
-    """Return a pidfd of a process; raise OSError if the process has ended."""
+    """Return a pidfd for a process.
+
+    Raises:
+        OSError: The process has ended, or pidfds are not supported.
+    """
     return _call(OPEN, pid, 0)
 
 
 def send(process: int, number: int) -> None:
-    """Send a signal to the process of a pidfd.
+    """Send a signal to the process that a pidfd refers to.
 
     Raises:
-        OSError: The process has ended, or this process lacks the permission.
+        OSError: The process has ended, or this process lacks permission.
     """
     _call(SEND_SIGNAL, process, number, 0, 0)
 
 
 def ends_within(process: int, seconds: float) -> bool:
-    """Wait until the process of a pidfd ends, and return whether it ended in time."""
+    """Wait for the process of a pidfd to end, and return whether it ended in time."""
     until = time.monotonic() + seconds
     return _ends(process, lambda: until - time.monotonic())
 
 
 def _ends(process: int, remaining_s: Callable[[], float]) -> bool:
-    """Wait while time remains, and return whether the process of a pidfd has ended."""
+    """Wait for the process of a pidfd to end while time remains, and return whether it ended."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     while (seconds := remaining_s()) > 0:
@@ -106,7 +113,11 @@ def _ends(process: int, remaining_s: Callable[[], float]) -> bool:
 
 
 def _call(number: int, *arguments: int) -> int:
-    """Make a system call for which Python may lack a function; raise OSError if it fails."""
+    """Make a system call by its number.
+
+    Raises:
+        OSError: The system call failed.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     result: int = libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments))
     if result < 0:
@@ -115,11 +126,11 @@ def _call(number: int, *arguments: int) -> int:
 
 
 def _main() -> None:
-    """Fork a watchdog for the parent of this process, and exit."""
+    """Fork a watchdog for this process's parent, and exit."""
     pid, until, kill_after_s = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
     clock = int(sys.argv[4])
     command = open_process(pid)
-    if os.getppid() != pid or os.fork():  # if the parent has ended, the pid may be reused
+    if os.getppid() != pid or os.fork():  # if the parent has ended, its pid might be reused
         return
     watch(command, until, kill_after_s, clock)
 
