@@ -41,7 +41,7 @@ _warned: list[str] = []  # the first failure in this process; later failures are
 
 
 class History(Feature):
-    """Logs this process's reservations, one at a time. A failure to log never raises an error."""
+    """Logs this process's reservations, one at a time. Logging failures are never raised."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)

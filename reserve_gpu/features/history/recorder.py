@@ -22,7 +22,7 @@ EVERY_S = 60.0  # seconds between device-use checks
 # hours, and its device use during that time is unknown.
 LONGEST_KNOWN_S = 2 * EVERY_S
 DRIVER_LIMIT_S = 2.0  # timeout for each driver call, in seconds
-LEAST_S = 1.0  # shorter reservations, in seconds, are not logged
+LEAST_S = 1.0  # minimum duration of a logged reservation, in seconds
 
 
 class Recorder:
@@ -48,7 +48,7 @@ class Recorder:
             page: The page, which this process has locked.
             held: The reservation.
             now: The reservation's start time, in seconds since the epoch.
-            at: The `time.monotonic()` value at which logging starts. Defaults to the current one.
+            at: The `time.monotonic()` value at which logging starts. Defaults to now.
             every_s: The interval between device-use checks, in seconds.
         """
         self.page, self.held, self._every_s = page, held, every_s
@@ -177,7 +177,10 @@ def is_next_hour(entry: LogLine) -> bool:
 
 
 def _hour(at: float) -> tuple[int, ...]:
-    """Return the local hour and UTC offset. Clocks that go back repeat the hour, not the offset."""
+    """Return the local date, hour and UTC offset.
+
+    When clocks go back, the hour is repeated, but the offset is different.
+    """
     local = time.localtime(at)
     return (*local[:4], local.tm_gmtoff)
 

@@ -65,7 +65,7 @@ class Job(Feature):
 
     @property
     def _end(self) -> float | None:
-        """Return the job's end time, or None if it is unknown, past or implausibly far away."""
+        """Return the job's end time, or None if it is unknown, in the past or too far ahead."""
         now = time.time()
         end = self._reported_end
         return end if end is not None and now < end <= now + LONGEST_S else None
@@ -94,7 +94,7 @@ class Job(Feature):
         return max(0.0, min(self._look_in_s(), self._save_in_s(), LONGEST_PAUSE_S))
 
     def released(self) -> str:
-        """Return the message that a Slurm job still occupies its GPUs, if there is a job."""
+        """In a Slurm job, return the message that the job still occupies its GPUs."""
         if not self._job:
             return ""
         job = process_identity.job()

@@ -10,8 +10,8 @@ from reserve_gpu.model import errors
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import subprocesses
 
-# The values that CUDA_VISIBLE_DEVICES has in a job without a GPU, under Slurm, Flux and older
-# versions of Slurm, respectively.
+# In a job without a GPU, CUDA_VISIBLE_DEVICES has one of these values. They are set, in this order,
+# by Slurm, by Flux and by older versions of Slurm.
 NONE = ("", "-1", "NoDevFiles")
 # Slurm sets these variables if a job or a job step has GPUs (https://slurm.schedmd.com/srun.html).
 HAS_GPUS = {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"}
@@ -51,7 +51,7 @@ def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
 
 
 def _srun_options() -> str:
-    """Return srun options that request a GPU. Empty if sinfo lists no partition with GPUs.
+    """Return srun options that request a GPU, or `""` if sinfo lists no partition with GPUs.
 
     The job's own partition is preferred. If it has no GPUs, the first partition with GPUs is used.
     """

@@ -15,9 +15,9 @@ from reserve_gpu.render.frontends import Frontend
 from reserve_gpu.render.phrases import labels
 
 HOUR_S = 3600
-NEAR_S = 2 * MINUTE_S  # times closer than this many seconds are shown with seconds
+NEAR_S = 2 * MINUTE_S  # times less than this many seconds away include the seconds
 NAMED_CHILDREN = 3  # maximum number of child processes named in a message
-OVER = (  # the final message, by whether another reservation replaces this one
+OVER = (  # final messages; the second is for a reservation that was replaced
     "This reservation was released.",
     "This reservation was replaced by another one.",
 )
@@ -25,7 +25,7 @@ JOB_OVER = "The job's end time has passed, so this reservation lasts until its p
 
 
 class Action(Enum):
-    """What to do about a lease. The value describes the state that the action follows from."""
+    """What to do about a lease. The value describes the lease's state."""
 
     LASTS = "the lease has not ended"
     WARN = "the lease ends soon"
@@ -39,7 +39,7 @@ class Action(Enum):
 
 
 class LeaseNotice(NamedTuple):
-    """A lease's state, from which a message to the holder is composed.
+    """The state of a lease, as needed for a message to the holder.
 
     Attributes:
         action: The action that follows from the lease's state.
@@ -83,7 +83,7 @@ class LeaseNotice(NamedTuple):
         return f"{self._continues(frontend)}{self._to_keep(frontend)}"
 
     def _continues(self, frontend: Frontend) -> str:
-        """Return the text for a reservation that is not over yet, but whose lease ends or ended."""
+        """Describe a lease that ends soon, or has ended without releasing the devices."""
         devices = labels(self.devices)
         if self.action is Action.PUT_OFF:
             return f"{self._has_ended()}. {devices} will be released when the running cell ends."
@@ -100,7 +100,7 @@ class LeaseNotice(NamedTuple):
         return self._near()
 
     def _lasts(self) -> str:
-        """Return text such as `GPU2 is yours until 18:00.`, with all conditions that end the lease."""
+        """Return text such as `GPU2 is yours until 18:00.`, including all end conditions."""
         devices, lease = self.devices, self.lease
         ends = []
         if lease.until is not None:
@@ -184,7 +184,7 @@ class LeaseNotice(NamedTuple):
 
 
 def _clock(at: float) -> str:
-    """Return a time of day, including seconds if the time is less than NEAR_S away."""
+    """Return a time of day, including seconds if the time is less than NEAR_S seconds away."""
     now = time.time()
     is_near = at - now < NEAR_S
     return time.strftime("%H:%M:%S", time.localtime(at)) if is_near else durations.moment(at, now)

@@ -13,7 +13,7 @@ FIRST_S, LAST_S, LAST_OF_SHORT_S = 600.0, 60.0, 15.0
 SHORT_S = 240.0
 LONGEST_PAUSE_S = 60.0  # maximum seconds before a suspension or clock change is noticed
 WANTED_S = 2.0  # seconds between checks for waiters
-CHILD_S = 2.0  # seconds between checks that a child process is still using a device
+CHILD_S = 2.0  # seconds between checks for a child process that is using a device
 
 # After these actions, the lease is not checked again.
 FINAL = frozenset({Action.RELEASE, Action.MARK_OVERDUE, Action.END_PROCESS})

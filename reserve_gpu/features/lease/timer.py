@@ -211,7 +211,7 @@ class LeaseTimer(Feature):
         return self.display.take_notices()
 
     def _watch_again(self, lease: Lease) -> None:
-        """Act on the lease again, unless it has changed since the process's exit was canceled."""
+        """Act on the lease again if it is unchanged after ending the process was canceled."""
         if self._held and self._held.lease == lease:
             self._done = None
 
@@ -273,7 +273,8 @@ class LeaseTimer(Feature):
 
         def is_to_end() -> bool:
             current = self.owner.held
-            if current is None:  # a before_end() function released it, but memory is still in use
+            if current is None:
+                # A before_end() function released the devices, but their memory is still in use.
                 return not cells().is_running and cells().last < began
             seen = self._see()
             is_put_off = seen.is_running and not held.lease.is_strict
@@ -292,7 +293,7 @@ def _watch_cells() -> None:
 
 
 def _is_same(before: Holding | None, held: Holding | None) -> bool:
-    """Return whether two reservations have the same lease and devices. Ignore their numbers."""
+    """Return whether two reservations have the same lease and devices, ignoring their numbers."""
     return bool(
         before and held and (*before.locks,) == (*held.locks,) and before.lease == held.lease
     )
