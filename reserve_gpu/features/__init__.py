@@ -1,1 +1,1 @@
-"""Optional features of reservations. Each feature is a folder, which can be deleted."""
+"""Optional reservation features. To remove a feature, delete its folder."""

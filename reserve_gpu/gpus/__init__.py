@@ -1,1 +1,1 @@
-"""The machine's GPUs: NVML readings, device names, and CUDA's environment variables."""
+"""Query NVML, match device names, and set CUDA's environment variables."""

@@ -1,7 +1,8 @@
-"""A fail-safe layer over the official NVML bindings; only this module imports `pynvml`.
+"""A fail-safe layer over the official NVML bindings. Only this module imports `pynvml`.
 
-An NVML call can fail, hang, or be missing from the driver. Each case raises a `DeviceError` that
-names the NVML function. A worker thread makes the calls, so that Ctrl-C works while a call hangs.
+An NVML function can fail, hang, or be missing from the driver. In each case, a `DeviceError` that
+names the function is raised. A worker thread makes the calls, so that Ctrl-C works even while a
+call is hanging.
 """
 
 from __future__ import annotations
@@ -44,21 +45,21 @@ if TYPE_CHECKING:
 
 LIBRARY = "libnvidia-ml.so.1"
 WSL_LIBRARY = f"/usr/lib/wsl/lib/{LIBRARY}"
-TEXT_LIMIT = 300  # maximum length of a displayed error text, in characters
-SLOW_S = 2.0  # seconds after which a call is reported to the caller as slow
+TEXT_LIMIT = 300  # maximum length of a displayed error message, in characters
+SLOW_S = 2.0  # seconds after which a call is reported as slow
 
-# The official bindings have these attributes. Old packages with the same module name do not
+# The official bindings have these attributes, but old packages with the same module name do not
 # (https://github.com/wookayin/gpustat/issues/105).
 OFFICIAL = ("_nvmlGetFunctionPointer", "nvmlDeviceGetMigMode")
 
 
 class DeviceError(Exception):
-    """A driver call that failed.
+    """Raised if a driver call fails.
 
     Attributes:
-        code: NVML's error code, or None if NVML returned none.
+        code: NVML's error code, or None if NVML did not return one.
         state: The device state that the error implies.
-        is_lost: Whether the driver has lost the device, so that nothing can use it.
+        is_lost: Whether the driver has lost the device, which makes it unusable.
     """
 
     def __init__(self, reason: str, code: int | None = None, *, is_lost: bool = False) -> None:
@@ -75,15 +76,15 @@ class DeviceError(Exception):
 class Bindings:
     """An NVML session, from initialization to shutdown.
 
-    The constructor starts the initialization, and only the first call waits for it. Callers pass
-    NVML functions by name, so that a function missing from the bindings fails in the same way as
-    one missing from the driver.
+    The constructor only starts the initialization. The first call waits for it to finish. Callers
+    pass NVML functions by name, so that a function missing from the bindings fails in the same way
+    as a function missing from the driver.
 
     Args:
-        limit_s: Timeout of a call in seconds.
+        limit_s: Timeout for each call, in seconds.
 
     Raises:
-        DriverError: The bindings can't be imported.
+        DriverError: The bindings can't be imported, or no thread can be started.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -97,14 +98,14 @@ class Bindings:
             raise DriverError(str(error)) from error
         self._group = procfs.control_group()
         self._is_initialised = False
-        self._start: int | DriverError | None = None  # the number of GPUs, or the startup error
+        self._start: int | DriverError | None = None  # the number of GPUs, or NVML's startup error
         self._initialisation = self._worker.post(self._initialise)
 
     def count(self) -> int:
-        """Wait for the initialization, and return the number of GPUs, including unusable ones.
+        """Wait for NVML's initialization, and return the number of GPUs, including unusable ones.
 
         Raises:
-            DriverError: The driver does not start, or does not report the number.
+            DriverError: The driver does not start, or does not report the number of GPUs.
         """
         if self._start is None:
             start, unloadable = self._wait_for_start(), None
@@ -121,11 +122,11 @@ class Bindings:
         return self._start
 
     def close(self) -> None:
-        """Shut NVML down, unless a call hangs: the shutdown would hang as well, or crash."""
+        """Shut NVML down, unless a call is hanging. The shutdown would then also hang, or crash."""
         try:
             if not self._worker.is_stuck():
                 shutdown = self._worker.post(self._shut_down)
-                if self._start is not None:  # if None, the initialization may still be running
+                if self._start is not None:  # otherwise, NVML might still be initializing
                     with suppress(DeviceError, HangError):
                         self._worker.wait(shutdown, self._limit_s)
         finally:
@@ -137,26 +138,26 @@ class Bindings:
         *arguments: Unpack[Ts],
         limit_s: float | None = None,
     ) -> T:
-        """Run a function that makes several NVML calls, called a reading, on the worker thread.
+        """Run a reading, which is a function that makes NVML calls, on the worker thread.
 
-        While a reading hangs, the same reading with the same arguments is not started again.
-        Otherwise every retry of a waiter would leave another hanging thread.
+        While a reading is hanging, the same reading with the same arguments is not started again.
+        Otherwise, each time a waiter retries, another thread would hang.
 
         Args:
             reading: The function to run.
-            arguments: The arguments of the function.
+            arguments: The function's arguments.
             limit_s: Timeout in seconds. Defaults to the session's timeout.
 
         Returns:
-            The result of the reading.
+            The function's result.
 
         Raises:
             DeviceError: The reading timed out.
             DriverError: The driver does not start.
-            Exception: The reading raised it.
+            Exception: Any exception that the function raises.
         """
         if not isinstance(self._start, int):
-            self.count()  # waits for the initialization
+            self.count()  # wait for the initialization
         call = self._worker.post(reading, *arguments)
         try:
             return self._worker.wait(call, self._limit_s if limit_s is None else limit_s)
@@ -177,12 +178,12 @@ class Bindings:
             name: The function's name.
             arguments: The function's arguments.
             absent: Error codes for which the result is None.
-            faults: Error codes that raise DeviceError; the result for all others is None. By
-                default every error raises.
-            function: A function to call in place of the bindings' function of that name.
+            faults: Error codes that raise DeviceError. For any other error, the result is None. By
+                default, all error codes except those in `absent` raise DeviceError.
+            function: A function to call instead of the bindings' function with that name.
 
         Returns:
-            The function's result, or None if an error code says that the reading is not available.
+            The function's result, or None for an error that is not raised.
 
         Raises:
             DeviceError: The function failed.
@@ -203,7 +204,7 @@ class Bindings:
             raise DeviceError(f"{text} ({name})", code) from error
 
     def bus_id(self, handle: Any) -> str | None:
-        """Return the PCI bus id with a four-digit domain, such as 0000:03:00.0."""
+        """Return a PCI bus id with a four-digit domain, such as 0000:03:00.0."""
 
         def read() -> Any:
             pci = self._pynvml.nvmlDeviceGetPciInfo(handle)
@@ -213,24 +214,24 @@ class Bindings:
         return bus_id
 
     def memory_v2(self, handle: Any) -> Any:
-        """Return the memory reading that reports the driver's reserve separately, if available."""
+        """Return memory use with the driver's reserve as a separate value, if available."""
 
         def read() -> Any:
             try:
                 version = self._pynvml.nvmlMemory_v2
                 return self._pynvml.nvmlDeviceGetMemoryInfo(handle, version=version)
             except (TypeError, AttributeError):
-                # Old bindings lack the version argument. gpustat replaces the function in the
-                # entire process with one that also lacks it.
+                # Old bindings lack the version argument. gpustat replaces the bindings' function,
+                # for the entire process, with a function that also lacks the argument.
                 return None
 
         return self.ask("nvmlDeviceGetMemoryInfo_v2", faults=DOWN_OR_HUNG, function=read)
 
     def may_have_memory_limit(self, handle: Any) -> bool:
-        """Return whether root may have limited this control group's memory on the GPU.
+        """Return whether root might have limited this control group's memory on the GPU.
 
-        If it is limited, `memory_v2` reports the control group's memory, not the GPU's. Drivers
-        before R615 do not support such limits.
+        Under such a limit, `memory_v2` reports the control group's memory, not the GPU's. Drivers
+        before R615 do not support these limits.
         https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html
         """
         limits_type = getattr(self._pynvml, "c_nvmlGetMemoryLimits_v1_t", None)
@@ -249,8 +250,8 @@ class Bindings:
     def process_count(self, handle: Any, kind: str) -> int | None:
         """Count a device's processes of one kind.
 
-        This reads only the length of the process list, because drivers differ in the layout of its
-        entries (https://github.com/wookayin/gpustat/issues/161).
+        This reads only the length of the process list, because the layout of the list's entries
+        depends on the driver (https://github.com/wookayin/gpustat/issues/161).
 
         Args:
             handle: The device's NVML handle.
@@ -286,7 +287,7 @@ class Bindings:
             self.ask("nvmlShutdown")
 
     def _missing(self, *_: Any) -> Any:
-        """Raise the error for a function missing from the driver, because the bindings lack it."""
+        """Raise the error for a function that the bindings lack, as if the driver lacked it."""
         raise self._pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
 
     def _count_processes(self, handle: Any, name: str) -> int:
@@ -301,26 +302,29 @@ class Bindings:
             if code == Code.INSUFFICIENT_SIZE:  # the list is not empty
                 return max(count.value, 1)
             if code == 0:
-                return count.value  # a real driver sets 0; a simulated driver may set the count
+                return count.value  # a real driver sets 0; a simulated driver might set the count
             raise self._pynvml.NVMLError(code)
         raise missing
 
 
-_import_error: DriverError | None = None  # error of the last attempt to import the bindings
+_import_error: DriverError | None = None  # error from the last attempt to import the bindings
 
 
 def load() -> None:
     """Import the bindings on this thread, so that no other thread has to.
 
-    If the import fails, `import_pynvml` raises the error. An exception that a signal handler
-    raises during the import propagates from this function.
+    If the import fails, `import_pynvml` raises the error later. If a signal handler raises an
+    exception during the import, this function raises it immediately.
+
+    Raises:
+        ReserveGPUError: The process has too many open files.
     """
     global _import_error
     is_new = "pynvml" not in sys.modules
     _import_error = None
     try:
         with no_fork, warnings.catch_warnings():
-            # PyPI's package pynvml wraps the official bindings and emits a deprecation warning.
+            # The PyPI package pynvml wraps the official bindings and emits a deprecation warning.
             warnings.simplefilter("ignore")
             import pynvml
     except BaseException as error:
@@ -345,10 +349,10 @@ def load() -> None:
 
 
 def import_pynvml() -> ModuleType:
-    """Return the bindings.
+    """Return the bindings module, importing it if necessary.
 
     Raises:
-        DriverError: The bindings are missing, or another module has their name.
+        DriverError: The bindings can't be imported, or another module has the same name.
     """
     if _import_error is None and "pynvml" not in sys.modules:
         load()
@@ -358,13 +362,13 @@ def import_pynvml() -> ModuleType:
 
 
 def load_library() -> list[str] | None:
-    """Load NVML's library from folders that this Python's loader does not search.
+    """Load the NVML library, even from folders that this Python's loader does not search.
 
-    Once the library is loaded, the bindings find it by its name. The loaders of NixOS and of
+    Once the library is loaded, the bindings find it by its name. The loaders used by NixOS and by
     Homebrew's Python do not search the driver's folder.
 
     Returns:
-        None if the library is loaded, else one loader error for each copy of the library.
+        None if the library was loaded. Otherwise, the loader's error for each copy of the library.
     """
     unloadable = []
     with suppress(OSError):
@@ -375,7 +379,7 @@ def load_library() -> list[str] | None:
         if os.path.exists(path):
             try:
                 ctypes.CDLL(path)
-            except OSError as error:  # for example, built for another architecture or C library
+            except OSError as error:  # for example, it needs another architecture or C library
                 unloadable.append(str(error))
             else:
                 return None
@@ -384,15 +388,15 @@ def load_library() -> list[str] | None:
 
 @cache
 def _free_in_children(lock: Any) -> None:
-    """Reset the bindings' lock after a fork, because the child lacks the thread that held it."""
+    """Reset the bindings' lock in forked children, where the thread that held it does not exist."""
     os.register_at_fork(after_in_child=lock._at_fork_reinit)  # noqa: SLF001 - the logging module uses it as well
 
 
 def _text_of(error: Exception) -> str:
-    """Return the error's message, which str() may request from the driver."""
+    """Return an error's message. Calling str() might request the message from the driver."""
     try:
         return sanitize(str(error).rstrip("."), TEXT_LIMIT)
-    except Exception:  # noqa: BLE001 - the driver may lack the message, or return invalid text
+    except Exception:  # noqa: BLE001 - the driver might lack the message, or return invalid text
         return f"error {getattr(error, 'value', '?')}"
 
 
@@ -402,21 +406,21 @@ def _hang_error(error: HangError) -> DeviceError:
 
 # -- the worker thread -----------------------------------------------------------------------------
 
-# The hanging calls of all workers, each with its pid and its NVML function. Before a worker makes a
-# call, it waits for an identical hanging call, so that retries do not leave more hanging threads.
+# All workers' hanging calls, each with its pid and NVML function. Before a worker makes a call, it
+# waits until no identical call is hanging, so that retries do not leave more hanging threads.
 _hanging: list[tuple[int, Call[Any], str]] = []
 
 
 class HangError(Exception):
-    """A call timed out; the message contains the timeout and the NVML function."""
+    """Raised if a call takes too long. The message contains the reason and the NVML function."""
 
 
 class Worker:
-    """A thread that makes NVML calls one at a time, and is replaced if it hangs.
+    """A thread that makes NVML calls one at a time, and is replaced if a call hangs.
 
     Attributes:
-        doing: The NVML function that each thread is calling, by thread identifier. `Bindings.ask`
-            sets it.
+        doing: The NVML function that each thread last called, keyed by thread identifier.
+            `Bindings.ask` sets it.
 
     Raises:
         NoThreadError: No thread can be started.
@@ -428,7 +432,7 @@ class Worker:
         self._start_thread()
 
     def post(self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> Call[T]:
-        """Queue a call, or return the identical call if one already hangs."""
+        """Queue a call and return it. If an identical call is already hanging, return that call."""
         call = Call(function, *arguments)
         for hanging in self._hanging:
             if hanging.request == call.request and not hanging.is_done:
@@ -437,18 +441,18 @@ class Worker:
         return call
 
     def wait(self, call: Call[T], limit_s: float) -> T:
-        """Wait for a call, and report a slow one to the caller.
+        """Wait for a call, and tell the caller if the call is slow.
 
         Args:
             call: The queued call.
             limit_s: The timeout in seconds.
 
         Returns:
-            The result of the call.
+            The call's result.
 
         Raises:
             HangError: The call timed out.
-            Exception: The call raised it.
+            Exception: Any exception that the call raises.
         """
         start = time.monotonic()
         try:
@@ -467,7 +471,7 @@ class Worker:
         return call.result()
 
     def is_stuck(self) -> bool:
-        """Return whether a call of this worker hangs."""
+        """Return whether one of this worker's calls is still hanging."""
         return not all(call.is_done for call in self._hanging)
 
     def end(self) -> None:
@@ -479,16 +483,16 @@ class Worker:
         executor.start(_make_calls, self._calls)
 
     def _give_up(self, call: Call[Any], reason: str) -> None:
-        """Give up a call, and replace this worker's thread if it hangs.
+        """Give up on a call, and replace this worker's thread if it is hanging.
 
-        The replaced thread ends when its call returns.
+        The replaced thread exits when its call returns.
         """
         if call.is_done:
             return
         blocker = None if call.thread else _hanging_function(call)
         activity = self.doing.get(call.thread) or blocker or "waiting for another call"
         call.given_up = f"{reason} ({activity})"
-        if blocker:  # this worker's thread does not hang: it waits for another worker's call
+        if blocker:  # this worker's thread is only waiting for another worker's hanging call
             return
         self._hanging = [each for each in (*self._hanging, call) if not each.is_done]
         _hanging[:] = [each for each in _hanging if not each[1].is_done]
@@ -508,7 +512,7 @@ def _make_calls(posted: SimpleQueue[Call[Any] | None]) -> None:
 
 
 def _hanging_function(call: Call[Any]) -> str | None:
-    """Return the NVML function in which an identical call of any worker hangs, or None."""
+    """Return the NVML function in which any worker's identical call is hanging, or None."""
     key = (os.getpid(), *_identity(call))
     for pid, hanging, function in _hanging:
         if not hanging.is_done and (pid, *_identity(hanging)) == key:

@@ -1,4 +1,4 @@
-"""NVML's error codes, grouped by their meaning for a GPU."""
+"""NVML's error codes, grouped by what they mean for a GPU."""
 
 
 class Code:
@@ -24,22 +24,22 @@ class Code:
     UNKNOWN = 999
 
 
-# The driver does not support the reading, or a sandbox blocks it. gVisor returns OPERATING_SYSTEM
-# for some readings of a healthy GPU (https://github.com/google/gvisor/issues/10627).
+# The driver does not support the query, or a sandbox blocks it. gVisor returns OPERATING_SYSTEM for
+# some queries even if the GPU is healthy (https://github.com/google/gvisor/issues/10627).
 NOT_OFFERED = frozenset({
     Code.NOT_SUPPORTED, Code.NO_PERMISSION, Code.FUNCTION_NOT_FOUND, Code.OPERATING_SYSTEM,
     Code.ARGUMENT_VERSION_MISMATCH, Code.DEPRECATED,
 })  # fmt: skip
-# These codes mean that the GPU itself is down, whichever query returned them.
+# The GPU itself is down, whichever query returned the code.
 DOWN = frozenset({
     Code.INSUFFICIENT_POWER, Code.IRQ_ISSUE, Code.GPU_IS_LOST, Code.RESET_REQUIRED,
     Code.GPU_NOT_FOUND,
 })  # fmt: skip
 # The GPU needs a reset, or is gone. Its memory contents are lost.
 LOST = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
-# If a GPU's firmware hangs, readings return UNKNOWN
-# (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446). Some drivers also return it for
-# the name or the process list of a healthy GPU, so only some readings treat UNKNOWN as a fault.
+# If a GPU's firmware hangs, queries return UNKNOWN
+# (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446). Some drivers also return UNKNOWN
+# for a healthy GPU's name or process list, so only some queries treat it as a fault.
 DOWN_OR_HUNG = DOWN | {Code.UNKNOWN}
 # The driver does not support memory limits for control groups, or this control group has none.
 NO_LIMIT = NOT_OFFERED | {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.UNKNOWN}

@@ -1,4 +1,4 @@
-"""The environment variables that CUDA and frameworks read, and whether CUDA has started.
+"""Set the environment variables that CUDA and frameworks read, and detect whether CUDA started.
 
 CUDA reads `CUDA_VISIBLE_DEVICES` once, in cuInit, and silently ignores later changes.
 """
@@ -18,20 +18,22 @@ from reserve_gpu.model.parsing import parse_size
 
 MEMORY, ORDER, VISIBLE = "CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
 CUDA = (MEMORY, ORDER, VISIBLE)
-# Variables that limit the memory of frameworks; see memory_caps.py.
+# Variables that limit how much memory frameworks use (see memory_caps.py).
 XLA_FRACTION, CUPY_LIMIT = "XLA_CLIENT_MEM_FRACTION", "CUPY_GPU_MEMORY_LIMIT"
 TORCH_ALLOCATOR, TF_GROWTH = "PYTORCH_ALLOC_CONF", "TF_FORCE_GPU_ALLOW_GROWTH"
-# Older names of two variables. A user may have set them, so they are read but never written.
+# Older names for two of these variables. Users might have set them, so they are read, but never
+# written.
 OLD_XLA_FRACTION, OLD_TORCH_ALLOCATOR = "XLA_PYTHON_CLIENT_MEM_FRACTION", "PYTORCH_CUDA_ALLOC_CONF"
 CAPS = (
     *(XLA_FRACTION, OLD_XLA_FRACTION, TORCH_ALLOCATOR, OLD_TORCH_ALLOCATOR),
     *(CUPY_LIMIT, TF_GROWTH),
 )
-# The memory limits that this package set, with their previous values, as JSON. A child process
-# inherits the limits, and this variable shows that they are not the user's.
+# The memory limits that this package has set, with the values that they replaced, as JSON. A child
+# process inherits the limits, and this variable shows that the user did not set them.
 OWN_CAPS = "RESERVE_GPU_CAPS"
-# The empty CUDA_VISIBLE_DEVICES that this package set, with the previous value, as JSON. A child
-# process inherits both variables, so it can undo the empty value that its parent set.
+# The empty CUDA_VISIBLE_DEVICES that this package has set, with the value that it replaced, as
+# JSON. A child process inherits both variables, so it can restore the value that its parent
+# replaced.
 HIDDEN = "RESERVE_GPU_HIDDEN"
 OWN = (OWN_CAPS, HIDDEN)  # variables that only child processes read
 VARIABLES = (*CUDA, *CAPS, *OWN)
@@ -42,11 +44,11 @@ _started_before_fork = False
 
 
 class Changes(NamedTuple):
-    """The changes that this process has made to the environment variables.
+    """The changes that this process has made to environment variables.
 
     Attributes:
-        before: The values without this package's changes; None for a variable that was not set.
-        written: The values that this package set; None for a variable that it unset.
+        before: The values before this package's changes, or None for variables that were not set.
+        written: The values that this package has set, or None for variables that it has unset.
     """
 
     before: Mapping[str, str | None] = {}
@@ -55,7 +57,7 @@ class Changes(NamedTuple):
     def inherited(self) -> dict[str, str | None]:
         """Return the variables without this package's changes.
 
-        A variable that other code has changed in the meantime keeps its current value.
+        A variable that other code has since changed keeps its current value.
         """
         return {
             name: self.before.get(name)
@@ -65,12 +67,12 @@ class Changes(NamedTuple):
         }
 
     def apply(self, values: Mapping[str, str | None]) -> "Changes":
-        """Set these variables, and restore the other variables that this package has set.
+        """Set these variables, and restore any others that this package has set.
 
-        A variable that other code has changed in the meantime is not restored.
+        A variable that other code has since changed is not restored.
 
         Args:
-            values: The values to set; None unsets a variable.
+            values: The values to set, or None for variables to unset.
 
         Returns:
             All changes that are now in effect.
@@ -84,14 +86,14 @@ class Changes(NamedTuple):
 def variables(
     devices: Sequence[Device], memory_limit_mib: float | None = None
 ) -> dict[str, str | None]:
-    """Return the values of CUDA's variables for these devices.
+    """Return the values of CUDA's variables that make these devices visible.
 
     Args:
         devices: The reserved devices.
-        memory_limit_mib: The reserved memory of each device in MiB, or None for all of it.
+        memory_limit_mib: The memory reserved on each device in MiB, or None for all of it.
 
     Returns:
-        The value of each variable; None for a variable that must not be set.
+        The value of each variable, or None for a variable that must be unset.
     """
     memory = [
         device.memory_mib if memory_limit_mib is None else int(memory_limit_mib)
@@ -117,8 +119,9 @@ def hiding(inherited: Mapping[str, str | None]) -> dict[str, str | None]:
 def before_hiding(inherited: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return the variables as they were before an ancestor process hid all devices.
 
-    RESERVE_GPU_HIDDEN only counts while CUDA_VISIBLE_DEVICES still has the empty value that was set
-    with it. Forging it gains a user nothing, because a user can also unset CUDA_VISIBLE_DEVICES.
+    RESERVE_GPU_HIDDEN is ignored unless CUDA_VISIBLE_DEVICES still has the empty value that was set
+    with it. A user gains nothing by forging RESERVE_GPU_HIDDEN, because any user can unset
+    CUDA_VISIBLE_DEVICES.
 
     Args:
         inherited: The variables without this process's changes.
@@ -127,7 +130,7 @@ def before_hiding(inherited: Mapping[str, str | None]) -> dict[str, str | None]:
 
 
 def own_caps(values: Mapping[str, str | None], inherited: Mapping[str, str | None]) -> str:
-    """Return the value of RESERVE_GPU_CAPS: the memory limits set here and their previous values.
+    """Return the value for RESERVE_GPU_CAPS, which lists memory limits and their previous values.
 
     Args:
         values: The variables that this package sets.
@@ -137,9 +140,9 @@ def own_caps(values: Mapping[str, str | None], inherited: Mapping[str, str | Non
 
 
 def inherited_caps(inherited: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the previous values of the memory limits that an ancestor process set for itself.
+    """Return the values that memory limits had before an ancestor process changed them.
 
-    A limit with a changed value now belongs to the user, and is left out.
+    A limit that has changed since then belongs to the user, and is left out.
 
     Args:
         inherited: The variables without this process's changes.
@@ -150,12 +153,12 @@ def inherited_caps(inherited: Mapping[str, str | None]) -> dict[str, str | None]
 def _replaced(
     inherited: Mapping[str, str | None], mark: str, names: Sequence[str]
 ) -> dict[str, str | None]:
-    """Return the previous values of variables that still have an ancestor process's value.
+    """Return the values that an ancestor process replaced, for variables unchanged since then.
 
     Args:
         inherited: The variables without this process's changes.
         mark: The variable in which the ancestor recorded the values that it set and replaced.
-        names: The variables that the mark may describe.
+        names: The variables that the mark is allowed to describe.
     """
     if not inherited.get(mark):
         return {}
@@ -170,7 +173,7 @@ def _replaced(
 
 
 def in_visible_order(devices: Iterable[Device], visible: str) -> tuple[Device, ...]:
-    """Sort the devices in the order of CUDA_VISIBLE_DEVICES; devices not in it come last."""
+    """Sort devices by their position in CUDA_VISIBLE_DEVICES. Devices not listed come last."""
     entries = visible.split(",")
 
     def position(device: Device) -> int:
@@ -180,12 +183,12 @@ def in_visible_order(devices: Iterable[Device], visible: str) -> tuple[Device, .
 
 
 def read(names: Iterable[str] = VARIABLES) -> dict[str, str | None]:
-    """Return the current values of the environment variables."""
+    """Return the current values of environment variables."""
     return {name: os.environ.get(name) for name in names}
 
 
 def read_size_mib(variable: str) -> float | None:
-    """Return the size in MiB that an environment variable sets, or None if it is unset or empty.
+    """Return an environment variable's value as a size in MiB, or None if it is unset or empty.
 
     Raises:
         RequestError: The value is not a valid size.
@@ -200,7 +203,7 @@ def read_size_mib(variable: str) -> float | None:
 
 
 def write(values: Mapping[str, str | None]) -> None:
-    """Set the variables, and unset those whose value is None. This also affects C's getenv()."""
+    """Set each variable, or unset it if its value is None. C's getenv() sees the changes."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
@@ -211,16 +214,16 @@ def write(values: Mapping[str, str | None]) -> None:
 def cuda_started() -> bool:
     """Return whether CUDA is initialized in this process, or was in its parent before a fork.
 
-    If the process has loaded the CUDA driver library, this asks the library: before cuInit, calls
-    return CUDA_ERROR_NOT_INITIALIZED. The check neither loads the library nor starts CUDA.
+    If the CUDA driver library is loaded, this function calls it. Before cuInit, such calls return
+    CUDA_ERROR_NOT_INITIALIZED. The check neither loads the library nor starts CUDA.
     """
     return _started_before_fork or _cuda() is not None
 
 
 def cuda_may_be_starting() -> bool:
-    """Return whether cuInit may be running, and may have read the environment variables.
+    """Return whether cuInit might be running and might have read the environment variables.
 
-    This is the case if the CUDA driver library is loaded, but not initialized.
+    This is possible if the CUDA driver library is loaded but not initialized.
     """
     return _library() is not None and not cuda_started()
 
@@ -229,16 +232,16 @@ def cuda_uuids() -> list[str]:
     """Return the UUIDs of the devices that CUDA sees, in CUDA's order.
 
     Returns:
-        The UUIDs without the prefixes `GPU-` and `MIG-`. The list is empty if CUDA has not
-        started, or does not answer, as in a forked child.
+        The UUIDs without the prefixes `GPU-` and `MIG-`. The list is empty if CUDA has not started
+        or can't be queried, as in a forked child.
     """
     cuda = _cuda()
     if cuda is None:
         return []
     count, device, data = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
     uuids: list[str] = []
-    with suppress(AttributeError):  # the library may lack a function
-        # The first version of the function returns the GPU's UUID for a MIG instance.
+    with suppress(AttributeError):  # the library might lack a function
+        # For a MIG instance, the first version of the function returns the UUID of the whole GPU.
         get_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
         cuda.cuDeviceGetCount(ctypes.byref(count))
         for number in range(count.value):
@@ -254,9 +257,9 @@ def cuda_uuids() -> list[str]:
 
 @cache
 def remember_over_fork() -> None:
-    """Register a fork hook that records for the child whether CUDA had started in the parent.
+    """Register a fork hook that tells the child whether CUDA had started in the parent.
 
-    After a fork, the CUDA driver library no longer answers in the child.
+    The CUDA driver library can't be queried in a forked child.
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_remember)
@@ -268,19 +271,19 @@ def _remember() -> None:
 
 
 def _cuda() -> Any:
-    """Return the CUDA driver library, if this process has loaded and initialized it."""
+    """Return the CUDA driver library if this process has loaded and initialized it, else None."""
     library = _library()
     if library is None:
         return None
     count = ctypes.c_int()
-    with suppress(AttributeError):  # without the function, assume that CUDA is initialized
+    with suppress(AttributeError):  # if the function is missing, assume that CUDA is initialized
         if library.cuDeviceGetCount(ctypes.byref(count)) == NOT_INITIALIZED:
             return None
     return library
 
 
 def _library() -> Any:
-    """Return the CUDA driver library, if this process has loaded it."""
+    """Return the CUDA driver library if this process has loaded it, else None."""
     with suppress(OSError, AttributeError):  # os.RTLD_NOLOAD is missing on Windows
         return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     return None

@@ -1,7 +1,7 @@
-"""Error messages that explain why NVML's Python bindings can't be imported, and how to fix it.
+"""Error messages that explain why NVML's Python bindings can't be imported, and how to fix this.
 
-A file with the same name in the notebook's folder, or in a folder on PYTHONPATH, takes precedence
-over installed packages. In that case, installing the bindings does not help.
+A file with the bindings' name in the notebook's folder, or in a folder on PYTHONPATH, takes
+precedence over installed packages. In that case, installing the bindings does not help.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 NAME = "pynvml"
-PACKAGES = "pynvml nvidia-ml-py3 nvidia-ml-py"  # packages that contain a module of this name
+PACKAGES = "pynvml nvidia-ml-py3 nvidia-ml-py"  # packages that contain a module with this name
 
 
 def not_imported(error: BaseException) -> DriverError:
@@ -47,12 +47,13 @@ def not_imported(error: BaseException) -> DriverError:
 
 
 def not_official(module: ModuleType, *, is_new: bool) -> DriverError:
-    """Return the error for a module `pynvml` that does not come from nvidia-ml-py.
+    """Return the error for a `pynvml` module that does not come from nvidia-ml-py.
 
     Args:
         module: The imported module.
-        is_new: Whether this package imported it first. If so, and if a file shadows the bindings,
-            the module is removed from `sys.modules`, so that a later import finds the bindings.
+        is_new: Whether this package was the first to import the module. If it was, and the module's
+            file shadows the bindings, the module is removed from `sys.modules`. A later import can
+            then find the bindings.
     """
     if path := _shadowing_file(_file_of(module)):
         if is_new:
@@ -70,7 +71,7 @@ def _shadowed(path: str, *, is_imported: bool = False) -> DriverError:
 
 
 def _remedy(path: str) -> str:
-    """Return an instruction that keeps this file from shadowing the bindings."""
+    """Return advice on how to stop this file from shadowing the bindings."""
     listed = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     is_listed = os.path.dirname(path) in map(os.path.realpath, listed)
     alternative = "remove its folder from PYTHONPATH" if is_listed else "work in another folder"
@@ -83,7 +84,7 @@ def _wrong_module() -> DriverError:
 
 
 def _file_of(module: ModuleType | None) -> str | None:
-    """Return the path of a module, by default of the `pynvml` that Python would import."""
+    """Return a module's path. For None, return the path of the `pynvml` that would be imported."""
     path = getattr(module, "__file__", None)
     if not isinstance(path, str):
         spec = getattr(module, "__spec__", None)
@@ -109,14 +110,14 @@ def _files(error: BaseException) -> Iterator[str]:
 
 
 def _shadowing_file(file: str | None) -> str | None:
-    """Return a file's path if the file takes precedence over installed packages, else None."""
-    with suppress(OSError):  # the current folder was deleted
+    """Return the file's path if it takes precedence over installed packages, else None."""
+    with suppress(OSError):  # the current folder has been deleted
         return _before_installed(file) if file else None
     return None
 
 
 def _before_installed(file: str) -> str | None:
-    # Only the folder is resolved, because an installed file may link to another location.
+    # Resolve only the folder, because an installed file might be a link to another location.
     folder, name = os.path.split(os.path.abspath(file))
     folder = os.path.realpath(folder)
     path = os.path.join(folder, name)
@@ -133,7 +134,7 @@ def _before_installed(file: str) -> str | None:
 
 
 def _installed() -> list[str]:
-    """Return the folders in which this Python's packages are installed."""
+    """Return the folders where this Python's packages are installed."""
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())

@@ -1,7 +1,8 @@
 """Environment variables that limit each framework to the reserved part of a GPU.
 
-The limits are cooperative: frameworks apply them, not the GPU. A limit that the user has set is
-never replaced. For a framework that reads no such variable, the user gets a line of code to run.
+The limits are cooperative, because the frameworks enforce them and the GPU does not. A limit that
+the user has set is never replaced. For a framework that reads no such variable, the user is given a
+line of code to run instead.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Device
     from reserve_gpu.model.requests import Variables
 
-# Memory in MiB that a CUDA context needs in addition to the memory that a framework counts. With
-# PyTorch's kernels, which are loaded at first use since CUDA 11.7, it takes about 300 MB
-# (https://github.com/pytorch/pytorch/issues/107667), and more on larger GPUs. At most half of the
-# reserved part is set aside for the context, because users of a tiny part expect a small context.
+# Memory in MiB that a CUDA context needs in addition to the memory that a framework counts. A
+# context with PyTorch's CUDA kernels, which CUDA 11.7 and later load on first use, takes about
+# 300 MB (https://github.com/pytorch/pytorch/issues/107667), and more on larger GPUs. At most half
+# of the reserved memory is set aside for the context, because a user who reserves very little
+# memory expects a small context.
 DEFAULT_CONTEXT_MIB = 512.0
-# An option of PYTORCH_ALLOC_CONF, and the first PyTorch version that accepts it. Older versions
-# raise an error for an unknown option
+# A PYTORCH_ALLOC_CONF option, and the first PyTorch version that accepts it. Older versions raise
+# an error for unknown options
 # (https://github.com/pytorch/pytorch/blob/v2.10.0/c10/cuda/CUDAAllocatorConfig.cpp).
 FRACTION_WORD, FRACTION_SINCE = "per_process_memory_fraction", (2, 10)
-# An installed package has a metadata folder next to it, whose name contains its version
-# (https://packaging.python.org/en/latest/specifications/recording-installed-packages/). Some
-# packages of Conda and Debian have one that ends with .egg-info.
+# An installed package has a metadata folder next to it. The folder's name contains the package's
+# version (https://packaging.python.org/en/latest/specifications/recording-installed-packages/). For
+# some Conda and Debian packages, the name ends with .egg-info.
 MODULES, INSTALLED = ("torch", "tensorflow"), (".dist-info", ".egg-info")
-UNLIMITED = ("platform", "cuda_async")  # JAX's allocators that ignore the memory fraction
+UNLIMITED = ("platform", "cuda_async")  # JAX allocators that ignore the memory fraction
 
 
 def cap(devices: Sequence[Device], memory_limit_mib: float) -> tuple[float, str]:
@@ -43,14 +45,14 @@ def cap(devices: Sequence[Device], memory_limit_mib: float) -> tuple[float, str]
 
     Args:
         devices: The reserved devices.
-        memory_limit_mib: The reserved memory of each device in MiB.
+        memory_limit_mib: The memory reserved on each device in MiB.
 
     Returns:
-        The reserved part without the CUDA context, in MiB, and as a fraction of the largest
-        device's memory. The fraction is an empty string if it is unknown, or rounds to zero.
+        The reserved memory minus the CUDA context, first in MiB and then as a fraction of the
+        largest device's memory. The fraction is an empty string if it is unknown or rounds to zero.
 
     Raises:
-        RequestError: The environment variable for the size of the CUDA context is invalid.
+        RequestError: The environment variable for the CUDA context's size is invalid.
     """
     context_mib = cuda_environment.read_size_mib(settings.CONTEXT_MEMORY)
     context_mib = DEFAULT_CONTEXT_MIB if context_mib is None else context_mib
@@ -63,18 +65,18 @@ def cap(devices: Sequence[Device], memory_limit_mib: float) -> tuple[float, str]
 def variables(
     devices: Sequence[Device], memory_limit_mib: float, inherited: Variables
 ) -> dict[str, str]:
-    """Return the variables that limit frameworks to a part of each of these devices.
+    """Return the variables that limit frameworks to the reserved memory of each device.
 
-    JAX reads its fraction of the total memory when it first uses a device. It raises if both names
-    of its variable are set (jaxlib's xla_client.py, generate_pjrt_gpu_plugin_options). CuPy reads
-    its limit at the first allocation on a device (cupy/cuda/memory.pyx, SingleDeviceMemoryPool).
-    PyTorch reads its limit when CUDA starts (c10/cuda/CUDACachingAllocator.cpp,
-    DeviceCachingAllocator). It prefers the older name of its variable, so the newer name is not set
-    if the user has set the older one.
+    JAX reads its memory fraction when it first uses a device, and raises an error if both the older
+    and the newer variable are set (jaxlib's xla_client.py, generate_pjrt_gpu_plugin_options). CuPy
+    reads its limit on the first allocation on a device (cupy/cuda/memory.pyx,
+    SingleDeviceMemoryPool). PyTorch reads its limit when CUDA starts
+    (c10/cuda/CUDACachingAllocator.cpp, DeviceCachingAllocator). PyTorch's older variable takes
+    precedence over the newer one, which is not set here if the user has set the older one.
 
     Args:
         devices: The reserved devices.
-        memory_limit_mib: The reserved memory of each device in MiB.
+        memory_limit_mib: The memory reserved on each device in MiB.
         inherited: The variables without this process's changes.
     """
     room_mib, fraction = cap(devices, memory_limit_mib)
@@ -97,9 +99,9 @@ def variables(
 def marked_variables(
     devices: Sequence[Device], memory_limit_mib: float, inherited: Variables
 ) -> dict[str, str]:
-    """Return the result of `variables`, with RESERVE_GPU_CAPS to mark the limits as this package's.
+    """Return the result of `variables`, and mark the limits as this package's.
 
-    Without RESERVE_GPU_CAPS, a child process would treat the limits as the user's own.
+    RESERVE_GPU_CAPS is the mark. Without it, a child process would assume that the user set them.
     """
     values = variables(devices, memory_limit_mib, inherited)
     if values:
@@ -108,7 +110,7 @@ def marked_variables(
 
 
 def capped_by(values: Variables) -> dict[str, str]:
-    """Return the name of the variable that sets each framework's limit, by module name."""
+    """Map each limited framework's module name to the variable that sets its limit."""
     names = {
         "torch": _torch_name(values) if FRACTION_WORD in _torch_words(values) else None,
         "jax": _first(values, cuda_environment.OLD_XLA_FRACTION, cuda_environment.XLA_FRACTION),
@@ -118,7 +120,7 @@ def capped_by(values: Variables) -> dict[str, str]:
 
 
 def limiting_variables(values: Variables) -> dict[str, str]:
-    """Return the result of `capped_by` without JAX if its allocator ignores limits.
+    """Return the result of `capped_by`, without JAX if JAX's allocator ignores limits.
 
     https://docs.jax.dev/en/latest/gpu_memory_allocation.html
     """
@@ -129,9 +131,9 @@ def limiting_variables(values: Variables) -> dict[str, str]:
 
 
 def code_lines(devices: Sequence[Device], memory_limit_mib: float) -> dict[str, str]:
-    """Return a line of code that limits PyTorch, and one that limits TensorFlow, by module name.
+    """Return a line of code to limit PyTorch and one to limit TensorFlow, keyed by module name.
 
-    TensorFlow and older versions of PyTorch read no environment variable that sets a limit.
+    TensorFlow and older PyTorch versions can't be limited by an environment variable.
 
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.set_per_process_memory_fraction.html
     https://www.tensorflow.org/api_docs/python/tf/config/set_logical_device_configuration
@@ -150,13 +152,13 @@ def code_lines(devices: Sequence[Device], memory_limit_mib: float) -> dict[str, 
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of the installed frameworks, by module name.
+    """Return the versions of the installed frameworks, keyed by module name.
 
-    The versions come from folder names, because importing `importlib.metadata` takes 25 ms, and
-    importing a framework takes seconds.
+    The versions are taken from folder names, because importing `importlib.metadata` takes 25 ms,
+    and importing a framework takes seconds.
     """
     versions: dict[str, str] = {}
-    entries: list[object] = [*sys.path]  # other code may have added objects of any type
+    entries: list[object] = [*sys.path]  # other code might have added objects of any type
     for entry in entries:
         if isinstance(entry, str):
             with suppress(OSError, ValueError):
@@ -170,14 +172,14 @@ def installed() -> dict[str, str]:
 def knows_fraction(version: str | None) -> bool:
     """Return whether this version of PyTorch reads its limit from an environment variable.
 
-    A version that can't be parsed counts as too old.
+    A version that can't be parsed is treated as too old.
     """
     match = re.match(r"[0-9]{1,4}(\.[0-9]{1,4})*", version or "")
     return match is not None and tuple(map(int, match[0].split("."))) >= FRACTION_SINCE
 
 
 def _torch_name(values: Variables) -> str | None:
-    """Return the variable that PyTorch reads: the older name if it is set, else the newer."""
+    """Return the name of the PyTorch variable that is set. The older name takes precedence."""
     return _first(values, cuda_environment.OLD_TORCH_ALLOCATOR, cuda_environment.TORCH_ALLOCATOR)
 
 

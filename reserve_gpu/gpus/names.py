@@ -1,7 +1,7 @@
 """Pure functions that match device names: indices, UUIDs and their prefixes, and PCI bus ids.
 
-The first half handles names that users type. The second half handles the entries of
-`CUDA_VISIBLE_DEVICES`, as CUDA reads them.
+The first half handles names that users type. The second half interprets the entries of
+`CUDA_VISIBLE_DEVICES` as CUDA does.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ DeviceNames: TypeAlias = str | int | Iterable[str | int]  # device names as call
 # These patterns are not compiled at import, because most requests name no device.
 _INDEX = r"(?:gpu|cuda:)?([0-9]{1,4})"
 _RANGE = r"(?:gpu)?([0-9]{1,4})-(?:gpu)?([0-9]{1,4})"
-_INSTANCE = r"(?:gpu)?([0-9]{1,4}):([0-9])"  # the instance has one digit, because 18:00 is a time
+# An instance number has only one digit, so that 18:00 is not mistaken for a MIG instance.
+_INSTANCE = r"(?:gpu)?([0-9]{1,4}):([0-9])"
 _BUS_ID = r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _UUID = r"(?:GPU|MIG)-[0-9a-z/-]+"
-_STRTOUL = r"\s*([+-]?)0*([0-9]+)"  # prefix that C's strtoul() reads as a number
+_STRTOUL = r"\s*([+-]?)0*([0-9]+)"  # the prefix that C's strtoul() reads as a number
 _STRTOUL_BLANKS = " \t\n\v\f\r"
-_MAX_DIGITS = 9  # more than any machine needs; int() raises for thousands of digits
+_MAX_DIGITS = 9  # more than any machine needs; int() rejects thousands of digits
 
 
 def parse(text: DeviceNames) -> tuple[str, ...]:
-    """Split text into device names, in the same order; `0-3` gives four names.
+    """Split text into device names, keeping their order. For example, `0-3` gives four names.
 
     Args:
-        text: Names separated by commas or blanks, an index, or an iterable of them.
+        text: Names separated by commas or whitespace, an index, or an iterable of either.
 
     Raises:
-        RequestError: A word can't be the name of a device.
+        RequestError: A word can't be a device name.
     """
     parts = text if isinstance(text, Iterable) and not isinstance(text, (str, bytes)) else [text]
     joined = ",".join(str(part) for part in parts)
@@ -46,7 +47,7 @@ def parse(text: DeviceNames) -> tuple[str, ...]:
 
 
 def is_name(word: str) -> bool:
-    """Return whether a word could be the name of a device on some machine."""
+    """Return whether a word could be a device name on some machine."""
     try:
         return bool(parse(word))
     except RequestError:
@@ -54,7 +55,7 @@ def is_name(word: str) -> bool:
 
 
 def gpu_index(name: str) -> int | None:
-    """Return the GPU index in a name such as `2`, `GPU2` or `2:0`, or None if it has none."""
+    """Return the GPU index from a name such as `2`, `GPU2` or `2:0`, or None if it has no index."""
     match = _match(_INDEX, name) or _match(_INSTANCE, name)
     return int(match[1]) if match else None
 
@@ -63,11 +64,11 @@ def pick(name: str, devices: Sequence[Device | Fault]) -> Device | Fault:
     """Return the device with this name.
 
     Args:
-        name: An index, a UUID or its prefix, or a PCI bus id.
-        devices: All devices of the machine.
+        name: An index, a UUID or a UUID's prefix, or a PCI bus id.
+        devices: All devices on the machine.
 
     Raises:
-        RequestError: The name matches no device, or several.
+        RequestError: The name matches no device, or more than one.
     """
     usable = [device for device in devices if isinstance(device, Device)]
     matches = matching(name, usable)
@@ -95,7 +96,7 @@ def pick(name: str, devices: Sequence[Device | Fault]) -> Device | Fault:
 
 
 def matching(name: str, devices: Iterable[AnyDevice]) -> list[AnyDevice]:
-    """Return the devices that match a name; only a UUID's prefix can match several."""
+    """Return the devices that match a name. Only a UUID's prefix can match more than one."""
     return [device for device in devices if _is_match(name, device)]
 
 
@@ -108,7 +109,7 @@ def is_one_of(device: Device | Fault, names: Iterable[str]) -> bool:
 
 
 def bare_uuid(uuid: str) -> str:
-    """Return a UUID in CUDA's form: in lowercase, without the prefix `GPU-` or `MIG-`."""
+    """Return a UUID in the form that CUDA uses, in lowercase and without `GPU-` or `MIG-`."""
     return uuid.lower().removeprefix("mig-").removeprefix("gpu-")
 
 
@@ -128,7 +129,7 @@ def require_distinct(devices: Sequence[Device | Fault]) -> None:
 
 
 def require_one_kind(devices: Sequence[Device | Fault]) -> None:
-    """Raise RequestError if the devices mix GPUs and MIG instances, which CUDA does not allow.
+    """Raise RequestError if GPUs and MIG instances are mixed, which CUDA does not allow.
 
     https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html
     """
@@ -142,7 +143,7 @@ def require_one_kind(devices: Sequence[Device | Fault]) -> None:
 
 
 def entries(value: str) -> list[int | str]:
-    """Return the entries of CUDA_VISIBLE_DEVICES: numbers, as strtoul() reads them, and UUIDs.
+    """Split CUDA_VISIBLE_DEVICES into UUIDs and numbers, parsing numbers as strtoul() does.
 
     The list ends at the first entry that is neither a number nor a UUID.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
@@ -161,14 +162,14 @@ def entries(value: str) -> list[int | str]:
 
 
 def visible(listed: Sequence[int | str], devices: Sequence[Device | Fault]) -> list[Device | Fault]:
-    """Return the devices that these entries of CUDA_VISIBLE_DEVICES make visible.
+    """Return the devices that these CUDA_VISIBLE_DEVICES entries make visible.
 
-    CUDA stops at the first entry that matches no device. If a device occurs twice, CUDA shows no
-    device at all.
+    CUDA stops at the first entry that matches no device. If a device is listed twice, CUDA shows no
+    devices at all.
 
     Args:
         listed: The result of `entries`.
-        devices: All devices of the machine, in PCI bus order.
+        devices: All devices on the machine, in PCI bus order.
 
     Returns:
         The visible devices, in PCI bus order.
@@ -177,27 +178,27 @@ def visible(listed: Sequence[int | str], devices: Sequence[Device | Fault]) -> l
     for entry in listed:
         matches = _match_entry(entry, devices)
         if matches is None:
-            # The entry may be the UUID of a device that can't be read. Include the faults, so that
-            # the user sees their reasons.
+            # The entry might be the UUID of a device that can't be read. Include all faults, so
+            # that the user sees why.
             chosen += [d for d in devices if isinstance(d, Fault) and d not in chosen]
         if not matches:
             break
         if any(device in chosen for device in matches):
             return []
         chosen += matches
-    # If a MIG instance is visible, CUDA shows no whole GPU.
+    # If a MIG instance is visible, CUDA shows no whole GPUs.
     instances = [device for device in chosen if device.instance is not None]
     return [device for device in devices if device in (instances or chosen)]
 
 
 def numbers_within(listed: Sequence[int], count: int) -> list[int]:
-    """Return the indices of the GPUs that numeric entries of CUDA_VISIBLE_DEVICES make visible.
+    """Return the indices of the GPUs that numeric CUDA_VISIBLE_DEVICES entries make visible.
 
-    Unlike `visible`, this function does not need the devices.
+    Unlike `visible`, this function does not need a list of devices.
 
     Args:
         listed: The entries, which are indices in PCI bus order.
-        count: The number of GPUs of the machine.
+        count: The number of GPUs in the machine.
     """
     numbers = list(takewhile(lambda number: number < count, listed))
     return sorted(numbers) if len(set(numbers)) == len(numbers) else []
@@ -206,11 +207,11 @@ def numbers_within(listed: Sequence[int], count: int) -> list[int]:
 def _match_entry(
     entry: int | str, devices: Sequence[Device | Fault]
 ) -> list[Device | Fault] | None:
-    """Return the devices that an entry of CUDA_VISIBLE_DEVICES selects.
+    """Return the devices that a CUDA_VISIBLE_DEVICES entry selects.
 
     Returns:
-        A device, or all instances of a GPU. The list is empty if the index does not exist, or the
-        UUID is ambiguous. The result is None for a UUID that no readable device has.
+        A list of one device, or of all instances of a GPU. The list is empty if the index does not
+        exist or the UUID is ambiguous. The result is None if no readable device has the UUID.
     """
     if isinstance(entry, int):
         return [device for device in devices if device.index == entry]
@@ -227,7 +228,7 @@ def _match_entry(
 
 
 def _is_match(name: str, device: Device | Fault) -> bool:
-    """Return whether a name that a user typed matches a device; a Fault only has an index."""
+    """Return whether a name typed by a user matches a device. A Fault matches only by index."""
     if match := _match(_INDEX, name):
         return (device.index, device.instance) == (int(match[1]), None)
     if match := _match(_INSTANCE, name):
@@ -240,7 +241,7 @@ def _is_match(name: str, device: Device | Fault) -> bool:
 
 
 def _names_in_word(word: str) -> list[str]:
-    """Return the device names in a word without commas: the word, or the indices of a range."""
+    """Return the indices in a range such as `0-3`, or the word itself if it is a single name."""
     if match := _match(_RANGE, word):
         first, last = int(match[1]), int(match[2])
         if first <= last:
@@ -255,7 +256,7 @@ def _names_in_word(word: str) -> list[str]:
 
 
 def _bus(bus_id: str) -> tuple[int, str] | None:
-    """Return a PCI bus id in normalized form: the domain, 0 by default, and the rest."""
+    """Split a PCI bus id into its domain, which is 0 by default, and the rest."""
     match = _match(_BUS_ID, bus_id)
     return (int(match[1] or "0", 16), match[2].lower()) if match else None
 

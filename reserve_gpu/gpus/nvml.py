@@ -1,7 +1,7 @@
-"""Readings from the NVIDIA driver: the devices, their links, and the processes that use them.
+"""Query the NVIDIA driver for devices, the links between them, and the processes that use them.
 
-This module only reads; `usage.py` decides whether a device is idle. If persistence mode is off,
-the first access to a GPU can take seconds, so a GPU is only accessed when a caller needs it.
+This module only reads; `usage.py` decides whether a device is idle. When persistence mode is off,
+the first access to a GPU can take seconds, so a GPU is accessed only when a caller needs it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     Place = Device | Fault
-    Lists = Callable[[str], list[Process]]  # function that reads the processes of one kind
+    Lists = Callable[[str], list[Process]]  # a function that reads the processes of one kind
 
 CALL_LIMIT_S = 20.0  # seconds; without persistence mode, initializing a GPU takes 1 to 3 s
 
-# Only these error codes mean that a GPU can't have MIG instances. After any other error it may have
-# some, and a reading of the whole GPU may not show their processes, so the GPU is not used.
+# Only these error codes mean that a GPU can't have MIG instances. After any other error, the GPU
+# might have instances. Its own process list might not include their processes, so the GPU is not
+# used.
 NO_MIG = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
 MIG_COUNT = "nvmlDeviceGetMaxMigDeviceCount"
-NO_INSTANCE = frozenset({Code.NOT_FOUND})  # the numbering of instances can have gaps
+NO_INSTANCE = frozenset({Code.NOT_FOUND})  # there can be gaps between instance numbers
 
 # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and the recovery actions that make a GPU unusable:
 # https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html
@@ -56,16 +57,16 @@ RECOVERIES = {
     6: "a reboot",
 }
 
-# Kinds of processes, with their spelling in NVML's function names. If a process has several kinds,
-# the first one counts.
+# Process kinds, and their spelling in NVML's function names. If a process is of several kinds, the
+# first one counts.
 KINDS = {"compute": "Compute", "MPS": "MPSCompute", GRAPHICS: "Graphics"}
 
-# The second function will be removed in CUDA 14. Drivers before R570 and older bindings lack the
-# first one.
+# The second function will be removed in CUDA 14. The first one is missing from drivers before R570
+# and from older bindings.
 TEMPERATURES = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
 TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 
-# minimum ratio of the reported memory to the host's memory, if a GPU uses the host's memory
+# For a GPU that uses the host's memory, the minimum ratio of its reported memory to host memory.
 LEAST_OF_HOST = 0.9
 ADDRESSING_ATS = 2  # NVML_DEVICE_ADDRESSING_MODE_ATS: host and GPU share page tables
 
@@ -78,30 +79,31 @@ class Link:
     NVLINK, SWITCH, SOCKET, SYSTEM = range(4)
 
 
-# Levels of nvmlGpuTopologyLevel_t, the common ancestor of two GPUs. From closest to farthest, the
-# levels are: one board, one PCIe switch, several switches, one host bridge, one NUMA node, system.
+# Levels of nvmlGpuTopologyLevel_t, which describes the common ancestor of two GPUs. From closest to
+# farthest, the levels are a board, a PCIe switch, several switches, a host bridge, a NUMA node, and
+# the system.
 SEVERAL_SWITCHES, ONE_NODE = 20, 40
 
 
 class Nvml:
     """An NVML session, as a context manager.
 
-    Entering it starts the initialization of NVML without waiting for it. It raises DriverError if
-    the Python bindings of NVML can't be imported.
+    Entering the context starts NVML's initialization without waiting for it to finish. DriverError
+    is raised if NVML's Python bindings can't be imported.
 
     Args:
-        limit_s: Timeout of a reading in seconds.
+        limit_s: Timeout for each reading, in seconds.
 
     Attributes:
-        sees_all: Whether an empty process list means that there are no processes.
+        sees_all: Whether an empty process list proves that there are no processes.
     """
 
     def __init__(self, limit_s: float = CALL_LIMIT_S) -> None:
         self.sees_all, self._is_wsl = procfs.sees_all_processes(), procfs.is_wsl()
         self._limit_s = limit_s
         self._devices: dict[int, list[Device | Fault]] = {}  # by GPU index
-        # By UUID: NVML's handles of the device, and of the GPU that contains it. For an instance's
-        # handle, NVML does not report properties of the board.
+        # By UUID: NVML's handles for the device and for the GPU that contains it. NVML does not
+        # report board properties for an instance's handle.
         self._handles: dict[str, tuple[Any, Any]] = {}
         self._places: dict[str, tuple[int, int | None]] = {}  # GPU index and instance, by UUID
         self._boards: dict[int, Board] = {}  # by GPU index
@@ -114,7 +116,7 @@ class Nvml:
         self._driver.close()
 
     def count(self) -> int:
-        """Return the number of GPUs, including unusable ones, once NVML is initialized.
+        """Wait until NVML is initialized, and return the number of GPUs, including unusable ones.
 
         Raises:
             DriverError: The driver does not start.
@@ -134,12 +136,12 @@ class Nvml:
         return None
 
     def walk(self) -> Iterator[Device | Fault]:
-        """Yield all devices in PCI bus order; each GPU is accessed only when it is reached."""
+        """Yield all devices in PCI bus order. Each GPU is accessed only when it is reached."""
         for index in range(self.count()):
             yield from self.devices(index)
 
     def screens_last(self, devices: Iterable[Device | Fault]) -> Iterator[Device | Fault]:
-        """Yield the devices in order, but move those with an active display to the end."""
+        """Yield the devices in order, except that devices with an active display come last."""
         screens = []
         for device in devices:
             if (board := self._boards.get(device.index)) and board.has_screen:
@@ -149,10 +151,10 @@ class Nvml:
         yield from screens
 
     def devices(self, index: int) -> list[Device | Fault]:
-        """Return the devices of a GPU: the GPU itself, or its MIG instances.
+        """Return a GPU's devices, which are the GPU itself or its MIG instances.
 
-        A Fault represents a device that can't be used. Because a fault may be temporary, the next
-        call reads the GPU again. Without a fault, the result is cached for the session.
+        A Fault represents a device that can't be used. A fault might be temporary, so the next call
+        reads the GPU again. If there is no fault, the result is cached for the session.
 
         Args:
             index: The GPU's index.
@@ -167,13 +169,13 @@ class Nvml:
         return list(known)
 
     def find(self, device: Device) -> Device:
-        """Return a device as the driver describes it now.
+        """Return a device as the driver currently describes it.
 
-        The driver renumbers the GPUs if one is added or removed, so only the UUID identifies a
+        The driver renumbers the GPUs when one is added or removed, so only the UUID identifies a
         device.
 
         Args:
-            device: The device; it may come from an earlier session.
+            device: The device, possibly from an earlier session.
 
         Raises:
             DeviceError: The device can't be used. `is_lost` is set if the driver has lost it.
@@ -192,10 +194,10 @@ class Nvml:
         raise DeviceError("the driver no longer lists it", is_lost=True)
 
     def usage(self, device: Device, limit_s: float | None = None) -> Usage:
-        """Read the memory use and the number of processes of a device.
+        """Read a device's memory use and number of processes.
 
         Args:
-            device: The device; it may come from an earlier session.
+            device: The device, possibly from an earlier session.
             limit_s: Timeout in seconds. Defaults to the session's timeout.
 
         Raises:
@@ -205,9 +207,9 @@ class Nvml:
         return self._driver.run(self._read_usage, device, limit_s=limit_s)
 
     def read_all(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
-        """Read the usage, the processes of all kinds, and the gauges of a device.
+        """Read a device's usage, its processes of all kinds, and its gauges.
 
-        These are read together, because each separate reading switches to the worker thread and
+        They are read together, because separate readings would each switch to the worker thread and
         back.
 
         Raises:
@@ -217,14 +219,14 @@ class Nvml:
         return self._driver.run(self._read_all, device)
 
     def processes(self, device: Device) -> list[Process]:
-        """Return the processes that use a device, as far as the driver lists them."""
+        """Return the processes that are using a device, if the driver lists them."""
         return self.processes_of([device]).get(device, [])
 
     def processes_of(self, devices: Sequence[Place]) -> dict[Place, list[Process]]:
-        """Return the processes that use each device, in one reading.
+        """Read the processes that are using each device, in a single reading.
 
-        These are compute processes, MPS clients, and graphics processes that hold more memory than
-        a desktop. If the driver does not answer, the result is empty.
+        The result contains compute processes, MPS clients, and graphics processes that hold more
+        memory than a desktop would. It is empty if the driver does not answer.
         """
         for device in devices:
             if isinstance(device, Device):
@@ -235,18 +237,18 @@ class Nvml:
         return {}
 
     def workers(self, device: Device, since: float) -> dict[int, int] | None:
-        """Return the processes that have used a device since a point in time.
+        """Return the processes that have used a device since a given time.
 
-        Computing, accessing memory, and encoding or decoding video count as use.
+        Computing, accessing memory, and encoding or decoding video all count as use.
 
         Args:
             device: The device.
-            since: The start of the period in seconds since the epoch. The driver's samples only
-                cover the last seconds or minutes.
+            since: The start of the period in seconds since the epoch. The driver's samples cover
+                only the last few seconds or minutes.
 
         Returns:
-            The percentage of time in which each process computed, by pid. None if the driver does
-            not report it, as for MIG instances or under WSL2.
+            The percentage of time that each process spent computing, keyed by pid. None if the
+            driver does not report it, as for MIG instances or under WSL2.
         """
         with suppress(DeviceError):
             self._require(device)
@@ -254,7 +256,7 @@ class Nvml:
         return None
 
     def share(self, device: Device) -> float | None:
-        """Return the fraction of the GPU's memory that a device has, or None if it is unknown."""
+        """Return a device's fraction of its GPU's memory, or None if the fraction is unknown."""
         if device.instance is None:
             return 1.0
         with suppress(DeviceError):
@@ -263,7 +265,7 @@ class Nvml:
         return None
 
     def link(self, one: Device, other: Device, limit_s: float | None = None) -> int:
-        """Return the distance between two GPUs as one of the values of `Link`.
+        """Return the distance between two GPUs as a `Link` value.
 
         Args:
             one: The first device.
@@ -280,12 +282,12 @@ class Nvml:
         return Link.SYSTEM
 
     def _require(self, device: Device) -> None:
-        """Make sure that this session has a handle for a device of an earlier session."""
+        """Make sure that this session has a handle for a device from an earlier session."""
         if device.uuid not in self._handles:
             self.find(device)
 
-    # The methods below run on the worker thread of the bindings. A reading takes a device as its
-    # argument, because a handle may change, and identical arguments identify a hanging reading.
+    # The methods below run on the bindings' worker thread. Readings take a device and not its
+    # handle, because a hanging reading is recognized by its arguments, and handles can change.
 
     def _read_gpu(self, index: int) -> list[Device | Fault]:
         gpu = self._driver.ask("nvmlDeviceGetHandleByIndex", index)
@@ -298,18 +300,18 @@ class Nvml:
         ]
 
     def _is_split(self, gpu: Any) -> bool:
-        """Return whether MIG is on; raise DeviceError if this is unknown."""
+        """Return whether MIG is on. Raise DeviceError if this can't be determined."""
         try:
             mode = self._driver.ask("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
         except DeviceError as error:
-            # If the GPU can't have instances, MIG can't be on.
+            # MIG can't be on if the GPU can't have instances.
             if error.code in DOWN_OR_HUNG or self._driver.ask(MIG_COUNT, gpu, faults=DOWN) != 0:
                 raise
             return False
         return bool(mode and mode[0])
 
     def _read_board(self, gpu: Any) -> Board:
-        """Read the properties of a whole GPU; raise DeviceError if it has a fault.
+        """Read the properties of a whole GPU. Raise DeviceError if the GPU has a fault.
 
         https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
         """
@@ -330,8 +332,8 @@ class Nvml:
         """Return whether a GPU uses the host's memory and has none of its own.
 
         For most such GPUs (GB10, Jetson, Thor), NVML reports no total memory
-        (https://github.com/leptonai/gpud/pull/1170). Some drivers report the host's total
-        (https://github.com/Syllo/nvtop/pull/463). A discrete GPU may have as much memory as its
+        (https://github.com/leptonai/gpud/pull/1170). Some drivers report the host's total memory
+        (https://github.com/Syllo/nvtop/pull/463). A discrete GPU can have as much memory as its
         host, but it does not share the host's page tables
         (https://github.com/AlexsJones/llmfit/pull/93).
         """
@@ -346,21 +348,21 @@ class Nvml:
             return total_mib is None and error.code == Code.NOT_SUPPORTED
 
     def _read_instances(self, index: int, gpu: Any) -> Iterator[Device | Fault]:
-        """Yield the MIG instances of a GPU; raise DeviceError if they can't be listed."""
+        """Yield a GPU's MIG instances. Raise DeviceError if they can't be listed."""
         ask = self._driver.ask
         for slot in range(ask(MIG_COUNT, gpu)):
             try:
                 function = "nvmlDeviceGetMigDeviceHandleByIndex"
                 if (handle := ask(function, gpu, slot, absent=NO_INSTANCE)) is not None:
                     yield self._read_device(index, handle, gpu, slot)
-            except DeviceError as error:  # noqa: PERF203 - the other instances may be fine
+            except DeviceError as error:  # noqa: PERF203 - other instances might be fine
                 yield Fault(index, str(error), slot, error.state, error.is_lost)
 
     def _read_device(self, index: int, handle: Any, gpu: Any, slot: int | None = None) -> Device:
-        """Read the device with this handle, or return the known object for the same device."""
+        """Return the device with this handle. If it is already known, return the same object."""
         uuid = self._driver.ask("nvmlDeviceGetUUID", handle)
         first = self._places.setdefault(uuid, (index, slot))
-        if first != (index, slot):  # some virtual GPUs share a UUID, and so a lock file
+        if first != (index, slot):  # virtual GPUs can share a UUID, and thus a lock file
             label = Fault(first[0], "", first[1]).label
             raise DeviceError(f"it has the same UUID as {label}, so only {label} is used")
         self._handles[uuid] = handle, gpu
@@ -388,7 +390,7 @@ class Nvml:
         )
 
     def _read_origin(self, handle: Any, gpu: Any) -> tuple[str, str]:
-        """Return the UUID of an instance's GPU, and the instance's name in drivers before R470.
+        """Return the UUID of a MIG instance's GPU, and the instance's name in drivers before R470.
 
         https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html
         """
@@ -403,21 +405,22 @@ class Nvml:
         return usage, _all_listed(listed), self._read_gauges(device)
 
     def _lists(self, device: Device) -> Lists:
-        """Return a cached function that reads the process list of a kind."""
+        """Return a cached function that reads a device's processes of one kind."""
         return cache(partial(self._read_list, self._handles[device.uuid][0]))
 
     def _read_usage(self, device: Device, listed: Lists | None = None) -> Usage:
-        """Read the usage of a device.
+        """Read a device's usage.
 
         Args:
             device: The device.
-            listed: A cached result of `_lists`, or None to read the process lists again.
+            listed: A function from `_lists`, whose cached results are used. By default, the process
+                lists are read again.
         """
         handle, gpu = self._handles[device.uuid]
         board = self._boards[self._places[device.uuid][0]]
         listed = listed or self._lists(device)
         _, used_mib, reserve_mib = self._read_memory(handle)
-        # The compute mode is a property of the GPU, not of an instance.
+        # The compute mode belongs to the GPU, not to an instance.
         mode = self._driver.ask("nvmlDeviceGetComputeMode", gpu, faults=DOWN_OR_HUNG)
         graphics = listed(GRAPHICS)
         compute = self._driver.process_count(handle, "Compute")
@@ -443,9 +446,9 @@ class Nvml:
         )
 
     def _read_memory(self, handle: Any) -> tuple[float | None, float | None, float | None]:
-        """Read the total memory, the used memory, and the driver's reserve, all in MiB.
+        """Read the total memory, the used memory and the driver's reserve, all in MiB.
 
-        The reserve is None if the driver counts it as used memory.
+        The reserve is None if the driver includes it in the used memory.
         """
         memory = None
         if not self._driver.may_have_memory_limit(handle):
@@ -458,7 +461,7 @@ class Nvml:
         return memory.total / MIB, memory.used / MIB, None if reserve is None else reserve / MIB
 
     def _read_gauges(self, device: Device) -> Gauges:
-        """Read the gauges, which are only displayed; a reading that fails is None."""
+        """Read the gauges, which are only displayed. A gauge that can't be read is None."""
         handle, gpu = self._handles[device.uuid]
         rates = self._read_first(("nvmlDeviceGetUtilizationRates",), handle)
         power = self._read_first(("nvmlDeviceGetPowerUsage",), gpu)
@@ -471,7 +474,7 @@ class Nvml:
         )
 
     def _read_first(self, names: Iterable[str], *arguments: Any) -> Any:
-        """Return the result of the first of these functions that succeeds, or None."""
+        """Return the result of the first function that succeeds, or None if all fail."""
         for name in names:
             with suppress(DeviceError):
                 return self._driver.ask(name, *arguments)
@@ -482,10 +485,10 @@ class Nvml:
         return {d: split_graphics(_all_listed(self._lists(d)), d.memory_mib)[0] for d in known}
 
     def _read_list(self, handle: Any, kind: str) -> list[Process]:
-        """Read the processes of one kind; the list is empty if the driver does not report them.
+        """Read the processes of one kind. The list is empty if the driver does not report them.
 
-        This tries _v2 first, because drivers 535.43 to 535.98 fill the buffer of _v3 with a larger
-        struct than they declare (https://github.com/XuehaiPan/nvitop/pull/79).
+        This tries the _v2 function first, because drivers 535.43 to 535.98 fill the _v3 function's
+        buffer with larger structs than they declare (https://github.com/XuehaiPan/nvitop/pull/79).
         """
         for version in ("v2", "v3"):
             with suppress(DeviceError):
@@ -494,7 +497,7 @@ class Nvml:
         return []
 
     def _read_workers(self, device: Device, since: float) -> dict[int, int] | None:
-        """Read the processes' utilization; NOT_FOUND means that no process used the device."""
+        """Read each process's utilization. NOT_FOUND means that no process has used the device."""
         handle, _ = self._handles[device.uuid]
         since_us = int(since * 1e6)
         try:
@@ -522,18 +525,18 @@ class Nvml:
 
 
 def _jobs(listed: Lists) -> list[Process]:
-    """Return the compute processes, except those of a desktop."""
+    """Return the compute processes that do not belong to a desktop."""
     drawing = {process.pid for process in listed(GRAPHICS)}
     return [process for process in listed("compute") if not is_desktop(process, drawing)]
 
 
 def _all_listed(listed: Lists) -> list[Process]:
-    """Return one entry for each process of any kind; compute takes precedence, then MPS."""
+    """Return one entry for each process. Compute entries take precedence, then MPS entries."""
     return _distinct([*_jobs(listed), *listed("MPS"), *listed(GRAPHICS)])
 
 
 def _distinct(listed: Iterable[Process]) -> list[Process]:
-    """Return the first entry of each process."""
+    """Return each process's first entry."""
     processes: dict[int, Process] = {}
     for process in listed:
         processes.setdefault(process.pid, process)

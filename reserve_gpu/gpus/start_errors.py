@@ -1,7 +1,7 @@
-"""Error messages that explain why the NVIDIA driver does not start, and how to fix it.
+"""Error messages that explain why the NVIDIA driver does not start, and how to fix this.
 
-The environment of the process is read once, and the advice is a pure function of it. The advice
-never tells the user to do something that would end another user's work.
+`read_surroundings` checks the machine and the driver, and `advice` is a pure function of its
+result. The advice never tells the user to do anything that would end another user's work.
 """
 
 import errno
@@ -17,10 +17,10 @@ from reserve_gpu.model.errors import REASON_LIMIT, DriverError, NoDriverError
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import procfs
 
-# Paths that exist while the kernel module is loaded. Some sandboxes lack /sys.
+# Paths that exist when the driver's kernel module is loaded. Some sandboxes lack /sys.
 MODULE_FILES = ("/proc/driver/nvidia/version", "/sys/module/nvidia")
 CONTROL, WSL_CONTROL = "/dev/nvidiactl", "/dev/dxg"
-# Folders that may contain the driver's libraries, but that this Python's loader may not search.
+# Folders that might contain the driver's libraries. This Python's loader might not search them.
 FOLDERS = (
     "/usr/lib/wsl/lib",
     "/run/opengl-driver/lib",  # NixOS
@@ -36,9 +36,10 @@ FOLDERS = (
     "/usr/local/nvidia/lib64",  # GKE nodes
 )
 CUDA = "libcuda.so.1"
-# Names of folders in CUDA's container images whose libraries do not belong to the host's driver.
+# In CUDA container images, folders with these names contain libraries that do not belong to the
+# host's driver.
 NO_DRIVER = ("compat", "stubs")
-# Paths that only exist on a Jetson: a file of its operating system, and a kernel module.
+# Paths that exist only on a Jetson. One belongs to its operating system, one to a kernel module.
 JETSON_FILES = ("/etc/nv_tegra_release", "/sys/module/nvgpu")
 
 LET_THROUGH = "A sandbox, such as a coding agent's, must allow access to /dev/nvidia*"
@@ -99,17 +100,17 @@ MAY_BE_HIDDEN = " In a container or a sandbox, it may be loaded but hidden."
 
 
 class Surroundings(NamedTuple):
-    """The parts of an NVIDIA driver that this process can see.
+    """The machine and its NVIDIA driver, as far as this process can see them.
 
     Attributes:
-        is_linux: Whether this is Linux, WSL2 included.
-        is_wsl: Whether this is WSL2.
-        is_loaded: Whether this process sees that the kernel module is loaded.
-        control_error: The errno from opening the driver's control file, or 0 if it opens.
+        is_linux: Whether the operating system is Linux, including WSL2.
+        is_wsl: Whether this process is running under WSL2.
+        is_loaded: Whether this process can see that the driver's kernel module is loaded.
+        control_error: The errno from opening the driver's control file, or 0 if it can be opened.
         has_cuda: Whether the driver's CUDA library exists.
         is_jetson: Whether this machine is a Jetson.
         is_inside: Whether this process is in a PID namespace other than the initial one.
-        unloadable: One loader error for each copy of the NVML library; None if a copy is loaded.
+        unloadable: The loader's error for each copy of the NVML library, or None if one was loaded.
     """
 
     is_linux: bool = True
@@ -123,12 +124,12 @@ class Surroundings(NamedTuple):
 
 
 def explain(code: int | None, message: str, unloadable: Sequence[str] | None) -> DriverError:
-    """Return the error for a driver that does not start, with the cause and the fix.
+    """Return an error that explains why the driver does not start, and how to fix this.
 
     Args:
         code: NVML's error code, or None if NVML did not answer.
         message: NVML's error message.
-        unloadable: One loader error for each copy of the NVML library; None if a copy is loaded.
+        unloadable: The loader's error for each copy of the NVML library, or None if one was loaded.
     """
     around = read_surroundings(unloadable)
     kind = NoDriverError if is_without_driver(code, around) else DriverError
@@ -143,11 +144,11 @@ def is_without_driver(code: int | None, around: Surroundings) -> bool:
 
 
 def advice(code: int | None, around: Surroundings) -> str:
-    """Return the cause and the fix in one line.
+    """Return the likely cause and its fix in one line.
 
     Args:
         code: NVML's error code, or None if NVML did not answer.
-        around: The parts of the driver that this process can see.
+        around: The machine and its driver, as far as this process can see them.
     """
     if not around.is_linux:
         return NO_LINUX if is_without_driver(code, around) else ADVICE.get(code, DOES_NOT_START)
@@ -168,7 +169,7 @@ def advice(code: int | None, around: Surroundings) -> str:
 
 
 def _without_library(around: Surroundings) -> str:
-    if around.unloadable is None:  # the library is loaded, and returned the error code itself
+    if around.unloadable is None:  # the library was loaded, and returned the error itself
         return ADVICE[Code.LIBRARY_NOT_FOUND]
     if around.unloadable:
         reason = sanitize(around.unloadable[0], REASON_LIMIT)
@@ -181,10 +182,10 @@ def _without_library(around: Surroundings) -> str:
 
 
 def read_surroundings(unloadable: Sequence[str] | None = None) -> Surroundings:
-    """Return the parts of the driver that this process can see.
+    """Check what this process can see of the machine and its driver.
 
     Args:
-        unloadable: One loader error for each copy of the NVML library; None if a copy is loaded.
+        unloadable: The loader's error for each copy of the NVML library, or None if one was loaded.
     """
     is_wsl = procfs.is_wsl()
     return Surroundings(
@@ -200,7 +201,7 @@ def read_surroundings(unloadable: Sequence[str] | None = None) -> Surroundings:
 
 
 def library_folders(name: str) -> list[str]:
-    """Return the folders that may contain a library of the driver."""
+    """Return the folders that might contain a driver library."""
     with suppress(OSError), open("/etc/ld.so.cache", "rb") as cached:
         folders = re.findall(rb"(/[^\0]*)/" + re.escape(name.encode()) + rb"\0", cached.read())
         return [*dict.fromkeys([*map(os.fsdecode, folders), *FOLDERS])]
@@ -208,9 +209,9 @@ def library_folders(name: str) -> list[str]:
 
 
 def _error_of(path: str) -> int:
-    """Open a file, and return the errno, or 0 if it opens.
+    """Try to open a file, and return the errno, or 0 if the file can be opened.
 
-    The file must be opened, because Landlock denies only open(2), and access(2) would succeed.
+    Calling access(2) is not enough. It succeeds under Landlock, which denies only open(2).
     """
     try:
         os.close(os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0)))
@@ -222,7 +223,7 @@ def _error_of(path: str) -> int:
 def _has_cuda() -> bool:
     """Return whether the driver's libcuda.so.1 exists.
 
-    The library is not loaded, because loading it may start the driver.
+    This does not load the library, because loading it might start the driver.
     """
     configured = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     folders = [*filter(None, configured), *library_folders(CUDA)]

@@ -1,4 +1,4 @@
-"""Pure functions that decide from an NVML reading whether a device is idle or busy."""
+"""Pure functions that decide from NVML readings whether a device is idle or busy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 DEFAULT_IDLE_MIB = 1024.0
 DESKTOP_MIB = 1024.0  # maximum memory of one desktop process
 DEFAULT_IDLE_FRACTION = 0.05
-# The graphics processes of a desktop together hold up to 2 GiB. Renderers and simulators hold more,
-# and NVML does not list them as compute processes
+# A desktop's graphics processes hold up to 2 GiB in total. Renderers and simulators hold more, and
+# NVML does not list them as compute processes
 # (https://github.com/google-deepmind/mujoco/issues/461).
 DESKTOP_TOTAL_MIB = 2048.0
 GRAPHICS_LIMIT_MIB = 4096.0
 GRAPHICS_FRACTION = 0.5
-# Minimum idle limit if the memory reading counts the driver's reserve as used. Version 1 of the
-# reading, the only one before driver 510, counts 100 to 600 MB
+# Minimum idle limit if NVML counts the driver's reserve as used memory. Version 1 of the memory
+# query, the only version before driver 510, counts a reserve of 100 to 600 MB
 # (https://github.com/wookayin/gpustat/issues/141).
 DRIVER_RESERVE_MIB = 640.0
 
@@ -29,8 +29,8 @@ def is_desktop(process: Process, drawing: Collection[int]) -> bool:
     """Return whether a compute process belongs to a desktop.
 
     NVML lists remote desktops, applets and browsers as both compute and graphics processes. In
-    posted outputs of nvidia-smi they hold 14 to 596 MiB, whereas a simulator that renders and
-    trains holds gigabytes.
+    nvidia-smi output that users have posted, these processes hold 14 to 596 MiB, whereas a
+    simulator that renders and trains holds gigabytes.
 
     Args:
         process: The process, from the list of compute processes.
@@ -41,14 +41,14 @@ def is_desktop(process: Process, drawing: Collection[int]) -> bool:
 
 
 def graphics_limit_mib(total_mib: float | None, idle_mib: float | None = None) -> float:
-    """Return the memory in MiB that graphics processes together may hold on an idle device.
+    """Return the maximum total memory of the graphics processes on an idle device, in MiB.
 
     The limit is 4 GiB or half of the device's memory, whichever is less, but at least 2 GiB.
 
     Args:
         total_mib: The device's memory in MiB, or None if it is unknown.
-        idle_mib: The user's limit for memory in use on an idle device in MiB, or None for the
-            default. It can only raise the limit for graphics processes.
+        idle_mib: The user's limit for memory in use on an idle device, in MiB, or None for the
+            default. It can raise the limit for graphics processes, but not lower it.
     """
     limit = GRAPHICS_LIMIT_MIB
     if total_mib:
@@ -59,19 +59,19 @@ def graphics_limit_mib(total_mib: float | None, idle_mib: float | None = None) -
 def split_graphics(
     processes: Sequence[Process], total_mib: float | None, idle_mib: float | None = None
 ) -> tuple[list[Process], list[Process]]:
-    """Split the processes on a device into processes that use it and desktop processes.
+    """Split a device's processes into processes that are using it and desktop processes.
 
-    If the graphics processes together exceed `graphics_limit_mib`, the largest of them count as
-    using the device, until the rest is within the limit.
+    If the graphics processes together exceed `graphics_limit_mib`, the largest ones count as using
+    the device, until the rest are within the limit.
 
     Args:
         processes: The processes of all kinds on the device.
         total_mib: The device's memory in MiB, or None if it is unknown.
-        idle_mib: The user's limit for memory in use on an idle device in MiB, or None for the
+        idle_mib: The user's limit for memory in use on an idle device, in MiB, or None for the
             default.
 
     Returns:
-        The processes that use the device, and the desktop processes.
+        The processes that are using the device, and the desktop processes.
     """
     remaining_mib = graphics_limit_mib(total_mib, idle_mib)
     drawing = set()
@@ -85,13 +85,13 @@ def split_graphics(
 
 
 def judge(usage: Usage, idle_mib: float | None = None) -> State:
-    """Return the state of a device: IDLE, BUSY, PROHIBITED or UNKNOWN.
+    """Return a device's state, which is IDLE, BUSY, PROHIBITED or UNKNOWN.
 
-    A device is idle if no reading shows use, and at least one reading is reliable.
+    A device is idle if none of its readings show use and at least one of them is reliable.
 
     Args:
-        usage: The reading.
-        idle_mib: The maximum memory use of an idle device in MiB, or None for the default.
+        usage: NVML's readings for the device.
+        idle_mib: The maximum memory in use on an idle device, in MiB, or None for the default.
     """
     if usage.mode == ComputeMode.PROHIBITED:
         return State.PROHIBITED
@@ -108,18 +108,18 @@ def judge(usage: Usage, idle_mib: float | None = None) -> State:
 
 
 def is_rendered_on(usage: Usage, idle_mib: float | None = None) -> bool:
-    """Return whether graphics processes hold more memory than a desktop does."""
+    """Return whether the graphics processes hold more memory than a desktop would."""
     return usage.graphics_mib > graphics_limit_mib(usage.total_mib, idle_mib)
 
 
 def idle_limit_mib(usage: Usage, idle_mib: float | None = None) -> float:
-    """Return the maximum memory use, in MiB, of an idle device without processes.
+    """Return the maximum memory in use on an idle device without processes, in MiB.
 
-    The default is 1 GiB or 5 % of the device's memory, whichever is less. If the reading counts
-    the driver's reserve as used, the default is at least `DRIVER_RESERVE_MIB`.
+    The default is 1 GiB or 5 % of the device's memory, whichever is less. If NVML counts the
+    driver's reserve as used memory, the default is at least `DRIVER_RESERVE_MIB`.
 
     Args:
-        usage: The reading.
+        usage: NVML's readings for the device.
         idle_mib: The user's limit in MiB, or None for the default.
     """
     if idle_mib is not None:
@@ -143,32 +143,32 @@ def promisable_mib(
     parts: Sequence[tuple[float | None, float | None]],
     own: tuple[float, float | None] = (0.0, 0.0),
 ) -> float | None:
-    """Return the memory of a device that can still be reserved, in MiB.
+    """Return the device memory that can still be reserved, in MiB.
 
-    A reserved part takes up its size, or the memory that its holder uses if that is more. Memory
-    in use by processes without a reservation is not available.
+    Each reservation takes up its reserved size or the memory that its holder is using, whichever is
+    larger. Memory used by processes without a reservation is not available.
 
     Args:
         device: The device.
-        usage: The reading of the device.
-        parts: The reserved size and the memory in use of each other holder in MiB. The size is None
-            for a holder without a memory limit. The use is None if it can't be read.
-        own: The reserved size and the memory in use of the requesting process in MiB.
+        usage: NVML's readings for the device.
+        parts: The reserved size and used memory of each other holder, in MiB. The size is None for
+            a holder without a memory limit. The used memory is None if it can't be read.
+        own: The reserved size and used memory of the requesting process, in MiB.
 
     Returns:
-        The available memory, or None if the memory use can't be read.
+        The available memory, or None if the device's total or used memory is unknown.
     """
     if device.usable_mib is None or usage.used_mib is None:
         return None
     is_exclusive = usage.mode == ComputeMode.EXCLUSIVE_PROCESS and bool(parts)
-    # In exclusive mode, the only allowed process may be the requesting process.
+    # In exclusive mode, the only allowed process might be the requesting process.
     is_open = is_usable(usage) or bool(own[1])
     parts = [*parts, own]
     promised = [size for size, _ in parts if size is not None]
     if len(promised) < len(parts) or is_exclusive or not is_open:
         return 0.0
     uses = [use for _, use in parts if use is not None]
-    if len(uses) < len(parts):  # a use is unknown, for example in a container
+    if len(uses) < len(parts):  # some used memory is unknown, for example in a container
         taken = max(sum(promised), usage.used_mib)
     else:
         unreserved_mib = max(0.0, usage.used_mib - sum(uses))

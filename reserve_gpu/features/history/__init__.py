@@ -1,5 +1,5 @@
-"""Log reservations, the use of their devices, and waits in the user's history.
+"""Log reservations, device use and waits in the user's history.
 
-`recorder` logs one reservation, `journal` logs the reservations and waits of this process, and
-`command_log` logs for a command that replaces this process by exec.
+`recorder` logs one reservation, `journal` logs this process's reservations and waits, and
+`command_log` logs device use by a command that has replaced this process through exec.
 """

@@ -1,8 +1,9 @@
-"""Log the use of devices by a command that has replaced `reserve-gpu run` by exec.
+"""Log device use by a command that has replaced `reserve-gpu run` through exec.
 
-The command itself does not know this package, so a small background process checks its use once a
-minute. That process holds no device lock, terminal or pipe, and is not a child of the command. It
-ends when no process holds the locks any longer.
+The command does not run any code from this package, so a small background process checks once a
+minute whether the devices are being used. The background process holds no device lock, terminal or
+pipe, and is not a child of the command. It exits once the command and its child processes have
+released the locks.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from reserve_gpu.system import process_identity, watchdog
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-POLL_S = 1.0  # seconds between two checks of the locks after the command has ended
+POLL_S = 1.0  # seconds between lock checks after the command has exited
 
 
 def start(logged: Recorder) -> bool:
-    """Start a background process that continues the log of this process after an exec.
+    """Start a background process that continues to log the reservation after an exec.
+
+    This process closes the recorder's page, even if the background process can't be started.
 
     Args:
-        logged: The recorder of the current reservation.
+        logged: The current reservation's recorder.
 
     Returns:
-        True. The recorder's page is then closed in this process.
+        Always True.
 
     Raises:
         OSError: The background process can't be started.
@@ -52,7 +55,7 @@ def start(logged: Recorder) -> bool:
 
 
 def main(text: str) -> None:
-    """Log the use by a command until no process holds the locks.
+    """Log device use until the command and its child processes have released the locks.
 
     Args:
         text: The data from `start`, as JSON.

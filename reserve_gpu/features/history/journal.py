@@ -1,7 +1,7 @@
-"""Write the reservations and waits of this process to its user's history.
+"""Write this process's reservations and waits to the user's history.
 
-Logging must not disturb a reservation. If an entry can't be written, it is lost, and the first
-failure is logged as a warning. No decision depends on the history.
+Logging must not disturb a reservation. An entry that can't be written is lost, and only the first
+such failure is logged as a warning. No decision depends on the history.
 """
 
 from __future__ import annotations
@@ -34,35 +34,38 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.holding import Change, Holding
     from reserve_gpu.system.executor import T, Ts
 
-IS_LOGGED = "is_logged"  # name of the fact that another process logs the reservation
-EXIT_LIMIT_S = 1.0  # timeout for writing the last lines at the end of a process, in seconds
+IS_LOGGED = "is_logged"  # key for whether another process is logging the reservation
+EXIT_LIMIT_S = 1.0  # timeout for writing the last lines when the process exits, in seconds
 
-_warned: list[str] = []  # the first failure in this process; later ones are not reported
+_warned: list[str] = []  # the first failure in this process; later failures are not reported
 
 
 class History(Feature):
-    """Logs the reservations of this process, one at a time. Its methods never raise."""
+    """Logs this process's reservations, one at a time. Logging failures are never raised."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         self._recorder: Recorder | None = None
-        self._changes: list[Change] = []  # changes of the reservation that are not logged yet
+        self._changes: list[Change] = []  # reservation changes that have not been logged yet
         at_exit(partial(owner.run_within, EXIT_LIMIT_S, self._exit))
 
     def changed(self, change: Change) -> None:
-        """Queue the change for `step`, because a hung home directory must not block the mutex."""
+        """Queue the change, so that `step` logs it when the mutex is not held.
+
+        If the home directory hangs, logging would otherwise block while holding the mutex.
+        """
         self._changes.append(change)
 
     def waited(self, wait: Wait) -> None:
-        """Log a wait in the queue."""
+        """Log a finished wait in the queue."""
         tried(_append_wait, wait)
 
     def step(self) -> float | None:
-        """Log changes of the reservation, and the use of its devices if that is due."""
+        """Log any reservation changes, and log device use when it is due."""
         self._catch_up()
         if self._recorder is None:
             return None
-        if pause_s := self._recorder.pause_s:  # don't look up joined processes if nothing is due
+        if pause_s := self._recorder.pause_s:  # don't look up joined processes when nothing is due
             return pause_s
         pids = joining.own_pids(self._recorder.held)
         pause_s, is_used = tried(self._recorder.step, pids) or (EVERY_S, None)
@@ -71,7 +74,10 @@ class History(Feature):
         return pause_s
 
     def leaves(self, how: Leaving) -> Mapping[str, Fact]:
-        """Let a background process continue the log of a command. A kernel logs for itself."""
+        """Let a background process continue the log if a command replaces this process.
+
+        A kernel that takes over the reservation logs it itself.
+        """
         self._catch_up()
         if how is Leaving.RESTART:
             return {}
@@ -87,7 +93,7 @@ class History(Feature):
             self._follow(change)
 
     def _follow(self, change: Change) -> None:
-        """Log the end of the previous reservation, and start the log of the current one."""
+        """Finish logging the previous reservation, and start logging the current one."""
         before, held, how = change.before, change.held, change.how
         if held and before and _is_same(before, held):
             if self._recorder:
@@ -98,7 +104,7 @@ class History(Feature):
             self._recorder = tried(_recorder_of, held, change)
 
     def _end(self, how: End) -> None:
-        """Log the end of the reservation that is being logged."""
+        """Log how the current reservation ended, if it is being logged."""
         recorder, self._recorder = self._recorder, None
         if recorder:
             tried(recorder.end, how)
@@ -109,14 +115,16 @@ class History(Feature):
 
 
 def tried(function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> T | None:
-    """Call a function, and log only the first failure of this process as a warning.
+    """Call a function, and suppress any exception that it raises.
+
+    Only the first exception in this process is logged, as a warning.
 
     Args:
-        function: The function.
-        arguments: Its arguments.
+        function: The function to call.
+        arguments: The function's arguments.
 
     Returns:
-        The result, or None if the function raises.
+        The function's result, or None if it raises an exception.
     """
     try:
         return function(*arguments)
@@ -129,10 +137,10 @@ def tried(function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> T | No
 
 
 def at_exit(function: Callable[[], object]) -> None:
-    """Register a function that is called when this process exits, but not when a child exits.
+    """Register a function to call when this process exits, but not when a forked child exits.
 
     Args:
-        function: The function.
+        function: The function to register.
     """
     pid = os.getpid()
 
@@ -145,15 +153,17 @@ def at_exit(function: Callable[[], object]) -> None:
 
 
 def _is_same(before: Holding, held: Holding) -> bool:
-    """Return whether the history treats both as the same reservation."""
+    """Return whether the history treats two holdings as the same reservation."""
     old, new = ((h.devices, h.terms.memory_limit_mib, h.kept_until) for h in (before, held))
     return old == new
 
 
 def _recorder_of(held: Holding, change: Change) -> Recorder | None:
-    """Start to log a reservation, and return its recorder; None if the user keeps no history.
+    """Start logging a reservation, and return its recorder, or None if no history is kept.
 
-    Raises OSError and ReserveGPUError.
+    Raises:
+        OSError: The history can't be written.
+        ReserveGPUError: The history can't be written.
     """
     folder = places.to_write(rules())
     if folder is None:

@@ -1,4 +1,4 @@
-"""Log one reservation in a history: its use once a minute, and its end."""
+"""Log one reservation's device use once a minute, and log how the reservation ended."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import End
     from reserve_gpu.reservation.holding import Holding
 
-EVERY_S = 60.0  # seconds between two checks of use
-# Longest time in seconds for which one check counts. A stopped process can't check for hours, and
-# its use in that time is unknown.
+EVERY_S = 60.0  # seconds between device-use checks
+# Maximum time that one check can account for, in seconds. A stopped process might not check for
+# hours, and its device use during that time is unknown.
 LONGEST_KNOWN_S = 2 * EVERY_S
-DRIVER_LIMIT_S = 2.0  # timeout for the driver in seconds
-LEAST_S = 1.0  # shortest reservation that is logged, in seconds
+DRIVER_LIMIT_S = 2.0  # timeout for each driver call, in seconds
+LEAST_S = 1.0  # minimum duration of a logged reservation, in seconds
 
 
 class Recorder:
-    """Logs one reservation in a file of its own, called a page, until the reservation ends.
+    """Logs one reservation in its own file, called a page, until the reservation ends.
 
     Attributes:
         page: The page, which this process has locked.
         held: The reservation.
-        at: The time up to which the lines cover the reservation, by time.monotonic().
+        at: The `time.monotonic()` value up to which the reservation has been logged.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Recorder:
         Args:
             page: The page, which this process has locked.
             held: The reservation.
-            now: The start of the reservation, in seconds since the epoch.
-            at: The start of the reservation by time.monotonic(). Defaults to the current time.
-            every_s: The seconds between two checks of use.
+            now: The reservation's start time, in seconds since the epoch.
+            at: The `time.monotonic()` value at which logging starts. Defaults to now.
+            every_s: The interval between device-use checks, in seconds.
         """
         self.page, self.held, self._every_s = page, held, every_s
         self._entries = {device: _first(page.id, device, held, now) for device in held.devices}
@@ -61,23 +61,23 @@ class Recorder:
 
     @property
     def entries(self) -> tuple[LogLine, ...]:
-        """Return the current lines of the page, one for each device."""
+        """Return the page's current lines, one for each device."""
         return tuple(self._entries.values())
 
     @property
     def pause_s(self) -> float:
-        """Return the seconds until the next check of use; 0 if it is due."""
+        """Return the seconds until the next device-use check, or 0 if it is due."""
         return max(0.0, self._next_look - time.monotonic())
 
     def step(self, pids: Collection[int] | None = None) -> tuple[float, bool | None]:
-        """Check and log the use of the devices, if that is due.
+        """Check and log device use, if a check is due.
 
         Args:
-            pids: The processes of the reservation; None if they are unknown.
+            pids: The reservation's processes, or None if they are unknown.
 
         Returns:
             The seconds until the next check, and whether the devices were used since the last one.
-            The latter is None if no check was due.
+            The second value is None if no check was due.
 
         Raises:
             OSError: The page can't be written.
@@ -94,7 +94,7 @@ class Recorder:
         return self._every_s, is_used or not self._uses
 
     def end(self, how: End) -> None:
-        """Log the end of the reservation, and remove the page.
+        """Log how the reservation ended, and remove the page.
 
         Args:
             how: How the reservation ended.
@@ -120,7 +120,7 @@ class Recorder:
         self.page.write(self.entries)
 
     def _add(self) -> None:
-        """Add the time since the previous call to the line of each device."""
+        """Add the time since the previous call to each device's line."""
         before, self.at = self.at, time.monotonic()
         passed_s, now = self.at - before, time.time()
         for device, entry in self._entries.items():
@@ -143,12 +143,12 @@ def add_time(
     """Return a line with more time added to its counters.
 
     Args:
-        entry: The line.
+        entry: The line to update.
         passed_s: The time since the line was last updated, in seconds.
-        used: The use of the device in this time.
+        used: The device's use during that time.
         now: The current time, in seconds since the epoch.
-        is_over: Whether more memory was used than reserved, or the reservation is overdue. None if
-            neither is known.
+        is_over: Whether the reservation is overdue, or more memory was used than reserved. None if
+            this is unknown.
     """
     known_s = min(passed_s, LONGEST_KNOWN_S)
     used_s, idle_s, over_s, percent = entry.used_s, entry.idle_s, entry.over_s, entry.percent
@@ -172,24 +172,27 @@ def add_time(
 
 
 def is_next_hour(entry: LogLine) -> bool:
-    """Return whether a line ends in a later hour than it starts in."""
+    """Return whether a line starts in one hour and ends in another."""
     return _hour(entry.end) != _hour(entry.start)
 
 
 def _hour(at: float) -> tuple[int, ...]:
-    """Return the local hour with the UTC offset, which differs when clocks repeat an hour."""
+    """Return the local date, hour and UTC offset.
+
+    When clocks go back, the hour is repeated, but the offset is different.
+    """
     local = time.localtime(at)
     return (*local[:4], local.tm_gmtoff)
 
 
 def _next(entry: LogLine) -> LogLine:
-    """Return the line for the next period, with empty counters."""
+    """Return a line for the next period, with its counters reset."""
     entry = entry._replace(start=entry.end, seconds=0.0, used_s=None, idle_s=None, over_s=None)
     return entry._replace(mib=None, percent=None)
 
 
 def _first(own_id: str, device: Device, held: Holding, now: float) -> LogLine:
-    """Return the first line of a reservation for one device."""
+    """Return a reservation's first line for one device."""
     entry = LogLine(Kind.RESERVED, own_id, now, now, now, gpu=device.uuid, label=device.label)
     return _described(entry, device, held, activity.DeviceActivity())
 
@@ -197,9 +200,10 @@ def _first(own_id: str, device: Device, held: Holding, now: float) -> LogLine:
 def _described(
     entry: LogLine, device: Device, held: Holding, used: activity.DeviceActivity
 ) -> LogLine:
-    """Return the line with the current process, terms and lease of the reservation.
+    """Return the line with the reservation's current process, terms and lease.
 
-    The line's share is the reserved share of a whole GPU's memory, or 1 if that is unknown.
+    The line's share is the fraction of the whole GPU's memory that is reserved. A device whose
+    fraction of the GPU's memory is unknown counts as a whole GPU.
     """
     process, lease = describe_this_process(), held.lease
     share = used.share or 1.0

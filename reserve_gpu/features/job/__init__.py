@@ -1,4 +1,5 @@
-"""Support for processes in a job of a batch system, or in a Kubernetes pod.
+"""Support for processes in a batch job or a Kubernetes pod.
 
-`job_end` ends a reservation with its Slurm job. `no_gpu` helps users whose job has no GPU.
+`job_end` ends a reservation with its Slurm job. `no_gpu` tells users whose job has no GPU how to
+request one.
 """

@@ -1,4 +1,7 @@
-"""End reservations made in a Slurm job at the end of the job, which Slurm reports."""
+"""End the reservations made in a Slurm job when the job ends.
+
+Slurm provides the job's end time in an environment variable, or through squeue.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +28,31 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Lease
     from reserve_gpu.reservation.holding import Change
 
-JOB, JOB_END = "SLURM_JOB_ID", "SLURM_JOB_END_TIME"  # Slurm sets JOB_END since 23.02
-# The end of a job can be moved. So squeue is called FIRST_LOOK_S seconds before the end, shortly
-# before the first warning, and then at shrinking intervals of at least LEAST_PAUSE_S seconds.
+JOB, JOB_END = "SLURM_JOB_ID", "SLURM_JOB_END_TIME"  # Slurm 23.02 and later set JOB_END
+# A job's end time can change, so squeue is called FIRST_LOOK_S seconds before the job ends, shortly
+# before the first warning. It is then called at shrinking intervals of at least LEAST_PAUSE_S
+# seconds.
 FIRST_LOOK_S, LEAST_PAUSE_S = 660.0, 15.0
-UNKNOWN_S = 600.0  # seconds between two calls of squeue if the end of the job is unknown
-LONGEST_PAUSE_S = 60.0  # longest time in seconds until a change of the wall clock is noticed
-SPARE_S = 5.0  # seconds to spare between the functions that save work and the end of the job
+UNKNOWN_S = 600.0  # seconds between squeue calls while the job's end time is unknown
+LONGEST_PAUSE_S = 60.0  # maximum seconds before a wall clock change is noticed
+SPARE_S = 5.0  # safety margin in seconds between saving work and the job's end
 
 
 class Job(Feature):
-    """Limits reservations to the end of the job that this process belongs to."""
+    """Ends reservations no later than the batch job that this process belongs to."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         self._job, job_end = os.environ.get(JOB, ""), os.environ.get(JOB_END, "")
-        # The end from the environment, and later from squeue. It may have passed, for example in a
-        # shell that outlives its job.
+        # The job's end time from the environment, or later from squeue. It might have passed, for
+        # example in a shell that outlives its job.
         self._reported_end = float(job_end) if re.fullmatch("[0-9]{1,11}", job_end) else None
         self._began = procfs.now()
-        self._looked_at = -inf  # time of the last call of squeue, by time.monotonic()
-        self._saved = 0.0  # the end of the job for which the functions that save work were called
+        self._looked_at = -inf  # `time.monotonic()` at the last squeue call
+        self._saved = 0.0  # the job's end time for which work has been saved
 
     def begins(self) -> list[str]:
-        """Ask Slurm for the end of the job if it is unknown, and warn if the end has passed."""
+        """Ask Slurm for the job's end time if it is unknown, and warn if that time has passed."""
         if self._job and self._end is None:
             self._look()
         now = time.time()
@@ -61,36 +65,36 @@ class Job(Feature):
 
     @property
     def _end(self) -> float | None:
-        """Return the end of the job; None if it is unknown or has passed."""
+        """Return the job's end time, or None if it is unknown, in the past or too far ahead."""
         now = time.time()
         end = self._reported_end
         return end if end is not None and now < end <= now + LONGEST_S else None
 
     def limited(self, lease: Lease) -> Lease:
-        """Return the lease, limited to the end of the job."""
+        """Return the lease, shortened if necessary so that it ends with the job."""
         return lease.within(self._end, procfs.now())
 
     def changed(self, change: Change) -> None:
-        """End this kernel with its reservation if a Slurm job was started only for this kernel.
+        """When the lease has ended, end this kernel if a Slurm job was started only for it.
 
-        The job then ends with the kernel, instead of keeping its GPU.
+        The job then ends with the kernel instead of keeping its GPU.
         """
         is_over = change.before and change.how is End.OVER
         if is_over and os.environ.get(settings.JOB_KERNEL) == procfs.stamp(os.getpid()):
             shutdown.process_end().begin(lambda: True, warn, lambda: None)
 
     def step(self) -> float | None:
-        """Check at intervals whether the end was moved, and save work before the end."""
+        """Check at intervals whether the job's end time has changed, and save work before then."""
         held = self.owner.held
         if not (self._job and held):
             return None
         self._look()
-        if self.limited(held.lease) != held.lease:  # the end was moved, or the wall clock was set
+        if self.limited(held.lease) != held.lease:  # the job's end or the wall clock has changed
             self.owner.set_holding(held)
         return max(0.0, min(self._look_in_s(), self._save_in_s(), LONGEST_PAUSE_S))
 
     def released(self) -> str:
-        """Return a message that the job still occupies its GPUs in Slurm."""
+        """In a Slurm job, return the message that the job still occupies its GPUs."""
         if not self._job:
             return ""
         job = process_identity.job()
@@ -98,14 +102,14 @@ class Job(Feature):
         return f"{text}\n{shell_line(f'scancel {job}')}"
 
     def explained(self, error: ReserveGPUError) -> ReserveGPUError:
-        """Return an error with a command that gets a GPU, if the job has none."""
+        """Return an error that says how to request a GPU if the job has none."""
         return no_gpu.explained(error)
 
     def _save_in_s(self) -> float:
-        """Call the functions that save work if the job ends soon.
+        """Save work if the job is about to end.
 
         Returns:
-            The seconds until the functions are due, infinite if there is nothing to call.
+            The seconds until work must be saved, or infinity if there is nothing left to save.
         """
         ends, end, now = shutdown.process_end(), self._end, procfs.now()
         if end is None or not ends.longest_s or end <= self._saved:
@@ -119,10 +123,10 @@ class Job(Feature):
         return due_s
 
     def _look_in_s(self) -> float:
-        """Return the seconds until the next call of squeue; 0 or less if it is due.
+        """Return the seconds until the next squeue call. It is due if the result is 0 or less.
 
-        Slurm's controller reports the end by the wall clock, so this uses the wall clock and not
-        the time since the last call.
+        Slurm reports the job's end as a wall clock time, so the time left is computed from the wall
+        clock and not from the time since the last call.
         """
         passed_s = time.monotonic() - self._looked_at
         if self._end is None or passed_s == inf:
@@ -134,7 +138,7 @@ class Job(Feature):
         return 0.0 if is_first else max(LEAST_PAUSE_S, left_s / 3) - passed_s
 
     def _look(self) -> None:
-        """Ask Slurm for the end of the job if that is due, and keep the old end if this fails."""
+        """If a squeue call is due, ask for the job's end time. Keep the old time if this fails."""
         if self._look_in_s() > 0:
             return
         self._looked_at = time.monotonic()

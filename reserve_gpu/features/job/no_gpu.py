@@ -10,20 +10,24 @@ from reserve_gpu.model import errors
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import subprocesses
 
-# CUDA_VISIBLE_DEVICES in a job without a GPU: the values of Slurm, Flux and older Slurm versions.
+# In a job without a GPU, CUDA_VISIBLE_DEVICES has one of these values. They are set, in this order,
+# by Slurm, by Flux and by older versions of Slurm.
 NONE = ("", "-1", "NoDevFiles")
-# The variables that Slurm sets if a job or a job step has GPUs. https://slurm.schedmd.com/srun.html
+# Slurm sets these variables if a job or a job step has GPUs (https://slurm.schedmd.com/srun.html).
 HAS_GPUS = {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"}
-# The device files that a pod with GPUs has, even if its image has no working driver library.
+# A pod with GPUs has these device files, even if its image has no working driver library.
 GPUS_OF_POD = "/dev/nvidia[0-9]*"
-LIMIT_S = 3.0  # timeout for Slurm's programs in seconds
+LIMIT_S = 3.0  # timeout for Slurm commands in seconds
 
 
 def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
-    """Return an error with a command that gets a GPU, or the same error if the job has a GPU.
+    """Explain how to request a GPU if the batch job or pod has none.
 
     Args:
-        error: The error of a request for a GPU.
+        error: The error raised when a GPU was requested.
+
+    Returns:
+        An error with the explanation, or the given error if the explanation does not apply.
     """
     is_none = os.environ.get(cuda_environment.VISIBLE) in NONE
     is_hidden = isinstance(error, errors.NoVisibleDeviceError) and is_none
@@ -47,7 +51,7 @@ def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
 
 
 def _srun_options() -> str:
-    """Return srun's options for a job with a GPU; empty if sinfo lists no partition with GPUs.
+    """Return srun options that request a GPU, or `""` if sinfo lists no partition with GPUs.
 
     The job's own partition is preferred. If it has no GPUs, the first partition with GPUs is used.
     """

@@ -1,4 +1,4 @@
-"""Display the state of a lease in the cells that have reserved devices, or in the log."""
+"""Display a lease's state in the cells that have reserved devices, or in the log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reserve_gpu.system.warning_log import warn
 
 
 class LeaseLine:
-    """A line about the state of a lease, which is updated in place.
+    """A line that shows the state of a lease, and is updated in place.
 
     The session's thread calls `show`, `log` and `close`.
     """
@@ -21,12 +21,13 @@ class LeaseLine:
         self._line: Replaceable | None = None  # the output in the cells that have reserved devices
         self._shown = ""
         self._is_notice = False  # whether the next cell repeats the line
-        self._repeated = ""  # the line that the current cell repeated at its start
+        self._repeated = ""  # the line that the current cell repeated when it started
 
     def show(self, notice: LeaseNotice) -> None:
         """Show the state of the lease.
 
-        The next cell repeats an important notice. A process without cells logs it as a warning.
+        The next cell repeats an important notice. If no cell will follow, the notice is also logged
+        as a warning.
 
         Args:
             notice: The state of the lease.
@@ -41,20 +42,20 @@ class LeaseLine:
             warn(text)
 
     def log(self, text: str) -> None:
-        """Show a problem that occurs while the process is being ended, and log it.
+        """Show and log a problem that has occurred while ending the process.
 
         Args:
-            text: The description of the problem.
+            text: A description of the problem.
         """
         self._is_notice = False
         self._replace(text)
         warn(text)
 
     def close(self, text: str) -> None:
-        """Stop updating the line in these cells, after a last text.
+        """Show a final message, and then stop updating the line in these cells.
 
         Args:
-            text: The last text; empty to keep the current one.
+            text: The final message, or an empty string to keep the current one.
         """
         self._is_notice = False
         if text:
@@ -62,19 +63,19 @@ class LeaseLine:
         self._line = None
 
     def show_in_cell(self) -> None:
-        """Also show the line in the current cell, unless this cell has repeated it already."""
+        """Also show the line in the current cell, unless the cell has already repeated it."""
         if cells().shell and self._shown != self._repeated:
-            # Use a local variable, because the session's thread may set `_line` to None.
+            # Use a local variable, because the session's thread might set `_line` to None.
             line = self._line = self._line or Replaceable()
             line.show(self._shown)
 
     def take_notices(self) -> list[str]:
-        """Return the notice that this cell must show, and mark it as shown."""
+        """Return the notice that the next cell must show, if any, and mark it as shown."""
         self._repeated = self._shown if self._is_notice else ""
         if not self._is_notice:
             return []
         self._is_notice = False
-        self._update()  # again, because nbclient ignores updates between two cells
+        self._update()  # again, because nbclient ignores updates between cells
         return [self._shown]
 
     def _replace(self, text: str) -> None:
@@ -91,7 +92,7 @@ class LeaseLine:
 def _is_important(notice: LeaseNotice) -> bool:
     """Return whether the next cell should repeat a notice.
 
-    Running a cell resets the idle time, so a warning that the idle limit is near is not repeated.
+    Running a cell resets the idle time, so the next cell does not repeat an idle-limit warning.
     """
     if notice.action in (Action.WARN, Action.WARN_AGAIN):
         return not notice.lease.is_by_idleness(notice.at)

@@ -1,4 +1,4 @@
-"""Messages for the holder about a lease: that it has started, ends soon, or has ended."""
+"""Messages that tell the holder that a lease has started, ends soon, or has ended."""
 
 import time
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from reserve_gpu.render.frontends import Frontend
 from reserve_gpu.render.phrases import labels
 
 HOUR_S = 3600
-NEAR_S = 2 * MINUTE_S  # a time is shown with seconds if it is less than this many seconds away
-NAMED_CHILDREN = 3  # largest number of child processes that a message names
-OVER = (  # the last message, without and with a reservation that replaces the old one
+NEAR_S = 2 * MINUTE_S  # times less than this many seconds away include the seconds
+NAMED_CHILDREN = 3  # maximum number of child processes named in a message
+OVER = (  # final messages; the second is for a reservation that was replaced
     "This reservation was released.",
     "This reservation was replaced by another one.",
 )
@@ -25,7 +25,7 @@ JOB_OVER = "The job's end time has passed, so this reservation lasts until its p
 
 
 class Action(Enum):
-    """The state of a lease, and the action that follows from it."""
+    """What to do about a lease. The value describes the lease's state."""
 
     LASTS = "the lease has not ended"
     WARN = "the lease ends soon"
@@ -39,18 +39,18 @@ class Action(Enum):
 
 
 class LeaseNotice(NamedTuple):
-    """The state of the lease of the held devices.
+    """The state of a lease, as needed for a message to the holder.
 
     Attributes:
-        action: The state, and the action that follows from it.
+        action: The action that follows from the lease's state.
         devices: The held devices.
-        lease: Their lease.
-        at: The end of the lease, in seconds since the epoch.
-        children: Child processes that still have the variables of the reservation.
-        is_joined: Whether this is a joined process, whose lease only the holder can extend.
-        size: The size of the reserved part of each GPU; None for whole GPUs.
-        longer_s: The longest time for which the rules still allow the reservation, in seconds.
-        rule: The administrator's rule that limits the time; None for no limit.
+        lease: The lease.
+        at: The time at which the lease ends, in seconds since the epoch.
+        children: Child processes that still have the reservation's environment variables.
+        is_joined: Whether this is a joined process. Only the holder can extend its lease.
+        size: The memory reserved on each GPU, or None for whole GPUs.
+        longer_s: The maximum time for which the rules still allow the reservation, in seconds.
+        rule: The administrator's rule that limits the time, or None if there is no limit.
     """
 
     action: Action
@@ -67,7 +67,7 @@ class LeaseNotice(NamedTuple):
         """Return the message to the holder.
 
         Args:
-            frontend: The front end that shows the message, which determines how commands look.
+            frontend: The front end that shows the message. It determines how commands are written.
         """
         if self.action is Action.LASTS:
             return self._lasts()
@@ -83,7 +83,7 @@ class LeaseNotice(NamedTuple):
         return f"{self._continues(frontend)}{self._to_keep(frontend)}"
 
     def _continues(self, frontend: Frontend) -> str:
-        """Return the sentences about a reservation whose lease ends soon or has ended."""
+        """Describe a lease that ends soon, or has ended without releasing the devices."""
         devices = labels(self.devices)
         if self.action is Action.PUT_OFF:
             return f"{self._has_ended()}. {devices} will be released when the running cell ends."
@@ -100,7 +100,7 @@ class LeaseNotice(NamedTuple):
         return self._near()
 
     def _lasts(self) -> str:
-        """Return `GPU2 is yours until 18:00.`, with all conditions that end the lease."""
+        """Return text such as `GPU2 is yours until 18:00.`, including all end conditions."""
         devices, lease = self.devices, self.lease
         ends = []
         if lease.until is not None:
@@ -126,7 +126,7 @@ class LeaseNotice(NamedTuple):
         return f"{text}."
 
     def _still_visible(self) -> str:
-        """Name the child processes that still have the variables of the reservation."""
+        """Return a warning that names the child processes that can still see the devices."""
         if not self.children:
             return ""
         named = [sanitize(child) for child in self.children[:NAMED_CHILDREN]]
@@ -142,7 +142,7 @@ class LeaseNotice(NamedTuple):
     def _to_keep(self, frontend: Frontend) -> str:
         """Return the command that extends the lease.
 
-        The command contains only the new end, so it applies to the held devices (see
+        The command specifies only the new end time, so it applies to the held devices (see
         `Holding.as_held`).
         """
         if self.is_joined or self._is_jobs:
@@ -158,14 +158,14 @@ class LeaseNotice(NamedTuple):
         return f" To keep {labels(self.devices)}:\n{typed}"
 
     def _has_ended(self) -> str:
-        """Return `The reservation of GPU2 ended at 18:00`."""
+        """Return text such as `The reservation of GPU2 ended at 18:00`."""
         text = f"The reservation of {labels(self.devices)} ended"
         if self._is_by_idleness:
             return f"{text} after {durations.time_limit(self.lease.idle_s or 0.0)} without use"
         return f"{text} at {durations.moment(self.at, time.time())}"
 
     def _is_overdue(self) -> str:
-        """Return `The reservation of GPU2 has been overdue since 18:00.`."""
+        """Return text such as `The reservation of GPU2 has been overdue since 18:00.`."""
         text = f"The reservation of {labels(self.devices)}"
         if self._is_by_idleness:
             idle = durations.time_limit(self.lease.idle_s or 0.0)
@@ -174,17 +174,17 @@ class LeaseNotice(NamedTuple):
 
     @property
     def _is_jobs(self) -> bool:
-        """Return whether the lease ends at the end of the batch job."""
+        """Return whether the lease ends because the batch job ends."""
         return self.lease.is_jobs and not self._is_by_idleness
 
     @property
     def _is_by_idleness(self) -> bool:
-        """Return whether the idle limit ends the lease before its time does."""
+        """Return whether the lease ends because of its idle limit."""
         return self.lease.is_by_idleness(self.at)
 
 
 def _clock(at: float) -> str:
-    """Return a time of day, with seconds if it is less than NEAR_S away."""
+    """Return a time of day, including seconds if the time is less than NEAR_S seconds away."""
     now = time.time()
     is_near = at - now < NEAR_S
     return time.strftime("%H:%M:%S", time.localtime(at)) if is_near else durations.moment(at, now)

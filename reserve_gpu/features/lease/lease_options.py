@@ -1,4 +1,4 @@
-"""The options of a request that limit how long the reservation lasts."""
+"""Request options that limit how long a reservation lasts."""
 
 from reserve_gpu.model.option import DAYS, Option
 

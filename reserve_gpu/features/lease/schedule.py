@@ -1,4 +1,4 @@
-"""Decide, with pure functions, what to do about a lease now and when to check it again."""
+"""Pure functions that decide what to do about a lease, and when to check it again."""
 
 from math import inf
 from typing import NamedTuple
@@ -7,29 +7,29 @@ from reserve_gpu.features.lease.lease_notices import Action
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.requests import Lease
 
-# Seconds before the end of a lease at which the user gets the first and the last warning. For a
-# lease shorter than SHORT_S, the last warning comes at most LAST_OF_SHORT_S seconds before the end.
+# The first and last warnings are shown this many seconds before a lease ends. For a lease shorter
+# than SHORT_S, the last warning is shown at most LAST_OF_SHORT_S seconds before the end.
 FIRST_S, LAST_S, LAST_OF_SHORT_S = 600.0, 60.0, 15.0
 SHORT_S = 240.0
-LONGEST_PAUSE_S = 60.0  # longest time in seconds until a suspension or a clock change is noticed
-WANTED_S = 2.0  # seconds between two checks for waiters
-CHILD_S = 2.0  # seconds between two checks of whether a child process still uses a device
+LONGEST_PAUSE_S = 60.0  # maximum seconds before a suspension or clock change is noticed
+WANTED_S = 2.0  # seconds between checks for waiters
+CHILD_S = 2.0  # seconds between checks for a child process that is using a device
 
-# The actions after which the lease is not checked any further.
+# After these actions, the lease is not checked again.
 FINAL = frozenset({Action.RELEASE, Action.MARK_OVERDUE, Action.END_PROCESS})
 
 
 class Circumstances(NamedTuple):
-    """The facts on which the next step depends.
+    """The facts that determine the next step.
 
     Attributes:
         now: The current time, in seconds since the epoch.
-        idle_s: The time for which nothing has used the devices, in seconds.
+        idle_s: The time since a cell last ran or a device was last used, in seconds.
         is_running: Whether a cell is running.
-        is_wanted: Whether another process waits for a device.
+        is_wanted: Whether another process is waiting for a device.
         has_cuda: Whether CUDA has started in this process.
-        has_child: Whether a child process uses a device.
-        boot: The current time by the boot clock, in seconds.
+        has_child: Whether a child process is using a device.
+        boot: The current time on the boot clock, in seconds.
     """
 
     now: float
@@ -42,17 +42,17 @@ class Circumstances(NamedTuple):
 
     @property
     def instant(self) -> Instant:
-        """Return the current time by the wall clock and the boot clock."""
+        """Return the current time on the wall clock and the boot clock."""
         return Instant(self.now, self.boot)
 
 
 class Step(NamedTuple):
-    """The next step for a lease.
+    """What to do about a lease now, and when to check it again.
 
     Attributes:
         action: The action to take.
-        at: The end of the lease, in seconds since the epoch.
-        pause_s: The seconds until the next check; None if no check follows.
+        at: The time at which the lease ends, in seconds since the epoch.
+        pause_s: The seconds until the next check, or None if there is no further check.
     """
 
     action: Action
@@ -68,7 +68,7 @@ def end(lease: Lease, seen: Circumstances) -> float:
         seen: The current circumstances.
 
     Returns:
-        The end in seconds since the epoch; infinite if the lease does not end.
+        The end time in seconds since the epoch, or infinity if the lease has no end.
     """
     until = lease.at(seen.instant).until
     ends = [] if until is None else [until]
@@ -78,7 +78,7 @@ def end(lease: Lease, seen: Circumstances) -> float:
 
 
 def is_over(lease: Lease, seen: Circumstances) -> bool:
-    """Return whether the lease has ended, even if a cell or `--if-wanted` delays its effect.
+    """Return whether the lease has ended, even if a cell or `--if-wanted` delays the release.
 
     Args:
         lease: The lease.
@@ -88,11 +88,11 @@ def is_over(lease: Lease, seen: Circumstances) -> bool:
 
 
 def step(lease: Lease, began: float, seen: Circumstances) -> Step:
-    """Decide the next step for a lease.
+    """Decide on the next step for a lease.
 
     Args:
         lease: The lease.
-        began: The start of the lease, in seconds since the epoch, corrected for changes of the wall
+        began: The lease's start time, in seconds since the epoch, corrected for changes to the wall
             clock.
         seen: The current circumstances.
     """
@@ -100,7 +100,7 @@ def step(lease: Lease, began: float, seen: Circumstances) -> Step:
     if not is_over(lease, seen):
         return _warnings(lease, at, began, seen.now)
     if seen.is_running and not lease.is_strict:
-        return Step(Action.PUT_OFF, at, LONGEST_PAUSE_S)  # the end of the cell triggers a check
+        return Step(Action.PUT_OFF, at, LONGEST_PAUSE_S)  # a check follows when the cell ends
     if lease.if_wanted and not seen.is_wanted:
         return Step(Action.STAY, at, WANTED_S)
     is_used = seen.has_cuda or seen.has_child
@@ -108,13 +108,13 @@ def step(lease: Lease, began: float, seen: Circumstances) -> Step:
         return Step(Action.END_PROCESS, at, None)
     if seen.has_cuda:
         return Step(Action.MARK_OVERDUE, at, None)
-    if seen.has_child:  # the child process may end before this one, so check again
+    if seen.has_child:  # the child process might exit before this one, so check again
         return Step(Action.LEAVE_TO_CHILD, at, CHILD_S)
     return Step(Action.RELEASE, at, None)
 
 
 def _warnings(lease: Lease, at: float, began: float, now: float) -> Step:
-    """Return the step before the end of a lease: the warning that is due, if there is one."""
+    """Return the step for a lease that has not ended, including any warning that is due."""
     left_s = at - now
     duration_s = (lease.idle_s or 0.0) if lease.is_by_idleness(at) else at - began
     leads = _leads(duration_s)
@@ -125,6 +125,6 @@ def _warnings(lease: Lease, at: float, began: float, now: float) -> Step:
 
 
 def _leads(duration_s: float) -> list[float]:
-    """Return the seconds before the end at which the first and the last warning are due."""
+    """Return the lead times of the first and last warnings before the lease ends, in seconds."""
     first_s = min(FIRST_S, duration_s / 2)
     return [first_s, LAST_S if duration_s >= SHORT_S else min(LAST_OF_SHORT_S, first_s / 2)]

@@ -1,8 +1,8 @@
-"""Watch the lease of this process's reservation, warn before its end, and end the reservation.
+"""Watch this process's lease, warn the user before it ends, and end the reservation.
 
 Leases use three clocks. A time (`--until 18:00`) refers to the wall clock. A duration (`--for 4h`)
-is measured by the boot clock, which can't be set and includes time in suspension (see `Lease.at`).
-Idle time is measured by the monotonic clock, which excludes suspension.
+is measured by the boot clock, which can't be set and keeps running while the machine is suspended
+(see `Lease.at`). Idle time is measured by the monotonic clock, which stops during suspension.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Lease
     from reserve_gpu.reservation.holding import Change, Holding
 
-LOOKS = 12  # readings of GPU use per idle limit
-LONGEST_LOOK_S = 300.0  # longest time between two readings of GPU use, in seconds
-MUTEX_LIMIT_S = 0.5  # timeout for the mutex in seconds
-RETRY_S = 60.0  # seconds until the next check after a failed one
+LOOKS = 12  # number of GPU-use checks per idle limit
+LONGEST_LOOK_S = 300.0  # maximum seconds between GPU-use checks
+MUTEX_LIMIT_S = 0.5  # timeout for acquiring the mutex, in seconds
+RETRY_S = 60.0  # seconds before retrying a failed check
 
 
 class LeaseTimer(Feature):
-    """Watches the lease of the current reservation, if the lease has an end.
+    """Watches the current reservation's lease, if it has an end.
 
     Attributes:
-        display: The line that shows the state of the lease to the user.
+        display: The line that shows the lease's state to the user.
     """
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         self.display = lease_line.LeaseLine()
         self._held: Holding | None = None  # the reservation whose lease is watched
-        # The last action, whether the idle limit caused it, and the lease's end by the wall clock.
+        # The last action, whether the idle limit caused it, and the lease's end time.
         self._done: tuple[Action, bool, float | None] | None = None
         self._began, self._looked_at = procfs.now(), time.time()
         self._used = self._next_look = time.monotonic()
-        self._heartbeats: dict[str, int] = {}  # the first heartbeat seen of each waiter
+        self._heartbeats: dict[str, int] = {}  # the first heartbeat seen from each waiter
 
     @property
     def _action(self) -> Action | None:
@@ -66,7 +66,7 @@ class LeaseTimer(Feature):
     # -- watching the lease ------------------------------------------------------------------------
 
     def changed(self, change: Change) -> None:
-        """Watch the lease of the new reservation."""
+        """Watch the new reservation's lease, if there is one."""
         held = change.held
         has_end = held and held.lease.at(procfs.now()).has_end
         before, self._held = self._held, held if has_end else None
@@ -90,7 +90,7 @@ class LeaseTimer(Feature):
         """Check the lease and act on it.
 
         Returns:
-            The seconds until the next check; None if no check follows.
+            The seconds until the next check, or None if there is no further check.
         """
         try:
             self._follow_holder()
@@ -101,7 +101,7 @@ class LeaseTimer(Feature):
             return RETRY_S
 
     def _follow_holder(self) -> None:
-        """Extend the lease of a joined process if its holder has extended its own lease."""
+        """In a joined process, extend the lease if the holder has extended its own lease."""
         held = self.owner.held
         if held and held.joined and held.lease.until is not None and held.overdue is None:
             with suppress(LockError):
@@ -113,7 +113,7 @@ class LeaseTimer(Feature):
         if held is None or self._held is None or self._action in schedule.FINAL:
             return None
         lease = held.lease.at(procfs.now())
-        if lease.is_jobs is not held.lease.is_jobs:  # the job has outlived its announced end
+        if lease.is_jobs is not held.lease.is_jobs:  # the job has outlasted its announced end
             self.owner.set_holding(held._replace(terms=held.terms._replace(lease=lease)))
             return 0.0
         self._look_at_use(held)
@@ -122,7 +122,7 @@ class LeaseTimer(Feature):
         has_child = is_over and activity.by_child(held)
         with cells().quiet:
             seen = self._see()
-            if schedule.is_over(held.lease, seen) and not is_over:  # it ended just now: check again
+            if schedule.is_over(held.lease, seen) and not is_over:  # it just ended, so check again
                 return 0.0
             if is_over:
                 has_cuda = cuda_environment.cuda_started()
@@ -135,7 +135,7 @@ class LeaseTimer(Feature):
         return min(due.pause_s, max(0.0, self._next_look - time.monotonic()))
 
     def _release_hidden(self, held: Holding, due: Step, seen: Circumstances) -> Step:
-        """Release hidden devices, unless CUDA or a child process started to use them before.
+        """Release the hidden devices, unless this process or a child process is using them.
 
         Returns:
             The step that was taken.
@@ -149,7 +149,7 @@ class LeaseTimer(Feature):
         return due
 
     def _do_once(self, held: Holding, due: Step) -> Step:
-        """Take a step, unless it was taken before, and return it."""
+        """Take a step, unless the previous step was the same, and return it."""
         action, at, _ = due
         lease = held.lease.at(procfs.now())
         current = action, lease.is_by_idleness(at), lease.until
@@ -159,7 +159,7 @@ class LeaseTimer(Feature):
         if action is Action.RELEASE:
             self.owner.hide()
         elif action in (Action.MARK_OVERDUE, Action.LEAVE_TO_CHILD, Action.END_PROCESS):
-            # The devices are in use, so show them again if they were hidden.
+            # The devices are in use, so make them visible again if they were hidden.
             self.owner.set_holding(held._replace(overdue=at))
         self._show(held, action, at)
         if action is Action.END_PROCESS:
@@ -172,12 +172,12 @@ class LeaseTimer(Feature):
 
     @staticmethod
     def notice(held: Holding, action: Action, at: float) -> LeaseNotice:
-        """Return the state of a lease under the current rules.
+        """Return the notice about a lease's state under the current rules.
 
         Args:
             held: The reservation.
-            action: The action that is taken.
-            at: The end of the lease, in seconds since the epoch.
+            action: The action that follows from the lease's state.
+            at: The time at which the lease ends, in seconds since the epoch.
         """
         now, active_rules = procfs.now(), rules()
         return LeaseNotice(
@@ -193,15 +193,15 @@ class LeaseTimer(Feature):
         )
 
     def show(self) -> None:
-        """Show the end of the lease in the current cell, if the lease has an end."""
+        """Show the lease's state in the current cell, if the lease has an end."""
         if self._held:
             self.display.show_in_cell()
 
     def cell_begins(self) -> list[str]:
-        """Return the notices for the next cell. Each cell repeats that a reservation is overdue."""
+        """Return the notices for the next cell. An overdue notice is repeated in every cell."""
         held = self.owner.held
         if held and held.overdue is not None:
-            # Compute the end again, because the wall clock may have been changed.
+            # Compute the end time again, because the wall clock might have been changed.
             end = (
                 None
                 if held.lease.is_by_idleness(held.overdue)
@@ -211,7 +211,7 @@ class LeaseTimer(Feature):
         return self.display.take_notices()
 
     def _watch_again(self, lease: Lease) -> None:
-        """Act on an unchanged lease again, after the end of the process was canceled."""
+        """Act on the lease again if it is unchanged after ending the process was canceled."""
         if self._held and self._held.lease == lease:
             self._done = None
 
@@ -233,10 +233,11 @@ class LeaseTimer(Feature):
         return time.monotonic() - self._used
 
     def _look_at_use(self, held: Holding) -> None:
-        """Check, if that is due, whether this process or its descendants use a device."""
+        """If a check is due, check whether the reservation's processes have used a device."""
         now, idle_s = time.monotonic(), held.lease.idle_s
         look = self.owner.last_look
-        if idle_s is not None and look and look.now > self._looked_at:  # by another feature
+        # Another feature might have checked more recently.
+        if idle_s is not None and look and look.now > self._looked_at:
             self._looked_at, self._next_look = look.now, look.at + self._pause_s(idle_s)
             self._used = look.at if look.is_used else self._used
         if idle_s is None or now < self._next_look:
@@ -244,7 +245,7 @@ class LeaseTimer(Feature):
         self._next_look = now + self._pause_s(idle_s)
         since, self._looked_at = self._looked_at, time.time()
         if activity.is_used(held, since):
-            self._used = time.monotonic()  # not `now`, because the check may be slow
+            self._used = time.monotonic()  # not `now`, because the check might be slow
 
     @staticmethod
     def _pause_s(idle_s: float) -> float:
@@ -253,7 +254,7 @@ class LeaseTimer(Feature):
     def _is_wanted(self, devices: Sequence[Device]) -> bool:
         """Return whether another process is waiting and could use one of the devices.
 
-        A stopped waiter does not count, because its heartbeat does not change.
+        A stopped waiter is ignored, because its heartbeat does not change.
         """
         heartbeats = waiters_for(devices)
         known = self._heartbeats
@@ -261,7 +262,9 @@ class LeaseTimer(Feature):
         return self._heartbeats != heartbeats
 
     def is_to_end(self, held: Holding) -> Callable[[], bool]:
-        """Return a function that checks, on any thread, whether this process must still end.
+        """Return a function that checks whether this process must still be ended.
+
+        Any thread can call the returned function.
 
         Args:
             held: The reservation whose lease has ended.
@@ -270,7 +273,8 @@ class LeaseTimer(Feature):
 
         def is_to_end() -> bool:
             current = self.owner.held
-            if current is None:  # a before_end() function released it, but its memory is in use
+            if current is None:
+                # A before_end() function released the devices, but their memory is still in use.
                 return not cells().is_running and cells().last < began
             seen = self._see()
             is_put_off = seen.is_running and not held.lease.is_strict
@@ -281,15 +285,15 @@ class LeaseTimer(Feature):
 
 
 def _watch_cells() -> None:
-    """Load this package's extension into the IPython shell, if there is a shell."""
-    with suppress(Exception):  # the shell may not be IPython's own
+    """Load this package's extension into the IPython shell, if there is one."""
+    with suppress(Exception):  # the shell might not be IPython's own
         shell = current_shell()
         if shell and not cells().shell:
             shell.extension_manager.load_extension("reserve_gpu")
 
 
 def _is_same(before: Holding | None, held: Holding | None) -> bool:
-    """Return whether two reservations have the same lease and devices, whatever their numbers."""
+    """Return whether two reservations have the same lease and devices, ignoring their numbers."""
     return bool(
         before and held and (*before.locks,) == (*held.locks,) and before.lease == held.lease
     )
@@ -301,13 +305,13 @@ def _share_devices(before: Holding | None, held: Holding | None) -> bool:
 
 
 def waiters_for(devices: Sequence[Device]) -> dict[str, int]:
-    """Return the last heartbeat of each other process that waits and could use a device.
+    """Return the latest heartbeat of each other process that is waiting and could use a device.
 
     Args:
         devices: The held devices.
 
     Returns:
-        The heartbeats by the names of the tickets. Empty if the lock directory can't be used.
+        The heartbeats, keyed by ticket name. Empty if the lock directory can't be used.
     """
     with suppress(LockError), LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
         tickets = queue.other_tickets(directory.tickets(), devices)

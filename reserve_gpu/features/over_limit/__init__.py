@@ -1,1 +1,1 @@
-"""Warn users whose process uses more of a GPU's memory than it has reserved."""
+"""Warn the user if a process uses more GPU memory than it has reserved."""

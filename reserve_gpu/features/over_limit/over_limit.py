@@ -1,4 +1,4 @@
-"""Warn after a cell if the process uses more of a device's memory than it has reserved."""
+"""After a cell, warn if the process is using more of a device's memory than it has reserved."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class OverLimit(Feature):
-    """Warns after a cell if the process uses more of a device's memory than it has reserved."""
+    """Warns after a cell if the process is using more of a device's memory than it has reserved."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
-        self._over: frozenset[Device] = frozenset()  # devices with a warning that still applies
+        self._over: frozenset[Device] = frozenset()  # devices already warned about
 
     def changed(self, change: Change) -> None:
-        """Forget the earlier warnings when the devices are released."""
+        """Forget earlier warnings when the devices are released."""
         if change.held is None:
             self._over = frozenset()
 
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
-        """Return one warning for each device of which this process uses more than its part.
+        """Return a warning for each device on which this process now exceeds its reserved memory.
 
         Args:
-            look: Returns the processes on each device.
+            look: A function that returns the processes on each device.
         """
         held, pid = self.owner.held, os.getpid()
         if held is None or held.terms.memory_limit_mib is None:
@@ -53,17 +53,17 @@ def exceeded(
     uses: Mapping[Device, float | None],
     before: frozenset[Device],
 ) -> tuple[frozenset[Device], list[str]]:
-    """Find the devices of which this process uses more than its part.
+    """Find the devices on which this process exceeds its reserved memory.
 
     Args:
-        held: The reservation of parts of devices.
-        environ: The environment variables that are set for the reservation.
-        uses: The memory in MiB that this process and its descendants use on each device. If it is
-            None because it can't be read, the state of the device does not change.
-        before: The devices that were found after the previous cell.
+        held: The reservation, which includes only part of each device.
+        environ: The environment variables set for the reservation.
+        uses: The memory that this process and its descendants use on each device, in MiB. If it is
+            None because it can't be read, the result for that device does not change.
+        before: The devices found after the previous cell.
 
     Returns:
-        The devices, and a notice for each device that is not in `before`.
+        The devices, and a warning for each device that is not in `before`.
     """
     memory_limit_mib = held.terms.memory_limit_mib or 0.0
     over = frozenset(

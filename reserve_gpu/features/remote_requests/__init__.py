@@ -1,1 +1,1 @@
-"""Release the devices of this process when its user requests it from another process."""
+"""Release this process's devices when its user requests this from another process."""

@@ -1,4 +1,4 @@
-"""Handle requests of this user's other processes, or of root, to release devices or to end."""
+"""Handle requests to release devices or end this process, from the same user or from root."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class RemoteRequests(Feature):
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
         self._listener: Listener | None = None
-        self._is_due = False  # whether listening must still be started
-        self._has_warned = False  # whether the user knows that listening has failed
-        self._unreachable: list[str] = []  # warnings for the end of the current cell
-        self._warnings: list[str] = []  # warnings for the next cell
+        self._is_due = False  # whether this process still has to start listening
+        self._has_warned = False  # whether the user has been told that listening failed
+        self._unreachable: list[str] = []  # warnings to show when the current cell ends
+        self._warnings: list[str] = []  # warnings to show before the next cell
 
     def changed(self, change: Change) -> None:
-        """Start to listen when a device is held, and stop when none is held."""
+        """Start listening when a device is held, and stop when no device is held."""
         is_wanted = bool(change.held and cells().shell)
         self._is_due = is_wanted and not self._listener
         if self._is_due:
@@ -58,18 +58,22 @@ class RemoteRequests(Feature):
         self._has_warned &= is_wanted
 
     def step(self) -> float | None:
-        """Listen in another directory if the default one failed. Does not hold the mutex."""
+        """Listen in another directory if the default one can't be used.
+
+        This is called without holding the mutex.
+        """
         if self._is_due and (held := self.owner.held):
             try:
                 self._listen(socket_directory.open_any)
             except (OSError, ReserveGPUError) as error:
                 if not self._has_warned:
                     self._unreachable.append(unreachable(held.devices, error))
-                self._is_due, self._has_warned = False, True  # the next change tries again
+                # The next change to the reservation tries again.
+                self._is_due, self._has_warned = False, True
         return None
 
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:  # noqa: ARG002
-        """Return a warning after the cell that reserves a device, if this process can't listen.
+        """After a cell that reserves a device, return a warning if this process can't listen.
 
         Args:
             look: Not used.
@@ -86,7 +90,7 @@ class RemoteRequests(Feature):
         self._listener, self._is_due = listener, False
 
     def cell_begins(self) -> list[str]:
-        """Return notices about requests that were handled since the last cell."""
+        """Return notices about requests handled since the last cell."""
         warnings, self._warnings = self._warnings, []
         return warnings
 
@@ -106,7 +110,7 @@ class RemoteRequests(Feature):
             return Answer.ANOTHER
         own_labels = {label for each in held.devices for label in (each.label, f"GPU{each.index}")}
         if own_labels.isdisjoint(request.get("labels") or own_labels):
-            return Answer.ANOTHER  # another user has changed the number in the lock file's record
+            return Answer.ANOTHER  # another user has changed the GPU's number in the lock record
         if request["do"] == "end":
             shutdown.process_end().begin(lambda: True, self._warnings.append, lambda: None)
             return Answer.ENDED
@@ -124,11 +128,11 @@ class RemoteRequests(Feature):
 
 
 def released_by(devices: Sequence[Device], user: str, at: float) -> str:
-    """Return the notice that devices were released on a user's request.
+    """Return the notice that devices were released at a user's request.
 
     Args:
         devices: The devices that this process held.
-        user: The name of the user.
+        user: The user's name.
         at: The time of the release, in seconds since the epoch.
     """
     subject = "You" if user == procfs.user_name(os.geteuid()) else sanitize(user)
@@ -142,7 +146,7 @@ def unreachable(devices: Sequence[Device], error: Exception) -> str:
 
     Args:
         devices: The held devices.
-        error: The reason why this process can't listen for requests.
+        error: The error that prevents this process from listening for requests.
     """
     names, directory = labels(devices), default_path()
     reason, advice = sanitize(str(error)), ""
@@ -157,29 +161,30 @@ def unreachable(devices: Sequence[Device], error: Exception) -> str:
 
 # -- the listener ----------------------------------------------------------------------------------
 
-REQUEST_LIMIT_S = 1.0  # longest time in seconds from the connection to the request
-BACKLOG = 128  # largest number of connections that wait to be accepted
+REQUEST_LIMIT_S = 1.0  # maximum seconds between a client's connection and its request
+BACKLOG = 128  # maximum number of connections waiting to be accepted
 SOCKET_MODE = 0o600
-ATTEMPTS = 10  # attempts to listen, because other processes of this user remove empty directories
+# Attempts to listen. The user's other processes remove empty directories, so an attempt can fail.
+ATTEMPTS = 10
 
 
 class Listener:
-    """Answers requests to this process on a thread that listens on a Unix socket."""
+    """Answers requests to this process, using a thread that listens on a Unix socket."""
 
     def __init__(self, answer: Answerer) -> None:
         """Create a listener.
 
         Args:
-            answer: Returns the answer to a request. The listener's thread calls it.
+            answer: A function that returns the answer to a request. The listener's thread calls it.
         """
         self._answer = answer
         self._descriptor = files.NONE
 
     def start(self, open_folder: Callable[[], int]) -> None:
-        """Create the socket, and start the thread.
+        """Create the socket and start the thread.
 
         Args:
-            open_folder: Returns a descriptor of the directory for the socket.
+            open_folder: A function that returns a file descriptor for the socket's directory.
 
         Raises:
             OSError, LockError: The directory or the socket can't be created.
@@ -193,7 +198,7 @@ class Listener:
 
     def _start(self, open_folder: Callable[[], int]) -> None:
         name = f"{socket_directory.sockets_of(os.getpid())}{os.urandom(8).hex()}"
-        # No fork may happen before the descriptors are registered to be closed in forked children.
+        # Prevent forks until the descriptors are registered to be closed in forked children.
         with no_fork, ExitStack() as cleanup:
             folder = files.remember(open_folder())
             cleanup.callback(files.close, folder)
@@ -201,16 +206,16 @@ class Listener:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._descriptor = files.remember(listener.fileno())
             cleanup.callback(lambda: files.close(listener.detach()))
-            path = f"/proc/self/fd/{folder}/{name}"  # the path of a socket must be short
+            path = f"/proc/self/fd/{folder}/{name}"  # a socket's path must be short
             listener.bind(path)
             cleanup.callback(os.unlink, name, dir_fd=folder)
-            os.chmod(path, SOCKET_MODE)  # the umask may have removed permissions
+            os.chmod(path, SOCKET_MODE)  # the umask might have removed permissions
             listener.listen(BACKLOG)
             executor.start(self._serve, listener, folder, name)
             cleanup.pop_all()
 
     def stop(self) -> None:
-        """Stop listening, and end the thread."""
+        """Stop listening and end the thread."""
         with suppress(OSError), no_fork:
             if files.opening_key(self._descriptor):
                 with socket.socket(fileno=os.dup(self._descriptor)) as listener:

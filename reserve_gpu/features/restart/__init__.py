@@ -1,1 +1,1 @@
-"""Keep a kernel's devices over its restart (see `reservation/restart_handover.py`)."""
+"""Keep a Jupyter kernel's devices across a restart (see `reservation/restart_handover.py`)."""

@@ -1,4 +1,4 @@
-"""Keep a kernel's devices over a restart, from the old kernel to the new one."""
+"""Keep a Jupyter kernel's devices across a restart by handing them over to the new kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Fact
 
 RESTART = "RESERVE_GPU_RESTART"
-RESTART_S = 60.0  # default of RESTART in seconds
+RESTART_S = 60.0  # default for RESTART, in seconds
 
 
 class Restart(Feature):
@@ -30,7 +30,7 @@ class Restart(Feature):
         self._has_checked = False
 
     def begins(self) -> list[str]:
-        """Take over the devices that the previous kernel has left.
+        """Take over the devices that the previous kernel left.
 
         Returns:
             Notices about the devices.
@@ -47,7 +47,7 @@ class Restart(Feature):
         return notices
 
     def leaves(self, how: Leaving) -> Mapping[str, Fact]:
-        """Leave the devices to the next kernel if this kernel restarts.
+        """Leave the devices to the next kernel if this kernel is restarting.
 
         Args:
             how: The kind of program that takes over.

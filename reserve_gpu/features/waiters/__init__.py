@@ -1,1 +1,1 @@
-"""Tell the holder about waiters for its idle devices, and about other users on its devices."""
+"""Tell the holder about waiters for its idle devices, and about other users of its devices."""

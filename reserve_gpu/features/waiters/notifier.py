@@ -1,4 +1,4 @@
-"""Tell the holder, after a cell, about waiters for idle devices and about use by other users."""
+"""After a cell, tell the holder about waiters for idle devices and other users of its devices."""
 
 from __future__ import annotations
 
@@ -31,38 +31,39 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.holding import Holding
 
 
-SWITCH = "RESERVE_GPU_TELL_WAITERS"  # "0" turns messages about waiters off
-EVERY_S = 600.0  # seconds between two messages about waiters
-IDLE_S = 600.0  # a device is idle this many seconds after it was reserved or last used
-MUTEX_LIMIT_S = 0.2  # timeout for the mutex in seconds
-PAUSE_S = 5.0  # shortest time between two checks in seconds, however often cells end
-QUICK_S = 0.05  # duration of a check in seconds above which the pause grows in proportion
+SWITCH = "RESERVE_GPU_TELL_WAITERS"  # "0" turns off messages about waiters
+EVERY_S = 600.0  # minimum seconds between messages about waiters
+# A device is idle this many seconds after it was reserved or last used, whichever is later.
+IDLE_S = 600.0
+MUTEX_LIMIT_S = 0.2  # timeout for acquiring the mutex, in seconds
+PAUSE_S = 5.0  # minimum seconds between checks, however often cells end
+QUICK_S = 0.05  # after a check longer than this many seconds, the pause grows in proportion
 
 
 class WaiterNotices(Feature):
-    """Reports each waiter, and each process of another user on a held device, once."""
+    """Reports each waiter, and each other user's process on a held device, only once."""
 
     def __init__(self, owner: Owner, pause_s: float = PAUSE_S, idle_s: float = IDLE_S) -> None:
         """Create the feature.
 
         Args:
-            owner: The session of this process.
-            pause_s: The seconds between two checks, extended after a slow check.
-            idle_s: The seconds without use after which a device is idle.
+            owner: This process's session.
+            pause_s: The minimum time between checks, in seconds. It grows after a slow check.
+            idle_s: The time after which an unused device counts as idle, in seconds.
         """
         super().__init__(owner)
         self._pause_s, self._idle_s = pause_s, idle_s
-        self._used_at = -inf  # the last known use, by time.monotonic()
-        self._known: set[tuple[str, int]] = set()  # the waiters and processes that were reported
-        self._tell_at = 0.0  # time of the next message about a waiter, by time.monotonic()
-        self._seen: int | None = None  # the number of the reservation that was checked last
-        self._look_at = 0.0  # earliest time of the next check, by time.monotonic()
+        self._used_at = -inf  # `time.monotonic()` at the last known use
+        self._known: set[tuple[str, int]] = set()  # waiters and processes already reported
+        self._tell_at = 0.0  # earliest `time.monotonic()` for the next message about a waiter
+        self._seen: int | None = None  # number of the last reservation checked
+        self._look_at = 0.0  # earliest `time.monotonic()` for the next check
 
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
-        """Return warnings about other users on the devices, and show a message about a waiter.
+        """Show a message about a new waiter, and return warnings about other users of the devices.
 
         Args:
-            look: Returns the processes on each device.
+            look: A function that returns the processes on each device.
         """
         held, began = self.owner.held, time.monotonic()
         if held is None:
@@ -81,14 +82,14 @@ class WaiterNotices(Feature):
             pictures.tell(pictures.of_line(text))
         took_s = time.monotonic() - began
         self._look_at = began + took_s + self._pause_s * max(1.0, took_s / QUICK_S)
-        return [] if is_new else [*map(used_by_others, rows)]  # %reserve_gpu has warned already
+        return [] if is_new else [*map(used_by_others, rows)]  # %reserve_gpu has already warned
 
     def tell(self, held: Holding, is_watched: Callable[[], bool]) -> str | None:
-        """Return a message about a new waiter for idle devices, at most one every EVERY_S seconds.
+        """Return a message about a new waiter for idle devices, at most once every EVERY_S seconds.
 
         Args:
             held: The reservation.
-            is_watched: Returns whether a person reads the message.
+            is_watched: A function that returns whether a person will read the message.
 
         Returns:
             The message, or None if there is nothing to report.
@@ -102,14 +103,14 @@ class WaiterNotices(Feature):
         if activity.is_used(held, min(cells().began, time.time() - self._idle_s)):
             self._used_at = now
             return None
-        if self.owner.held is not held:  # the reservation has ended during the check
+        if self.owner.held is not held:  # the reservation changed during the check
             return None
         self._tell_at = now + EVERY_S
         self._known.add(key(waiter))
         return waiter_message(waiter, held.devices, is_late=cuda_environment.cuda_started())
 
     def _may_be_used(self, held: Holding, now: float) -> bool:
-        """Return whether the devices were reserved or used too recently to be idle."""
+        """Return whether the devices were reserved or used too recently to count as idle."""
         look = self.owner.last_look
         if look and look.is_used:
             self._used_at = max(self._used_at, look.at)
@@ -122,7 +123,7 @@ def first_waiter(devices: Sequence[Device], known: Collection[tuple[str, int]]) 
 
     Args:
         devices: The held devices.
-        known: The keys of waiters that were reported already.
+        known: The keys of waiters that have already been reported.
     """
     with suppress(LockError), LockDirectory() as directory:
         for ticket in queue.other_tickets(_tickets(directory), devices):
@@ -132,10 +133,10 @@ def first_waiter(devices: Sequence[Device], known: Collection[tuple[str, int]]) 
 
 
 def key(ticket: Ticket) -> tuple[str, int]:
-    """Return a key that identifies a waiter among all past and future waiters.
+    """Return a waiter's key, which is never reused for another waiter.
 
     Args:
-        ticket: The ticket of the waiter.
+        ticket: The waiter's ticket.
     """
     return ticket.name, ticket.number
 
@@ -150,15 +151,15 @@ def _tickets(directory: LockDirectory) -> list[Ticket]:
 def new_users(
     listed: Mapping[Device, Sequence[Process]], known: set[tuple[str, int]]
 ) -> list[DeviceStatus]:
-    """Return a row for each device that a process of another user has started to use.
+    """Return a row for each device that another user's process has started to use.
 
-    A process that uses no more memory than a desktop does is ignored. Graphics processes are only
-    listed if they use more.
+    Processes that use no more memory than a desktop are ignored. Graphics processes below that
+    limit have already been left out of `listed`.
 
     Args:
         listed: The processes on each held device.
-        known: The processes that were reported already, by device UUID and pid. The function adds
-            the new ones.
+        known: The device UUID and pid of each process that has already been reported. This
+            function adds the new processes.
     """
     rows: list[DeviceStatus] = []
     for device, processes in listed.items():
@@ -178,12 +179,12 @@ def new_users(
 
 
 def waiter_message(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) -> str:
-    """Return the message to the holder of idle devices about a waiter.
+    """Return a message that tells the holder of idle devices about a waiter.
 
     Args:
-        ticket: The ticket of the waiter.
+        ticket: The waiter's ticket.
         devices: The held devices.
-        is_late: Whether CUDA has started in this process, so that only a restart frees memory.
+        is_late: Whether CUDA has started in this process. If so, only a restart frees its memory.
     """
     subject, recipient = sanitize(ticket.holder.user or "Another user"), "them"
     if phrases.is_of(ticket.holder, procfs.user_of(os.getpid())):
@@ -201,8 +202,8 @@ def waiter_message(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) 
 def _waited_s(ticket: Ticket) -> float:
     """Return the seconds since a waiter joined the queue.
 
-    The waiter's user can write any time into the ticket. The result therefore assumes that the
-    waiter joined at most `RETURN_LIMIT_S` before its process started.
+    The waiter's user can write any time into the ticket file. This function therefore assumes that
+    the waiter joined at most `RETURN_LIMIT_S` seconds before its process started.
     """
     now = procfs.now().boot
     began = procfs.start_time_boot(ticket.holder.listed_pid) if ticket.holder.listed_pid else None
