@@ -1,6 +1,7 @@
-"""Tab completion of %reserve_gpu: options, and example values.
+"""Tab completion for %reserve_gpu, which offers options and example values.
 
-IPython loads this module at the first Tab. Completion reads only the typed line, never a device.
+This module is loaded when the user first presses Tab. Completion reads only the typed line and
+never accesses a device.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ WITH_VALUE = {
 
 
 def matches(shell: InteractiveShell, context: Any) -> dict[str, Any]:
-    """Return completions in the format of matchers, for IPython 8.6 and later."""
+    """Return completions in the matcher format of IPython 8.6 and later."""
     from IPython.core.completer import SimpleCompletion
 
     before = context.text_until_cursor
@@ -33,7 +34,7 @@ def matches(shell: InteractiveShell, context: Any) -> dict[str, Any]:
         return {"completions": []}
     word, texts = complete(arguments)
     if not texts:
-        # An empty answer would not suppress IPython's own completions of Python names and files.
+        # An empty list would not suppress IPython's own completions for Python names and files.
         word = word or "".join(re.findall(r"\S+\s*$", before))
         texts = [word]
     return {
@@ -48,9 +49,9 @@ def matches(shell: InteractiveShell, context: Any) -> dict[str, Any]:
 
 
 def endings(shell: InteractiveShell, event: Any) -> list[str]:
-    """Return completions for IPython before 8.6.
+    """Return completions for IPython versions before 8.6.
 
-    These versions replace only the last part of a word such as `--min-memory`.
+    Those versions replace only the last part of a word such as `--min-memory`.
     """
     arguments = _arguments(shell, event.text_until_cursor)
     if arguments is None:
@@ -60,7 +61,7 @@ def endings(shell: InteractiveShell, event: Any) -> list[str]:
 
 
 def complete(arguments: str) -> tuple[str, list[str]]:
-    """Return the last word of the magic's arguments, and its completions."""
+    """Return the last word of the magic's arguments, and the completions for that word."""
     *words, word = re.split(r"[\s=]+", arguments)
     if words and words[-1] in WITH_VALUE and not word.startswith("-"):
         values = WITH_VALUE[words[-1]].offers

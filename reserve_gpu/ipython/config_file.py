@@ -1,11 +1,11 @@
-"""Add and remove the lines in ipython_config.py with which IPython loads the extension.
+"""Add and remove the lines in ipython_config.py that make IPython load the extension.
 
-The lines are between two marks, and list each Python that they were added for. Only lines that this
-module or an older version of it wrote are removed. The file is replaced atomically, so an
-interrupted run leaves either the old or the new content.
+The lines are placed between two marks, and list the path of each Python that they were added for.
+Only lines that were written by this module, or by an older version of it, are removed. The file is
+replaced atomically, so an interrupted run leaves either the old or the new content.
 
-install.sh runs this file as a program before the package is installed and after it is removed.
-Therefore it imports only the standard library.
+install.sh runs this module as a program before the package is installed and after it is removed, so
+this module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 BEGIN, END = b"# >>> reserve_gpu ", b"# <<< reserve_gpu "
 HEAD = BEGIN + b"(added by install.sh, which takes it away with --uninstall%s) >>>"
-BREAK = b"; new: break"  # in the first mark if a line break was added before it
+BREAK = b"; new: break"  # part of the first mark if a line break was inserted before the mark
 IMPORT = b"import importlib.util"
-# Other environments of this user share the file, but may lack the package. The test of `origin`
-# excludes a folder named reserve_gpu without an __init__.py.
+# The user's other environments share the file, but the package might not be installed in them.
+# Testing `origin` excludes a folder that is named reserve_gpu but has no __init__.py.
 GUARD = b'if getattr(importlib.util.find_spec("reserve_gpu"), "origin", None):'
 OLD_GUARD = b'if importlib.util.find_spec("reserve_gpu"):'  # the guard that version 2.0.0 wrote
 APPEND = b'    get_config().InteractiveShellApp.extensions.append("reserve_gpu")'
 TAIL = END + b"<<<"
 NAME = re.compile(rb"# for (/.*/bin/python\d+\.\d+)")
-SIZE_LIMIT = 1 << 20  # maximum bytes of ipython_config.py; parsing a larger file takes seconds
+SIZE_LIMIT = 1 << 20  # maximum bytes in ipython_config.py; larger files take seconds to parse
 OWN_LINE = re.compile(rb"^[^#\r\n]*reserve_gpu", re.MULTILINE)
 
 
 class StartupError(Exception):
-    """The lines can't be added or removed; the text is the reason."""
+    """The lines can't be added or removed. The message states the reason."""
 
 
 class Block(NamedTuple):
@@ -64,8 +64,8 @@ class Removal(NamedTuple):
     """The result of removing the lines for this Python.
 
     Attributes:
-        data: The new content of the file.
-        others: The other Pythons for which the lines are kept.
+        data: The file's new content.
+        others: The paths of the other Pythons for which the lines are kept.
         left: The number of the user's own lines between the marks.
     """
 
@@ -74,21 +74,21 @@ class Removal(NamedTuple):
     left: int
 
 
-# -- the content of the file -----------------------------------------------------------------------
+# -- file content ----------------------------------------------------------------------------------
 
 
 def added(data: bytes, name: bytes) -> bytes:
-    """Add the lines for one Python.
+    """Return a file's content with the lines for one Python added.
 
     Args:
-        data: The content of the file.
-        name: The path of the Python.
+        data: The file's content.
+        name: The path of the Python interpreter.
 
     Returns:
-        The new content of the file.
+        The new content.
 
     Raises:
-        StartupError: The change would make the user's code invalid, or change its meaning.
+        StartupError: The change would make the user's code invalid or change its meaning.
     """
     result = _added(data, name)
     _check_code(data, result)
@@ -124,17 +124,17 @@ def _added(data: bytes, name: bytes) -> bytes:
 
 
 def removed(data: bytes, name: bytes) -> Removal:
-    """Remove the lines for one Python.
+    """Return a file's content with the lines for one Python removed.
 
     Args:
-        data: The content of the file.
-        name: The path of the Python.
+        data: The file's content.
+        name: The path of the Python interpreter.
 
     Returns:
-        The new content of the file, and the lines that were kept.
+        The new content, and details about what was kept.
 
     Raises:
-        StartupError: The change would make the user's code invalid, or change its meaning.
+        StartupError: The change would make the user's code invalid or change its meaning.
     """
     result = _removed(data, name)
     _check_code(data, result.data)
@@ -158,7 +158,7 @@ def _removed(data: bytes, name: bytes) -> Removal:
 
 
 def blocks_in(lines: list[bytes]) -> list[Block]:
-    """Return the blocks of added lines. An edited block may lack one of its marks."""
+    """Return the blocks of added lines. A block that was edited might lack one of its marks."""
     texts = [*map(_text, lines)]
     marks = [at for at, text in enumerate(texts) if text.startswith((BEGIN, END))]
     blocks: list[Block] = []
@@ -182,14 +182,14 @@ def blocks_in(lines: list[bytes]) -> list[Block]:
 
 
 def names_in(lines: list[bytes]) -> list[bytes]:
-    """Return the Pythons that the blocks list. A block of version 2.0.0 lists none."""
+    """Return the Python paths listed in the blocks. Blocks written by version 2.0.0 list none."""
     inside = [line for start, stop, _ in blocks_in(lines) for line in lines[start:stop]]
     matches = (NAME.fullmatch(_text(line)) for line in inside)
     return [*dict.fromkeys(match[1] for match in matches if match)]
 
 
 def _without(lines: list[bytes], blocks: list[Block]) -> list[list[bytes]]:
-    """Return the lines before the first block, then the remaining lines in and after each block."""
+    """Return all lines except the added ones, split at the start of each block."""
     stops = [0, *(block.stop for block in blocks)]
     starts = [*(block.start for block in blocks), len(lines)]
     between = [lines[stop:start] for stop, start in zip(stops, starts, strict=True)]
@@ -202,9 +202,9 @@ def _user_lines(block: list[bytes]) -> list[bytes]:
 
 
 def _remaining(block: list[bytes]) -> list[bytes]:
-    """Return the user's lines in a block, and the added lines that these need to stay valid."""
+    """Return the user's lines in a block, and any added lines that the user's lines depend on."""
     remaining = dict[int, bytes]()
-    needs_guard = False  # whether an indented line of the user comes later
+    needs_guard = False  # whether the user's next line of code is indented
     for at in reversed(range(len(block))):
         line, text = block[at], _text(block[at])
         if not _is_ours(text):
@@ -229,11 +229,11 @@ def _text(line: bytes) -> bytes:
     return line.rstrip(b"\r\n")
 
 
-# -- the user's code in the file -------------------------------------------------------------------
+# -- the user's code -------------------------------------------------------------------------------
 
 
 def _check_code(before: bytes, after: bytes) -> None:
-    """Raise StartupError if changing the added lines would change the user's code."""
+    """Raise StartupError if a change to the added lines would affect the user's code."""
     old, new = _parsed(before), _parsed(after)
     if old is None:  # IPython reports the syntax error and ignores the file
         return
@@ -265,7 +265,7 @@ def _parsed(data: bytes) -> ast.Module | None:
 
 
 def _users_code(tree: ast.Module) -> list[str]:
-    """Return the user's statements, without the added ones, as comparable text."""
+    """Return the user's statements, without the added ones, as strings to compare."""
     texts = [IMPORT, APPEND.strip(), *(text[len(b"if ") : -1] for text in (GUARD, OLD_GUARD))]
     import_, append, *guards = (ast.dump(ast.parse(text).body[0]) for text in texts)
     statements: list[str] = []
@@ -280,7 +280,7 @@ def _users_code(tree: ast.Module) -> list[str]:
 
 
 def _explain_conflict(tree: ast.Module, lines: list[bytes], ours: set[int]) -> str:
-    """Return a message about the user's line that depends on the added lines."""
+    """Return a message that explains how the user's code conflicts with the added lines."""
     for node in tree.body:
         span = {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
         users = [at for at in sorted(span - ours) if span & ours and _has_code(lines[at - 1])]
@@ -293,7 +293,7 @@ def _explain_conflict(tree: ast.Module, lines: list[bytes], ours: set[int]) -> s
 
 
 def _our_lines(data: bytes) -> set[int]:
-    """Return the line numbers of the added lines, counted from 1."""
+    """Return the 1-based line numbers of the added lines."""
     lines = data.splitlines(keepends=True)
     inside = (at for start, stop, _ in blocks_in(lines) for at in range(start, stop))
     return {at + 1 for at in inside if _is_ours(_text(lines[at]))}
@@ -304,9 +304,9 @@ def _has_code(line: bytes) -> bool:
 
 
 def _importlib(tree: ast.Module) -> tuple[float, set[int]]:
-    """Return the first line that imports importlib, and the lines that use it.
+    """Return the number of the first line that imports importlib, and of each line that uses it.
 
-    The first item is infinity if no line imports importlib.
+    If no line imports importlib, the first number is infinity.
     """
     imports, uses = inf, set[int]()
     for node in ast.walk(tree):
@@ -323,11 +323,11 @@ def _importlib(tree: ast.Module) -> tuple[float, set[int]]:
 
 
 class Config:
-    """A user's ipython_config.py, and the backup from before the lines were added.
+    """A user's ipython_config.py, and a backup from before the lines were added.
 
     Attributes:
-        path: The path of the file, which may be a symbolic link.
-        name: The path of the Python that the lines are for.
+        path: The file's path, which can be a symbolic link.
+        name: The path of the Python interpreter that the lines are for.
     """
 
     def __init__(self, path: str, name: bytes) -> None:
@@ -339,13 +339,13 @@ class Config:
         """Raise StartupError if root would create files in another user's home directory.
 
         Args:
-            command: The command for that user, to suggest in the error.
+            command: The command that the error message suggests to that user.
         """
         if os.geteuid():
             return
         ipython = os.path.dirname(self._folder)
         home = os.path.realpath(pwd.getpwuid(0).pw_dir)
-        # A container can mount root's home from a folder with another owner.
+        # In a container, root's home can be a mounted folder that belongs to another user.
         if f"{os.path.realpath(ipython)}/".startswith(f"{home}/"):
             return
         parent = os.path.dirname(ipython)
@@ -361,13 +361,13 @@ class Config:
                 )
 
     def has_block(self) -> bool:
-        """Return whether the file has added lines."""
+        """Return whether the file contains added lines."""
         return bool(blocks_in(self._read().splitlines(keepends=True)))
 
     def check_add(self) -> None:
-        """Raise StartupError if the lines must be added but can't be.
+        """Raise StartupError if the lines are needed but can't be added.
 
-        The lines are not needed if a line of the user may already load the extension.
+        The lines are not needed if one of the user's own lines might already load the extension.
         """
         if os.path.isfile(self.path):
             data = self._read()
@@ -392,7 +392,11 @@ class Config:
             self._check_change()
 
     def add(self) -> None:
-        """Add the lines for this Python unless the file has them. Raises StartupError."""
+        """Add the lines for this Python, unless the file already contains them.
+
+        Raises:
+            StartupError: The lines can't be added.
+        """
         data = self._read()
         if (new := self._added(data)) == data:
             return
@@ -432,7 +436,7 @@ class Config:
             names = "\n".join(map(os.fsdecode, other_pythons))
             return [f"The lines in {self.path} are kept for\n{names}"]
         if not (new or os.path.lexists(self._copy) or os.path.islink(self.path)):
-            self._delete(data)  # the file was created for the lines
+            self._delete(data)  # the file was created only for the lines
             return [f"Removed {self.path}, which contained nothing else", *self._user_mentions()]
         # An older version did not record that it had added a line break.
         if copy is not None and new in (copy + b"\n", copy + b"\r\n") and not user_lines:
@@ -499,7 +503,11 @@ class Config:
         _replace(target, data, like=target)
 
     def _delete(self, before: bytes) -> None:
-        """Delete the file, unless its content has changed. Raises StartupError."""
+        """Delete the file.
+
+        Raises:
+            StartupError: The file's content has changed, or the file can't be deleted.
+        """
         draft, is_same = _draft(self.path), False
         try:
             os.rename(self.path, draft)
@@ -507,7 +515,7 @@ class Config:
                 is_same = _read(draft) == before
             finally:
                 if not is_same:
-                    os.link(draft, self.path)  # fails if an editor has created it again
+                    os.link(draft, self.path)  # fails if an editor has created the file again
                 os.unlink(draft)
         except OSError as error:
             text = f"{self.path} could not be removed ({error.strerror})"
@@ -517,7 +525,7 @@ class Config:
 
 
 def _read(path: str) -> bytes:
-    """Return the content of a file up to the limit, or no bytes if it is not a regular file."""
+    """Return at most `SIZE_LIMIT + 1` bytes of a file, or none if it is not a regular file."""
     if not os.path.isfile(path):
         return b""
     with open(path, "rb") as file:
@@ -525,7 +533,7 @@ def _read(path: str) -> bytes:
 
 
 def _mentions_us(path: str) -> bool:
-    """Return whether a readable file has a line of the user that mentions reserve_gpu."""
+    """Return whether a file is readable and its code mentions reserve_gpu."""
     with suppress(OSError):
         return bool(OWN_LINE.search(_read(path)))
     return False
@@ -541,9 +549,9 @@ def _replace(path: str, data: bytes, like: str) -> None:
     """Replace a file atomically.
 
     Args:
-        path: The path of the file.
+        path: The file's path.
         data: The new content.
-        like: A file whose owner, mode and attributes are copied if it exists.
+        like: The path of a file whose owner, mode and extended attributes are copied if it exists.
 
     Raises:
         StartupError: The file can't be written.
@@ -555,14 +563,14 @@ def _replace(path: str, data: bytes, like: str) -> None:
         with open(os.open(draft, flags, 0o600 if status else 0o666), "wb") as file:
             file.write(data)
             if status:
-                with suppress(PermissionError):  # the user may have left the group
+                with suppress(PermissionError):  # the user might have left the group
                     os.fchown(file.fileno(), status.st_uid, status.st_gid)
                 shutil.copystat(like, draft)
                 os.utime(draft)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-        with suppress(OSError):  # some file systems can't sync a directory
+        with suppress(OSError):  # some file systems can't sync directories
             _sync(os.path.dirname(path))
     except OSError as error:
         text = f"{path} could not be written ({error.strerror}), and is unchanged"
@@ -613,7 +621,7 @@ def _end(number: int, _: object) -> NoReturn:
 if __name__ == "__main__":
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:
-            signal.signal(each, _end)  # exits normally, so that the temporary file is removed
+            signal.signal(each, _end)  # exit normally, so that the temporary file is removed
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     try:

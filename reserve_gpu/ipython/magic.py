@@ -1,4 +1,4 @@
-"""Run the magic %reserve_gpu, and the hooks before and after each cell."""
+"""Run the %reserve_gpu magic, and the hooks before and after each cell."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model.devices import Device, Process
 
-LEAVE_LIMIT_S = 2.0  # seconds; a client kills a kernel that does not exit within 5 s
+LEAVE_LIMIT_S = 2.0  # seconds; a client kills a Jupyter kernel that does not exit within 5 s
 
 
 def run(line: str) -> None:
-    """Run the magic.
+    """Run `%reserve_gpu`.
 
     Args:
         line: The text after `%reserve_gpu`.
 
     Raises:
-        UsageError: The line is invalid. IPython shows this error in one line.
-        ReserveGPUError: The same errors as in `reserve()`.
+        UsageError: The line is invalid. IPython shows this error without a traceback.
+        ReserveGPUError: Any error that `reserve()` can raise.
     """
     try:
         if words := _words(line):
             with no_fork:
-                from reserve_gpu.ipython import parser  # not needed for a line without arguments
+                from reserve_gpu.ipython import parser  # not needed when there are no arguments
 
             _do(parser.magic_parser().parse_args(words))
         else:
@@ -53,7 +53,7 @@ def run(line: str) -> None:
 
 
 def warn(lines: Sequence[str]) -> None:
-    """Show warnings in this cell."""
+    """Show warnings in the current cell's output."""
     with no_fork:
         from reserve_gpu.render import pictures  # imported here because most cells have no warnings
 
@@ -98,7 +98,7 @@ def _do(arguments: Namespace) -> None:
 def _reserve(
     request: Request, wait: float | str | None = None, *, is_optional: bool = False
 ) -> None:
-    """Reserve devices, show the progress of a wait, and print the outcome."""
+    """Reserve devices, show progress while waiting, and print the outcome."""
     outcome = ask(request, wait, "auto", MAGIC, is_optional=is_optional)
     if outcome.warnings:
         warn(outcome.warnings)
@@ -111,11 +111,11 @@ def _reserve(
         show_reserved()
 
 
-# -- hooks before and after a cell, and at a restart -----------------------------------------------
+# -- hooks for cells and restarts ------------------------------------------------------------------
 
 
 def leave_to_restart() -> None:
-    """Keep the devices of this restarting kernel for the next kernel.
+    """Keep the devices for the next Jupyter kernel while this one restarts.
 
     Raises:
         ReserveGPUError: The devices can't be kept.
@@ -133,11 +133,11 @@ def begin_cell() -> list[str]:
 
 
 def end_cell() -> list[str]:
-    """Record the end of a cell, which other users can see, and return the lines to print."""
+    """Record for other users that a cell has ended, and return the lines to print."""
     this_session = session()
     lines = this_session.end_cell()
     if (held := this_session.held) and not this_session.is_busy:
-        read = cache(partial(_processes, held.devices))  # one reading for all features
+        read = cache(partial(_processes, held.devices))  # read only once for all features
         lines += [line for each in this_session.features.values() for line in each.cell_ended(read)]
     return lines
 
@@ -145,6 +145,6 @@ def end_cell() -> list[str]:
 def _processes(devices: Sequence[Device]) -> dict[Device, list[Process]]:
     """Return the processes on each device, or an empty dict if they can't be identified."""
     with suppress(errors.DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
-        if gpus.sees_all:  # otherwise a pid may belong to another PID namespace
+        if gpus.sees_all:  # otherwise, a PID might belong to another PID namespace
             return {device: gpus.processes(device) for device in devices}
     return {}

@@ -7,8 +7,8 @@ from argparse import SUPPRESS, RawDescriptionHelpFormatter
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.request_options import HOW, WHEN, WHICH, Parser
 
-# Each option that runs the command of the same name, and the error if the line also names a GPU. {}
-# is replaced by that GPU's name.
+# Options that run the command with the same name, each with the error message for a line that also
+# names a GPU. {} stands for that GPU's name.
 COMMANDS = {
     "status": "--status shows every GPU and takes no GPU names.",
     "release": "--release releases all GPUs of this kernel and takes no GPU names.",

@@ -1,4 +1,4 @@
-"""Messages in the first cells of a kernel that was started with a GPU, or has one kept for it."""
+"""Messages about the GPUs that a Jupyter kernel has at startup or after a restart."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from reserve_gpu.system import jupyter_kernel, procfs
 
 
 def show_kept() -> None:
-    """Show the devices that are kept for this kernel after a restart."""
+    """Show the devices that were kept for this Jupyter kernel during its restart."""
     if text := api.kept():
         pictures.tell(pictures.of_line(text))
 
 
 def show_start() -> None:
-    """Show the devices that this kernel was started with, or the reason why it has none."""
+    """Show the devices that this Jupyter kernel was started with, or the reason it has none."""
     if reason := session().reason:
         picture = pictures.of_line(reason)
         with suppress(errors.DriverError):  # the reason already mentions the driver's error

@@ -1,16 +1,17 @@
 """The lock directory, which all users of a machine share.
 
-    UUID.lock                    locked by the process that has reserved a whole device
-    UUID.record-UID-N            the record of that process
+It contains these files. UUID identifies a device, UID identifies a user, and N is a number.
+
+    UUID.lock                    locked by the process that has reserved the whole device
+    UUID.record-UID-N            describes that process to other users
     UUID.share-UID-N.lock        locked by a process that shares the device
     queue-UID-N.lock             locked by a waiter
-    mutex.lock                   locked by a process while it reads or changes reservations
+    mutex.lock                   locked by a process while it is reading or changing reservations
 
-Every user can write to UUID.lock and mutex.lock. If a name contains a UID, only that user can write
-to the file. Such a file counts as locked only if its owner has locked it
-(`file_control.write_lock`).
+Every user can write to UUID.lock and mutex.lock. A file with a UID in its name can be written only
+by its owner, and counts as locked only if its owner has locked it (`file_control.write_lock`).
 
-Lock files are never deleted while they are locked, because other processes do not see a lock on a
+A lock file is never deleted while its lock counts, because other processes can't see a lock on a
 deleted file.
 """
 
@@ -56,33 +57,33 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import TicketAhead
 
 NAME = "reserve_gpu"
-# Directories that all users share, best first. /tmp is last, because a systemd service with
-# PrivateTmp has its own /tmp.
-PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108 - their content is never trusted
+# Directories that all users share, in order of preference. /tmp comes last, because a systemd
+# service with PrivateTmp has its own /tmp.
+PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108 - their contents are never trusted
 
 MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
-BRIEF_LIMIT_S = 1.0  # timeout for the mutex at the end of a cell, or between two calls
+BRIEF_LIMIT_S = 1.0  # mutex timeout for brief checks, for example after each cell
 MUTEX_POLL_S = 0.01
-LONG_S = 10.0  # seconds; if the mutex is held for longer, the driver has probably hung
-REPLACED_LIMIT = 10  # attempts to lock a file that other processes keep replacing
-MOST_LOST = 256  # maximum lock files to check for lost devices; every user can create some
+LONG_S = 10.0  # seconds; if the mutex is held longer, the driver has probably hung
+REPLACED_LIMIT = 10  # maximum attempts to lock a file that other processes keep replacing
+MOST_LOST = 256  # limit on lock files to check for lost devices; any user can create them
 MOST_NUMBERS = 10**10
 OTHERS_MODE, OWN_MODE = 0o666, 0o644
-NEW_MODE = 0o600  # mode of a user's new file until it is locked
+NEW_MODE = 0o600  # mode of a user's new file until the user has locked it
 
 
 class LockDirectory:
-    """The open lock directory of one machine; a context manager.
+    """The machine's lock directory, as a context manager that opens and closes it.
 
-    On entry, the directory is created for all users if it does not exist. LockError is raised if it
-    can't be used.
+    Entering the context creates the directory for all users if it does not exist, and raises
+    LockError if the directory can't be used.
 
     Args:
-        path: The absolute path of the directory. Defaults to `default_path()`.
+        path: The directory's absolute path. Defaults to `default_path()`.
 
     Raises:
-        LockError: This platform is not Linux, or no path is set and there is no default.
+        LockError: The platform is not Linux, or no usable path was found.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -91,7 +92,7 @@ class LockDirectory:
             raise LockError(f"Reservations need Linux or WSL2; this is {platform}.")
         self.path = path or default_path()
         self._holders: Holders | None = None
-        self._device: str | None = None  # device number for Holders, read from the locked mutex
+        self._device: str | None = None  # device number in /proc/locks, once known
 
     def __enter__(self) -> Self:
         self.descriptor = files.open_directory(self.path)
@@ -103,8 +104,7 @@ class LockDirectory:
     def follow(self) -> None:
         """Reopen the directory if its path no longer refers to the open directory.
 
-        A cleanup program may have deleted the directory, and another process may have created a new
-        one.
+        This happens when a cleanup program has deleted the directory.
 
         Raises:
             LockError: The directory can't be used.
@@ -116,14 +116,14 @@ class LockDirectory:
 
     @contextmanager
     def mutex(self, limit_s: float = MUTEX_LIMIT_S, *, reads_only: bool = False) -> Iterator[None]:
-        """Hold the machine's mutex during the block.
+        """Hold the machine-wide mutex during the `with` block.
 
         Args:
             limit_s: The timeout in seconds.
-            reads_only: Whether a mutex file that this process can only read is good enough.
+            reads_only: Whether to accept a mutex file that this process can read but not write.
 
         Raises:
-            MutexHeldError: Another process held the mutex until the timeout.
+            MutexHeldError: Another process still held the mutex when the timeout expired.
             LockError: The mutex can't be locked.
         """
         start = time.monotonic()
@@ -141,10 +141,13 @@ class LockDirectory:
             mutex.release()
 
     def _lock_mutex(self, *, reads_only: bool) -> Lock | None:
-        """Lock the mutex, or return None if another process holds it. Raises LockError.
+        """Lock the mutex, or return None if another process holds it.
 
-        With `reads_only`, a read-only mutex file suffices, because flock(2) needs no write
-        permission.
+        With `reads_only`, a mutex file that this process can only read is also accepted, because
+        flock(2) does not require write permission.
+
+        Raises:
+            LockError: The mutex can't be locked.
         """
         try:
             return self.acquire(MUTEX)
@@ -163,28 +166,30 @@ class LockDirectory:
     def acquire(
         self, name: str, mode: int = OTHERS_MODE, taken: Instant | None = None
     ) -> Lock | None:
-        """Lock a file of the directory, and create it if it does not exist.
+        """Lock a file in the directory, creating the file if it does not exist.
 
-        A file of this user is also locked with `write_lock` if the system supports that.
+        With `OWN_MODE`, the file is also locked with `write_lock` if the system supports that.
 
         Args:
-            name: The name of the file.
-            mode: The mode of a new file.
-            taken: The time at which the replaced lock was taken. Defaults to now.
+            name: The file's name.
+            mode: The mode for a new file.
+            taken: The time when the original lock was taken, if this lock replaces it. Defaults to
+                now.
 
         Returns:
-            The lock, or None if another process has locked the file.
+            The lock, or None if another process has locked the file. With `OWN_MODE`, the result is
+            also None if other users can write to the file.
 
         Raises:
-            LockError: The file can't be used.
+            LockError: The file can't be opened or locked.
         """
         path = f"{self.path}/{name}"
-        if "/" in name or name.startswith("."):  # the driver could report any text as a UUID
+        if "/" in name or name.startswith("."):  # the driver could report any string as a UUID
             raise LockError(f"{sanitize(name)!r} is not a valid lock file name.")
         is_own = mode == OWN_MODE
         for _ in range(REPLACED_LIMIT):
             lock = None
-            # Other users can lock a file that they can read, so they can't read a new file yet.
+            # Other users can lock any file that they can read, so they can't read a new file yet.
             new_mode = NEW_MODE if is_own else mode
             descriptor = files.open_to_lock(self.descriptor, name, path, new_mode)
             try:
@@ -198,7 +203,7 @@ class LockDirectory:
                 is_owners = is_own and write_lock(descriptor)
                 if is_own and not is_owners and has_write_locks(descriptor):
                     return None
-                # Another process may have replaced the file before it was locked.
+                # Another process might have replaced the file before this process locked it.
                 if files.is_current(self.descriptor, name, descriptor):
                     if is_own:
                         files.finish(descriptor, path, mode)
@@ -213,23 +218,24 @@ class LockDirectory:
     def lock_device(
         self, uuid: str, *, share: bool, held: Lock | None = None, taken: Instant | None = None
     ) -> Lock | Holder:
-        """Lock a whole device, or a new sharer's file of the device. Call this under the mutex.
+        """Lock a whole device, or become one of its sharers. The caller must hold the mutex.
 
         Args:
-            uuid: The UUID of the device.
+            uuid: The device's UUID.
             share: Whether to share the device.
-            held: The lock that this process already has on the device. It does not conflict.
-            taken: The time at which the replaced lock was taken. Defaults to now.
+            held: This process's existing lock on the device, which does not count as a conflict.
+            taken: The time when the original lock was taken, if this lock replaces it. Defaults to
+                now.
 
         Returns:
-            The lock, or a holder of the device that conflicts with it.
+            The lock, or a holder that prevents this process from locking the device.
 
         Raises:
             LockError: The lock file can't be used.
         """
         name, prefix = lock_name(uuid), _share_prefix(uuid)
         held_names = {held.name} if held else set()
-        if name in held_names:  # this process holds the whole device, and now shares it
+        if name in held_names:  # this process holds the whole device, and will share it
             return self.acquire_any_user_file(prefix, taken)
         device_lock = self.acquire(name, taken=taken)
         if device_lock is None:
@@ -241,7 +247,7 @@ class LockDirectory:
             if share:
                 return self.acquire_any_user_file(prefix, taken)
             sharers = map(self.holders.of, self._owner_locked(prefix, held_names))
-            # Processes that joined the replaced reservation do not conflict with the new one.
+            # Processes that joined the original reservation don't conflict with its replacement.
             own_times = () if taken is None else (taken.wall,)
             other_sharers = (
                 each for each in sharers if not has_joined_reservation(each, own_times)
@@ -253,13 +259,13 @@ class LockDirectory:
             return device_lock
 
     def acquire_again(self, name: str, taken: Instant) -> Lock | None:
-        """Lock a device's file that another process of this user has just released.
+        """Lock a device's file after another of this user's processes has released it.
 
-        Call this under the mutex.
+        The caller must hold the mutex.
 
         Args:
-            name: The name of the file.
-            taken: The time at which the released lock was taken.
+            name: The file's name.
+            taken: The time when the released lock was taken.
 
         Returns:
             The lock, or None if another process has locked the file.
@@ -275,18 +281,20 @@ class LockDirectory:
         return lock
 
     def _acquire_record(self, uuid: str, device_lock: Lock) -> Lock | None:
-        """Lock the record file of a whole device's holder, or return None if that fails."""
+        """Lock a record file for a whole device's holder, or return None if that fails."""
         with suppress(LockError):
             if has_write_locks(device_lock.descriptor):
                 return self.acquire_any_user_file(_record_prefix(uuid), device_lock.taken)
         return None
 
     def acquire_joined(self, uuid: str, taken: Instant) -> Lock:
-        """Lock a sharer's file for a process that joins a reservation. Call this under the mutex.
+        """Lock a sharer's file for a process that is joining a reservation.
+
+        The caller must hold the mutex.
 
         Args:
-            uuid: The UUID of the device.
-            taken: The time at which the joined holder took its lock.
+            uuid: The device's UUID.
+            taken: The time when the reservation's lock was taken.
 
         Returns:
             The lock.
@@ -299,21 +307,22 @@ class LockDirectory:
     def acquire_any_user_file(
         self, prefix: str, taken: Instant | None = None, avoided: Sequence[str] = ()
     ) -> Lock:
-        """Lock any unlocked file `PREFIX-UID-N.lock` of this user. Call this under the mutex.
+        """Lock the first available file of this user, named `PREFIX-UID-N.lock`.
 
-        Files of other users are skipped, even if this user's UID is in their names. If another user
-        has locked a file of this user, the file is replaced.
+        The caller must hold the mutex. Other users' files are skipped, even if their names contain
+        this user's UID. If another user has locked one of this user's files, the file is replaced.
 
         Args:
-            prefix: The start of the file's name.
-            taken: The time at which the replaced lock was taken. Defaults to now.
-            avoided: The names of files to lock only if this user can't lock any other file.
+            prefix: The part of the name before the UID.
+            taken: The time when the original lock was taken, if this lock replaces it. Defaults to
+                now.
+            avoided: The names of files to lock only if no other file is available.
 
         Returns:
             The lock.
 
         Raises:
-            LockError: No file can be locked, for example because this user has too many.
+            LockError: No file can be locked, for example because this user has too many locks.
         """
         living = 0
         for name in self._user_file_names(prefix):
@@ -332,9 +341,10 @@ class LockDirectory:
         )
 
     def _user_file_names(self, prefix: str) -> Iterator[str]:
-        """Yield the names that a file of this user can have.
+        """Yield possible names for a file of this user.
 
-        If other users have created files under the usual names, random names follow.
+        The usual names come first. The names of this user's other files and random names follow, in
+        case other users have taken all the usual names.
         """
         uid = os.geteuid()
         first = _first_names(prefix, uid)
@@ -344,18 +354,19 @@ class LockDirectory:
         yield from chain(other_names, random_names)
 
     def acquire_user_file(self, name: str, taken: Instant | None = None) -> Lock | None:
-        """Lock a file of this user by its name. Call this under the mutex.
+        """Lock one of this user's files by name. The caller must hold the mutex.
 
         Args:
-            name: The name of the file.
-            taken: The time at which the replaced lock was taken. Defaults to now.
+            name: The file's name.
+            taken: The time when the original lock was taken, if this lock replaces it. Defaults to
+                now.
 
         Returns:
-            The lock, or None if another process of this user has locked the file, or if another
-            user has just created a file of that name.
+            The lock, or None if another of this user's processes has locked the file, or if another
+            user has created a file with that name.
 
         Raises:
-            LockError: The file can't be used.
+            LockError: The file can't be opened or locked.
         """
         try:
             lock = self.acquire(name, OWN_MODE, taken)
@@ -367,36 +378,36 @@ class LockDirectory:
         except LockError:
             if not files.is_taken(self.descriptor, name):
                 raise
-            return None  # another user has created the file first
+            return None  # another user created the file first
         if lock:
             self.holders.add(name)
         return lock
 
     def acquire_first(self, names: Iterable[str]) -> Lock | None:
-        """Lock the first unlocked file of this user, or return None if all are locked.
+        """Lock the first unlocked file of this user, or return None if all files are locked.
 
         Args:
-            names: The names of the files to try.
+            names: The names of the files to try, in order.
 
         Raises:
-            LockError: A file can't be used.
+            LockError: A file can't be opened or locked.
         """
         return next(filter(None, map(self.acquire_user_file, names)), None)
 
     def left_tickets(self, for_s: float) -> list[Ticket]:
-        """Return the tickets of this user's processes that have recently left the queue.
+        """Return the tickets of this user's processes that recently left the queue.
 
-        Call this under the mutex. A waiter that got its devices leaves an empty file, so its ticket
-        is not returned. The age of a ticket comes from the file's ctime, so setting the wall clock
-        may hide a ticket.
+        The caller must hold the mutex. A waiter that got its devices leaves an empty file, so its
+        ticket is not returned. The time since a waiter left is computed from the file's ctime, so
+        setting the wall clock can hide a ticket.
 
         Args:
-            for_s: The maximum age of a ticket in seconds, since its waiter left.
+            for_s: The maximum time since a waiter left, in seconds.
         """
         prefix = f"{QUEUE}-{os.geteuid()}-"
         names = _first_names(QUEUE, os.geteuid())
         if any(files.is_taken(self.descriptor, name) for name in names):
-            # Another user has taken one of these names, so this user's tickets may have others.
+            # Another user has taken a usual name, so this user's tickets might have other names.
             names = [name for name in self.holders.listing() if name.startswith(prefix)]
         return sorted(
             map(self.holders.ticket, (n for n in names if self._is_left_ticket(n, for_s)))
@@ -409,13 +420,14 @@ class LockDirectory:
         return abs(time.time() - status.st_ctime) < for_s and not self._is_owner_locked(name)
 
     def read_left_ticket(self, ahead: TicketAhead) -> tuple[int, float] | None:
-        """Return the owner's UID and the age in seconds of a ticket whose waiter left the queue.
+        """Return the owner of a ticket whose waiter left the queue, and the time since it left.
 
         Args:
-            ahead: The ticket, as another waiter lists it.
+            ahead: The ticket, as listed by another waiter.
 
         Returns:
-            The pair, or None if the file has changed or other users can write to it.
+            The owner's UID and the time in seconds, or None if the ticket file has changed or other
+            users can write to it.
         """
         status = files.status_of(self.descriptor, ahead.name) if is_waiters(ahead.name) else None
         if status is None or not status.st_size or status.st_mtime_ns != ahead.number:
@@ -426,12 +438,14 @@ class LockDirectory:
         return status.st_uid, abs(time.time() - status.st_ctime)
 
     def is_served(self, name: str) -> bool:
-        """Return whether a ticket's file is empty, because its waiter got the devices."""
+        """Return whether a ticket's file is empty, which means that its waiter got its devices."""
         status = files.status_of(self.descriptor, name)
         return status is not None and not status.st_size
 
     def holders_of(self, uuid: str) -> tuple[Holder, ...]:
-        """Return the holders of a device: one, or several that share it. Call this under the mutex.
+        """Return the holders of a device. The caller must hold the mutex.
+
+        Only a shared device can have several holders.
 
         Raises:
             LockError: The lock file can't be used, so the holders are unknown.
@@ -441,22 +455,22 @@ class LockDirectory:
         return (*whole_device, *self.sharers_of(uuid))
 
     def sharers_of(self, uuid: str, excluded: Collection[str] = ()) -> tuple[Holder, ...]:
-        """Return the holders that share a device. Call this under the mutex.
+        """Return the holders that share a device. The caller must hold the mutex.
 
         Args:
-            uuid: The UUID of the device.
+            uuid: The device's UUID.
             excluded: The names of files to ignore.
         """
         return tuple(map(self.holders.of, self._owner_locked(_share_prefix(uuid), excluded)))
 
     def holders_of_other_devices(self, uuids: Collection[str]) -> tuple[Holder, ...]:
-        """Return the holders of all devices except the given ones. Call this under the mutex.
+        """Return the holders of all devices except the given ones. The caller must hold the mutex.
 
-        These devices may be lost GPUs. Every user can create a lock file for a device that does not
-        exist, so use the result only for display.
+        The other devices might be lost GPUs. Any user can create a lock file for a device that does
+        not exist, so use the result only for display.
 
         Args:
-            uuids: The UUIDs of the devices to leave out.
+            uuids: The UUIDs of the devices to exclude.
 
         Raises:
             LockError: The directory can't be listed.
@@ -471,11 +485,11 @@ class LockDirectory:
         return tuple(map(self.holders.of, held))
 
     def listed_numbers(self) -> dict[str, list[Claim]]:
-        """Return the claims on whole GPUs, by the label that each GPU had when it was reserved.
+        """Return the claims on whole GPUs, grouped by each GPU's label when it was reserved.
 
-        Only holders in the same mount namespace and job count, because they number the GPUs like
-        this process. Each label comes from a record that only the holder's user can write. The
-        kernel's list of locks may miss some holders.
+        Only holders in this process's mount namespace and job are included, because they number the
+        GPUs in the same way as this process. Each label comes from a record that only the holder's
+        user can write. Some holders might be missing, because /proc/locks might not show them.
         """
         mounts, job = procfs.mount_namespace(), process_identity.job()
         holders_by_owner: dict[int, list[Holder]] = {}
@@ -489,7 +503,7 @@ class LockDirectory:
                 owned.append(holder)
         claims: dict[str, list[Claim]] = {}
         for owned in holders_by_owner.values():
-            # One user's claims on a device count once, so that false claims block few devices.
+            # Count a user's claims on a device only once, so that false claims block few devices.
             by_device = {device_of(holder.file or ""): holder for holder in owned}
             for device, holder in by_device.items():
                 claim = Claim(holder, device, tuple(by_device))
@@ -497,11 +511,11 @@ class LockDirectory:
         return claims
 
     def _locked_by_owner(self) -> dict[tuple[int, str], None]:
-        """Return pairs of UID and file name for all files that their owners have locked.
+        """Return pairs of a file owner's UID and the name of a file that the owner has locked.
 
-        For a record file, the pair contains the lock file of its device instead. Every user can
-        lock any number of files, so only a limited number of files counts per owner. Files with low
-        numbers come first.
+        For a record file, the pair contains the name of the device's lock file instead. Any user
+        can lock any number of files, so the number of files per owner is limited. Files with low
+        numbers are preferred.
         """
         locked: dict[tuple[int, str], None] = {}
         checked: Counter[int] = Counter()
@@ -523,8 +537,8 @@ class LockDirectory:
         """Return the claims on other GPUs that had this number when they were reserved.
 
         Args:
-            index: The number of the GPU.
-            uuid: The UUID of the device that has this number now.
+            index: The GPU's number.
+            uuid: The UUID of the GPU that has this number now.
             numbers: The result of `listed_numbers`.
         """
         own_device, own_pid = device_of(lock_name(uuid)), os.getpid()
@@ -537,23 +551,23 @@ class LockDirectory:
     def holders_by(
         self, uid: int, uuids: Collection[str], excluded: Collection[str] = ()
     ) -> tuple[Holder, ...]:
-        """Return the processes of a user that hold any of these devices. Call this under the mutex.
+        """Return a user's processes that hold any of these devices.
 
-        The holder of a whole device belongs to the user of the process in the kernel's list of
-        locks. If that process is in another PID namespace, the device counts for no user. A sharer
-        belongs to the owner of its file, because no other user can lock that file. Other files
-        count for no user, because every user can create them.
+        The caller must hold the mutex. A whole device is attributed to the user of the process that
+        /proc/locks shows, or to no user if that process is in another PID namespace. The owner of a
+        whole device's lock file does not matter, because any user can create that file. A sharer is
+        attributed to its file's owner, because only the owner's lock on that file counts.
 
         Args:
-            uid: The UID of the user.
-            uuids: The UUIDs of the devices.
+            uid: The user's UID.
+            uuids: The devices' UUIDs.
             excluded: The names of files to ignore.
         """
         names = [name for uuid in uuids for name in self._device_files(uuid)]
         names.sort(key=lambda name: not is_sharers(name) and self._problem(name) is not None)
         ordered = (MUTEX, *excluded, *names)
         statuses = {name: files.status_of(self.descriptor, name) for name in ordered}
-        # Every user can create hard links to one file. Only the first name of a file counts.
+        # Any user can create hard links to a file, so only the first name of each file counts.
         by_file = {(s.st_dev, s.st_ino): name for name, s in reversed(statuses.items()) if s}
         holders = [
             self._holder_by(uid, name)
@@ -575,33 +589,33 @@ class LockDirectory:
         return holder if holder.uid == uid else None
 
     def unlisted(self, names: Collection[str]) -> set[str] | None:
-        """Return the names that the kernel's list of locks does not contain.
+        """Return the names of the files that are not locked according to /proc/locks.
 
-        This is a cheap hint that a lock may have been released. Never use it for a decision.
+        This is a cheap hint that a lock might have been released. Never base a decision on it.
 
         Args:
             names: The names of files in the directory.
 
         Returns:
-            The names, or None if the list is incomplete.
+            The names, or None if /proc/locks does not show all locks.
         """
         with self._cached_holders() as holders:
             return {n for n in names if not holders.lists(n)} if holders.shows_all_locks else None
 
     def are_listed(self, names: Collection[str], by: int) -> bool:
-        """Return whether the kernel's list of locks shows that a process took all of these locks.
+        """Return whether /proc/locks shows that a process took all of these locks.
 
         Args:
-            names: The names of the lock files.
-            by: The PID of the process.
+            names: The lock files' names.
+            by: The process's PID.
         """
         with self._cached_holders() as holders:
             return all(holders.lists(name, by) for name in names)
 
     def listed_holders_of(self, uuid: str) -> tuple[Holder, ...]:
-        """Return the holders of a device according to the kernel's list of locks.
+        """Return the holders of a device according to /proc/locks.
 
-        The list may miss some holders, so never use this for a decision.
+        Some holders might be missing, so never base a decision on the result.
         """
         with self._cached_holders() as holders:
             names = filter(holders.lists, self._device_files(uuid))
@@ -613,12 +627,12 @@ class LockDirectory:
             return tuple(map(holders.of, held))
 
     def listed_own_sharers_of(self, uuid: str) -> list[Holder]:
-        """Return this user's sharers of a device, according to the kernel's list of locks."""
+        """Return this user's processes that share a device according to /proc/locks."""
         with self._cached_holders() as holders:
             return [*map(holders.of, self._listed_by_name(_share_prefix(uuid), os.geteuid()))]
 
     def tickets(self, excluded: Collection[str] = ()) -> list[Ticket]:
-        """Return the tickets of all waiters in queue order. Call this under the mutex.
+        """Return all waiters' tickets in queue order. The caller must hold the mutex.
 
         Args:
             excluded: The names of tickets to ignore.
@@ -627,19 +641,19 @@ class LockDirectory:
         return in_order(tickets) if tickets else []
 
     def listed_tickets(self) -> list[Ticket]:
-        """Return the tickets that the kernel's list of locks shows, in queue order.
+        """Return the tickets that are locked according to /proc/locks, in queue order.
 
-        The list may miss some tickets, so never use this for a decision.
+        Some tickets might be missing, so never base a decision on the result.
         """
         with self._cached_holders() as holders:
             names = filter(holders.lists, holders.user_files(QUEUE))
             return in_order(map(holders.ticket, filter(self._is_owner_locked, names)))
 
     def listed_users_tickets(self) -> list[Ticket]:
-        """Return the tickets of all users whose processes the kernel's list of locks shows.
+        """Return the tickets of all users that have locks in /proc/locks, in queue order.
 
-        The result is in queue order. Unlike `listed_tickets`, this usually does not list the
-        directory. The list may miss some tickets, so never use this for a decision.
+        Unlike `listed_tickets`, this method usually does not list the directory. Some tickets might
+        be missing, so never base a decision on the result.
         """
         with self._cached_holders() as holders:
             uids = holders.listed_uids()
@@ -647,32 +661,32 @@ class LockDirectory:
             return in_order(map(holders.ticket, names))
 
     def _listed_by_name(self, prefix: str, uid: int) -> list[str]:
-        """Return the names of a user's files that the kernel's list of locks shows.
+        """Return the names of a user's files that are locked according to /proc/locks.
 
-        The list may miss some files. The usual names are tried one by one, because listing the
-        directory is slow if a user has created very many files.
+        Some files might be missing. The usual names are tried one by one, because listing the
+        directory is slow when a user has created a huge number of files.
         """
         names = _first_names(prefix, uid)
         existing = list(takewhile(lambda name: files.status_of(self.descriptor, name), names))
-        if existing == names:  # other users may have taken these names
+        if existing == names:  # other users might have taken some of these names
             existing = self.holders.user_files(prefix, uid)
         owned = (name for name in existing if files.sole_owner(self.descriptor, name) == uid)
         return [name for name in owned if self.holders.lists(name) and self._is_owner_locked(name)]
 
     @property
     def holders(self) -> Holders:
-        """Return a reader of holders.
+        """Return a reader that identifies the holders of locks.
 
-        The same reader is used as long as this process holds the mutex, because other processes
-        don't take locks on devices in that time.
+        The same reader is returned as long as this process holds the mutex, because other processes
+        don't lock devices without the mutex.
         """
         return self._holders or Holders(self.path, self.descriptor, self._device)
 
     @contextmanager
     def _cached_holders(self) -> Iterator[Holders]:
-        """Use one reader of holders during the block, even without the mutex.
+        """Use the same `Holders` reader throughout the `with` block, even without the mutex.
 
-        The reader reads the kernel's list of locks and the directory at most once.
+        The reader caches what it has read from /proc/locks and the directory.
         """
         previous, self._holders = self._holders, self.holders
         try:
@@ -686,13 +700,13 @@ class LockDirectory:
                 yield name
 
     def _is_owner_locked(self, name: str) -> bool:
-        """Return whether the owner of a file has locked it.
+        """Return whether a file has been locked by its owner.
 
         Other users can lock the file with flock(2), but not with `write_lock`. Older versions of
-        this program used flock(2) alone. Such a lock counts if the kernel's list shows that a live
-        process of the owner took it. That PID may have been reused. If the list names no process,
-        for example because it is in another PID namespace, the lock counts if an older version
-        wrote the record.
+        this program used only flock(2). Such a lock counts if /proc/locks shows the PID of one of
+        the owner's processes, even though that PID might have been reused. If /proc/locks shows no
+        PID, for example because the process is in another PID namespace, the lock counts if an
+        older version wrote the record.
         """
         descriptor = files.open_to_read(self.descriptor, name)
         if descriptor is None:
@@ -707,8 +721,8 @@ class LockDirectory:
             return False
         holders = self.holders
         if pid := holders.of(name).listed_pid:
-            # If the process's open files are not visible, only its start time identifies it. That
-            # suffices only if the file has a record.
+            # If the process's open files are not visible, only its start time can identify it. The
+            # start time is reliable only if the file has a record.
             is_sure = procfs.shows_files(pid) or record.since is not None
             return is_sure and procfs.uid_of(pid) == owner
         return record.since is not None and not holders.lists(name)
@@ -716,8 +730,8 @@ class LockDirectory:
     def _is_held(self, name: str, path: str | None = None) -> bool:
         """Return whether a process has locked a device's file.
 
-        The result comes from the lock itself, not from the kernel's list. If `path` is given,
-        LockError is raised for a file that can't be a device's lock file.
+        This method tests the lock itself and does not rely on /proc/locks. If `path` is given, it
+        raises LockError when the file can't be a device's lock file.
         """
         descriptor = files.open_to_read(self.descriptor, name, path)
         if descriptor is None:
@@ -735,16 +749,16 @@ class LockDirectory:
         return problem is None
 
     def _problem(self, name: str) -> str | None:
-        """Return the reason to distrust the lock on a device's file, or None.
+        """Return the reason not to trust the lock on a device's file, or None if it can be trusted.
 
-        Every user can write to such a file. A user can therefore create a hard link to it, with the
-        name of a device that has no lock file yet. Both names then appear to be locked. The
+        Any user can write to a device's lock file, and can therefore create a hard link to it that
+        looks like the lock file of another device. Both devices then appear to be locked. The
         holder's record file shows which device is really held.
         """
         status = files.status_of(self.descriptor, name)
         if status is None or status.st_nlink == 1:
             return None
-        # Use a new reader: this process may just have taken the lock.
+        # Use a new reader, because this process might have just taken the lock.
         holders = Holders(self.path, self.descriptor, self._device)
         holder = holders.of(name)
         held_names = self._held_by_record(holders, holder.uid)
@@ -757,21 +771,21 @@ class LockDirectory:
         return _unclear_lock_message(path, others[0], holder.listed_pid) if others else None
 
     def _is_other_name(self, other: str, name: str, status: os.stat_result) -> bool:
-        """Return whether `other` is a second name of a device's lock file."""
+        """Return whether `other` is another name for a device's lock file."""
         if other == name or has_owner(other) or not other.endswith(".lock"):
             return False
         existing = files.status_of(self.descriptor, other)
         return existing is not None and os.path.samestat(existing, status)
 
     def _held_by_record(self, holders: Holders, uid: int | None) -> set[str]:
-        """Return the lock files of the devices for which a user has locked a record file."""
+        """Return the lock file names of the devices for which a user has locked a record file."""
         names = [name for name in holders.names if RECORD in name] if uid is not None else []
         owned = (name for name in names if files.sole_owner(self.descriptor, name) == uid)
         return {lock_name(device_of(name)) for name in owned if self._is_owner_locked(name)}
 
 
 def _user_file_name(prefix: str, uid: int, number: int) -> str:
-    # Older versions treat every file that ends in ".lock" as the lock file of a device.
+    # Older versions treat every file whose name ends in ".lock" as a device's lock file.
     return f"{prefix}-{uid}-{number}{'' if prefix.endswith(RECORD) else '.lock'}"
 
 
@@ -781,7 +795,7 @@ def _random_number() -> int:
 
 
 def _first_names(prefix: str, uid: int) -> list[str]:
-    """Return the usual names of a user's files."""
+    """Return the usual names for a user's files."""
     start, _, end = _user_file_name(prefix, uid, 0).rpartition("0")
     return [f"{start}{number}{end}" for number in range(2 * MOST_OF_ONE_USER)]
 
@@ -798,19 +812,19 @@ def device_of(name: str) -> str:
 
 def lock_name(uuid: str) -> str:
     """Return the name of a device's lock file."""
-    return f"{uuid.replace('/', '_')}.lock"  # before driver 470, UUIDs of MIG instances had slashes
+    return f"{uuid.replace('/', '_')}.lock"  # before driver 470, MIG UUIDs contained slashes
 
 
 def default_path() -> str:
-    """Return the configured lock directory, or the default in the first suitable place.
+    """Return the path of the configured lock directory, or the first usable default path.
 
     Raises:
-        LockError: The configured path is relative, or no place is suitable.
+        LockError: The configured path is relative, or no default path is usable.
     """
     configured = os.path.expanduser(os.environ.get(settings.LOCK_DIRECTORY, ""))
     if configured and not os.path.isabs(configured):
         where = f"{settings.LOCK_DIRECTORY}={sanitize(configured)!r}"
-        # A relative path would be another directory for every working directory.
+        # A relative path would refer to a different directory in each working directory.
         raise LockError(f"{where} must be an absolute path.")
     if configured:
         return os.path.normpath(configured)
@@ -826,10 +840,10 @@ def default_path() -> str:
 
 
 def preferred_paths(path: str) -> tuple[str, ...]:
-    """Return this lock directory and the default directories that precede it.
+    """Return the path of a lock directory, and before it the default paths that take precedence.
 
-    In a container image whose `/run/lock` is not writable, the default is `/dev/shm`, but the host
-    may use `/run/lock`.
+    If `/run/lock` is not writable in a container image, the default is in `/dev/shm`, but the host
+    might use `/run/lock`.
     """
     if os.environ.get(settings.LOCK_DIRECTORY):
         return (path,)

@@ -1,8 +1,10 @@
 """Open lock files and their directory safely, although every user can create files there.
 
-Symbolic links are never followed, and only regular files with a single name are written to. New
-files and directories get their mode whatever the umask is. If a process is killed before it has set
-the mode of a new file, the next process of the same user sets it.
+Symbolic links are never followed, and only regular files are opened. A file with several hard links
+is rejected unless every user can write to it.
+
+New files and directories get the intended mode regardless of the umask. If a process is killed
+before it has set a new file's mode, the next process of the same user sets it.
 """
 
 from __future__ import annotations
@@ -24,27 +26,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DIRECTORY_MODE = 0o1777
-YOUNG_S = 1.0  # seconds in which a new file's permissions may still be incomplete
-# Errors of a file that another process is creating.
+YOUNG_S = 1.0  # seconds for which a new file's permissions might be incomplete
+# Errors when opening a file that another process is creating.
 CREATION_ERRORS = {errno.EACCES, errno.EEXIST}
-# Errors of this process or machine. The owner of a file can cause all other errors: by the file's
-# mode, by a lease on it (EAGAIN), or by mounting a file system over it.
+# Errors caused by this process or machine. A file's owner can cause any other error, through the
+# file's mode, a lease on the file (EAGAIN), or a file system mounted over it.
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-# Errors of a directory in which this process can't create files.
+# Errors when this process can't create a file in a directory.
 CANNOT_CREATE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
-CREATION_ATTEMPTS = 200  # attempts to open a file that another process is creating
+CREATION_ATTEMPTS = 200  # maximum attempts to open a file that another process is creating
 CREATION_POLL_S = 0.01
 SET_ANOTHER = "Set RESERVE_GPU_LOCK_DIR to a directory that all users of this machine can write to."
 
 
 def open_directory(path: str) -> int:
-    """Open the lock directory, and create it for all users if it does not exist.
+    """Open the lock directory, creating it for all users if it does not exist.
 
     Args:
-        path: The path of the directory.
+        path: The directory's path.
 
     Returns:
-        A descriptor of the directory, opened with O_PATH and registered with `remember`.
+        The directory's descriptor, opened with O_PATH and registered with `remember`.
 
     Raises:
         LockError: The directory can't be used, or users could delete each other's files in it.
@@ -52,7 +54,7 @@ def open_directory(path: str) -> int:
     try:
         with suppress(FileExistsError):
             os.mkdir(path, DIRECTORY_MODE)
-        # Under umask 0777 even the creator can't read a new directory yet, but O_PATH works.
+        # With umask 0777, not even the creator can read a new directory, but O_PATH still works.
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
         with no_fork:
             descriptor = remember(os.open(path, flags))
@@ -67,24 +69,24 @@ def open_directory(path: str) -> int:
 
 
 def open_to_lock(directory: int, name: str, path: str, mode: int) -> int:
-    """Open a lock file for reading and writing, and create it if it does not exist.
+    """Open a lock file for reading and writing, creating the file if it does not exist.
 
     Args:
         directory: The descriptor that `open_directory` returned.
-        name: The name of the file in the directory.
-        path: The path of the file, for messages.
-        mode: The mode of the file.
+        name: The file's name in the directory.
+        path: The file's path, for error messages.
+        mode: The mode that the file should have.
 
     Returns:
-        A descriptor of the file, registered with `remember`.
+        The file's descriptor, registered with `remember`.
 
     Raises:
         LockError: The file can't be opened or created, or is not a regular file.
     """
     for _ in range(CREATION_ATTEMPTS):
         try:
-            # Try without O_CREAT first, because fs.protected_regular denies O_CREAT on files of
-            # other users.
+            # Try without O_CREAT first, because fs.protected_regular denies O_CREAT on other users'
+            # files.
             with suppress(FileNotFoundError):
                 return _open(directory, name, path, os.O_RDWR, mode)
             return _open(directory, name, path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
@@ -96,19 +98,21 @@ def open_to_lock(directory: int, name: str, path: str, mode: int) -> int:
 
 
 def open_to_read(directory: int, name: str, path: str | None = None) -> int | None:
-    """Open a file for reading, to find out whether it is locked.
+    """Open a file for reading, to check whether it is locked.
 
     Args:
         directory: The descriptor that `open_directory` returned.
-        name: The name of the file in the directory.
-        path: The path of the file, for messages.
+        name: The file's name in the directory.
+        path: The file's path, for error messages. Without it, errors that the file's owner could
+            have caused are not raised.
 
     Returns:
-        A descriptor, registered with `remember`, or None if the file does not exist. If `path` is
-        omitted, the result is also None if the file can't be a lock file.
+        The file's descriptor, registered with `remember`, or None if the file does not exist. If
+        `path` is omitted, also None if the file can't be opened or can't be a lock file.
 
     Raises:
-        LockError: The file can't be opened or, if `path` is given, can't be a lock file.
+        LockError: The process or machine has too many open files or too little memory. If `path`
+            is given, also raised if the file can't be opened or can't be a lock file.
     """
     try:
         return _open(directory, name, path or name, os.O_RDONLY)
@@ -125,12 +129,12 @@ def open_to_read(directory: int, name: str, path: str | None = None) -> int | No
 
 
 def finish(descriptor: int, path: str, mode: int) -> None:
-    """Set the mode of an open file if this user owns it and permissions are missing.
+    """Set an open file's mode if this user owns the file and permissions are missing.
 
     Args:
-        descriptor: The descriptor of the file.
-        path: The path of the file, for messages.
-        mode: The mode of the file.
+        descriptor: The file's descriptor.
+        path: The file's path, for error messages.
+        mode: The mode that the file should have.
 
     Raises:
         LockError: The mode can't be set.
@@ -147,7 +151,7 @@ def is_open_to_others(status: os.stat_result) -> bool:
 
 
 def status_of(directory: int, name: str) -> os.stat_result | None:
-    """Return the status of a file or a link, or None if it is not accessible."""
+    """Return the stat result of a file or a symbolic link, or None if it is not accessible."""
     with suppress(OSError):
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     return None
@@ -156,8 +160,8 @@ def status_of(directory: int, name: str) -> os.stat_result | None:
 def sole_owner(directory: int, name: str) -> int | None:
     """Return the UID of a regular file's owner, or None if other users can write to the file.
 
-    Every user can write to the lock files of devices, and can therefore create hard links to them.
-    Such a link appears to be locked while the device's lock file is locked.
+    Any user can write to a device's lock file, and can therefore create a hard link to it. The link
+    appears to be locked whenever the lock file is, so its owner must not be taken for a holder.
     """
     status = status_of(directory, name)
     if status is None or not stat.S_ISREG(status.st_mode):
@@ -166,9 +170,9 @@ def sole_owner(directory: int, name: str) -> int | None:
 
 
 def is_taken(directory: int, name: str) -> bool:
-    """Return whether a name is taken by anything but a file of this user.
+    """Return whether a name is taken by something other than one of this user's files.
 
-    A file that is not regular, or that has several hard links, counts as taken.
+    A name also counts as taken if its file is not a regular file or has several hard links.
     """
     status = status_of(directory, name)
     if status is None:
@@ -178,23 +182,25 @@ def is_taken(directory: int, name: str) -> bool:
 
 
 def is_current(directory: int, name: str, descriptor: int) -> bool:
-    """Return whether a path still refers to an open file, and not to a newer one.
+    """Return whether a path still refers to the given open file.
 
     Args:
         directory: The descriptor of the file's directory, or `NONE` if `name` is an absolute path.
-        name: The name or the absolute path of the file.
-        descriptor: The descriptor of the open file.
+        name: The file's name or absolute path.
+        descriptor: The open file's descriptor.
     """
     status = status_of(directory, name)
-    with suppress(OSError):  # other code may have closed the descriptor
+    with suppress(OSError):  # other code might have closed the descriptor
         return status is not None and os.path.samestat(status, os.fstat(descriptor))
     return False
 
 
 def _open(directory: int, name: str, path: str, flags: int, mode: int | None = None) -> int:
-    """Open and register a regular file, and complete its permissions if a mode is given.
+    """Open and register a regular file. If a mode is given, add missing permissions.
 
-    Raises OSError if the file can't be opened, and LockError if it can't be a lock file.
+    Raises:
+        OSError: The file can't be opened.
+        LockError: The file can't be a lock file.
     """
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK
     with no_fork:
@@ -213,7 +219,7 @@ def _open(directory: int, name: str, path: str, flags: int, mode: int | None = N
 def _require_own_files(directory: int, path: str) -> None:
     """Raise LockError if users can delete each other's files in the directory."""
     status = os.fstat(directory)
-    if status.st_mode & stat.S_ISVTX:  # a directory without it may serve another purpose
+    if status.st_mode & stat.S_ISVTX:  # without this bit, the directory might serve another purpose
         _finish(directory, status, DIRECTORY_MODE)
     elif status.st_mode & stat.S_IWOTH:
         run = shell_line(f"chmod 1777 {path}")
@@ -221,7 +227,7 @@ def _require_own_files(directory: int, path: str) -> None:
 
 
 def _finish(descriptor: int, status: os.stat_result, mode: int) -> None:
-    """Set the mode of a file or directory that this user has created under a strict umask."""
+    """Set the mode of a file or directory that this user created with a restrictive umask."""
     missing = mode & ~stat.S_IMODE(status.st_mode)
     if missing and status.st_uid == os.geteuid() and not is_open_to_others(status):
         os.chmod(f"/proc/self/fd/{descriptor}", mode)  # fchmod rejects O_PATH descriptors
@@ -232,23 +238,23 @@ def _require_plain(status: os.stat_result, path: str) -> None:
         raise IsADirectoryError(errno.EISDIR, path)
     if not stat.S_ISREG(status.st_mode):
         raise LockError(f"{path} is not a regular file. Remove it, or ask its owner to.")
-    # Every user can create hard links to a file that all users can write, so accept these.
+    # Any user can create hard links to a world-writable file, so accept those.
     if status.st_nlink > 1 and not status.st_mode & stat.S_IWOTH:
         raise LockError(f"{path} is a hard link to another file. Remove it.")
 
 
 def _is_young(directory: int, name: str) -> bool:
-    """Return whether a file has just changed. If it does not exist, the directory counts."""
+    """Return whether a file, or its directory if the file is missing, has just changed."""
     status = status_of(directory, name) or os.fstat(directory)
     return abs(time.time() - status.st_ctime) < YOUNG_S
 
 
 def remedy(number: int | None, directory: str) -> str:
-    """Return advice for an error of the lock directory, or of a file in it.
+    """Return advice on how to fix an error in the lock directory.
 
     Args:
         number: The errno.
-        directory: The path of the directory.
+        directory: The directory's path.
     """
     folder = directory if os.path.exists(directory) else os.path.dirname(directory)
     is_denied = number in (errno.EACCES, errno.EPERM)
@@ -304,8 +310,8 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
             f"You don't have permission to open {path}. It belongs to UID {status.st_uid}, and its "
             "mode must be 0666."
         )
-    if status and error.errno == errno.EAGAIN:  # fcntl(2), "Leases": O_NONBLOCK fails at once
-        owner = procfs.user_name(status.st_uid)  # only the owner and root can take a lease
+    if status and error.errno == errno.EAGAIN:  # see fcntl(2), "Leases"
+        owner = procfs.user_name(status.st_uid)  # only the file's owner and root can take a lease
         return (
             f"{path} can't be opened: a process of {owner} has a lease on it. Ask {owner}, or an "
             "administrator, to end that process. To find it, run: grep LEASE /proc/locks"
@@ -313,27 +319,27 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
     return f"{path} can't be opened: {error.strerror or error}. {remedy(error.errno, folder)}"
 
 
-# -- the descriptors of this process's locks ------------------------------------------------------
+# -- descriptors of this process's locks ----------------------------------------------------------
 
-# A forked child inherits the descriptors, and with them the locks, which would then outlive this
-# process. The child therefore closes the descriptors. It must not unlock them, because that would
-# release the locks of its parent.
+# A forked child inherits the descriptors and therefore the locks, which would then outlive this
+# process. To prevent this, the child closes the descriptors. It must not unlock the files, because
+# that would release its parent's locks.
 #
-# Other code may close all descriptors of a process. A number may then belong to another file, or to
-# another open file description of the same file. Each number is therefore stored with a serial
-# number and the identity of its file.
+# Other code might close all of a process's descriptors. A descriptor's number might then be reused
+# for another file, or for another open file description of the same file. Each number is therefore
+# stored with a serial number and the file's identity.
 
-NONE = -1  # stands for no descriptor
+NONE = -1  # used instead of a descriptor number
 
-# The serial number and the identity of the file, by descriptor.
+# Each descriptor's serial number and file identity.
 _opened: dict[int, tuple[object, ...]] = executor.survive_reload("opened", dict)
 _serial = executor.survive_reload("serial", partial(count, 1))
 
 
 def remember(descriptor: int) -> int:
-    """Register a descriptor, so that forked children close it, and return it.
+    """Register a descriptor for forked children to close, and return the descriptor.
 
-    Open and register a descriptor in one `no_fork` block.
+    Open and register a descriptor in the same `no_fork` block, so that no fork happens in between.
     """
     _hook_fork()
     _opened[descriptor] = (next(_serial), *_identity(descriptor))
@@ -341,7 +347,7 @@ def remember(descriptor: int) -> int:
 
 
 def opening_key(descriptor: int) -> tuple[object, ...] | None:
-    """Return the unique key of a registered descriptor, or None if its file was closed."""
+    """Return a registered descriptor's unique key, or None if its file was closed."""
     known = _opened.get(descriptor)
     try:
         return known if known and known[1:] == _identity(descriptor) else None
@@ -359,7 +365,7 @@ def close(descriptor: int) -> None:
 
 @contextmanager
 def closing(descriptor: int) -> Iterator[None]:
-    """Close the descriptor at the end of the block."""
+    """Close the descriptor at the end of the `with` block."""
     try:
         yield
     finally:
@@ -368,7 +374,7 @@ def closing(descriptor: int) -> Iterator[None]:
 
 @contextmanager
 def pidfd(pid: int) -> Iterator[int]:
-    """Yield a pidfd of the process, and close it at the end of the block.
+    """Yield a pidfd for the process, and close it at the end of the `with` block.
 
     Raises:
         OSError: The process does not exist, or pidfds are not supported.
@@ -380,7 +386,7 @@ def pidfd(pid: int) -> Iterator[int]:
 
 
 def adopt(descriptor: int) -> None:
-    """Register a descriptor that stayed open over exec."""
+    """Register a descriptor that stayed open across exec."""
     with no_fork:
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional-only
         remember(descriptor)
@@ -391,13 +397,13 @@ def _identity(descriptor: int) -> tuple[object, ...]:
     status = os.fstat(descriptor)
     if stat.S_IFMT(status.st_mode):
         return status.st_dev, status.st_ino
-    # All pidfds, epoll and eventfd descriptors share one inode, but their /proc links differ.
+    # All pidfds, epoll and eventfd descriptors share one inode, but their links in /proc differ.
     return (os.readlink(f"/proc/self/fd/{descriptor}"),)
 
 
 @cache
 def _hook_fork() -> None:
-    """Register the fork hook once. Without it, every child would inherit every lock."""
+    """Register the fork hook once. Without it, forked children would keep all locks."""
     os.register_at_fork(after_in_child=_close_all)
 
 

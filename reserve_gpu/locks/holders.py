@@ -1,8 +1,10 @@
-"""Identify the holders of locks from the kernel's list of locks and from records in lock files.
+"""Identify the holders of locks from /proc/locks and from the records in lock files.
 
-The list is not a snapshot: it may miss a lock, and it shows no locks from other PID namespaces.
-Records are untrusted. A record counts as its holder's own only if the file belongs to the user
-whose process has the lock, and if no other user can write to the file (`Holder.record_owner`).
+/proc/locks is the Linux kernel's list of locks. It is not a snapshot and might miss a lock, and it
+does not show locks from other PID namespaces.
+
+Records are untrusted. A record is attributed to the holder's user only if that user owns the file
+and no other user can write to it (`Holder.record_owner`).
 """
 
 from __future__ import annotations
@@ -28,38 +30,40 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model.clocks import Instant
 
-QUEUE = "queue"  # start of the name of a waiter's file: queue-UID-N.lock
-SHARE = ".share"  # part of the name of a sharer's file: UUID.share-UID-N.lock
-RECORD = ".record"  # part of the name of a whole device's record file: UUID.record-UID-N
-# The rest of these names. `re` compiles this string only if there are such files.
+QUEUE = "queue"  # prefix of waiters' file names: queue-UID-N.lock
+SHARE = ".share"  # part of sharers' file names: UUID.share-UID-N.lock
+RECORD = ".record"  # part of record file names: UUID.record-UID-N
+# The rest of these file names. `re` compiles this string only when such files exist.
 NUMBERED = r"-([0-9]{1,10})-([0-9]{1,10})(?:\.lock)?"
-MANY = 1000  # number of files above which a user may be flooding the directory
-MOST_OF_ONE_USER = 64  # limit per user on sharers of a device, and on waiters
-# Seconds after a record was written in which its file's mtime does not mark the end of a cell.
+MANY = 1000  # if the directory has more files than this, a user might be flooding it
+MOST_OF_ONE_USER = 64  # maximum sharers of a device, and maximum waiters, per user
+# A file's mtime marks the end of a cell only if it differs from the time in the file's record by
+# more than this many seconds.
 WRITING_S = 1.0
-PAGE_SIZE = 4096  # bytes; the maximum that one read(2) of /proc/locks returns
-# Maximum bytes to read of the kernel's list, about 5,000 locks. Reading gets slower page by page.
+PAGE_SIZE = 4096  # maximum number of bytes that one read(2) of /proc/locks returns
+# Maximum number of bytes to read from /proc/locks (about 5,000 locks). Each page is slower to read
+# than the previous one.
 LIST_LIMIT = 1 << 18
-RECORD_DIGITS = 3  # maximum digits of N in a record file that the kernel's list does not show
-CLOCK_S = 2.0  # maximum error in seconds of a process's start time
+RECORD_DIGITS = 3  # maximum digits of N in the names of record files missing from /proc/locks
+CLOCK_S = 2.0  # maximum error of a process's start time, in seconds
 
 
 class Holders:
-    """The holders of the locks in one lock directory. Each source is read on first use and cached.
+    """Reads the holders of the locks in a lock directory, and caches each source on first use.
 
     Args:
-        path: The path of the lock directory.
-        directory: The descriptor of the lock directory.
-        device: The device number that the kernel's list of locks shows for the directory's file
-            system. Defaults to the number from stat(2).
+        path: The lock directory's path.
+        directory: The lock directory's descriptor.
+        device: The device number that /proc/locks shows for the directory's file system. Defaults
+            to the number from stat(2).
     """
 
     def __init__(self, path: str, directory: int, device: str | None = None) -> None:
         self._path = path
         self._directory = directory
         self._device = device
-        # Not functools.cached_property: before Python 3.12 it uses a lock, which stays locked in a
-        # child that is forked at that moment.
+        # Don't use functools.cached_property. Before Python 3.12, it acquires a lock, which would
+        # stay locked in a child that is forked at that moment.
         self._names: set[str] | None = None
         self._locked_names: set[str] = set()
         self._by_prefix: dict[str, list[str]] = {}
@@ -79,12 +83,12 @@ class Holders:
 
     @property
     def names(self) -> set[str]:
-        """Return the names of the files that may be locked.
+        """Return the names of the files that might be locked.
 
-        Every user can create any number of files, so files that no process can have locked are
-        skipped. The kernel's list shows which files are locked, but it may miss one. A waiter may
-        therefore be missing for a moment. A sharer is never missing, because its file is included
-        if its user has a process.
+        Any user can create any number of files, so files that no process can have locked are
+        skipped. /proc/locks shows which files are locked, but it might miss some, so a waiter's
+        file might be missing for a moment. A sharer's file is never missing, because it is included
+        whenever its user has a running process.
 
         Raises:
             LockError: The directory can't be listed.
@@ -106,7 +110,7 @@ class Holders:
         return self._names
 
     def add(self, name: str) -> None:
-        """Add a file that this process may have created since the directory was listed."""
+        """Add a file that this process might have created since the directory was listed."""
         names = self.names
         if name not in names:
             names.add(name)
@@ -114,12 +118,12 @@ class Holders:
 
     @property
     def shows_all_locks(self) -> bool:
-        """Return whether the kernel's list is read to its end and covers all PID namespaces."""
+        """Return whether /proc/locks was read to its end and covers all PID namespaces."""
         return procfs.sees_all_locks() and self._kernels_list.is_whole
 
     @property
     def possibly_locked(self) -> set[str]:
-        """Return `names`, or only the listed files if the kernel's list shows all locks.
+        """Return the names of the files in /proc/locks, or `names` if /proc/locks might miss some.
 
         Raises:
             LockError: The directory can't be listed.
@@ -137,15 +141,15 @@ class Holders:
             raise LockError(TOO_MANY_FILES if is_full else text) from error
 
     def user_files(self, prefix: str, uid: int | None = None) -> list[str]:
-        """Return the names `PREFIX-UID-N.lock`, up to a limit per owner.
+        """Return the existing files named `PREFIX-UID-N.lock`, up to a limit per owner.
 
-        The limit applies to the owner of the files, not to the UID in their names: a container with
-        a user namespace has other UIDs, and every user can choose any name. Among the files with
-        the same UID in their names, the search ends when enough of them really belong to that user.
+        The limit applies to the files' owner, not to the UID in their names, because a container
+        with a user namespace has different UIDs and any user can choose any name. For each UID in
+        the names, the search stops as soon as enough files really belong to that user.
 
         Args:
-            prefix: The start of the names.
-            uid: The UID of the owner whose files to return. Defaults to all owners.
+            prefix: The part of the names before the UID.
+            uid: The owner's UID. Defaults to all owners.
         """
         groups: dict[int, list[tuple[int, str]]] = {}
         start = prefix if uid is None else f"{prefix}-{uid}-"
@@ -153,7 +157,7 @@ class Holders:
         for name in [name for name in names if name.startswith(start)]:
             if match := re.fullmatch(NUMBERED, name[len(prefix) :]):
                 groups.setdefault(int(match[1]), []).append((int(match[2]), name))
-        # In a user namespace, the files of all unmapped users appear to have this owner.
+        # In a user namespace, all unmapped users' files appear to belong to this UID.
         unmapped_uid = procfs.unmapped_uid() if groups else None
         by_owner: dict[int, list[tuple[int, str]]] = {}
         for named, numbered in groups.items():
@@ -173,29 +177,32 @@ class Holders:
         ]
 
     def of(self, name: str) -> Holder:
-        """Return the holder of a locked file, with the facts that this process can see.
+        """Return the holder of a locked file, with whatever details this process can see.
 
         Args:
-            name: The name of the file. It must be known to be locked.
+            name: The file's name. The file must be locked.
         """
         record, status = self._record(name)
         if status is None:
             return Holder(file=name)
         if has_owner(name):
             uid, holder = status.st_uid, self._holder(record, status)
-            # A process of another user can't have taken the lock. It received the descriptor.
+            # Another user's process can't have taken the lock itself, so it must have received the
+            # descriptor.
             if procfs.uid_of(holder.listed_pid or 0) not in (None, uid):
                 holder = holder._replace(listed_pid=None)
             return holder._replace(uid=uid, file=name, record_owner=uid)
         taker = self._listed_pid(status)
         pid = self.keeper(taker, status) if taker else None
         owned = self._owned_record(name, procfs.uid_of(pid) if pid else None, {pid, taker})
-        # Without a record file, an older version or an unrelated program has locked the file.
+        # There is no record file if an older version or an unrelated program took the lock, or if
+        # write locks are not supported.
         record, record_status = owned or (record, status)
         if owned and taker and not pid:
             pid = self.keeper(taker, status, record.written_boot)
-        # A process can send the locked descriptor to a process of another user. If a process did
-        # not take the lock itself, its user counts only if that user has locked a record file.
+        # A process can send the locked descriptor to another user's process. If a process did not
+        # take the lock itself, it is attributed to its user only if that user has also locked a
+        # record file.
         user = procfs.uid_of(pid) if pid and (owned or pid == taker) else None
         holder = named(_without_sharing(record), pid, record_status.st_mtime)
         is_owners = owned is not None and user in (None, record_status.st_uid)
@@ -205,13 +212,13 @@ class Holders:
     def _owned_record(
         self, name: str, uid: int | None, pids: set[int | None]
     ) -> tuple[Record, os.stat_result] | None:
-        """Return the record of a whole device's holder and the status of its file, or None.
+        """Return the record of a whole device's holder and its file's stat result, or None.
 
         Args:
             name: The name of the device's lock file.
-            uid: The UID of the holder. If it is None, a record counts only if it is the only one.
-            pids: The PIDs of the holder and of the process that took the lock; None for an unknown
-                PID. Records of other processes in this PID namespace don't count.
+            uid: The holder's UID. If it is None, a record counts only if it is the only one.
+            pids: The PIDs of the holder and of the process that took the lock. An unknown PID is
+                None. Records of other processes in this PID namespace are ignored.
         """
         records: list[tuple[Record, os.stat_result]] = []
         for record_file in self.user_files(f"{name.removesuffix('.lock')}{RECORD}", uid):
@@ -226,10 +233,10 @@ class Holders:
         return records[0] if len(records) == 1 or (records and uid is not None) else None
 
     def ticket(self, name: str) -> Ticket:
-        """Return the ticket of a waiter.
+        """Return a waiter's ticket.
 
         Args:
-            name: The name of the ticket's file.
+            name: The name of the ticket file.
         """
         record, status = self._record(name)
         if status is None:
@@ -250,12 +257,12 @@ class Holders:
         )
 
     def lists(self, name: str, by: int | None = None) -> bool:
-        """Return whether the kernel's list names a process that has locked a file.
+        """Return whether /proc/locks shows that a process has locked a file.
 
         Args:
-            name: The name of the lock file.
-            by: The PID of the process that must have taken the lock. It may have ended and left the
-                lock to its children. None accepts any process.
+            name: The lock file's name.
+            by: The PID of the process that must have taken the lock. That process might have
+                exited and left the lock to its children. Defaults to any process.
         """
         status = files.status_of(self._directory, name)
         if status is None:
@@ -266,7 +273,7 @@ class Holders:
     def device_files(self, pid: int | None) -> frozenset[int]:
         """Return the inodes of the devices' lock files that a process has locked.
 
-        The result is empty if the kernel's list does not show all locks.
+        The result is empty if /proc/locks does not show all locks.
         """
         if self._by_pid is None:
             self._by_pid = {}
@@ -277,12 +284,12 @@ class Holders:
         return frozenset(self._by_pid.get(pid or 0, ()))
 
     def listed_uids(self) -> set[int]:
-        """Return the UIDs of all processes that the kernel's list names."""
+        """Return the UIDs of the users whose processes are in /proc/locks."""
         uids = map(procfs.uid_of, {*self._listed.values()})
         return {uid for uid in uids if uid is not None}
 
     def _holder(self, record: Record, status: os.stat_result) -> Holder:
-        """Return the holder of a locked file with this record and this status."""
+        """Return the holder of a locked file, given the file's record and stat result."""
         pid = self._listed_pid(status)
         keeper = self.keeper(pid, status, record.written_boot) if pid else None
         return named(record, keeper, status.st_mtime)
@@ -290,8 +297,8 @@ class Holders:
     def _listed_pid(self, status: os.stat_result) -> int | None:
         pid = self._pid(status)
         if pid is None and not self._has_reread and self.shows_all_locks:
-            # The list is not a snapshot and may have missed this lock, so read it again. Once is
-            # enough, because another user's file may never be in the list.
+            # /proc/locks is not a snapshot and might have missed this lock, so read it again. Do so
+            # only once, because a lock on another user's file might never be shown.
             self._has_reread = True
             self._locks = self._files = self._open = None
             pid = self._pid(status)
@@ -300,20 +307,26 @@ class Holders:
     def keeper(
         self, pid: int, file: os.stat_result, written_boot: float | None = None
     ) -> int | None:
-        """Return the process that keeps a lock: the one that took it, or a process that it started.
+        """Return the PID of the process that keeps a lock.
 
-        A command of `reserve-gpu run` may leave processes in the background that inherited the
-        lock. The PID of the process that took the lock may then belong to another process. If the
-        open files of the process with that PID are visible, they decide. Otherwise its start time
-        decides: a process that started after the lock was taken can't have taken it. The file's
-        ctime is not older than the lock, because the holder changed the file last and the ctime
-        can't be set back. If the wall clock was set forward, the time in the record decides. A user
-        who can forge that time could also renew the ctime.
+        This is the process that took the lock, or a process that it started. For example, a command
+        started by `reserve-gpu run` might leave background processes that inherited the lock. The
+        PID of the process that took the lock might then be reused by an unrelated process.
+
+        If the open files of the process with that PID are visible, they show whether it keeps the
+        lock. Otherwise, its start time is compared with the file's ctime, because a process that
+        started after the lock was taken can't have taken it. The ctime is no older than the lock,
+        because the holder was the last to change the file and users can't set a ctime back.
+
+        In case the wall clock was set forward, the start time is also compared with the boot-clock
+        time in the record. A user gains nothing by forging that time, because the same user could
+        also update the ctime.
 
         Args:
             pid: The PID of the process that took the lock.
-            file: The status of the locked file.
-            written_boot: The time of the record by the boot clock, as its writer recorded it.
+            file: The locked file's stat result.
+            written_boot: The boot-clock time at which the record was written, according to the
+                record.
 
         Returns:
             The PID, or None if the process that keeps the lock is not visible.
@@ -327,8 +340,8 @@ class Holders:
         return self._opener(file) or (None if procfs.start_time(pid) else pid)
 
     def _opener(self, file: os.stat_result) -> int | None:
-        """Return a process that has locked a file, if this user can see its open files."""
-        if self._open is None:  # read once, because other users may have any number of locks
+        """Return the PID of a process that has locked a file if its open files are visible."""
+        if self._open is None:  # read once, because other users might have any number of locks
             self._open = self._open_files.holders()
         return self._open.get((file.st_dev, file.st_ino))
 
@@ -343,7 +356,7 @@ class Holders:
 
     @property
     def _locked_inodes(self) -> set[int]:
-        """Return the inodes of the locked files in the kernel's list, on all file systems."""
+        """Return the inodes of all locked files in /proc/locks, on any file system."""
         return self._kernels_list.inodes
 
     def _record(self, name: str) -> tuple[Record, os.stat_result | None]:
@@ -357,7 +370,7 @@ class Holders:
         return self._listed_taker(status) or self._unlisted_opener(status)
 
     def _unlisted_opener(self, status: os.stat_result) -> int | None:
-        """Return a process that has locked a file, if the kernel's list is too long to read."""
+        """Return the PID of a process that has locked a file if /proc/locks is too long to read."""
         return None if self._kernels_list.is_whole else self._opener(status)
 
     def _listed_taker(self, status: os.stat_result) -> int | None:
@@ -376,9 +389,9 @@ class Holders:
 
 
 def has_owner(name: str) -> bool:
-    """Return whether this is the name of a sharer's file or a record file of a device.
+    """Return whether this is the name of a sharer's file or of a record file.
 
-    Such a name contains a UID, and only that user can write to the file.
+    Such a name contains a UID, and only the file's owner can write to the file.
     """
     return SHARE in name or RECORD in name
 
@@ -393,13 +406,13 @@ def _split(name: str) -> tuple[str, str, str]:
 def _may_count(
     name: str, uids: Collection[str] | None, *, is_locked: bool, is_complete: bool
 ) -> bool:
-    """Return whether a file may be a locked file of this program.
+    """Return whether a file might be one of this program's locked files.
 
     Args:
-        name: The name of the file.
-        uids: The UIDs that have a process; None if they are unknown.
-        is_locked: Whether the kernel's list shows the file.
-        is_complete: Whether the list shows all locks.
+        name: The file's name.
+        uids: The UIDs of all running processes, or None if unknown.
+        is_locked: Whether /proc/locks shows that the file is locked.
+        is_complete: Whether /proc/locks shows all locks.
     """
     is_waiters, is_record = name.startswith(QUEUE), RECORD in name
     if not (is_waiters or has_owner(name)):
@@ -409,7 +422,7 @@ def _may_count(
     if is_complete and is_waiters:
         return False
     _, uid, number = _split(name)
-    # A missing record changes no decision, so only record files with usual names count.
+    # No decision depends on a missing record, so only record files with usual names count.
     is_usual = not is_record or len(number) <= RECORD_DIGITS
     return is_usual and (uids is None or uid in uids)
 
@@ -425,9 +438,9 @@ def is_waiters(name: str) -> bool:
 
 
 def with_hosts(holders: Sequence[Holder]) -> tuple[Holder, ...]:
-    """Return the holders of a device, and name in each joined process the holder that it joined.
+    """Return a device's holders, and label each joined process with the holder that it joined.
 
-    The memory use of a joined process is added to that holder's memory use.
+    Each joined process's memory use is added to the memory use of the holder that it joined.
     """
     known = list(holders)
     for index, joined in enumerate(holders):
@@ -442,24 +455,24 @@ def with_hosts(holders: Sequence[Holder]) -> tuple[Holder, ...]:
 
 
 def without_joined(holders: Sequence[Holder], since: Collection[float] = ()) -> list[Holder]:
-    """Return the holders of a device without the processes that joined a reservation.
+    """Return a device's holders, except for processes that joined a reservation.
 
-    A joined process has no memory share of its own while the holder that it joined exists.
+    A joined process has no memory share of its own as long as the holder that it joined exists.
 
     Args:
-        holders: The holders of the device.
-        since: The lock times of further holders, whose joined processes are also left out.
+        holders: The device's holders.
+        since: The lock times of reservations whose joined processes are always excluded.
     """
     known = with_hosts(holders)
     return [each for each in known if not each.beside and not has_joined_reservation(each, since)]
 
 
 def has_joined_reservation(holder: Holder, since: Collection[float]) -> bool:
-    """Return whether a holder has joined a reservation of this user.
+    """Return whether a holder has joined one of this user's reservations.
 
     Args:
         holder: The holder.
-        since: The lock times of the reservation.
+        since: The times when the reservation's locks were taken.
     """
     return holder.record.guest_of in since and holder.uid == os.geteuid()
 
@@ -468,9 +481,9 @@ def host_index(since: float | None, uid: int | None, holders: Sequence[Holder]) 
     """Return the index of the holder that a process joined, or None if that holder is gone.
 
     Args:
-        since: The lock time of the joined holder.
-        uid: The UID of the joined holder.
-        holders: The holders of the device.
+        since: The time when the joined holder took its lock.
+        uid: The joined holder's UID.
+        holders: The device's holders.
     """
     if since is None or uid is None:
         return None
@@ -479,12 +492,12 @@ def host_index(since: float | None, uid: int | None, holders: Sequence[Holder]) 
 
 
 def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
-    """Describe a holder from its record and the PID in the kernel's list.
+    """Describe a holder, given its record and PID.
 
     Args:
-        record: The record.
-        pid: The PID, or None if it is unknown.
-        changed: The modification time of the record's file, which is renewed after each cell.
+        record: The holder's record.
+        pid: The holder's PID, or None if it is unknown.
+        changed: The mtime of the file with the record, which is updated after each cell.
     """
     now = procfs.now()
     is_other_namespace = pid is None and record.who.namespace not in (None, procfs.pid_namespace())
@@ -500,11 +513,11 @@ def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
 
 
 def _last_cell(record: Record, changed: float, now: Instant) -> float | None:
-    """Return the end of the holder's last cell, by the wall clock as it is set now.
+    """Return the time when the holder's last cell ended, by the current wall clock.
 
-    If the clock was set after the record was written, the modification time may be from before or
-    after that change. The later of the two possible times counts, so that no holder appears idle
-    for too long.
+    If the wall clock was set after the record was written, the mtime might date from before or
+    after that change. The later of the two possible times is used, so that a holder does not appear
+    to have been idle for longer than it has.
     """
     if record.written is None or abs(changed - record.written) <= WRITING_S:
         return None
@@ -520,13 +533,13 @@ def _without_sharing(record: Record) -> Record:
 
 
 class KernelList:
-    """The kernel's list of locks, /proc/locks, up to a limit.
+    """The content of /proc/locks, the Linux kernel's list of locks, up to a limit.
 
-    Every user can make the list as long as they like, so at most `LIST_LIMIT` bytes are read.
+    Any user can make the list arbitrarily long, so at most `LIST_LIMIT` bytes are read.
 
     Attributes:
-        pids: The PID of the first process that has locked each file with flock(2). The key is the
-            file's device and inode, as the list shows them.
+        pids: For each file that is locked with flock(2), the PID of the first process listed. The
+            key is the file's device and inode, in the format of /proc/locks.
         inodes: The inodes of all locked files.
         is_whole: Whether the list was read to its end.
     """
@@ -538,17 +551,20 @@ class KernelList:
         with suppress(OSError, ValueError):
             for line in self._lines():  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
                 fields = line.split()
-                if fields[1] not in KINDS:  # "->" marks a process that waits for a lock
+                if fields[1] not in KINDS:  # "->" marks a process that is waiting for a lock
                     continue
                 self.inodes.add(int(fields[5].rpartition(":")[2]))
                 if fields[1] == "FLOCK" and int(fields[4]) > 0:
                     self.pids.setdefault(fields[5], int(fields[4]))
 
     def _lines(self) -> Iterable[str]:
-        """Return the lines of the list without duplicates. Raises OSError.
+        """Return the list's lines without duplicates.
 
-        The kernel returns one page at a time. It skips a lock if an earlier one is released between
-        two pages, so a list of several pages is read twice.
+        The Linux kernel returns one page at a time. If a lock is released between two pages, the
+        kernel might skip another lock, so a list of several pages is read twice.
+
+        Raises:
+            OSError: The list can't be read.
         """
         text = b""
         with open("/proc/locks", "rb", buffering=0) as locks:
@@ -561,7 +577,7 @@ class KernelList:
 
 
 def _read(file: RawIOBase) -> tuple[bytes, bool]:
-    """Return the complete lines of a file up to `LIST_LIMIT`, and whether they are all lines."""
+    """Return a file's complete lines up to `LIST_LIMIT`, and whether the whole file was read."""
     text = b""
     while page := file.read(PAGE_SIZE):
         text += page
@@ -571,13 +587,13 @@ def _read(file: RawIOBase) -> tuple[bytes, bool]:
 
 
 def _is_by(record: Record, pids: Collection[int | None]) -> bool:
-    """Return whether one of these processes may have written a record.
+    """Return whether one of these processes might have written a record.
 
-    If the writer was in another PID namespace, its PID can't be compared, and the result is True.
+    If the writer was in another PID namespace, its PID can't be compared, so the result is True.
     """
     return record.who.namespace != procfs.pid_namespace() or record.who.pid in pids
 
 
 def _is_before(began: float | None, at: float | None) -> bool:
-    """Return whether a process started before a time on the same clock. False if unknown."""
+    """Return whether a process started before a given time, or False if either time is unknown."""
     return began is not None and at is not None and began <= at + CLOCK_S

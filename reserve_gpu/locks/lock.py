@@ -1,6 +1,6 @@
-"""A lock on one file, taken with flock(2). The kernel releases it when its process ends.
+"""A flock(2) lock on one file. The Linux kernel releases it when the process exits.
 
-The record in the file only informs other users. The lock alone decides whether a device is held.
+The record in the file only informs other users. The lock alone determines whether a device is held.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ if TYPE_CHECKING:
     from reserve_gpu.model.clocks import Instant
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
-KINDS = ("FLOCK", "OFDLCK")  # the types of `lock_file` and `write_lock` in /proc/locks
-RECORD_LIMIT = 1 << 16  # maximum size of a record in bytes
-HIGH = 100  # lowest descriptor to keep over exec; shell scripts use lower ones: `exec 5>log`
+KINDS = ("FLOCK", "OFDLCK")  # how /proc/locks labels locks from `lock_file` and `write_lock`
+RECORD_LIMIT = 1 << 16  # maximum size of a record, in bytes
+HIGH = 100  # lowest descriptor to keep across exec; shell scripts use lower ones (`exec 5>log`)
 
 
 class Lock:
-    """A lock that this process holds until it is released or the process ends.
+    """A lock that this process holds until the lock is released or the process exits.
 
     Args:
-        descriptor: The descriptor of the locked file.
-        path: The path of the locked file.
-        taken: The time at which the lock was taken. Defaults to now.
+        descriptor: The locked file's descriptor.
+        path: The locked file's path.
+        taken: The time when the lock was taken. Defaults to now.
 
     Attributes:
-        owned: The lock on the record file of a whole device's holder. Only its owner can write to
-            that file, so other processes trust its record. None if there is no such file.
+        owned: The lock on the record file, if this is the lock on a whole device. Only the record
+            file's owner can write to it, so other processes trust the record in it. None if there
+            is no record file.
         is_write_locked: Whether the file is also locked with `write_lock`.
     """
 
@@ -54,7 +55,7 @@ class Lock:
 
     @property
     def since(self) -> float:
-        """Return the time at which the lock was taken, by the wall clock as it was set then."""
+        """Return the wall-clock time when the lock was taken, regardless of later clock changes."""
         return self.taken.wall
 
     @property
@@ -66,8 +67,8 @@ class Lock:
         """Write the holder's record to the lock file.
 
         Returns:
-            The error message of the system if the record can't be written, for example on a full
-            disk. The lock is still held.
+            The system's error message if the record can't be written, for example because the disk
+            is full, or None. The lock is still held in either case.
         """
         if not self.held():
             return None
@@ -75,12 +76,12 @@ class Lock:
         record = record._replace(since=self.taken.wall, since_boot=self.taken.boot)
         record = record._replace(written=now.wall, written_boot=now.boot)
         reason = self.owned.write(record) if self.owned else None
-        # Older versions read the record in the device's lock file, which every user can write.
+        # Older versions read the record from the device's lock file, although it is untrusted.
         record = record._replace(write_locked=self.is_write_locked)
         return write_record(self.descriptor, record) or reason
 
     def stamp(self, nanoseconds: int | None = None) -> None:
-        """Set the modification time of the lock file.
+        """Set the lock file's modification time.
 
         Args:
             nanoseconds: The time in nanoseconds since the epoch. Defaults to now.
@@ -95,11 +96,13 @@ class Lock:
                     os.utime(self.descriptor, ns=(nanoseconds, nanoseconds))
 
     def release(self, *, keeps_record: bool = False) -> None:
-        """Release the lock if this process took it and still holds it. A forked child does nothing.
+        """Release the lock if this process took it and still holds it.
+
+        In a forked child, this method does nothing.
 
         Args:
-            keeps_record: Whether the record stays in the file, for a waiter that may take its old
-                place in the queue again.
+            keeps_record: Whether to leave the record in the file, so that a waiter can return to
+                its place in the queue.
         """
         if self.owned:
             self.owned.release(keeps_record=keeps_record)
@@ -108,12 +111,12 @@ class Lock:
         if not keeps_record:
             with suppress(OSError):
                 os.ftruncate(self.descriptor, 0)
-        # If C code has forked a child, no Python fork hook ran. The child still has the file open,
-        # so closing the descriptor here does not release the lock.
+        # If C code forked a child, Python's fork hooks did not run, so the child still has the file
+        # open. Closing the descriptor here would then not release the lock.
         with suppress(OSError):
             file_control.unlock_file(self.descriptor)
         files.close(self.descriptor)
-        self.descriptor = files.NONE  # the number may be reused for another file
+        self.descriptor = files.NONE  # the number might be reused for another file
 
     def held(self) -> bool:
         """Return whether this process, and not its parent, took the lock and still holds it."""
@@ -121,14 +124,14 @@ class Lock:
         return self._pid == os.getpid() and opening is not None and opening == self._opening
 
     def is_valid(self) -> bool:
-        """Return whether the lock is held and its file still exists under its path."""
+        """Return whether the lock is held and its file still exists at its path."""
         return self.held() and files.is_current(files.NONE, self.path, self.descriptor)
 
     def keep_over_exec(self) -> None:
-        """Keep the lock over exec. Child processes that start later inherit the lock."""
+        """Keep the lock across exec, and let child processes that are started later inherit it."""
         if self.owned:
             self.owned.keep_over_exec()
-        with no_fork, suppress(OSError):  # the limit on open files may be below HIGH
+        with no_fork, suppress(OSError):  # the limit on open files might be below HIGH
             number = file_control.duplicate(self.descriptor, HIGH)
             files.remember(number)
             files.close(self.descriptor)
@@ -140,8 +143,8 @@ def flock(descriptor: int, path: str) -> bool:
     """Lock an open file, unless another process has locked it.
 
     Args:
-        descriptor: The descriptor of the file.
-        path: The path of the file, for messages.
+        descriptor: The file's descriptor.
+        path: The file's path, for error messages.
 
     Returns:
         Whether the file is now locked.
@@ -160,11 +163,11 @@ def flock(descriptor: int, path: str) -> bool:
 
 
 def cause(number: int | None, directory: str) -> str:
-    """Return the cause of an error of flock(2), and advice.
+    """Return the cause of a flock(2) error, and advice on how to fix it.
 
     Args:
         number: The errno.
-        directory: The path of the lock directory.
+        directory: The lock directory's path.
     """
     if number in NO_FLOCK:
         return (
@@ -179,10 +182,11 @@ def cause(number: int | None, directory: str) -> str:
 
 
 def kernel_device(descriptor: int) -> str | None:
-    """Return the device number that the kernel's list of locks shows for a locked file.
+    """Return the device number that /proc/locks shows for a locked file.
 
-    On btrfs, overlayfs and some other file systems, that number differs from the st_dev of stat(2).
-    See "/proc/<pid>/fdinfo" in Documentation/filesystems/proc.rst.
+    On btrfs, overlayfs and some other file systems, this number differs from the `st_dev` that
+    stat(2) returns. See "/proc/<pid>/fdinfo" in the Linux kernel's
+    Documentation/filesystems/proc.rst.
 
     Returns:
         The device number, such as `00:19`, or None if this file description does not hold the lock.
@@ -199,10 +203,10 @@ def kernel_device(descriptor: int) -> str | None:
 
 
 def describe_this_process() -> ProcessInfo:
-    """Describe this process for its record.
+    """Return the description of this process for its record.
 
-    A reader that can see this process takes its user from the kernel, so $LOGNAME is good enough
-    here.
+    $LOGNAME is good enough for the user's name, because a reader that can see this process gets the
+    user from the Linux kernel instead.
     """
     title = process_identity.title()
     return ProcessInfo(
@@ -227,17 +231,19 @@ def read_record(descriptor: int) -> Record:
 
 
 def write_record(descriptor: int, record: Record) -> str | None:
-    """Write a record to an open lock file, unless the file already contains it.
+    """Write a record to an open lock file, unless only the times in the record would change.
 
     Returns:
-        The error message of the system if the record can't be written, for example on a full disk.
+        The system's error message if the record can't be written, for example because the disk is
+        full, or None.
     """
     new, old = record.to_dict(), read_fields(descriptor)
     if old and _without_times(new) == _without_times(old):
         return None
     data = untrusted.encoded(new, RECORD_LIMIT)
     try:
-        # Pad to the old record's length, so that no reader sees the old tail after the new record.
+        # Pad the new record to the old record's length, so that no reader sees the rest of the old
+        # record after the new one.
         data = data.ljust(min(os.fstat(descriptor).st_size, RECORD_LIMIT))
         if os.pwrite(descriptor, data, 0) == len(data):
             os.ftruncate(descriptor, len(data))
@@ -251,7 +257,7 @@ def write_record(descriptor: int, record: Record) -> str | None:
 
 
 def read_fields(descriptor: int) -> dict[str, Any]:
-    """Return the fields in an open lock file, or an empty dict if the file contains none."""
+    """Return the record's fields from an open lock file, or an empty dict if it has no record."""
     with suppress(OSError, ValueError):
         parsed = untrusted.parsed(os.pread(descriptor, RECORD_LIMIT + 1, 0), RECORD_LIMIT)
         if isinstance(parsed, dict):

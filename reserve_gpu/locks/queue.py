@@ -1,8 +1,9 @@
-"""The queue of the processes that wait for a device: first come, first served.
+"""The first-come, first-served queue of processes that are waiting for a device.
 
-Each waiter locks a file, its ticket, and other processes see the ticket as long as it is locked. If
-the waiter dies, its ticket disappears. File times don't decide the order, because the owner of a
-file can set them. A ticket is ahead of a waiter if it was locked when that waiter joined.
+Each waiter locks a file, which is called its ticket. Other processes see a ticket only while it is
+locked, so a ticket disappears when its waiter dies. A ticket is ahead of a waiter if the ticket was
+already locked when that waiter joined the queue. File times don't decide the order, because a
+file's owner can set them.
 """
 
 from __future__ import annotations
@@ -26,37 +27,38 @@ if TYPE_CHECKING:
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model.devices import Device
 
-RETURN_LIMIT_S = 120.0  # seconds in which a process can return to its old place in the queue
-STOPPED_S = 5.0  # seconds without a heartbeat after which a waiter is skipped
-# Maximum seconds in which a user's waiters for several devices can keep one device free.
+RETURN_LIMIT_S = 120.0  # seconds within which a process can return to its place in the queue
+STOPPED_S = 5.0  # a waiter is skipped after this many seconds without a heartbeat
+# Maximum time, in seconds, for which a user's waiters for several devices can keep one device free.
 KEEP_FREE_S = 1800.0
 EMPTY_RECORD = Record()
 
 
 class QueueEntry(AbstractContextManager["QueueEntry"]):
-    """The place of this process in the queue; a context manager that leaves the queue on exit.
+    """This process's place in the queue, as a context manager that leaves the queue on exit.
 
     Until the process joins the queue, its place is behind all waiters.
 
-    The ticket's number is the time at which the process joined, by the boot clock. It is stored as
-    the file's mtime, because the mtime can be set on a full disk, where the record is lost. The
-    heartbeat sets the same mtime again, which changes the file's ctime. Users can't set the ctime.
-    `Holders.ticket` reads both times. The number only distinguishes successive tickets in the same
-    file.
+    The ticket's number is the boot-clock time when the process joined the queue. The number only
+    distinguishes successive tickets in the same file. It is stored as the file's mtime, because the
+    mtime can be set even when the disk is full and the record can't be written. Each heartbeat sets
+    the same mtime again, which updates the file's ctime. Users can't set a ctime. `Holders.ticket`
+    reads both times.
 
-    A process that leaves the queue can return to its place within `back_s`. It is then ahead of the
-    waiters whose records list its ticket, and behind all others.
+    A process that leaves the queue can return to its place within `back_s` seconds. When it
+    returns, it is ahead of the waiters whose records list its ticket, and behind all others.
 
     Args:
         directory: The lock directory.
         wants: The UUIDs of the devices that this process could use.
-        record: The record of this process and its request, for other users to read.
-        stopped_s: The seconds without a heartbeat after which a waiter is skipped.
-        back_s: The seconds in which a process that left the queue without a device can return.
+        record: The record that describes this process and its request to other users.
+        stopped_s: The number of seconds without a heartbeat after which a waiter is skipped.
+        back_s: The number of seconds within which a process that left the queue without a device
+            can return to its place.
 
     Attributes:
-        is_served: Whether this process has got its devices, so that it won't return to the queue.
-        passes_at: The time at which the next waiter is skipped unless it takes a device, by
+        is_served: Whether this process has its devices and therefore won't return to the queue.
+        passes_at: The time when the next waiter is skipped unless it takes a device, by
             time.monotonic(). Infinity if that time is unknown.
     """
 
@@ -75,14 +77,15 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         self.is_served = False
         self._lock: Lock | None = None
         self._number: float = math.inf
-        # The time at which each heartbeat was first seen, by the ticket's name and ctime.
+        # When each heartbeat was first seen, keyed by the ticket's name and ctime.
         self._heartbeats: dict[tuple[str, int], float] = {}
-        # Offers by UID and device UUID. They exist as long as the device is free at each check.
+        # Offers, keyed by UID and device UUID. An offer is kept as long as its device is free at
+        # every check.
         self._offers: dict[tuple[int | None, str], Offer] = {}
         self._first_check = self._last_check = 0.0
         self.passes_at = math.inf
         self._ahead: list[Ticket] = []
-        # The tickets ahead of this process by their names; None until it has joined.
+        # The tickets ahead of this process, keyed by name. None until this process has joined.
         self._before: dict[str, RememberedTicket] | None = None
 
     def __exit__(self, *_: object) -> None:
@@ -99,10 +102,10 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         return self._lock is not None and self._lock.is_valid()
 
     def join(self) -> None:
-        """Join the queue, or return to an old place. Call this under the mutex.
+        """Join the queue, or return to an earlier place. The caller must hold the mutex.
 
-        The old place exists if this program left the queue a moment ago, with the same request, or
-        if another process has deleted the ticket's file.
+        There is an earlier place if the same program recently left the queue with the same request,
+        or if another process has deleted this process's ticket file.
 
         Raises:
             LockError: No ticket can be locked.
@@ -128,11 +131,11 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
 
         Args:
             lock: The lock on the ticket.
-            old: The ticket that this program left in the same file, or None.
+            old: The ticket that the same program left in this file earlier, or None.
         """
         tickets = self._directory.tickets(excluded=[lock.name])
         lost = self._own_ticket(self._lock.name) if self._lock else None
-        if lost and all(each.key != lost.key for each in tickets):  # no ticket has its key
+        if lost and all(each.key != lost.key for each in tickets):  # no ticket has the same key
             old = lost
         self._number = old.number if old else procfs.boot_clock_ns()
         self._before = {**self._earlier(lock.name, tickets, old), **(self._before or {})}
@@ -142,7 +145,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         self._record = _behind(self._record, self._before)
         lock.write(self._record)
         self.heartbeat()
-        # Read the number as other processes do, because some file systems store a rounded time.
+        # Read the number as other processes see it, because some file systems round times.
         self._number = os.fstat(lock.descriptor).st_mtime_ns
 
     def _own_ticket(self, name: str) -> Ticket:
@@ -157,11 +160,11 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         Args:
             name: The name of this process's ticket.
             tickets: All other tickets.
-            old: The ticket of the old place to which this process returns, or None.
+            old: This process's earlier ticket if the process is returning to its place, or None.
         """
         behind = _all_behind(tickets, old) if old else set()
         in_front = [ticket for ticket in tickets if ticket.key not in behind]
-        # Waiters also list the tickets of processes that have left the queue and may return.
+        # Waiters also list the tickets of processes that have left the queue and might return.
         listed: dict[int | None, set[TicketAhead]] = {
             None: set(old.tickets_ahead or ()) if old else set()
         }
@@ -187,12 +190,12 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
     def _remember_left(self, ahead: TicketAhead, uid: int | None) -> RememberedTicket | None:
         """Return a ticket whose waiter left the queue, or None if that waiter can't return.
 
-        Users could list any of their own files. A ticket that a waiter of the same user lists
-        therefore counts only for that user.
+        Users could list any of their own files as tickets. If a ticket is listed by a waiter of the
+        ticket's own user, it therefore counts only for that user's processes.
 
         Args:
-            ahead: The ticket, as a waiter lists it.
-            uid: The UID of that waiter, or None for this process.
+            ahead: The ticket, as listed by a waiter.
+            uid: The UID of the waiter that lists the ticket, or None if it is this process.
         """
         owner_and_age = self._directory.read_left_ticket(ahead)
         if owner_and_age is None or (owner_and_age[0] == uid and uid != os.geteuid()):
@@ -202,7 +205,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         return RememberedTicket(ahead.number, left=left) if now - left < self._back_s else None
 
     def _is_own_request(self, left: Record) -> bool:
-        """Return whether a record was written by this program for the same request."""
+        """Return whether the same program wrote a record for the same request."""
         old, new = (
             (record.who._replace(pid=None), record.asks and record.asks.text)
             for record in (left, self._record)
@@ -210,9 +213,9 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         return old == new
 
     def want(self, wants: Collection[str]) -> None:
-        """Change the devices that this process waits for, and keep its place.
+        """Change the devices that this process is waiting for, and keep its place.
 
-        Call this under the mutex.
+        The caller must hold the mutex.
 
         Args:
             wants: The UUIDs of the devices that this process could use.
@@ -224,20 +227,21 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
             self.heartbeat()
 
     def heartbeat(self) -> None:
-        """Show other processes that this process is not stopped."""
+        """Show other processes that this process has not been stopped."""
         if self._lock:
             self._lock.stamp(int(self._number))
 
     def ahead(self) -> list[Ticket]:
         """Return the tickets ahead of this process in order, except those of stopped waiters.
 
-        Call this under the mutex. A process that was stopped by Ctrl-Z, or together with its
-        container, can't take a device. It is skipped until it continues, and keeps its place.
+        The caller must hold the mutex. A process that has been stopped, for example with Ctrl-Z or
+        because its container is paused, can't take a device. It is skipped until it continues, but
+        it keeps its place.
         """
         before = self._tickets_before()
         now = time.monotonic()
         heartbeats = [(ticket.name, ticket.heartbeat) for ticket in before]
-        # Forget the offers of devices that were not free at the last check.
+        # Forget the offers for devices that were not free at the last check.
         self._offers = {
             key: offer
             for key, offer in self._offers.items()
@@ -257,19 +261,19 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
             return self._directory.tickets()
         tickets = self._directory.tickets(excluded=[self._lock.name])
         by_name = {ticket.name: ticket for ticket in tickets}
-        # If a process has to create its ticket again, the file may get another name.
+        # If a process has to create its ticket again, the new file might have another name.
         by_process = {(ticket.holder.listed_pid, ticket.number): ticket for ticket in tickets}
         before: dict[str, RememberedTicket] = {}
         for name, earlier in self._before.items():
             ticket = by_name.get(name)
-            if ticket is None or ticket.number != earlier.number:  # another waiter uses the file
+            if ticket is None or ticket.number != earlier.number:  # now used by another waiter
                 ticket = by_process.get((earlier.pid, earlier.number)) if earlier.pid else None
             if ticket and ticket.is_behind({(self._lock.name, int(self._number))}):
                 continue
             if updated := self._update_remembered(name, earlier, ticket):
                 before[ticket.name if ticket else name] = updated
         self._before, self._record = before, _behind(self._record, before)
-        self._lock.write(self._record)  # the user may have edited the file
+        self._lock.write(self._record)  # the user might have edited the file
         self.heartbeat()
         present = {name for name, earlier in before.items() if earlier.left is None}
         return [ticket for ticket in tickets if ticket.name in present]
@@ -279,13 +283,14 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
     ) -> RememberedTicket | None:
         """Return the new state of a remembered ticket, or None if it has lost its place.
 
-        A ticket loses its place after `back_s`, or when its process gets a device. The kernel's
-        list shows that the process has locked a device, except in a container.
+        A ticket loses its place when its process gets a device, or `back_s` seconds after its
+        process left the queue. Except in a container, /proc/locks shows whether the process has
+        locked a device.
 
         Args:
-            name: The name of the ticket.
-            earlier: The state of the ticket at the last check.
-            ticket: The ticket that is locked now, or None.
+            name: The ticket's name.
+            earlier: The ticket's state at the last check.
+            ticket: The current ticket of the same process, or None if it left the queue.
         """
         pid = ticket.holder.listed_pid if ticket else None
         if ticket and earlier.left is None and pid in (None, earlier.pid):
@@ -296,7 +301,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
             is_served = ticket is None and self._directory.is_served(name)
             if is_served or devices(earlier.pid) - earlier.devices:
                 return None
-        # A process that returned in time may be noticed a little later.
+        # A process that returned in time might be noticed slightly late.
         limit_s = self._back_s + (self._stopped_s if ticket else 0.0)
         if now - left >= limit_s:
             return None
@@ -306,7 +311,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
 
     @property
     def is_behind_several(self) -> bool:
-        """Return whether a ticket from `ahead` needs several devices at once."""
+        """Return whether any of the tickets that `ahead` returned needs several devices."""
         return any(ticket.needs > 1 for ticket in self._ahead)
 
     def first_ahead(
@@ -317,23 +322,26 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         is_free: Callable[[Ticket], bool],
         is_possible: Callable[[Ticket], bool],
     ) -> Ticket | None:
-        """Return the first ticket from `ahead` that keeps this process from a device.
+        """Return the first ticket that prevents this process from taking a device.
 
-        Waiters are skipped if their user has left a free device alone for `stopped_s`, because they
-        can't use it, whatever their tickets say. Waiters that need more than this device are
-        skipped after `KEEP_FREE_S`. The time counts per user, not per ticket. It runs for all users
-        at once, and each user gets half of `stopped_s` more than the user ahead.
+        Only the tickets that `ahead` returned are checked. A user's waiters are skipped if none of
+        them has taken the device although it has been free for `stopped_s` seconds, because they
+        evidently can't use it, whatever their tickets say. Waiters that also need other devices are
+        skipped after `KEEP_FREE_S` seconds.
+
+        These times are counted per user, not per ticket, and for all users simultaneously. Each
+        user gets `stopped_s / 2` seconds more than the user ahead.
 
         Args:
-            uuid: The UUID of the device.
+            uuid: The device's UUID.
             is_open: Whether this process could take the device now.
-            is_free: Returns whether a waiter could take the device now, with all other devices that
-                it needs.
-            is_possible: Returns whether a waiter could ever get the device and all others that it
-                needs.
+            is_free: A function that returns whether a ticket's waiter could take the device now,
+                together with all other devices that the waiter needs.
+            is_possible: A function that returns whether a ticket's waiter could ever get the
+                device, together with all other devices that the waiter needs.
 
         Returns:
-            The ticket, or None if no waiter keeps this process from the device.
+            The ticket, or None if no ticket prevents this process from taking the device.
         """
         wanting = [t for t in self._ahead if t.could_use(uuid) and is_possible(t)]
         if not is_open:
@@ -355,9 +363,9 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
     def _count_offers(
         self, uuid: str, wanting: Sequence[Ticket], is_free: Callable[[Ticket], bool]
     ) -> dict[int | None, int]:
-        """Count how long each user has kept a free device, and return the users' order.
+        """Count how long each user has kept a device free, and return each user's rank.
 
-        The time also counts while a user's tickets briefly ask for other devices.
+        This includes any time when a user's tickets briefly ask for other devices.
         """
         now, present = time.monotonic(), {ticket.holder.uid for ticket in self._ahead}
         ranks: dict[int | None, int] = {}
@@ -376,14 +384,15 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
 
 
 class Offer:
-    """The time for which the waiters of one user have kept a free device from this process.
+    """The time for which one user's waiters have kept a free device from this process.
 
     Args:
         now: The current time, by time.monotonic().
 
     Attributes:
-        offered_s: The seconds in which one of the waiters could have taken the device.
-        kept_s: The total seconds, including those in which no waiter could have taken it.
+        offered_s: The number of seconds for which one of the waiters could have taken the device.
+        kept_s: The total number of seconds, including any time when none of the waiters could have
+            taken the device.
         is_offered: Whether one of the waiters could have taken the device at the last check.
         counted_at: The time of the last check, by time.monotonic().
     """
@@ -403,7 +412,7 @@ class Offer:
 
 
 class EndOfQueue(QueueEntry):
-    """The place of a request that does not wait: behind all waiters, and without a ticket."""
+    """The place of a request that does not wait. It is behind all waiters and has no ticket."""
 
     def is_valid(self) -> bool:
         """Return True, because there is no ticket that could be missing."""
@@ -415,13 +424,14 @@ def wait_for_news(
     is_news: Callable[[], bool],
     between: Callable[[], object] = executor.checkpoint,
 ) -> bool:
-    """Wait until a given time, or until a lock may have changed.
+    """Wait until a given time, or until a lock might have changed.
 
     Args:
-        until: The end of the wait, by time.monotonic().
-        is_news: A cheap check of the kernel's list of locks. It is called repeatedly, but never in
-            a container, because the list does not show all locks there.
-        between: A function to call repeatedly during the wait. It may raise an exception.
+        until: The time to stop waiting, by time.monotonic().
+        is_news: A cheap check of /proc/locks. It is called repeatedly, but not in a container,
+            because /proc/locks does not show all locks there.
+        between: A function that is called repeatedly during the wait. It can end the wait by
+            raising an exception.
 
     Returns:
         Whether `is_news` returned True.
@@ -443,11 +453,11 @@ def _wanting(record: Record, wants: Collection[str]) -> Record:
 
 
 def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[tuple[str, int]]:
-    """Return the keys of the tickets that are behind an old ticket, directly or indirectly.
+    """Return the keys of an old ticket and of all tickets behind it, directly or indirectly.
 
-    The lists in the tickets decide, and a waiter gains nothing if it lists too many tickets. For
-    tickets of older versions, the numbers decide. Tickets of this user can't put a ticket of
-    another user behind the old ticket.
+    Each ticket lists the tickets that it is behind, and a waiter gains nothing by listing too many.
+    Tickets from older versions have no such list, so they are ordered by number. This user's
+    tickets can't put another user's ticket behind the old ticket.
     """
     behind, by_others, uid = {old.key}, {old.key}, os.geteuid()
     rest = [each for each in tickets if each.tickets_ahead is not None or each.number > old.number]
@@ -470,7 +480,7 @@ def _behind(record: Record, before: Mapping[str, RememberedTicket]) -> Record:
 
 
 def other_tickets(tickets: Iterable[Ticket], devices: Sequence[Device]) -> Iterator[Ticket]:
-    """Yield the tickets of other processes that could use one of the devices."""
+    """Yield the tickets of other processes that could use any of the devices."""
     for ticket in tickets:
         could_use = any(ticket.could_use(device.uuid) for device in devices)
         if could_use and ticket.holder.listed_pid != os.getpid():

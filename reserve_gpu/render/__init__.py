@@ -1,1 +1,1 @@
-"""Messages, tables and live displays for users. The functions take values and return text."""
+"""Messages, tables and live displays for users."""

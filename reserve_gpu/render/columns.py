@@ -1,4 +1,4 @@
-"""Measure, cut and wrap text by its width in terminal columns."""
+"""Measure, truncate and wrap text by its width in terminal columns."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
     from reserve_gpu.render.phrases import Line
 
-GAP = 2  # columns between two columns of a table
-# The parts of a bar: memory in use, reserved memory that is not in use, and available memory.
+GAP = 2  # spaces between two columns of a table
+# Bar characters for memory in use, memory that is reserved but unused, and available memory.
 FULL, MEDIUM, LIGHT = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{LIGHT SHADE}"
 
 
 def width_of(text: str) -> int:
-    """Return the width in terminal columns. Some characters take two columns, some take none."""
+    """Return the width of a string in terminal columns.
+
+    Some characters take two columns, and some take none.
+    """
     if text.isascii():
         return len(text)
     return sum(0 if is_mark(letter) else 1 + (east_asian_width(letter) in "WF") for letter in text)
@@ -32,7 +35,10 @@ def width_of_line(line: Line) -> int:
 
 
 def cut(text: str, width: int, end: str = "\N{HORIZONTAL ELLIPSIS}") -> str:
-    """Cut the text to a width, and append `end` if anything was cut."""
+    """Truncate text to a width in terminal columns.
+
+    Truncated text ends with `end`, which is included in the width.
+    """
     if width_of(text) <= width:
         return text
     shortened = text
@@ -42,11 +48,11 @@ def cut(text: str, width: int, end: str = "\N{HORIZONTAL ELLIPSIS}") -> str:
 
 
 def row(cells: Iterable[tuple[Line, int, bool]]) -> Line:
-    """Return a line of a table.
+    """Return one row of a table as a styled line.
 
     Args:
-        cells: The styled text, the width in columns, and whether the cell is a number. Numbers are
-            right-aligned. A cell of width 0 is left out.
+        cells: For each cell, its styled text, its width in terminal columns, and whether it is a
+            number. Numbers are right-aligned. Cells of width 0 are left out.
     """
     line: Line = ()
     for words, width, is_figure in cells:
@@ -57,7 +63,7 @@ def row(cells: Iterable[tuple[Line, int, bool]]) -> Line:
 
 
 def wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:
-    """Wrap the line between words. A word is broken only if it is wider than a whole line."""
+    """Wrap a line between words. A word is split only if it does not fit on one line."""
     letters = [(letter, style) for words, style in map(part, line) for letter in words]
     row: Line = ()
     used = indent
@@ -74,5 +80,5 @@ def wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:
 
 
 def part(piece: str | tuple[str, str]) -> tuple[str, str]:
-    """Return the text and style of a piece. The style of plain text is empty."""
+    """Return the text and style of one piece of a line. A plain string has an empty style."""
     return (piece, "") if isinstance(piece, str) else piece

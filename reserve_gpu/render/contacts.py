@@ -1,6 +1,7 @@
-"""Suggest the users to ask for a device, and the device that will probably be free next.
+"""Suggest which users to ask for a device, and which device will probably be free next.
 
-Both are guesses from the snapshot and from the holders' records. No decision depends on them.
+Both suggestions are guesses based on the snapshot and the holders' records. No decision depends on
+them.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ if TYPE_CHECKING:
 def own_reservations(
     rows: Sequence[DeviceStatus], now: float, user: str | None, frontend: Frontend, at: str = ""
 ) -> list[Line]:
-    """Return a line for each reservation of the user in another process, with its release command.
+    """Return a line for each reservation that the user holds in another process.
 
+    Each line includes the command that releases the reservation:
     `You hold GPU0 and GPU1 yourself, in mine.ipynb, idle for 3 h: reserve-gpu release 4321`
 
-    The command names the pid, which comes from the kernel: another user may have written the
-    notebook name. A program gets no lines because it might run the command, and would end a
-    reservation that it did not start.
+    The command uses the pid that the Linux kernel reports, rather than the notebook's name, which
+    another user might have written. A program gets no lines, because it might run the command
+    and end a reservation that it did not start.
 
     Args:
         rows: All devices.
-        now: Seconds since the epoch.
-        user: The user who reads the lines. Without one, nothing is returned.
+        now: The current time, in seconds since the epoch.
+        user: The user who reads the lines. If this is None, no lines are returned.
         frontend: The frontend that shows the lines.
-        at: A prefix for the command, like `ssh lab1 ` for another machine.
+        at: A prefix for the command, such as `ssh lab1 ` for another machine.
     """
     if user is None or frontend.is_for_program:
         return []
@@ -58,15 +60,15 @@ def own_reservations(
 
 
 def users_to_ask(rows: Sequence[DeviceStatus], now: float, user: str | None = None) -> Line:
-    """Return a line that names the users to ask for a device.
+    """Return a line that suggests which users to ask for a device.
 
-    Holders of idle devices come first, beginning with the longest idle device. Overdue holders
-    follow. Each user is named once, with every device that the user could release.
+    Holders of idle devices come first, starting with the device that has been idle longest.
+    Overdue holders come next. Devices with the same holders are listed together.
 
     Args:
         rows: All devices.
-        now: Seconds since the epoch.
-        user: The user who reads the line. This user is left out.
+        now: The current time, in seconds since the epoch.
+        user: The user who reads the line. The line does not suggest asking this user.
     """
     if user:
         rows = [
@@ -90,7 +92,10 @@ def users_to_ask(rows: Sequence[DeviceStatus], now: float, user: str | None = No
 
 
 def _request(rows: Sequence[DeviceStatus], now: float) -> Line:
-    """Return `Ask bob (a.ipynb) for GPU1, idle for 2 h, and GPU3, overdue since 18:00.`."""
+    """Return the suggestion to ask the holders of these devices.
+
+    For example, `Ask bob (a.ipynb) for GPU1, idle for 2 h, and GPU3, overdue since 18:00.`
+    """
     holders = [holder for row in rows for holder in _holders_to_ask(row, now)]
     users = [*dict.fromkeys(map(_user, holders))][: phrases.NAMED_SHARERS]
     people = [phrases.person(*(each for each in holders if _user(each) == user)) for user in users]
@@ -102,7 +107,7 @@ def _request(rows: Sequence[DeviceStatus], now: float) -> Line:
 
 
 def _reason(row: DeviceStatus, now: float) -> Line:
-    """Return `, idle for 2 h, overdue since 18:00`, or only the part that applies."""
+    """Return `, idle for 2 h, overdue since 18:00`, or just the part that applies."""
     line: Line = (f", {durations.idle(layout.idle_s(row, now))}",) if row.is_unused else ()
     since = [durations.overdue_since(holder, now) or now for holder in _overdue(row, now)]
     return (
@@ -117,20 +122,20 @@ def _user(holder: Holder) -> str:
 
 
 def _holders_to_ask(row: DeviceStatus, now: float) -> Sequence[Holder]:
-    """Return the overdue holders of a device, or all of its holders if none is overdue."""
+    """Return the device's overdue holders, or all of its holders if none are overdue."""
     return _overdue(row, now) or row.holders
 
 
 def _is_abandoned(row: DeviceStatus, now: float) -> bool:
-    """Return whether a device is overdue, or has been idle for longer than a new reservation."""
+    """Return whether a device is overdue, or has been idle for at least `layout.NEW_S` seconds."""
     return bool(_overdue(row, now)) or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S
 
 
 def next_free(rows: Sequence[DeviceStatus], now: float) -> Line:
-    """Return `GPU3, reserved until 18:00`, the device that will probably be free next.
+    """Return the device that will probably be free next, such as `GPU3, reserved until 18:00`.
 
-    This is the device whose last reservation ends first. If no reservation has an end, it is the
-    device that has been idle longest.
+    This is the device whose last reservation ends first. If no end time is known, it is the device
+    that has been idle longest.
     """
     ending = [(*last, row) for row in _other_rows(rows) if (last := last_end(row, now))]
     if not ending:
@@ -147,10 +152,10 @@ def next_free(rows: Sequence[DeviceStatus], now: float) -> Line:
 
 
 def last_end(row: DeviceStatus, now: float) -> tuple[float, Holder] | None:
-    """Return the expected end of the last reservation of a device, and its holder.
+    """Return the time at which a device's last reservation is expected to end, and the holder.
 
-    If the end is in the past, the holder is overdue, or releases the device once another process
-    waits for it. Return None if the end of any reservation of this device is unknown.
+    If the end time is in the past, the holder is overdue, or will release the device once another
+    process waits for it. Return None if any of the device's reservations has no known end time.
     """
     ends = [(_end(holder, row, now), holder) for holder in row.holders]
     known = [(at, holder) for at, holder in ends if at is not None]
@@ -158,13 +163,16 @@ def last_end(row: DeviceStatus, now: float) -> tuple[float, Holder] | None:
 
 
 def first_end(rows: Sequence[DeviceStatus], now: float) -> dict[str, Any] | None:
-    """Return the device that is expected to be free first, and the time, as JSON for programs."""
+    """Return the device that is expected to be free first, with the time, as JSON data."""
     ends = [{"label": row.label, "at": end[0]} for row in rows if (end := last_end(row, now))]
     return min(ends, key=itemgetter("at"), default=None)
 
 
 def _end(holder: Holder, row: DeviceStatus, now: float) -> float | None:
-    """Return the expected end of a reservation: its end time or its idle limit, if earlier."""
+    """Return the time at which a reservation is expected to end.
+
+    This is its end time, its idle limit or its restart deadline, whichever comes first.
+    """
     moments = [
         durations.end(holder, now),
         holder.record.kept_until if holder.is_kept(now) else None,
@@ -176,12 +184,12 @@ def _end(holder: Holder, row: DeviceStatus, now: float) -> float | None:
 
 
 def _other_rows(rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
-    """Return the devices that this process does not hold, except drained ones."""
+    """Return the devices that this process does not hold, excluding drained devices."""
     return [row for row in rows if not row.is_mine and row.state is not State.DRAINED]
 
 
 def _longest_idle(rows: Sequence[DeviceStatus], now: float) -> list[DeviceStatus]:
-    """Return the unused devices that other processes have reserved, the longest idle first."""
+    """Return the idle devices that other processes have reserved, longest idle first."""
     unused = [
         row
         for row in _other_rows(rows)
@@ -191,10 +199,10 @@ def _longest_idle(rows: Sequence[DeviceStatus], now: float) -> list[DeviceStatus
 
 
 def _overdue(row: DeviceStatus, now: float) -> list[Holder]:
-    """Return the holders of a device that are past the end of their reservation."""
+    """Return the device's overdue holders."""
     return [holder for holder in row.holders if durations.overdue_since(holder, now) is not None]
 
 
 def _label_with_idle_time(row: DeviceStatus, now: float) -> str:
-    """Return `GPU3, idle for 2 h`, or only `GPU3` if its holders are using it."""
+    """Return `GPU3, idle for 2 h` if the device is idle, or just `GPU3` otherwise."""
     return f"{row.label}, {durations.idle(layout.idle_s(row, now))}" if row.is_unused else row.label

@@ -1,4 +1,4 @@
-"""Format durations and times of day, and compute the end of a reservation."""
+"""Format durations and times of day, and determine when a reservation ends."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import Holder
 
 MINUTE_S = 60
-CLOCK_SKEW_S = 60  # largest accepted difference between two clocks
-NEAR_S = 600  # remaining times below this limit are shown with seconds
-SIX_DAYS_S = 6 * 86400  # within this time, the name of a weekday is unambiguous
+CLOCK_SKEW_S = 60  # maximum tolerated clock difference, in seconds
+NEAR_S = 600  # seconds; shorter remaining times are shown to the second
+SIX_DAYS_S = 6 * 86400  # seconds in which the name of a weekday is unambiguous
 
 
 def duration(seconds: float) -> str:
-    """Return `45 s`, `12 min`, `2 h 10 min`, `2 h` or `3 d 4 h`."""
+    """Format a duration, such as `45 s`, `12 min`, `2 h 10 min`, `2 h` or `3 d 4 h`."""
     minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
     if days:
         return f"{days} d {hours % 24} h".removesuffix(" 0 h")
@@ -27,20 +27,23 @@ def duration(seconds: float) -> str:
 
 
 def idle(seconds: float | None) -> str:
-    """Return `idle for 2 h`, or only `idle` if the time is unknown or less than a minute."""
+    """Return `idle for 2 h`, or just `idle` if the time is unknown or less than a minute."""
     return "idle" if seconds is None or seconds < MINUTE_S else f"idle for {duration(seconds)}"
 
 
 def time_since(moment: float, now: float) -> float | None:
-    """Return the seconds since a recorded time, or None if that time is in the future.
+    """Return the number of seconds since a recorded time, or None if it is in the future.
 
-    A time less than `CLOCK_SKEW_S` ahead counts as now.
+    A time that is less than `CLOCK_SKEW_S` seconds in the future counts as now.
     """
     return max(0.0, now - moment) if moment < now + CLOCK_SKEW_S else None
 
 
 def moment(at: float, now: float) -> str:
-    """Return a local time: `18:00` today, `Fri 18:00` within six days, else `2026-12-01 18:00`."""
+    """Format a local time as `18:00`, `Fri 18:00` or `2026-12-01 18:00`.
+
+    A time today has no date, and a time within six days has a weekday instead.
+    """
     then, today = time.localtime(at), time.localtime(now)
     if then[:3] == today[:3]:
         return time.strftime("%H:%M", then)
@@ -49,10 +52,10 @@ def moment(at: float, now: float) -> str:
 
 
 def end(holder: Holder, now: float) -> float | None:
-    """Return the end of a reservation from its holder's record, or None if it has no end.
+    """Return the time at which a reservation ends, or None if its record has no end time.
 
-    If the reservation is overdue, this is the time at which it should have ended. An end before the
-    start of the reservation, or in the distant future, is ignored.
+    For an overdue reservation, this is the time at which it should have ended. An end time before
+    the reservation began, or in the distant future, is ignored.
     """
     if holder.since is None:
         return None
@@ -61,9 +64,10 @@ def end(holder: Holder, now: float) -> float | None:
 
 
 def overdue_since(holder: Holder, now: float) -> float | None:
-    """Return the time at which an overdue reservation should have ended, else None.
+    """Return the time at which an overdue reservation should have ended.
 
-    A reservation that lasts until another process waits becomes overdue only if its record says so.
+    Return None for a reservation that is not overdue. A reservation that lasts until another
+    process waits is overdue only if its record says so.
     """
     at = end(holder, now)
     is_over = at is not None and at < now
@@ -71,7 +75,7 @@ def overdue_since(holder: Holder, now: float) -> float | None:
 
 
 def time_limit(seconds: float) -> str:
-    """Return a duration that a user gave, without rounding: `90 s`, `2 min 30 s`, `0.2 s`."""
+    """Format a duration that a user typed, without rounding: `90 s`, `2 min 30 s` or `0.2 s`."""
     if seconds < 1:
         return f"{seconds:.2g} s"
     if seconds < 2 * MINUTE_S:
@@ -81,7 +85,7 @@ def time_limit(seconds: float) -> str:
 
 
 def remaining(seconds: float) -> str:
-    """Return a remaining time: with seconds if less than ten minutes, else rounded to minutes."""
+    """Format a remaining time, rounded to minutes unless it is less than ten minutes."""
     if seconds >= NEAR_S:
         return duration(seconds + MINUTE_S / 2)
     minutes, rest = divmod(int(seconds), MINUTE_S)

@@ -1,4 +1,4 @@
-"""The frontends, and the command for a request as a user types it in each of them."""
+"""Frontends for requesting a GPU, and the commands that users type in them."""
 
 import sys
 import time
@@ -11,19 +11,20 @@ from reserve_gpu.model.requests import UNITS, Request, Size
 from reserve_gpu.system import ipython_shell
 from reserve_gpu.system.forks import no_fork
 
-COMMAND_LIMIT = 200  # characters; messages do not repeat a longer command
+COMMAND_LIMIT = 200  # characters; messages show COMMAND instead of a longer command
 COMMAND = "COMMAND ..."
 SECONDS = {"d": 86400, "h": 3600, "m": 60}
 
 
 class Frontend(NamedTuple):
-    """A way to request a GPU: the magic, the command line, or a Python call.
+    """A way to request a GPU: the IPython magic, the command line, or a Python call.
 
     Attributes:
         program: The first words of a command line. Empty for `reserve()` in Python.
-        place: The thing that holds the reservation, like `kernel`. Empty for a shell command.
-        command: The shell command after `--`.
-        is_for_program: A program reads the messages, and may run a suggested command at once.
+        place: The word for this process, such as `kernel`. Empty for a shell command.
+        command: The shell command that follows `--`.
+        is_for_program: Whether a program reads the messages. A program might run a suggested
+            command immediately.
     """
 
     program: str
@@ -33,26 +34,26 @@ class Frontend(NamedTuple):
 
     @property
     def here(self) -> str:
-        """Return the words for this process in a message: `this kernel`."""
+        """Return the phrase for this process in a message, such as `this kernel`."""
         return f"this {self.place or 'process'}"
 
     @property
     def sight(self) -> str:
-        """Return the word for the place that sees the GPU: `notebook`. Empty for a command."""
+        """Return the word for whatever sees the GPU, such as `notebook`. Empty for a command."""
         return {"kernel": "notebook"}.get(self.place, self.place)
 
     def typed(self, request: Request, *, waits: bool = False) -> str:
-        """Return the command for a request.
+        """Return the command that a user types to make a request.
 
         Args:
             request: The request.
-            waits: Add the option to wait in the queue.
+            waits: Whether to add the option that waits in the queue.
         """
         if not self.program:
             arguments = [*_arguments(request), *(["wait='1h'"] if waits else [])]
             return f"reserve_gpu.reserve({', '.join(arguments)})"
-        # A coding agent's tools often have a timeout of a few minutes. A waiter that comes back
-        # soon keeps its place in the queue, so a program is told to wait in short steps.
+        # A coding agent's tools often time out after a few minutes. A waiter that returns soon
+        # keeps its place in the queue, so a program is told to wait a few minutes at a time.
         wait = "--wait 5m" if self.is_for_program else "--wait"
         program, *rest = self.program.split()
         if program == errors.PROGRAM:
@@ -67,18 +68,19 @@ SHELL = Frontend("reserve-gpu run", "", COMMAND)
 
 
 def shell(command: list[str]) -> Frontend:
-    """Return the frontend for a shell command. The command may be empty."""
+    """Return the frontend for a shell command, which may be empty."""
     line = " ".join(map(_quoted, command))
     is_short = 0 < len(line) <= COMMAND_LIMIT and line.isprintable()
     return SHELL._replace(command=line if is_short else COMMAND)
 
 
 def is_watched() -> bool:
-    """Return whether a person reads this IPython session's output in a terminal or notebook.
+    """Return whether a person can see this IPython session's output in a terminal or notebook.
 
-    Clients that run notebooks unattended send `allow_stdin=False`: nbclient (`jupyter execute`,
-    `nbconvert --execute`, papermill) and ipyparallel. They save the last state of a display, or
-    every state. https://jupyter-client.readthedocs.io/en/stable/messaging.html#execute
+    Clients that run notebooks unattended send `allow_stdin=False`. Examples are ipyparallel and
+    nbclient, which `jupyter execute`, `nbconvert --execute` and papermill use. These clients save
+    either the last state of a display or every state.
+    https://jupyter-client.readthedocs.io/en/stable/messaging.html#execute
     """
     shell = ipython_shell.current_shell()
     if not hasattr(shell, "get_parent"):  # IPython in a terminal, or a kernel other than ipykernel
@@ -87,14 +89,14 @@ def is_watched() -> bool:
 
 
 def for_this_process(frontend: Frontend) -> Frontend:
-    """Return the frontend, with `is_for_program` set if no person reads this process's output."""
+    """Return the frontend with `is_for_program` set if no person can see this process's output."""
     is_in_kernel = ipython_shell.has_kernel()
     is_person = is_watched() if is_in_kernel else bool(sys.stdin and sys.stdin.isatty())
     return frontend._replace(is_for_program=not (is_person or errors.shows_cell_syntax))
 
 
 def _words(request: Request) -> Iterator[str]:
-    """Yield the words of a request for the magic and the command line."""
+    """Yield the request's arguments for the magic or the command line."""
     for keyword, value in _options(request).items():
         flag = "--" + keyword.strip("_").replace("_", "-")
         if keyword == "devices":
@@ -103,19 +105,22 @@ def _words(request: Request) -> Iterator[str]:
             yield f"-n {value}"
         elif value is True:
             yield flag
-        elif value.isprintable():  # leave out a note with line breaks
+        elif value.isprintable():  # leave out a note that contains line breaks
             yield f"{flag}{'=' if value.startswith('-') else ' '}{_quoted(value)}"
 
 
 def _arguments(request: Request) -> Iterator[str]:
-    """Yield the arguments of a request for `reserve()`."""
+    """Yield the request's arguments for `reserve()`."""
     for keyword, value in _options(request).items():
         text = ",".join(value) if isinstance(value, tuple) else value
         yield repr(text) if keyword == "devices" else f"{keyword}={text!r}"
 
 
 def _options(request: Request) -> dict[str, Any]:
-    """Return the options of a request, keyed by the keywords of `reserve()`. A flag is True."""
+    """Return the request's options, keyed by the names of `reserve()` arguments.
+
+    The value of a flag is True.
+    """
     terms, lease = request.terms, request.terms.lease
     values = {
         "devices": request.devices,
@@ -135,13 +140,13 @@ def _options(request: Request) -> dict[str, Any]:
 
 def _quoted(word: str) -> str:
     with no_fork:
-        import shlex  # not needed if a GPU is reserved without a message
+        import shlex  # only needed for messages that contain a command
 
     return shlex.quote(word)
 
 
 def _seconds(seconds: float) -> str:
-    """Return `4h`, `90m` or `45s`, in the largest unit that gives a whole number."""
+    """Format seconds as `4h`, `90m` or `45s`, in the largest unit that gives a whole number."""
     fitting = (
         unit for unit, length in SECONDS.items() if seconds >= length and not seconds % length
     )
@@ -154,5 +159,5 @@ def _part(size: Size) -> str:
 
 
 def _size(mib: float, unit: str) -> str:
-    """Return `16GB`, in the unit that the user typed, without rounding the size."""
+    """Format a size in the unit that the user typed, such as `16GB`, without rounding it."""
     return f"{mib * MIB / UNITS[unit]:.12g}{unit}"

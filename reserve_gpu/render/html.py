@@ -1,7 +1,7 @@
-"""Render a layout as an HTML table for a notebook.
+"""Render a layout as HTML for a notebook.
 
-An untrusted saved notebook keeps inline styles and <meter>, but drops <style>, <svg> and theme
-variables. So plain text uses the notebook's color, and colored text has its own background.
+In an untrusted notebook, Jupyter keeps inline styles and <meter>, but removes <style>, <svg> and
+theme variables. So plain text uses the notebook's color, and colored text has its own background.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from reserve_gpu.render.phrases import Line
     from reserve_gpu.render.tables import Column, Sheet
 
-# White text is readable on each of these colors (contrast of at least 4.5:1), and each color is
-# visible on a white and on a black page.
+# White text is readable on each of these colors (the contrast is at least 4.5:1), and each color is
+# visible on both white and black pages.
 BACKGROUNDS = {
     State.FREE: "#1a7f37",
     **dict.fromkeys(TAKEN, "#9a6700"),
@@ -36,17 +36,17 @@ BACKGROUNDS = {
     State.UNKNOWN: "#8250df",
 }
 OTHER_BACKGROUND = "#6a737d"
-# The colors of a bar of hours: used, idle and unknown time.
+# Bar colors for used, idle and unknown time.
 PIECES = (BACKGROUNDS[State.FREE], BACKGROUNDS[State.RESERVED], OTHER_BACKGROUND)
-BAR_EM = 10  # length of the longest bar in em
+BAR_EM = 10  # length of the longest bar, in em
 STYLES = {
     STRONG: "font-weight:bold",
     TYPED: "font-weight:bold",
     FAINT: "opacity:0.75",
     MARK: "font-weight:bold;font-style:italic",
 }
-# These styles replace the theme's stripes with a line above each device. The background of this
-# kernel's own row is visible on white and on black.
+# These styles replace the theme's striped rows with a line above each device. The background of
+# this kernel's own row is visible on both white and black pages.
 ROW = "background:transparent"
 OWN_ROW = "background:rgba(9,105,218,0.16)"
 LINE = "border-top:1px solid rgba(128,128,128,0.4)"
@@ -54,12 +54,12 @@ CELL = "text-align:left;vertical-align:top;padding:3px 4px"
 NOWRAP = "white-space:nowrap"
 SHORT = f"{CELL};{NOWRAP}"
 LONG = f"{CELL};overflow-wrap:break-word"
-NAME = f"{LONG};min-width:5em"  # wraps to about two lines if another cell has a long note
+NAME = f"{LONG};min-width:5em"  # a name wraps to about two lines when a note is long
 WHO = f"{CELL};overflow-wrap:anywhere;min-width:7em"
 
 
 def html(layout: Layout) -> str:
-    """Return the HTML of a layout."""
+    """Render a layout as HTML."""
     entries = queue = ""
     if layout.entries:
         titles = _titles(layout.entries)
@@ -72,11 +72,11 @@ def html(layout: Layout) -> str:
 
 
 def table(titles: Sequence[str], rows: str) -> str:
-    """Return the HTML of a table.
+    """Return an HTML table.
 
     Args:
-        titles: The column titles, in HTML.
-        rows: The rows, in HTML.
+        titles: The column titles, as HTML.
+        rows: The rows, as HTML.
     """
     head = "".join(f'<th style="{SHORT}">{title}</th>' for title in titles)
     return (
@@ -86,7 +86,7 @@ def table(titles: Sequence[str], rows: str) -> str:
 
 
 def chip(text: str, background: str) -> str:
-    """Return the HTML of a white word on a colored background."""
+    """Return HTML that shows a word in white on a colored background."""
     return (
         f'<b style="background-color:{background};color:#ffffff;border-radius:4px;'
         f'padding:1px 7px;{NOWRAP}">{text}</b>'
@@ -94,7 +94,7 @@ def chip(text: str, background: str) -> str:
 
 
 def _sheet(sheet: Sheet) -> str:
-    """Return a table of numbers with a bar in each row."""
+    """Render a table of numbers, with a bar in each row, as HTML."""
     first, *others = sheet.columns
     columns = [first, *([None] if sheet.bars else []), *others]
     rows = "".join(
@@ -115,7 +115,7 @@ def _sheet(sheet: Sheet) -> str:
 
 
 def _sheet_cell(sheet: Sheet, column: Column | None, row: int) -> str:
-    """Return a table cell. A column of None is the column of bars."""
+    """Render a table cell as HTML. If the column is None, the cell contains the row's bar."""
     if column is None:
         shares = sheet.bars[row] if row < len(sheet.bars) else ()
         pieces = "".join(
@@ -143,7 +143,7 @@ def _piece(width: str, colour: str) -> str:
 def _titles(entries: Sequence[Entry]) -> list[str]:
     """Return the titles of the columns that have content.
 
-    Temperature and power have no column. They are the tooltip of the utilization.
+    Temperature and power have no columns. They appear in the utilization's tooltip instead.
     """
     hidden = {"temp", "power"}
     if all(entry.load is None for entry in entries):
@@ -163,7 +163,7 @@ def _row(entry: Entry, titles: Sequence[str]) -> str:
         "GPU": (SHORT, f"<b>{number}</b>" if entry.is_mine else number),
         "state": (SHORT, _state(entry.state)),
         "name": (NAME, _isolated(entry.name)),
-        "memory": (CELL, _memory(entry)),  # wraps below the bar in a narrow notebook
+        "memory": (CELL, _memory(entry)),  # the text moves below the bar in a narrow notebook
         "util": (SHORT, f'<span title="{escape(heat)}">{entry.util}</span>'),
         "who": (WHO, divs([line for line in lines if line])),
     }
@@ -173,7 +173,7 @@ def _row(entry: Entry, titles: Sequence[str]) -> str:
 
 
 def divs(lines: Sequence[Line]) -> str:
-    """Return one <div> for each line."""
+    """Render each line as a <div>."""
     return "".join(f"<div>{_line(line)}</div>" for line in lines)
 
 
@@ -187,8 +187,8 @@ def _memory(entry: Entry) -> str:
 
 
 def _meter(share: float) -> str:
-    # Jupyter's sanitizer drops `optimum`, so it defaults to 0.5. Because that is below `low`, the
-    # browser treats low values as good, and shows them in green.
+    # Jupyter's sanitizer drops `optimum`, so it defaults to 0.5. Because 0.5 is below `low`, the
+    # browser treats low values as good and shows them in green.
     return (
         f'<meter min="0" max="1" low="0.5001" high="0.9" value="{share:.3f}"'
         ' style="width:4em"></meter>'
@@ -209,5 +209,5 @@ def _line(line: Line) -> str:
 
 
 def _isolated(text: str) -> str:
-    """Escape text, and isolate it so that right-to-left text can't reorder its surroundings."""
+    """Escape text, and isolate it so that right-to-left text can't reorder the text around it."""
     return escape(text) if text.isascii() else f"<bdi>{escape(text)}</bdi>"

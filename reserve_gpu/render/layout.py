@@ -1,7 +1,8 @@
-"""Build the layout of a GPU table: a headline, one entry for each GPU, and hints below them.
+"""Build the layout of a GPU table: a headline, an entry for each device, and hints below them.
 
-A status, a refusal and a wait all use this layout. The `html` and `terminal` modules only draw it,
-so they can't show different content. Untrusted text is sanitized here or in `phrases`.
+The displays of a status, a refusal and a wait all use this layout. The `html` and `terminal`
+modules only draw it, so both show the same content. Untrusted text is sanitized either here or in
+`phrases`.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ if TYPE_CHECKING:
     from reserve_gpu.render.tables import Sheet
 
 NAME_LIMIT = 40  # characters
-# If there are more than FOLDED_FROM entries, LEAST_ALIKE or more similar free GPUs in a row are
-# shown as one entry.
+# In a table with more than FOLDED_FROM entries, a run of at least LEAST_ALIKE similar free GPUs is
+# shown as a single entry.
 FOLDED_FROM, LEAST_ALIKE = 16, 3
-NEVER_S = 60.0  # seconds; if no cell ended after this time, the reservation was never used
-NEW_S = 600.0  # seconds during which this process's own reservation is not called idle
+NEVER_S = 60.0  # seconds; a cell that ends this soon after the reservation does not count as use
+NEW_S = 600.0  # idle seconds after which this process's own device is called idle
 
 
 class Entry(NamedTuple):
-    """The columns of one device, or of several similar ones.
+    """An entry in a GPU table, for one device or several similar ones.
 
     Attributes:
         number: The device's number, or `2-63` for several similar GPUs.
-        name: The model. Empty if all devices have the same model, which the headline then names.
-        state: The state. None for a GPU that is split by MIG.
+        name: The model. Empty if all devices are the same model, which the headline then names.
+        state: The state, or None for a GPU that is split by MIG.
         memory: The used and total memory, as text.
-        share: The share of the memory that is in use, 0 to 1.
-        taken: The share of the memory that is in use or reserved, 0 to 1. None if no memory share
-            is reserved.
-        load: The utilization, 0 to 1.
+        share: The fraction of the memory that is in use, from 0 to 1, or None if unknown.
+        taken: The fraction of the memory that is in use or reserved, from 0 to 1. None if no part
+            of the device is reserved or requested.
+        load: The utilization, from 0 to 1, or None if unknown.
         temperature: The temperature, as text.
         power: The power draw, as text.
         who: The first line about holders and processes.
-        more: Further lines, shown below the first one.
-        is_instance: The entry is a MIG instance, which is indented below its GPU.
-        is_mine: This process has reserved the device.
+        more: The remaining lines about them, shown below the first line.
+        is_instance: Whether the entry is a MIG instance, which is indented below its GPU.
+        is_mine: Whether this process has reserved the device.
     """
 
     number: str
@@ -66,7 +67,7 @@ class Entry(NamedTuple):
 
     @property
     def util(self) -> str:
-        """Return `71 %`, or an empty text if the utilization is unknown."""
+        """Return the utilization as text, such as `71 %`, or an empty string if it is unknown."""
         return "" if self.load is None else f"{self.load * 100:.0f} %"
 
 
@@ -74,11 +75,11 @@ class Layout(NamedTuple):
     """The content of a GPU table, from top to bottom.
 
     Attributes:
-        head: The headline, and other lines above the devices.
-        entries: The devices.
-        queue: A line for each waiter.
+        head: The headline, and any other lines above the devices.
+        entries: The entries for the devices.
+        queue: A line for each waiter in the queue.
         foot: Hints and warnings below the devices.
-        sections: Further layouts below this one, one for each machine.
+        sections: More layouts to show below this one, one for each machine.
         sheets: Tables of numbers.
     """
 
@@ -91,12 +92,12 @@ class Layout(NamedTuple):
 
 
 class View(NamedTuple):
-    """The options for the entries of a GPU table.
+    """Display options for the entries in a GPU table.
 
     Attributes:
         now: The time of the snapshot, in seconds since the epoch.
-        this_process: The words for this process, like `this kernel`.
-        is_all: Show similar free GPUs as separate entries.
+        this_process: The phrase for this process, such as `this kernel`.
+        is_all: Whether to show similar free GPUs as separate entries.
     """
 
     now: float
@@ -105,10 +106,10 @@ class View(NamedTuple):
 
 
 def entries(rows: Sequence[DeviceStatus], view: View) -> list[Entry]:
-    """Return an entry for each device, and one for each GPU that is split by MIG.
+    """Return an entry for each device and for each GPU that is split by MIG.
 
-    The entry of a split GPU comes before the entries of its instances. On a machine with many GPUs,
-    similar free GPUs share one entry.
+    A split GPU's entry comes before the entries for its instances. On a machine with many GPUs,
+    similar free GPUs share an entry.
     """
     single = _entries(rows, view)
     if _shared_name(rows):
@@ -123,14 +124,17 @@ def entries(rows: Sequence[DeviceStatus], view: View) -> list[Entry]:
 
 
 def common_model(rows: Sequence[DeviceStatus], before: str = "  ") -> Line:
-    """Return `8 x A100-SXM4-80GB` for the headline, if all readable devices have the same name."""
+    """Return `8 x A100-SXM4-80GB` for the headline if all readable devices are the same model."""
     name, count = _shared_name(rows), sum(isinstance(row.device, Device) for row in rows)
     rest = f" and {len(rows) - count} that can't be read" if count < len(rows) else ""
     return ((f"{before}{count} x {name}{rest}", FAINT),) if name else ()
 
 
 def _shared_name(rows: Sequence[DeviceStatus]) -> str:
-    """Return the name that all devices share. Empty if names differ, or for a single device."""
+    """Return the model name that all devices share.
+
+    The name is empty for different models, MIG instances or a single device.
+    """
     devices = [row.device for row in rows if isinstance(row.device, Device)]
     device_names = {device.name for device in devices}
     is_split = any(device.instance is not None for device in devices)
@@ -139,7 +143,7 @@ def _shared_name(rows: Sequence[DeviceStatus]) -> str:
 
 
 def _fold_key(entry: Entry) -> tuple[object, ...]:
-    """Return a key that is equal for free GPUs that can share an entry, and unique for others."""
+    """Return a key by which to group similar free GPUs. All other entries get unique keys."""
     is_quiet = entry.state is State.FREE and not (entry.who or entry.is_instance or entry.load)
     return (is_quiet, entry.name, entry.memory) if is_quiet else (entry.number,)
 
@@ -164,7 +168,7 @@ def _entries(rows: Sequence[DeviceStatus], view: View) -> list[Entry]:
 
 
 def is_awaited(row: DeviceStatus) -> bool:
-    """Return whether the device is free, but waiters come first."""
+    """Return whether the device is free but must first be offered to waiters."""
     return row.state in (State.FREE, State.AWAITED) and row.awaited_by is not None
 
 
@@ -174,23 +178,26 @@ def free(rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
 
 
 def state(row: DeviceStatus, now: float) -> State:
-    """Return the displayed state, which may also be "awaited", or kept for a kernel's restart."""
+    """Return the state to display.
+
+    This is `AWAITED` if waiters come first, and `KEPT` during the restart of a holder's kernel.
+    """
     if is_awaited(row):
         return State.AWAITED
     return State.KEPT if is_kept(row, now) else row.state
 
 
 def is_kept(row: DeviceStatus, now: float) -> bool:
-    """Return whether all holders of the device are restarting kernels."""
+    """Return whether all holders of the device are kernels that are restarting."""
     are_kept = [holder.is_kept(now) for holder in row.holders]
     return row.state is State.RESERVED and bool(are_kept) and all(are_kept)
 
 
 def idle_s(row: DeviceStatus, now: float) -> float | None:
-    """Return the seconds for which a reserved device has been idle, or None if unknown.
+    """Return how many seconds a reserved device has been idle, or None if unknown.
 
-    The time counts from the end of the holder's last cell, or else from the start of the
-    reservation. It is unknown if the device has several holders.
+    The time is measured from the end of the holder's last cell, or from the start of the
+    reservation if no cell has ended since then. It is unknown if several holders share the device.
     """
     holders = [holder for holder in row.holders if not holder.beside]
     if not row.is_unused or len(holders) != 1:
@@ -200,7 +207,7 @@ def idle_s(row: DeviceStatus, now: float) -> float | None:
 
 
 def is_in_parts(row: DeviceStatus) -> bool:
-    """Return whether a part of the device is reserved, or it has no room for a requested part."""
+    """Return whether the device is partly reserved, or has no room for the requested part."""
     has_parts = any(holder.memory_limit_mib is not None for holder in row.holders)
     return row.promisable_mib is not None and (has_parts or row.state is State.FULL)
 
@@ -211,7 +218,7 @@ def _entry(row: DeviceStatus, view: View) -> Entry:
     name, total_mib = None, None
     if isinstance(device, Device):
         name, total_mib = device.name, device.memory_mib
-        if name and is_instance:  # keep only the profile: the GPU's entry above shows the model
+        if name and is_instance:  # the GPU's entry names the model, so keep only the profile
             name = name.removeprefix(f"{names.model(device)} MIG ")
     used_mib = row.usage.used_mib if row.usage else None
     who, *more = _lines(row, view) or [()]
@@ -233,7 +240,7 @@ def _entry(row: DeviceStatus, view: View) -> Entry:
 
 
 def _taken(row: DeviceStatus) -> float | None:
-    """Return the share of a device's memory that is in use or reserved.
+    """Return the fraction of a device's memory that is in use or reserved.
 
     Return None if no part of the device is reserved or requested.
     """
@@ -245,12 +252,12 @@ def _taken(row: DeviceStatus) -> float | None:
 
 
 def _name(name: str | None) -> str:
-    """Return a sanitized model name without its vendor: `A100-SXM4-80GB`."""
+    """Return a sanitized model name without the vendor, such as `A100-SXM4-80GB`."""
     return sanitize((name or "").removeprefix("NVIDIA "), NAME_LIMIT)
 
 
 def _memory(used_mib: float | None, total_mib: int | None) -> str:
-    """Return `10.2 of 80.0 GiB`, with a question mark for an unknown number."""
+    """Return used and total memory, such as `10.2 of 80.0 GiB`. An unknown number is `?`."""
     if used_mib is None and total_mib is None:
         return ""
     used, total = ("?" if m is None else f"{m / 1024:.1f}" for m in (used_mib, total_mib))
@@ -270,16 +277,19 @@ def _lines(row: DeviceStatus, view: View) -> list[Line]:
     mode = reasons.MODES.get(row.usage.mode or 0) if row.usage else None
     lines += [(text,) for text in (reasons.reason(row), mode) if text]
     graphics_mib = sum(process.memory_mib or 0 for process in row.graphics)
-    if row.usage and graphics_mib > idle_limit_mib(row.usage):  # less needs no explanation
+    if row.usage and graphics_mib > idle_limit_mib(row.usage):  # more than a desktop uses
         processes = phrases.users(_by_memory(row.graphics), has_kind=False)
         lines.append((("graphics: ", FAINT), processes))
     return lines
 
 
 def _holder(row: DeviceStatus, holder: Holder, view: View) -> Line:
-    """Return `this kernel: alice, train.ipynb (pid 4321) for 2 h, idle for 1 h: a note`."""
+    """Return the line about a holder.
+
+    For example, `this kernel: alice, train.ipynb (pid 4321) for 2 h, idle for 1 h: a note`.
+    """
     prefix: Line = ()
-    if not isinstance(row.device, Device):  # only the record connects the holder to this device
+    if not isinstance(row.device, Device):  # only the record identifies the device
         prefix = (f"reserved as {sanitize(holder.record.label or row.label)} by ",)
     idle: Line = ()
     seconds = idle_s(row, view.now)
@@ -291,10 +301,10 @@ def _holder(row: DeviceStatus, holder: Holder, view: View) -> Line:
 
 
 def _idle(holder: Holder, seconds: float | None) -> str:
-    """Return `idle for 2 h`, `never used`, or only `idle` if the time is unknown."""
+    """Return `idle for 2 h`, `never used`, or just `idle` if the time is unknown."""
     if holder.since is None or seconds is None or seconds < durations.MINUTE_S:
         return durations.idle(seconds)
-    if holder.last_cell is None:  # a script may have used the device earlier
+    if holder.last_cell is None:  # a script might have used the device earlier
         return "idle"
     return "never used" if holder.last_cell - holder.since < NEVER_S else durations.idle(seconds)
 
@@ -302,7 +312,7 @@ def _idle(holder: Holder, seconds: float | None) -> str:
 def _uses(row: DeviceStatus) -> list[Line]:
     """Return lines about the processes that no holder is known to have started.
 
-    Processes of a holder are left out, because the holder has its own line.
+    A holder's processes are left out, because the holder has its own line.
     """
     processes = _by_memory(row.processes)
     if not row.holders:

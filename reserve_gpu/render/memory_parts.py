@@ -1,4 +1,4 @@
-"""Messages about parts of a GPU: the available memory, and smaller requests that would succeed."""
+"""Messages about parts of a GPU: which parts are available, and why a request was refused."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import DeviceStatus
     from reserve_gpu.render.frontends import Frontend
 
-OFFERED_MIB = 10240.0  # suggested size in MiB, enough for most notebooks
-# Smallest suggested size. A program's CUDA context would take most of a smaller part.
+OFFERED_MIB = 10240.0  # the suggested size in MiB, which is enough for most notebooks
+# The smallest suggested size in MiB. The CUDA context alone would take up most of a smaller part.
 LEAST_MIB = 1024.0
 
 
 def offer(rows: Sequence[DeviceStatus], frontend: Frontend) -> Line:
-    """Suggest a command that reserves a part of a shared device. Empty if no part is available.
+    """Suggest a command that reserves part of a shared device.
 
-    Devices with waiters are not suggested.
+    Devices with waiters are not considered. The line is empty if too little memory is available.
     """
     sizes = [
         row.promisable_mib or 0.0
@@ -40,12 +40,15 @@ def offer(rows: Sequence[DeviceStatus], frontend: Frontend) -> Line:
 
 
 def no_room(request: Request, size: Size, rows: Sequence[DeviceStatus]) -> str:
-    """Return `No GPU has room for 9.3 GiB: the most is 6.2 GiB on GPU2.`, if that is the reason.
+    """Explain that too few devices have room for the requested part.
+
+    For example, `No GPU has room for 9.3 GiB: the most is 6.2 GiB on GPU2.` The explanation is
+    empty if no device is full.
 
     Args:
         request: The refused request.
-        size: The requested size.
-        rows: The devices that fit the request.
+        size: The requested size of each part.
+        rows: The devices that match the request.
     """
     full = [row for row in rows if row.state is State.FULL]
     if not full:
@@ -63,12 +66,12 @@ def no_room(request: Request, size: Size, rows: Sequence[DeviceStatus]) -> str:
 
 
 def smaller(request: Request, size: Size, rows: Sequence[DeviceStatus]) -> Request | None:
-    """Return a request for the largest parts that are available now, or None if they are too small.
+    """Return a request for the largest available parts, or None if they are too small.
 
     Args:
         request: The refused request.
-        size: The requested size.
-        rows: The devices that fit the request.
+        size: The requested size of each part.
+        rows: The devices that match the request.
     """
     most_mib = 0.0
     for is_whole in (True, False):  # CUDA gives a process whole GPUs or MIG instances, not both

@@ -30,12 +30,12 @@ ANY = Request()  # a request for any one GPU
 
 
 def variables(environ: Variables) -> list[str]:
-    """Return a line for each variable that has a value: `CUDA_VISIBLE_DEVICES = '2'`."""
+    """Return a line for each variable that is set, such as `CUDA_VISIBLE_DEVICES = '2'`."""
     return [f"{name} = {value!r}" for name, value in sorted(environ.items()) if value is not None]
 
 
 def command_ends(lease: Lease, now: float) -> str:
-    """Return the message about the time at which a command will be ended."""
+    """Return the message that says when a command will be terminated."""
     until = lease.until or now
     if lease.is_jobs:
         return f"The job ends at {durations.moment(until, now)}, and the command with it."
@@ -45,12 +45,12 @@ def command_ends(lease: Lease, now: float) -> str:
 
 
 def released(devices: Sequence[Device], environ: Variables, *, started: bool) -> str:
-    """Return the message of a release.
+    """Return the message about a release.
 
     Args:
         devices: The released devices.
-        environ: The variables after the release.
-        started: CUDA is running in this process, so its memory on the devices stays in use.
+        environ: The environment variables after the release. An unset variable is None.
+        started: Whether CUDA is running in this process. If so, its GPU memory stays in use.
     """
     lines = [f"Released {labels(devices)}." if devices else "This kernel holds no GPU."]
     if started and devices:
@@ -67,7 +67,8 @@ def released(devices: Sequence[Device], environ: Variables, *, started: bool) ->
 def left_with(kept: Sequence[Device], frontend: Frontend) -> str:
     """Return the sentence about the devices that this process keeps after a refusal.
 
-    If it keeps none, the sentence says that no GPU is visible. For a command, it is empty.
+    If the process keeps no devices, the sentence says that no GPU is visible. In that case, the
+    sentence for a shell command is empty.
     """
     if kept:
         return f"{frontend.here.capitalize()} keeps {labels(kept)}; nothing was changed."
@@ -75,11 +76,11 @@ def left_with(kept: Sequence[Device], frontend: Frontend) -> str:
 
 
 def continuing(held: Sequence[Device], visible: str | None = None) -> str:
-    """Return the line for a kernel that continues without the GPU that it requested.
+    """Return the message for a kernel that continues without the GPU that it requested.
 
     Args:
         held: The devices that the kernel still holds.
-        visible: The kernel's CUDA_VISIBLE_DEVICES, if it stays set.
+        visible: The kernel's CUDA_VISIBLE_DEVICES, if it is still set.
     """
     if held:
         return f"Continuing with {labels(held)}, as before."
@@ -94,14 +95,14 @@ def joined(devices: Sequence[Device], name: str | None, environ: Mapping[str, st
     Args:
         devices: The devices of the reservation.
         name: The holder's name.
-        environ: The variables of the joined process.
+        environ: The environment variables that are set by joining.
     """
     holder = sanitize(name or "a process", phrases.NOTEBOOK_LIMIT)
     return "\n".join([f"Joined {holder} on {labels(devices)}.", *variables(environ)])
 
 
 def kept_for_restart(devices: Sequence[Device], until: float) -> str:
-    """Return the message of a restarted kernel whose devices are kept until it reserves again."""
+    """Return the message for a restarted kernel whose devices are kept until it reserves again."""
     at = time.strftime("%H:%M:%S", time.localtime(until))
     return (
         f"{labels(devices)} {phrases.be(len(devices))} kept for this kernel until {at}. "
@@ -113,7 +114,7 @@ def kept_for_restart(devices: Sequence[Device], until: float) -> str:
 
 
 def request_text(request: Request) -> str:
-    """Return the request in words: `GPU0 and GPU1:0`, `2 GPUs of 16.0 GiB or more`."""
+    """Describe a request, such as `GPU0 and GPU1:0` or `2 GPUs of 16.0 GiB or more`."""
     text = "a GPU" if request.needed == 1 else f"{request.needed} GPUs"
     if request.devices:
         text = listed([_label(name) for name in request.devices])
@@ -128,9 +129,9 @@ def request_text(request: Request) -> str:
 
 
 def slow(news: Slow) -> str:
-    """Return the message about a slow call into the driver.
+    """Return the message about a slow driver call.
 
-    Without persistence mode, the driver needs up to 3 s to initialize an unused GPU.
+    Without persistence mode, the driver takes up to 3 s to initialize an unused GPU.
     """
     function = f" ({news.what})" if news.what else ""
     return (
@@ -139,7 +140,7 @@ def slow(news: Slow) -> str:
 
 
 def interrupted(held: Sequence[Device], frontend: Frontend) -> str:
-    """Return the sentence after an interrupted wait."""
+    """Return the message about an interrupted wait."""
     if held:
         return f"Stopped waiting. {frontend.here.capitalize()} keeps {labels(held)}."
     return f"Stopped waiting; nothing is reserved. {left_with((), frontend)}".rstrip()
@@ -149,28 +150,33 @@ def interrupted(held: Sequence[Device], frontend: Frontend) -> str:
 
 
 def limit_line(limit: str, count: int) -> str:
-    """Return the sentence about an inherited CUDA_VISIBLE_DEVICES that leaves `count` devices."""
+    """Return the sentence that says how an inherited CUDA_VISIBLE_DEVICES limits this process.
+
+    Args:
+        limit: The value of CUDA_VISIBLE_DEVICES.
+        count: The number of devices that this process may use.
+    """
     devices = "1 device" if count == 1 else f"{count} devices"
     value = sanitize(limit)
     return f"{VARIABLE}={value!r} was set elsewhere. It limits this process to {devices}."
 
 
 def hides_on_purpose(limit: str) -> bool:
-    """Return whether this value of CUDA_VISIBLE_DEVICES is a common one that hides every GPU."""
+    """Return whether CUDA_VISIBLE_DEVICES has a common value for hiding every GPU."""
     return not limit.strip() or limit.strip() in NO_DEVICES
 
 
 def fit(rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
-    """Return the devices that fit the request."""
+    """Return the devices that match the request, whether or not they are free."""
     return [row for row in rows if row.state is not State.UNFIT]
 
 
 def pronoun(devices: Sequence[Device]) -> str:
-    """Return `it` for one device, else `them`."""
+    """Return `it` for one device, and `them` otherwise."""
     return "it" if len(devices) == 1 else "them"
 
 
 def _label(name: str) -> str:
-    """Return `GPU2` for the typed names `2` and `gpu2`. Other names stay unchanged."""
+    """Return `GPU2` for the names `2`, `gpu2` and `cuda:2`. Other names are unchanged."""
     is_number = gpu_index(name) is not None
     return f"GPU{name.lower().removeprefix('gpu').removeprefix('cuda:')}" if is_number else name

@@ -1,8 +1,8 @@
-"""Warnings about a reservation, and the errors of a failed one.
+"""Warnings about reservations, and errors that prevent them.
 
-A warning accompanies a reservation. Most errors have a function that returns the
-public exception. If the hints depend on the frontend, the error has a class instead. An instance is
-raised inside a `Failure`, and its `error()` method later creates the public exception.
+For most errors, a function returns the public exception. If an error's hints depend on the
+frontend, the error has a class instead. An instance of the class is raised inside a `Failure`, and
+its `error()` method later creates the public exception.
 """
 
 import math
@@ -40,18 +40,19 @@ ANOTHER_THREAD_WAITS = (
 NAMELESS = "without a name"
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
-# Minimum, maximum and default of `retry_after_s`. A program should retry when the first reservation
-# expires. Reservations can be extended, and frequent retries gain nothing.
+# Minimum, maximum and default of `retry_after_s`, in seconds. A program should retry when the first
+# reservation is expected to end. Retrying more often gains nothing, and reservations might be
+# extended.
 SOONEST_S, LATEST_S, UNKNOWN_S = 5, 600, 60
 
 # -- warnings --------------------------------------------------------------------------------------
 
 
 def caution(row: DeviceStatus, request: Request) -> str:
-    """Return the warning that other processes use a reserved device, or that it has a fault."""
+    """Return the warning that a reserved device is faulty or in use by other processes."""
     if row.use_state is State.IDLE:
         return f"{row.label} can be used, but {reasons.cause(row)}"
-    if size := request.terms.size:  # the memory that others use now is subtracted, but may grow
+    if size := request.terms.size:  # the part excludes memory that is in use now
         part = phrases.part(size)
         return (
             f"You have {part} of {row.label}, which other processes use without a reservation: "
@@ -65,8 +66,8 @@ def private_directory(path: str, bind: str) -> str:
     """Return the warning that a container has its own lock directory.
 
     Args:
-        path: The lock directory.
-        bind: Instructions for using the host's directory, as part of a sentence.
+        path: The container's lock directory.
+        bind: A clause that tells the user how to use the host's lock directory.
     """
     return (
         f"this container sees only the reservations made inside it (in {path}). To "
@@ -75,14 +76,14 @@ def private_directory(path: str, bind: str) -> str:
 
 
 def unsigned(devices: Sequence[Device], directory: str, reason: str, *, is_part: bool) -> str:
-    """Return the warning that devices are locked, but other users can't read the details.
+    """Return the warning that devices are reserved but other users can't see the details.
 
     Args:
-        devices: The devices.
-        directory: The lock directory, which can't be written.
-        reason: The system's error message.
-        is_part: The reservation is a part of a GPU. Other users' processes then treat it as the
-            whole GPU.
+        devices: The reserved devices.
+        directory: The lock directory, which is not writable.
+        reason: The operating system's error message.
+        is_part: Whether only part of a GPU is reserved. Other users' processes then treat the whole
+            GPU as reserved.
     """
     text = (
         f"{labels(devices)} {phrases.be(len(devices))} reserved, but other users can't see the "
@@ -99,7 +100,7 @@ def unusable(device: Device, reason: str, *, is_late: bool) -> str:
     Args:
         device: The device.
         reason: The driver's error message.
-        is_late: CUDA has started.
+        is_late: Whether CUDA has started.
     """
     run = "restart the kernel, then run" if is_late else "run"
     return (
@@ -115,7 +116,7 @@ def lost_device(device: Device, reason: str, *, is_late: bool) -> str:
     Args:
         device: The device.
         reason: The driver's error message.
-        is_late: CUDA has started.
+        is_late: Whether CUDA has started.
     """
     text = f"{device.label} is lost: {sanitize(reason, REASON_LIMIT)}."
     if is_late:
@@ -124,12 +125,12 @@ def lost_device(device: Device, reason: str, *, is_late: bool) -> str:
 
 
 def renumbered(before: Device, now: Device, *, is_late: bool) -> str:
-    """Return the warning that the number of a held device has changed.
+    """Return the warning that a held device's number has changed.
 
     Args:
-        before: The device with its number at the time of the reservation.
+        before: The device with the number that it had when it was reserved.
         now: The device with its current number.
-        is_late: CUDA has started on other devices.
+        is_late: Whether CUDA has started on another device.
     """
     text = f"{before.label} is now {now.label}: the driver has renumbered the GPUs"
     if is_late:
@@ -138,7 +139,7 @@ def renumbered(before: Device, now: Device, *, is_late: bool) -> str:
 
 
 def left_running(row: DeviceStatus) -> str:
-    """Return the warning that processes from before a restart still use a held device."""
+    """Return the warning that processes from before a restart are still using a held device."""
     processes = row.processes
     pids = " ".join(str(process.pid) for process in processes if not process.zombie_of)
     noun, target = ("process", "it") if len(processes) == 1 else ("processes", "them")
@@ -146,13 +147,13 @@ def left_running(row: DeviceStatus) -> str:
         f"{row.label} is still in use by your own {noun} from before the restart: "
         f"{phrases.users(processes)}."
     )
-    if not pids or for_this_process(MAGIC).is_for_program:  # a program might kill a needed process
+    if not pids or for_this_process(MAGIC).is_for_program:  # a program might kill the wrong process
         return text
     return f"{text} To free the memory, end {target}:\n{shell_line(f'kill {pids}')}"
 
 
 def used_by_others(row: DeviceStatus) -> str:
-    """Return the warning that other processes use a held device."""
+    """Return the warning that other processes are using a held device."""
     use = reasons.use(row)
     return f"{row.label} is reserved for this kernel, but other processes use it: {use}"
 
@@ -161,8 +162,9 @@ def devices_stay(devices: Sequence[Device], *, is_late: bool) -> str:
     """Return the warning that devices stay reserved after a request for fewer devices.
 
     Args:
-        devices: The devices.
-        is_late: The cause is that CUDA has started; otherwise it is a `with` block.
+        devices: The devices that stay reserved.
+        is_late: Whether they stay reserved because CUDA has started, rather than because of an
+            enclosing `with` block.
     """
     cause = "The enclosing `with` block asked for more"
     if is_late:
@@ -172,13 +174,13 @@ def devices_stay(devices: Sequence[Device], *, is_late: bool) -> str:
 
 
 def changed(values: Variables, held: Sequence[Device], *, is_late: bool, is_restored: bool) -> str:
-    """Return the warning that other code has changed variables during a reservation.
+    """Return the warning that other code changed environment variables during a reservation.
 
     Args:
-        values: The changed variables, with their current values.
+        values: The changed variables and their current values.
         held: The devices that this process holds.
-        is_late: CUDA has started, but not on exactly these devices.
-        is_restored: The variables have been set again.
+        is_late: Whether CUDA has started on a different set of devices.
+        is_restored: Whether the variables have been changed back.
     """
     changes = [
         f"{name} was unset" if value is None else f"{name} was set to {sanitize(value)!r}"
@@ -195,11 +197,12 @@ def changed(values: Variables, held: Sequence[Device], *, is_late: bool, is_rest
 
 
 def relocked(device: Device, path: str | None) -> str:
-    """Return the warning that a lock was lost, and that the device has been locked again.
+    """Return the warning that a lock was lost and has been acquired again.
 
     Args:
         device: The device.
-        path: The lock file if it was deleted, or None if other code closed the descriptor.
+        path: The lock file's path if the file was deleted or replaced, or None if other code in
+            this process closed its descriptor.
     """
     label = device.label
     cause = f"Other code in this process closed the lock of {label}"
@@ -209,11 +212,11 @@ def relocked(device: Device, path: str | None) -> str:
 
 
 def holder_released(devices: Sequence[Device], name: str | None) -> str:
-    """Return the warning that the holder of a joined reservation has released it.
+    """Return the warning that the holder of a joined reservation has released its devices.
 
     Args:
-        devices: The devices.
-        name: The holder's name.
+        devices: The released devices.
+        name: The name of the holder that released them.
     """
     it = pronoun(devices)
     return (
@@ -227,38 +230,40 @@ def shortened(rule: Rule, last: float) -> str:
     """Return the warning that a rule limits how long a reservation can be extended.
 
     Args:
-        rule: The rule, which counts from the start of the reservation.
-        last: The time of the end, in seconds since the epoch.
+        rule: The rule. Its time limit counts from the start of the reservation.
+        last: The time at which the reservation ends, in seconds since the epoch.
     """
     until = durations.moment(last, time.time())
     return f"The reservation lasts until {until}: {named(rule)} counts from its start"
 
 
 def memory_limits_kept(names: Sequence[str]) -> str:
-    """Return the warning that the user's own variables already limit frameworks."""
+    """Return the warning that the user has already set variables that limit memory use."""
     keep = "keeps its value as the limit" if len(names) == 1 else "keep their values as the limits"
     return f"{listed(names)} {phrases.be(len(names))} already set, and {keep}."
 
 
 def framework_limit_hint(framework: str, line: str) -> str:
-    """Return the instruction to limit a framework that reads no environment variable.
+    """Return the hint that a framework's memory limit must be set in Python.
+
+    This is necessary for a framework that reads no memory limit from the environment.
 
     Args:
-        framework: The name of the framework or of its module.
-        line: The Python code that sets the limit.
+        framework: The name of the framework or its module.
+        line: The line of Python that sets the limit.
     """
     framework = FRAMEWORKS.get(framework, framework)
     return f"To keep {framework} within your part, run this right after importing it:\n{line}"
 
 
 def exceeded(device: Device, used_mib: float, request: Request, caps: Sequence[str]) -> str:
-    """Return the warning that this process uses more memory of a device than its part.
+    """Return the warning that this process is using more device memory than it reserved.
 
     Args:
         device: The device.
-        used_mib: The memory that this process uses, in MiB.
-        request: The request for the part.
-        caps: The names of the variables that limit this process.
+        used_mib: The memory that this process is using, in MiB.
+        request: The request that reserved part of the device.
+        caps: The names of the environment variables that limit this process's memory use.
     """
     over = phrases.gib(used_mib - (request.terms.memory_limit_mib or 0.0))
     size = Size(math.ceil(used_mib / phrases.MIB_OF_GIB) * phrases.MIB_OF_GIB)
@@ -277,11 +282,12 @@ def exceeded(device: Device, used_mib: float, request: Request, caps: Sequence[s
 
 
 def lost(device: Device, path: str | None, holders: Sequence[Holder]) -> errors.LockError:
-    """Return the error for a lost lock if another process has locked the device in the meantime.
+    """Return the error for a lost lock that another process has acquired in the meantime.
 
     Args:
         device: The device.
-        path: The lock file if it was deleted, or None if other code closed the descriptor.
+        path: The lock file's path if the file was deleted or replaced, or None if other code in
+            this process closed its descriptor.
         holders: The processes that now hold the device.
     """
     cause = f"Other code in this process closed the lock of {device.label}"
@@ -294,11 +300,11 @@ def lost(device: Device, path: str | None, holders: Sequence[Holder]) -> errors.
 
 
 class TooLate(NamedTuple):
-    """CUDA has started, and can't use other devices.
+    """CUDA has already started, so this process can't switch to other devices.
 
     Attributes:
         held: The devices that this process keeps.
-        seen: The devices that are visible to CUDA, and that this process may reserve.
+        seen: The devices that CUDA can see and that this process may still reserve.
     """
 
     held: Sequence[Device]
@@ -328,7 +334,7 @@ class ReservedAbove(NamedTuple):
 
     Attributes:
         rows: The GPUs that this process may use.
-        environ: The CUDA variables of this process.
+        environ: This process's CUDA environment variables.
     """
 
     rows: Sequence[DeviceStatus]
@@ -348,11 +354,11 @@ class ReservedAbove(NamedTuple):
 
 
 class Refused(Refusal):
-    """No device is available."""
+    """The request was refused because no device is available."""
 
     def error(self, frontend: Frontend) -> errors.NoFreeDeviceError:
         with no_fork:
-            from reserve_gpu.render import pictures  # not needed by a successful request
+            from reserve_gpu.render import pictures  # only needed for a refusal
 
         kind = errors.NoFreeDeviceError if self.waited_s is None else errors.WaitTimeoutError
         return kind(
@@ -360,16 +366,17 @@ class Refused(Refusal):
         )
 
     def _to_dict(self, frontend: Frontend) -> dict[str, Any]:
-        """Return the refusal as JSON, in the format of docs/formats.md.
+        """Return the refusal as JSON data, in the format described in docs/formats.md.
 
-        A program may run the suggested commands at once. So no command ends or releases anything,
-        and none reserves a device that is in use.
+        A program might run the suggested commands immediately. So no command ends a process or
+        releases a reservation, and none reserves a device that is in use.
         """
         with no_fork:
             from reserve_gpu.render import contacts, pictures, status_view
 
-        # Processes that were started together may be ranks, which wait for each other, or
-        # independent runs, which end. So their devices count as devices that may become free.
+        # Processes that were started together might be ranks that wait for each other. But they
+        # might also be independent runs, and a run's device becomes free when the run ends. So a
+        # program is told to wait even if only such processes hold the devices.
         now, waits = time.time(), pictures.can_wait(self._replace(siblings=()))
         first = contacts.first_end(self.rows, now)
         after_s = first["at"] - now if first else UNKNOWN_S
@@ -393,7 +400,7 @@ def impossible(
     Args:
         request: The request.
         rows: All devices that this process may use.
-        limit: The inherited CUDA_VISIBLE_DEVICES.
+        limit: The inherited CUDA_VISIBLE_DEVICES, or None if the variable was not set.
     """
     limited = "" if limit is None else f" {messages.limit_line(limit, len(rows))}"
     return errors.ImpossibleError(f"{_cause_of_impossible(request, rows)}.{limited}")
@@ -427,12 +434,14 @@ def _cause_of_impossible(request: Request, rows: Sequence[DeviceStatus]) -> str:
 
 
 def _unfit(request: Request, group: Sequence[DeviceStatus], total: int) -> str:
-    """Return the reason why a group of devices is unfit, as a clause that follows `Of 8 GPUs`.
+    """Explain why a group of devices can't match the request.
+
+    The explanation is a clause that follows `Of 8 GPUs`.
 
     Args:
         request: The request.
-        group: Devices that are unfit for the same reason.
-        total: The number of all devices.
+        group: Devices that can't match the request for the same reason.
+        total: The total number of devices.
     """
     devices = [row.device for row in group if isinstance(row.device, Device)]
     is_all, unfit = len(group) == total, group[0].unfit
@@ -461,12 +470,12 @@ def _unfit(request: Request, group: Sequence[DeviceStatus], total: int) -> str:
 
 
 class HidesAll(NamedTuple):
-    """The inherited CUDA_VISIBLE_DEVICES leaves this process no device.
+    """The inherited CUDA_VISIBLE_DEVICES hides every device from this process.
 
     Attributes:
         request: The request.
-        limit: The value of the variable.
-        total: The number of GPUs that the driver shows here.
+        limit: The value of CUDA_VISIBLE_DEVICES.
+        total: The number of GPUs that the driver reports.
         kept: The devices that this process keeps.
     """
 
@@ -486,9 +495,9 @@ class HidesAll(NamedTuple):
         )
 
     def _hint(self, frontend: Frontend) -> str:
-        """Return the instructions to unset the variable.
+        """Return instructions for unsetting CUDA_VISIBLE_DEVICES.
 
-        A program does not get them, because a user may have limited the program on purpose.
+        A program gets no instructions, because a user might have limited the program on purpose.
         """
         if frontend.is_for_program:
             return "Trying again won't help. Ask the person who set it to unset it."
@@ -501,7 +510,7 @@ class HidesAll(NamedTuple):
         return f"To use a GPU, unset it, or leave it out for this command:\n{line}"
 
     def _cause(self) -> str:
-        """Return the reason why the value hides every GPU, as part of a sentence.
+        """Return a clause that explains why this CUDA_VISIBLE_DEVICES hides every GPU.
 
         CUDA ignores the first entry that matches no GPU, and all entries after it.
         """
@@ -514,13 +523,13 @@ class HidesAll(NamedTuple):
         if first < self.total if isinstance(first, int) else first in rest:
             return ", because it names a GPU twice"
         gpus = "only GPU0" if self.total == 1 else f"GPU0 to GPU{self.total - 1}"
-        # A name may be a prefix of several UUIDs.
+        # A string might be the prefix of several UUIDs.
         matches = "no GPU" if isinstance(first, int) else "no single GPU"
         return f", because its first entry matches {matches} here. This machine has {gpus}"
 
 
 def has_joined(devices: Sequence[Device], name: str | None) -> errors.RequestError:
-    """Return the error for a kernel that has joined a reservation and requests other devices.
+    """Return the error for a kernel that has joined a reservation but requests other devices.
 
     Args:
         devices: The devices of the joined reservation.
@@ -534,7 +543,7 @@ def has_joined(devices: Sequence[Device], name: str | None) -> errors.RequestErr
 
 
 def holds_already(devices: Sequence[Device]) -> errors.RequestError:
-    """Return the error for a process that holds devices and tries to join another reservation."""
+    """Return the error for a kernel that holds devices but tries to join a reservation."""
     return errors.RequestError(
         f"This kernel holds {labels(devices)}. Release {pronoun(devices)} first: "
         "%reserve_gpu --release"
@@ -542,7 +551,7 @@ def holds_already(devices: Sequence[Device]) -> errors.RequestError:
 
 
 def too_many(rule: Rule, request: Request) -> errors.ImpossibleError:
-    """Return the error for a request for more GPUs than a rule allows."""
+    """Return the error for requesting more GPUs than a rule allows."""
     count = request.needed
     return errors.ImpossibleError(
         f"You asked for {count} GPU{'' if count == 1 else 's'}. The limit is {named(rule)}."
@@ -550,7 +559,7 @@ def too_many(rule: Rule, request: Request) -> errors.ImpossibleError:
 
 
 def too_long(rule: Rule, asked_s: float) -> errors.RequestError:
-    """Return the error for a reservation that would last longer than a rule allows."""
+    """Return the error for requesting a longer reservation than a rule allows."""
     limit = durations.duration(rule.value)
     return errors.RequestError(
         f"You asked for {durations.duration(asked_s)}. The limit is {named(rule)}. "
@@ -559,7 +568,7 @@ def too_long(rule: Rule, asked_s: float) -> errors.RequestError:
 
 
 def ends_anyway(rule: Rule) -> errors.RequestError:
-    """Return the error for `if_wanted` if a rule ends every reservation at its time limit."""
+    """Return the error for using `if_wanted` when a rule limits every reservation's duration."""
     return errors.RequestError(
         f"The limit {named(rule)} ends a reservation even if no other process waits for it. Leave "
         "out if_wanted (--if-wanted)."
@@ -570,8 +579,8 @@ def cannot_extend(rule: Rule, last: float) -> errors.RequestError:
     """Return the error for extending a reservation that has reached a rule's time limit.
 
     Args:
-        rule: The rule, which counts from the start of the reservation.
-        last: The time when the limit was reached, in seconds since the epoch.
+        rule: The rule. Its time limit counts from the start of the reservation.
+        last: The time at which the limit was reached, in seconds since the epoch.
     """
     return errors.RequestError(
         f"The reservation can't be extended: {named(rule)} counts from its start, and "

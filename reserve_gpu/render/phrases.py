@@ -19,53 +19,53 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Rule, Size
 
 
-# Styles of text. MARK is for problems like idle or overdue reservations, TYPED for commands.
+# Text styles. MARK is for problems such as idle or overdue reservations, and TYPED for commands.
 STRONG, FAINT, MARK, TYPED = "strong", "faint", "mark", "typed"
-Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain strings, and pairs of text and style
+Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain strings and (text, style) pairs
 
 TITLES = ("GPU", "state", "name", "memory", "util", "temp", "power", "who")  # column titles
 QUEUE_TITLE = "waiting in the queue"
-# States that share a color: a user has reserved the device, or is first in the queue for it.
+# States that share a color. In all of them, a user has reserved the device or is waiting for it.
 TAKEN = (State.RESERVED, State.KEPT, State.FULL, State.AWAITED)
 
 MIB_OF_GIB = 1024
-LEAST_HOURS = 0.05  # smallest number that is not rounded to 0.0
+LEAST_HOURS = 0.05  # the smallest number that does not round to 0.0
 LISTED_PROCESSES = 3
 COMMAND_LIMIT = 40  # characters
 NOTEBOOK_LIMIT = 40  # characters
 NAMED_SHARERS = 3
-MOST_NAMED = 12  # largest number of GPUs, or ranges of GPUs, in one line
-NAMED_IDLE = 3  # largest number of users, or of idle reservations, that a hint names
+MOST_NAMED = 12  # maximum number of GPUs and GPU ranges in a list
+NAMED_IDLE = 3  # maximum number of hints about idle reservations
 UNKNOWN_USER = "unknown user"
 
 
 def gib(mib: float) -> str:
-    """Return a memory size: `10.2 GiB`, or `<0.1 GiB` for a small size above zero."""
+    """Format a memory size: `10.2 GiB`, or `<0.1 GiB` for a size just above zero."""
     return f"{hours(mib / MIB_OF_GIB)} GiB"
 
 
 def part(size: Size) -> str:
-    """Return the size of a part of a device: `9.3 GiB`, or `50%`."""
+    """Format the size of a partial reservation: `9.3 GiB`, or `50%` if it was given in percent."""
     return gib(size.mib) if size.percent is None else f"{size.percent:.12g}%"
 
 
 def rounded_down(mib: float) -> float:
-    """Round memory in MiB down to a tenth of a GiB."""
+    """Round a size in MiB down to a multiple of 0.1 GiB."""
     tenths = math.floor(mib * 10 / MIB_OF_GIB)
     return max(0.0, next(n * MIB_OF_GIB / 10 for n in (tenths, tenths - 1) if n * 102.4 <= mib))
 
 
 def room(mib: float) -> str:
-    """Return an available memory size, rounded down: `6.2 GiB`."""
+    """Format the size of available memory, rounded down: `6.2 GiB`."""
     return gib(rounded_down(mib))
 
 
 def hours(number: float, *, shows_zero: bool = True) -> str:
-    """Return a number with one decimal: `31.0`, or `<0.1` for a small number above zero.
+    """Format a number with one decimal place: `31.0`, or `<0.1` for a number just above zero.
 
     Args:
-        number: The number.
-        shows_zero: Return `0.0` for zero, rather than an empty text.
+        number: The number, which is not negative.
+        shows_zero: Whether to format zero as `0.0` rather than as an empty string.
     """
     if 0 < number < LEAST_HOURS:
         return "<0.1"
@@ -73,22 +73,25 @@ def hours(number: float, *, shows_zero: bool = True) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Return `a`, `a and b`, or `a, b and c`."""
+    """Join words into a list: `a`, `a and b`, or `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def be(count: int) -> str:
-    """Return `is` or `are`."""
+    """Return `is` for a count of one, and `are` otherwise."""
     return "is" if count == 1 else "are"
 
 
 def labels(devices: Sequence[Device | Fault | DeviceStatus]) -> str:
-    """Return `GPU1`, `GPU1 and GPU3`, or `GPU0, GPU1 and GPU3`."""
+    """Join the labels of devices: `GPU0, GPU1 and GPU3`."""
     return listed([device.label for device in devices])
 
 
 def ranges(rows: Sequence[DeviceStatus]) -> str:
-    """Return `GPU0, GPU2 to GPU5 and GPU7`. Three or more GPUs in a row are one range."""
+    """Join the labels of devices, using ranges: `GPU0, GPU2 to GPU5 and GPU7`.
+
+    Three or more consecutive GPUs are shown as a range.
+    """
     runs: list[list[DeviceStatus]] = []
     for row in rows:
         last = runs[-1][-1].device if runs else None
@@ -108,25 +111,25 @@ def ranges(rows: Sequence[DeviceStatus]) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape the text for HTML."""
-    import html  # slow import, because of a table of 2,000 entities; most sessions show no HTML
+    """Escape text for HTML."""
+    import html  # slow to import, and only needed for HTML
 
     return html.escape(text)
 
 
 def holder(holder: Holder, what: str = "reserved") -> str:
-    """Return `reserved by alice, train.ipynb (pid 4321) for 2 h, until 18:00`.
+    """Describe a holder: `reserved by alice, train.ipynb (pid 4321) for 2 h, until 18:00`.
 
     Unknown details are left out.
 
     Args:
         holder: The holder of a device.
-        what: The first word.
+        what: The first word of the description.
     """
     return plain(holder_line(holder, time.time(), f"{what} by "))
 
 
-def holder_line(  # noqa: PLR0913 - the last ones are keywords
+def holder_line(  # noqa: PLR0913 - the last three are keyword-only
     holder: Holder,
     now: float,
     what: str = "",
@@ -135,15 +138,16 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     more: Line = (),
     this_process: str = "",
 ) -> Line:
-    """Return a styled description of a holder: its user, process, time and end.
+    """Describe a holder or a waiter in a styled line.
 
     Args:
         holder: A holder of a device, or a waiter.
-        now: Seconds since the epoch.
-        what: A text before the description.
-        asks: The request of a waiter, in words. Empty for a holder.
-        more: A styled text before the note.
-        this_process: The words for this process, if it is the holder.
+        now: The current time, in seconds since the epoch.
+        what: Text to put before the description.
+        asks: A waiter's request, in words. Empty for a holder.
+        more: Styled text to put before the note.
+        this_process: The phrase for this process, such as `this kernel`. Empty if another process
+            is the holder.
     """
     line: Line = ((what, FAINT),) if what else ()
     if this_process:
@@ -170,14 +174,15 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
 
 
 def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
-    """Return `, until 18:00 or after 1 h idle, longer if no other process waits`.
+    """Describe when a reservation ends.
 
-    The text is empty if the reservation has no end.
+    For example, `, until 18:00 or after 1 h idle, longer if no other process waits`. The line is
+    empty if the reservation has no end time and no idle limit.
 
     Args:
         holder: The holder of a device.
-        now: Seconds since the epoch.
-        is_own: The holder is this process, so the text includes the remaining time.
+        now: The current time, in seconds since the epoch.
+        is_own: Whether this process is the holder. The line then includes the remaining time.
     """
     kept_until = holder.record.kept_until
     if kept_until is not None and holder.is_kept(now):
@@ -208,20 +213,20 @@ def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
 
 
 def plain(line: Line) -> str:
-    """Return a line without its styles."""
+    """Return the text of a styled line."""
     return "".join(part if isinstance(part, str) else part[0] for part in line)
 
 
 def user_of(holder: Holder) -> str:
-    """Return `alice`, or `alice (claude)` if a coding agent reserved for the user."""
+    """Return `alice`, or `alice (claude)` if a coding agent made the reservation for alice."""
     user, agent = sanitize(holder.user or UNKNOWN_USER), holder.record.who.agent
     return f"{user} ({sanitize(agent, NOTEBOOK_LIMIT)})" if agent else user
 
 
 def person(*holders: Holder) -> str:
-    """Return a user with the names of the given holders, which all belong to that user.
+    """Return a user and the names of that user's holders, such as `alice (train.ipynb)`.
 
-    `alice (train.ipynb)`
+    All of the holders must belong to the same user.
     """
     user = sanitize(holders[0].user or UNKNOWN_USER)
     texts = (text for holder in holders for text in (holder.record.who.agent, holder.name))
@@ -230,34 +235,37 @@ def person(*holders: Holder) -> str:
 
 
 def is_of(holder: Holder, user: str | None) -> bool:
-    """Return whether the kernel confirms that a holder or waiter is a process of this user."""
+    """Return whether the Linux kernel confirms that a holder or waiter belongs to this user."""
     return user is not None and holder.seen and holder.user == user
 
 
 def owner_or_own_process(holder: Holder, user: str | None) -> str:
-    """Return `your train.ipynb` for a process of the reading user, else the owner: `alice`."""
+    """Return a holder's owner, such as `alice`.
+
+    If the owner is `user`, the user who reads the message, return `your train.ipynb` instead.
+    """
     if not is_of(holder, user):
         return sanitize(holder.user or UNKNOWN_USER)
     return f"your {sanitize(holder.name or f'process {holder.pid}', NOTEBOOK_LIMIT)}"
 
 
 def name_of(holder: Holder) -> str:
-    """Return the name and pid of a holder: `train.ipynb (pid 4321)`. An unknown pid is left out."""
+    """Return a holder's name and pid, such as `train.ipynb (pid 4321)`, or just the name."""
     name = sanitize(holder.name or "a process", NOTEBOOK_LIMIT)
     return f"{name} (pid {holder.pid})" if holder.pid else name
 
 
 def note(holder: Holder) -> Line:
-    """Return the holder's note in quotation marks, after a colon. Empty without a note."""
+    """Return a colon and the holder's quoted note, or an empty line if there is no note."""
     return (": ", (f'"{sanitize(holder.note)}"', STRONG)) if holder.note else ()
 
 
 def users(processes: Sequence[Process], *, has_kind: bool = True) -> str:
-    """Return `bob, python (pid 9876)` for the first few processes.
+    """Describe the first few processes of a device, such as `bob, python (pid 9876)`.
 
     Args:
         processes: The processes of one device.
-        has_kind: Mark graphics processes.
+        has_kind: Whether to mark graphics processes.
     """
     words = [
         _process(process, has_memory=len(processes) > 1, has_kind=has_kind)
@@ -269,12 +277,12 @@ def users(processes: Sequence[Process], *, has_kind: bool = True) -> str:
 
 
 def named(rule: Rule) -> str:
-    """Return a rule with its place: `gpus = 1 ([groups.students] in /etc/reserve_gpu.toml)`."""
+    """Return a rule and its source: `gpus = 1 ([groups.students] in /etc/reserve_gpu.toml)`."""
     return f"{rule.text} ({rule.table} in {sanitize(rule.file, REASON_LIMIT)})"
 
 
 def _process_of(holder: Holder) -> str:
-    """Return `pid 4321`, or `pid 4321, unverified` if the kernel does not confirm the pid."""
+    """Return `pid 4321`, or `pid 4321, unverified` if the Linux kernel does not confirm it."""
     pid = f"pid {holder.pid}" if holder.pid else ""
     if holder.is_other_namespace:
         pid += " in another container"
@@ -284,15 +292,16 @@ def _process_of(holder: Holder) -> str:
 
 
 def _in_job(who: ProcessInfo) -> str:
-    """Return `job 4711, part of train.sh`."""
+    """Describe the batch job of a process, such as `job 4711, part of train.sh`."""
     of = f", part of {sanitize(who.job_name, NOTEBOOK_LIMIT)}" if who.job_name else ""
     return f"job {sanitize(who.job or '')}{of}"
 
 
 def _part(holder: Holder) -> Line:
-    """Return ` 12.1 of 9.3 GiB: over`, or ` up to 9.3 GiB` if the memory use is unknown.
+    """Describe how much memory a part's holder is using, such as ` 12.1 of 9.3 GiB: over`.
 
-    The text is empty for the holder of a whole device.
+    If the memory use is unknown, return ` up to 9.3 GiB`. The line is empty for the holder of a
+    whole device.
     """
     if holder.memory_limit_mib is None:
         return ()
@@ -303,7 +312,7 @@ def _part(holder: Holder) -> Line:
 
 
 def _process(process: Process, *, has_memory: bool, has_kind: bool) -> str:
-    """Return `bob, python (pid 9876) 1.2 GiB`, with the memory only if `has_memory` is set."""
+    """Describe a process, such as `bob, python (pid 9876) 1.2 GiB`."""
     user = f"{sanitize(process.user)}, " if process.user else ""
     memory = "" if process.memory_mib is None or not has_memory else gib(process.memory_mib)
     pid = f"pid {process.pid}{', a zombie' if process.zombie_of else ''}"

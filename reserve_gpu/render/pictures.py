@@ -1,4 +1,4 @@
-"""Build and show the GPU tables of a refusal and of a wait, with their headlines and hints."""
+"""Build and show the GPU tables for refusals and waits, with their headlines and hints."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Request
     from reserve_gpu.render.frontends import Frontend
 
-# States that may change to "free" without an administrator's help.
+# States in which a device might become free without an administrator's help.
 PASSING = {State.RESERVED, State.FULL, State.BUSY, State.AWAITED, State.LIMITED, State.UNKNOWN}
 
 
 class Picture(NamedTuple):
-    """A GPU table that displays itself in IPython, in a terminal or as text.
+    """A GPU table that can be displayed in IPython, in a terminal or as plain text.
 
     Attributes:
         layout: The content.
-        brief: A summary in one line.
-        values: The JSON that a notebook stores next to the table, for programs.
+        brief: A one-line summary.
+        values: JSON data for programs, which a notebook stores along with the table.
     """
 
     layout: Layout
@@ -58,29 +58,29 @@ class Picture(NamedTuple):
         return terminal.plain(self.layout)
 
     def _repr_pretty_(self, printer: Any, _is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
-        # A kernel sets FORCE_COLOR for the processes that cells start. The plain text that
-        # accompanies HTML must have no color codes.
+        # ipykernel sets FORCE_COLOR for the processes that cells start. But the plain text that
+        # accompanies HTML must not contain color codes.
         printer.text(self.to_text() if terminal.is_terminal(sys.stdout) else str(self))
 
     def _repr_html_(self) -> str:
         return html(self.layout)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        # JupyterLab would show application/json instead of the table.
+        # JupyterLab would show data of type application/json instead of the table.
         return {"application/vnd.reserve-gpu+json": self.values} if self.values else {}
 
     @property
     def is_watched(self) -> bool:
-        """Return whether a person reads the output of this IPython session."""
+        """Return whether a person can see the output of this IPython session."""
         return is_watched()
 
     def below(self, texts: Sequence[str]) -> Picture:
-        """Return the picture with some lines of text above it."""
+        """Return a copy of the picture with lines of text added above the table."""
         head = [*((text,) for text in texts), *self.layout.head]
         return self._replace(layout=self.layout._replace(head=head))
 
     def to_text(self, stream: TextIO | None = None) -> str:
-        """Return the text for a stream, in its width and with its colors.
+        """Render the table as text, with the width and colors that the stream supports.
 
         Args:
             stream: The output stream. Defaults to standard output.
@@ -91,8 +91,9 @@ class Picture(NamedTuple):
         """Display the table in the current cell.
 
         Args:
-            has_head: Show the headline. False if an error message below the table repeats it.
-            values: The JSON that a notebook stores next to the table, for programs.
+            has_head: Whether to show the headline. It is left out if an error message below the
+                table repeats it.
+            values: JSON data for programs, which a notebook stores along with the table.
         """
         picture = self._replace(values=values)
         if not has_head:
@@ -102,7 +103,7 @@ class Picture(NamedTuple):
 
 
 def of_line(text: str) -> Picture:
-    """Return a `Picture` that contains only a line of text."""
+    """Return a picture that contains only one line of text."""
     return Picture(Layout([(text,)]), text)
 
 
@@ -110,7 +111,7 @@ def warn(warnings: Sequence[str]) -> None:
     """Show warnings in this IPython session."""
     lines: list[Line] = []
     for warning in warnings:
-        first, *commands = warning.splitlines()  # HTML would show a line break as a space
+        first, *commands = warning.splitlines()  # HTML would turn a line break into a space
         lines += [(("Warning: ", MARK), first), *((line,) for line in commands)]
     tell(Picture(Layout(lines)))
 
@@ -118,7 +119,8 @@ def warn(warnings: Sequence[str]) -> None:
 def tell(what: Picture | str) -> None:
     """Show a table or a message in this IPython session.
 
-    A terminal shows it on stderr. A notebook shows it as output, because stderr would be red.
+    A terminal session prints to stderr. A notebook shows normal output, because stderr would be
+    red.
     """
     if not ipython_shell.has_kernel():
         print(what, file=sys.stderr, flush=True)
@@ -136,19 +138,20 @@ class Shown(Protocol):
 
     @property
     def host(self) -> str:
-        """Return the name of the machine, or the names of several machines."""
+        """Return the machine's name, or the names of several machines."""
 
     def picture(self) -> Picture:
-        """Return the table for users."""
+        """Return the result as a table for users."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON for programs."""
+        """Return the result as JSON data for programs."""
 
 
 def refusal(reason: Refusal, frontend: Frontend) -> Picture:
-    """Return the GPU table of a refusal: the state of each device, and hints.
+    """Return the GPU table for a refusal, with the state of each device and hints below it.
 
-    The hints may suggest reserving a GPU by number if only this user's own processes use it.
+    A hint might suggest reserving a busy GPU by number if only the user's own processes are using
+    it.
     """
     request, rows, now = reason.request, reason.rows, time.time()
     waited = f"Waited for {durations.time_limit(reason.waited_s)}. " if reason.waited_s else ""
@@ -168,7 +171,7 @@ def refusal(reason: Refusal, frontend: Frontend) -> Picture:
 
 
 def _none_free(request: Request, rows: Sequence[DeviceStatus], now: float, user: str | None) -> str:
-    """Return the headline of a refusal, which counts the states of the devices.
+    """Return the headline of a refusal, which says how many devices are in each state.
 
     Devices that this process keeps are not counted.
     """
@@ -201,9 +204,9 @@ def _none_free(request: Request, rows: Sequence[DeviceStatus], now: float, user:
 
 
 def _state_in_words(row: DeviceStatus, now: float, user: str | None) -> str:
-    """Return the state and the owner of a device: `is busy`, or `is reserved by alice`.
+    """Describe a device's state and owner, such as `is busy` or `is reserved by alice`.
 
-    A process of the reading user, `user`, is called `your train.ipynb`.
+    If the message's reader, `user`, is the owner, the owner is described as `your train.ipynb`.
     """
     state = layout.state(row, now).value
     if row.state is State.RESERVED:
@@ -221,7 +224,7 @@ def _state_in_words(row: DeviceStatus, now: float, user: str | None) -> str:
 
 
 def _hints(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
-    """Return the hints of a refusal, for example users to ask, the queue, or a smaller request.
+    """Return the hints about a refusal, such as which users to ask and how to wait in the queue.
 
     No hint suggests reserving a device that another user holds.
     """
@@ -232,7 +235,7 @@ def _hints(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
     missing = _missing(reason)
     available = [row for row in rows if row.would_be_taken]
     first: Line = contacts.users_to_ask(missing, now, user)
-    if any(row.counted for row in rows):  # the user's own reservations reached a rule's limit
+    if any(row.counted for row in rows):  # the user's own reservations have reached a limit
         first = (
             () if siblings or frontend.is_for_program else ("Release one of your reservations.",)
         )
@@ -260,16 +263,17 @@ def _hints(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
 
 
 def can_wait(reason: Refusal) -> bool:
-    """Return whether the requested devices may become free without an administrator."""
+    """Return whether the requested devices might become free without an administrator's help."""
     if reasons.is_trouble([row.state for row in messages.fit(reason.rows)], reason.request.needed):
         return False
     return any(row.state in PASSING and not reasons.is_dark(row) for row in _missing(reason))
 
 
 def _missing(reason: Refusal) -> list[DeviceStatus]:
-    """Return the unavailable devices, except those that siblings of this process hold.
+    """Return the unavailable devices, excluding those that this process's siblings hold.
 
-    Siblings are processes that were started together, such as the ranks of an MPI program.
+    Siblings are processes that were started together with this one, such as the ranks of an MPI
+    program.
     """
     return [r for r in reason.rows if not (r.would_be_taken or _is_held_by_sibling(r, reason))]
 
@@ -279,12 +283,12 @@ def _is_held_by_sibling(row: DeviceStatus, reason: Refusal) -> bool:
 
 
 def next_lines(reason: Refusal, frontend: Frontend, *, waits: bool) -> list[str]:
-    """Return commands to try next. No command takes or ends another process's reservation.
+    """Return commands to try next. None of them affects another process's reservation.
 
     Args:
         reason: The refusal.
-        frontend: The frontend whose commands to return.
-        waits: Include the command that waits in the queue.
+        frontend: The frontend in which to run the commands.
+        waits: Whether to include the command that waits in the queue.
     """
     free = [_alternative(reason, frontend)] if len(reason.free) >= reason.request.needed else []
     return [*free, *([frontend.typed(reason.request, waits=True)] if waits else [])]
@@ -293,8 +297,8 @@ def next_lines(reason: Refusal, frontend: Frontend, *, waits: bool) -> list[str]
 def _alternative(reason: Refusal, frontend: Frontend) -> str:
     """Return the command that reserves free devices instead of the requested ones.
 
-    If this process holds a device, the command names the free devices by number. Without numbers,
-    the command would keep the held device.
+    If this process already holds a device, the command specifies the free devices by number. A
+    command without numbers would just keep the held device.
     """
     needed = reason.request.needed
     numbers = tuple(row.device.number for row in reason.free[:needed]) if reason.kept else ()
@@ -303,7 +307,7 @@ def _alternative(reason: Refusal, frontend: Frontend) -> str:
 
 
 def _may_be_named(row: DeviceStatus, user: str | None) -> bool:
-    """Return whether the user can reserve the device by number without harming another user."""
+    """Return whether the user can reserve the device by number without disturbing other users."""
     if row.state is not State.BUSY or row.awaited_by or row.usage is None:
         return False
     is_all_seen = len(row.processes) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
@@ -316,10 +320,11 @@ def _may_be_named(row: DeviceStatus, user: str | None) -> bool:
 
 
 def wait(waiting: Waiting) -> Picture:
-    """Return the GPU table of a wait, with the request, the place in the queue and the time.
+    """Return the GPU table for a wait.
 
-    The lines below the devices name the first waiter in the queue, and the device that will
-    probably be free next. The summary in one line names only the owner of each device.
+    The headline shows the request, the place in the queue and the elapsed time. The lines below the
+    devices name the first waiter in the queue and the device that will probably be free next. The
+    one-line summary gives only the owner or the state of each device.
     """
     head = " ".join(filter(None, [awaited(waiting), rule_text.limited(waiting.rows)]))
     rows = messages.fit(waiting.rows)
@@ -344,7 +349,10 @@ def wait(waiting: Waiting) -> Picture:
 
 
 def awaited(waiting: Waiting) -> str:
-    """Return `Waiting for a GPU: number 2 in the queue, 3 min so far (1 h at most).`."""
+    """Return the headline of a wait.
+
+    For example, `Waiting for a GPU: number 2 in the queue, 3 min so far (1 h at most).`
+    """
     place = "next" if waiting.place == 1 else f"number {waiting.place}"
     time_ = f"{durations.duration(waiting.waited_s)} so far"
     if not math.isinf(waiting.limit_s):
@@ -353,7 +361,7 @@ def awaited(waiting: Waiting) -> str:
 
 
 def _owner(row: DeviceStatus, now: float) -> str:
-    """Return the owner of a device, the room on a full device, or else the device's state."""
+    """Return a device's owner, the available memory of a full device, or the device's state."""
     if row.state is State.FULL:
         return f"has room for {phrases.room(row.promisable_mib or 0.0)}"
     user = row.holders[0].user if row.holders else None
@@ -366,10 +374,10 @@ def _owner(row: DeviceStatus, now: float) -> str:
 
 
 def queueing(typed: str, *, is_second: bool) -> Line:
-    """Return the hint to wait in the queue.
+    """Return the hint that suggests waiting in the queue.
 
     Args:
         typed: The command that waits.
-        is_second: Another hint comes before this one, so it starts with "Or".
+        is_second: Whether another hint comes before this one, which then starts with "Or".
     """
     return ("Or wait in the queue: " if is_second else "Wait in the queue: "), (typed, TYPED)

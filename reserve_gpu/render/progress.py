@@ -1,7 +1,8 @@
 """Live displays of a wait or a check, in a notebook, a terminal or a log.
 
-A display is removed at the end of the wait or check. The `pictures` module builds its content. The
-countdown of a reservation is a `Replaceable` line, which stays in its cell.
+When the wait or check is over, its display is removed from the notebook or terminal. The `pictures`
+module builds the GPU tables to display. A reservation's countdown is a `Replaceable` line, which
+stays in its cell.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from reserve_gpu.render.frontends import is_watched
 from reserve_gpu.system import ipython_shell
 from reserve_gpu.system.nonblocking import Printer
 
-CLEAR = "\x1b[J"  # delete from the cursor to the end of the screen
+CLEAR = "\x1b[J"  # erase from the cursor to the end of the screen
 
 
 class Frame(NamedTuple):
-    """One state of a display.
+    """The content of a live display at one moment.
 
     Attributes:
-        picture: The GPU table. If it does not fit, its summary in one line is shown.
-        news: A log gets a line whenever this value changes. If it is None, a log gets no line.
+        picture: The GPU table. If the table does not fit, its one-line summary is shown instead.
+        news: The value that decides whether to write a line to a log. A line is written whenever
+            the value changes, but never if it is None.
     """
 
     picture: pictures.Picture
@@ -33,39 +35,39 @@ class Frame(NamedTuple):
 
 
 class Live(AbstractContextManager["Live"]):
-    """A context manager that shows the progress of a wait or a check, and removes it at the end.
+    """A context manager that shows the progress of a wait or a check.
 
-    A notebook and a terminal replace the display in place. A log gets a line for each change, and
-    keeps it.
+    In a notebook or a terminal, the display is updated in place and removed at the end. A log gets
+    a line for each change, and these lines stay.
 
     Args:
-        stream: The output stream. None means the output of the current IPython session.
+        stream: The output stream, or None for the output of the current IPython session.
 
     Attributes:
-        has_waited: Whether a wait for a device was shown.
+        has_waited: Whether a wait for a device has been shown.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.has_waited = False
         self._stream = stream
-        self._screen: Terminal | Log | Notebook | None = None  # created at its first use
-        self._second: int | None = None  # waited seconds of the last frame
+        self._screen: Terminal | Log | Notebook | None = None  # created when it is first used
+        self._second: int | None = None  # seconds waited when the last frame was shown
         self._is_over = False
 
     def __exit__(self, *_: object) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Remove the display. Later frames are ignored."""
+        """Remove the display, and ignore later frames."""
         if self._screen:
             self._screen.show(None)
             self._screen.close()
         self._is_over = True
 
     def show(self, news: Progress) -> None:
-        """Show the progress of a wait, or of a slow call into the driver.
+        """Show the progress of a wait or of a slow driver call.
 
-        A log gets a line if the place in the queue, a holder or a state changes.
+        A log gets a line when the place in the queue, a holder or a device's state changes.
         """
         if isinstance(news, Slow):
             self._show(news.waited_s, Frame(pictures.of_line(messages.slow(news)), Slow))
@@ -74,11 +76,14 @@ class Live(AbstractContextManager["Live"]):
         self._show(news.waited_s, Frame(pictures.wait(news), state_of(news)))
 
     def show_check(self, line: str, waited_s: float) -> None:
-        """Show the progress of a check. A check takes only seconds, so a log gets no updates."""
+        """Show the progress of a check.
+
+        A check takes only a few seconds, so nothing is written to a log.
+        """
         self._show(waited_s, Frame(pictures.of_line(line)))
 
     def _show(self, waited_s: float, frame: Frame) -> None:
-        """Show a frame, unless one was already shown in the same second."""
+        """Show a frame, unless another frame was shown during the same second of the wait."""
         if self._is_over:
             return
         previous, self._second = self._second, int(waited_s)
@@ -88,38 +93,38 @@ class Live(AbstractContextManager["Live"]):
 
 
 def state_of(waiting: Waiting) -> object:
-    """Return the parts of a wait whose change is worth a line in a log."""
+    """Return the parts of the wait's state that should be logged when they change."""
     return waiting.place, [(r.label, r.state, [h.pid for h in r.holders]) for r in waiting.rows]
 
 
 def for_people() -> Live | None:
-    """Return the display for a call from Python, or None if no person would see it."""
+    """Return a live display for a call from Python, or None if no person would see it."""
     if ipython_shell.current_shell() is not None:
         return Live()
-    stream = sys.stderr  # None if this process has no stderr
+    stream = sys.stderr  # None if stderr is closed
     return Live(stream) if stream and stream.isatty() else None
 
 
 class Terminal:
-    """A display that rewrites its lines in place, and removes them at the end."""
+    """A live display that rewrites its lines in a terminal, and removes them at the end."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._printer = stream, Printer(stream)
         self._is_coloured = terminal.is_coloured(os.environ, is_terminal=True)
-        # The lines of the current frame. The cursor is below them, so the ^C that a terminal echoes
-        # does not damage them.
+        # The lines of the current frame. The cursor stays below them, so the ^C that a terminal
+        # echoes does not overwrite them.
         self._lines: list[str] = []
 
     def show(self, frame: Frame | None) -> None:
         """Replace the last frame, or remove it if the new frame is None.
 
-        If the table is too high for the terminal, only its summary is written. If no line has
-        changed, nothing is written. A frame is skipped while the terminal's output is stopped.
+        If the table is too tall for the terminal, only its summary is shown. Nothing is written if
+        no line has changed. A frame is dropped while the user has stopped the terminal's output.
         """
         lines: list[str] = []
         if frame is not None:
             width, height = terminal.size(self._stream)
-            width -= 1  # some terminals wrap in the last column
+            width -= 1  # some terminals wrap a line that fills the last column
             lines = terminal.lines(frame.picture.layout, width, is_coloured=self._is_coloured)
             if len(lines) >= height:
                 lines = [columns.cut(frame.picture.brief, width, "...")]
@@ -131,33 +136,36 @@ class Terminal:
             self._lines = lines
 
     def close(self) -> None:
-        """Stop the display."""
+        """Stop writing to the stream."""
         self._printer.close()
 
 
 class Log:
-    """A display on a stream that can't be rewritten: the table, then a line for each change."""
+    """A display for a stream that can't be rewritten.
+
+    The stream gets the table first, and then a line for each change.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._printer = Printer(stream)
         self._news: Any = None
 
     def show(self, frame: Frame | None) -> None:
-        """Write the frame if its news differs from the last frame."""
+        """Write the frame if its `news` differs from that of the last frame."""
         if frame is not None and frame.news != self._news:
             text = str(frame.picture) if self._news is None else frame.picture.brief
             if self._printer.print(f"{text}\n"):
                 self._news = frame.news
 
     def close(self) -> None:
-        """Stop the display."""
+        """Stop writing to the stream."""
         self._printer.close()
 
 
 class Notebook:
-    """A display that the notebook replaces in place.
+    """A live display that is updated in place in a notebook.
 
-    `show(None)` clears the display at the end, so a saved notebook contains an empty output.
+    At the end, `show(None)` clears the display, so a saved notebook contains only an empty output.
     """
 
     def __init__(self) -> None:
@@ -167,7 +175,8 @@ class Notebook:
     def show(self, frame: Frame | None) -> None:
         """Replace the last frame, or clear the display if the new frame is None.
 
-        An unchanged frame is not sent again, because messages pile up while no client reads them.
+        An unchanged frame is not sent again, because messages pile up when no client is reading
+        them.
         """
         if self._handle and frame == self._frame:
             return
@@ -176,21 +185,21 @@ class Notebook:
         if frame is not None:
             data = {"text/plain": str(frame.picture), "text/html": frame.picture._repr_html_()}
         if self._handle is None:
-            # The handle is stored first, so that an interrupt in display() does not prevent a later
-            # call from clearing the display.
+            # Store the handle first, so that a later call can clear the display even if display()
+            # is interrupted.
             self._handle = ipython_shell.new_handle()
             self._handle.display(data, raw=True)
         else:
             self._handle.update(data, raw=True)
 
     def close(self) -> None:
-        """Do nothing. The kernel's connection stays open."""
+        """Do nothing, because the kernel's connection stays open."""
 
 
 class Replaceable:
-    """A line that is shown in one or several cells, and can be replaced in all of them.
+    """A line that is shown in one or more cells, and can be replaced in all of them.
 
-    A terminal can't replace a line, so each line stays.
+    In a terminal, the line can't be replaced and stays unchanged.
     https://jupyter-client.readthedocs.io/en/stable/messaging.html#update-display-data
     """
 
@@ -205,7 +214,7 @@ class Replaceable:
             return
         publisher = ipython_shell.current_shell().display_pub
         publisher.publish({"text/plain": text}, transient=self._known)
-        # A %%capture in a later cell must not capture the replacement of this line.
+        # A %%capture in a later cell must not capture this line's replacement.
         if not (self._publisher and ipython_shell.is_capturing(publisher)):
             self._publisher = publisher
 
@@ -216,7 +225,10 @@ class Replaceable:
 
 
 def _screen(stream: TextIO | None) -> Terminal | Log | Notebook:
-    """Return the display for a stream: a notebook that a person reads, a terminal, or a log."""
+    """Return the display for a stream: a notebook, a terminal, or a log.
+
+    If the stream is None, the notebook is used if a person can see it, and otherwise stdout.
+    """
     if stream is None:
         if ipython_shell.has_kernel() and is_watched():
             return Notebook()

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from reserve_gpu.render.frontends import Frontend
 
 
-# Parts of the hint for devices that only an administrator can make available.
+# Parts of the hint about devices that only an administrator can make available.
 TROUBLE = "Waiting alone won't help: "
-LOOK = "check the output of nvidia-smi, and "  # left out if all devices are drained
+LOOK = "check the output of nvidia-smi, and "  # left out if all unavailable devices are drained
 LOST = " (a lost GPU needs a reset or a reboot)"
 AWAITS_RESET = "some of its memory has failed; the next reset of the GPU will repair it"
 UNREAD = "neither its processes nor its memory can be read"
 HOSTS_MEMORY = "it shares the host's memory, and some of its use can't be read"
-# The meaning of a compute mode for users.
+# Explanations of the compute modes for users.
 MODES = {
     ComputeMode.PROHIBITED: "compute mode is prohibited: no process can use it",
     ComputeMode.EXCLUSIVE_PROCESS: "compute mode is exclusive: one process at a time",
@@ -35,12 +35,15 @@ MODES = {
 
 
 def reason(row: DeviceStatus) -> str:
-    """Return a remark on a device, unless its state, processes and mode already explain it."""
+    """Return a remark about a device.
+
+    The remark is empty if the device's state, processes and compute mode already explain it.
+    """
     if row.would_be_taken and row.state is State.BUSY:
         return "you would get it because you named it"
     if row.unfit:
         return _unfit(row.device, row.unfit)
-    if row.rule and row.state is State.DRAINED:  # the headline explains other limits
+    if row.rule and row.state is State.DRAINED:  # the headline explains other rules
         return f"by {named(row.rule)}"
     use = row.use_state or row.state
     is_explained = use is State.PROHIBITED or (use is State.BUSY and row.processes)
@@ -48,7 +51,7 @@ def reason(row: DeviceStatus) -> str:
 
 
 def cause(row: DeviceStatus) -> str:
-    """Return the reason why a device can't be used or read, or the readings that make it busy."""
+    """Return the reason why a device is busy, can't be used, or can't be read."""
     use, usage = row.use_state or row.state, row.usage
     if row.reason:
         return row.reason
@@ -74,9 +77,10 @@ def cause(row: DeviceStatus) -> str:
 
 
 def use(row: DeviceStatus) -> str:
-    """Return `busy, bob, python (pid 9876)`, or `busy, 2 compute processes` if names are unknown.
+    """Describe a device's use, such as `busy, bob, python (pid 9876)`.
 
-    For a device that is not busy, return the reason why it can't be used or read.
+    If the processes are unknown, the result is `busy, 2 compute processes`, for example. If the
+    device is not busy, the result is the reason why it can't be used or read.
     """
     if row.use_state is State.UNKNOWN:
         return f"unknown: {cause(row)}"
@@ -88,7 +92,10 @@ def use(row: DeviceStatus) -> str:
 
 
 def promisable(row: DeviceStatus) -> str:
-    """Return `34.2 GiB still available`, the memory that can be reserved as a part."""
+    """Describe the memory still available for partial reservations.
+
+    For example, `34.2 GiB still available`.
+    """
     mib = row.promisable_mib or 0.0
     if not rounded_down(mib):
         return "no memory available"
@@ -98,11 +105,11 @@ def promisable(row: DeviceStatus) -> str:
 
 
 def unseen(rows: Sequence[DeviceStatus], frontend: Frontend | None = None) -> list[Line]:
-    """Return hints for devices whose use can't be read, or whose users can't be seen.
+    """Return hints about devices whose use can't be read or whose users can't be seen.
 
     Args:
         rows: The devices.
-        frontend: The frontend whose command to suggest. A program gets no command.
+        frontend: The frontend in which to run the suggested command. A program gets no command.
     """
     lines: list[Line] = []
     if dark := next((r for r in rows if is_dark(r) and not (r.reason or r.holders)), None):
@@ -128,12 +135,12 @@ def unseen(rows: Sequence[DeviceStatus], frontend: Frontend | None = None) -> li
 
 
 def is_dark(row: DeviceStatus) -> bool:
-    """Return whether the use of a device can't be read, so that a wait for it might never end."""
+    """Return whether a device's use can't be read, so that waiting for it might never end."""
     return row.state is State.UNKNOWN and not (row.usage and row.usage.compute)
 
 
 def is_nobodys(row: DeviceStatus) -> bool:
-    """Return whether a device is busy because of memory that no visible process holds."""
+    """Return whether a device is busy because of memory that no visible process is using."""
     usage = row.usage if row.state is State.BUSY and not row.processes else None
     if usage is None or usage.compute or usage.mps or is_rendered_on(usage):
         return False
@@ -141,18 +148,18 @@ def is_nobodys(row: DeviceStatus) -> bool:
 
 
 def is_trouble(states: Sequence[State], needed: int = 1) -> bool:
-    """Return whether too few devices can become free unless an administrator repairs one.
+    """Return whether a request needs devices that only an administrator can make available.
 
     Args:
-        states: The states of the devices that fit the request.
-        needed: The requested number of devices.
+        states: The states of the devices that match the request.
+        needed: The number of devices that the request needs.
     """
     stuck = sum(state in STUCK for state in states)
     return stuck > 0 and len(states) - stuck < needed
 
 
 def trouble(states: Sequence[State]) -> str:
-    """Return the hint for devices that only an administrator can make available."""
+    """Return the hint about devices that only an administrator can make available."""
     look = LOOK if any(state in STUCK and state is not State.DRAINED for state in states) else ""
     return f"{TROUBLE}{look}ask the administrator{LOST if State.BROKEN in states else ''}."
 

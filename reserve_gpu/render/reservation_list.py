@@ -1,4 +1,4 @@
-"""Messages about a user's reservations on this machine, and about their release or end."""
+"""Messages about a user's reservations on this machine, and about releasing them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 NONE = "You hold no GPU on this machine."
-SIMPLE = r"[A-Za-z_][\w.-]*"  # a name that a shell accepts without quotes
+SIMPLE = r"[A-Za-z_][\w.-]*"  # a name that needs no quotes in a shell
 
 
 def missing_separator() -> str:
-    """Return the error message for a `join` command line without `--`."""
+    """Return the error message for a `join` command that lacks `--`."""
     line = errors.command_line("join [WHICH] -- COMMAND ...")
     return f"Put -- before the command, as in: {line}"
 
@@ -32,20 +32,20 @@ def name(reserved: Reserved, every: Sequence[Reserved]) -> str:
 
     Args:
         reserved: The reservation.
-        every: All reservations of the user.
+        every: All of the user's reservations.
     """
     holder = reserved.holder
     notebook, pid = holder.notebook or "", str(holder.pid)
     same_name = [each for each in every if each.holder.notebook == notebook]
     if re.fullmatch(SIMPLE, notebook, re.ASCII) and len(same_name) == 1:
         return notebook
-    # In a container, a pid can equal the number of a GPU.
+    # In a container, a pid can be so low that it equals the number of a GPU.
     is_gpu = any(names.matching(pid, [row.device]) for each in every for row in each.rows)
     return reserved.rows[0].label if is_gpu else pid
 
 
 def idle(reserved: Reserved, now: float) -> Line:
-    """Return `, idle for 2 h` if no device of the reservation is in use, else an empty line."""
+    """Return `, idle for 2 h` if all devices of a reservation are idle, or else an empty line."""
     if reserved.holder.is_kept(now) or not all(row.is_unused for row in reserved.rows):
         return ()
     known = [layout.idle_s(row, now) for row in reserved.rows]
@@ -54,31 +54,34 @@ def idle(reserved: Reserved, now: float) -> Line:
 
 
 def line(reserved: Reserved, now: float) -> str:
-    """Return `GPU0 and GPU1  alice, train.ipynb (pid 4321) for 3 h, idle for 2 h: "thesis"`."""
+    """Describe a reservation in one line.
+
+    For example, `GPU0 and GPU1  alice, train.ipynb (pid 4321) for 3 h, idle for 2 h: "thesis"`.
+    """
     about = phrases.holder_line(reserved.holder, now, more=idle(reserved, now))
     return f"{labels(reserved.rows)}  {phrases.plain(about)}"
 
 
 def ambiguous(every: Sequence[Reserved], command: str, now: float) -> str:
-    """Return the question that asks which of several reservations the user means.
+    """Return the message that asks which of several reservations the user means.
 
     Args:
-        every: All reservations of the user.
-        command: The command to type before the name of a reservation.
-        now: Seconds since the epoch.
+        every: All of the user's reservations.
+        command: The command to type before a reservation's name.
+        now: The current time, in seconds since the epoch.
     """
     lines = [f"{command} {name(each, every)}\n  {line(each, now)}" for each in every]
     return "\n".join([f"There are {len(every)} reservations. Which one do you mean?", *lines])
 
 
 def no_match(word: str, every: Sequence[Reserved], command: str, now: float) -> str:
-    """Return the error message for a name that matches no reservation, with a list of all of them.
+    """Return the error message for a name that matches none of the user's reservations.
 
     Args:
         word: The name that the user typed.
-        every: All reservations of the user.
+        every: All of the user's reservations.
         command: The command that the user typed before the name.
-        now: Seconds since the epoch.
+        now: The current time, in seconds since the epoch.
     """
     host, colon, remote_name = word.partition(":")
     if colon and not names.is_name(word) and not command.startswith("%"):
@@ -90,11 +93,11 @@ def no_match(word: str, every: Sequence[Reserved], command: str, now: float) -> 
 
 
 def still_in_use(done: Sequence[Reserved], rows: Sequence[DeviceStatus]) -> list[str]:
-    """Return a line for each released device that is still in use, with its users.
+    """Return a line for each released device that is still in use.
 
     Args:
         done: The released reservations.
-        rows: All devices, read after the release.
+        rows: The status of all devices after the release.
     """
     labels_ = {row.label for each in done for row in each.rows}
     lines = []
@@ -109,12 +112,12 @@ def still_in_use(done: Sequence[Reserved], rows: Sequence[DeviceStatus]) -> list
 def released(
     reserved: Reserved, answer: Answer, every: Sequence[Reserved], frontend: Frontend
 ) -> str:
-    """Return the result of a request to a process to release its devices, or to end.
+    """Return the message about the outcome of asking a process to release its devices or exit.
 
     Args:
-        reserved: The reservation of the process.
+        reserved: The process's reservation.
         answer: The process's reply.
-        every: All reservations of the user.
+        every: All of the user's reservations.
         frontend: The frontend that shows the message. A program gets no commands.
     """
     process, devices = phrases.name_of(reserved.holder), labels(reserved.rows)
@@ -137,12 +140,14 @@ def released(
 
 
 def signal_warning(reserved: Reserved, why: Answer, kill_after_s: float) -> str:
-    """Return the message before a process gets a signal, because it can't be asked to end.
+    """Return the warning that a process will be terminated with signals.
+
+    This happens if the process can't be asked to exit or does not respond.
 
     Args:
-        reserved: The reservation of the process.
+        reserved: The process's reservation.
         why: The process's reply to the request to exit.
-        kill_after_s: Seconds between SIGTERM and SIGKILL.
+        kill_after_s: The time between SIGTERM and SIGKILL, in seconds.
     """
     cause = "does not respond" if why is Answer.SILENT else "can't be asked to end"
     return (

@@ -1,4 +1,4 @@
-"""Messages about the administrator's rules that apply to a user, and about limits."""
+"""Messages about the administrator's rules for a user, and about limits that were reached."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MESSAGE_LIMIT = 300  # characters
 
 
 def head(rules: Rules | None) -> list[Line]:
-    """Return the administrator's message, which is shown above a status."""
+    """Return the administrator's message, which is shown above the status."""
     return [((sanitize(rules.message, MESSAGE_LIMIT), MARK),)] if rules and rules.message else []
 
 
 def foot(rules: Rules | None, rows: Sequence[DeviceStatus]) -> list[Line]:
-    """Return the lines below a status: the user's rules, and faults in the administrator's file."""
+    """Return the lines below the status: the user's rules, and errors in the rules file."""
     if rules is None:
         return []
     file = sanitize(rules.file, REASON_LIMIT)
@@ -46,7 +46,7 @@ def foot(rules: Rules | None, rows: Sequence[DeviceStatus]) -> list[Line]:
 
 
 def unmatched(rules: Rules, rows: Sequence[DeviceStatus]) -> list[str]:
-    """Return the names in the `drain` rule that match no GPU, or several."""
+    """Return the names in the `drain` rule that match no GPU or more than one."""
     devices = [row.device for row in rows]
     return [
         name
@@ -56,7 +56,10 @@ def unmatched(rules: Rules, rows: Sequence[DeviceStatus]) -> list[str]:
 
 
 def _limits(rules: Rules) -> list[str]:
-    """Return limits as `2 GPUs`, `1 d` and `idle 2 h`. A missing limit is an empty string."""
+    """Return the limits as text, such as `2 GPUs`, `1 d` and `idle 2 h`.
+
+    The text for a limit that is not set is empty.
+    """
     gpus = rules.gpus
     ends = rules.after_cuda is not None and not rules.after_cuda.value
     return [
@@ -71,9 +74,9 @@ def _limits(rules: Rules) -> list[str]:
 
 
 def limited(rows: Sequence[DeviceStatus]) -> str:
-    """Return the limit that this user has reached, and the user's reservations.
+    """Return the message about a limit that the user's reservations have reached.
 
-    The text is empty if no limit is reached.
+    The message is empty if no limit has been reached.
     """
     for row in rows:
         if row.state is State.LIMITED and row.rule:
@@ -83,7 +86,7 @@ def limited(rows: Sequence[DeviceStatus]) -> str:
 
 
 def _held(holder: Holder) -> str:
-    """Return the reservation of one of this user's processes: `GPU0 in train.ipynb (pid 4321)`."""
+    """Describe one of the user's reservations, such as `GPU0 in train.ipynb (pid 4321)`."""
     device = sanitize(holder.record.label or "a GPU")
     if holder.memory_limit_mib is not None:
         device = f"{phrases.gib(holder.memory_limit_mib)} of {device}"

@@ -1,4 +1,4 @@
-"""The status of a machine, as a table for users and as JSON for programs."""
+"""A machine's status, as a table for users and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Rules
 
 
-VERSION = 1  # version of the JSON format; later releases only add names
-# Fields of a record that the JSON leaves out, or contains in another form.
+VERSION = 1  # version of the JSON format; new releases only add fields
+# Fields of a record that the JSON leaves out or represents in another form.
 NOT_SHOWN = {"who", "terms", "asks", "written", "label", "index", "visible", "guest_of"}
 NOT_SHOWN |= {"since_boot", "written_boot", "write_locked"}
 COMPUTE_MODES: dict[int | None, str] = {
@@ -45,20 +45,22 @@ COMPUTE_MODES: dict[int | None, str] = {
 
 
 class Status(NamedTuple):
-    """The status of a machine at one moment. It displays itself in a terminal and in a notebook.
+    """The status of a machine at one moment, which can display itself in IPython.
 
     Attributes:
         rows: The status of each device.
-        waiting: The queue entries, in order.
-        problem: The reason why some or all reservations could not be read.
+        waiting: The entries in the queue, in order.
+        problem: The reason why some or all reservations could not be read, or None.
         time: The time of the snapshot, in seconds since the epoch.
         host: The machine's name.
-        limit: The inherited CUDA_VISIBLE_DEVICES, which limits the devices of this process.
-        frontend: The frontend that shows the status, and whose commands the hints name.
+        limit: The inherited CUDA_VISIBLE_DEVICES, which limits the devices this process may use.
+        frontend: The frontend that shows the status. Hints suggest commands for this frontend.
         rules: The administrator's rules for the user.
-        is_above: An ancestor of this process has reserved a device that this process may use.
-        is_late: CUDA has started here, so this process can reserve only devices that CUDA sees.
-        is_all: Show similar free devices as separate lines.
+        is_above: Whether an ancestor of this process has reserved a device that this process may
+            use.
+        is_late: Whether CUDA has started in this process. The process can then reserve only devices
+            that CUDA sees.
+        is_all: Whether to show similar free devices as separate entries.
         user: The user who reads the status.
     """
 
@@ -86,17 +88,17 @@ class Status(NamedTuple):
 
     @property
     def machines(self) -> tuple[Status, ...]:
-        """Return the status of each machine, which is only this one."""
+        """Return a tuple that contains only this status, because it is about a single machine."""
         return (self,)
 
     def picture(self) -> Picture:
-        """Return the table for users."""
+        """Return the status as a table for users."""
         view = View(self.time, self.frontend.here, is_all=self.is_all)
         entries = layout.entries(self.rows, view)
         return Picture(Layout(_head(self), entries, queue(self), _foot(self)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON for programs, in the format of docs/formats.md."""
+        """Return the status as JSON data, in the format described in docs/formats.md."""
         every_uuid = {row.device.uuid for row in self.rows if isinstance(row.device, Device)}
         return {
             "version": VERSION,
@@ -116,7 +118,7 @@ class Status(NamedTuple):
 
 
 def queue(status: Status) -> list[Line]:
-    """Return a line for each waiter."""
+    """Return a line for each waiter in the queue."""
     return [
         phrases.holder_line(ticket.holder, status.time, f"{place}. ", asks=ticket.asks or "a GPU")
         for place, ticket in enumerate(status.waiting, 1)
@@ -124,7 +126,10 @@ def queue(status: Status) -> list[Line]:
 
 
 def free(status: Status) -> str:
-    """Return `3 of 8 GPUs are free: GPU2, GPU4 and GPU5.`."""
+    """Return a sentence that says which devices are free.
+
+    For example, `3 of 8 GPUs are free: GPU2, GPU4 and GPU5.`
+    """
     rows, available = status.rows, layout.free(status.rows)
     if not rows:
         return "No GPU found."
@@ -145,9 +150,9 @@ def free(status: Status) -> str:
 
 
 def _unseen(status: Status) -> list[DeviceStatus]:
-    """Return the devices that may be free, if no device is known to be free.
+    """Return the devices that might be free because some reservations could not be read.
 
-    The list is empty if all reservations could be read.
+    The list is empty if any device is known to be free.
     """
     is_known = status.problem is None or layout.free(status.rows)
     return [] if is_known else [row for row in status.rows if row.state is State.UNKNOWN]
@@ -185,7 +190,7 @@ def _limit_line(status: Status, limit: str) -> Line:
 
 
 def missing(status: Status) -> list[Line]:
-    """Return the warning that reservations could not be read, if there was a problem."""
+    """Return the warning that reservations could not be read, or an empty list."""
     if not status.problem:
         return []
     text = f": {sanitize(status.problem, REASON_LIMIT)}"
@@ -193,9 +198,9 @@ def missing(status: Status) -> list[Line]:
 
 
 def _advice(status: Status) -> list[Line]:
-    """Return hints for new users: reserve a free device, reserve a part, ask a user, or wait.
+    """Return hints for new users, such as how to reserve a free device or wait in the queue.
 
-    A process that holds a device or has an inherited limit gets no hints.
+    There are no hints if this process holds a device or has an inherited limit.
     """
     rows, frontend = status.rows, status.frontend
     has_any = status.limit is not None or any(row.is_mine for row in rows)
@@ -273,7 +278,7 @@ def _rules_dict(rules: Rules, rows: Sequence[DeviceStatus]) -> dict[str, Any]:
 
 
 def holder_dict(holder: Holder, now: float) -> dict[str, Any]:
-    """Return the JSON of a holder."""
+    """Return a holder as JSON data."""
     lease, is_known = holder.lease, holder.memory_limit_mib is None or holder.used_mib is not None
     facts = holder.record._asdict().items()
     return {
@@ -295,19 +300,19 @@ def holder_dict(holder: Holder, now: float) -> dict[str, Any]:
 
 
 def _ticket_dict(ticket: Ticket, every_uuid: set[str]) -> dict[str, Any]:
-    """Return the JSON of a waiter.
+    """Return a waiter as JSON data.
 
     Args:
-        ticket: The queue entry.
+        ticket: The waiter's queue entry.
         every_uuid: The UUIDs of this machine's devices. Other UUIDs are left out, because a forged
-            ticket may list thousands.
+            queue entry might list thousands of them.
     """
     wants = every_uuid if ticket.wants is None else ticket.wants & every_uuid
     return {**_about(ticket.holder), "asks": ticket.asks, "wants": sorted(wants)}
 
 
 def _about(holder: Holder) -> dict[str, Any]:
-    """Return the fields that holders and waiters share."""
+    """Return the JSON fields that holders and waiters have in common."""
     who = holder.record.who._replace(pid=holder.pid, user=holder.user)._asdict()
     del who["namespace"], who["mounts"]
     ours = {"note": holder.note, "since": holder.since}

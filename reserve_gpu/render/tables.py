@@ -1,4 +1,4 @@
-"""Render a table of numbers, with a bar in each row, for a terminal of any width."""
+"""Render a table of numbers, with a bar in each row, to fit the width of a terminal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 SHORTEST_BAR, LONGEST_BAR = 8, 24  # columns
-LEAST_NAME = 12  # minimum width of the first column; other columns are left out to keep it
-# The characters and styles of a bar's pieces. The numbers are SGR codes for green and yellow.
+LEAST_NAME = 12  # minimum width of the first column; other columns are left out to make room
+# The character and style of each piece of a bar. The SGR codes 32 and 33 are green and yellow.
 PIECES = ((FULL, "32"), (MEDIUM, "33"), (LIGHT, FAINT))
 
 
@@ -21,10 +21,11 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        title: The title.
-        cells: The text of each row.
-        worth: The priority. In a narrow terminal, columns with the lowest priority are left out.
-        is_figure: The cells are numbers, which are right-aligned.
+        title: The column's title.
+        cells: The text of the column's cell in each row.
+        worth: The column's priority. In a narrow terminal, the columns with the lowest priorities
+            are left out.
+        is_figure: Whether the cells are numbers, which are right-aligned.
     """
 
     title: str
@@ -37,11 +38,12 @@ class Sheet(NamedTuple):
     """A table of sanitized strings.
 
     Attributes:
-        columns: The columns. The first one names the rows, and is cut if it does not fit.
-        bars: For each row, the lengths of the bar's pieces, as shares of the longest bar, 0 to 1.
-        legend: The meaning of each piece.
+        columns: The columns. The first one identifies the rows, and is truncated if it does not
+            fit.
+        bars: For each row, the length of each piece of its bar, as a fraction of the longest bar.
+        legend: The meaning of each piece of a bar.
         title: The title above the table.
-        has_total: The last row is the sum of the other rows.
+        has_total: Whether the last row is the sum of the other rows.
     """
 
     columns: tuple[Column, ...]
@@ -57,7 +59,7 @@ class Sheet(NamedTuple):
 
 
 def rows(sheet: Sheet, width: int) -> Iterator[Line]:
-    """Yield the styled lines of a table.
+    """Render a table as styled lines.
 
     Args:
         sheet: The table.
@@ -68,7 +70,7 @@ def rows(sheet: Sheet, width: int) -> Iterator[Line]:
     rest = width - sum(widths) - GAP * len(widths)
     bar = min(LONGEST_BAR, rest) if sheet.bars and rest >= SHORTEST_BAR else 0
     widths[0] = max(1, min(widths[0], width - sum(widths[1:]) - GAP * (len(widths) - 1)))
-    rooms = [widths[0], bar, *widths[1:]]  # the bar is the second column
+    rooms = [widths[0], bar, *widths[1:]]  # the bar comes second
     figures = [False, False, *(column.is_figure for column in shown[1:])]
 
     def line(texts: Sequence[str], style: str, pieces: Line = ()) -> Line:
@@ -91,12 +93,12 @@ def rows(sheet: Sheet, width: int) -> Iterator[Line]:
 def in_columns(shares: Sequence[float], length: int) -> list[int]:
     """Return the width of each piece of a bar, in terminal columns.
 
-    The widths never add up to more than `length`. If any share is above zero, they add up to at
-    least 1.
+    The widths never add up to more than `length`. They add up to at least 1 if any piece has a
+    length above zero.
 
     Args:
-        shares: The lengths of the pieces, as shares of the longest bar.
-        length: The width of the longest bar.
+        shares: The lengths of the pieces, as fractions of the longest bar.
+        length: The width of the longest bar, in terminal columns.
     """
     total = min(length, round(sum(shares) * length) or (sum(shares) > 0))
     ends = [min(total, round(sum(shares[: place + 1]) * length)) for place in range(len(shares))]
@@ -105,7 +107,7 @@ def in_columns(shares: Sequence[float], length: int) -> list[int]:
 
 
 def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
-    """Return the first column, and the other columns that fit into the width."""
+    """Return the first column and the most important other columns that fit the width."""
     first, *rest = columns
     least = min(_width(first), LEAST_NAME)
     while rest and least + sum(GAP + _width(each) for each in rest) > width:

@@ -21,33 +21,35 @@ if TYPE_CHECKING:
 
     from reserve_gpu.render.layout import Entry, Layout
 
-# SGR codes ("select graphic rendition", ECMA-48).
+# SGR (Select Graphic Rendition) codes, from ECMA-48.
 STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36", TYPED: "1"}
 STATES = {State.FREE: "1;32", **dict.fromkeys(TAKEN, "1;33"), State.BUSY: "1;31"}
 OTHER_STATE = "1;35"
 BAR, LONGEST_BAR = 6, 20  # columns
-# Lower bounds of a bar's colors red, yellow and green, as in a notebook's <meter>.
+# The lowest share for each bar color (red, yellow and green), as in a notebook's <meter>.
 LOADS = ((0.9, "31"), (0.5, "33"), (0.0, "32"))
 HEAD = (*TITLES[:3], "", TITLES[3], "", *TITLES[4:])  # bars have no title
 STATE, NAME, BARS, MEMORY, LOAD_BARS, UTIL, TEMPERATURE, POWER = range(1, 9)
 FIGURES = (MEMORY, UTIL, TEMPERATURE, POWER)
-HEAT_FROM = 119  # minimum width for temperature and power; a live display uses 119 of 120 columns
-LEAST_NAME = 6  # minimum width of the name; other columns are left out to keep it
+# The minimum width for showing temperature and power. A live display in a terminal with 120 columns
+# uses only 119.
+HEAT_FROM = 119
+LEAST_NAME = 6  # minimum width of the name; other columns are left out to make room
 INDENT = 5
-PLAIN_COLUMNS = 4000  # width without a terminal, so large that no line wraps
+PLAIN_COLUMNS = 4000  # width without a terminal, large enough that no line wraps
 
 
 def plain(layout: Layout) -> str:
-    """Return the text of a layout without colors and without wrapping."""
+    """Render a layout as text without colors or line wrapping."""
     unwrapped = "\n".join(text_of(line).rstrip() for line in rows(layout, PLAIN_COLUMNS))
     return _encodable(unwrapped, sys.stdout)
 
 
 def text(layout: Layout, stream: TextIO | None = None) -> str:
-    """Return the text of a layout for a stream, wrapped to the width of a terminal.
+    """Render a layout as text for a stream, wrapped to the width of a terminal.
 
-    Colored text in a pipe is also wrapped if COLUMNS is set, because another program will show it.
-    For example, `watch` sets COLUMNS to the width of its terminal.
+    Colored text in a pipe is also wrapped if COLUMNS is set, because another program will show it
+    in a terminal. For example, `watch` sets COLUMNS to its terminal's width.
 
     Args:
         layout: The content to render.
@@ -65,12 +67,12 @@ def text(layout: Layout, stream: TextIO | None = None) -> str:
 def is_coloured(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
     """Return whether to use colors.
 
-    NO_COLOR (https://no-color.org) takes precedence over FORCE_COLOR (https://force-color.org). An
-    empty variable has no effect.
+    NO_COLOR (https://no-color.org) takes precedence over FORCE_COLOR (https://force-color.org). A
+    variable that is set to an empty string has no effect.
 
     Args:
-        environ: The environment of this process.
-        is_terminal: The output is a terminal.
+        environ: This process's environment variables.
+        is_terminal: Whether the output is a terminal.
     """
     if environ.get("NO_COLOR"):
         return False
@@ -78,12 +80,15 @@ def is_coloured(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal. A replacement of `sys.stdout` may lack `isatty`."""
+    """Return whether a stream is a terminal.
+
+    A stream without an `isatty` method, such as some replacements for `sys.stdout`, is not.
+    """
     return hasattr(stream, "isatty") and stream.isatty()
 
 
 def size(stream: TextIO) -> tuple[int, int]:
-    """Return the number of columns and lines of the terminal."""
+    """Return the terminal's width in columns and its height in lines."""
     with suppress(OSError, ValueError):
         size = os.get_terminal_size(stream.fileno())
         if size.columns and size.lines:
@@ -94,14 +99,15 @@ def size(stream: TextIO) -> tuple[int, int]:
 def lines(
     layout: Layout, width: int, *, is_coloured: bool, breaks_commands: bool = True
 ) -> list[str]:
-    """Return the rendered lines of a layout.
+    """Render a layout as lines of text.
 
     Args:
         layout: The content to render.
         width: The width of the terminal in columns.
-        is_coloured: Add color codes.
-        breaks_commands: Also wrap commands. Otherwise a command that does not fit has its own,
-            longer line, so that a user does not copy and run only the first half.
+        is_coloured: Whether to add color codes.
+        breaks_commands: Whether to wrap long commands. Otherwise, a command that does not fit gets
+            a line of its own, even if that line is too long, so that users don't copy and run only
+            the first half.
     """
     wrapped = rows(layout, width, breaks_commands=breaks_commands)
     return [_styled(line, is_coloured=is_coloured) for line in wrapped]
@@ -116,12 +122,12 @@ def _encodable(text: str, stream: TextIO) -> str:
 def rows(
     layout: Layout, width: int, *, breaks_commands: bool = True, spare: int = 0
 ) -> Iterator[Line]:
-    """Yield the styled lines of a layout.
+    """Render a layout as styled lines.
 
     Args:
         layout: The content to render.
         width: The width of the terminal in columns.
-        breaks_commands: Also wrap commands.
+        breaks_commands: Whether to wrap long commands.
         spare: The number of additional lines that the terminal has room for.
     """
     for line in layout.head:
@@ -148,7 +154,10 @@ def rows(
 
 
 def _table(entries: Sequence[Entry], width: int, spare: int) -> Iterator[Line]:
-    """Yield the titles and a line for each device. A holder that doesn't fit has its own line."""
+    """Yield the column titles, and then a line for each device.
+
+    A holder that does not fit next to its device gets its own line.
+    """
     rows = [_cells(entry) for entry in entries]
     widths = _widths(rows)
     if width < PLAIN_COLUMNS:
@@ -167,7 +176,7 @@ def _table(entries: Sequence[Entry], width: int, spare: int) -> Iterator[Line]:
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    """Return the width of each column with the gap after it. An empty column has the width 0."""
+    """Return the width of each column, including the gap after it, or 0 for an empty column."""
     widths = []
     for title, *cells in zip(HEAD, *rows, strict=False):
         widest = max(map(columns.width_of, cells))
@@ -176,13 +185,13 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _fit(widths: list[int], entries: Sequence[Entry], width: int, spare: int) -> None:
-    """Fit the columns into the width, in place, and lengthen the bars if columns are left over.
+    """Fit the table into the terminal, and lengthen the bars if there is room.
 
-    Columns are left out or made narrower. A holder next to its device is more useful than bars or
-    the temperature.
+    Columns that do not fit are left out or narrowed. It is more useful to show a holder next to its
+    device than to show the bars or the temperature.
 
     Args:
-        widths: The width of each column, which this function changes.
+        widths: The width of each column. This function changes the list in place.
         entries: The devices.
         width: The width of the terminal in columns.
         spare: The number of additional lines that the terminal has room for.
@@ -190,7 +199,7 @@ def _fit(widths: list[int], entries: Sequence[Entry], width: int, spare: int) ->
     holder_widths = [columns.width_of_line(entry.who) for entry in entries]
 
     def count_wrapped() -> int:
-        """Return the number of holders that need a line below their device."""
+        """Return the number of holders that do not fit next to their device."""
         return sum(holder > width - sum(widths) for holder in holder_widths)
 
     heat = widths[TEMPERATURE], widths[POWER]
@@ -217,12 +226,12 @@ def _fit(widths: list[int], entries: Sequence[Entry], width: int, spare: int) ->
 
 
 def _lengthen_bars(widths: list[int], entries: Sequence[Entry], rest: int) -> None:
-    """Add bars for the utilization, and lengthen all bars, if columns are left over.
+    """Use any spare terminal columns to add utilization bars and lengthen all bars.
 
     Args:
-        widths: The width of each column, which this function changes.
+        widths: The width of each table column. This function changes the list in place.
         entries: The devices.
-        rest: The number of columns that are left over.
+        rest: The number of unused terminal columns.
     """
     if not widths[BARS]:
         return
@@ -235,7 +244,6 @@ def _lengthen_bars(widths: list[int], entries: Sequence[Entry], rest: int) -> No
 
 
 def _row(cells: Sequence[Line], widths: Sequence[int]) -> Line:
-    """Return one line of the table."""
     return columns.row(
         (cell, width - GAP, column in FIGURES)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
@@ -243,9 +251,9 @@ def _row(cells: Sequence[Line], widths: Sequence[int]) -> Line:
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
-    """Return the text of each column, with the shortest memory bar.
+    """Return the text of each column, with a memory bar of the minimum length.
 
-    Bars for the utilization are empty here. They are added later if there is room.
+    Utilization bars are empty at this point, and are added later if there is room.
     """
     number = f"  {entry.number}" if entry.is_instance else entry.number
     state = entry.state.value if entry.state else ""
@@ -255,7 +263,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 
 def _styled_cells(entry: Entry, cells: Sequence[str], widths: Sequence[int]) -> list[Line]:
-    """Return the styled cells, cut to the widths of their columns."""
+    """Return the styled cells, truncated to the widths of their columns."""
     state = STATES.get(entry.state, OTHER_STATE) if entry.state else ""
     styles = {STATE: state}
     if entry.is_mine:
@@ -270,7 +278,7 @@ def _styled_cells(entry: Entry, cells: Sequence[str], widths: Sequence[int]) -> 
 
 
 def _bar(share: float | None, taken: float | None, length: int) -> Line:
-    """Return a bar of used, reserved and available memory. Its color depends on the used share."""
+    """Return a bar that shows the used and reserved shares, colored by the used share."""
     if share is None or length <= 0:
         return ()
     full = _columns(share, length)
@@ -281,7 +289,7 @@ def _bar(share: float | None, taken: float | None, length: int) -> Line:
 
 
 def _columns(share: float, length: int) -> int:
-    """Return the number of columns of a share of a bar, at least 1 for a share above 0.001."""
+    """Return a share's width in terminal columns, which is at least 1 if it is above 0.001."""
     return round(share * length) or share > 0.001
 
 
