@@ -108,7 +108,8 @@ def make_older(path: Path, since_s: float, idle_s: float | None = None) -> None:
     """
     then = time.time() - since_s
     for each in (path, *path.parent.glob(f"{path.stem}.record-*")):
-        _make_older(each, then, idle_s)
+        if each.stat().st_size:  # an earlier owner's file is empty
+            _make_older(each, then, idle_s)
 
 
 def _make_older(path: Path, then: float, idle_s: float | None) -> None:

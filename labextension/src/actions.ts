@@ -1,4 +1,4 @@
-/** Actions of the buttons. They run the magic in an idle kernel, or use the reservation's socket. */
+/** The buttons' actions. They run the magic in an idle kernel, or use the reservation's socket. */
 
 import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import { type Kernel, type KernelMessage } from '@jupyterlab/services';
@@ -87,7 +87,7 @@ export class Actions {
     );
   }
 
-  /** Move the end of a reservation by two hours. */
+  /** Extend a reservation by two hours. */
   async prolong(shown: IReservation): Promise<void> {
     const {
       kernel,

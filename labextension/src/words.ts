@@ -1,4 +1,4 @@
-/** Texts about reservations, for the status bar, the panel, and notifications. */
+/** Text about reservations for the status bar, the panel, and notifications. */
 
 import {
   type IDevice,
@@ -11,7 +11,7 @@ import {
   wish
 } from './status';
 
-export const NEAR_S = 600; // seconds before an end at which it is shown as near
+export const NEAR_S = 600; // a reservation's end is shown as near this many seconds before it
 const NAME_LIMIT = 40; // characters
 const LIST_LIMIT = 110; // characters; JupyterLab truncates notifications at 140
 
@@ -48,7 +48,7 @@ export function clock(seconds: number, now: number): string {
   });
 }
 
-/** Return a text such as `GPU6 · 12 of 80 GiB · until 18:00`, and its urgency. */
+/** Return text such as `GPU6 · 12 of 80 GiB · until 18:00`, and its urgency. */
 export function ofReservation(
   reservation: IReservation,
   status: IStatus,
@@ -167,7 +167,7 @@ export function refusal(status: IStatus): string | null {
   return `No GPU is free: ${text}.`;
 }
 
-/** Return the reason why a device is not free, as the texts before and after its label. */
+/** Return the reason why a device is not free, as the strings before and after its label. */
 function reasonParts(status: IStatus, device: IDevice): [string, string] {
   const { holders, processes, next_in_line: next, state } = device;
   if (holders.length) {
@@ -188,7 +188,7 @@ function isFree({ state, next_in_line: next }: IDevice): boolean {
   return state === 'free' && next === null;
 }
 
-/** Return an untrusted text on one line, truncated to the limit. */
+/** Return untrusted text on one line, truncated to the limit. */
 function short(text: string): string {
   const line = text.replaceAll(/\s+/g, ' ');
   return line.length > NAME_LIMIT ? `${line.slice(0, NAME_LIMIT)}...` : line;
