@@ -1,11 +1,14 @@
 """Reserve NVIDIA GPUs on a shared machine for notebooks and other processes.
 
-`%reserve_gpu`, or `reserve()`, finds an idle GPU through NVML, locks its lock file, and sets
-`CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` and `CUDA_DEVICE_MEMORY` before a framework reads them.
-The lock belongs to the process, so the GPU is freed however the process ends. A GPU that runs
-programs counts as busy, even if its users never reserve GPUs. If no GPU is free,
-`CUDA_VISIBLE_DEVICES` is set to an empty string, so that no code runs on another user's GPU.
-Reservations are cooperative: they do not keep other programs off a GPU.
+`%reserve_gpu`, or `reserve()`, finds an idle GPU through NVML and locks the GPU's lock file. It
+then sets `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` and `CUDA_DEVICE_MEMORY` before a framework
+reads these variables.
+
+The lock belongs to the process, so the GPU is released no matter how the process ends. A GPU that
+is running programs counts as busy, even if the programs' users never reserve GPUs. If no GPU is
+free, `CUDA_VISIBLE_DEVICES` is set to an empty string, so that no code runs on another user's GPU.
+
+Reservations are cooperative: they don't prevent other programs from using a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from os.path import exists as _exists
 
 from reserve_gpu.system.forks import no_fork
 
-TYPE_CHECKING = False  # type checkers treat it as True; importing `typing` would take longer
+TYPE_CHECKING = False  # type checkers treat this as True; importing `typing` would be slower
 if TYPE_CHECKING:
     from typing import Any
 
@@ -73,8 +76,8 @@ __all__ = [
 ]
 
 
-# The module of each public name. Names are imported at their first use, because most shells that
-# load the extension never reserve a GPU, and the command line must start quickly.
+# The module that defines each public name. Names are imported on first use, because most shells
+# that load the extension never reserve a GPU, and because the command line must start quickly.
 _HOMES = {
     "Check": "commands.check.frameworks",
     "Device": "model.devices",
@@ -87,7 +90,7 @@ _HOMES = {
     "release": "api",
     "reserve": "api",
     "status": "reservation.status",
-}  # all other names are errors in model.errors
+}  # all other public names are defined in model.errors
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
@@ -98,13 +101,13 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Remove %reserve_gpu from an IPython shell. A reservation is kept."""
+    """Remove %reserve_gpu from an IPython shell. Any reservation is kept."""
     with no_fork:
         from reserve_gpu import extension
     extension.unload(shell)
 
 
-if not TYPE_CHECKING:  # with __getattr__, type checkers would accept every name
+if not TYPE_CHECKING:  # type checkers that see __getattr__ accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:

@@ -1,4 +1,4 @@
-"""The functions that Python code, the magic and the command line call to change a reservation."""
+"""The functions that Python code, the magic and the command line use to manage reservations."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -52,52 +52,58 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
 ) -> Reservation:
     """Reserve GPUs for this process, and set the CUDA variables for the code that it runs next.
 
-    A process has one reservation. A second call for devices that the process already holds changes
-    nothing. A call for fewer devices releases the others, unless CUDA has started.
+    A process has at most one reservation. Calling this function again for GPUs that the process
+    already holds keeps these GPUs. Calling it for fewer GPUs releases the others, unless CUDA has
+    already started.
 
     Args:
-        devices: The GPUs to reserve, in this order: indices (`2`, or `0-3` for four GPUs), UUIDs or
-            their unique prefixes, MIG instances (`1:0`), or PCI bus IDs. None reserves the first
-            free GPUs.
-        count: The number of GPUs if `devices` is None. Defaults to 1.
-        min_memory: The minimum total memory of each GPU, such as `16GB` or `16GiB`. A number is in
-            MiB and must be at least 1000.
-        name: Text that the name of each GPU must contain. Case is ignored.
-        wait: The timeout for waiting in the queue, in seconds or as `90s`, `10m` or `2h`. True
-            waits without a limit, and None does not wait.
-        memory: The size of a part of each GPU, in the format of `min_memory`, or a percentage such
-            as `50%`. It must cover the device memory of this process and its children, including
-            the CUDA context. Other users can reserve the rest. None reserves whole GPUs.
+        devices: The GPUs to reserve, in the given order. They can be specified by index (`2`, or
+            `0-3` for four GPUs), UUID, unique UUID prefix, MIG instance (`1:0`), or PCI bus ID.
+            None reserves the first free GPUs.
+        count: The number of GPUs to reserve if `devices` is None. Defaults to 1.
+        min_memory: The minimum total memory of each GPU, such as `16GB` or `16GiB`. A number
+            without a unit is in MiB and must be at least 1000.
+        name: Text that each GPU's name must contain. Case is ignored.
+        wait: The maximum time to wait in the queue, in seconds or as a string such as `90s`, `10m`
+            or `2h`. True waits without a time limit, and None does not wait.
+        memory: The size of the part to reserve on each GPU, in the same format as `min_memory` or
+            as a percentage such as `50%`. The part must be large enough for the GPU memory that
+            this process and its children use, including the CUDA context. Other users can reserve
+            the rest. None reserves whole GPUs.
         note: A note that other users see next to the reservation.
-        for_: The duration of the reservation, in seconds or as `30m`, `4h` or `1h30m`.
-        until: The end of the reservation in local time, such as `18:00`, `6pm`, `Fri`, `tomorrow`,
-            `2026-12-01` or `Fri 18:00`.
-        idle: The idle limit, in seconds or as `30m` or `2h`. The reservation ends after this time
-            without a running cell and without use of the GPUs by this process or its children.
-        if_wanted: Whether the reservation ends only if a waiter could use its GPUs.
-        end_kernel: Whether to end this process when the reservation ends and CUDA has started,
-            because only that frees the GPU's memory. The functions registered with `before_end()`
+        for_: The duration of the reservation, in seconds or as a string such as `30m`, `4h` or
+            `1h30m`.
+        until: The local time at which the reservation ends, such as `18:00`, `6pm`, `Fri`,
+            `tomorrow`, `2026-12-01` or `Fri 18:00`.
+        idle: The idle limit, in seconds or as a string such as `30m` or `2h`. The reservation ends
+            after this time if no cell has run and neither this process nor its children have used
+            the GPUs.
+        if_wanted: Whether to release the GPUs at the end of the reservation only if a waiter could
+            use them.
+        end_kernel: Whether to end this process at the end of the reservation if CUDA has started,
+            because the GPU memory is not freed otherwise. Functions registered with `before_end()`
             are called first.
-        progress: A function that is called about once a second during a wait. `"auto"` displays
-            the wait in a notebook, in an IPython shell, or on stderr if that is a terminal. None
-            displays nothing.
+        progress: A function that is called with a `Waiting` object about once a second during a
+            wait. `"auto"` displays the progress in a notebook, in an IPython shell, or on stderr if
+            stderr is a terminal. None displays nothing.
 
     Returns:
-        The reservation, which can be used as a context manager to release the GPUs at its end.
+        The reservation. If it is used as a context manager, the GPUs are released at the end of the
+        `with` block.
 
     Raises:
         RequestError: The request is invalid.
-        ImpossibleError: The request exceeds what this machine has.
+        ImpossibleError: The request can never be satisfied on this machine.
         TooLateError: CUDA has already started in this process.
         NoFreeDeviceError: No matching GPU is free.
-        WaitTimeoutError: The timeout of the wait has passed.
+        WaitTimeoutError: No matching GPU became available within the maximum wait.
         ReservedAboveError: A parent process has reserved every GPU that this process may use.
-        DriverError: The NVIDIA driver is missing or failed.
+        DriverError: The NVIDIA driver is missing or has failed.
         LockError: The lock directory can't be used.
 
     Warns:
-        ReserveGPUWarning: A reserved GPU has a fault, another process uses it, or an
-            administrator's rule limits the reservation.
+        ReserveGPUWarning: A reserved GPU has a fault, another process is using a reserved GPU, or
+            an administrator's rule limits the reservation.
     """
     request = parse(
         devices,
@@ -125,8 +131,8 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
             warnings.warn(text, errors.ReserveGPUWarning, stacklevel=2)
         if progress == "auto" and reservation.lease.has_end:
             show_reserved()
-    # A signal handler raised, or a warning filter made the warning an error. The caller does not
-    # get the new reservation, so release it.
+    # A signal handler raised an exception, or a warning filter turned a warning into an error.
+    # Release the new reservation, because the caller never receives it.
     except BaseException:
         if outcome.is_new:
             session().run_in_any_case(session().forget, reservation)
@@ -138,11 +144,12 @@ class Outcome(NamedTuple):
     """The result of a request.
 
     Attributes:
-        reservation: The reservation, or None if `--optional` excuses a refusal.
+        reservation: The reservation, or None if the request was refused and `--optional` allows
+            continuing without a GPU.
         warnings: The warnings and notices about the reservation.
-        is_new: Whether the request made or changed the reservation.
-        waited_s: The time that the request waited in the queue, in seconds.
-        excused: The error of a refusal that `--optional` excuses, or None.
+        is_new: Whether the request created or changed the reservation.
+        waited_s: The time that the request spent in the queue, in seconds.
+        excused: The error that `--optional` allows the caller to ignore, or None.
     """
 
     reservation: Reservation | None
@@ -168,22 +175,22 @@ def ask(
     *,
     is_optional: bool = False,
 ) -> Outcome:
-    """Reserve devices for any frontend.
+    """Reserve devices on behalf of a frontend.
 
     Args:
         request: The request.
-        wait: The timeout for waiting in the queue, as in `reserve()`.
-        progress: A function that is called during a wait, as in `reserve()`. It also gets reports
-            about slow calls of the driver.
-        frontend: The frontend, which determines the syntax of hints in errors.
+        wait: The maximum time to wait in the queue, as in `reserve()`.
+        progress: A function to call during a wait, as in `reserve()`. It also receives reports
+            about slow driver calls.
+        frontend: The frontend, which determines the command syntax in error messages.
         is_optional: Whether to return an outcome without a reservation if no GPU can be reserved.
 
     Returns:
         The outcome of the request.
 
     Raises:
-        ReserveGPUError: The same errors as in `reserve()`.
-        WaitInterrupted: Ctrl-C ended a wait of the magic.
+        ReserveGPUError: Any error that `reserve()` can raise.
+        WaitInterrupted: The user pressed Ctrl-C while the magic was waiting.
     """
     this_session, deadline = session(), Deadline.after(wait)
     waited_s: float | None = None  # None until the first progress report of a wait
@@ -221,7 +228,7 @@ def ask(
             return Outcome(None, excused=explained_error)
         raise explained_error from None
     except BaseException as error:  # raised by a signal handler
-        # If `acquired` is None, `undo` rolls back, and this call only waits for it.
+        # If `acquired` is None, `undo` does the rollback, and this call only waits for `undo`.
         savepoint = acquired.savepoint if acquired else None
         this_session.run_in_any_case(this_session.roll_back, savepoint)
         has_waited = deadline.waits or waited_s is not None
@@ -234,7 +241,7 @@ def ask(
 def explained(
     error: Failure | errors.ReserveGPUError, frontend: Frontend
 ) -> errors.ReserveGPUError:
-    """Return an error with hints for a frontend and text that the features add."""
+    """Add hints for a frontend, and any text from the features, to an error."""
     if isinstance(error, Failure):
         error = error.reason.error(for_this_process(frontend))
     for each in session().features.values():
@@ -247,10 +254,10 @@ def preview(request: Request, frontend: Frontend) -> tuple[Device, ...]:
 
     Args:
         request: The request.
-        frontend: The frontend, which determines the syntax of hints in errors.
+        frontend: The frontend, which determines the command syntax in error messages.
 
     Raises:
-        ReserveGPUError: The same errors as in `reserve()`.
+        ReserveGPUError: Any error that `reserve()` can raise.
     """
     session().load(request.terms)
     try:
@@ -260,7 +267,7 @@ def preview(request: Request, frontend: Frontend) -> tuple[Device, ...]:
 
 
 def show_reserved() -> None:
-    """Let each feature display a property of the new reservation, such as its end, in this cell."""
+    """Let each feature show details of the new reservation, such as its end time, in this cell."""
     for each in session().features.values():
         each.show()
 
@@ -269,19 +276,19 @@ def current() -> Reservation | None:
     """Return the reservation that this process holds.
 
     Returns:
-        The reservation, or None if the process holds nothing.
+        The reservation, or None if the process has no reservation.
     """
     return session().reservation
 
 
 def release() -> tuple[Device, ...]:
-    """Release the reservation of this process, or the devices that are kept for its restart.
+    """Release this process's reservation, or the devices that are kept for this restarted kernel.
 
-    The CUDA variables are restored to their values before the reservation. This also applies if a
-    refusal has emptied `CUDA_VISIBLE_DEVICES`.
+    The CUDA variables are restored to the values that they had before the reservation. They are
+    also restored if a refused request has emptied `CUDA_VISIBLE_DEVICES`.
 
     Returns:
-        The released devices, or an empty tuple if the process held nothing.
+        The released devices, or an empty tuple if there was nothing to release.
     """
     if released := session().run_in_any_case(session().release):
         return released
@@ -314,12 +321,13 @@ def hide_if_unreserved() -> None:
 
 
 def continue_after(error: errors.ReserveGPUError) -> str:
-    """Continue without a reservation after an error, with all GPUs hidden.
+    """Hide all GPUs so that this process can continue after a refused request.
 
-    If the driver is missing, the variables do not change, because no GPU is visible anyway.
+    If this process already holds GPUs, they stay visible. If the driver is missing, the CUDA
+    variables don't change, because no GPU is visible anyway.
 
     Args:
-        error: The error of the refused request.
+        error: The error that the refused request raised.
 
     Returns:
         A message about the GPUs that this process can use.
@@ -333,9 +341,10 @@ def continue_after(error: errors.ReserveGPUError) -> str:
 
 
 def disable_idle_limit() -> None:
-    """Remove the idle limit of the reservation, even if an administrator's rule set it.
+    """Remove the reservation's idle limit, even if an administrator's rule has set it.
 
-    Call this before exec of a program whose idleness can't be measured.
+    Call this function before exec replaces this process with a program whose idle time can't be
+    measured.
     """
     this_session = session()
 
@@ -349,11 +358,11 @@ def disable_idle_limit() -> None:
 
 
 def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
-    """Hand the reservation over to the program that replaces this process in the next exec.
+    """Hand over the reservation to the program that exec will start in this process.
 
     Args:
-        reason: A message that the next program shows if this process has no reservation.
-        is_kernel: Whether the program is a kernel that loads this package.
+        reason: A message for the next program to show if this process has no reservation.
+        is_kernel: Whether the next program is a Jupyter kernel that loads this package.
 
     Raises:
         ReserveGPUError: The reservation can't be handed over.
@@ -373,16 +382,16 @@ def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
 
 
 def join(reserved: Reserved) -> str:
-    """Join a reservation of another process of this user.
+    """Join a reservation that another of this user's processes holds.
 
     Args:
-        reserved: The reservation of the other process.
+        reserved: The other process's reservation.
 
     Returns:
         A message to print.
 
     Raises:
-        RequestError: This process already holds devices, or the other process no longer does.
+        RequestError: This process already holds devices, or the other process no longer holds any.
         TooLateError: CUDA has already started in this process.
         LockError: The lock directory can't be used.
     """
@@ -399,14 +408,14 @@ def join(reserved: Reserved) -> str:
 
 
 def take_over(connection_file: str | None) -> list[str]:
-    """Take over the devices that the previous kernel left for its restart.
+    """Take over the devices that the previous kernel left for this kernel when it restarted.
 
     Args:
-        connection_file: The connection file of the kernel that this process is, or will become by
-            exec.
+        connection_file: The connection file of the kernel that this process is running, or will run
+            after exec.
 
     Returns:
-        Messages about these devices, or an empty list if none were taken over.
+        Messages about these devices, or an empty list if no devices were taken over.
     """
     with no_fork:
         from reserve_gpu.reservation import restart_handover
@@ -416,11 +425,11 @@ def take_over(connection_file: str | None) -> list[str]:
 
 
 def leave_to_kernel(name: str, seconds: float) -> None:
-    """Hand the reservation over to a kernel that is about to be started over ssh.
+    """Hand over the reservation to a kernel that is about to be started over ssh.
 
     Args:
-        name: The name of the kernel.
-        seconds: The time in seconds for which the devices are kept for that kernel.
+        name: The ID by which the kernel finds the reservation.
+        seconds: The number of seconds for which to keep the devices for that kernel.
     """
     with no_fork:
         from reserve_gpu.reservation import restart_handover
@@ -433,22 +442,23 @@ def before_end(function: F, *, limit: float | str = "5m") -> F: ...
 @overload
 def before_end(*, limit: float | str = "5m") -> Callable[[F], F]: ...
 def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | Callable[[F], F]:
-    """Register a function that is called before this process is ended to free its GPUs.
+    """Register a function to call before this process is ended to free its GPUs.
 
-    A process can be ended because its reservation or its batch job ends.
+    A process might be ended because its reservation or its batch job ends. The function can save a
+    checkpoint, for example. To register a function where it is defined, use `@before_end` or
+    `@before_end(limit=30)` as a decorator.
 
-    Use it to save a checkpoint, as a decorator: `@before_end` or `@before_end(limit=30)`. Functions
-    are called in the order of registration, each on a separate thread. If the end is postponed,
-    they may be called again. A function replaces an earlier one of the same name, so the cell that
-    defines it can be run again.
+    Functions are called in the order of registration, each on a separate thread. If the process is
+    not ended after all, the functions might be called again later. A function replaces any earlier
+    function with the same name, so you can run the cell that defines it again.
 
     Args:
         function: A function without parameters.
-        limit: The timeout of the function, in seconds or as `30s` or `5m`. All functions together
-            get at most 10 minutes.
+        limit: The function's timeout, in seconds or as a string such as `30s` or `5m`. All
+            functions together get at most 10 minutes.
 
     Returns:
-        The function.
+        The function, or a decorator if `function` is None.
 
     Raises:
         RequestError: `function` is not callable, or `limit` is not a valid duration.
@@ -466,7 +476,7 @@ def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | C
 
 @contextmanager
 def _display(progress: Literal["auto"] | None) -> Iterator[Callable[[Progress], object]]:
-    """Yield a function that displays the progress of a wait, or nothing if `progress` is None."""
+    """Yield a function that displays a wait's progress. It does nothing if `progress` is None."""
     with ExitStack() as stack:
         live: Live | None = None
 

@@ -1,10 +1,10 @@
-"""A Dask plugin with which each worker process reserves a GPU before its first task.
+"""A Dask plugin that reserves a GPU for each worker process before the worker's first task.
 
     client.register_plugin(ReserveGPU())                                 in the notebook, or
     dask worker SCHEDULER --nworkers 4 --preload reserve_gpu.dask        on each host
 
-A worker without a reservation sees no GPU and logs the reason. With `required` it leaves the
-cluster. Nannies and schedulers reserve nothing.
+A worker that can't reserve a GPU sees no GPU and logs the reason. With `required`, such a worker
+leaves the cluster. Nannies and schedulers don't reserve anything.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     from reserve_gpu.model.progress import Waiting
     from reserve_gpu.reservation.session import Reservation
 
-# Default timeout of a wait in seconds. The GPU of a killed worker stays in use until the driver has
-# cleaned up, and the worker's replacement starts before that.
+# Default timeout for a wait, in seconds. Workers wait by default because the GPU of a killed worker
+# stays in use until the driver has cleaned up, and the replacement worker starts before then.
 WAIT_S = 10.0
 
-# Workers inherit the notebook's variables, so without this refusal they would share its GPUs.
+# Workers inherit the notebook's CUDA variables. Without this refusal, they would share the
+# notebook's GPUs.
 RESERVED_BY_PARENT = """\
 the process that started it has reserved all GPUs that it may use.
 Run %reserve_gpu --release there, then client.restart().
@@ -55,7 +56,7 @@ logger = logging.getLogger("distributed.worker.reserve_gpu")
 
 
 class RequestKeywords(TypedDict, total=False):
-    """Keyword arguments of `ReserveGPU` that are passed to `reserve()`."""
+    """Keyword arguments that `ReserveGPU` passes on to `reserve()`."""
 
     count: int | None
     min_memory: float | str | None
@@ -72,21 +73,22 @@ class RequestKeywords(TypedDict, total=False):
 class ReserveGPU(WorkerPlugin):
     """A worker plugin that reserves GPUs for each worker process.
 
-    It also applies to workers that restart, or that join the cluster later.
+    The plugin also applies to workers that restart, or that join the cluster later.
 
     Args:
         devices: The GPUs to reserve, as in `reserve()`.
-        wait: The timeout for waiting in the queue, in seconds or as `90s`, `10m` or `2h`. None does
-            not wait. The worker starts no task during the wait.
-        required: Whether a worker without a GPU leaves the cluster instead of working without one.
-        **keywords: Other keyword arguments of `reserve()`, except `progress`.
+        wait: The maximum time to wait in the queue, in seconds or as a string such as `90s`, `10m`
+            or `2h`. None does not wait. A new worker starts no tasks while it is waiting.
+        required: Whether a worker that can't reserve a GPU leaves the cluster. Otherwise, it works
+            without a GPU.
+        **keywords: Other keyword arguments for `reserve()`, except `progress`.
 
     Raises:
         RequestError: The request is invalid on every machine.
         TypeError: A keyword argument is unknown.
     """
 
-    name = "reserve_gpu"  # Dask replaces an earlier plugin of the same name
+    name = "reserve_gpu"  # Dask replaces an earlier plugin with the same name
 
     def __init__(
         self,
@@ -103,15 +105,16 @@ class ReserveGPU(WorkerPlugin):
         parsed = request.parse(devices, **keywords)
         if wait is not None:
             parse_duration(wait)
-        # Every worker gets the plugin, so `devices` is stored parsed: an iterator works only once.
+        # Store the parsed devices, because every worker gets the plugin and an iterator works only
+        # once.
         self.arguments = {"wait": wait, **keywords, "devices": parsed.devices or None}
         self.required = required
 
     async def setup(self, worker: Worker) -> None:
-        """Reserve GPUs for this worker's process, or hide all GPUs from it.
+        """Reserve GPUs for the worker's process, or hide all GPUs from that process.
 
-        If this method raised an error, Dask would still let the worker join, and it would see every
-        GPU. Other errors are therefore logged.
+        All errors except TooLateError are logged instead of raised, because Dask would let the
+        worker join the cluster even after an error.
 
         Args:
             worker: The worker.
@@ -122,7 +125,7 @@ class ReserveGPU(WorkerPlugin):
         if self.required:
             _pause(worker)
         if not _is_thread(worker):
-            api.hide_if_unreserved()  # before the first await, because tasks can run after it
+            api.hide_if_unreserved()  # tasks can run as soon as this method awaits something
             process_identity.set_name(f"Dask worker {worker.name} of {worker.scheduler.address}")
         try:
             reservation = await _reserve(self.arguments)
@@ -137,14 +140,14 @@ class ReserveGPU(WorkerPlugin):
             if self.required:
                 _leave(worker, text)
             else:
-                worker.log_event("warn", text)  # clients display it
+                worker.log_event("warn", text)  # clients display this event
         else:
             logger.info("%s", reservation)
             _resume(worker)
 
 
 async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
-    """Reserve on another thread, so that the worker keeps answering and can be closed."""
+    """Reserve GPUs on another thread, so that the worker stays responsive and can be closed."""
     closing = threading.Event()
 
     def stop_if_closing(_waiting: Waiting) -> None:
@@ -152,25 +155,25 @@ async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
             raise InterruptedError("the worker is closing")
 
     def attempt() -> Reservation:
-        api.hide_if_unreserved()  # some errors of reserve() change no variable
+        api.hide_if_unreserved()  # reserve() hides the GPUs only after some errors
         return api.reserve(progress=stop_if_closing, **arguments)
 
     try:
         return await asyncio.to_thread(attempt)
     except asyncio.CancelledError:
-        closing.set()  # the process can't exit while the other thread waits for a GPU
+        closing.set()  # the process can't exit while the other thread is waiting for a GPU
         raise
 
 
 def _is_thread(worker: Worker) -> bool:
-    """Return whether the worker runs in the client's process, which other workers share."""
+    """Return whether the worker is running in the client's process, perhaps with other workers."""
     return str(worker.address).startswith("inproc://")
 
 
 def _refuse(worker: Worker, error: errors.TooLateError) -> None:
-    """Raise the error to the client if the worker has joined; otherwise let the worker leave."""
+    """Raise the error in the client if the worker has joined, or else make the worker leave."""
     if not api.current():
-        api.release()  # restores the variables, which CUDA no longer reads
+        api.release()  # restore the CUDA variables, because CUDA no longer reads them
     has_joined = worker.periodic_callbacks["heartbeat"].is_running()
     if has_joined or _is_thread(worker):
         text = f"Dask worker {worker.address}: {error} To restart it, call client.restart()."
@@ -187,28 +190,29 @@ def _pause(worker: Worker) -> None:
 
 
 def _resume(worker: Worker) -> None:
-    if worker.status in (Status.init, Status.running):  # not if Dask has paused or closed it
+    if worker.status in (Status.init, Status.running):  # unless Dask has paused or closed it
         worker.handle_stimulus(UnpauseEvent(stimulus_id="reserve-gpu-go-on"))
 
 
 def _leave(worker: Worker, text: str) -> None:
-    """Let a worker and its nanny leave the cluster permanently, without starting new tasks.
+    """Make a worker and its nanny leave the cluster for good, without starting new tasks.
 
-    A worker that has not joined the cluster yet joins first. If its process ended before that, its
-    nanny would restart it endlessly, or stop all workers of the same `dask worker --nworkers`.
+    A worker that has not joined the cluster yet joins it first. If the worker's process ended
+    before then, the nanny would restart the process endlessly, or stop all workers that the same
+    `dask worker --nworkers` command has started.
     """
     _pause(worker)
     worker.loop.add_callback(_close, worker, text)
 
 
 async def _close(worker: Worker, text: str) -> None:
-    await worker  # until it has joined
-    worker.log_event("warn", text)  # clients display it
+    await worker  # wait until the worker has joined the cluster
+    worker.log_event("warn", text)  # clients display this event
     await worker.close_gracefully(restart=False, reason=text)
 
 
 def _plugin(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Any:
-    """Return the plugin for the arguments after `--preload reserve_gpu.dask`."""
+    """Create the plugin from the arguments after `--preload reserve_gpu.dask`."""
     parser = request_options.Parser("--preload reserve_gpu.dask", add_help=False)
     option.add(request_options.REQUEST_KEYWORDS, parser)
     parser.add_argument("--required", action="store_true")
@@ -228,8 +232,8 @@ async def _setup(worker: object, plugin: ReserveGPU) -> None:
         logger.error(text, type(worker).__name__)
 
 
-# Dask calls this object for --preload. It is a click command, because Dask accepts no arguments for
-# a plain function. `request_options.Parser` parses the arguments.
+# Dask calls this object for --preload. It is a click command, because Dask does not accept
+# arguments for a plain function. The arguments are parsed by `request_options.Parser`.
 dask_setup = click.Command(
     "reserve_gpu.dask",
     callback=_setup,

@@ -1,7 +1,7 @@
 """The IPython extension: the magic %reserve_gpu, its settings, and Tab completion.
 
-Most shells load the extension from a configuration file and never reserve a GPU. The magic is
-therefore imported at its first use.
+Most shells load the extension from a configuration file and never reserve a GPU. Therefore, the
+magic is imported only when it is first used.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 MAGIC_NAME = "%reserve_gpu"
 MATCHER = "reserve_gpu.ipython.completion"
-# A priority above IPython's own matchers, which are then not called for lines of the magic.
+# This priority is higher than that of IPython's own matchers, so IPython does not call them for
+# lines that contain the magic.
 MATCHER_PRIORITY = 1000
 SETTINGS = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
 
 def _manual() -> str:
-    """Return the help text of the magic."""
+    """Return the magic's help text."""
     from reserve_gpu.ipython import parser
 
     return parser.magic_parser().format_help()
@@ -50,15 +51,15 @@ class ReserveGPU(Magics):
         help="The lock directory, which all users of this machine must share. Empty for the "
         f"default. Stored in ${settings.LOCK_DIRECTORY}, so child processes use the same directory."
     ).tag(config=True)
-    idle_memory = CUnicode(  # accepts a number, because users also write 500
+    idle_memory = CUnicode(  # also accepts a number such as 500
         help="A GPU without compute processes is idle if at most this amount of memory is in use "
         "(500MiB, 2GB). Empty for 1 GiB or 5 % of the GPU, whichever is less. "
         f"Stored in ${settings.IDLE_MEMORY}."
     ).tag(config=True)
 
-    package: tuple[int, int] | None = None  # identity of the installed package when it was loaded
+    package: tuple[int, int] | None = None  # result of _package() when the extension was loaded
     must_report_change = True  # whether to report that the installed package has changed
-    must_show_start = False  # whether the next cell shows the GPUs that the kernel was started with
+    must_show_start = False  # whether the next cell shows the GPUs that the kernel started with
     must_show_kept = False  # whether the next cell shows the GPUs that are kept for this kernel
 
     @line_magic
@@ -75,13 +76,13 @@ class ReserveGPU(Magics):
                 raise PackageError(change) from error
             raise
 
-    # IPython prefers getdoc() to the docstring, so %reserve_gpu? shows the parser's help.
+    # IPython prefers getdoc() to the docstring, so `%reserve_gpu?` shows the parser's help.
     reserve_gpu.getdoc = _manual  # type: ignore[union-attr]
 
     def begin_cell(self, info: ExecutionInfo) -> None:
-        """Record the start of a cell, and show messages before it."""
+        """Record that a cell is starting, and show any messages before the cell's output."""
         cells().begin(info)
-        if not info.store_history:  # code that a frontend runs invisibly
+        if not info.store_history:  # code that a frontend runs without showing it
             return
         try:
             if not (self.must_show_start or _has_session()):
@@ -100,7 +101,7 @@ class ReserveGPU(Magics):
                 raise
 
     def end_cell(self, result: ExecutionResult | None) -> None:
-        """Record the end of a cell, and show messages after it."""
+        """Record that a cell has finished, and show any messages after the cell's output."""
         cells().end(result)
         try:
             if _has_session():
@@ -121,7 +122,7 @@ class ReserveGPU(Magics):
                 raise
 
     def _change(self) -> str | None:
-        """Return a message if the package was updated or removed since it was loaded."""
+        """Return a message if the package has been updated or removed since it was loaded."""
         current = _package()
         if current == self.package:
             return None
@@ -136,7 +137,7 @@ class ReserveGPU(Magics):
     def _report_change(self) -> bool:
         """Return whether the package has changed, and print a message the first time.
 
-        Hooks call this after an error, because such a change may be the cause.
+        Hooks call this method after an error, because a changed package might be the cause.
         """
         change = self._change()
         if change and self.must_report_change:
@@ -147,8 +148,8 @@ class ReserveGPU(Magics):
     def leave_to_restart(self, change: dict[str, Any]) -> None:
         """Keep the reservation for the next kernel if this kernel restarts.
 
-        ipykernel sets `exit_now` on its control thread when a client requests a shutdown. The
-        request has a flag for a restart:
+        ipykernel sets `exit_now` on its control thread when a client requests a shutdown. A flag in
+        the request says whether the kernel will restart:
         https://jupyter-client.readthedocs.io/en/stable/messaging.html#kernel-shutdown
         """
         try:
@@ -158,7 +159,7 @@ class ReserveGPU(Magics):
                 with no_fork:
                     from reserve_gpu.ipython import magic
                 magic.leave_to_restart()
-        except Exception:  # an error must not keep the kernel from shutting down
+        except Exception:  # an error must not prevent the kernel's shutdown
             log = logging.getLogger("reserve_gpu")
             log.warning("The reservation can't be kept for the restart.", exc_info=True)
 
@@ -187,7 +188,7 @@ def load(shell: InteractiveShell) -> None:
     cells().watch(shell)
     shell.events.register("pre_run_cell", magics.begin_cell)
     shell.events.register("post_run_cell", magics.end_cell)
-    if not shell.custom_exceptions:  # keep a handler that the user has set
+    if not shell.custom_exceptions:  # don't replace a handler that the user has set
         shell.set_custom_exc((WaitInterrupted,), _show_interrupted)  # type: ignore[no-untyped-call]
     _add_completion(shell)
     if hasattr(shell, "kernel"):
@@ -207,14 +208,15 @@ def unload(shell: InteractiveShell) -> None:
         shell.configurables.remove(magics)
         shell.events.unregister("pre_run_cell", magics.begin_cell)
         shell.events.unregister("post_run_cell", magics.end_cell)
-        with suppress(ValueError):  # the shell is not a kernel's
+        with suppress(ValueError):  # the shell does not belong to a kernel
             shell.unobserve(magics.leave_to_restart, "exit_now")
 
 
 def _package() -> tuple[int, int] | None:
-    """Return the inode and modification time of the installed package, or None if it was removed.
+    """Return the inode and modification time of the package's `__init__.py`.
 
-    An installation replaces the file, so at least one of the two changes.
+    Installing the package replaces this file, so at least one of the two values changes. None means
+    that the package has been removed.
     """
     with suppress(OSError):
         status = os.stat(os.path.join(os.path.dirname(__file__), "__init__.py"))
@@ -223,10 +225,10 @@ def _package() -> tuple[int, int] | None:
 
 
 def _has_handover() -> bool:
-    """Return whether the program before this process's exec handed over GPUs or a message.
+    """Return whether the previous program in this process handed over GPUs or a message.
 
-    Creating the session takes over the GPUs (see `api.before_exec`). This must happen before the
-    shell starts a child process, which would otherwise inherit the locks.
+    The session takes over the GPUs when it is created (see `api.before_exec`). This must happen
+    before the shell starts a child process, because the child process would inherit the locks.
     """
     if procfs.reservation_pid() != os.getpid():
         return False
@@ -236,7 +238,7 @@ def _has_handover() -> bool:
 
 
 def _show_interrupted(*details: Any, **_options: Any) -> None:
-    """Print the state after Ctrl-C without a traceback; `Run All Cells` still stops."""
+    """Print an interrupted wait's message without a traceback. `Run All Cells` still stops."""
     _shell, _kind, error, _traceback = details
     print(error)
 
@@ -245,15 +247,15 @@ _sessions: dict[int, object] = executor.survive_reload("sessions", dict)
 
 
 def _has_session() -> bool:
-    """Return whether this process has created a session, or has a handover to take over."""
+    """Return whether this process has a session, or its previous program handed one over."""
     return bool(_sessions) or procfs.reservation_pid() == os.getpid()
 
 
 def _add_completion(shell: InteractiveShell) -> None:
-    """Register Tab completion; its module is loaded at the first Tab."""
+    """Register Tab completion, whose module is loaded only when the user first presses Tab."""
     try:
         from IPython.core.completer import context_matcher
-    except ImportError:  # before 8.6
+    except ImportError:  # before IPython 8.6
 
         def endings(_shell: InteractiveShell, event: Any) -> Any:
             from reserve_gpu.ipython import completion
@@ -271,8 +273,8 @@ def _add_completion(shell: InteractiveShell) -> None:
         return completion.matches(shell, context)
 
     if shell.Completer is not None:
-        # Inserted at the front because other code appends its own matcher, and later removes the
-        # last matcher in the list.
+        # Insert the matcher at the front, because other code appends its own matcher, and later
+        # removes the last matcher in the list.
         shell.Completer.custom_matchers.insert(
             0, context_matcher(identifier=MATCHER, priority=MATCHER_PRIORITY)(matcher)
         )

@@ -1,7 +1,7 @@
-"""The options of a request, and their parser.
+"""The options for requesting GPUs, and their parser.
 
-Each option is a constant in this module and a keyword of `reserve()`. The magic, the command line,
-the Dask plugin and Tab completion share these constants.
+Each option is a constant in this module. Most options are also keyword arguments of `reserve()`.
+The magic, the command line, the Dask plugin and Tab completion share these constants.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Request
     from reserve_gpu.render.frontends import Frontend
 
-MESSAGE_LIMIT = 200  # maximum length of argparse's message, in characters
+MESSAGE_LIMIT = 200  # maximum length of a message from argparse, in characters
 
 
 def _count(text: str) -> int:
@@ -72,13 +72,13 @@ HOW = (MEMORY, WAIT, NOTE, OPTIONAL)
 WHEN = feature.options()
 REQUEST = (*WHICH, *HOW, *WHEN)
 REQUEST_OF_COMMAND = tuple(option for option in REQUEST if option.suits_commands)
-# The options that are keywords of reserve(). OPTIONAL is not one of them, because it decides what a
-# frontend does after a refusal. Kernels and Dask workers start in any case.
+# The options that are keyword arguments of reserve(). OPTIONAL is not included, because it controls
+# what a frontend does after a refusal. Kernels and Dask workers start even after a refusal.
 REQUEST_KEYWORDS = tuple(option for option in REQUEST if option is not OPTIONAL)
 
 
 def _command_line(program: str) -> str:
-    """Return a parser's `prog` as a command, with the path of `reserve-gpu` if it needs one."""
+    """Return a parser's `prog` as a command, with the path of `reserve-gpu` if necessary."""
     first, *rest = program.split()
     return " ".join([program_command() if first == PROGRAM else first, *rest])
 
@@ -86,10 +86,10 @@ def _command_line(program: str) -> str:
 class Parser(ArgumentParser):
     """An argument parser that raises RequestError instead of exiting the process."""
 
-    def parse_known_args(  # type: ignore[override] # argparse passes these two arguments
+    def parse_known_args(  # type: ignore[override] # argparse always passes these two arguments
         self, args: Sequence[str], namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Parse the arguments. argparse also calls this for the parser of a subcommand.
+        """Parse the arguments. argparse also calls this method for a subcommand's arguments.
 
         Args:
             args: The arguments.
@@ -101,7 +101,7 @@ class Parser(ArgumentParser):
         Raises:
             RequestError: An argument is unknown or invalid.
         """
-        # Abbreviated options are errors, which suggest the most similar option.
+        # Reject abbreviated options, but suggest the most similar option.
         self.allow_abbrev = self.exit_on_error = False
         try:
             arguments, unknown = super().parse_known_args(args, namespace)
@@ -112,7 +112,7 @@ class Parser(ArgumentParser):
             action = self._option_string_actions.get(flag)
             needs = f"needs a value: {action.help}" if action and action.nargs != 0 else ""
             self.error(f"{flag} {needs or error.message}".replace("%%", "%"))
-        # Compare without the hyphens, which would make all options look similar to each other.
+        # Compare names without the hyphens, because the hyphens make all options look similar.
         known = [each[2:] for each in self._option_string_actions if each.startswith("--")]
         for word in unknown:
             flag = word.partition("=")[0]
@@ -130,10 +130,10 @@ class Parser(ArgumentParser):
         return arguments, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raise RequestError with a message, and the command that shows the help.
+        """Raise RequestError with a message and the command that shows the help.
 
         Args:
-            message: The message without a full stop.
+            message: The message without a full stop at the end.
 
         Raises:
             RequestError: Always.
@@ -145,7 +145,7 @@ class Parser(ArgumentParser):
 
 
 def reserve_keywords(arguments: Namespace) -> dict[str, Any]:
-    """Return the keyword arguments of `reserve()` in the parsed arguments."""
+    """Convert parsed arguments to keyword arguments for `reserve()`."""
     names = [option.attribute for option in REQUEST_KEYWORDS]
     values = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return {**values, "devices": arguments.devices or None}
@@ -158,7 +158,7 @@ def to_request(arguments: Namespace) -> tuple[Request, Any]:
         arguments: The parsed arguments.
 
     Returns:
-        The request, and the timeout for waiting, as in `reserve()`.
+        The request and the maximum time to wait, as in `reserve()`.
 
     Raises:
         RequestError: The request is invalid.
@@ -175,17 +175,17 @@ def reserve_parsed(
 
     Args:
         arguments: The parsed arguments.
-        frontend: The frontend, which determines the syntax of hints in errors.
-        progress: A function that is called during a wait, as in `api.ask()`.
+        frontend: The frontend, which determines the command syntax in error messages.
+        progress: A function to call during a wait, as in `api.ask()`.
 
     Returns:
         The outcome of the request.
 
     Raises:
-        ReserveGPUError: The same errors as in `reserve()`.
+        ReserveGPUError: Any error that `reserve()` can raise.
     """
     request, wait = to_request(arguments)
-    is_optional = getattr(arguments, "optional", False)  # some commands lack the option
+    is_optional = getattr(arguments, "optional", False)  # some commands lack this option
     return api.ask(request, wait, progress, frontend, is_optional=is_optional)
 
 
@@ -193,7 +193,7 @@ def words(arguments: Namespace) -> list[str]:
     """Return the command-line arguments that are equivalent to parsed request options."""
     result: list[str] = []
     for option in REQUEST_KEYWORDS:
-        value: Any = getattr(arguments, option.attribute, None)  # some commands lack options
+        value: Any = getattr(arguments, option.attribute, None)  # some commands lack this option
         if option is DEVICES:
             result += value
         elif value is True:
@@ -204,12 +204,12 @@ def words(arguments: Namespace) -> list[str]:
 
 
 def kernel_start(arguments: Namespace) -> list[str]:
-    """Return the prefix of a kernel's command that reserves a GPU when the kernel starts."""
+    """Return a prefix for a kernel's command that makes the kernel reserve a GPU at startup."""
     return spawn.python("-m", "reserve_gpu", "kernel", "start", *words(arguments), "--")
 
 
 def request_of(words: Sequence[str]) -> Namespace:
-    """Parse the request options of a kernel. Raises RequestError."""
+    """Parse a kernel's request options, or raise RequestError if they are invalid."""
     parser = Parser("reserve-gpu kernel install", add_help=False)
     add(REQUEST_KEYWORDS, parser)
     return parser.parse_args(words)

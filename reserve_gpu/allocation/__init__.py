@@ -1,1 +1,1 @@
-"""Allocation: the choice of devices for a request, by policy, rules, attempts and waits."""
+"""Choose devices for a request, applying the allocation policy and the administrator's rules."""

@@ -1,19 +1,20 @@
-"""The administrator's file: its parser, and the rules that it sets for a user.
+"""Parse the administrator's file, and find the rules that apply to a user.
 
     message = "Maintenance on Friday at 17:00"
-    history = true           # log the GPU use of all users
+    history = true           # log all users' GPU use
     [limits]                 # per user; also [groups.NAME] and [users.NAME]
     gpus = 2
     time = "24h"
     idle = "2h"
     after_cuda = "warn"
-    [agents]                 # the same limits, if RESERVE_GPU_AGENT is set
+    [agents]                 # the same keys; used when RESERVE_GPU_AGENT is set
     [devices]
     drain = ["GPU-8f2a"]
 
-`reserve-gpu hosts` reads the table `[hosts]`. A user's own file may contain only `[hosts]` and
-`history`. If the administrator's file contains a mistake, none of its rules apply, and all users
-see a message about the mistake. This module is imported only if one of these files exists.
+The `[hosts]` table, which lists other machines, is used by `--hosts`. A user's own file can contain
+only `[hosts]` and `history`. If the administrator's file contains a mistake, none of its rules
+apply, and all users see a message about the mistake. This module is imported only if one of these
+files exists.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ MOST_BYTES = 1 << 16
 LIMITS, GROUPS, USERS, DEVICES, HOSTS = "limits", "groups", "users", "devices", "hosts"
 AGENTS = "agents"
 HISTORY = "history"
-OF_USER = (HOSTS, HISTORY)  # keys of the user's own file
+OF_USER = (HOSTS, HISTORY)  # keys allowed in a user's own file
 
-Table = dict[str, Rule]  # rules by key
+Table = dict[str, Rule]  # maps each key in a table to its rule
 
 
 class Document(NamedTuple):
-    """The parsed content of a file.
+    """A parsed administrator's file.
 
     Attributes:
-        rules: The rules that apply to all users, except limits.
-        limits: The limits of all users.
-        groups: The limits of each group, by its name in the file.
-        users: The limits of each user, by the user's name in the file.
-        agents: The limits of agents.
+        rules: The settings other than limits, which apply to all users.
+        limits: The default limits for each user.
+        groups: Each group's limits, keyed by the group's name in the file.
+        users: Each user's limits, keyed by the user's name in the file.
+        agents: The limits for agents.
     """
 
     rules: Rules
@@ -70,11 +71,11 @@ class Document(NamedTuple):
 
 
 class MistakeError(Exception):
-    """A mistake in a file. The message is one line for users to read."""
+    """A mistake in a configuration file. Its message is a single line that users can read."""
 
 
 def read(file: str) -> Rules:
-    """Return the rules that apply to the user of this process.
+    """Read the administrator's file, and return the rules that apply to this process's user.
 
     Args:
         file: The path of the administrator's file.
@@ -99,17 +100,17 @@ def for_user(
     groups: Collection[str],
     agents: Table | None = None,
 ) -> Rules:
-    """Return the rules that apply to a user: each limit from the most specific table that sets it.
+    """Return a user's rules, taking each limit from the most specific table that sets it.
 
-    If several groups of the user set a limit, the most generous one counts. A limit of agents
-    applies only if it is stricter than the user's.
+    If several of the user's groups set a limit, the most generous value applies. An agent limit
+    applies only if it is stricter than the user's own limit.
 
     Args:
-        document: The content of the file.
-        user: The name of the user.
-        called: The name and the UID of the user; the file may contain either.
+        document: The parsed administrator's file.
+        user: The user's name.
+        called: The user's name and UID. The file can contain either.
         groups: The groups in the file that the user belongs to.
-        agents: The limits of agents, if this process runs for an agent.
+        agents: The limits for agents, if this process is running on behalf of an agent.
     """
     tables = (
         [table for name, table in document.users.items() if name in called],
@@ -133,11 +134,11 @@ def for_user(
 
 
 def parse(data: bytes, file: str) -> Document:
-    """Parse a file.
+    """Parse an administrator's file.
 
     Args:
-        data: The content of the file.
-        file: The path of the file, for messages.
+        data: The file's content.
+        file: The file's path, for error messages.
 
     Raises:
         MistakeError: The file contains a mistake.
@@ -156,12 +157,12 @@ def parse(data: bytes, file: str) -> Document:
 
 
 class _Part(NamedTuple):
-    """A table of a file, or the whole file. The methods raise MistakeError.
+    """A table in a file, or the whole file. Its methods raise MistakeError for invalid content.
 
     Attributes:
-        file: The path of the file, for messages.
-        place: The name of the table, empty for the whole file.
-        fields: The keys and values of the table.
+        file: The file's path, for error messages.
+        place: The table's name, or an empty string for the whole file.
+        fields: The table's keys and values.
     """
 
     file: str
@@ -169,7 +170,7 @@ class _Part(NamedTuple):
     fields: Mapping[str, Any]
 
     def mistake(self, problem: str) -> MistakeError:
-        """Return the error for a mistake in this table."""
+        """Return an error that describes a mistake in this table."""
         table = f", {_table(self.place)}" if self.place else ""
         return MistakeError(f"{_path(self.file)}{table}: {problem}")
 
@@ -190,7 +191,7 @@ class _Part(NamedTuple):
         raise MistakeError(f"{_path(self.file)}: {problem}")
 
     def truth(self, name: str) -> bool | None:
-        """Return the Boolean value of a key, or None if the key is not set."""
+        """Return a key's Boolean value, or None if the key is not set."""
         value = self.fields.get(name)
         if value is None or isinstance(value, bool):
             return value
@@ -210,7 +211,7 @@ class _Part(NamedTuple):
         return rules
 
     def limits_of_each(self) -> dict[str, Table]:
-        """Return the limits of each user or group, by its name in the file."""
+        """Return each user's or group's limits, keyed by the name in the file."""
         return {name: self.table(name).limits() for name in self.fields}
 
     def drain(self) -> tuple[Rule | None, tuple[str, ...]]:
@@ -251,7 +252,8 @@ def _ending(value: object) -> float:
     return float(value == "warn")
 
 
-# The keys of a table of limits, in the order of Rules. Each function converts a value to a number.
+# The keys of a limits table, in the same order as the fields of Rules. Each key's function converts
+# the key's value to a number.
 KEYS: dict[str, Callable[[object], float]] = {
     "gpus": _count,
     "time": _duration,
@@ -263,20 +265,20 @@ KEYS: dict[str, Callable[[object], float]] = {
 def owners() -> set[int]:
     """Return the UIDs that may own the administrator's file.
 
-    If an environment variable sets the path, the file may also belong to the user of this process.
+    If an environment variable sets the file's path, this process's user may own the file as well.
     """
     return {0, os.geteuid()} if os.environ.get(settings.CONFIG) else {0}
 
 
 def content(file: str, owners: Collection[int]) -> bytes:
-    """Read a file, and require that only a trusted owner can write to it.
+    """Read a file, and check that only a trusted owner can write to it.
 
     Args:
-        file: The path of the file.
+        file: The file's path.
         owners: The UIDs that may own the file.
 
     Raises:
-        OSError: The file can't be read, or another user may have written it.
+        OSError: The file can't be read, or an untrusted user might have written it.
     """
     if not os.path.isabs(file):
         raise OSError(f"{settings.CONFIG} must be an absolute path")
@@ -302,10 +304,10 @@ def content(file: str, owners: Collection[int]) -> bytes:
 
 
 def read_user_file() -> dict[str, Any]:
-    """Return the tables of the user's own file, or an empty dict if the file does not exist.
+    """Return the settings in the user's own file, or an empty dict if the file does not exist.
 
-    The file may be a symbolic link, for example to a dotfiles repository. Its target must belong to
-    the user or to root.
+    The file can be a symbolic link, for example to a dotfiles repository. The link's target must
+    belong to the user or to root.
 
     Raises:
         RequestError: The file can't be read, or contains a mistake.
@@ -323,11 +325,11 @@ def read_user_file() -> dict[str, Any]:
 
 
 def tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
-    """Return the tables of a file.
+    """Read and parse a file.
 
     Args:
-        path: The path to open, without symbolic links.
-        file: The path to show in messages.
+        path: The path to open, with symbolic links already resolved.
+        file: The path to show in error messages.
         owners: The UIDs that may own the file.
 
     Raises:
@@ -342,7 +344,7 @@ def tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
 
 
 def user_history_setting() -> bool | None:
-    """Return whether the user's own file enables the history, or None if the file does not set it.
+    """Return the `history` setting in the user's own file, or None if the file does not set it.
 
     Raises:
         RequestError: The file can't be read, or contains a mistake.
@@ -354,28 +356,29 @@ def user_history_setting() -> bool | None:
 
 
 def parsed(data: bytes, file: str) -> dict[str, Any]:
-    """Parse the TOML in a file.
+    """Parse a TOML file.
 
     Args:
-        data: The content of the file.
-        file: The path of the file, for messages.
+        data: The file's content.
+        file: The file's path, for error messages.
 
     Raises:
         MistakeError: The content is not valid TOML.
     """
     try:
-        # Some editors begin a file with a byte order mark.
+        # Some editors start a file with a byte order mark.
         tables: dict[str, Any] = tomllib.loads(data.removeprefix(BOM_UTF8).decode())
-    except (ValueError, RecursionError) as error:  # tomllib's message contains the line number
+    except (ValueError, RecursionError) as error:  # tomllib's message includes the line number
         raise MistakeError(f"{_path(file)}: {sanitize(str(error), REASON_LIMIT)}") from error
     return tables
 
 
 def _groups(listed: Iterable[str]) -> set[str]:
-    """Return the listed groups that the user of this process belongs to.
+    """Return those of the listed groups that this process's user belongs to.
 
-    Both the groups in the system's database and those of this process count: the login may predate
-    a change of the database, and a container may have groups without names.
+    Both the user's groups in the system's group database and the groups of this process count. The
+    database might have changed since the user logged in, and a container might have groups without
+    names.
     """
     if not listed:
         return set()
@@ -384,10 +387,10 @@ def _groups(listed: Iterable[str]) -> set[str]:
 
 
 def _group_number(name: str) -> int | None:
-    """Return the GID of a group from its name or its number."""
+    """Return a group's GID, given the group's name or number."""
     if not name.isdecimal():
         return accounts.find_gid(name)
-    with suppress(ValueError):  # int() limits the number of digits
+    with suppress(ValueError):  # int() rejects numbers with too many digits
         return int(name)
     return None
 
@@ -401,5 +404,5 @@ def _path(file: str) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a short text for a value, for messages."""
+    """Return a value as short text for an error message."""
     return sanitize(json.dumps(value, ensure_ascii=False, default=str), 40)

@@ -1,7 +1,8 @@
-"""One attempt to reserve the requested devices: lock first, then read; all or nothing.
+"""Make a single attempt to reserve the requested devices.
 
-Reading a device before locking it proves nothing, because another process may take the device in
-between.
+An attempt locks each device before reading the device's state. If it read the state first, another
+process could reserve the device before this process locks it. An attempt that can't reserve all
+requested devices reserves none of them.
 """
 
 import os
@@ -32,29 +33,31 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Usage
     from reserve_gpu.model.holders import Claim
 
-# Timeout in seconds for all readings of one scan, because other processes wait for the mutex. An
-# initialized GPU answers within milliseconds, unless the driver hangs.
+# Total timeout in seconds for all NVML queries during a scan. The timeout is short because other
+# processes might be waiting for the mutex. An initialized GPU responds within milliseconds unless
+# the driver hangs.
 READINGS_LIMIT_S = 2.0
-LEAST_LIMIT_S = 0.1  # minimum timeout in seconds for one reading
-TOUCH_S = 0.02  # seconds of initializing GPUs before each scan under the mutex
+LEAST_LIMIT_S = 0.1  # minimum timeout in seconds for a single NVML query
+TOUCH_S = 0.02  # seconds to spend on initializing GPUs before each scan
 
 
 class AttemptContext(NamedTuple):
-    """The inputs of a reservation attempt.
+    """The inputs to a reservation attempt.
 
     Attributes:
         request: The request.
         gpus: The NVML session.
         locks: The lock directory.
         inherited: The CUDA variables as they were before this process reserved anything.
-        held: The locks that this process already holds, by UUID.
-        memory_limit_mib: The size in MiB of the held part of each device, or None for whole
-            devices.
-        idle_mib: The most memory in MiB that an idle device may use, or None for the default.
-        driver: The version of the driver, if it matters for the request.
-        rules: The administrator's rules for this user, if there are any.
-        is_taking_back: Whether CUDA has started, so that this process itself may be using the
-            devices.
+        held: The locks that this process already holds, keyed by device UUID.
+        memory_limit_mib: The size in MiB of the part that this process already holds on each
+            device, or None if it holds whole devices.
+        idle_mib: The memory use in MiB up to which a device counts as idle, or None for the
+            default.
+        driver: The driver version, if it matters for the request.
+        rules: The administrator's rules for this user, or None if there are none.
+        is_taking_back: Whether CUDA has already started, in which case this process itself might be
+            using the devices.
     """
 
     request: Request
@@ -75,7 +78,7 @@ class LockedDevice(NamedTuple):
     Attributes:
         device: The device.
         lock: The lock on the device.
-        row: The state of the device before this attempt.
+        row: The device's state before this attempt.
     """
 
     device: Device
@@ -84,11 +87,11 @@ class LockedDevice(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Return the rank of the device for a part of a GPU; lower is better.
+        """Return the device's rank for a partial reservation. Lower ranks are better.
 
-        Devices that this process already holds come first. Shared devices come next, the fullest
-        first, so that other devices stay whole. Idle devices follow. Devices in use without a
-        reservation come last, because that use may grow at any time.
+        Devices that this process already holds come first. Shared devices come next, starting with
+        the fullest, so that other GPUs remain available as a whole. Idle devices follow. Devices
+        that are in use without a reservation come last, because that use might grow at any time.
         """
         row, is_idle = self.row, self.row.use_state is State.IDLE
         if row.is_mine or row.usage is None:
@@ -97,11 +100,11 @@ class LockedDevice(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """The result of an attempt that has locked the requested devices.
+    """The result of an attempt that locked the requested devices.
 
     Attributes:
-        locked: The devices with their locks.
-        lease: The lease of the reservation.
+        locked: The locked devices.
+        lease: The reservation's lease.
     """
 
     locked: tuple[LockedDevice, ...]
@@ -109,7 +112,7 @@ class Granted(NamedTuple):
 
 
 class Denied(NamedTuple):
-    """The result of an attempt that has locked nothing.
+    """The result of an attempt that did not lock any device.
 
     Attributes:
         rows: The state of each candidate device.
@@ -121,9 +124,9 @@ class Denied(NamedTuple):
 
 
 class AcquiredLocks(AbstractContextManager["AcquiredLocks"]):
-    """The locks that an attempt has taken.
+    """The locks that an attempt has acquired.
 
-    On exit, all new locks are released, except those that were passed to `keep`.
+    On exit, all new locks are released, except those passed to `keep`.
     """
 
     def __init__(self, held: Mapping[str, Lock]) -> None:
@@ -144,7 +147,7 @@ class AcquiredLocks(AbstractContextManager["AcquiredLocks"]):
         self.rows.append(answer)
 
     def granted(self, devices: Sequence[Device]) -> Granted:
-        """Return the result that grants these devices, which must be locked."""
+        """Return the result for a granted request. The given devices must be locked."""
         return Granted(tuple(self.locked[device.uuid] for device in devices))
 
     def keep(self, granted: Granted) -> None:
@@ -154,11 +157,11 @@ class AcquiredLocks(AbstractContextManager["AcquiredLocks"]):
 
 
 def _spare_row(row: DeviceStatus) -> DeviceStatus:
-    """Return the row of a device that would be taken if enough other devices were free."""
+    """Return the row for a device that would be taken if enough other devices were free."""
     state, is_part = row.state, row.promisable_mib is not None
     if row.is_mine:
         state = State.RESERVED
-    elif not is_part and row.use_state is not State.IDLE:  # a part does not need an idle GPU
+    elif not is_part and row.use_state is not State.IDLE:  # a part can be on a busy GPU
         state = row.use_state or state
     return row._replace(state=state, would_be_taken=True)
 
@@ -170,24 +173,26 @@ def attempt(
     mutex_limit_s: float = MUTEX_LIMIT_S,
     candidates: Sequence[Device | Fault] | None = None,
 ) -> Granted | Denied:
-    """Lock the requested devices, or return for each device why it is not available.
+    """Lock the requested devices, or report why each device is not available.
 
     Args:
-        context: The inputs of the attempt.
-        hold: Called under the mutex with the granted devices and the request for exactly these
-            devices. If it raises an exception, the locks are released.
-        entry: This process's place in the queue. Without it, the request comes after all waiters.
-        mutex_limit_s: The timeout for the mutex, in seconds.
-        candidates: The devices to try. By default, the request and the inherited limit decide.
+        context: The inputs to the attempt.
+        hold: A function called under the mutex with the granted devices and a request for exactly
+            these devices. If the function raises an exception, the locks are released.
+        entry: This process's queue entry. Without one, the request comes after all waiters.
+        mutex_limit_s: The timeout for acquiring the mutex, in seconds.
+        candidates: The devices to try. Defaults to the devices that the request and the inherited
+            limit allow.
 
     Raises:
         LockError: The lock directory can't be used, or the mutex is not available in time.
-        RequestError: A name does not refer to a device, or a rule does not allow a longer lease.
+        RequestError: A name does not match any device, or a rule does not allow a longer lease.
     """
     rows: list[DeviceStatus] = []
     ahead: list[Ticket] = []
     queue = entry or QueueEntry(context.locks)
-    # Rules count all devices of this user, and a waiter for several devices may want any devices.
+    # Rules count all of this user's devices, and a waiter for several devices might want any of the
+    # machine's devices.
     is_wide = context.rules or queue.is_behind_several
     everything = tuple(context.gpus.walk()) if is_wide else ()
     for devices in _batches(context, candidates):
@@ -204,7 +209,7 @@ def attempt(
             if entry:
                 entry.want(policy.wanted_uuids(taken.rows))
         rows += taken.rows
-    if not context.request.devices:  # show the devices in bus order
+    if not context.request.devices:  # named devices keep the request's order
         rows.sort(key=lambda row: (row.device.index, row.device.instance or 0))
     return Denied(tuple(rows), tuple(ahead))
 
@@ -214,10 +219,10 @@ def _batches(
 ) -> Iterator[list[Device | Fault]]:
     """Yield the candidates in batches that are scanned together.
 
-    Initializing a GPU may take seconds, so the iterator does it between batches, outside the mutex.
-    If the first free GPU is good enough, the first batch is a single GPU, so that no other GPU is
-    initialized needlessly. Each later batch contains the GPUs that were initialized within
-    `TOUCH_S`, because taking the mutex for each GPU would take longer.
+    Initializing a GPU can take seconds, so the iterator initializes GPUs between batches, when the
+    mutex is not held. If any free GPU will do, the first batch is a single GPU, so that no other
+    GPU is initialized needlessly. Each later batch contains the GPUs that were initialized within
+    `TOUCH_S`, because acquiring the mutex for each GPU separately would take longer.
     """
     if candidates is not None:
         refreshed = [_refreshed(context.gpus, device) for device in candidates]
@@ -239,7 +244,7 @@ def _batches(
 
 
 def _refreshed(gpus: Nvml, device: Device | Fault) -> Device | Fault:
-    """Return the device. Read it again if it was unusable, because it may work now."""
+    """Return the device, reading it again if it was unusable, because it might work now."""
     if isinstance(device, Device):
         return device
     current = gpus.devices(device.index)
@@ -252,10 +257,10 @@ def _rule_check(
     devices: Sequence[Device | Fault],
     everything: Sequence[Device | Fault],
 ) -> Callable[[Device], DeviceStatus | None]:
-    """Return a function that checks whether the rules allow this user a device.
+    """Return a function that checks whether the rules allow this user to reserve a device.
 
-    Call this under the mutex. The devices that this process already holds don't count, because the
-    request replaces them.
+    Call `_rule_check` under the mutex. Devices that this process already holds don't count toward
+    the limits, because the new reservation replaces the old one.
     """
     own_files = [lock.name for lock in context.held.values()]
     uuids = [device.uuid for device in everything if isinstance(device, Device)]
@@ -263,15 +268,16 @@ def _rule_check(
     by_device: dict[str, list[Holder]] = {}
     for holder in context.locks.holders_by(os.geteuid(), uuids, own_files):
         by_device.setdefault(device_of(holder.file or ""), []).append(holder)
-    # A joined process does not count, because the holder that it joined has the same device.
+    # Joined processes don't count, because they share the device of the holder that they joined.
     holders = [each for group in by_device.values() for each in without_joined(group, since)]
     return quota.build_check(rules, context.request, devices, context.held, holders)
 
 
 def _with_lease(context: AttemptContext, granted: Granted) -> Granted:
-    """Return the granted devices with their lease, which starts now.
+    """Add a lease that starts now to the granted devices.
 
-    Raises RequestError if this process has already held a device for as long as a rule allows.
+    Raises:
+        RequestError: This process has already held a device for as long as a rule allows.
     """
     lease = context.request.terms.lease
     now = procfs.now()
@@ -288,11 +294,12 @@ class DeviceScan:
     """Locks and reads devices under the mutex, and releases the unsuitable ones.
 
     Args:
-        context: The inputs of the attempt.
-        queue: This process's place in the queue.
-        everything: All devices of the machine, if the rules or a waiter ahead require them.
-        by_rules: Returns the row of a device that the rules deny to this user, and None for an
-            allowed device.
+        context: The inputs to the attempt.
+        queue: This process's queue entry.
+        everything: All of the machine's devices. Empty unless the rules or a waiter ahead require
+            them.
+        by_rules: A function that returns a row if the rules deny this user the device, and None if
+            they allow it. None if there are no rules.
     """
 
     def __init__(
@@ -305,11 +312,12 @@ class DeviceScan:
         self._context, self._request = context, context.request
         self._queue = queue
         self._everything = everything
-        self._has_enough: dict[str, bool] = {}  # by ticket name
-        self._is_possible: dict[str, bool] = {}  # by ticket name
-        self._seen: dict[str, tuple[tuple[Holder, ...], Usage | None]] = {}  # by UUID
+        self._has_enough: dict[str, bool] = {}  # keyed by ticket name
+        self._is_possible: dict[str, bool] = {}  # keyed by ticket name
+        self._seen: dict[str, tuple[tuple[Holder, ...], Usage | None]] = {}  # keyed by UUID
         self._by_rules = by_rules
-        self._numbers: Mapping[str, Sequence[Claim]] | None = None  # by label, read on first use
+        # Keyed by device label. None until the claims are first needed.
+        self._numbers: Mapping[str, Sequence[Claim]] | None = None
         self._readings_until = time.monotonic() + READINGS_LIMIT_S
 
     def choose(
@@ -319,7 +327,7 @@ class DeviceScan:
 
         Args:
             devices: The devices to scan.
-            taken: Receives the lock or the row of each device.
+            taken: Collects each device's lock or row.
         """
         first_will_do = policy.first_will_do(self._request)
         for device in devices:
@@ -339,7 +347,7 @@ class DeviceScan:
         return self._context.gpus.link(one, other, left_s) if left_s > 0 else Link.SYSTEM
 
     def _fitting(self, device: Device | Fault) -> Device | DeviceStatus:
-        """Return the device if it can ever satisfy the request, or a row with the reason if not."""
+        """Return the device, or a row that says why it can never satisfy the request."""
         reason = device.reason if isinstance(device, Fault) else None
         if unfit := policy.unfit(device, self._request, self._context.driver):
             return DeviceStatus(device, State.UNFIT, reason=reason, unfit=unfit)
@@ -386,7 +394,7 @@ class DeviceScan:
         return LockedDevice(device, lock, row) if is_kept else row
 
     def _numbered(self, device: Device, row: DeviceStatus) -> DeviceStatus:
-        """Mark a free device as reserved if another process may start CUDA with its number."""
+        """Mark a free device as reserved if another process might start CUDA with its number."""
         locks, reason = self._context.locks, None
         if self._numbers is None:
             self._numbers = locks.listed_numbers()
@@ -397,26 +405,34 @@ class DeviceScan:
     def _reserved_row(
         self, device: Device, whole_holder: Holder | None, held: Lock | None
     ) -> DeviceStatus:
-        """Return the row of a device that other processes hold, as a whole or in parts."""
+        """Return the row for a device that other processes hold, entirely or in part."""
         sharers = self._context.locks.sharers_of(device.uuid, [held.name] if held else ())
         if whole_holder and not (is_sharers(whole_holder.file or "") and sharers):
             sharers = (whole_holder, *sharers)
         return DeviceStatus(device, State.RESERVED, holders=sharers)
 
     def _this_process(self, device: Device) -> tuple[Holder, ...]:
-        """Return this process as the device's holder; empty if it does not hold the device."""
+        """Return this process as a holder, or an empty tuple if it does not hold the device."""
         lock = self._context.held.get(device.uuid)
         return (self._context.locks.holders.of(lock.name),) if lock else ()
 
     def _whole_device_row(self, device: Device) -> DeviceStatus:
-        """Return the row of a device for a request for whole devices. Raises DeviceError."""
+        """Return the device's row if the request is for whole devices.
+
+        Raises:
+            DeviceError: The device can't be read.
+        """
         row = self._row(device, self._context.gpus.usage(device, self._limit_s))
         return row if self._context.is_taking_back else self._behind(device, row, lambda _: True)
 
     def _part(self, device: Device, lock: Lock, memory_limit_mib: float) -> DeviceStatus:
-        """Return the row of a device for a request for a part of a GPU. Raises DeviceError."""
-        # Read the sharers before the memory, so that an allocation in between counts twice instead
-        # of not at all.
+        """Return the device's row if the request is for a part of a GPU.
+
+        Raises:
+            DeviceError: The device can't be read.
+        """
+        # Read the sharers before the memory use, so that memory allocated in between is counted
+        # twice rather than missed.
         sharers, own = self._shares(device, lock)
         reading = self._context.gpus.usage(device, self._limit_s)
         row = self._row(device, reading)
@@ -449,10 +465,10 @@ class DeviceScan:
         return max(LEAST_LIMIT_S, self._readings_until - time.monotonic())
 
     def _row(self, device: Device, reading: "Usage") -> DeviceStatus:
-        """Return the row of a device, which is free if its use lets this request take it."""
+        """Return the device's row, marking the device as free if its current use is acceptable."""
         use = usage.judge(reading, self._context.idle_mib)
         is_open = policy.should_take(self._request, use, reading)
-        is_open = is_open or self._context.is_taking_back  # this process itself may be using it
+        is_open = is_open or self._context.is_taking_back  # this process itself might be using it
         return DeviceStatus(device, State.FREE if is_open else use, reading, use_state=use)
 
     def _behind(
@@ -462,8 +478,8 @@ class DeviceScan:
 
         Args:
             device: The device.
-            row: The row of the device.
-            is_free: Returns whether a waiter could take this device now.
+            row: The device's row.
+            is_free: A function that returns whether a waiter could take this device now.
         """
         first = self._queue.first_ahead(
             device.uuid,
@@ -477,7 +493,7 @@ class DeviceScan:
         return row._replace(state=state, awaited_by=first.holder)
 
     def _can_be_served(self, device: Device, ahead: Ticket) -> bool:
-        """Return whether a waiter could ever get the device and all others that it needs."""
+        """Return whether a waiter could ever get this device and all others that it needs."""
         if not _fits(device, ahead):
             return False
         is_known = not self._everything or ahead.name in self._is_possible
@@ -498,7 +514,7 @@ class DeviceScan:
         return not is_drained and reading is not None and reading.mode != ComputeMode.PROHIBITED
 
     def _read_unlocked(self, device: Device) -> "tuple[tuple[Holder, ...], Usage | None]":
-        """Return the holders and the reading of a device that this scan has not locked."""
+        """Return a device's holders and usage without locking the device."""
         if device.uuid not in self._seen:
             holders: tuple[Holder, ...] = ()
             reading = None
@@ -513,7 +529,7 @@ class DeviceScan:
         return self._seen[device.uuid]
 
     def _has_enough_others(self, device: Device, ahead: Ticket) -> bool:
-        """Return whether a waiter could now take all the other devices that it needs."""
+        """Return whether a waiter could now take all other devices that it needs."""
         if ahead.name not in self._has_enough:
             other_devices = (each for each in self._everything if isinstance(each, Device))
             candidates = (
@@ -540,10 +556,11 @@ class DeviceScan:
     def _shares(
         self, device: Device, lock: Lock
     ) -> tuple[list[Holder], tuple[float, float | None]]:
-        """Return the sharers of the device with their memory use, and the share of this process.
+        """Return the other processes that share the device, and this process's own share.
 
-        The share of this process is its promised size and its memory use in MiB. The use is None if
-        it is not visible.
+        The other processes are returned with their memory use. This process's share is a tuple of
+        its reserved size and its memory use, both in MiB. The memory use is None if it can't be
+        read.
         """
         context = self._context
         held = context.held.get(device.uuid)
@@ -551,7 +568,7 @@ class DeviceScan:
         promised_mib = (context.memory_limit_mib or 0.0) if held else 0.0
         if not sharers and not context.held and not context.is_taking_back:
             return [], (0.0, 0.0)
-        if not context.gpus.sees_all:  # a PID may belong to another process in this PID namespace
+        if not context.gpus.sees_all:  # a PID might mean another process in this PID namespace
             since = [lock.since for lock in context.held.values()]
             return without_joined(sharers, since), (promised_mib, None)
         this_holder = Holder(
@@ -563,7 +580,7 @@ class DeviceScan:
 
 
 def _require_of_device(error: LockError) -> None:
-    """Raise the error again if this process caused it, and not the device's lock file."""
+    """Raise the error again if it was caused by this process and not by the device's lock file."""
     if str(error) == TOO_MANY_FILES:
         raise error
 

@@ -1,8 +1,8 @@
-"""The inherited limit: which devices this process may use, and which device a name refers to.
+"""Find the devices that this process may use, and look up devices by name.
 
-If another program (Slurm, Ray, a shell) has set `CUDA_VISIBLE_DEVICES`, only devices in it are
-reserved. A control group also limits the devices, but then the driver shows only the allowed
-devices.
+The inherited limit is the value of `CUDA_VISIBLE_DEVICES` that another program, such as Slurm, Ray
+or a shell, has set. Only devices in this value are reserved. A control group can also limit the
+devices, but in that case the driver shows only the allowed ones.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 
 def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[Device | Fault]:
-    """Return the devices to try: the named devices, or all devices with display GPUs last.
+    """Return the devices that the request names, or else all devices within the inherited limit.
 
-    Each GPU is initialized only when the iterator reaches it, because that can take seconds.
+    If the request names no devices, GPUs with a display come last. Each GPU is then initialized
+    only when the iterator reaches it, because initialization can take seconds.
 
     Args:
         gpus: The NVML session.
@@ -35,8 +36,8 @@ def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[D
         inherited: The CUDA variables as they were before this process reserved anything.
 
     Raises:
-        RequestError: A name does not refer to a device that this process may use.
-        Failure: The inherited limit leaves no device.
+        RequestError: A name does not match a device that this process may use.
+        Failure: The inherited limit leaves no device to use.
     """
     if request.devices:
         return iter(_named(gpus, request, inherited))
@@ -44,10 +45,10 @@ def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[D
 
 
 def require_absolute(typed: Sequence[str], inherited: Variables) -> None:
-    """Raise RequestError if a name such as `cuda:0` may differ from nvidia-smi's number.
+    """Raise RequestError if a name such as `cuda:0` is ambiguous.
 
-    CUDA counts within CUDA_VISIBLE_DEVICES. If another program has set that variable, `cuda:0` may
-    mean the first GPU in the list or the first GPU of the machine. See
+    CUDA numbers only the devices in CUDA_VISIBLE_DEVICES. If another program has set this variable,
+    `cuda:0` can mean either the first GPU in its value or the machine's first GPU. See
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars.
 
     Args:
@@ -70,11 +71,11 @@ def require_absolute(typed: Sequence[str], inherited: Variables) -> None:
 def adopt_parents_gpus(parent: int, gpus: Nvml, locks: LockDirectory) -> None:
     """Set the CUDA variables in a multiprocessing child that did not inherit them from its parent.
 
-    A fork server, which is the default from Python 3.14 on, passes on the environment with which it
-    was started. The parent may have reserved its devices later.
+    With a fork server, the default start method since Python 3.14, child processes inherit the fork
+    server's environment. The parent might have reserved its devices after starting the fork server.
 
     Args:
-        parent: The PID of the process that the child works for.
+        parent: The PID of the process that the child is working for.
         gpus: The NVML session.
         locks: The lock directory.
     """
@@ -128,7 +129,12 @@ def devices_within_limit(gpus: Nvml, inherited: Variables) -> Iterator[Device | 
 
 
 def _named(gpus: Nvml, request: Request, inherited: Variables) -> list[Device | Fault]:
-    """Return the devices named in the request, in its order. Raises RequestError and Failure."""
+    """Return the devices that the request names, in the same order.
+
+    Raises:
+        RequestError: A name does not match a device that this process may use.
+        Failure: The inherited limit leaves no device to use.
+    """
     devices = [_find_device(gpus, name) for name in request.devices]
     names.require_distinct(devices)
     names.require_one_kind(devices)
@@ -147,7 +153,11 @@ def _named(gpus: Nvml, request: Request, inherited: Variables) -> list[Device | 
 
 
 def _find_device(gpus: Nvml, name: str) -> Device | Fault:
-    """Return the device with that name. Raises RequestError."""
+    """Return the device with this name.
+
+    Raises:
+        RequestError: The name does not match exactly one device.
+    """
     index = names.gpu_index(name)
     if index is None:
         return names.pick(name, list(gpus.walk()))
@@ -159,9 +169,10 @@ def _find_device(gpus: Nvml, name: str) -> Device | Fault:
 
 
 def _require_one_model(value: str, order: str | None, everything: Sequence[Device | Fault]) -> None:
-    """Raise RequestError if the GPUs differ, so that CUDA's order may differ from NVML's.
+    """Raise RequestError if the machine's GPUs are of different models.
 
-    By default, CUDA puts the fastest GPU first. GPUs of one model are in PCI bus order.
+    CUDA puts the fastest GPU first by default, so CUDA's numbers might differ from NVML's. GPUs of
+    the same model are numbered in PCI bus order.
     """
     devices = [device for device in everything if isinstance(device, Device)]
     models = {names.model(device) for device in devices}
@@ -170,7 +181,7 @@ def _require_one_model(value: str, order: str | None, everything: Sequence[Devic
         how = (
             f"with CUDA_DEVICE_ORDER={sanitize(order)!r}" if order else "without CUDA_DEVICE_ORDER"
         )
-        # A user who set CUDA_DEVICE_ORDER means the numbers of that order.
+        # If the user has set CUDA_DEVICE_ORDER, changing it would change what the numbers mean.
         remedy = "Use" if order else "Also set CUDA_DEVICE_ORDER=PCI_BUS_ID, or use"
         raise RequestError(
             f"CUDA_VISIBLE_DEVICES={sanitize(value)!r} was set elsewhere, {how}. The GPUs of this "

@@ -1,4 +1,4 @@
-"""The allocation policy as pure functions: which devices fit, and which of them to take."""
+"""The allocation policy, as pure functions that decide which devices to take."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Request
 
 
-# The first driver version (CUDA 12.8) that lets one process use several MIG instances.
+# The first driver version that lets a process use several MIG instances (CUDA 12.8).
 SEVERAL_INSTANCES_SINCE = 570
 
-LOOK_S = 1.0  # seconds between two checks if only the driver can show a change
-QUIET_S = 5.0  # seconds between two checks if the kernel's list of locks shows every change
-LIVELY_LOOK_S = 0.25  # seconds between two checks after a change; limits the load of many waiters
-TURN_S = 0.02  # approximate duration of one check in seconds
-LIVELY_S = 2.0  # seconds of frequent checks, because a released GPU may stay in use for a moment
+LOOK_S = 1.0  # seconds between checks when only the driver can reveal a change
+QUIET_S = 5.0  # seconds between checks when the Linux kernel's lock list shows every change
+LIVELY_LOOK_S = 0.25  # seconds between checks after a change; limits the load from many waiters
+TURN_S = 0.02  # approximate duration of a check, in seconds
+LIVELY_S = 2.0  # seconds of frequent checks after a change; a released GPU can stay in use briefly
 
 
 def unfit(device: Device | Fault, request: Request, driver: str | None = None) -> Unfit | None:
@@ -31,8 +31,7 @@ def unfit(device: Device | Fault, request: Request, driver: str | None = None) -
     Args:
         device: The device.
         request: The request.
-        driver: The version of the driver, which matters if the request is for several MIG
-            instances.
+        driver: The driver version, which matters if the request is for several MIG instances.
     """
     if isinstance(device, Fault):
         return Unfit.UNREADABLE if request.model or request.min_memory_mib else None
@@ -55,16 +54,16 @@ def unfit(device: Device | Fault, request: Request, driver: str | None = None) -
 
 
 def should_take(request: Request, state: State, reading: Usage) -> bool:
-    """Return whether to take a device that no other process has reserved or waits for.
+    """Return whether to take a device that no other process has reserved or is waiting for.
 
-    A device that the user has named need not be idle, but CUDA must still accept processes on it.
-    For a part of a GPU, the device need not be idle either, because the memory use of other
-    processes is counted.
+    A device that the user has named does not have to be idle, but CUDA must still accept processes
+    on it. A device does not have to be idle for a partial reservation either, because other
+    processes' memory use is taken into account.
 
     Args:
         request: The request.
-        state: The state of the device, derived from its use.
-        reading: The reading of the device's use.
+        state: The device's state, derived from its use.
+        reading: The device's use, as read from NVML.
     """
     if state is State.IDLE:
         return True
@@ -89,13 +88,14 @@ def choose(
     Args:
         devices: The available devices, which are locked.
         request: The request.
-        rank: The rank of each device by UUID. For a part of a GPU, the lowest rank is best.
-        link: Returns the distance between two devices; 0 is closest.
+        rank: Each device's rank, keyed by UUID. It is used only for partial reservations, and the
+            lowest rank is best.
+        link: A function that returns the distance between two devices; 0 is closest.
     """
     count = request.needed
     if request.devices:
         return list(devices) if len(devices) == count else None
-    if count > 1:  # a process can use whole GPUs or MIG instances, not both
+    if count > 1:  # a process can use either whole GPUs or MIG instances, but not both
         whole_gpus = [device for device in devices if device.instance is None]
         instances = [device for device in devices if device.instance is not None]
         devices = whole_gpus if len(whole_gpus) >= count else instances
@@ -103,22 +103,22 @@ def choose(
         return None
     if request.terms.memory_limit_mib is not None:
         return sorted(devices, key=lambda device: rank[device.uuid])[:count]
-    # A GPU with a display is tried last, but CUDA numbers all GPUs in PCI bus order.
+    # GPUs with a display are tried last, but CUDA numbers all GPUs in PCI bus order.
     return sorted(closest(devices, count, link), key=lambda d: (d.index, d.instance or 0))
 
 
 def closest(
     devices: Sequence[Device], count: int, link: Callable[[Device, Device], int]
 ) -> list[Device]:
-    """Return the best connected devices, or the first ones if all are connected alike.
+    """Return the best-connected devices, or the first ones if all are equally well connected.
 
-    A group starts from each device in turn, and grows by the device that is closest to the group.
-    The group with the smallest sum of distances wins.
+    For each device, a group is built by repeatedly adding the device that is closest to the group.
+    The group with the smallest total distance wins.
 
     Args:
         devices: The available devices.
         count: The number of devices to return.
-        link: Returns the distance between two devices; 0 is closest.
+        link: A function that returns the distance between two devices; 0 is closest.
     """
     distance = {(a, b): link(a, b) for a, b in combinations(devices, 2)}
     distance |= {(b, a): cost for (a, b), cost in distance.items()}
@@ -138,8 +138,8 @@ def closest(
 def matching_held(held: Sequence[Device], request: Request) -> list[Device] | None:
     """Return the held devices that satisfy the request, or None if they don't.
 
-    A request without names and without a number is satisfied by all held devices that fit. If the
-    request names devices, the result has the order of the names.
+    If the request has neither names nor a number, all held devices that fit are returned. If the
+    request names devices, they are returned in the order of the names.
 
     Args:
         held: The devices that this process holds.
@@ -157,11 +157,11 @@ def matching_held(held: Sequence[Device], request: Request) -> list[Device] | No
 
 
 def is_enough(held_mib: float | None, wanted_mib: float | None) -> bool:
-    """Return whether the held part of a GPU is at least as large as the wanted part.
+    """Return whether the held part of a GPU is at least as large as the requested part.
 
     Args:
         held_mib: The size of the held part in MiB, or None for the whole GPU.
-        wanted_mib: The size of the wanted part in MiB, or None for the whole GPU.
+        wanted_mib: The size of the requested part in MiB, or None for the whole GPU.
     """
     if held_mib is None or wanted_mib is None:
         return held_mib is wanted_mib
@@ -169,13 +169,13 @@ def is_enough(held_mib: float | None, wanted_mib: float | None) -> bool:
 
 
 def reclaim(request: Request, seen: Sequence[Device]) -> Request | None:
-    """Return the request for exactly the devices that CUDA sees, or None if they don't satisfy it.
+    """Limit a request to the devices that CUDA sees, or return None if they don't satisfy it.
 
-    Once CUDA has started, it sees these devices and no others, so no other device can be reserved.
+    Once CUDA has started, it can't use any other devices, so no other device can be reserved.
 
     Args:
         request: The request.
-        seen: The devices in CUDA's order.
+        seen: The devices that CUDA sees, in CUDA's order.
     """
     is_another_number = not request.devices and request.needed != len(seen)
     if not seen or is_another_number or matching_held(seen, request) != list(seen):
@@ -187,8 +187,8 @@ def reclaim(request: Request, seen: Sequence[Device]) -> Request | None:
 def is_impossible(rows: Sequence[DeviceStatus], request: Request) -> bool:
     """Return whether the request can never be satisfied on this machine.
 
-    A device that can't be read may become readable. But if no readable device fits, there is no
-    reason to expect that an unreadable one does.
+    A device that can't be read might become readable later. However, if none of the readable
+    devices fits, the unreadable devices are assumed not to fit either.
 
     Args:
         rows: The states of all devices that this process may use.
@@ -204,13 +204,13 @@ def is_impossible(rows: Sequence[DeviceStatus], request: Request) -> bool:
 
 
 def may_come_free(rows: Sequence[DeviceStatus], request: Request) -> bool:
-    """Return whether waiting can succeed. Drained devices don't count."""
+    """Return whether waiting can succeed, ignoring drained devices."""
     available = [row for row in rows if row.state is not State.DRAINED]
     return bool(available) and not is_impossible(available, request)
 
 
 def is_only_awaited(rows: Sequence[DeviceStatus], request: Request) -> bool:
-    """Return whether enough devices are free, but waiters come first for some of them."""
+    """Return whether enough devices are free, but some of them are offered to waiters first."""
     awaited = sum(row.state is State.AWAITED for row in rows)
     return awaited > 0 and awaited + sum(row.would_be_taken for row in rows) >= request.needed
 
@@ -218,8 +218,8 @@ def is_only_awaited(rows: Sequence[DeviceStatus], request: Request) -> bool:
 def wanted_uuids(rows: Sequence[DeviceStatus]) -> list[str]:
     """Return the UUIDs of the devices that this process would take if they were free.
 
-    A device that a rule currently denies to this user is left out, so that other waiters can take
-    it.
+    Devices that a rule currently denies to this user are left out, so that other waiters can take
+    them.
     """
     excluded = (State.UNFIT, State.DRAINED, State.LIMITED)
     devices = [row.device for row in rows if row.state not in excluded]
@@ -229,7 +229,7 @@ def wanted_uuids(rows: Sequence[DeviceStatus]) -> list[str]:
 def is_above(rows: Sequence[DeviceStatus], ancestors: Collection[int]) -> bool:
     """Return whether ancestors of this process have reserved all devices that fit.
 
-    Waiting for these devices would never end, because the ancestors wait for this process.
+    Waiting for these devices would never end, because the ancestors are waiting for this process.
 
     Args:
         rows: The states of all devices that this process may use.
@@ -243,9 +243,10 @@ def is_above(rows: Sequence[DeviceStatus], ancestors: Collection[int]) -> bool:
 
 
 def turn_s(ahead: int) -> float:
-    """Return the delay in seconds between a change and a waiter's next check.
+    """Return the delay in seconds between a lock change and a waiter's next check.
 
-    Waiters further back wait longer, so that the first one gets the mutex at once.
+    Waiters further back in the queue wait longer, so that the first waiter gets the mutex
+    immediately.
 
     Args:
         ahead: The number of waiters ahead in the queue.
@@ -254,16 +255,17 @@ def turn_s(ahead: int) -> float:
 
 
 def next_check_s(rows: Sequence[DeviceStatus], *, is_lively: bool, is_told: bool) -> float:
-    """Return the seconds until a waiter checks the devices again.
+    """Return the number of seconds until a waiter should check the devices again.
 
     Args:
         rows: The states of all devices that this process may use.
         is_lively: Whether a lock has just changed.
-        is_told: Whether the kernel's list of locks shows all changes of locks.
+        is_told: Whether the Linux kernel's lock list shows every lock change.
     """
     if is_lively:
         return LIVELY_LOOK_S
-    # The kernel's list does not show when a device becomes idle, or when a waiter ahead is stopped.
+    # The lock list does not show that a device has become idle, or that a waiter ahead has stopped
+    # responding.
     unlisted = {State.BUSY, State.FULL, State.UNKNOWN, State.AWAITED, *STUCK} - {State.DRAINED}
     states = {row.state for row in rows if not row.would_be_taken}
     return QUIET_S if is_told and states.isdisjoint(unlisted) else LOOK_S

@@ -1,7 +1,7 @@
-"""Quotas: the number of devices and the time that the administrator's rules allow a user.
+"""Enforce the administrator's limits on how many devices a user can hold, and for how long.
 
-The caller counts the user's devices under the mutex, from facts that the kernel provides. This
-module is imported only if there are rules.
+The caller counts the user's devices under the mutex, based on information from the Linux kernel.
+This module is imported only if there are rules.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 def allowed(
     request: Request, active_rules: Rules, held: Lease, since: Instant | None, now: Instant
 ) -> tuple[Request, list[str]]:
-    """Return the request with its lease limited by the rules, and notices for the user.
+    """Apply the rules to the request's lease, and return the request with notices for the user.
 
     Args:
         request: The request.
         active_rules: The rules for this user.
-        held: The lease of the requested devices, if this process already holds them.
+        held: The current lease, if this process already holds the requested devices.
         since: The time at which this process reserved the devices, or None if it doesn't hold them.
         now: The current time.
 
@@ -56,15 +56,15 @@ def allowed(
 
 
 def counted(ends: Lease, active_rules: Rules, since: Instant, now: Instant) -> Lease:
-    """Return a started lease, shortened to the time that the rules allow.
+    """Return a started lease, shortened if it exceeds the rules' time limit.
 
     The time limit counts from the start of the reservation. Otherwise, a user could hold a device
     forever by extending the lease every day, or by adding devices to the reservation.
 
     Args:
-        ends: The lease.
+        ends: The started lease.
         active_rules: The rules for this user.
-        since: The start of the reservation.
+        since: The reservation's start time.
         now: The current time.
     """
     if ends.until is None or not active_rules.time:
@@ -74,14 +74,14 @@ def counted(ends: Lease, active_rules: Rules, since: Instant, now: Instant) -> L
 
 
 def left_s(active_rules: Rules, since: Instant, now: Instant) -> float:
-    """Return the seconds until the time limit of the rules, or infinity if there is none."""
+    """Return the seconds left until the rules' time limit, or infinity if there is none."""
     return since.boot + active_rules.time.value - now.boot if active_rules.time else inf
 
 
 def lease(requested: Lease, active_rules: Rules) -> Lease:
-    """Return a requested lease with the limits of the rules applied.
+    """Return a requested lease with the rules' limits applied.
 
-    Only an end that comes from the administrator's rules may interrupt a running cell.
+    A running cell can be interrupted only if the lease's end comes from the rules.
 
     Args:
         requested: The requested lease.
@@ -106,17 +106,17 @@ def build_check(
     own_uuids: Collection[str],
     other_holders: Sequence[Holder],
 ) -> Callable[[Device], DeviceStatus | None]:
-    """Return a function that checks whether the rules allow this user a device.
+    """Return a function that checks whether the rules allow this user to reserve a device.
 
-    The function returns the state of a denied device, and None for an allowed device. Several parts
-    of one GPU count as one GPU.
+    The function returns a row for a denied device, and None for an allowed device. Several parts of
+    the same GPU count as a single GPU.
 
     Args:
         active_rules: The rules for this user.
         request: The request.
-        devices: The candidates for the request.
+        devices: The request's candidate devices.
         own_uuids: The UUIDs of the devices that this process already holds.
-        other_holders: The user's other processes that hold a device.
+        other_holders: The user's other processes that hold devices.
     """
     held = {device_of(holder.file or "") for holder in other_holders}
     places = {_file_prefix(device) for device in devices if isinstance(device, Device)}
@@ -140,7 +140,7 @@ def _with_lease(request: Request, lease: Lease) -> Request:
 
 
 def _require_lease(requested: Lease, active_rules: Rules, at: float) -> None:
-    """Raise RequestError if the requested lease is longer than the rules allow."""
+    """Raise RequestError if the rules don't allow the requested lease."""
     if requested.if_wanted and (rule := active_rules.time or active_rules.idle):
         raise notice.ends_anyway(rule)
     lasts_s = requested.lasts_s if requested.until is None else requested.until - at
@@ -150,11 +150,11 @@ def _require_lease(requested: Lease, active_rules: Rules, at: float) -> None:
 
 
 def require_amount(request: Request, active_rules: Rules) -> None:
-    """Raise ImpossibleError if the request is for more GPUs than the rules ever allow."""
+    """Raise ImpossibleError if the user requests more GPUs than the rules ever allow."""
     if active_rules.gpus and request.needed > active_rules.gpus.value:
         raise notice.too_many(active_rules.gpus, request)
 
 
 def _file_prefix(device: Device) -> str:
-    """Return the start of the names of a device's lock files."""
+    """Return the prefix that the names of a device's lock files have in common."""
     return device_of(lock_name(device.uuid))

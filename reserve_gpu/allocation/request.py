@@ -1,4 +1,4 @@
-"""Parse requests, waiting times and settings, and read the administrator's rules."""
+"""Parse requests, timeouts and settings, and read the administrator's rules."""
 
 import time
 from typing import NamedTuple
@@ -11,17 +11,18 @@ from reserve_gpu.model.requests import UNITS, Lease, Request, ReservationTerms, 
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import settings
 
-# A bare number is in MiB. Every CUDA GPU has more memory than this, so 16 probably means 16 GB.
+# A number without a unit is in MiB. Every CUDA GPU has more memory than this, so a smaller number
+# such as 16 probably means 16 GB.
 _LEAST_BARE_MIB = 1000
 
 
 class Deadline(NamedTuple):
-    """The time at which a wait ends.
+    """The deadline for a wait.
 
     Attributes:
         limit_s: The maximum wait in seconds, or None if the request does not wait.
-        at: The end of the wait, by time.monotonic().
-        asks: The request in words.
+        at: The time of the deadline, as measured by time.monotonic().
+        asks: The request as text.
     """
 
     limit_s: float | None
@@ -30,7 +31,7 @@ class Deadline(NamedTuple):
 
     @classmethod
     def after(cls, wait: object) -> "Deadline":
-        """Return the deadline of a wait that starts now.
+        """Return the deadline for a wait that starts now.
 
         Args:
             wait: A duration that `parsing.parse_duration` accepts, or None for no wait.
@@ -54,7 +55,7 @@ class Deadline(NamedTuple):
         return max(0.0, self.at - time.monotonic())
 
 
-def parse(  # noqa: PLR0913 - the arguments of reserve()
+def parse(  # noqa: PLR0913 - takes the same arguments as reserve()
     devices: names.DeviceNames | None,
     *,
     count: int | None = None,
@@ -112,7 +113,7 @@ def parse(  # noqa: PLR0913 - the arguments of reserve()
 
 
 def idle_mib() -> float | None:
-    """Return the memory in MiB up to which a device is idle, or None for the default.
+    """Return the memory use in MiB up to which a device counts as idle, or None for the default.
 
     Raises:
         RequestError: The setting is not a valid size.
@@ -121,18 +122,19 @@ def idle_mib() -> float | None:
 
 
 def rules() -> Rules | None:
-    """Return the rules that now apply to this user, or None if there is no rules file."""
+    """Return the rules that currently apply to this user, or None if there is no rules file."""
     file = settings.config_file()
     if file is None:
         return None
-    # Imported late: few machines have such a file, and importing its parser is slow.
+    # Import the parser only if there is a rules file, because the import is slow and few machines
+    # have such a file.
     from reserve_gpu.allocation import admin_rules
 
     return admin_rules.read(file)
 
 
 def _part(memory: str | float) -> Size:
-    """Parse the size of a part of a GPU. Raises RequestError."""
+    """Parse the size of a part of a GPU, or raise RequestError if it is invalid."""
     if percent := parsing.parse_percent(memory):
         return Size(0.0, percent=percent)
     size = _memory("memory", memory)
@@ -142,7 +144,10 @@ def _part(memory: str | float) -> Size:
 
 
 def _memory(keyword: str, size: str | float) -> Size:
-    """Parse a size of memory. `keyword` is its parameter of `reserve()`. Raises RequestError."""
+    """Parse a memory size, or raise RequestError if it is invalid or lacks a unit.
+
+    The error message refers to `keyword`, the parameter of `reserve()` that sets this size.
+    """
     number, unit = parsing.size_and_unit(size)
     if unit is None and 0 < number < _LEAST_BARE_MIB:
         raise RequestError(_unit_question(keyword, size))
@@ -151,16 +156,16 @@ def _memory(keyword: str, size: str | float) -> Size:
 
 
 def _limited_duration(text: float | str) -> float:
-    """Parse a finite duration above 0. Raises RequestError."""
+    """Parse a finite duration above 0, or raise RequestError if it is invalid."""
     duration_s = parsing.parse_duration(text)
-    if not 0 < duration_s < parsing.LONGEST_S:  # LONGEST_S stands for any longer duration
+    if not 0 < duration_s < parsing.LONGEST_S:  # longer durations are parsed as LONGEST_S
         advice = "Give a duration above 0 and up to 34722d, such as 30m, 4h or 2d."
         raise RequestError(f"{sanitize(str(text))!r} is out of range. {advice}")
     return duration_s
 
 
 def _unit_question(keyword: str, size: str | float) -> str:
-    """Return the question about the unit of a number that is too small to be in MiB."""
+    """Return a message that asks for the unit of a number that is too small to be in MiB."""
     number = str(size).strip()
     forms = [f"{number}GB", f"{number}MiB"]
     if not isinstance(size, str):

@@ -1,6 +1,6 @@
-"""Snapshots of the machine: every device, its use, its holders, and the queue.
+"""Take snapshots of the machine's devices, their use, their holders, and the queue.
 
-A snapshot does not lock any device. If something can't be read, the device's row says so.
+Taking a snapshot does not lock any device. If a device can't be read, its row says so.
 """
 
 import os
@@ -23,19 +23,19 @@ from reserve_gpu.system import procfs
 
 MUTEX_LIMIT_S = 0.5
 READING_LIMIT_S = 2.0
-# Memory use in MiB below which a device has no process on it, if processes are not visible. Even an
-# idle CUDA context takes several hundred MiB.
+# If processes are not visible, a device with less memory in use than this, in MiB, is assumed to
+# have no CUDA processes. Even an idle CUDA context takes several hundred MiB.
 CONTEXT_MIB = 64.0
 NAME_LIMIT = 40  # maximum length of another process's name in a message, in characters
 
 
 class Snapshot(NamedTuple):
-    """All devices of the machine at one moment.
+    """The state of the machine's devices and queue at one moment.
 
     Attributes:
         rows: The state of each device.
         waiting: The tickets in the queue.
-        problem: The reason why reservations may be missing, or None.
+        problem: The reason why reservations might be missing, or None.
     """
 
     rows: tuple[DeviceStatus, ...]
@@ -44,15 +44,15 @@ class Snapshot(NamedTuple):
 
 
 class Reservations(NamedTuple):
-    """The reservations according to the lock directory. All mappings have UUIDs as keys.
+    """The reservations according to the lock directory. All mappings are keyed by device UUID.
 
     Attributes:
-        holders: The holders of each device.
-        faults: The reason why the holders of a device are unknown.
+        holders: Each device's holders.
+        faults: The reason why a device's holders are unknown.
         waiting: The tickets in the queue.
         problem: The reason why some or all reservations are unknown, or None.
         others: The holders of devices that the driver does not list, such as lost GPUs.
-        old_numbers: The claims on other GPUs that had the device's number.
+        old_numbers: The claims on other GPUs that had the device's number when they were reserved.
     """
 
     holders: Mapping[str, tuple[Holder, ...]]
@@ -66,22 +66,23 @@ class Reservations(NamedTuple):
 def take_snapshot(
     nvml: Nvml, *, idle_mib: float | None = None, active_rules: Rules | None = None
 ) -> Snapshot:
-    """Read every device that the driver lists.
+    """Take a snapshot of every device that the driver lists.
 
     If the lock directory can't be used, the snapshot contains the devices without reservations, and
-    its `problem` gives the reason.
+    its `problem` attribute gives the reason.
 
     Args:
         nvml: The NVML session.
-        idle_mib: The memory in MiB up to which a device is idle. Defaults to the built-in limit.
-        active_rules: The rules for this user, which may drain devices.
+        idle_mib: The memory use in MiB up to which a device counts as idle. Defaults to the
+            built-in limit.
+        active_rules: The rules for this user, which might drain devices.
 
     Raises:
         DriverError: The driver can't be used.
     """
     devices = list(nvml.walk())
     reservations = _reservations(devices)
-    # Users are looked up after the mutex is released, because a directory server can be slow.
+    # Look up users only after the mutex is released, because a directory server can be slow.
     waiting = [t._replace(holder=procfs.with_owner(t.holder)) for t in reservations.waiting]
     reservations = reservations._replace(waiting=waiting)
     rows = [_row(nvml, device, reservations, idle_mib) for device in devices]
@@ -96,7 +97,7 @@ def take_snapshot(
 
 
 def reserved_without_driver() -> tuple[DeviceStatus, ...]:
-    """Return the reserved devices according to their lock files, if the driver can't be used.
+    """Return the reserved devices according to their lock files, without using the driver.
 
     Raises:
         LockError: The lock directory can't be used.
@@ -115,22 +116,23 @@ def reserved_without_driver() -> tuple[DeviceStatus, ...]:
 
 
 def is_own(holder: Holder) -> bool:
-    """Return whether the kernel shows that a holder is a process of this user."""
+    """Return whether a holder is one of this user's processes, according to the Linux kernel."""
     return bool(holder.listed_pid and procfs.uid_of(holder.listed_pid) == os.geteuid())
 
 
 def add_processes(
     nvml: Nvml, rows: Sequence[DeviceStatus], idle_mib: float | None = None
 ) -> list[DeviceStatus]:
-    """Add users and processes to the rows of an attempt.
+    """Add users and processes to an attempt's rows.
 
-    The attempt's states don't change. Reading users, commands and devices can be slow, so call this
-    late, and only for rows that are displayed.
+    The state in each row does not change. Looking up users, commands and devices can be slow, so
+    call this function as late as possible, and only for rows that will be displayed.
 
     Args:
         nvml: The NVML session.
-        rows: The rows of an attempt.
-        idle_mib: The memory in MiB up to which a device is idle. Defaults to the built-in limit.
+        rows: The attempt's rows.
+        idle_mib: The memory use in MiB up to which a device counts as idle. Defaults to the
+            built-in limit.
     """
     read = [_with_users(nvml, row, idle_mib) for row in rows]
     in_use = [row.device for row in read if row.usage and row.use_state is not State.IDLE]
@@ -141,7 +143,7 @@ def add_processes(
 
 
 def _with_users(nvml: Nvml, row: DeviceStatus, idle_mib: float | None) -> DeviceStatus:
-    """Add users to a row, and read the use of a reserved device if that is missing."""
+    """Add users to a row, and read a reserved device's use if the row lacks it."""
     first = row.awaited_by and procfs.with_owner(row.awaited_by)
     holders = with_hosts([procfs.with_owner(holder) for holder in row.holders])
     row = row._replace(holders=holders, awaited_by=first)
@@ -156,15 +158,15 @@ def _with_users(nvml: Nvml, row: DeviceStatus, idle_mib: float | None) -> Device
 def identify_processes(
     nvml: Nvml, processes: Sequence[Process], holders: Sequence[Holder], *, is_complete: bool = True
 ) -> tuple[Process, ...]:
-    """Add to each process its user, its command, and whether it belongs to a reservation.
+    """For each process, add its user, its command, and whether it belongs to a reservation.
 
     Args:
         nvml: The NVML session.
         processes: The processes on the device.
-        holders: The holders of the device.
-        is_complete: Whether all holders of the device are identified.
+        holders: The device's holders.
+        is_complete: Whether all of the device's holders are known.
     """
-    if not nvml.sees_all:  # a PID may belong to another process in this PID namespace
+    if not nvml.sees_all:  # a PID might mean another process in this PID namespace
         return tuple(processes)
     pids = {holder.listed_pid for holder in holders if holder.listed_pid}
     default = False if is_complete and all(holder.seen for holder in holders) else None
@@ -179,11 +181,11 @@ def identify_processes(
 
 
 def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
-    """Return whether no process of the holders uses a reserved device, or None if unknown.
+    """Return whether a reserved device is not used by any of its holders, or None if unknown.
 
     Args:
-        usage: The reading of the device.
-        processes: The processes on the device that the driver identifies.
+        usage: The device's use, as read from NVML.
+        processes: The processes that the driver lists for the device.
     """
     count = (usage.compute or 0) + (usage.mps or 0)
     if any(process.has_reserved for process in processes):
@@ -197,11 +199,11 @@ def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
 
 
 def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
-    """Return the reason to refuse a device if another reservation still uses its number, or None.
+    """Return a reason to refuse a device whose number another reservation is still using, or None.
 
-    A process that reserved another GPU under this number still has the number in
-    CUDA_VISIBLE_DEVICES, so its CUDA would start on this device. Any user can lock a file with the
-    name of a missing device, so only one such claim per user counts.
+    A process that reserved another GPU when that GPU had this number still has the number in
+    CUDA_VISIBLE_DEVICES, so CUDA in that process would start on this device. Any user can lock a
+    file that is named after a missing device, so only one such claim per user counts.
 
     Args:
         nvml: The NVML session.
@@ -223,17 +225,17 @@ def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
 
 
 def _is_on(nvml: Nvml, device: Device, holder: Holder) -> bool:
-    """Return whether a process of the holder uses the device."""
+    """Return whether the holder or one of its descendants is using the device."""
     pids = (process.pid for process in nvml.processes(device)) if nvml.sees_all else ()
     return any(procfs.is_descendant(pid, {holder.listed_pid}) for pid in pids)
 
 
 def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
-    """Read the holders of the devices, and the queue.
+    """Read the devices' holders and the queue.
 
-    Testing a lock can make another process fail to take it, so this happens under the mutex. If
-    other processes hold the mutex for too long, the kernel's list of locks is used instead, which
-    may miss some locks.
+    Testing a lock can make another process fail to acquire it, so locks are tested under the mutex.
+    If other processes hold the mutex for too long, the Linux kernel's lock list is used instead,
+    even though it might not show every lock.
     """
     uuids = [device.uuid for device in devices if isinstance(device, Device)]
     unseen = dict.fromkeys(uuids, "its reservations can't be read at the moment")
@@ -262,7 +264,7 @@ def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
 def _old_numbers(
     directory: LockDirectory, devices: Sequence[Device | Fault]
 ) -> dict[str, list[Claim]]:
-    """Return, for each device, the claims on a different GPU that used to have its number."""
+    """For each device, return the claims on other GPUs that used to have the device's number."""
     numbers = directory.listed_numbers()
     readable = [device for device in devices if isinstance(device, Device)]
     return {d.uuid: directory.claims_on_other_devices(d.index, d.uuid, numbers) for d in readable}
@@ -271,12 +273,12 @@ def _old_numbers(
 def _holders(
     uuids: Sequence[str], holders_of: Callable[[str], tuple[Holder, ...]]
 ) -> tuple[dict[str, tuple[Holder, ...]], dict[str, str]]:
-    """Return the holders of each device, and the reasons why some holders are unknown."""
+    """Return each device's holders, or the reason why they are unknown."""
     holders, faults = {}, {}
     for uuid in uuids:
         try:
             holders[uuid] = holders_of(uuid)
-        except LockError as error:  # noqa: PERF203 - a fault concerns one device only
+        except LockError as error:  # noqa: PERF203 - a fault affects only one device
             faults[uuid] = str(error)
     return holders, faults
 
@@ -315,20 +317,20 @@ def _row(
 
 
 def _has(holder: Holder, fault: Fault) -> bool:
-    """Return whether the holder's record names this unusable device, or an instance of it."""
+    """Return whether the holder's record names this unusable device or one of its instances."""
     is_whole = fault.instance is None
     return holder.record.label == fault.label or (is_whole and holder.record.index == fault.index)
 
 
 def _held(row: DeviceStatus, holders: Sequence[Holder]) -> DeviceStatus:
-    """Add the holders to the row of a device that has not been read yet."""
+    """Add the holders to a device's row before the device's use is read."""
     ordered = with_hosts(sorted(map(procfs.with_owner, holders), key=_is_another))
     is_mine = bool(ordered) and not _is_another(ordered[0])
     return row._replace(holders=ordered, is_mine=is_mine, is_unused=None if ordered else False)
 
 
 def _is_another(holder: Holder) -> bool:
-    """Return whether the holder may be a process other than this one."""
+    """Return whether the holder might be a process other than this one."""
     return holder.listed_pid != os.getpid()
 
 
@@ -340,14 +342,15 @@ def _used(
     *,
     is_complete: bool = True,
 ) -> DeviceStatus:
-    """Add the processes, and their reservations, to the row of a device that has been read.
+    """Add processes and their reservations to a device's row after the device's use was read.
 
     Args:
         nvml: The NVML session.
-        row: The row of the device.
+        row: The device's row.
         listed: The processes on the device.
-        idle_mib: The memory in MiB up to which a device is idle. Defaults to the built-in limit.
-        is_complete: Whether all holders of the device are known.
+        idle_mib: The memory use in MiB up to which a device counts as idle. Defaults to the
+            built-in limit.
+        is_complete: Whether all of the device's holders are known.
     """
     holders = row.holders
     if nvml.sees_all:
@@ -363,11 +366,11 @@ def _used(
 
 
 def _is_unreserved_use(row: DeviceStatus, *, is_known: bool) -> bool | None:
-    """Return whether a process without a reservation uses the device. None if unknown."""
+    """Return whether a process without a reservation is using the device, or None if unknown."""
     if not row.holders:
         is_busy = row.use_state is State.BUSY
         return is_busy if is_known or not is_busy else None
-    # Another process of a holder's user does not count as unreserved use.
+    # Other processes of a holder's user don't count as unreserved use.
     belongings = {process.has_reserved for process in row.processes if not process.beside}
     if False in belongings:
         return True

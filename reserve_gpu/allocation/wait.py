@@ -1,4 +1,4 @@
-"""Wait in the queue, and retry at intervals and whenever a lock may have been released."""
+"""Wait in the queue, retrying at intervals and whenever a lock might have been released."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from reserve_gpu.allocation.request import Deadline
     from reserve_gpu.model.queue import Ticket
 
-SECOND_S = 1.0  # seconds between two progress reports
-OFFERS_LIMIT_S = 30.0  # maximum seconds that a request without a wait gives the waiters ahead
-EXPLAIN_EVERY_S = 5.0  # seconds between two readings of the processes on an unchanged device
+SECOND_S = 1.0  # seconds between progress reports
+OFFERS_LIMIT_S = 30.0  # maximum seconds for which a non-waiting request lets waiters go first
+EXPLAIN_EVERY_S = 5.0  # seconds between updates of an unchanged device's users and processes
 
 
 def wait_in_queue(
@@ -37,14 +37,14 @@ def wait_in_queue(
 ) -> Granted | Denied:
     """Wait in the queue until the request is granted or the deadline has passed.
 
-    The caller receives a progress report every second and after each attempt.
+    Progress is reported to the caller every second and after each attempt.
 
     Args:
-        context: The inputs of the attempts.
+        context: The inputs to the attempts.
         denied: The result of the first attempt.
-        deadline: The end of the wait.
-        attempt: Makes another attempt.
-        between: Called repeatedly during the wait.
+        deadline: The deadline for the wait.
+        attempt: A function that makes another attempt.
+        between: A function called repeatedly during the wait.
 
     Returns:
         The result of the last attempt.
@@ -55,9 +55,9 @@ def wait_in_queue(
     request, size = context.request, context.request.terms.size
     fitting = [row.device for row in denied.rows if row.state is not State.UNFIT]
     devices = [device for device in fitting if isinstance(device, Device)]
-    # A percentage is a different amount on each size of device. Record the largest amount. If it
-    # were smaller, other processes could expect this waiter to take a device that is too full for
-    # it, and would skip the waiter.
+    # A percentage means a different amount of memory on each size of device, so record the largest
+    # amount. With a smaller amount, other processes might expect this waiter to take a device that
+    # is too full for its request, and would skip the waiter when it does not take that device.
     size = size and max(map(size.of, devices), default=size)
     terms = request.terms._replace(lease=NO_LEASE, size=size)
     record = Record(describe_this_process(), terms, WaitRequest(deadline.asks, request.needed))
@@ -94,8 +94,8 @@ def wait_in_queue(
             )
             next_second = start + waited_s - waited_s % SECOND_S + SECOND_S
             if wait_for_news(min(due, deadline.at, next_second), news, between):
-                # Let the first waiter check first. If all checked at once, it would have to wait
-                # for the mutex.
+                # Let the first waiter in the queue check first. If all waiters checked at the same
+                # time, the first waiter would have to wait for the mutex.
                 executor.sleep(policy.turn_s(len(ahead)))
                 due = time.monotonic()
                 lively_until = due + policy.LIVELY_S
@@ -109,15 +109,16 @@ def wait_for_offers(
     attempt: Callable[[QueueEntry], Granted | Denied],
     between: Callable[[], object],
 ) -> Granted | Denied:
-    """Give the waiters `STOPPED_S` to take the free devices for which they come first.
+    """Let waiters take the free devices that are offered to them, and skip waiters that don't.
 
-    A request that does not wait comes after all waiters. Without this limit, a waiter that is
-    stopped, or that never takes its devices, would block such requests for as long as it lives.
+    A request that does not wait comes after all waiters. A waiter that is suspended, or that never
+    takes its devices, would block such requests for as long as it exists. Therefore, a waiter is
+    skipped if it does not take the devices offered to it within about `queue.STOPPED_S`.
 
     Args:
-        context: The inputs of the attempts.
-        attempt: Makes another attempt.
-        between: Called repeatedly during the wait.
+        context: The inputs to the attempts.
+        attempt: A function that makes another attempt.
+        between: A function called repeatedly during the wait.
 
     Returns:
         The result of the last attempt.
@@ -139,12 +140,12 @@ def wait_for_offers(
 
 
 class LockChanges:
-    """Detects whether a device may have been released, or a waiter may have left the queue.
+    """Detects when a device might have been released, or a waiter might have left the queue.
 
     Attributes:
-        is_told: Whether the kernel's list of locks is complete, so that it shows such changes. It
-            is incomplete in a container, or if it is too long. An incomplete list is not read again
-            until the next attempt.
+        is_told: Whether the Linux kernel's lock list is complete, so that it shows such changes.
+            The list is incomplete in a container, or if it is too long. An incomplete list is not
+            read again until the next attempt.
     """
 
     def __init__(self, context: AttemptContext) -> None:
@@ -154,16 +155,16 @@ class LockChanges:
         self.is_told = False
 
     def forget(self, denied: Denied) -> None:
-        """Start again with the holders and waiters that the last attempt found."""
+        """Forget earlier changes, and watch the holders and waiters that an attempt found."""
         holders = [holder for row in denied.rows for holder in (*row.holders, *row.counted)]
         self._names = [holder.file for holder in holders if holder.file]
         self._names += [ticket.name for ticket in denied.ahead]
         self.is_told = self._locks.unlisted(()) is not None
 
     def __call__(self) -> bool:
-        """Return whether a lock has newly disappeared from the kernel's list.
+        """Return whether a lock has disappeared from the lock list since the last call.
 
-        If the list misses a lock that is still held, that counts as a change only once.
+        If the list lacks a lock that is still held, this counts as a change only once.
         """
         before = self._missing
         missing = self._locks.unlisted(self._names) if self.is_told else None
@@ -173,11 +174,11 @@ class LockChanges:
 
 
 class Explainer:
-    """Adds users and processes to rows, and caches them between two readings.
+    """Adds users and processes to rows, and caches the results.
 
     Args:
-        context: The inputs of the attempts.
-        every_s: The seconds between two readings of the same device.
+        context: The inputs to the attempts.
+        every_s: The time in seconds for which a device's users and processes are cached.
     """
 
     def __init__(self, context: AttemptContext, every_s: float = EXPLAIN_EVERY_S) -> None:
@@ -186,13 +187,13 @@ class Explainer:
         self._first: tuple[str, Ticket] | None = None
 
     def ticket(self, first: Ticket) -> Ticket:
-        """Return the first ticket in the queue, with its user added."""
+        """Return the queue's first ticket with the waiter's user added."""
         if self._first is None or self._first[0] != first.name:
             self._first = first.name, first._replace(holder=procfs.with_owner(first.holder))
         return self._first[1]
 
     def __call__(self, row: DeviceStatus) -> DeviceStatus:
-        """Return the row with the users and the processes of its device."""
+        """Return the row with its device's users and processes added."""
         users = [(h.pid, h.memory_limit_mib) for h in (*row.holders, row.awaited_by) if h]
         before, read_at, answer = self._known.get(row.label, (None, 0.0, row))
         is_due = time.monotonic() - read_at >= self._every_s
@@ -208,14 +209,15 @@ def _try_again(
     entry: QueueEntry,
     attempt: Callable[[QueueEntry], Granted | Denied],
 ) -> Granted | Denied:
-    """Make another attempt. A temporary fault does not end the wait of a process in the queue.
+    """Make another attempt, ignoring temporary faults once this process has joined the queue.
 
-    Raises LockError if this process can't join the queue.
+    Raises:
+        LockError: This process can't join the queue.
     """
     try:
         context.locks.follow()
         return attempt(entry)
-    except LockError as error:  # a full disk, or a driver that hangs under the mutex
+    except LockError as error:  # such as a full disk, or a driver that hangs under the mutex
         if entry.has_joined or isinstance(error, MutexHeldError):
             return denied
         raise

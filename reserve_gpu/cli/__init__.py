@@ -1,1 +1,1 @@
-"""The command line `reserve-gpu`."""
+"""The `reserve-gpu` command line."""

@@ -1,7 +1,7 @@
-"""Parse the command line of `reserve-gpu`, and call the command.
+"""Parse the `reserve-gpu` command line, and run the requested command.
 
-Only this module turns errors into text on stderr and an exit code. commands/registry.py lists the
-commands.
+Only this module turns errors into text on stderr and an exit code. The commands are listed in
+commands/registry.py.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from reserve_gpu.system import settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LAST_STANDARD = 2  # the file descriptor of stderr
-SUGGESTIONS = {  # hints for the command names of similar tools
+LAST_STANDARD = 2  # stderr's file descriptor
+SUGGESTIONS = {  # hints for command names from similar tools
     "reserve": "Did you mean run, or %reserve_gpu in a notebook?",
     "free": "Did you mean release or status?",
     "ps": "Did you mean status or list?",
@@ -64,14 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _error_text(error: errors.ReserveGPUError, words: Sequence[str]) -> str:
-    """Return the error as text, or as one line of JSON with `--json`."""
+    """Return the error as text or, if `--json` was given, as a line of JSON."""
     if "--json" not in words:
         return reporter.error_text(error)
     return json.dumps({"event": "refused", "time": time.time(), **error.to_dict()})
 
 
 def _words(typed: list[str]) -> list[str]:
-    """Return the arguments, decoded if another machine sent them as a single word."""
+    """Return the arguments, decoding them if another machine sent them as a single word."""
     if len(typed) == 1 and typed[0].startswith(settings.SENT):
         with suppress(ValueError):
             sent = untrusted.parsed(bytes.fromhex(typed[0].removeprefix(settings.SENT)))
@@ -81,10 +81,10 @@ def _words(typed: list[str]) -> list[str]:
 
 
 def _start(words: list[str]) -> int:
-    """Parse the arguments, call the command, and return the exit code.
+    """Parse the arguments, run the command, and return the exit code.
 
-    If the words end with a command to run, it is removed from `words`, because its options are not
-    those of `reserve-gpu`.
+    If the arguments end with a program to run, that part is removed from `words`, because the
+    program's options are not options of `reserve-gpu`.
     """
     words = [*words[1:], "--help"] if words[:1] == ["help"] else words
     typed = (name for name in COMMANDS if name.split() == words[: name.count(" ") + 1])
@@ -96,13 +96,13 @@ def _start(words: list[str]) -> int:
     if arguments.version:
         _print(Output(_version()))
         return 0
-    # Without a command, a person needs the help, but a script has a mistake.
+    # Without a command, show the help for people, but return an error code for scripts.
     _print(Output(arguments.parser.format_help().rstrip()))
     return errors.RequestError.exit_code
 
 
 def _run(name: str, words: list[str]) -> int:
-    """Run a command and return its exit code, without importing other commands."""
+    """Import and run only the given command, and return its exit code."""
     module, length, child = registry.load(name), len(name.split()), None
     if hasattr(module, "split"):
         words[length:], child = module.split(words[length:])
@@ -119,7 +119,7 @@ def _run(name: str, words: list[str]) -> int:
 
 
 def _require_command(words: list[str]) -> None:
-    """Raise RequestError unless the words name a group of commands, or are general options."""
+    """Raise RequestError unless the arguments start with a command group or a general option."""
     first = words[0]
     known = [name for name, command in COMMANDS.items() if command.help]
     is_group = any(each.startswith(f"{first} ") for each in known)
@@ -136,7 +136,7 @@ def _parser(*, has_arguments: bool = False) -> Parser:
     """Return the parser that lists every command.
 
     Args:
-        has_arguments: Whether to add the arguments of each command.
+        has_arguments: Whether to add each command's arguments.
     """
     parser = Parser("reserve-gpu", description=TEXT, formatter_class=RawDescriptionHelpFormatter)
     parser.set_defaults(parser=parser)
@@ -156,7 +156,7 @@ def _parser(*, has_arguments: bool = False) -> Parser:
 
 
 def _complete() -> None:
-    """Print completions of the command line and exit, if argcomplete is installed."""
+    """Print command-line completions and exit, if argcomplete is installed."""
     with suppress(ImportError):
         import argcomplete
 
@@ -173,11 +173,11 @@ def _version() -> str:
 
 
 def _print(output: Output) -> None:
-    """Print the output of a command, in UTF-8 unless it is plain text.
+    """Print a command's output, in UTF-8 unless the output is plain text.
 
-    If the reader closes the pipe, SIGPIPE ends this process quietly, as it does `ls`.
+    If the reader closes the pipe, SIGPIPE quietly terminates this process, just like `ls`.
     """
-    if hasattr(signal, "SIGPIPE"):  # not on Windows
+    if hasattr(signal, "SIGPIPE"):  # missing on Windows
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     encoding = None if output.form == "text" else "utf-8"
     sys.stdout.reconfigure(encoding=encoding, errors="replace")  # type: ignore[union-attr]
@@ -189,13 +189,15 @@ def _print(output: Output) -> None:
 
 
 def _open_standard_descriptors() -> None:
-    """Open /dev/null as stdin, stdout and stderr if they are closed.
+    """Open /dev/null in place of stdin, stdout or stderr if any of them is closed.
 
-    Otherwise the next opened file, perhaps a lock file, would get one of their numbers, and the
-    command would read or write it. The command still finds them closed, because Python's
-    descriptors are closed by exec.
+    Otherwise, the next file to be opened, perhaps a lock file, would get one of the standard file
+    descriptors, and the command would read from that file or write to it. Programs that this
+    process executes still find the standard descriptors closed, because Python opens files with the
+    close-on-exec flag.
     """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= LAST_STANDARD:  # the lowest free number
+    # os.open() returns the lowest free descriptor.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= LAST_STANDARD:
         pass
     os.close(number)
     if not (sys.stdout and sys.stderr):

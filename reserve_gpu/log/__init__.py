@@ -1,1 +1,1 @@
-"""The history: the logged use of devices, and its files on disk."""
+"""Write and read the history, a log of each user's device use."""

@@ -1,7 +1,8 @@
-"""The lines of a history: one per hour of a reserved device, and one per wait.
+"""Encode and decode the lines of a history.
 
-Only this module encodes and decodes their JSON. Users write their own lines, so the lines are
-untrusted and invalid ones are ignored.
+A history has one line for each hour of a device's reservation, and one line for each wait. Only
+this module encodes and decodes the lines' JSON. Users can write anything to their own history, so
+lines are untrusted, and invalid lines are ignored.
 """
 
 import time
@@ -13,26 +14,26 @@ from reserve_gpu.model import untrusted
 from reserve_gpu.model.requests import End
 from reserve_gpu.model.untrusted import LATEST_S, MOST_MIB, number, text
 
-LINE_LIMIT = 4096  # maximum bytes of a line, including its line break
+LINE_LIMIT = 4096  # maximum length of a line in bytes, including its line break
 TEXT_LIMIT = 200  # maximum length of each string, in characters
-# Maximum seconds that a line covers. A line usually covers an hour, but more if its process was
-# stopped for a long time.
+# Maximum number of seconds that a line can cover. A line usually covers an hour, but it covers more
+# if the reservation's process was suspended for a long time.
 LONGEST_S = 32 * 86400.0
 
 
 class Kind(Enum):
-    """The kind of a line."""
+    """The kind of event that a line describes."""
 
     RESERVED = "reserved"  # a reservation of one device
     WAITED = "waited"  # a wait in the queue
 
 
-_KINDS = {kind.value: kind for kind in Kind}  # a dict is faster than calling the Enum
+_KINDS = {kind.value: kind for kind in Kind}  # a dict lookup is faster than calling Kind()
 _ENDS = {end.value: end for end in End}
 
 
 class LogLine(NamedTuple):
-    """One line of a history: an hour of a reserved device, or a wait.
+    """A line in a history, which describes an hour of a device's reservation, or a wait.
 
     Times are in seconds since the epoch. None means that a value is unknown or does not apply.
 
@@ -42,25 +43,27 @@ class LogLine(NamedTuple):
         since: The start of the reservation or the wait.
         start: The start of the period that the line covers.
         end: The end of that period.
-        seconds: The length of that period in seconds, without the time in which the machine was
+        seconds: The length of that period in seconds, excluding any time when the machine was
             suspended.
-        used_s: Seconds in which the reservation's processes used the device.
-        idle_s: Seconds in which they did not use it. The use in the remaining time is unknown.
-        over_s: Seconds in which the reservation exceeded its part of the GPU, or was overdue.
+        used_s: The seconds during which the reservation's processes used the device.
+        idle_s: The seconds during which the reservation's processes did not use the device. Use
+            during the rest of the period is unknown.
+        over_s: The seconds during which the reservation exceeded its part of the GPU or was
+            overdue.
         gpu: The UUID of the device.
         label: The displayed name of the device, such as `GPU2`.
         share: The reserved share of a whole GPU's memory, from 0 to 1.
-        mib: The peak memory of the reservation's processes in MiB.
-        percent: The mean utilization of the device by these processes, in percent.
-        name: The notebook or the command.
+        mib: The peak memory use of the reservation's processes, in MiB.
+        percent: The device's mean utilization by the reservation's processes, in percent.
+        name: The name of the notebook or the command.
         note: The note for other users.
-        asks: The request of a wait, as text.
-        part_mib: The size of a reserved part of a GPU in MiB.
-        until: The end of the lease.
-        idle_limit_s: The idle limit of the lease in seconds.
-        how: The way in which the reservation or the wait ended, if this is its last line.
-        agent: The name of the program that acted for the user.
-        job: The ID of the batch system's job.
+        asks: For a wait, the request as text.
+        part_mib: The size of the reserved part of a GPU in MiB.
+        until: The lease's end time.
+        idle_limit_s: The lease's idle limit in seconds.
+        how: The reason why the reservation or wait ended. Set only on its last line.
+        agent: The name of the program that acted on the user's behalf.
+        job: The ID of the batch job.
     """
 
     kind: Kind
@@ -88,19 +91,26 @@ class LogLine(NamedTuple):
     job: str | None = None
 
     def to_json(self) -> str:
-        """Return the line as JSON without unknown fields; truncate strings to fit `LINE_LIMIT`."""
+        """Return the line as JSON, without fields that are None.
+
+        Strings are truncated so that the line is not longer than `LINE_LIMIT`.
+        """
         fields = {name: _plain(value) for name, value in self._asdict().items()}
         known_fields = {name: value for name, value in fields.items() if value is not None}
         return untrusted.encoded(known_fields, LINE_LIMIT - len("\n")).decode()
 
 
 def month(at: float) -> str:
-    """Return the local month of a time in seconds since the epoch, as in file names: `2026-11`."""
+    """Return a time's local month in the format of the file names, such as `2026-11`.
+
+    Args:
+        at: The time in seconds since the epoch.
+    """
     return time.strftime("%Y-%m", time.localtime(at))
 
 
 def parsed(line: bytes) -> LogLine | None:
-    """Parse a line of a history, or return None if the line is invalid."""
+    """Parse a history line, or return None if the line is invalid."""
     try:
         fields = untrusted.parsed(line, LINE_LIMIT)
         return _entry(fields) if isinstance(fields, dict) else None
@@ -109,7 +119,10 @@ def parsed(line: bytes) -> LogLine | None:
 
 
 def _entry(fields: Mapping[str, Any]) -> LogLine | None:
-    """Return the entry. Raises KeyError, TypeError or ValueError if a field is invalid."""
+    """Build a line from its fields.
+
+    Raise KeyError, TypeError or ValueError if a field is missing or invalid.
+    """
     kind, get = _KINDS[fields["kind"]], fields.get
     longest_s = LATEST_S if kind is Kind.WAITED else LONGEST_S
     return LogLine(
@@ -119,8 +132,8 @@ def _entry(fields: Mapping[str, Any]) -> LogLine | None:
         number(fields["start"]),
         number(fields["end"]),
         seconds := number(fields["seconds"], longest_s),
-        # None is tested inline because a function call is slower, and a year's history has 100,000
-        # lines.
+        # The checks for None are inline because function calls are slower, and a year's history can
+        # have 100,000 lines.
         None if (used_s := get("used_s")) is None else number(used_s, seconds),
         None if (idle_s := get("idle_s")) is None else number(idle_s, seconds),
         None if (over_s := get("over_s")) is None else number(over_s, seconds),

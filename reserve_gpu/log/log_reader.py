@@ -1,4 +1,4 @@
-"""Read the lines of all histories that this user has permission to read."""
+"""Read the lines of every history that this user has permission to read."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from reserve_gpu.system import procfs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-AHEAD_S = 86400.0  # tolerance in seconds for wrong clocks and other time zones
-MOST_LINES = 200_000  # maximum lines read per user: twice what eight GPUs produce in a year
+AHEAD_S = 86400.0  # tolerance in seconds for wrong clocks and different time zones
+MOST_LINES = 200_000  # maximum lines read per user; eight GPUs produce about 100,000 in a year
 
 
 class Logged(NamedTuple):
-    """A line of a history, and the user who wrote it.
+    """A history line and its user.
 
     Attributes:
-        user: The name of the user.
+        user: The user's name.
         entry: The line.
     """
 
@@ -40,15 +40,19 @@ def exists() -> bool:
 def since(
     moment: float, now: float, cut: set[str], most_lines: int = MOST_LINES
 ) -> Iterator[Logged]:
-    """Yield the lines whose period starts between two times, including those of open reservations.
+    """Yield the lines whose period starts at a given time or later.
+
+    This includes the lines of reservations that are still open.
 
     Args:
-        moment: The earlier time in seconds since the epoch.
-        now: The current time in seconds since the epoch.
-        cut: A set to which the names of users with more than `most_lines` lines are added.
-        most_lines: The maximum number of lines to read per user, newest files first.
+        moment: The earliest start of a line's period, in seconds since the epoch.
+        now: The current time in seconds since the epoch. Lines that start more than a day later are
+            ignored.
+        cut: A set to which the function adds the names of users with more than `most_lines` lines.
+        most_lines: The maximum number of lines to read per user. The newest files are read first.
     """
-    budgets: dict[int, int] = {}  # lines that may still be read, by UID; negative if cut off
+    # The number of lines that can still be read, keyed by UID. Negative if lines were left out.
+    budgets: dict[int, int] = {}
     for folder, uid in places.to_read():
         budgets.setdefault(uid, most_lines)
         yield from _read_folder(folder, uid, moment, now, budgets)
@@ -62,8 +66,9 @@ def _read_folder(
     user, latest = procfs.user_name(uid), now + AHEAD_S
     names = sorted(os.listdir(folder), reverse=True)
     pages = _lines(folder, uid, filter(PAGE.fullmatch, names), budgets)
-    # Pages are read before the files of months. If a page's lines are appended to such a file in
-    # between, they are read twice, and the appended lines count because they are newer.
+    # Read the pages, which hold the current hour's lines, before the monthly files. If a page's
+    # lines are appended to a monthly file in between, they are read twice, and the lines from the
+    # monthly file are used because they are newer.
     open_lines = {(entry.id, entry.gpu, entry.start): entry for entry in pages}
     first = month(max(0.0, moment - AHEAD_S))
     months = (name for name in filter(MONTH.fullmatch, names) if name[:7] >= first)
@@ -80,14 +85,14 @@ def _read_folder(
 def _lines(
     folder: int, uid: int, names: Iterator[str], budgets: dict[int, int]
 ) -> Iterator[LogLine]:
-    """Yield the valid lines of these files until the user's budget of lines is used up."""
+    """Yield the valid lines in these files until the user's line budget is used up."""
     for name in names:
         with suppress(OSError):
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
             with os.fdopen(file, "rb") as opened:
                 status = os.fstat(file)
                 is_plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-                # A line that is too long is read in pieces, which do not parse.
+                # A line that is too long is read in pieces, which fail to parse.
                 lines = iter(partial(opened.readline, LINE_LIMIT + 1), b"")
                 for line in lines if is_plain and status.st_uid == uid else ():
                     budgets[uid] -= 1

@@ -1,9 +1,10 @@
-"""Write the history of this user.
+"""Write this user's history.
 
-Each reservation that has not ended has its own file, the page, which its process keeps locked. The
-page holds the lines of the current hour and is rewritten every minute. At the end of an hour, and
-of the reservation, the lines are appended to the file of the month. A process that is killed leaves
-an unlocked page. The user's next reservation appends its lines and removes it.
+Each open reservation has its own file, called a page, which the reserving process keeps locked. The
+page holds the lines for the current hour and is rewritten every minute. At the end of each hour,
+and when the reservation ends, these lines are appended to a monthly file. A process that is killed
+leaves behind an unlocked page. The user's next reservation appends that page's lines to the monthly
+file, and removes the page.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ if TYPE_CHECKING:
 
 PAGE = re.compile(r"[0-9a-f]{16}\.open")
 MONTH = re.compile(r"[0-9]{4}-[0-9]{2}\.jsonl")
-PAGE_LIMIT = 1 << 20  # maximum bytes read from a page
+PAGE_LIMIT = 1 << 20  # maximum number of bytes read from a page
 OWN_MODE = 0o600
 
 
 class Page:
-    """The locked file with the current lines of one reservation.
+    """The locked file that holds a reservation's current lines.
 
     Attributes:
-        folder: The file descriptor of the folder.
-        descriptor: The file descriptor of the page.
-        name: The name of the page in the folder.
+        folder: The file descriptor of the history folder.
+        descriptor: The page's file descriptor.
+        name: The page's file name.
     """
 
     def __init__(self, folder: int, descriptor: int, name: str) -> None:
@@ -49,10 +50,11 @@ class Page:
         """Create a page.
 
         The file is locked before it gets its final name, so that `close_lost` does not mistake it
-        for the page of a killed process.
+        for a killed process's page.
 
         Args:
-            folder: The file descriptor of the folder, which the page closes.
+            folder: The file descriptor of the history folder. Closing the page also closes this
+                descriptor.
 
         Raises:
             OSError: The file can't be created.
@@ -68,23 +70,26 @@ class Page:
 
     @property
     def id(self) -> str:
-        """Return the unique ID of the reservation."""
+        """Return the reservation's unique ID."""
         return self.name.partition(".")[0]
 
     def write(self, entries: Sequence[LogLine]) -> None:
-        """Replace the lines of the page. Raises OSError."""
+        """Replace the page's lines.
+
+        Raises:
+            OSError: The page can't be written.
+        """
         data = "".join(f"{entry.to_json()}\n" for entry in entries).encode()
         os.pwrite(self.descriptor, data, 0)
         os.ftruncate(self.descriptor, len(data))
         os.utime(self.descriptor)
 
     def turn(self, entries: Sequence[LogLine]) -> None:
-        """Append these lines to the file of the month, and empty the page.
+        """Append these lines to the monthly file, and empty the page.
 
         Raises:
             OSError: A file can't be written.
-            HistoryError: The file of the month is not a regular file that only this user can
-                change.
+            HistoryError: The monthly file is not a regular file that only this user can change.
         """
         append(self.folder, entries)
         os.ftruncate(self.descriptor, 0)
@@ -105,7 +110,7 @@ def append(folder: int, entries: Sequence[LogLine]) -> None:
     """Append each line to the history file for its month.
 
     Args:
-        folder: The file descriptor of the folder.
+        folder: The file descriptor of the history folder.
         entries: The lines, ordered by start time.
 
     Raises:
@@ -117,7 +122,7 @@ def append(folder: int, entries: Sequence[LogLine]) -> None:
         file = _opened(folder, f"{name}.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND)
         with files.closing(file):
             size = os.fstat(file).st_size
-            if size and os.pread(file, 1, size - 1) != b"\n":  # a full disk cut the last line
+            if size and os.pread(file, 1, size - 1) != b"\n":  # a full disk truncated the last line
                 data = b"\n" + data
             os.write(file, data)
         if not size:
@@ -125,10 +130,10 @@ def append(folder: int, entries: Sequence[LogLine]) -> None:
 
 
 def close_lost(folder: int) -> None:
-    """Append the lines of pages that this user's killed processes left, and remove the pages.
+    """Append the lines from pages that killed processes left behind, and remove these pages.
 
     Args:
-        folder: The file descriptor of the folder.
+        folder: The file descriptor of this user's history folder.
 
     Raises:
         OSError: The folder can't be listed.
@@ -143,7 +148,7 @@ def close_lost(folder: int) -> None:
 
 
 def _end_lost(folder: int, page: bytes) -> None:
-    """Append the lines of a page, unless its process appended them before it was killed."""
+    """Append a page's lines, unless the killed process had already appended them."""
     entries = filter(None, map(parsed, page.splitlines()))
     lost = [entry._replace(how=entry.how or End.LOST) for entry in entries]
     if lost and not _has(folder, lost[0]):
@@ -151,7 +156,7 @@ def _end_lost(folder: int, page: bytes) -> None:
 
 
 def _has(folder: int, entry: LogLine) -> bool:
-    """Return whether the file of the month has a line with the same ID and start."""
+    """Return whether the monthly file already has a line with the same ID and start."""
     with suppress(FileNotFoundError):
         file = _opened(folder, f"{month(entry.start)}.jsonl", os.O_RDONLY)
         with os.fdopen(os.dup(file), "rb") as opened:
@@ -163,7 +168,7 @@ def _has(folder: int, entry: LogLine) -> bool:
 
 
 def _forget_old(folder: int, newest: str) -> None:
-    """Remove the files of months that are more than a year older than the newest month."""
+    """Remove the monthly files that are more than a year older than the newest one."""
     oldest = f"{int(newest[:4]) - 1}{newest[4:]}"  # the same month of the previous year
     for name in filter(MONTH.fullmatch, os.listdir(folder)):
         if name < oldest:
@@ -172,7 +177,7 @@ def _forget_old(folder: int, newest: str) -> None:
 
 
 def _opened(folder: int, name: str, flags: int) -> int:
-    """Open a file of this user, and return a descriptor that forked children close.
+    """Open one of this user's files, and return a descriptor that forked children close.
 
     Raises:
         OSError: The file can't be opened.

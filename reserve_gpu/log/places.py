@@ -1,12 +1,13 @@
-"""The folders of histories.
+"""Find the folders that contain histories.
 
     /var/lib/reserve_gpu/history/1000/      if root has created the parent directory
     /var/lib/reserve_gpu/history/1000-1/    if another user has taken the first name
     ~/.local/state/reserve_gpu/lab1/        otherwise, for the machine lab1
 
-A history is kept if `history = true` is set in the user's or the administrator's file, or if its
-directory exists and neither file says `false`. A folder has one file per month (`2026-11.jsonl`)
-and one per open reservation (`1f9c2a7e5b3d4c60.open`), which `log_writer` describes.
+A history is kept if `history = true` is set in the user's or the administrator's file, or if a
+directory for histories exists and neither file sets `history = false`. Each folder contains a file
+for each month (`2026-11.jsonl`) and for each open reservation (`1f9c2a7e5b3d4c60.open`). See
+`log_writer` for a description of these files.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NAME = re.compile(r"([0-9]{1,10})(-[0-9]{1,3})?")
 
 
 def to_write(rules: Rules | None) -> int | None:
-    """Open the folder of this user's history, and create it if necessary.
+    """Open the folder for this user's history, creating it if necessary.
 
     Args:
         rules: The administrator's rules.
@@ -42,7 +43,7 @@ def to_write(rules: Rules | None) -> int | None:
         The file descriptor of the folder, or None if no history is kept.
 
     Raises:
-        HistoryError: Other users own all possible folders, or can write to them.
+        HistoryError: All possible folders belong to other users, or other users can write to them.
         OSError: The folder can't be created or opened.
         RequestError: The user's file is invalid.
     """
@@ -59,7 +60,7 @@ def to_write(rules: Rules | None) -> int | None:
 
 
 def path_to_write(rules: Rules | None) -> str | None:
-    """Return the path of the folder for this user's history, which need not exist.
+    """Return the path of this user's history folder, even if the folder does not exist yet.
 
     The setting in the user's file takes precedence over the administrator's.
 
@@ -82,9 +83,10 @@ def path_to_write(rules: Rules | None) -> str | None:
 
 
 def to_read() -> Iterator[tuple[int, int]]:
-    """Yield the file descriptor and the UID of each history that this user has permission to read.
+    """Yield each history folder that this user has permission to read, along with its owner's UID.
 
-    Root can read all histories. A descriptor is closed when the next one is requested.
+    Each folder is yielded as an open file descriptor, which is closed when the iterator moves on.
+    Root can read all users' histories.
     """
     reader, parent = os.geteuid(), settings.history_directory()
     names = _numbered(str(reader))
@@ -102,10 +104,10 @@ def to_read() -> Iterator[tuple[int, int]]:
 
 
 def is_for_all(path: str) -> bool:
-    """Return whether a directory can contain the folders of all users.
+    """Return whether a directory is suitable for all users' history folders.
 
-    Root, or the user who configured the directory, must own it, and it needs the sticky bit if
-    other users can write to it. Users can then create folders, but not remove those of others.
+    The directory must belong to root or to the user who configured it. If other users can write to
+    it, it must have the sticky bit, which lets users create folders but not remove each other's.
     """
     with suppress(OSError):
         status = os.lstat(path)
@@ -116,18 +118,18 @@ def is_for_all(path: str) -> bool:
 
 
 def opened(path: str, uid: int) -> int:
-    """Open a folder that belongs to a user.
+    """Open a user's history folder.
 
     Args:
-        path: The path of the folder.
-        uid: The UID of the user.
+        path: The folder's path.
+        uid: The user's UID.
 
     Returns:
-        The file descriptor of the folder.
+        The folder's file descriptor.
 
     Raises:
         OSError: The folder can't be opened.
-        HistoryError: The folder belongs to another user, or others can write to it.
+        HistoryError: The folder belongs to another user, or other users can write to it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(descriptor)
@@ -138,7 +140,7 @@ def opened(path: str, uid: int) -> int:
 
 
 def _made(path: str) -> int:
-    """Create a folder of this user if it does not exist, and return its file descriptor."""
+    """Create a folder for this user if it does not exist, and return its file descriptor."""
     try:
         os.mkdir(path, OWN_MODE)
     except FileExistsError:
@@ -148,7 +150,7 @@ def _made(path: str) -> int:
 
 
 def _numbered(name: str) -> Iterator[str]:
-    """Yield the possible names of a user's folder, in the order in which they are tried."""
+    """Yield the possible names for a user's folder, in the order in which to try them."""
     yield name
     yield from (f"{name}-{number}" for number in range(1, MOST_FOLDERS))
 

@@ -1,4 +1,4 @@
-"""Functions for programs that show or release the reservations of other processes.
+"""Functions for programs that show or release other processes' reservations.
 
 The JupyterLab extension imports only this module and the names in `reserve_gpu`. To reserve GPUs
 for the calling process, use `reserve_gpu.reserve()`.
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 def status_without_driver() -> Status:
-    """Return the status of reserved devices according to their lock files alone.
+    """Return the status of reserved devices, using only their lock files.
 
-    Use it if `status()` raises DriverError.
+    Call this function if `status()` raises DriverError.
 
     Returns:
-        The status. Each reserved device is a row whose use is unknown. There are no rows if the
-        lock directory can't be used.
+        The status, with a row for each reserved device. The devices' use is unknown. There are no
+        rows if the lock directory can't be used.
     """
     rows: tuple[DeviceStatus, ...] = ()
     with suppress(errors.LockError):
@@ -49,8 +49,8 @@ def html(status: Status) -> str:
         status: The status of this machine.
 
     Returns:
-        HTML that marks the reservations of this user. Suggested commands are for a cell, such as
-        `%reserve_gpu`. Text of other users is escaped.
+        The HTML, in which this user's reservations are marked. Suggested commands, such as
+        `%reserve_gpu`, can be run in a cell. Text from other users is escaped.
     """
     rows = [row._replace(is_mine=any(map(is_own, row.holders))) for row in status.rows]
     picture = status._replace(frontend=MAGIC).picture()
@@ -59,13 +59,14 @@ def html(status: Status) -> str:
 
 
 def other_machines() -> Hosts | None:
-    """Read the status of the machines in the table `[hosts]` over ssh.
+    """Read the status of the machines in the `[hosts]` table over ssh.
 
-    A machine that does not answer within 5 s is reported with that error.
+    If a machine does not respond within 5 s, its status is an error message.
 
     Returns:
-        The status of the machines, or None if no machines are configured. Its `to_dict()` returns
-        the JSON of `reserve-gpu status --hosts`, and a notebook displays its `picture()`.
+        The machines' status, or None if no machines are configured. The status's `to_dict()`
+        returns the same data as `reserve-gpu status --hosts --json`, and a notebook can display the
+        status's `picture()`.
 
     Raises:
         RequestError: The table is invalid, or ssh is not installed.
@@ -78,10 +79,10 @@ def printable(value: Any) -> Any:
     """Make the strings in a status safe to display.
 
     Args:
-        value: The result of a status's `to_dict()`, which contains untrusted text of other users.
+        value: The result of `Status.to_dict()`, which contains untrusted text from other users.
 
     Returns:
-        The same data, in which each string is one line of limited length without invisible
+        The same data, with each string reduced to a single line of limited length without invisible
         characters.
     """
     if isinstance(value, str):
@@ -94,27 +95,30 @@ def printable(value: Any) -> Any:
 
 
 def is_own(holder: Holder) -> bool:
-    """Return whether a holder or a waiter is a process of this user, according to the kernel.
+    """Return whether a holder or waiter is this user's process, according to the Linux kernel.
 
     Args:
-        holder: An item of `row.holders` in a status, or the `ticket.holder` of an item of
+        holder: An entry in a status row's `holders`, or the `holder` of an entry in the status's
             `waiting`.
     """
     return snapshot.is_own(holder)
 
 
 def kernel_of(holder: Holder, kernels: Mapping[int | str, str]) -> str | None:
-    """Return the kernel that is a holder's process, or one of its ancestors.
+    """Return the Jupyter kernel that a holder belongs to.
 
-    A restarting kernel's devices are kept for the next kernel with the same connection file, so a
-    kernel is also identified by that file.
+    The holder is either the kernel's process or one of its descendants. While a kernel is
+    restarting, its devices are kept for the next kernel with the same connection file, so kernels
+    are also identified by their connection files.
 
     Args:
-        holder: A process of this user.
-        kernels: The program's name for each kernel, by pid and by path of the connection file.
+        holder: A holder that is one of this user's processes.
+        kernels: The calling program's name for each kernel, keyed by pid and by the path of the
+            connection file.
 
     Returns:
-        The program's name for the kernel, or None if the holder belongs to none of the kernels.
+        The calling program's name for the kernel, or None if the holder does not belong to any of
+        these kernels.
     """
     keys: list[int | str] = [*procfs.lineage(holder.pid)] if holder.pid else []
     if holder.record.kept_until is not None and (
@@ -129,18 +133,18 @@ def release(
 ) -> tuple[bool, str] | None:
     """Ask another process of this user to release its devices, as `reserve-gpu release` does.
 
-    This waits up to 5 s for an answer. Ending a process can take minutes, because its
-    `before_end()` functions run first.
+    This function waits up to 5 s for a reply. Ending a process can take minutes, because the
+    process's `before_end()` functions run first.
 
     Args:
-        pid: The pid of the process. It may be the old pid of a kernel that has since restarted.
-        since: The start of the reservation in seconds since the epoch, or None for any
-            reservation of the process.
+        pid: The process's pid. For a kernel that has restarted, the old pid also works.
+        since: The reservation's start time in seconds since the epoch, or None for any reservation
+            that the process has.
         is_end: Whether to end the process, as `reserve-gpu release --end` does.
 
     Returns:
-        Whether the process no longer holds the devices, and a message about the result. None if
-        the process has no such reservation.
+        Whether the process no longer holds the devices, and a message about the result. If the
+        process has no such reservation, None is returned instead.
 
     Raises:
         LockError: The lock directory can't be used.
@@ -156,5 +160,5 @@ def release(
 
 
 def type_in_cells() -> None:
-    """Show shell commands in the messages of this process as cells, such as `!ssh lab1`."""
+    """Show shell commands in this process's messages as cell input, such as `!ssh lab1`."""
     errors.shows_cell_syntax = True
