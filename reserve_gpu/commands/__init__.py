@@ -1,1 +1,1 @@
-"""The commands of `reserve-gpu`: one folder and one entry in `registry.py` for each."""
+"""The `reserve-gpu` commands, grouped into folders and listed in `registry.py`."""

@@ -1,4 +1,4 @@
-"""The output of a command: its text, exit code and format."""
+"""A command's output: its text, exit code, and format."""
 
 import json
 import signal
@@ -14,12 +14,12 @@ FORMATS = {"text": "the default", "json": "for programs", "html": "a web page"}
 
 
 class Output(NamedTuple):
-    """The result of a command.
+    """A command's output.
 
     Attributes:
         text: The text to print on stdout.
-        code: The exit code of the process.
-        form: The name of the text's format: one of the choices of `--format`.
+        code: The process's exit code.
+        form: The text's format, which is one of the `--format` choices.
     """
 
     text: str = ""
@@ -28,10 +28,10 @@ class Output(NamedTuple):
 
 
 def format_options(**extra_formats: str) -> tuple[Option, ...]:
-    """Return the options `--format` and `--json`, which is short for `--format json`.
+    """Return the `--format` option, and the `--json` option that is short for `--format json`.
 
     Args:
-        extra_formats: The help texts of a command's additional formats, by format name.
+        extra_formats: The command's additional formats, as format names with descriptions.
     """
     formats = {**FORMATS, **extra_formats}
     choices_help = ", ".join(f"{name} ({text})" for name, text in formats.items())
@@ -44,13 +44,13 @@ def format_options(**extra_formats: str) -> tuple[Option, ...]:
 
 
 def answer(seen: "Shown", form: str, about: str, code: int = 0) -> Output:
-    """Return a result as text, JSON or HTML.
+    """Render a result as text, JSON, or HTML.
 
     Args:
         seen: The result to render.
-        form: The name of the format: `text`, `json` or `html`.
-        about: The subject in the HTML page's title, such as `GPUs`.
-        code: The exit code of the process.
+        form: The format: `text`, `json`, or `html`.
+        about: The subject for the HTML page's title, such as `GPUs`.
+        code: The process's exit code.
     """
     if form == "text":
         return Output(seen.picture().to_text(), code)
@@ -62,5 +62,5 @@ def answer(seen: "Shown", form: str, about: str, code: int = 0) -> Output:
 
 
 def end_with_ssh() -> None:
-    """Raise SystemExit on SIGTERM, so that cleanup code stops SSH clients of unresponsive hosts."""
+    """Raise SystemExit on SIGTERM, so that cleanup code can stop SSH clients that hang."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

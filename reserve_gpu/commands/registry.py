@@ -1,4 +1,4 @@
-"""The table of `reserve-gpu` commands, with the help text and the module of each command."""
+"""The table of `reserve-gpu` commands, with each command's module and help text."""
 
 from typing import Any, NamedTuple
 
@@ -6,14 +6,14 @@ from reserve_gpu.system import loader
 
 
 class Command(NamedTuple):
-    """A command of `reserve-gpu`.
+    """A `reserve-gpu` command.
 
     Attributes:
         module: The module's name, relative to the `commands` package. The module defines
             `add_arguments(parser)` and `run(arguments)`. If the command starts another program, the
-            module also defines `split(words)`, which separates the arguments of `reserve-gpu` from
-            the command line of that program.
-        help: One line of help. If it is empty, the command is internal and `--help` omits it.
+            module also defines `split(words)`, which separates `reserve-gpu`'s own arguments from
+            that program's command line.
+        help: One line of help text. Internal commands have none, so `--help` omits them.
     """
 
     module: str
@@ -38,19 +38,19 @@ COMMANDS = {
     "kernel install": Command(
         "kernels.kernelspec", "Install a Jupyter kernel that starts with its own GPU."
     ),
-    # `kernel install --hosts` runs this command over SSH on the machine that it selects.
+    # Kernels installed with --hosts run this command over SSH to reserve a GPU on another machine.
     "kernel hold": Command("kernels.hold"),
     # Installed kernelspecs contain the words `kernel start`, so this name must not change.
     "kernel start": Command("kernels.start"),
     "why": Command("agents.why", "Show whether you would get a GPU now, and if not, why."),
     "skill": Command("agents.skill", "Print instructions for coding agents that need GPUs."),
-    # A Slurm kernel consists of `kernel slurm` next to the Jupyter client, and `kernel node` in
-    # the job.
+    # For a Slurm kernel, `kernel slurm` runs on the Jupyter client's machine, and `kernel node`
+    # runs in the job.
     "kernel slurm": Command("slurm.relay"),
     "kernel node": Command("slurm.node"),
 }
 
 
 def load(name: str) -> Any:
-    """Import the module of a command."""
+    """Import a command's module."""
     return loader.load(f"commands.{COMMANDS[name].module}")

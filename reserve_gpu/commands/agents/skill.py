@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(_parser: ArgumentParser) -> None:
-    """Add no arguments, because `skill` takes none."""
+    """Do nothing, because `skill` takes no arguments."""
 
 
 def run(_arguments: Namespace) -> Output:

@@ -1,4 +1,4 @@
-"""The `reserve-gpu why` command: show whether a request would succeed now, without reserving."""
+"""The `reserve-gpu why` command: show whether a request would succeed, without reserving a GPU."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ split = command.split_at_sign
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the same arguments that `run` has."""
+    """Add the same arguments that `run` takes."""
     parser.usage, parser.epilog = "reserve-gpu why [options] [DEVICE ...]", MORE
     add(command.OPTIONS, parser)
 
 
 def run(arguments: Namespace) -> Output:
-    """Return the devices that `run` would get with these arguments, or its refusal."""
+    """Return the devices that `run` would reserve, or the reason why it would reserve none."""
     request, _ = request_options.to_request(arguments)
     try:
         devices = api.preview(request, frontends.shell(arguments.command))

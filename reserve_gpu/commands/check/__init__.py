@@ -1,1 +1,1 @@
-"""The `reserve-gpu check` command, the magic's `--check`, and `reserve_gpu.check()`."""
+"""The `reserve-gpu check` command, the magic's `--check` option, and `reserve_gpu.check()`."""

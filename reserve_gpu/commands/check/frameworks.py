@@ -1,7 +1,7 @@
 """Check whether each installed framework sees exactly the reserved GPUs.
 
-Each framework runs in a child process with this process's environment, so that this process itself
-does not start CUDA.
+Each framework runs in a child process that inherits this process's environment, so this process
+never initializes CUDA itself.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from reserve_gpu.model.progress import Progress
 
 
-LIMIT_S = 120.0  # seconds; the import of a framework from a slow disk can take a minute
-PATH_LIMIT = 500  # maximum number of characters shown of a path
-VALUE_LIMIT = 100  # maximum number of characters shown of a variable
-DOES_NOT_FIT = 1  # exit code if a framework does not see the reserved GPUs
+LIMIT_S = 120.0  # seconds; importing a framework from a slow disk can take a minute
+PATH_LIMIT = 500  # maximum length of a displayed path, in characters
+VALUE_LIMIT = 100  # maximum length of a variable's displayed value, in characters
+DOES_NOT_FIT = 1  # exit code unless every framework sees exactly the reserved GPUs
 MIN_COLUMNS = 30  # minimum width of the result column, even in a narrow terminal
 DRIVER = "driver"
 NAMES = {
@@ -62,22 +62,22 @@ NAMES = {
     "cupy": "CuPy",
     "numba": "Numba",
 }
-# Extra variables for the child processes. JAX must not preallocate memory, because the reserved GPU
-# may be in use already.
+# Extra environment variables for the child processes. JAX must not preallocate memory, because the
+# reserved GPU might already be in use.
 QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check. It displays itself as text, and as a table in a notebook.
+    """The result of a check, displayed as text in a terminal and as a table in a notebook.
 
     Attributes:
-        rows: The result for the driver and for each framework.
-        reserved: The reserved devices, in CUDA's order.
-        visible: CUDA_VISIBLE_DEVICES at the time of the check.
+        rows: The results for the driver and each framework.
+        reserved: The reserved devices, in CUDA order.
+        visible: The value of CUDA_VISIBLE_DEVICES at the time of the check.
         python: The path of the Python interpreter that imported the frameworks.
-        part: The reserved part of each device; None if whole devices are reserved.
-        frontend: The frontend that displays the check, for hints in its syntax.
+        part: The amount of memory reserved on each device; None if whole devices are reserved.
+        frontend: The frontend that displays the result. Hints use its command syntax.
     """
 
     rows: tuple[Finding, ...]
@@ -104,7 +104,7 @@ class Check:
         return "\n".join(line.rstrip() for line in [*lines, *_below(self)])
 
     def _repr_html_(self) -> str:
-        """Return an HTML table with inline styles, the only ones kept in untrusted notebooks."""
+        """Return an HTML table with inline styles, because untrusted notebooks remove others."""
         rows = ""
         for row in _present(self):
             texts = map(escape, _cells(self, row))
@@ -114,7 +114,7 @@ class Check:
         return f"{above}{html.table(_titles(self), rows)}{below}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object that docs/formats.md describes. Later versions only add names."""
+        """Return the JSON object that docs/formats.md describes. Later versions only add fields."""
         return {
             "is_well": self.is_well,
             "python": self.python,
@@ -132,21 +132,21 @@ def check(
     slow: Callable[[Progress], object] = lambda _: None,
     frontend: Frontend = PYTHON,
 ) -> Check:
-    """Check which devices the driver and each installed framework see with the current variables.
+    """Check which devices the driver and each installed framework see in this environment.
 
-    If any visible device is not reserved, the frameworks don't start CUDA, because they could take
-    memory on that device.
+    If an unreserved device is visible, no framework initializes CUDA, because that could
+    allocate memory on the device.
 
     Args:
-        limit_s: Timeout in seconds for each framework. All run at the same time.
-        progress: A function that is called repeatedly with two arguments: a line about the
-            progress, and the elapsed seconds.
-        slow: A function that is called if the driver takes long to answer.
-        frontend: The frontend that displays the result, for hints in its syntax.
+        limit_s: Timeout in seconds for each framework. All frameworks are checked in parallel.
+        progress: A function that is called repeatedly with a progress message and the elapsed
+            time in seconds.
+        slow: A function that is called while the driver is slow to respond.
+        frontend: The frontend that displays the result. Hints use its command syntax.
 
     Raises:
         ImpossibleError: The operating system is not Linux.
-        DriverError: There is no driver or it fails, and this process has no reservation.
+        DriverError: The driver is missing or fails, and this process has no reservation.
         ReserveGPUError: A child process can't be started.
     """
     if not sys.platform.startswith("linux"):
@@ -179,7 +179,7 @@ def check(
 
 
 def _capped(key: str, finding: Finding, devices: Sequence[Device], part: Size | None) -> Finding:
-    """Add the variable that limits a framework to its part of a GPU, or code that would do so."""
+    """Add the framework's memory limit to the finding, or code that would set one."""
     if part is None:
         return finding
     variables = memory_caps.limiting_variables(os.environ)
@@ -193,10 +193,10 @@ def _answers(
     limit_s: float,
     progress: Callable[[str, float], object] | None,
 ) -> dict[str, verdict.FrameworkAnswer]:
-    """Return the results of the driver and of each installed framework."""
+    """Return the probe results for the driver and each installed framework."""
     present = [key for key in NAMES if key == DRIVER or probes.is_installed(key)]
     allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
-    # Relative entries are left out, because a file in the working directory could shadow a module
+    # Relative paths are left out, because a file in the working directory could shadow a module
     # that a framework imports.
     path = json.dumps([each for each in sys.path if type(each) is str and os.path.isabs(each)])
 
@@ -216,7 +216,7 @@ def _answers(
 def _run(
     commands: Mapping[str, Sequence[str]], limit_s: float
 ) -> dict[str, verdict.FrameworkAnswer]:
-    """Run the commands at the same time, and return the result of each after at most `limit_s`."""
+    """Run the commands in parallel, and return all results within `limit_s` seconds."""
     answers = dict[str, verdict.FrameworkAnswer]()
     with subprocesses.run_programs(commands, {**spawn.environment(), **QUIET}) as started:
         for key in subprocesses.wait_for_output(
@@ -231,7 +231,7 @@ def _run(
 
 
 def _inherited(rows: Sequence[DeviceStatus]) -> tuple[tuple[Device, ...], ReservationTerms]:
-    """Return the devices that an ancestor process has reserved, in CUDA's order, and its terms."""
+    """Return an ancestor process's devices, in CUDA order, and its reservation's terms."""
     ancestors = procfs.ancestors()
     terms = {
         row.device: holder.record.terms
@@ -248,7 +248,7 @@ def _inherited(rows: Sequence[DeviceStatus]) -> tuple[tuple[Device, ...], Reserv
 
 
 def _above(check: Check) -> list[str]:
-    """Return the lines above the table. A command is on a line of its own."""
+    """Return the lines above the table. Each command is on its own line."""
     python = f" Python: {sanitize(check.python, PATH_LIMIT)}."
     if check.reserved:
         part = f"{phrases.part(check.part)} of " if check.part else ""
@@ -263,12 +263,12 @@ def _above(check: Check) -> list[str]:
 
 
 def _present(check: Check) -> list[Finding]:
-    """Return the rows of the installed frameworks and the driver."""
+    """Return the rows for the driver and the installed frameworks."""
     return [row for row in check.rows if row.verdict is not Verdict.ABSENT]
 
 
 def _below(check: Check) -> list[str]:
-    """Return the lines below the table: missing frameworks, advice and lines to type."""
+    """Return the lines below the table: missing frameworks, advice, and code to type."""
     names = [row.name for row in check.rows if row.verdict is Verdict.ABSENT]
     absent = [f"Not installed: {listed(names)}."] if names else []
     if len(names) == len(check.rows) - 1:
@@ -284,7 +284,7 @@ def _titles(check: Check) -> tuple[str, ...]:
 
 
 def _cells(check: Check, row: Finding) -> list[str]:
-    """Return the table cells of one framework."""
+    """Return one framework's table cells."""
     if row.build is None:
         built_for = "CPU" if row.version else ""
     else:
@@ -308,7 +308,7 @@ def _row_dict(row: Finding) -> dict[str, Any]:
 
 
 def run(arguments: Namespace) -> Output:
-    """Return the result of a check, as text or JSON."""
+    """Check the frameworks, and return the result as text or JSON."""
     with Live(sys.stderr) as live:
         frontend = shell([*shlex.split(program_command()), "check"])
         result = check(progress=live.show_check, slow=live.show, frontend=frontend)
@@ -317,10 +317,10 @@ def run(arguments: Namespace) -> Output:
 
 
 def run_in_notebook(_arguments: Namespace) -> Check:
-    """Return the result of a check, which a notebook displays.
+    """Check the frameworks, and return the result for the notebook to display.
 
     Raises:
-        WaitInterrupted: The user has interrupted the check.
+        WaitInterrupted: The user interrupted the check.
     """
     try:
         with Live() as live:
@@ -337,6 +337,6 @@ GPUs. To check what a command would get: reserve-gpu run -- reserve-gpu check
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `check`."""
+    """Add the `check` command's arguments."""
     parser.epilog = MORE
     add((Option("--json", "print JSON, for programs"),), parser)

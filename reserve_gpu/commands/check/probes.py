@@ -1,8 +1,9 @@
 """Find out which devices a framework sees. This module runs as a script in a child process.
 
-Its arguments are the key of the framework, the UUIDs of the devices that it may use, and the value
-of `sys.path`. It writes a line of JSON to stdout at each step, so that the last step and its
-results are known even after a crash. To start quickly, it imports no other module of this package.
+The script's arguments are the framework's key in PROBES, the UUIDs of the devices that the
+framework may use, and a value for `sys.path`. At each step, the script writes a line of JSON to
+stdout. So even after a crash, the parent process knows the last step and the results so far. To
+start quickly, the script imports no other module from this package.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-NO_CUDA = None  # value of `build` for a build that can't use NVIDIA GPUs
-UNNAMED = ""  # value of `build` for a CUDA build of unknown version
-MISSING = -1  # pseudo CUresult: libcuda.so.1 was not found
-CAPABILITY = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, and _MINOR (cuda.h)
+NO_CUDA = None  # `Framework.build` when the build can't use NVIDIA GPUs
+UNNAMED = ""  # `Framework.build` when the build uses CUDA, but the CUDA version is unknown
+MISSING = -1  # pseudo-CUresult, meaning that libcuda.so.1 was not found
+CAPABILITY = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR (cuda.h)
 PR_SET_PDEATHSIG, SIGKILL = 1, 9  # values from sys/prctl.h and signal.h
 
 
 class DriverCallError(Exception):
-    """The CUDA driver failed.
+    """The CUDA driver could not be loaded, or a driver call failed.
 
     Attributes:
-        code: The CUresult of the call (cuda.h), or MISSING.
+        code: The call's CUresult (cuda.h), or MISSING if libcuda.so.1 was not found. None if the
+            library could not be loaded for another reason.
     """
 
     def __init__(self, text: str, code: int | None) -> None:
@@ -40,15 +42,16 @@ class DriverCallError(Exception):
 
 
 class Framework(NamedTuple):
-    """A framework that has been imported.
+    """An imported framework.
 
     Attributes:
-        version: The version of the framework.
-        build: The CUDA version that it was built for, such as `12.4`, or NO_CUDA or UNNAMED.
-        devices: A function that starts CUDA and returns the numbers of the framework's devices.
-        targets: A function that returns the targets of the framework's compiled code, such as
-            `sm_90` and `compute_90`. The result is empty if the framework compiles for any GPU, or
-            does not list its targets.
+        version: The framework's version.
+        build: The CUDA version that the framework was built for, such as `12.4`, or else NO_CUDA
+            or UNNAMED.
+        devices: A function that initializes CUDA and returns the framework's device numbers.
+        targets: A function that returns the architectures that the framework was compiled for,
+            such as `sm_90` and `compute_90`. The result is empty if the framework can compile for
+            any GPU, or does not list its targets.
     """
 
     version: str
@@ -58,14 +61,14 @@ class Framework(NamedTuple):
 
 
 class _Driver:
-    """The CUDA driver, called without a framework."""
+    """The CUDA driver, called directly through ctypes."""
 
     def __init__(self) -> None:
         self.ctypes: Any = import_module("ctypes")
         try:
             self.cuda = self.ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            is_missing = str(error).startswith("libcuda.so.1: cannot open")  # message text of glibc
+            is_missing = str(error).startswith("libcuda.so.1: cannot open")  # glibc's wording
             raise DriverCallError(str(error), MISSING if is_missing else None) from error
         self.version = _dotted(self._number("cuDriverGetVersion"))
 
@@ -75,18 +78,18 @@ class _Driver:
 
     def uuid(self, number: int) -> str:
         device, data = self._number("cuDeviceGet", number), (self.ctypes.c_ubyte * 16)()
-        # The first version of the function returns the UUID of the GPU for a MIG instance.
+        # For a MIG instance, the first version of this function returns the GPU's UUID.
         has_second = hasattr(self.cuda, "cuDeviceGetUuid_v2")
         function = "cuDeviceGetUuid_v2" if has_second else "cuDeviceGetUuid"
         self._call(function, self.ctypes.byref(data), device)
         return str(uuid.UUID(bytes=bytes(data)))
 
     def capability(self, number: int) -> list[int]:
-        """Return the compute capability as a list, such as [12, 0]."""
+        """Return a device's compute capability as a list, such as [12, 0]."""
         return [self._number("cuDeviceGetAttribute", each, number) for each in CAPABILITY]
 
     def _number(self, function: str, *arguments: int) -> int:
-        """Call a function whose first argument is an output pointer to an int; return the int."""
+        """Call a driver function that stores an int in its first argument, and return that int."""
         self._call(function, self.ctypes.byref(number := self.ctypes.c_int()), *arguments)
         return int(number.value)
 
@@ -109,7 +112,7 @@ def _torch() -> Framework:
     torch: Any = import_module("torch")
 
     def devices() -> Sequence[int]:
-        torch.cuda.init()  # unlike is_available(), it raises an error with the reason
+        torch.cuda.init()  # unlike is_available(), this raises an error that states the reason
         return range(torch.cuda.device_count())
 
     targets = getattr(torch.cuda, "get_arch_list", tuple)  # since PyTorch 1.7
@@ -117,7 +120,7 @@ def _torch() -> Framework:
 
 
 def _tensorflow() -> Framework:
-    """Import TensorFlow (https://www.tensorflow.org/guide/gpu). Keras uses its devices."""
+    """Import TensorFlow (https://www.tensorflow.org/guide/gpu). Keras uses the same devices."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"  # show warnings, which explain missing devices
     tf: Any = import_module("tensorflow")
     info, gpus = tf.sysconfig.get_build_info(), tf.config.list_physical_devices
@@ -164,7 +167,7 @@ PROBES = {
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module is installed. A folder of that name without code does not count."""
+    """Return whether a module is installed. A namespace package does not count."""
     with suppress(ImportError, ValueError, AttributeError):
         spec = find_spec(module)
         return spec is not None and spec.origin is not None
@@ -172,18 +175,20 @@ def is_installed(module: str) -> bool:
 
 
 def probe(key: str, allowed: Collection[str], report: Callable[..., None]) -> None:
-    """Import one framework, start CUDA in it, and report the result of each step.
+    """Import a framework, initialize CUDA in it, and report the result of each step.
 
     Args:
-        key: The key of the framework in PROBES.
-        allowed: UUIDs, without `GPU-`, of the devices that the framework may use. If others are
-            visible, the framework is not started, because it could take memory on them.
+        key: The framework's key in PROBES.
+        allowed: The UUIDs, without the `GPU-` prefix, of the devices that the framework may use.
+            If other devices are visible, the framework does not initialize CUDA, because it could
+            allocate memory on them.
         report: A function that receives the results as keyword arguments.
     """
     report(doing="being imported")
     framework = PROBES[key]()
     report(version=framework.version, build=framework.build)
-    report(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))  # some packages change it on import
+    # Some packages change CUDA_VISIBLE_DEVICES when they are imported.
+    report(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
     if framework.build is NO_CUDA:
         return
     report(doing="starting CUDA")
@@ -199,25 +204,25 @@ def probe(key: str, allowed: Collection[str], report: Callable[..., None]) -> No
 
 
 def main(key: str, allowed: Collection[str], path: list[str]) -> None:
-    """Probe one framework, and write the results or the error to stdout.
+    """Probe a framework, and write the results or the error to stdout.
 
     Args:
-        key: The key of the framework in PROBES.
-        allowed: UUIDs, without `GPU-`, of the devices that the framework may use.
-        path: The new value of `sys.path`.
+        key: The framework's key in PROBES.
+        allowed: The UUIDs, without the `GPU-` prefix, of the devices that the framework may use.
+        path: The new value for `sys.path`.
     """
     import ctypes
 
     sys.path[:] = path
     stdout = os.dup(1)
-    os.dup2(2, 1)  # output of the framework must not mix with the results
+    os.dup2(2, 1)  # keep the framework's output separate from the results
 
     def report(**results: Any) -> None:
-        # Earlier output may lack a newline at its end.
+        # Earlier output might not end with a newline.
         os.write(stdout, f"\n{json.dumps(results)}\n".encode())
 
-    # End this process if its parent is killed. Linux sends the signal when the thread ends that
-    # started this process.
+    # Kill this process when its parent dies. Linux sends the signal when the thread that started
+    # this process exits.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
     try:
         probe(key, allowed, report)
@@ -230,7 +235,11 @@ def main(key: str, allowed: Collection[str], path: list[str]) -> None:
 
 
 def _jax_build() -> str | None:
-    """Return the CUDA version of JAX, from its plugin or, before 0.4.27, the jaxlib version."""
+    """Return the CUDA version that JAX was built for, or NO_CUDA.
+
+    The name of the installed JAX plugin contains the CUDA version. Before JAX 0.4.27, the jaxlib
+    version contains it.
+    """
     for major in ("13", "12", "11"):
         with suppress(metadata.PackageNotFoundError):
             metadata.version(f"jax-cuda{major}-plugin")
@@ -240,10 +249,10 @@ def _jax_build() -> str | None:
 
 
 def _dotted(version: int) -> str:
-    """Return a CUDA version number as text: `12.4` for 12040."""
+    """Format a CUDA version number: 12040 becomes `12.4`."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
 if __name__ == "__main__":
     main(sys.argv[1], *(json.loads(word) for word in sys.argv[2:]))
-    os._exit(0)  # skip the framework's cleanup, which is slow and may hang
+    os._exit(0)  # skip the framework's cleanup, which is slow and might hang

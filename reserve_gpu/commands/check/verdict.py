@@ -1,4 +1,4 @@
-"""Decide from a probe's result whether a framework sees exactly the reserved devices.
+"""Decide whether a framework sees exactly the reserved devices, based on its probe's results.
 
 All functions are pure.
 """
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Device
 
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE (cuda.h)
-TEXT_LIMIT = 200  # maximum number of characters of a framework's message
+TEXT_LIMIT = 200  # maximum length of a framework's message, in characters
 
-# Advice for errors returned by cuInit; docs/check.md lists the sources. Commands are on separate
-# lines.
+# Advice for errors returned by cuInit; docs/check.md lists the sources. Each command is on its own
+# line.
 REMEDIES: dict[int, str] = {
     MISSING: "The CUDA library of the NVIDIA driver was not found. In a container, set "
     "NVIDIA_DRIVER_CAPABILITIES=compute,utility. On Debian, install the package libcuda1.",
@@ -58,7 +58,7 @@ REMEDIES: dict[int, str] = {
 
 
 class Verdict(Enum):
-    """The result of the check for one framework."""
+    """The outcome of checking one framework."""
 
     FITS = "fits"
     UNRESERVED = "unreserved"  # the framework works, but no device is reserved
@@ -72,21 +72,23 @@ class FrameworkAnswer(NamedTuple):
     """The result of probing one framework; see `probes.probe`.
 
     Attributes:
-        version: The version of the framework; None if it could not be imported.
-        build: The CUDA version that it was built for; empty if unknown, None for a CPU build.
-        visible: CUDA_VISIBLE_DEVICES after the import.
-        doing: The last step that the probe started, for messages.
-        devices: The UUIDs, without `GPU-`, of the devices that the framework sees. An item is None
-            if the driver does not list the device. None if the probe did not reach this step.
-        targets: The targets of the framework's compiled code, such as `sm_90` and `compute_90`;
-            empty if the framework does not list them.
+        version: The framework's version; None if the framework could not be imported.
+        build: The CUDA version that the framework was built for; empty if unknown, None for a CPU
+            build.
+        visible: The value of CUDA_VISIBLE_DEVICES after the import.
+        doing: The last step that the probe started, as a phrase for messages.
+        devices: The UUIDs, without the `GPU-` prefix, of the devices that the framework sees. A
+            device that the driver does not list is None. The whole field is None if the probe did
+            not get this far.
+        targets: The architectures that the framework was compiled for, such as `sm_90` and
+            `compute_90`; empty if the framework does not list them.
         capabilities: The compute capability of each device, such as [9, 0].
-        error: The message of the error; None after a success.
-        driver_code: The CUresult of a failed driver call.
-        is_done: Whether the probe has finished.
+        error: The error message; None if there was no error.
+        driver_code: The CUresult of a failed driver call; None if no call failed.
+        is_done: Whether the probe finished.
         stderr: The last line that the probe wrote to stderr.
-        code: The exit code, or the negative number of the signal that ended the process. None if
-            the process was stopped after the timeout.
+        code: The probe's exit code, or the negated number of the signal that killed it. None if
+            the probe was stopped after the timeout.
         limit_s: The timeout in seconds.
     """
 
@@ -106,14 +108,14 @@ class FrameworkAnswer(NamedTuple):
 
 
 class Expectation(NamedTuple):
-    """The values that a framework's result is compared with.
+    """The values that a framework's result is checked against.
 
     Attributes:
-        reserved: The devices of the reservation, in CUDA's order; empty without a reservation.
-        known: All devices of the machine.
+        reserved: The reserved devices, in CUDA order; empty without a reservation.
+        known: All devices on this machine.
         visible: The current value of CUDA_VISIBLE_DEVICES.
-        expected: The value of CUDA_VISIBLE_DEVICES that the reservation has set; None if unknown.
-        driver: The result of the driver's own probe.
+        expected: The value that the reservation gave CUDA_VISIBLE_DEVICES; None if it is unknown.
+        driver: The result of probing the driver itself.
     """
 
     reserved: tuple[Device, ...] = ()
@@ -123,7 +125,7 @@ class Expectation(NamedTuple):
     driver: FrameworkAnswer = FrameworkAnswer()
 
     def identify(self, uuid: str | None) -> tuple[str, str | None]:
-        """Return the label and the NVML UUID of the device with the given CUDA UUID."""
+        """Return a device's label and NVML UUID, given its CUDA UUID."""
         for device in (*self.reserved, *self.known):
             if cuda_uuid(device) == uuid:
                 return device.label, device.uuid
@@ -131,18 +133,19 @@ class Expectation(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """The row of one framework in a check.
+    """One framework's row in a check.
 
     Attributes:
-        name: The name of the framework.
-        verdict: The result.
-        version: The version of the framework.
-        build: The CUDA version that it was built for; empty if unknown, None for a CPU build.
-        sees: The label and the UUID of each device; the UUID is None if it is unknown.
-        reason: The reason for a bad result; otherwise empty.
-        remedy: Advice on an error of the CUDA driver.
-        cap: The variable that limits the framework to the reserved part of a GPU, and its value.
-        to_type: A line of Python that sets the limit, if no variable does.
+        name: The framework's name.
+        verdict: The outcome of the check.
+        version: The framework's version.
+        build: The CUDA version that the framework was built for; empty if unknown, None for a CPU
+            build.
+        sees: The label and UUID of each device that the framework sees. An unknown UUID is None.
+        reason: The reason for a bad verdict; otherwise empty.
+        remedy: Advice about a CUDA driver error.
+        cap: The variable that limits the framework's memory, as `NAME=VALUE`.
+        to_type: A line of Python that limits the framework's memory, if no variable does.
     """
 
     name: str
@@ -162,12 +165,12 @@ class Finding(NamedTuple):
 
 
 def evaluate(name: str, answer: FrameworkAnswer, expectation: Expectation) -> Finding:
-    """Return the finding for a framework.
+    """Evaluate the result of probing one framework.
 
     Args:
-        name: The name of the framework.
-        answer: The result of its probe.
-        expectation: The values to compare the result with.
+        name: The framework's name.
+        answer: The probe's result.
+        expectation: The values to check the result against.
     """
     verdict, reason = _verdict(answer, expectation)
     is_cause = answer is expectation.driver and reason == _sanitized(answer.error or "")
@@ -183,21 +186,22 @@ def evaluate(name: str, answer: FrameworkAnswer, expectation: Expectation) -> Fi
 
 
 def cuda_uuid(device: Device) -> str:
-    """Return the UUID of a device in CUDA, without `GPU-`.
+    """Return the UUID that CUDA uses for a device, without the `GPU-` prefix.
 
-    Before driver 470, the UUID of a MIG instance starts with `MIG-GPU-`, and CUDA uses the UUID of
-    its GPU.
+    Before driver 470, a MIG instance's UUID starts with `MIG-GPU-`, and CUDA uses the UUID of the
+    instance's GPU instead.
     """
     is_old_instance = device.uuid.startswith("MIG-GPU-")
     return names.bare_uuid((is_old_instance and device.gpu_uuid) or device.uuid)
 
 
 def runs_on(target: str, capability: tuple[int, int]) -> bool:
-    """Return whether code that nvcc compiled for a target runs on a GPU.
+    """Return whether code compiled for a target runs on a GPU with the given compute capability.
 
-    Compiled code (`sm_86`) runs on the same major version with the same or a higher minor version.
-    The driver compiles PTX (`compute_86`) for the same or any higher version. The suffix `a` limits
-    a target to exactly its version, and `f` to its family. Unknown targets count as runnable.
+    Machine code (`sm_86`) runs on GPUs with the same major version and the same or a higher minor
+    version. The driver compiles PTX code (`compute_86`) for GPUs with the same or any higher
+    version. The suffix `a` restricts code to exactly its version, and `f` restricts it to its
+    family. Code for an unknown target is assumed to run.
 
     https://docs.nvidia.com/cuda/ada-compatibility-guide
     https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html
@@ -216,9 +220,9 @@ def parse_answer(out: bytes, err: bytes, code: int | None, limit_s: float) -> Fr
     """Parse the output of a probe.
 
     Args:
-        out: The stdout of the process: lines of JSON, which are merged.
-        err: The stderr of the process.
-        code: The exit code; None if the process did not end within the timeout.
+        out: The probe's stdout. Its lines of JSON are merged.
+        err: The probe's stderr.
+        code: The probe's exit code; None if the probe did not finish in time.
         limit_s: The timeout in seconds.
     """
     merged: dict[str, Any] = {}
@@ -263,7 +267,10 @@ def _failure(answer: FrameworkAnswer) -> str:
 
 
 def _why_none(answer: FrameworkAnswer, expectation: Expectation) -> str:
-    """Return the most likely reason why no device is seen, starting with what to fix first."""
+    """Return the most likely reason why the framework sees no device.
+
+    If there are several reasons, return the one that the user should fix first.
+    """
     driver = expectation.driver
     is_imported = answer.version is not None
     error = _sanitized(driver.error or "")

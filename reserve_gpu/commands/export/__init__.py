@@ -1,1 +1,1 @@
-"""The output formats of a status besides text and JSON: an HTML page and metrics."""
+"""Additional output formats: an HTML page and Prometheus metrics."""

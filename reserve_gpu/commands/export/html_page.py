@@ -10,7 +10,7 @@ from reserve_gpu.render.phrases import escape
 if TYPE_CHECKING:
     from reserve_gpu.render.pictures import Shown
 
-# `color-scheme` applies to the elements that the browser draws itself, such as memory bars.
+# `color-scheme` sets the colors of elements that the browser draws itself, such as memory bars.
 PAGE = """\
 <!DOCTYPE html>
 <html lang="en">
@@ -34,11 +34,11 @@ h1 {{ font-size: 1.3em; margin: 0 0 0.5em }}
 
 
 def page(content: Shown, about: str) -> str:
-    """Return the page. It loads no scripts, style sheets or images.
+    """Return a standalone HTML page, which loads no scripts, style sheets, or images.
 
     Args:
-        content: The status or report.
-        about: The subject for the title, such as `GPUs`.
+        content: The status or report to render.
+        about: The title's subject, such as `GPUs`.
     """
     title = escape(f"{about} of {sanitize(content.host)}")
     return PAGE.format(title=title, picture=content.picture()._repr_html_())

@@ -1,9 +1,9 @@
-"""Render the status as metrics for the textfile collector of Prometheus' node_exporter.
+"""Render the status as Prometheus metrics for node_exporter's textfile collector.
 
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/
 Names and units: https://prometheus.io/docs/practices/naming/
 
-Unknown values have no sample, so alerts on them do not fire and graphs do not show a zero.
+An unknown value has no sample, so it neither triggers an alert nor shows up as a zero in a graph.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     ]
 
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-UNKNOWN_USER = "somebody"  # user label of a holder whose user is unknown
+UNKNOWN_USER = "somebody"  # `username` label of a holder whose user is unknown
 
-# Metrics of each device: name, help text, and a function that returns the value or None.
+# Per-device metrics: the name, the help text, and a function that returns the value or None.
 DEVICE_GAUGES: tuple[Gauge, ...] = (
     ("free", "Whether the device is idle and not reserved.",
           lambda row: None if row.state is State.UNKNOWN else row.state is State.FREE),
-    ("used_without_reservation", "Whether a process uses the device without a reservation.",
+    ("used_without_reservation", "Whether a process is using the device without a reservation.",
           lambda row: row.is_unreserved_use if row.usage else None),
     ("broken", "Whether the driver can't use the device.", lambda row: row.state is State.BROKEN),
-    ("memory_used_bytes", "Memory of the device in use.",
+    ("memory_used_bytes", "Device memory in use.",
           lambda row: _bytes(row.usage and row.usage.used_mib)),
     ("memory_total_bytes", "Total memory of the device.",
           lambda row: _bytes(row.device.memory_mib if isinstance(row.device, Device) else None)),
-    ("memory_promisable_bytes", "Memory of the device that can still be reserved as a part.",
+    ("memory_promisable_bytes", "Device memory still available for partial reservations.",
           lambda row: _bytes(row.promisable_mib)),
     ("utilization_ratio", "Recent utilization of the device, 0 to 1.",
           lambda row: None if row.utilisation is None else row.utilisation / 100),
 )  # fmt: skip
-# Metrics of each GPU. MIG instances share their GPU's readings, so a sample per instance would make
-# sums too large.
+# Per-GPU metrics. MIG instances share their GPU's sensors, so one sample per instance would inflate
+# sums.
 GPU_GAUGES: tuple[Gauge, ...] = (
     ("temperature_celsius", "Temperature of the GPU.", lambda row: row.temperature_c),
     ("power_usage_watts", "Power draw of the GPU.", lambda row: row.power_w),
@@ -58,8 +58,8 @@ GPU_GAUGES: tuple[Gauge, ...] = (
           lambda row: row.power_limit_w),
 )  # fmt: skip
 
-# Metrics of each user's reservations of a device. The last item merges the values of several
-# processes of the user.
+# Metrics for each device and each user who reserved it. The last item is a function that merges the
+# values from the user's processes.
 USER_GAUGES: tuple[GaugeOfUser, ...] = (
     ("user_memory_promised_bytes", "Device memory that the user has reserved as parts of a GPU.",
      lambda holder, _: _bytes(_promised_mib(holder)), sum),
@@ -77,13 +77,14 @@ USER_GAUGES: tuple[GaugeOfUser, ...] = (
 
 
 def text(result: Status | Hosts) -> str:
-    """Return the metrics of one or several machines."""
+    """Return the metrics for one or more machines."""
     hosts = [({"hostname": each.host}, each) for each in result.machines]
     rows = [({**host, **_labels(row)}, row, each) for host, each in hosts for row in each.rows]
     gpus = {
         (each.host, row.device.index): ({**host, **_gpu_labels(row)}, row, each)
         for host, each in hosts
-        # A single MIG instance can fail. Rows with readings come last, because the last one wins.
+        # Reading the usage of a single MIG instance can fail. Sort rows with a usage last, because
+        # the last row for each GPU wins.
         for row in sorted(each.rows, key=lambda row: row.usage is not None)
     }
     families = [_family("info", "Properties of the device in labels; always 1.", [
@@ -112,7 +113,7 @@ def text(result: Status | Hosts) -> str:
 
 
 def _family(name: str, about: str, samples: list[Sample]) -> str:
-    """Return a metric with its samples; an empty string if it has none."""
+    """Return a metric with its samples, or an empty string if it has no samples."""
     name = f"reserve_gpu_{name}"
     lines = [
         f"{name}{{{_in_braces(labels)}}} {float(value):.15g}\n"
@@ -123,12 +124,15 @@ def _family(name: str, about: str, samples: list[Sample]) -> str:
 
 
 def _promised_mib(holder: Holder) -> float | None:
-    """Return the size of a part; 0 for a joined process, whose part is counted already."""
+    """Return the memory that a holder reserved as a part of a GPU.
+
+    A joined process has 0, so that shared memory is not counted twice.
+    """
     return 0.0 if holder.beside and holder.memory_limit_mib else holder.memory_limit_mib
 
 
 def _in_braces(labels: Labels) -> str:
-    # Some values are untrusted. Sanitizing them first also removes their line breaks.
+    # Some values are untrusted. Sanitizing them also removes line breaks.
     return ",".join(
         f'{name}="{sanitize(value).translate(ESCAPES)}"' for name, value in labels.items()
     )
@@ -167,12 +171,12 @@ def _waiting(labels: Labels, status: Status) -> Iterator[Sample]:
 
 
 def _counts(labels: Labels, holders: Iterable[Holder], *, is_complete: bool) -> Iterator[Sample]:
-    """Yield the number of processes of each user, or 0 with an empty user if there are none.
+    """Yield each user's number of processes, or 0 with an empty username if there are none.
 
     Args:
         labels: The labels of the device or host.
         holders: The processes to count.
-        is_complete: Whether all processes are known. If not, zero is not reported.
+        is_complete: Whether all processes are known. Otherwise, a zero is not reported.
     """
     users = Counter(map(_user, holders))
     if not users and is_complete:
@@ -188,7 +192,7 @@ def _by_user(
     read: Callable[[Holder, float], float | None],
     merge: Callable[[list[float]], float],
 ) -> Iterator[Sample]:
-    """Yield the merged value of each user's processes, if the value of every process is known."""
+    """Yield one merged value per user. Skip users with a process whose value is unknown."""
     for user in dict.fromkeys(map(_user, row.holders)):
         values = [read(holder, status.time) for holder in row.holders if _user(holder) == user]
         known = [value for value in values if value is not None]

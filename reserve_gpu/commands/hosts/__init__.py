@@ -1,1 +1,1 @@
-"""The option `--hosts`: the status of other machines, and kernels that run on them."""
+"""The `--hosts` option: the status of other machines, and kernels that run on them."""

@@ -1,4 +1,4 @@
-"""The status of several machines in one picture, with a section for each machine."""
+"""Render the status of several machines, with a section for each machine."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 
     from reserve_gpu.render.status_view import Status
 
-VERSION = 1  # version of the JSON format; names are added but never removed
-SSH_FAILED = 255  # exit code of ssh itself; see "EXIT STATUS" in ssh(1)
-NOT_FOUND = (126, 127)  # a shell's exit codes for a command that it can't run or find
+VERSION = 1  # JSON format version; fields are added but never removed
+SSH_FAILED = 255  # exit code when ssh itself fails; see "EXIT STATUS" in ssh(1)
+NOT_FOUND = (126, 127)  # shell exit codes when a command can't be run or found
 
 
 class Hosts(NamedTuple):
     """The state of several machines at one moment.
 
     Attributes:
-        answers: The status of each host, or a one-line reason if it sent none, by host name.
-        time: The time of the readings, in seconds since the epoch.
-        typed: The arguments of `--hosts`.
-        is_all: Whether every device gets its own line. Otherwise similar free devices share one.
+        answers: A mapping from each host's name to its status, or to a one-line reason if the host
+            sent none.
+        time: The time when the status was read, in seconds since the epoch.
+        typed: The values given to `--hosts`.
+        is_all: Whether every device gets its own line. Otherwise, similar free devices share one.
     """
 
     answers: Mapping[str, Status | str]
@@ -41,7 +42,7 @@ class Hosts(NamedTuple):
     is_all: bool = False
 
     def picture(self) -> Picture:
-        """Return the picture: a summary of the free GPUs, and a section for each host."""
+        """Render a summary of the free GPUs, and a section for each host."""
         sections = [
             Layout([((name, STRONG), ": ", (each, MARK))])
             if isinstance(each, str)
@@ -68,14 +69,14 @@ class Hosts(NamedTuple):
 
     @property
     def host(self) -> str:
-        """Return the names of all hosts, separated by commas."""
+        """Return all host names, separated by commas."""
         return ", ".join(self.answers)
 
     @property
     def machines(self) -> tuple[Status, ...]:
-        """Return the status of each machine that answered, with the host name given to ssh.
+        """Return the status of each machine that responded, with the host name given to ssh.
 
-        The names given to ssh are unique. The machines' own names may not be.
+        The names given to ssh are unique, but the machines' own names might not be.
         """
         answers = self.answers.items()
         return tuple(
@@ -84,7 +85,7 @@ class Hosts(NamedTuple):
 
 
 def _head(hosts: Hosts) -> Iterator[Line]:
-    """Yield the summary of the free GPUs, its time, and the commands that get one."""
+    """Yield a summary of the free GPUs, the time, and commands that reserve a GPU."""
     available = {each.host: layout.free(each.rows) for each in hosts.machines}
     places = [f"{name} {phrases.ranges(free)}" for name, free in available.items() if free]
     count = sum(map(len, available.values()))
@@ -108,7 +109,7 @@ def _head(hosts: Hosts) -> Iterator[Line]:
 
 
 def _section(name: str, status: Status) -> Layout:
-    """Return the section of one host: its status without the commands for its local users."""
+    """Return a host's section, which is its status without the commands for local users."""
     own_name = sanitize(status.host)
     is_same = own_name.partition(".")[0] == name.rpartition("@")[2].partition(".")[0]
     head: Line = (
@@ -131,19 +132,19 @@ def _section(name: str, status: Status) -> Layout:
 
 
 def silent(name: str, limit_s: float) -> str:
-    """Return the message for a host that did not answer in time."""
+    """Return the message for a host that did not respond in time."""
     return f"no answer within {limit_s:.0f} s. Try: {shell_line(f'ssh {name}')}"
 
 
 def failed(name: str, code: int | None, out: str, err: str, command: str) -> str:
-    """Return the message for a host where the command failed.
+    """Return the message for a host on which the command failed.
 
     Args:
-        name: The name of the host, as given to ssh.
-        code: The exit code of ssh, which is the command's own if ssh connected.
-        out: The stdout of the command.
-        err: The stderr of ssh and the command.
-        command: The subcommand of `reserve-gpu`.
+        name: The host's name, as given to ssh.
+        code: The exit code of ssh. If ssh connected, this is the command's own exit code.
+        out: The command's stdout.
+        err: The combined stderr of ssh and the command.
+        command: The `reserve-gpu` subcommand.
     """
     reason, ssh = _last(err), shell_line(f"ssh {name}")
     if code == SSH_FAILED and "permission denied" in err.lower():
@@ -159,13 +160,13 @@ def failed(name: str, code: int | None, out: str, err: str, command: str) -> str
 
 
 def another_format(name: str, version: int | None, text: str, command: str) -> str:
-    """Return the message for a host that answered in another format.
+    """Return the message for a host whose reply has an unsupported format.
 
     Args:
-        name: The name of the host, as given to ssh.
-        version: The version of the host's format; None if the answer has none.
-        text: The output of the command.
-        command: The subcommand of `reserve-gpu`.
+        name: The host's name, as given to ssh.
+        version: The version of the reply's format; None if the reply does not state a version.
+        text: The command's output.
+        command: The `reserve-gpu` subcommand.
     """
     if version is None:
         answer = _last(text) or "nothing"
@@ -176,6 +177,6 @@ def another_format(name: str, version: int | None, text: str, command: str) -> s
 
 
 def _last(text: str) -> str:
-    """Return the last line of another machine's output, sanitized."""
+    """Return the sanitized last line of another machine's output."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     return sanitize(lines[-1], REASON_LIMIT).removeprefix("ssh: ").rstrip(".") if lines else ""

@@ -1,4 +1,4 @@
-"""The Jupyter kernel provisioner that starts a kernel on a remote machine with a free GPU.
+"""A Jupyter kernel provisioner that starts a kernel on a remote machine with a free GPU.
 
 This module chooses the machine. sshpyk starts the kernel there and tunnels its channels. Jupyter
 finds the provisioner through an entry point:
@@ -21,7 +21,7 @@ from reserve_gpu.model import errors
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import jupyter_kernel, procfs, settings, spawn
 
-LIMIT_S = 30.0  # seconds in which a failed start is retried on another host
+LIMIT_S = 30.0  # seconds during which a failed start is retried on other hosts
 try:
     from sshpyk.provisioning import SSHKernelProvisioner
     from sshpyk.utils import get_local_ssh_configs, validate_ssh_config
@@ -34,7 +34,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# ssh options on which sshpyk's tunnels depend, as `ssh -G` prints them
+# ssh options that sshpyk's tunnels depend on, as `ssh -G` prints them
 CONTROL = ("controlmaster", "controlpersist", "controlpath")
 NO_CONTROL = (
     "sshpyk needs an ssh connection that stays open. Add to ~/.ssh/config: "
@@ -45,19 +45,19 @@ FAILURES = (OSError, RuntimeError, ValueError, asyncio.TimeoutError)
 
 
 class HostsProvisioner(SSHKernelProvisioner):
-    """Start a kernel on a host that fits the request, preferably the one with the most free GPUs.
+    """Starts a kernel on a host that meets the request, trying hosts with more free GPUs first.
 
     Attributes:
-        hosts: Host names as ssh accepts them, or groups from `[hosts]`.
-        wishes: The command-line options of the request.
+        hosts: Host names in the form that ssh accepts, or groups from the `[hosts]` table.
+        wishes: The request's command-line options.
     """
 
     hosts = List(Unicode(), config=True)
     wishes = List(Unicode(), config=True)
     session_send_orig = None  # read by sshpyk when a kernel shuts down
     ssh: str | None  # path of the local ssh program
-    rem_pid_k: int | None  # pid of the kernel on the remote host
-    rem_proc_cmds: dict[int | None, str]  # initial command line of each remote process, by pid
+    rem_pid_k: int | None  # the kernel's process ID on the remote host
+    rem_proc_cmds: dict[int | None, str]  # each remote process's initial command line
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Find a host and start the kernel there. A restart stays on the same host.
@@ -70,7 +70,7 @@ class HostsProvisioner(SSHKernelProvisioner):
         if self.restart_requested:
             return await self._launched(**kwargs)
         self.raise_on_ssh_config_error = False  # _lack() checks the configuration instead
-        os.makedirs(jupyter_runtime_dir(), mode=0o700, exist_ok=True)  # for a file of sshpyk
+        os.makedirs(jupyter_runtime_dir(), mode=0o700, exist_ok=True)  # sshpyk needs this folder
         until, failed = time.monotonic() + LIMIT_S, dict[str, str]()
         while True:
             name = await self._find(kwargs.get("env") or os.environ, failed)
@@ -90,21 +90,22 @@ class HostsProvisioner(SSHKernelProvisioner):
     async def _launched(self, **kwargs: Any) -> dict[str, Any]:
         """Start the kernel on the chosen host."""
         made = await super().pre_launch(**kwargs)
-        # The process executes the kernel once it has a GPU, so its command line changes. sshpyk
-        # would mistake the change for the end of the kernel.
+        # Once the process has a GPU, it replaces itself with the kernel, so its command line
+        # changes. sshpyk would mistake this change for the kernel's exit.
         self.rem_proc_cmds.pop(self.rem_pid_k, None)
         return dict(made)
 
     def patch_session_send(self) -> None:
         """Do nothing, because only sshpyk's persistent kernels need this patch.
 
-        Applied twice, for example after a crash, it would recurse forever.
+        If the patch were applied twice, for example after a crash, it would recurse forever.
         """
 
     async def poll(self) -> int | None:
-        """Return the kernel's exit code, or None while it runs.
+        """Return the kernel's exit code, or None if the kernel is still running.
 
-        sshpyk reports an end if ssh fails once, so an end is checked a second time.
+        A single ssh failure makes sshpyk report that the kernel has exited, so poll once more to
+        confirm an exit.
         """
         pid, ended = self.rem_pid_k, await super().poll()
         if pid is not None and ended is not None:
@@ -116,11 +117,11 @@ class HostsProvisioner(SSHKernelProvisioner):
         """Reserve GPUs on a host, and configure sshpyk to start the kernel there.
 
         Args:
-            environ: The environment of the kernel.
-            failed: Hosts to leave out, with the reason for each.
+            environ: The kernel's environment.
+            failed: The hosts to skip, with the reason for each.
 
         Returns:
-            The name of the host.
+            The host's name.
 
         Raises:
             ReserveGPUError: No host can fulfill the request.
@@ -142,13 +143,13 @@ class HostsProvisioner(SSHKernelProvisioner):
         )
         self.ssh = self.ssh or spawn.program("ssh")
         value = jupyter_kernel.encode_description(start)
-        # sshpyk does not forward the environment, but it writes FP_PY="{remote_python}" into its
-        # shell command, so the variable is exported there.
+        # sshpyk does not forward environment variables. But its shell command contains
+        # FP_PY="{remote_python}", so the variable can be exported there.
         self.remote_python = f'{python}"; export {settings.STARTED}="{value}'
         return self.ssh_host_alias
 
     async def _give_up(self) -> None:
-        """End any kernel that was started on the chosen host, and clean up."""
+        """Kill the kernel if it was started, and clean up."""
         if self.rem_pid_k:
             await self.kill()
         await self.cleanup()
@@ -156,7 +157,7 @@ class HostsProvisioner(SSHKernelProvisioner):
 
 
 def _lack(name: str) -> str:
-    """Return the reason why sshpyk can't start a kernel on a host; empty if it can."""
+    """Return the reason why sshpyk can't start a kernel on a host, or "" if it can."""
     configs = get_local_ssh_configs([spawn.program("ssh")], alias=name)
     checks = [validate_ssh_config(config) for config in configs]
     has_error = any(each[key][0] == "error" for each in checks for key in CONTROL if key in each)

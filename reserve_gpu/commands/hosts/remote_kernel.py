@@ -1,9 +1,9 @@
-"""Find a machine with a free GPU for a kernel, and reserve the GPU until the kernel starts.
+"""Find a machine with a free GPU for a kernel, and keep the GPU reserved until the kernel starts.
 
-`find` reads the status of all hosts, and then runs `reserve-gpu kernel hold` on one host after the
-other until one of them has reserved a GPU. That command reports the reservation as a line of JSON,
-and hands it over to the new kernel in the same way as a restarting kernel does. The GPU stays
-locked meanwhile, so no other user can take it before the kernel starts.
+`find` reads the status of all hosts, then runs `reserve-gpu kernel hold` on one host after another
+until one of them reserves a GPU. `kernel hold` reports the reservation as a line of JSON, then
+hands the reservation over to the new kernel, in the same way as when a kernel restarts. The GPU
+stays locked throughout, so no other user can take it before the kernel starts.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 HOLD_COMMAND = ("reserve-gpu", "kernel", "hold")
 KEEP, KEPT = b"keep\n", b'"kept": true'
-PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+-]+")  # a path that every shell reads literally
-SLOW_LIMIT_S = 15.0  # seconds to wait for the status of slow hosts if no other host has a GPU
-HOLD_LIMIT_S = 15.0  # seconds to wait for a reservation that does not join the queue
-HAS_LIMIT_S = 20.0  # seconds to wait until a started kernel holds its GPU
-CHECK_EVERY_S = 0.3  # seconds between two checks
+PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+-]+")  # a path that needs no quoting in any shell
+SLOW_LIMIT_S = 15.0  # seconds to wait for slow hosts when no other host can provide a GPU
+HOLD_LIMIT_S = 15.0  # seconds to wait for a reservation attempt that does not join the queue
+HAS_LIMIT_S = 20.0  # seconds to wait for a started kernel to take its GPU
+CHECK_EVERY_S = 0.3  # seconds between checks
 
 
 class NoHostError(errors.ReserveGPUError):
-    """No host can fulfill the request. The text has a line for each reason."""
+    """No host can fulfill the request. The message gives each reason on its own line."""
 
     exit_code = 75  # EX_TEMPFAIL
 
@@ -56,15 +56,15 @@ def find(
     """Reserve GPUs for a kernel on one of several hosts, and keep them until the kernel starts.
 
     Args:
-        names: The names of the hosts.
-        wishes: The command-line options of the request.
-        kernel: The options of `reserve-gpu kernel hold`.
-        failed: Hosts to leave out, with the reason for each.
-        lack: A function that returns the reason why a kernel can't start on a host; empty if it
-            can.
+        names: The host names.
+        wishes: The request's command-line options.
+        kernel: The options that identify the kernel to `reserve-gpu kernel hold`.
+        failed: The hosts to skip, with the reason for each.
+        lack: A function that returns the reason why a kernel can't start on a host, or an empty
+            string if it can.
 
     Returns:
-        The host, and the path of the Python there that starts the kernel.
+        The host's name, and the path on that host of the Python that starts the kernel.
 
     Raises:
         NoHostError: No host could reserve the GPUs.
@@ -76,7 +76,7 @@ def find(
     ]
     reasons = {**failed}
     remaining = [name for name in names if name not in failed]
-    # Hosts that sent no status get a second, longer try, unless the request waits in a queue.
+    # Hosts that sent no status get a second, longer try, unless the request can wait in a queue.
     for limit_s in (hosts.LIMIT_S,) if wait is not None else (hosts.LIMIT_S, SLOW_LIMIT_S):
         seen = hosts.read_status(remaining, limit_s)
         silent = {name: each for name, each in seen.answers.items() if isinstance(each, str)}
@@ -98,7 +98,10 @@ def find(
 
 
 def fits(status: statuses.Status, request: Request) -> bool:
-    """Return whether a host seems to have the requested devices. The host's locks decide later."""
+    """Return whether a host appears to have the requested devices.
+
+    The status might be outdated, so the host's locks decide later whether the request succeeds.
+    """
     if request.devices:
         return True
     return sum(_fits(row, request) for row in status.rows) >= request.needed
@@ -116,7 +119,7 @@ def _fits(row: DeviceStatus, request: Request) -> bool:
 
 
 def has_gpu(name: str, pid: int) -> bool:
-    """Wait until a process on a host holds a GPU, and return whether it does."""
+    """Wait for a process on a host to take a GPU, and return whether it did."""
 
     def has_now() -> bool:
         rows = [row for each in hosts.read_status([name]).machines for row in each.rows]
@@ -130,7 +133,7 @@ def _free(status: statuses.Status) -> int:
 
 
 def _mismatch(status: statuses.Status) -> str:
-    """Return the reason why a host does not meet the request, according to its status."""
+    """Return the reason why a host does not meet the request, based on its status."""
     free = statuses.free(status)
     return f"{free.rstrip('.')}, but that does not meet the request" if _free(status) else free
 
@@ -138,16 +141,16 @@ def _mismatch(status: statuses.Status) -> str:
 def _first_to_reserve(
     names: Sequence[str], arguments: Sequence[str], limit_s: float, reasons: dict[str, str]
 ) -> tuple[str, str] | None:
-    """Run `kernel hold` on all given hosts, and keep the reservation of the first that succeeds.
+    """Run `kernel hold` on all given hosts, and keep the first successful reservation.
 
     Args:
-        names: The names of the hosts.
-        arguments: The arguments of `kernel hold`.
+        names: The host names.
+        arguments: The arguments for `kernel hold`.
         limit_s: The timeout in seconds.
-        reasons: A mapping that receives the reason for each host that did not reserve.
+        reasons: A mapping to which the reason for each failed reservation is added, by host name.
 
     Returns:
-        The host and the path of its Python; None if no host could reserve the GPUs.
+        The host's name and the path of its Python; None if no host could reserve the GPUs.
     """
     reasons |= {name: hosts_view.silent(name, limit_s) for name in names}
     with hosts.running_on(names, [*HOLD_COMMAND, *arguments]) as programs:
@@ -167,16 +170,16 @@ def _first_to_reserve(
 
 
 def _keeps(program: Program) -> bool:
-    """Tell `kernel hold` to keep the reservation for the kernel; return whether it confirms."""
+    """Tell `kernel hold` to keep the GPUs for the kernel, and return whether it confirms."""
     try:
         program.feed(KEEP)
-    except OSError:  # the connection is lost
+    except OSError:  # the connection was lost
         return False
     return any(KEPT in program.output[0] for _ in wait_for_output({"": program}, HOLD_LIMIT_S))
 
 
 def _no_host(request: Request, names: Iterable[str], reasons: Mapping[str, str]) -> str:
-    """Return the message for a failed start.
+    """Return the error message for a kernel that no host can start.
 
     Each reason has its own line, because JupyterLab does not wrap lines.
     """

@@ -1,12 +1,12 @@
 """Read the status of other machines over ssh.
 
-Groups of machines are configured in the administrator's file or in the user's file:
+Groups of machines are defined in the administrator's or the user's configuration file:
 
     [hosts]
     lab = ["lab1", "lab2", "gpu[01-04]"]
 
-ssh uses the user's ssh configuration. The answer of a machine is untrusted: its time and size are
-limited, and `status_from_json` checks it.
+ssh uses the user's ssh configuration. A machine's reply is untrusted, so its size and the time to
+wait for it are limited, and `status_from_json` validates it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SSHPYK = "'sshpyk>=1.25'"  # quoted for a shell
-PROVISIONER = "reserve-gpu-hosts"  # entry point in pyproject.toml
-IDLE = "2h"  # default idle limit of a remote kernel, which applies if another user is waiting
-LIMIT_S = 5.0  # seconds to wait for the answer of a machine
-CHUNK = 1 << 16  # maximum number of output bytes that are used for an error message
-MAX_STARTS = 20  # maximum number of lines that are tried as the start of the JSON
-MAX_PATTERN = 200  # maximum number of characters in a host pattern
+PROVISIONER = "reserve-gpu-hosts"  # name of the entry point in pyproject.toml
+IDLE = "2h"  # a remote kernel's default idle limit, which applies when another user is waiting
+LIMIT_S = 5.0  # seconds to wait for a machine's reply
+CHUNK = 1 << 16  # maximum number of output bytes used for an error message
+MAX_STARTS = 20  # maximum number of lines to try as the start of the JSON
+MAX_PATTERN = 200  # maximum length of a host pattern, in characters
 MAX_HOSTS = 256
 STATUS_COMMAND = ("reserve-gpu", "status", "--format", "json")
 # A host name that is safe to pass to ssh. A leading hyphen would make it an option.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]*")
-PLAIN = re.compile(r"[A-Za-z0-9_./,:@+-][A-Za-z0-9_./,:@+=-]*")  # a word that no shell changes
-LIST_ITEM = re.compile(r"(?:[^,\[]|\[[^]]*\]?)+")  # split at commas outside brackets
+PLAIN = re.compile(r"[A-Za-z0-9_./,:@+-][A-Za-z0-9_./,:@+=-]*")  # a word that no shell alters
+LIST_ITEM = re.compile(r"(?:[^,\[]|\[[^]]*\]?)+")  # commas in brackets do not end an item
 NUMBERS = "[0-9]{1,9}(?:-[0-9]{1,9})?"
 RANGE = re.compile(rf"([^\[\]]*)\[({NUMBERS}(?:,{NUMBERS})*)\](.*)")
-# ssh must not ask for a password, and must not hang after this process has ended.
+# ssh must not prompt for a password, and must not keep running after this process has exited.
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--")
 
 HOSTS = Option(
@@ -64,17 +64,17 @@ HOSTS = Option(
 class OtherMachines(NamedTuple):
     """The other machines that `--hosts` selects.
 
-    The methods that read from the machines raise RequestError if the selection is invalid.
+    The methods that contact the machines raise RequestError if the selection is invalid.
 
     Attributes:
-        typed: The arguments of `--hosts`. They are not checked before they are used.
+        typed: The values given to `--hosts`. They are not validated until they are used.
     """
 
     typed: Sequence[str]
 
     @property
     def words(self) -> Sequence[str]:
-        """Return the arguments of `--hosts`, or the names of all groups if there are none."""
+        """Return the values given to `--hosts`, or the names of all groups if there are none."""
         return self.typed or tuple(groups())
 
     def look(self, *, is_all: bool = False) -> hosts_view.Hosts:
@@ -93,15 +93,15 @@ class OtherMachines(NamedTuple):
     def kernel(self, spec: dict[str, Any], wishes: Namespace, name: str) -> dict[str, Any]:
         """Return a kernelspec that starts the kernel on one of the machines.
 
-        Clients that support kernel provisioners use the provisioner of this package. Other clients,
-        such as VS Code, run the command in the spec, which supports kernel provisioners itself.
+        Clients that support kernel provisioners use this package's provisioner. Other clients, such
+        as VS Code, run the kernelspec's command, which starts a program that supports provisioners.
 
         Args:
-            spec: The kernelspec of a local kernel.
-            wishes: The options of the request.
-            name: The name of the new kernelspec.
+            spec: A local kernel's kernelspec.
+            wishes: The request options.
+            name: The new kernelspec's name.
         """
-        resolve(self.typed)  # raises RequestError before the kernelspec is written
+        resolve(self.typed)  # raise any RequestError before the kernelspec is written
         if not any(getattr(wishes, option.attribute) for option in request_options.WHEN):
             wishes.idle, wishes.if_wanted = IDLE, True
         config: dict[str, Any] = {"hosts": [*self.words], "wishes": request_options.words(wishes)}
@@ -121,7 +121,7 @@ class OtherMachines(NamedTuple):
 
 
 def other_machines(arguments: Namespace) -> OtherMachines | None:
-    """Return the machines that `--hosts` selects; None without `--hosts`."""
+    """Return the machines that `--hosts` selects, or None without `--hosts`."""
     return None if arguments.hosts is None else OtherMachines(arguments.hosts)
 
 
@@ -129,13 +129,14 @@ def other_machines(arguments: Namespace) -> OtherMachines | None:
 
 
 def resolve(words: Sequence[str]) -> list[str]:
-    """Return the hosts that a list of groups and host names selects.
+    """Return the hosts selected by a list of groups and host names.
 
     Args:
-        words: Groups, host names as ssh accepts them, or patterns. An empty list means all groups.
+        words: Groups, patterns, or host names in the form that ssh accepts. An empty list means all
+            groups.
 
     Raises:
-        RequestError: There is no host, there are too many, or a name is invalid.
+        RequestError: There are no hosts, there are too many, or a name is invalid.
     """
     known = groups()
     items = [each for word in words for each in LIST_ITEM.findall(word)] or [*known]
@@ -151,12 +152,12 @@ def resolve(words: Sequence[str]) -> list[str]:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the hosts of each group in the administrator's file and the user's file.
+    """Return the hosts in each group, as defined in the administrator's and the user's file.
 
-    If both files have a group, the user's file wins.
+    If both files define a group, the user's definition wins.
 
     Raises:
-        RequestError: A file can't be read, or its table `[hosts]` is invalid.
+        RequestError: A file can't be read, or its `[hosts]` table is invalid.
     """
     result: dict[str, list[str]] = {}
     file = settings.config_file()
@@ -166,7 +167,7 @@ def groups() -> dict[str, list[str]]:
 
 
 def expand(pattern: str) -> list[str]:
-    """Return the host names of a pattern: gpu[01-03,07] is gpu01, gpu02, gpu03 and gpu07.
+    """Expand a host pattern: gpu[01-03,07] becomes gpu01, gpu02, gpu03, and gpu07.
 
     Raises:
         RequestError: The pattern is invalid, or names too many hosts.
@@ -187,8 +188,8 @@ def _expand(pattern: str) -> Iterator[str]:
     before, numbers, after = match.groups()
     for each in numbers.split(","):
         first, _, last = each.partition("-")
-        # A pattern with an empty range yields no name. So the loop over a large range before it
-        # would never reach MAX_HOSTS.
+        # Reject an empty range such as 5-3, because the whole pattern would then yield no names. If
+        # a large range preceded it, the loop over the large range would never reach MAX_HOSTS.
         if int(last or first) < int(first):
             raise RequestError(
                 f"{sanitize(pattern)!r} is not a valid host name: {each} is not a valid range."
@@ -214,16 +215,16 @@ def _groups(tables: Mapping[str, Any], file: str) -> dict[str, list[str]]:
     }
 
 
-# -- answers of the machines ---------------------------------------------------------------------
+# -- replies from the machines -------------------------------------------------------------------
 
 
 def read_status(names: Sequence[str], limit_s: float = LIMIT_S) -> hosts_view.Hosts:
-    """Read the status of hosts in parallel.
+    """Read the status of several hosts in parallel.
 
-    For a host that sent no status, the result contains the reason.
+    For a host that sent no status, the result contains the reason instead.
 
     Args:
-        names: The names of the hosts.
+        names: The host names.
         limit_s: The timeout in seconds.
     """
     answers = run_on_all(names, STATUS_COMMAND, status_from_json.status, limit_s)
@@ -236,16 +237,17 @@ def run_on_all(
     parse: Callable[[object], T],
     limit_s: float = LIMIT_S,
 ) -> dict[str, T | str]:
-    """Run a `reserve-gpu` command on hosts in parallel.
+    """Run a `reserve-gpu` command on several hosts in parallel.
 
     Args:
-        names: The names of the hosts.
+        names: The host names.
         words: The command and its arguments.
-        parse: A function that parses the JSON of the command, and raises FormatError if it can't.
+        parse: A function that parses the command's JSON, or raises FormatError.
         limit_s: The timeout in seconds.
 
     Returns:
-        The parsed answer of each host, or a one-line reason if there is none, by host name.
+        A mapping from each host's name to its parsed reply, or to a one-line reason if there is no
+        valid reply.
     """
     with running_on(names, words) as programs:
         replies = {
@@ -257,7 +259,7 @@ def run_on_all(
 
 @contextmanager
 def running_on(names: Iterable[str], words: Sequence[str]) -> Iterator[dict[str, Program]]:
-    """Run a command on each host within a `with` block, and end what still runs after it.
+    """Run a command on each host. When the `with` block exits, stop those still running.
 
     Raises:
         RequestError: ssh can't be started.
@@ -275,8 +277,8 @@ def running_on(names: Iterable[str], words: Sequence[str]) -> Iterator[dict[str,
 def argv(name: str, words: Sequence[str]) -> list[str]:
     """Return the local command line that runs a `reserve-gpu` command on a host.
 
-    Commands for this machine run without ssh. The login shell of another host may be any shell, so
-    words that a shell could change, such as a user's note, are sent in hexadecimal.
+    On this machine, the command runs without ssh. Other hosts might have any login shell, so
+    arguments that a shell could alter, such as a user's note, are sent in hexadecimal.
     """
     program, *rest = words
     if procfs.is_local_host(name):
@@ -287,7 +289,7 @@ def argv(name: str, words: Sequence[str]) -> list[str]:
 
 
 def _parse(command: str, name: str, program: Program, parse: Callable[[object], T]) -> T | str:
-    """Return the parsed answer of a host, or the reason why there is none."""
+    """Return a host's parsed reply, or the reason why there is none."""
     if program.code():
         return problem(name, program, command)
     out, _ = program.output
@@ -298,13 +300,13 @@ def _parse(command: str, name: str, program: Program, parse: Callable[[object], 
 
 
 def problem(name: str, program: Program, command: str = "status") -> str:
-    """Return a message about a failed command on a host, with advice."""
+    """Return a message, with advice, about a command that failed on a host."""
     out, err = map(_text, program.output)
     return hosts_view.failed(name, program.code(), out, err, command)
 
 
 def fields_in(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in the output of a host, which may include text of a login shell."""
+    """Return the JSON object in a host's output, skipping any text from its login shell."""
     text = data.decode("utf-8", "replace")
     for start in islice(re.finditer(r"^\{", text, re.MULTILINE), MAX_STARTS):
         with suppress(ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Parse the JSON of another machine's status, which `Status.to_dict` has written there.
+"""Parse another machine's status from the JSON that `Status.to_dict` produced there.
 
-The JSON is untrusted. It is only displayed, and never decides which process gets a device.
+The JSON is untrusted. It never decides which process gets a device.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ HELD = (State.RESERVED, State.FULL)
 
 
 def status(parsed: object) -> Status:
-    """Return the status that parsed JSON describes.
+    """Convert parsed JSON to a status.
 
     Raises:
-        FormatError: The JSON is not a status in a supported version.
+        FormatError: The JSON is not a status, or its format version is not supported.
     """
     fields = table(parsed, VERSION, "devices")
     message = fields.text("message")
@@ -55,7 +55,8 @@ def _row(fields: Fields, waiting: Sequence[Ticket]) -> DeviceStatus:
     percent = fields.integer("utilisation_percent")
     row = DeviceStatus(
         _device(fields, reason),
-        State.RESERVED if state is State.KEPT else state,  # the holder's record has `kept_until`
+        # A kept device counts as reserved here, because its holder's record has `kept_until`.
+        State.RESERVED if state is State.KEPT else state,
         usage=_usage(fields, every),
         processes=tuple(uses),
         holders=tuple(map(_holder, fields.tables("holders"))),
@@ -68,8 +69,8 @@ def _row(fields: Fields, waiting: Sequence[Ticket]) -> DeviceStatus:
     )
     if row.state in HELD and reason:
         row = row._replace(use_state=State.BUSY)
-    # This machine can usually derive the reason from the readings. If it can't, the other machine
-    # knows more than it has sent, so the reason that it sent is kept.
+    # This machine can usually derive the reason from the other fields. If the derived reason
+    # differs, the other machine knows more than it sent, so keep the other machine's reason.
     return row if reasons.cause(row) == (reason or "") else row._replace(reason=reason)
 
 

@@ -1,1 +1,1 @@
-"""The command `kernel install`, and the commands that start the installed kernels."""
+"""The `kernel install` command, and the commands that start the installed kernels."""

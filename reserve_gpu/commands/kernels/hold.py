@@ -1,6 +1,6 @@
-"""The command `kernel hold`: reserve GPUs for a kernel that another machine starts here by SSH.
+"""The `kernel hold` command: reserve GPUs for a kernel that another machine starts here over SSH.
 
-It reports on stdout in lines of JSON, and reads the other machine's confirmation from stdin.
+The command writes lines of JSON to stdout, and reads the other machine's confirmation from stdin.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 STDIN, KEEP = 0, b"keep\n"
-KEEP_LIMIT_S = 10.0  # longest wait for the other machine's confirmation
-KEPT_S = 60.0  # time in which the kernel must start, in seconds
+KEEP_LIMIT_S = 10.0  # seconds to wait for the other machine's confirmation
+KEPT_S = 60.0  # seconds within which the kernel must start
 KERNEL_OPTIONS = (
     Option("--id ID", "", required=True),
     Option("--kernel KERNEL", "", required=True),
@@ -39,7 +39,7 @@ class GoneError(errors.ReserveGPUError):
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of the request, and those that identify the kernel."""
+    """Add the request options, and the options that identify the kernel."""
     add((*request_options.REQUEST_KEYWORDS, *KERNEL_OPTIONS), parser)
 
 
@@ -71,7 +71,7 @@ def _missing(kernel: str) -> str:
     """Return the reason why this machine can't start the kernel, or an empty string if it can."""
     try:
         is_installed = kernel in manager().find_kernel_specs()
-    except errors.RequestError as error:  # its text names the missing packages
+    except errors.RequestError as error:  # its message names the missing packages
         return f"{error}"
     hint = "Run there: reserve-gpu kernel install"
     return "" if is_installed else f"the kernel {kernel} is not installed. {hint}"

@@ -1,6 +1,6 @@
-"""The command `kernel install`: install a kernelspec that reserves GPUs before the kernel starts.
+"""The `kernel install` command: install a kernelspec that reserves GPUs before the kernel starts.
 
-The kernel runs on this machine, on another one (`--hosts`) or in a Slurm job (`--slurm`).
+The kernel runs on this machine, on another machine (`--hosts`), or in a Slurm job (`--slurm`).
 """
 
 from __future__ import annotations
@@ -35,36 +35,38 @@ if TYPE_CHECKING:
     from jupyter_client.kernelspec import KernelSpecManager
 
 NEEDED = ("jupyter_client", "ipykernel")
-MARK = "reserve_gpu"  # metadata key of the kernelspecs that this command has installed
-LONGEST_WAIT_S = 45  # longest --wait; clients give up on a kernel that needs more than 60 s
+MARK = "reserve_gpu"  # metadata key that marks the kernelspecs installed by this command
+LONGEST_WAIT_S = 45  # maximum --wait; clients give up on a kernel that takes 60 s to start
 
 
 class InstallError(ReserveGPUError):
-    """The files of the kernelspec can't be written."""
+    """The kernelspec's files can't be written."""
 
     exit_code = 73  # EX_CANTCREAT
 
 
 class NoHostAnswersError(ReserveGPUError):
-    """A kernel was installed for other machines, but none of them responds."""
+    """A kernel was installed for other machines, but none of them responded."""
 
     exit_code = 69  # EX_UNAVAILABLE
 
 
 def run(arguments: Namespace) -> Output:
-    """Install the kernelspec. Replace an earlier one that this command has installed.
+    """Install the kernelspec, replacing any that this command installed under the same name.
 
     Raises:
-        RequestError: The request is invalid, or another kernel has the name.
+        RequestError: The request is invalid, or the name belongs to a kernel that this command did
+            not install.
         InstallError: The files can't be written.
-        NoHostAnswersError: The kernel was installed, but no machine for it responds.
+        NoHostAnswersError: The kernel was installed, but none of its machines responded.
     """
     machines = other_machines(arguments)
     _check_slurm(arguments)
     missing_packages = machines.lacks() if machines else []
     kernels = manager(*missing_packages)
     places = machines.words if machines else ["Slurm"] if arguments.slurm else []
-    # In a request, `name` selects GPUs. Here --gpu-name does, because --name is the kernel's name.
+    # A request's `name` selects GPUs. Here, that value comes from --gpu-name, because --name is the
+    # kernel's name.
     request = Namespace(**{**vars(arguments), "name": arguments.gpu_name})
     _check_request(request)
     name = _name(arguments.name, places)
@@ -105,7 +107,7 @@ def run(arguments: Namespace) -> Output:
 
 
 def _check_slurm(arguments: Namespace) -> None:
-    """Raise RequestError for --slurm with --hosts, or for srun options without --slurm."""
+    """Raise RequestError for --slurm combined with --hosts, or srun options without --slurm."""
     if arguments.slurm and arguments.hosts is not None:
         raise RequestError("Give --slurm or --hosts, not both: Slurm chooses the machine.")
     if arguments.command and not arguments.slurm:
@@ -113,14 +115,14 @@ def _check_slurm(arguments: Namespace) -> None:
 
 
 def _display_name(request: Namespace, where: str) -> str:
-    """Return a display name that tells kernels apart, such as `Python 3 (GPU in lab: count 2)`."""
+    """Return a name that shows the options, such as `Python 3 (GPU in lab: count 2)`."""
     options = request_options.words(request)
     text = ", ".join(word.lstrip("-").replace("=", " ") for word in options)
     return f"Python 3 (GPU{where}{f': {text}' if text else ''})"
 
 
 def _check_request(request: Namespace) -> None:
-    """Raise RequestError for a request that can never succeed, before the kernel is installed."""
+    """Raise RequestError if a kernel with this request could never get a GPU."""
     _, wait = request_options.to_request(request)
     if re.match(r"\s*[0-9]{4}-", getattr(request, "until", None) or ""):
         raise RequestError(
@@ -136,7 +138,7 @@ def _check_request(request: Namespace) -> None:
 
 
 def _stock(request: Namespace) -> tuple[dict[str, Any], str]:
-    """Return ipykernel's kernelspec, changed to start with `kernel start`, and its logo folder."""
+    """Return ipykernel's kernelspec, modified to run `kernel start`, and its logo folder."""
     from ipykernel.kernelspec import RESOURCES, get_kernel_dict
 
     spec: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])
@@ -149,7 +151,7 @@ def manager(*also_missing: str) -> KernelSpecManager:
     """Return Jupyter's kernelspec manager.
 
     Args:
-        also_missing: Other missing packages, which the error's install command includes.
+        also_missing: Other missing packages, to be included in the error's install command.
 
     Raises:
         RequestError: jupyter_client or ipykernel is not installed.
@@ -168,12 +170,12 @@ def manager(*also_missing: str) -> KernelSpecManager:
 
 
 def _bare_name(package: str) -> str:
-    """Return the package name in a shell-quoted requirement such as `'sshpyk>=1.25'`."""
+    """Return the package name from a shell-quoted requirement such as `'sshpyk>=1.25'`."""
     return package.strip("'").partition(">")[0]
 
 
 def _kernels_directory(arguments: Namespace) -> str:
-    """Return the kernels directory that the options select: by default, the user's."""
+    """Return the kernels directory that the options select. The default is the user's."""
     if sum(map(bool, (arguments.user, arguments.sys_prefix, arguments.prefix))) > 1:
         raise RequestError("Give one of --user, --sys-prefix and --prefix, not several.")
     if prefix := sys.prefix if arguments.sys_prefix else arguments.prefix:
@@ -184,7 +186,7 @@ def _kernels_directory(arguments: Namespace) -> str:
 
 
 def _name(given: str | None, places: Sequence[str]) -> str:
-    """Return the kernel's name: by default `python3-gpu`, or `python3-gpu-HOST` with --hosts."""
+    """Return the given kernel name, or a default such as `python3-gpu` or `python3-gpu-lab`."""
     words = "-".join([settings.KERNEL_NAME, *places])
     name = given or re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-")
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name, re.IGNORECASE | re.ASCII):
@@ -234,6 +236,6 @@ split = command.split_at_sign
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `kernel install`."""
+    """Add the `kernel install` command's arguments."""
     parser.epilog = MORE
     add(OPTIONS, parser)

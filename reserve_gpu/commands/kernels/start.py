@@ -1,4 +1,4 @@
-"""The command `kernel start`: reserve GPUs for a kernel, then become the kernel."""
+"""The `kernel start` command: reserve GPUs for a kernel, then become the kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ split = command.split
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of the request."""
+    """Add the request options."""
     add(request_options.REQUEST_KEYWORDS, parser)
 
 
@@ -39,14 +39,14 @@ def run(arguments: Namespace) -> NoReturn:
         pid, _, began = procfs.stamp(os.getpid()).partition(" ")
         fields = {**started, "pid": pid, "began": began}
         os.environ[settings.STARTED] = jupyter_kernel.encode_description(fields)
-        with suppress(ValueError):  # the path is not a valid value of a variable
+        with suppress(ValueError):  # an environment variable can't hold the path
             os.environ["JPY_SESSION_NAME"] = started.get("notebook", "")
     try:
         for text in api.take_over(jupyter_kernel.connection_file(arguments.command)):
             reporter.print_stderr(f"Warning: {text}")
         if not started:
             command.reserve_and_report(arguments, frontends.MAGIC)
-        elif not api.current():  # the GPUs of `kernel hold` are no longer kept for this kernel
+        elif not api.current():  # the GPUs from `kernel hold` are no longer kept for this kernel
             options = filter(None, started.get("wishes", "").split("\0"))
             command.reserve_and_report(request_options.request_of([*options]), frontends.MAGIC)
     except errors.ReserveGPUError as error:

@@ -1,4 +1,4 @@
-"""The `reserve-gpu report` command: sum up the usage history of this machine or of others."""
+"""The `reserve-gpu report` command: sum up the usage history of this or other machines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REPORT_COMMAND = ("reserve-gpu", "report", "--format", "json")
 
 
 def run(arguments: Namespace) -> output.Output:
-    """Return the report that the arguments select.
+    """Return the requested report.
 
     Raises:
         RequestError: An argument is invalid.
@@ -82,18 +82,18 @@ def _local_report(by: str, since: float, now: float) -> Report:
 
 
 def _is_enabled() -> bool:
-    """Return whether new reservations of this user are logged."""
-    with suppress(RequestError):  # the user's file is invalid
+    """Return whether this user's new reservations are logged."""
+    with suppress(RequestError):  # the user's configuration file is invalid
         return places.path_to_write(rules()) is not None
     return False
 
 
 def _labelled(summary: Summary) -> Mapping[str, Hours]:
-    """Return the rows by the labels of the devices instead of their UUIDs.
+    """Return the rows, named by device labels instead of UUIDs.
 
-    If several devices have the same label, the start of the UUID is appended. A device that the
-    driver no longer lists gets its label from the history. This needs a history of a single user,
-    because every user can write any label.
+    If several devices have the same label, the start of the UUID is appended to each label. A
+    device that the driver no longer lists gets its label from the history, but only if there is a
+    single user's history. If there are several users, one of them could write misleading labels.
     """
     labels: dict[str, str] = dict(*summary.labels.values()) if len(summary.labels) == 1 else {}
     with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
@@ -107,12 +107,12 @@ def _labelled(summary: Summary) -> Mapping[str, Hours]:
 
 
 def merged(reports: Mapping[str, Report], by: str) -> Report:
-    """Return one report of several hosts.
+    """Merge the reports from several hosts.
 
     Args:
-        reports: The report of each host, by host name.
-        by: The kind of rows: `user`, `notebook`, `gpu` or `day`. GPUs get their host's name as a
-            prefix.
+        reports: Each host's report, by host name.
+        by: The kind of rows: `user`, `notebook`, `gpu`, or `day`. GPU rows are prefixed with the
+            host name.
     """
 
     def full_name(host: str, row: str) -> str:
@@ -167,6 +167,6 @@ OPTIONS = (
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `report`."""
+    """Add the `report` command's arguments."""
     parser.epilog = MORE
     add(OPTIONS, parser)

@@ -1,4 +1,4 @@
-"""Sum up the lines of usage histories. All functions are pure."""
+"""Sum up usage history lines. All functions are pure."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -10,27 +10,27 @@ from reserve_gpu.log.log_lines import Kind, LogLine
 from reserve_gpu.log.log_reader import Logged
 
 HOUR_S = 3600.0
-MOST_IDLE = 5  # number of idle reservations that a report lists
-LEAST_IDLE_HOURS = 1.0  # minimum idle time of a listed reservation
+MOST_IDLE = 5  # maximum number of idle reservations in a report
+LEAST_IDLE_HOURS = 1.0  # minimum idle time of a listed reservation, in GPU-hours
 QUARTER_S = 900
 UNKNOWN = "?"
-# Users write their own histories, so there may be a million names and reservations.
+# Users write their own histories, so a history might contain a million names and reservations.
 MOST_NAMES = 5_000  # maximum number of rows per user
-OTHERS = "others"  # name of the row for all further names of a user
+OTHERS = "others"  # row that collects a user's names beyond MOST_NAMES
 MOST_GPUS = 256  # maximum number of GPUs per reservation and per user
-MOST_RESERVATIONS = 50_000  # number of reservations kept while looking for the longest idle ones
+MOST_RESERVATIONS = 50_000  # number of reservations kept while searching for the most idle ones
 
 
 class Hours(NamedTuple):
-    """Sums in GPU-hours. A part of a GPU counts by its share of the memory.
+    """Totals in GPU-hours. A part of a GPU counts in proportion to its share of the memory.
 
     Attributes:
-        reserved: The time for which GPUs were reserved.
-        used: The part of the reserved time in which the GPUs were used.
-        idle: The part of the reserved time in which the GPUs were not used. For the rest of the
-            reserved time, the use is unknown.
-        over: The time in which a reservation used more memory than it had reserved, or was past
-            its end.
+        reserved: The time during which GPUs were reserved.
+        used: The reserved time during which the GPUs were in use.
+        idle: The reserved time during which the GPUs were idle. For the rest of the reserved time,
+            it is unknown whether the GPUs were in use.
+        over: The time during which reservations used more memory than they had reserved, or were
+            past their end times.
         waited: The time spent in the queue, in hours.
     """
 
@@ -42,7 +42,7 @@ class Hours(NamedTuple):
 
     @property
     def unknown(self) -> float:
-        """Return the reserved GPU-hours whose use could not be read."""
+        """Return the reserved GPU-hours for which it is unknown whether the GPUs were in use."""
         return max(0.0, self.reserved - self.used - self.idle)
 
 
@@ -50,11 +50,11 @@ class Idle(NamedTuple):
     """The idle time of one reservation.
 
     Attributes:
-        user: The owner of the reservation.
-        name: The name of its notebook or command.
-        gpus: The UUIDs or labels of its devices.
-        since: The start of the reservation, in seconds since the epoch.
-        idle_hours: Its idle time in GPU-hours.
+        user: The reservation's owner.
+        name: The name of the notebook or command that reserved the devices.
+        gpus: The UUIDs or labels of the reserved devices.
+        since: The reservation's start time, in seconds since the epoch.
+        idle_hours: The reservation's idle time, in GPU-hours.
     """
 
     user: str = UNKNOWN
@@ -65,12 +65,12 @@ class Idle(NamedTuple):
 
 
 def together(items: Iterable[Hours]) -> Hours:
-    """Return the sum of several `Hours`."""
+    """Add up several `Hours` tuples."""
     return Hours(*map(sum, zip(*items, strict=True)))
 
 
 def hours(entry: LogLine) -> Hours:
-    """Return the hours of one history line."""
+    """Return the GPU-hours that one history line adds to a total."""
     if entry.kind is Kind.WAITED:
         return Hours(waited=entry.seconds / HOUR_S)
     factor = entry.share / HOUR_S
@@ -83,21 +83,21 @@ def hours(entry: LogLine) -> Hours:
 
 
 def day(at: float) -> str:
-    """Return the local date of a time, such as `2026-11-24`."""
+    """Return the local date, such as `2026-11-24`, of a time in seconds since the epoch."""
     return _day_of_quarter(int(at // QUARTER_S))
 
 
-@lru_cache(1 << 16)  # more than the quarter-hours of a year
+@lru_cache(1 << 16)  # more than the number of quarter-hours in a year
 def _day_of_quarter(quarter: int) -> str:
-    """Return the local date of a quarter-hour.
+    """Return the local date of a quarter-hour, given its number since the epoch.
 
     UTC offsets are multiples of a quarter-hour, so no quarter-hour spans midnight.
     """
     return time.strftime("%Y-%m-%d", time.localtime(quarter * QUARTER_S))
 
 
-# The row that a history line belongs to. In a report by GPU, a wait has no row, because a waiter
-# may get any GPU.
+# Functions that return the name of a history line's row. In a report by GPU, time in the queue has
+# no row, because a waiter might get any GPU.
 KEYS: dict[str, Callable[[Logged], str | None]] = {
     "user": lambda logged: logged.user,
     "notebook": lambda logged: f"{logged.user}: {logged.entry.name or UNKNOWN}",
@@ -107,13 +107,13 @@ KEYS: dict[str, Callable[[Logged], str | None]] = {
 
 
 class Summary(NamedTuple):
-    """The sums of histories.
+    """Totals from usage histories.
 
     Attributes:
-        rows: The hours of each user, notebook, GPU or day.
-        days: The hours of each day.
+        rows: The hours for each user, notebook, GPU, or day.
+        days: The hours for each day.
         idle: The reservations with the longest idle times.
-        labels: The labels of devices in each user's history, by user and UUID.
+        labels: The device labels from each user's history, by user and UUID.
     """
 
     rows: Mapping[str, Hours]
@@ -126,9 +126,9 @@ def summed(lines: Iterable[Logged], by: str = "user") -> Summary:
     """Sum up history lines.
 
     Args:
-        lines: The lines, with their users.
-        by: The kind of rows, a key of `KEYS`. If there are several users, the name of a notebook
-            row starts with the user's name.
+        lines: The history lines, each with its user.
+        by: The kind of rows, which is a key of `KEYS`. If there are several users, the name of a
+            notebook's row starts with the user's name.
     """
     key, rows, days, idle = KEYS[by], _Sums(), _Sums(), _IdleTimes()
     labels: dict[str, dict[str, str]] = {}
@@ -150,11 +150,11 @@ def summed(lines: Iterable[Logged], by: str = "user") -> Summary:
 
 
 class _Sums:
-    """Sums by name. Each sum is a mutable list, because there may be a million additions."""
+    """Totals by row name. They are mutable lists, because there might be a million additions."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
-        self._new_names: dict[str, int] = {}  # number of further names that a user may add
+        self._new_names: dict[str, int] = {}  # number of names that each user may still add
 
     def add(self, user: str, name: str, added: Hours) -> None:
         total = self._sums.get(name)
@@ -171,7 +171,7 @@ class _Sums:
 
 
 class _IdleTimes:
-    """The idle time of each reservation, and the UUIDs of its devices."""
+    """Each reservation's idle time, and the UUIDs of its devices."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[str, str], Idle] = {}
@@ -183,7 +183,7 @@ class _IdleTimes:
             if len(self._idle) >= 2 * MOST_RESERVATIONS:
                 self._idle = dict(self._most(MOST_RESERVATIONS))
             idle = Idle(user, since=entry.since)
-        name = idle.name or entry.name  # in VS Code the name is known only later
+        name = idle.name or entry.name  # VS Code provides the name only later
         gpus = idle.gpus
         if entry.gpu and entry.gpu not in gpus and len(gpus) < MOST_GPUS:
             gpus += (entry.gpu,)

@@ -1,4 +1,4 @@
-"""The report of GPU use, rendered as tables with bars or as JSON."""
+"""Render a GPU usage report as tables with bars, or as JSON."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
-VERSION = 1  # version of the JSON format; names are added but never removed
+VERSION = 1  # JSON format version; fields are added but never removed
 DAY_S, HOUR_S = 86400, 3600
-MOST_ROWS = 40  # maximum number of table rows, except for days; the last row sums up the rest
+MOST_ROWS = 40  # maximum number of rows, except in a report by day; the last row sums up the rest
 MOST_DAYS = 366
 MOST_HOURS = 12_000  # maximum number of rows read from another machine
-LEAST_UNKNOWN = 0.05  # minimum share of unknown hours that a report mentions
+LEAST_UNKNOWN = 0.05  # smallest share of unknown hours that a report mentions
 BY_DAY = "day"
 LEGEND = ("used", "idle", "unknown")
-# Each column has a priority, for screens that are too narrow, and an explanation if it needs one.
+# Each column has a priority and, if needed, an explanation. Narrow screens omit the columns with
+# the lowest priority.
 COLUMNS = {
     "reserved": (9, ""),
     "used": (7, ""),
@@ -35,27 +36,27 @@ COLUMNS = {
     "over": (4, "more memory than reserved, or past the end of the reservation"),
     "waited": (5, "hours in the queue"),
 }
-ALWAYS = ("reserved", "used", "idle")  # columns that show zeros
+ALWAYS = ("reserved", "used", "idle")  # columns in which zeros are shown
 SWITCH = ("history = true", TYPED)
 
 
 class Report(NamedTuple):
-    """The use of GPUs in a period.
+    """GPU usage during a period.
 
     Attributes:
-        by: The kind of rows: `user`, `notebook`, `gpu` or `day`.
-        rows: The hours of each row, by name.
-        days: The hours of each day, by dates such as `2026-11-24`.
+        by: The kind of rows: `user`, `notebook`, `gpu`, or `day`.
+        rows: The hours in each row, by row name.
+        days: The hours for each day, by date, such as `2026-11-24`.
         longest_idle: The reservations with the longest idle times.
         since: The start of the period, in seconds since the epoch.
         until: The end of the period, in seconds since the epoch.
-        lasts_s: The length of the period in seconds; None if the user has given a start.
-        host: The name of the machine, or the names of several.
-        user: The user whose history this is; None for several users.
-        is_kept: Whether there is a history.
-        file: The configuration file that enables the history.
-        problems: A one-line reason for each host that did not answer, by host name.
-        has_answers: Whether any host answered.
+        lasts_s: The length of the period, in seconds; None if the user gave a start time.
+        host: The machine's name, or the names of several machines.
+        user: The user whose history this is; None if the report covers several users.
+        is_kept: Whether a history is kept.
+        file: The configuration file in which the history can be enabled.
+        problems: A one-line reason for each host that did not respond, by host name.
+        has_answers: Whether any host responded.
         cut: The users with too many history lines. Only their newest lines are counted.
         is_new: Whether the history started today and is still too short for a report.
     """
@@ -82,7 +83,7 @@ class Report(NamedTuple):
         return together(self.days.values())
 
     def picture(self) -> Picture:
-        """Return the picture of the report."""
+        """Render the report as a picture, which can be shown as text or HTML."""
         tables = [each for each in (_hours(self), _longest_idle(self)) if each.height]
         tables = [] if self.is_new else tables
         head = [*_head(self)]
@@ -133,7 +134,7 @@ def _head(report: Report) -> Iterator[Line]:
 
 
 def _sentence(report: Report) -> str:
-    """Return a sentence like `31.0 GPU-hours reserved in the last 7 days, 22.0 of them idle.`."""
+    """Return a summary like `31.0 GPU-hours reserved in the last 7 days, 22.0 of them idle.`."""
     total, since = report.total, _period(report)
     if not report.is_kept:
         return "No history is kept here."
@@ -162,7 +163,7 @@ def _period(report: Report) -> str:
 
 
 def _hours(report: Report) -> Sheet:
-    """Return the table of the rows and their sum."""
+    """Return a table of the rows, followed by their total."""
     rows = _folded(_sorted(report), MOST_DAYS if report.by == BY_DAY else MOST_ROWS)
     longest = max((hours.reserved for _, hours in rows), default=0.0)
     has_total = len(rows) > 1
@@ -186,7 +187,7 @@ def _hours(report: Report) -> Sheet:
 
 
 def _longest_idle(report: Report) -> Sheet:
-    """Return the table of the reservations with the longest idle times."""
+    """Return a table of the reservations with the longest idle times."""
     reservations = report.longest_idle
     columns = [
         Column(
@@ -236,7 +237,7 @@ def _used_columns(rows: Sequence[tuple[str, Hours]]) -> list[str]:
 
 
 def _sorted(report: Report) -> list[tuple[str, Hours]]:
-    """Return the rows by reserved hours, largest first; devices and days in natural order."""
+    """Sort devices and days in natural order, and other rows by reserved hours, largest first."""
     rows = [*report.rows.items()]
     if report.by in (BY_DAY, "gpu"):
         return sorted(rows, key=lambda row: _by_number(row[0]))
@@ -252,21 +253,21 @@ def _by_number(label: str) -> list[tuple[bool, int, str]]:
 
 
 def _folded(rows: Sequence[tuple[str, Hours]], limit: int) -> list[tuple[str, Hours]]:
-    """Return at most `limit` rows. If there are more, the last row sums up the rest."""
+    """Return at most `limit` rows. If there are more, the last one sums up the rest."""
     if len(rows) <= limit:
         return [*rows]
     rest = rows[limit - 1 :]
     return [*rows[: limit - 1], (f"{len(rest)} more", together(hours for _, hours in rest))]
 
 
-# -- report of another machine --------------------------------------------------------------------
+# -- report from another machine ------------------------------------------------------------------
 
 
 def read_report(parsed: object) -> Report:
-    """Return the report that parsed JSON of another machine describes.
+    """Convert parsed JSON from another machine to a report.
 
     Raises:
-        FormatError: The JSON is not a report in a supported version.
+        FormatError: The JSON is not a report, or its format version is not supported.
     """
     fields = table(parsed, VERSION, "rows")
     by = fields.text("by")

@@ -1,1 +1,1 @@
-"""The commands `join`, `list` and `release`, and the magic's options `--join` and `--release`."""
+"""The `join`, `list` and `release` commands, and the magic's `--join` and `--release` options."""

@@ -1,4 +1,4 @@
-"""Select reservations by the words on a command line, for `list`, `join` and `release`."""
+"""Select reservations by the names on a command line, and describe reservations as JSON."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ JSON = Option("--json", "print JSON")
 
 
 def choices(words: Sequence[str], reservations: Sequence[Reserved], command: str) -> list[Choice]:
-    """Return the reservations that the words name. Without words, return the only reservation.
+    """Return the named reservations. Without any names, return the only reservation.
 
     Args:
-        words: The names: devices, notebooks, commands or process IDs.
+        words: The names, which can be devices, notebooks, commands, or process IDs.
         reservations: The reservations to choose from.
-        command: The command line before the names, for error messages.
+        command: The part of the command line before the names, for error messages.
 
     Raises:
-        RequestError: A word matches no reservation, or several.
+        RequestError: A name matches no reservation or several. Without any names, there is not
+            exactly one reservation.
     """
     now = time.time()
     chosen: dict[int | None, Choice] = {}
@@ -57,13 +58,13 @@ def choices(words: Sequence[str], reservations: Sequence[Reserved], command: str
 
 
 def _match(word: str, reserved: Reserved, pids: set[int | None]) -> Choice | None:
-    """Return the choice if a word names this reservation, otherwise None.
+    """Return a `Choice` if a word names this reservation, otherwise None.
 
-    The process ID from before a kernel's restart also names its reservation, unless another holder
-    has this ID now.
+    After a kernel restarts, its previous process ID still names its reservation, unless another
+    holder now has that ID.
 
     Args:
-        word: A device, a process ID, a notebook or a command. An empty word matches everything.
+        word: A device, process ID, notebook, or command. An empty word matches any reservation.
         reserved: The reservation.
         pids: The current process IDs of all holders.
     """
@@ -95,11 +96,11 @@ def to_dict(each: Reserved, now: float) -> dict[str, Any]:
 
 
 def to_json(values: dict[str, Any], *, is_done: bool = True) -> Output:
-    """Return JSON output: the values, the format's version, the machine's name and the time.
+    """Return a result as JSON output, with the format version, the machine's name, and the time.
 
     Args:
-        values: The fields of the result.
-        is_done: Whether everything was released. Otherwise the exit code is `NOT_RELEASED`.
+        values: The result's fields.
+        is_done: Whether everything was released. Otherwise, the exit code is `NOT_RELEASED`.
     """
     header = {"version": status_view.VERSION, "host": procfs.machine_name(), "time": time.time()}
     code = 0 if is_done else NOT_RELEASED

@@ -1,4 +1,4 @@
-"""The command `join` and the magic's option `--join`: use the GPUs of another process."""
+"""The `join` command and the magic's `--join` option: use another process's GPUs."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ split = command.split_at_sign
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `join`."""
+    """Add the `join` command's arguments."""
     parser.usage, parser.epilog = "reserve-gpu join [WHICH] [-- COMMAND ...]", MORE
     add((choice.WHICH,), parser)
 
 
 def run(arguments: Namespace) -> NoReturn:
-    """Join one of the user's reservations, then become a command: by default, the user's shell.
+    """Join one of the user's reservations, then become a command or, by default, the user's shell.
 
     Raises:
-        RequestError: The words match no reservation, or several.
+        RequestError: The arguments do not select exactly one reservation, or the command would not
+            keep it.
         CommandError: The command can't be found or can't be run.
     """
     if len(arguments.which) > 1:
@@ -54,22 +55,22 @@ def run(arguments: Namespace) -> NoReturn:
 
 
 def run_in_notebook(arguments: Namespace) -> None:
-    """Join one of the user's reservations from this kernel."""
+    """Join one of the user's reservations from this Jupyter kernel."""
     which = [arguments.join] if arguments.join else []
     print(api.join(find_reservation(which, "%reserve_gpu --join")))
 
 
 def find_reservation(words: Sequence[str], typed: str = "") -> Reserved:
-    """Return the user's reservation in another process that the words name.
+    """Find a reservation that another of the user's processes holds.
 
     Args:
-        words: The arguments. The first one names the reservation; without it, there must be only
-            one reservation.
-        typed: The command line before the name, for error messages. Defaults to
+        words: The arguments. The first argument names the reservation. Without arguments, there
+            must be exactly one reservation.
+        typed: The part of the command line before the name, for error messages. Defaults to
             `reserve-gpu join`.
 
     Raises:
-        RequestError: The words match no reservation, or several.
+        RequestError: The arguments do not select exactly one reservation.
     """
     own_pids = {os.getpid(), *(left.lock_keeper for left in api.all_left())}
     reservations = [

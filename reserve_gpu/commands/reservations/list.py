@@ -1,4 +1,4 @@
-"""The command `list`: the user's reservations on this machine."""
+"""The `list` command: show the user's reservations on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `list`."""
+    """Add the `list` command's arguments."""
     add((choice.JSON,), parser)
 
 

@@ -1,4 +1,4 @@
-"""The command `release` for other processes, and the magic's option `--release` for this kernel."""
+"""The `release` command for other processes, and the magic's `--release` option for this kernel."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ OPTIONS = (
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `release`."""
+    """Add the `release` command's arguments."""
     parser.epilog = MORE
     add(OPTIONS, parser)
 
 
 def run(arguments: Namespace) -> Output:
-    """Ask other processes to release their GPUs, or end them.
+    """Ask other processes to release their GPUs, or end those processes.
 
     Raises:
-        RequestError: The words match no reservation, or several.
+        RequestError: A name matches no reservation or several, or names are combined with `--all`.
     """
     which = arguments.which
     if arguments.all and which:
@@ -85,7 +85,7 @@ def run(arguments: Namespace) -> Output:
 
 
 def _release(chosen: Choice, *, is_end: bool) -> Answer:
-    """Ask a process to release its devices, and print a warning before it gets a signal."""
+    """Ask a process to release its devices, and print a warning before sending it a signal."""
 
     def warn(reason: Answer) -> None:
         reporter.print_stderr(reservation_list.signal_warning(chosen.reserved, reason, STOP_S))
@@ -94,7 +94,7 @@ def _release(chosen: Choice, *, is_end: bool) -> Answer:
 
 
 def run_in_notebook(_arguments: Namespace) -> None:
-    """Release all GPUs of this kernel, and print the released GPUs and the variables."""
+    """Release all of this kernel's GPUs, and print their names and the CUDA variables."""
     held = api.current()
     devices = api.release()
     values = cuda_environment.read({*cuda_environment.CUDA, *(held.environ if held else ())})

@@ -1,1 +1,1 @@
-"""The command `reserve-gpu run`, and helpers for all commands that start another program."""
+"""The `reserve-gpu run` command, and helpers for all commands that start another program."""

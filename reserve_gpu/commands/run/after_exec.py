@@ -1,8 +1,7 @@
-"""Write the remaining events of a reservation after `reserve-gpu run` has become the command.
+"""Write a reservation's remaining events after `reserve-gpu run` has become the command.
 
-The command does not know this package, so a small separate process writes these events. That
-process holds no lock and no terminal, is not a child of the command, and ends when the locks are
-released.
+The command can't write these events itself, so a small separate process does. That process holds no
+lock, has no terminal, is not a child of the command, and exits when the locks are released.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Lease
     from reserve_gpu.reservation.holding import Holding
 
-WARNING_LEADS_S = (600.0, 60.0)  # times before the reservation's end at which an event warns
-POLL_S = 1.0  # seconds between two checks of the locks while the command runs
-ENDED_POLL_S = 0.1  # seconds between two checks of the locks after the command has ended
-READER_LIMIT_S = 1.0  # longest wait for a reader to make room for an important event
+WARNING_LEADS_S = (600.0, 60.0)  # warnings are sent this many seconds before the end
+POLL_S = 1.0  # seconds between lock checks while the command is running
+ENDED_POLL_S = 0.1  # seconds between lock checks after the command has exited
+READER_LIMIT_S = 1.0  # seconds to wait for a slow reader before dropping an important event
 
 
 class Sender:
@@ -41,8 +40,8 @@ class Sender:
 
         Args:
             descriptor: The file descriptor to write to.
-            lost: The number of events that an earlier sender has dropped.
-            rest: The unwritten end of an event that an earlier sender wrote only in part.
+            lost: The number of events dropped by an earlier sender.
+            rest: The unwritten remainder of an event that an earlier sender wrote only partly.
 
         Raises:
             OSError: The file descriptor is not writable.
@@ -52,15 +51,15 @@ class Sender:
 
     @property
     def rest(self) -> str:
-        """Return the unwritten end of an event that was written only in part."""
+        """Return the unwritten remainder of an event that was written only partly."""
         return self._writer.rest.decode()
 
     def send(self, event: str, patience_s: float = 0.0, /, **values: Any) -> None:
         """Write an event, or drop it if the reader is too slow.
 
         Args:
-            event: The name of the event.
-            patience_s: Seconds to wait for the reader to make room.
+            event: The event's name.
+            patience_s: Seconds to wait for a slow reader.
             values: The event's other fields.
         """
         header = {"version": VERSION, "event": event, "time": time.time()}
@@ -70,13 +69,16 @@ class Sender:
 
 
 def start(sender: Sender, held: Holding) -> None:
-    """Start the process that writes the remaining events. Raises OSError.
+    """Start the process that writes the remaining events.
 
     Args:
-        sender: The sender that has written the events until now.
+        sender: The sender that has written the events so far.
         held: The reservation that the command will hold.
+
+    Raises:
+        OSError: The process can't be started.
     """
-    # The new process gets another stderr, so it needs a duplicate even of descriptor 2.
+    # The new process has a different stderr, so duplicate the descriptor even if it is stderr.
     out = os.dup(sender.descriptor)
     state = {"out": out, "lost": sender.lost, "rest": sender.rest}
     try:
@@ -89,7 +91,7 @@ def main(text: str) -> None:
     """Write the remaining events until the locks are released.
 
     Args:
-        text: The JSON text with the state that `start` passes.
+        text: The state that `start` passes, as JSON.
     """
     state: dict[str, Any] = json.loads(text)
     sender = Sender(state["out"], state["lost"], state["rest"])
@@ -101,14 +103,15 @@ def main(text: str) -> None:
         if leads and left_s <= leads[0]:
             del leads[0]
             sender.send("ending", at=until, left_s=round(left_s))
-        # ends_within() waits up to POLL_S while the command runs, and returns at once afterwards.
+        # While the command is running, ends_within() waits up to POLL_S. After the command has
+        # exited, ends_within() returns immediately.
         if watchdog.ends_within(state["process"], POLL_S):
             time.sleep(ENDED_POLL_S)
     sender.send("released", READER_LIMIT_S, devices=[each.label for each in held.devices])
 
 
 def _end(lease: Lease) -> tuple[float, float]:
-    """Return a lease's end in seconds since the epoch, and the seconds until this end."""
+    """Return the time when a lease ends, in seconds since the epoch, and the seconds left."""
     now = procfs.now()
     until = lease.at(now).until
     return (inf, inf) if until is None else (until, until - now.wall)

@@ -1,6 +1,6 @@
-"""The command `reserve-gpu run`: reserve GPUs, then replace this process with a program.
+"""The `reserve-gpu run` command: reserve GPUs, then replace this process with a program.
 
-Other commands that start a program also use the functions of this module.
+Other commands that start a program also use the functions in this module.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 SYNOPSIS = "reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
-INTERRUPTED = 130  # exit code after SIGINT, as in shells: 128 + 2
+INTERRUPTED = 130  # the exit code that shells report after SIGINT: 128 + 2
 
 
 def run(arguments: Namespace) -> NoReturn:
-    """Reserve the requested GPUs and become the command.
+    """Reserve the requested GPUs, then become the command.
 
-    If the reservation has an end, a watchdog process ends the command at that time.
+    If the user or an administrator has set a time limit, a watchdog process enforces it.
     """
     program = find_own(arguments.command, ["run", *request_options.words(arguments)])
     is_timed = any(getattr(arguments, name, None) is not None for name in ("for_", "until"))
@@ -58,7 +58,7 @@ def run(arguments: Namespace) -> NoReturn:
 
 
 def _require_watchdog() -> None:
-    """Raise RequestError if this system has no means to end a command at a given time."""
+    """Raise RequestError if this system can't end a command at a given time."""
     try:
         watchdog.require()
     except OSError as error:
@@ -68,19 +68,19 @@ def _require_watchdog() -> None:
 
 
 def start_watchdog(*, is_timed: bool, is_quiet: bool) -> None:
-    """Start the process that ends the command at the end of its reservation.
+    """Start the process that ends the command when its reservation ends.
 
     Args:
-        is_timed: Whether the user gave an end. Otherwise the command is ended only if an
-            administrator's rule sets an end, and also ends the process at that time.
-        is_quiet: Whether to suppress the line about the end.
+        is_timed: Whether the user set an end time. If not, the command is ended only if the
+            reservation has an end time and also requires the holding process to be ended then.
+        is_quiet: Whether to suppress the message that announces the end time.
 
     Raises:
         CommandError: The process can't be started.
     """
     reservation = api.current()
     lease = reservation.lease if reservation else NO_LEASE
-    # The end of a batch job needs no watchdog, because the batch system enforces it.
+    # A batch job's end time needs no watchdog, because the batch system enforces it.
     until, until_boot = lease.own.until, lease.own.until_boot
     if until is None or not (is_timed or lease.end_kernel):
         return
@@ -100,8 +100,8 @@ def start_watchdog(*, is_timed: bool, is_quiet: bool) -> None:
 def split(words: list[str]) -> tuple[list[str], list[str]]:
     """Split the words after `run` into the arguments of `run` and the command.
 
-    The command follows the first `--`. Without `--`, all words are the command, if the first one is
-    neither an option nor the name of a device.
+    The command follows the first `--`. Without `--`, all words belong to the command, but then the
+    first word must be neither an option nor a device.
 
     Args:
         words: The words after the subcommand.
@@ -110,8 +110,8 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
         The arguments of `run`, and the command.
 
     Raises:
-        RequestError: Options or devices precede the command, but `--` is missing. Without it, an
-            option's value can't be told from the command.
+        RequestError: Options or devices precede the command, but `--` is missing. Without `--`, an
+            option's value can't be distinguished from the command.
     """
     if "--" in words or not words or {"-h", "--help"} & set(words):
         return split_at_sign(words)
@@ -121,7 +121,7 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def split_at_sign(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split words at the first `--`; return the words before it and the words after it."""
+    """Split words at the first `--`, and return the words before and after it."""
     index = words.index("--") if "--" in words else len(words)
     return words[:index], words[index + 1 :]
 
@@ -131,11 +131,11 @@ def _synopsis() -> str:
 
 
 def find(command: Sequence[str], typed: Sequence[str] = ("run",)) -> str:
-    """Return the path of a command's program. Callers check it before they reserve anything.
+    """Return the path of a command's program. Call this before reserving anything.
 
     Args:
         command: The program and its arguments.
-        typed: The arguments of `reserve-gpu` that precede the command, for error messages.
+        typed: The `reserve-gpu` arguments that precede the command, for error messages.
 
     Raises:
         CommandError: The program does not exist, or this machine can't run it.
@@ -147,15 +147,16 @@ def find(command: Sequence[str], typed: Sequence[str] = ("run",)) -> str:
 
 
 def find_own(command: Sequence[str], typed: Sequence[str]) -> str:
-    """Return the path of a command's program, if the command keeps the reservation.
+    """Return the path of a command's program, and check that the command keeps the reservation.
 
     Args:
         command: The program and its arguments.
-        typed: The arguments of `reserve-gpu` that precede the command, for error messages.
+        typed: The `reserve-gpu` arguments that precede the command, for error messages.
 
     Raises:
-        CommandError: As in `find`.
-        RequestError: As in `find`, or another process would run the command.
+        CommandError: The program does not exist, or this machine can't run it.
+        RequestError: The command is empty, sets CUDA_VISIBLE_DEVICES, or would not keep the
+            reservation.
     """
     program = find(command, typed)
     handoff.require_kept_reservation(command, lambda: _own_words(typed))
@@ -163,7 +164,7 @@ def find_own(command: Sequence[str], typed: Sequence[str]) -> str:
 
 
 def _own_words(typed: Sequence[str]) -> str:
-    """Return the part of the command line that precedes the command, up to `--`."""
+    """Return the part of the command line before the command, including `--`."""
     return f"{program_command()} {join(typed)} --"
 
 
@@ -173,7 +174,7 @@ def become(program: str, command: list[str], reason: str | None = None) -> NoRet
     Args:
         program: The path of the program.
         command: The program's name and its arguments.
-        reason: The reason why there is no reservation, which a kernel reports in its first cell.
+        reason: The reason why there is no reservation. A kernel reports it in its first cell.
 
     Raises:
         CommandError: The system can't execute the program.
@@ -184,7 +185,7 @@ def become(program: str, command: list[str], reason: str | None = None) -> NoRet
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:
-        os.execv(program, command)  # noqa: S606 - deliberately without a shell
+        os.execv(program, command)  # noqa: S606 - no shell is wanted
     except OSError as error:
         text = f"{sanitize(command[0])} can't be run: {error.strerror}"
         if error.errno == errno.ENOEXEC:
@@ -233,6 +234,6 @@ OPTIONS = (
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `run`."""
+    """Add the `run` command's arguments."""
     parser.usage, parser.epilog = SYNOPSIS, MORE
     add(OPTIONS, parser)

@@ -1,4 +1,4 @@
-"""The events of a reservation as lines of JSON, for `run --json` and `run --events`."""
+"""Write reservation events as lines of JSON, for `run --json` and `run --events`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,25 @@ STDERR = 2
 
 
 class Events(Reporter):
-    """Reports a reservation as events on a file descriptor.
+    """Writes reservation events to a file descriptor.
 
-    A reader that stops reading delays the reservation only for a short time.
+    If the reader stops reading, the reservation is delayed only briefly.
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Create a reporter for this file descriptor. Raises OSError."""
+        """Create a reporter.
+
+        Args:
+            descriptor: The file descriptor to write to.
+
+        Raises:
+            OSError: The file descriptor is not writable.
+        """
         self._sender = Sender(descriptor)
         self._last_state: object = None
 
     def show(self, news: Progress) -> None:
-        """Write the progress of waiting in the queue, if it has changed since the last event."""
+        """Write an event about waiting in the queue, if the wait's state has changed."""
         if not isinstance(news, Waiting) or self._last_state == state_of(news):
             return
         self._last_state, first = state_of(news), news.first and news.first.holder
@@ -53,7 +60,7 @@ class Events(Reporter):
         )
 
     def finish(self, outcome: Outcome) -> None:
-        """Write the reserved GPUs and warnings, or the refusal if `--optional` allows it."""
+        """Write the reserved GPUs and warnings, or a refusal that `--optional` allows."""
         held = session().holding
         if outcome.excused:
             self._sender.send("refused", READER_LIMIT_S, **outcome.excused.to_dict())
@@ -70,18 +77,22 @@ class Events(Reporter):
         )
 
     def failed(self, error: BaseException) -> None:
-        """Write the refusal, except on stderr, where the command line prints every error itself."""
+        """Write the refusal, except to stderr, where the command line prints every error itself."""
         if isinstance(error, ReserveGPUError) and self._sender.descriptor != STDERR:
             self._sender.send("refused", READER_LIMIT_S, **error.to_dict())
 
     def follow(self) -> None:
-        """Start a process that writes the later events, because this one becomes the command."""
+        """Start a process that writes later events, because this process becomes the command."""
         if session().devices:
             after_exec.start(self._sender, session().holding)
 
 
 def of_arguments(arguments: Namespace) -> Events:
-    """Return the reporter that `--json` or `--events` selects. Raises RequestError."""
+    """Return the reporter that `--json` or `--events` selects.
+
+    Raises:
+        RequestError: The file or file descriptor is not writable.
+    """
     target = arguments.events or str(STDERR)
     try:
         if not target.isdecimal():
@@ -95,12 +106,13 @@ def of_arguments(arguments: Namespace) -> Events:
 
 
 def _open(path: str) -> int:
-    """Open a file or a FIFO for appending without waiting for a reader. Raises OSError."""
+    """Open a file or a FIFO for appending, without waiting for a reader."""
     flags = os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
     try:
         return os.open(path, os.O_WRONLY | flags, 0o666)
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
-        # A FIFO has no reader yet. Opened for both directions, it buffers the events.
+        # The FIFO has no reader yet. If it is opened for both reading and writing, it buffers the
+        # events until there is a reader.
         return os.open(path, os.O_RDWR | flags)

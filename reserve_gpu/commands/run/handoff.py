@@ -1,9 +1,10 @@
-"""Refuse commands that hand their work to a process without the reservation's variables and lock.
+"""Refuse commands that hand off work to a process without the reservation's variables and lock.
 
-`reserve-gpu run -- tmux new -d train.sh` would reserve a GPU only for the tmux client. A running
-tmux server would then start `train.sh` on all GPUs, and the reserved GPU would be free again. Such
-a command is refused before anything is reserved, and the error shows a command line that works. The
-argument of `sh -c` is not parsed, so users can bypass this check.
+For example, `reserve-gpu run -- tmux new -d train.sh` would reserve a GPU only for the tmux client.
+The tmux server, which might already be running, would start `train.sh` with access to all GPUs, and
+the reserved GPU would be free again. Such a command is refused before anything is reserved, and the
+error shows a command line that works. The argument of `sh -c` is not parsed, so users can bypass
+this check.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from reserve_gpu.render.frontends import COMMAND
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-TMUX_LIMIT_S = 3.0  # longest wait for tmux to report whether its server is running
+TMUX_LIMIT_S = 3.0  # seconds to wait for tmux to report whether its server is running
 NOT_KEPT = "The command would run without the variables and the lock of the reservation."
 PLAIN_WORD = r"[\w@%+=:,./-]+"  # pattern for a word that needs no quoting in a shell
 
 TMUX = Syntax("cfLST")
-# The subcommands of tmux that start a command.
+# The tmux subcommands that start a command.
 TMUX_STARTS = {
     "new-session": Syntax("ceFfnstxy"),
     "new": Syntax("ceFfnstxy"),
@@ -43,7 +44,7 @@ UNIT_OPTIONS = (
     *("--unit", "--property", "--setenv", "--description", "--slice", "--uid", "--gid", "--nice"),
     *("--working-directory", "--host", "--machine", "--service-type"),
 )
-# Programs that start a command with a new environment, or from another process.
+# Programs that start a command in a new environment or from another process.
 STARTERS = {
     "sudo": Syntax(
         "CDghpRrTtUu",
@@ -74,7 +75,7 @@ CONTAINERS = {
 DETACHED = "leaves the container running after the reservation has ended"
 SHORT_DETACH = r"-[itPq]*d[itPq]*"  # pattern for -d, alone or grouped with other short options
 CONTAINER_STARTS = {"run", "create", "exec", "start", "restart", "compose"}
-# Programs that leave the command to a running process, or to one that starts later.
+# Programs that leave the command to a process that is already running, or that starts later.
 QUEUES = {
     **dict.fromkeys(("at", "batch"), "starts the command later"),
     **dict.fromkeys(("sbatch", "qsub", "bsub"), "queues a job that may run on another machine"),
@@ -85,7 +86,7 @@ QUEUES = {
 
 
 def require_kept_reservation(command: Sequence[str], prefix: Callable[[], str]) -> None:
-    """Raise RequestError for a command that would not keep the reservation.
+    """Raise RequestError if a command would not keep the reservation.
 
     Args:
         command: The program and its arguments.
@@ -109,7 +110,7 @@ def _error(problem: str, advice: str, line: str = "") -> RequestError:
 
 
 def _refusal_reason(words: Sequence[str], name: str) -> str:
-    """Return the reason to refuse a program, or an empty string if it keeps the reservation."""
+    """Return the reason for refusing a program, or "" if it keeps the reservation."""
     if name == "tmux":
         return "lets its running server start the command" if _has_server(words) else ""
     if name == "systemd-run":
@@ -128,12 +129,12 @@ def _refusal_reason(words: Sequence[str], name: str) -> str:
 def _advice(
     words: Sequence[str], name: str, wrapper: str, prefix: Callable[[], str]
 ) -> tuple[str, str]:
-    """Return advice for the user, and a command line that works, if there is one.
+    """Return advice for the user, and a command line that works, or "" if there is none.
 
     Args:
         words: The refused program and its arguments.
         name: The program's base name.
-        wrapper: The command line of the wrappers that precede the program.
+        wrapper: The part of the command line with the wrappers that precede the program.
         prefix: A function that returns the text before the command.
     """
     inside = f"Run {PROGRAM} inside {name}"
@@ -195,7 +196,7 @@ def named_by_variable(
 def _absolute(line: str) -> str:
     """Replace `reserve-gpu` at the start of a command line with its full path.
 
-    The program that runs the command line may use a different PATH.
+    The program that runs the command line might have a different PATH.
     """
     path = which(PROGRAM)
     if path and line.startswith(f"{PROGRAM} "):
@@ -207,8 +208,8 @@ def _absolute(line: str) -> str:
 
 
 def _has_server(words: Sequence[str]) -> bool:
-    """Return whether the tmux server that a tmux command line selects is running."""
-    import subprocess  # only for tmux
+    """Return whether the server that a tmux command line selects is running."""
+    import subprocess  # needed only for tmux
 
     options = words[: TMUX.start(words)]
     with suppress(OSError, subprocess.TimeoutExpired):
@@ -225,7 +226,7 @@ def _has_server(words: Sequence[str]) -> bool:
 
 
 def _inside_tmux(words: Sequence[str], prefix: str) -> str:
-    """Return a command line with which tmux starts `reserve-gpu`."""
+    """Return a tmux command line that starts `reserve-gpu`."""
     index = TMUX.start(words)
     syntax = TMUX_STARTS.get(words[index]) if index < len(words) else None
     if syntax is None:
@@ -237,7 +238,7 @@ def _inside_tmux(words: Sequence[str], prefix: str) -> str:
 
 
 def _inside_su(words: Sequence[str], prefix: str) -> str:
-    """Return a command line with which the login shell of `su` starts `reserve-gpu`."""
+    """Return a `su` command line whose login shell starts `reserve-gpu`."""
     for index, word in enumerate(words[:-1]):
         if word in ("-c", "--command"):
             inner = quote(f"{prefix} {_as_text(words[index + 1 : index + 2])}")
@@ -252,15 +253,15 @@ def _inside_ssh(words: Sequence[str], prefix: str) -> str:
     head, rest = join(words[:start]), words[start:]
     if all(re.fullmatch(PLAIN_WORD, word, re.ASCII) for word in rest):
         return f"{head} {prefix} {' '.join(rest) or COMMAND}"
-    # SSH joins the words of the command, and a shell on the other machine splits them again.
+    # SSH joins the command's words, and a shell on the other machine splits them again.
     return f"{head} {quote(f'{prefix} {_as_text([chr(32).join(rest)])}')}"
 
 
 def _as_text(words: Sequence[str]) -> str:
-    """Return the text of a command that follows `reserve-gpu run --`.
+    """Return a command as text that can follow `reserve-gpu run --`.
 
     Args:
-        words: The command. A single word with shell syntax is wrapped in `sh -c`.
+        words: The command. A single word that contains shell syntax is wrapped in `sh -c`.
     """
     if len(words) == 1 and not re.fullmatch(rf"{PLAIN_WORD}( +{PLAIN_WORD})*", words[0], re.ASCII):
         return f"sh -c {quote(words[0])}"
@@ -271,9 +272,10 @@ def _as_text(words: Sequence[str]) -> str:
 
 
 def _container_reason(words: Sequence[str]) -> str:
-    """Return the reason to refuse a container command, or an empty string if it is allowed.
+    """Return the reason for refusing a container command, or "" if the command is allowed.
 
-    A command is allowed if it starts no container, or if its words pass on the reserved GPU.
+    A command is allowed if it starts no container, or if it starts a container in the foreground
+    and passes the reserved GPU to it.
     """
     index = _subcommand_index(words)
     if not index:
@@ -286,17 +288,17 @@ def _container_reason(words: Sequence[str]) -> str:
 
 
 def _subcommand_index(words: Sequence[str]) -> int:
-    """Return the index of a subcommand that starts a container, or 0 if there is none."""
+    """Return the index of the subcommand if it starts a container, otherwise 0."""
     index = DOCKER.start(words)
     index += index < len(words) and words[index] == "container"
     return index if index < len(words) and words[index] in CONTAINER_STARTS else 0
 
 
 def _options(words: Sequence[str]) -> Sequence[str]:
-    """Return the options of `docker run` and their values: the words before the image.
+    """Return the options of `docker run` and their values, which are the words before the image.
 
-    This package has no list of the options that take a value. So every word after an option counts
-    as its value.
+    This package does not know which options take a value, so a word after an option counts as the
+    option's value.
     """
     pairs = pairwise(["-", *words])
     ends = (at for at, pair in enumerate(pairs) if not any(each.startswith("-") for each in pair))
@@ -304,14 +306,14 @@ def _options(words: Sequence[str]) -> Sequence[str]:
 
 
 def _is_detach(option: str) -> bool:
-    """Return whether an option of `docker run` runs the container in the background."""
+    """Return whether a `docker run` option runs the container in the background."""
     return option == "--detach" or re.fullmatch(SHORT_DETACH, option) is not None
 
 
 def _in_container(words: Sequence[str], name: str, prefix: str) -> tuple[str, str]:
     """Return advice, and a command line that runs a container on the reserved GPU.
 
-    The line is empty if the subcommand is not `run`.
+    The command line is empty if the subcommand is not `run`.
     """
     index = _subcommand_index(words)
     if words[index] != "run":

@@ -1,4 +1,4 @@
-"""Find the program of a command before anything is reserved, and explain why it can't be run.
+"""Find a command's program before anything is reserved, or explain why it can't be run.
 
 Typical mistakes are a variable assignment after `run --`, a whole command line in quotation marks,
 a shell builtin, and a script whose interpreter is missing.
@@ -24,13 +24,13 @@ from reserve_gpu.render.frontends import COMMAND
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-CANNOT_RUN, NOT_FOUND = 126, 127  # exit codes, as in shells
-HEAD_SIZE = 4096  # bytes to read from a file; Linux reads only 256 bytes of the first line
+CANNOT_RUN, NOT_FOUND = 126, 127  # the exit codes that shells use
+HEAD_SIZE = 4096  # number of bytes to read from a script; Linux itself reads only 256
 OPERATORS = {"&&", "||", ";", "|", "&", ">", ">>", "<"}
 SHELL_SYNTAX = r"[&|;<>$`*?()]"  # pattern for characters that only a shell interprets
-# These builtins only change the shell that runs them. Some systems also have programs with these
-# names, which have no effect. In `reserve-gpu run -- cd folder && python train.py`, such a `cd`
-# would succeed, and the shell would then start Python without a GPU.
+# These builtins affect only the shell that runs them. Some systems also have programs with these
+# names, but running them has no effect. In `reserve-gpu run -- cd folder && python train.py`, such
+# a `cd` program would succeed, and the shell would then start Python without a GPU.
 SHELL_ONLY = {"cd", "alias", "unalias", "ulimit", "umask"}
 SHELL_BUILTINS = {
     *SHELL_ONLY,
@@ -51,7 +51,7 @@ def find(command: Sequence[str], prefix: Callable[[], str]) -> str:
     """Return the path of a command's program.
 
     Args:
-        command: The program and its arguments: at least one word.
+        command: The program and its arguments. There must be at least one word.
         prefix: A function that returns the text before the command, such as
             `reserve-gpu run -n 2 --`.
 
@@ -81,9 +81,10 @@ def _path(command: Sequence[str], prefix: Callable[[], str]) -> str:
 
 
 def _require_program(command: Sequence[str], prefix: Callable[[], str]) -> None:
-    """Raise an error for a command that a wrapper such as `nohup` certainly can't start.
+    """Raise an error if a wrapper such as `nohup` clearly can't start its command.
 
-    A missing program does not count, because this package may misread the wrapper's options.
+    A missing program is not an error here, because this package might have misread the wrapper's
+    options.
     """
     path = shutil.which(command[0])
     if path:
@@ -111,7 +112,7 @@ def _first_line(path: str) -> str:
 
 
 def _interpreter(first_line: str) -> str:
-    """Return the interpreter that a script's first line names, or an empty string."""
+    """Return the interpreter named in a script's first line, or an empty string."""
     if not first_line.startswith("#!"):
         return ""
     program, _, rest = first_line[2:].strip(" \t").partition(" ")
@@ -121,7 +122,7 @@ def _interpreter(first_line: str) -> str:
 
 
 def _interpreter_line(file: str, command: Sequence[str], prefix: Callable[[], str]) -> str:
-    """Return a command line that runs a script with its interpreter, or "" if that is unknown."""
+    """Return a command line that runs a script with its interpreter, or "" if none is known."""
     by_extension = {".py": "python", ".sh": "bash"}.get(os.path.splitext(file)[1], "")
     name = os.path.basename(_interpreter(_first_line(file)).strip()) or by_extension
     for program in (name, f"{name}3"):
@@ -131,7 +132,7 @@ def _interpreter_line(file: str, command: Sequence[str], prefix: Callable[[], st
 
 
 def _require_interpreter(path: str, command: Sequence[str], prefix: Callable[[], str]) -> None:
-    """Raise CommandError for a script whose interpreter is missing or not executable."""
+    """Raise CommandError if a script's interpreter is missing or not executable."""
     name, interpreter = sanitize(command[0]), _interpreter(_first_line(path))
     if not interpreter or shutil.which(interpreter):
         return
@@ -169,7 +170,7 @@ def _unknown(command: Sequence[str]) -> str:
 
 
 def _explain_quotes(command: Sequence[str], prefix: Callable[[], str]) -> ReserveGPUError | None:
-    """Explain a whole command line in quotation marks."""
+    """Return an error if the whole command line is in quotation marks."""
     line = command[0]
     if len(command) > 1 or not re.search(r"\s", line.strip()):
         return None
@@ -186,7 +187,7 @@ def _explain_quotes(command: Sequence[str], prefix: Callable[[], str]) -> Reserv
 def _explain_assignment(
     command: Sequence[str], prefix: Callable[[], str]
 ) -> ReserveGPUError | None:
-    """Explain a command that begins with NAME=VALUE, which only shells understand."""
+    """Return an error if the command begins with NAME=VALUE, which only shells understand."""
     count = 0
     while count < len(command) and is_assignment(command[count]):
         count += 1
@@ -203,7 +204,7 @@ def _explain_assignment(
 
 
 def _explain_shell(command: Sequence[str], prefix: Callable[[], str]) -> ReserveGPUError | None:
-    """Explain a shell builtin, and shell operators as in `a && b`."""
+    """Return an error for a shell builtin, or for shell operators as in `a && b`."""
     name, rest = command[0], command[1:]
     has_operators = not OPERATORS.isdisjoint(rest)
     if name not in SHELL_BUILTINS and not has_operators:
@@ -221,7 +222,7 @@ def _explain_shell(command: Sequence[str], prefix: Callable[[], str]) -> Reserve
 
 
 def _explain_misplaced(command: Sequence[str], _: Callable[[], str]) -> ReserveGPUError | None:
-    """Explain an option or a GPU that follows the `--`."""
+    """Return an error for an option or a GPU that follows the `--`."""
     name = command[0]
     if not (len(name) > 1 and name.startswith("-")) and not names.is_name(name):
         return None
@@ -232,7 +233,7 @@ def _explain_misplaced(command: Sequence[str], _: Callable[[], str]) -> ReserveG
 def _explain_unexpanded(
     command: Sequence[str], prefix: Callable[[], str]
 ) -> ReserveGPUError | None:
-    """Explain `~/x` or `$HOME/x` in quotation marks."""
+    """Return an error for `~/x` or `$HOME/x` in quotation marks."""
     name = command[0]
     path = os.path.expanduser(os.path.expandvars(name))
     if path == name or not os.path.exists(path):
@@ -244,7 +245,7 @@ def _explain_unexpanded(
 def _explain_file_or_alias(
     command: Sequence[str], prefix: Callable[[], str]
 ) -> ReserveGPUError | None:
-    """Explain a file in the current directory, a missing `python`, and an alias."""
+    """Return an error for a file in the current directory, a missing `python`, or an alias."""
     name, rest = command[0], command[1:]
     if os.path.dirname(name) or not name:
         return None

@@ -1,4 +1,4 @@
-"""Output on stderr: the progress and the outcome of a reservation."""
+"""Report a reservation's progress and outcome on stderr."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from reserve_gpu.model import errors
     from reserve_gpu.model.progress import Progress
 
-READER_LIMIT_S = 2.0  # longest wait for the reader of stderr while this process holds a GPU
+READER_LIMIT_S = 2.0  # seconds to wait for a slow reader of stderr while holding a GPU
 
 
 def print_stderr(text: str, *, is_event: bool = False) -> None:
-    """Print text on stderr, because stdout belongs to the command. Ignore a missing reader.
+    """Print text to stderr, because stdout belongs to the command. Ignore a missing reader.
 
-    While this process holds a GPU, it waits at most `READER_LIMIT_S` for the reader, then drops the
-    text. Otherwise a full pipe could keep an idle GPU reserved forever.
+    While holding a GPU, this process waits for a slow reader for up to `READER_LIMIT_S` seconds,
+    and then drops the text. Otherwise, a full pipe could keep an idle GPU reserved forever.
 
     Args:
         text: The text to print.
-        is_event: Whether the text is an event, for which the wait is always limited.
+        is_event: Whether the text is an event. For events, the wait is always limited.
     """
     printer = Printer(sys.stderr)
     printer.print(f"{text}\n", READER_LIMIT_S if is_event or api.current() else math.inf)
@@ -33,14 +33,14 @@ def print_stderr(text: str, *, is_event: bool = False) -> None:
 
 
 def error_text(error: errors.ReserveGPUError) -> str:
-    """Return the text that stderr shows for an error."""
+    """Return an error's text for stderr."""
     return error.picture.to_text(sys.stderr) if error.picture else str(error)
 
 
 class Reporter:
-    """Reports the progress and the outcome of a reservation on stderr.
+    """Reports a reservation's progress and outcome on stderr.
 
-    If it is quiet, it prints only warnings, refusals and errors.
+    A quiet reporter prints only warnings, refusals, and errors.
     """
 
     def __init__(self, *, is_quiet: bool = False) -> None:
@@ -48,7 +48,7 @@ class Reporter:
         self._is_quiet = is_quiet
 
     def show(self, news: Progress) -> None:
-        """Show the progress of waiting in the queue, unless this reporter is quiet."""
+        """Show the progress in the queue, unless this reporter is quiet."""
         if not self._is_quiet:
             self._live.show(news)
 
@@ -57,7 +57,7 @@ class Reporter:
         self._live.clear()
 
     def finish(self, outcome: api.Outcome) -> None:
-        """Print the reserved GPUs and warnings, or the refusal if `--optional` allows it."""
+        """Print the reserved GPUs and warnings, or a refusal that `--optional` allows."""
         self._live.clear()
         lines = [f"Warning: {text}" for text in outcome.warnings]
         lines += [error_text(outcome.excused)] if outcome.excused else []
@@ -67,4 +67,4 @@ class Reporter:
             print_stderr("\n".join(lines))
 
     def follow(self) -> None:
-        """Prepare for the exec that turns this process into the command: nothing to do here."""
+        """Do nothing. A subclass can prepare here for this process to become the command."""

@@ -1,7 +1,8 @@
 """Command-line syntax of wrapper programs such as `nice`, `env` and `timeout`.
 
-A wrapper becomes the command that it starts, or waits for it, and passes on variables and locks. So
-`nice -n 5 timeout 1h tmux new -d train` is checked like `tmux new -d train`.
+A wrapper either becomes the command that it starts or waits for that command. In both cases, it
+passes on variables and locks. So `nice -n 5 timeout 1h tmux new -d train` is checked like
+`tmux new -d train`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def is_assignment(word: str) -> bool:
 class Syntax(NamedTuple):
     """The argument syntax of a program that starts a command.
 
-    It is used to find the first word of the command.
+    The syntax is used to find the command's first word.
 
     Attributes:
         short: The letters of the short options that take a value.
@@ -51,11 +52,11 @@ class Syntax(NamedTuple):
         return min(at + self.operands, len(words))
 
     def _takes_next(self, word: str) -> bool:
-        """Return whether the value of an option is the next word."""
+        """Return whether an option's value is the next word."""
         if word.startswith("--"):
             return word in self.long
-        # In a group such as -dmS, the value of an option is the rest of the word, or the next word
-        # if the option's letter is the last one.
+        # In a group such as -dmS, an option's value is the rest of the word. If the option's letter
+        # comes last, the value is the next word.
         first = next((at for at, letter in enumerate(word[1:], 1) if letter in self.short), None)
         return first == len(word) - 1
 
@@ -91,7 +92,7 @@ def name_of(words: Sequence[str]) -> str:
 
 
 def levels(words: Sequence[str]) -> list[int]:
-    """Return the index of every program in a command line: the first word, then wrapped commands.
+    """Return the index of each program in a command line: any wrappers, then the command.
 
     Args:
         words: The program and its arguments.

@@ -1,7 +1,7 @@
 """Kernels in Slurm jobs, installed by `kernel install --slurm`.
 
-Messages pass from the Jupyter client through the relay (on the client's machine), srun and the node
-program (in the job) to the kernel, and back. They use the standard streams of srun, so no port is
-opened in the job, and the job ends with these streams. The module `sockets` connects the client to
+Messages between the Jupyter client and the kernel pass through the relay (on the client's machine),
+srun, and the node program (in the job). They use srun's standard streams, so no port is opened in
+the job, and the job ends when these streams are closed. The `sockets` module connects the client to
 the relay, and `socket_owners` identifies the user at the other end of a TCP connection.
 """

@@ -1,6 +1,6 @@
-"""Encode messages as lines of JSON, to pass them through the standard streams of srun.
+"""Encode messages as lines of JSON, so that they can pass through srun's standard streams.
 
-Each line is a list: the kind of the message, then its frames in Base64.
+Each line is a list that contains the message's kind, followed by the message's frames in Base64.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from reserve_gpu.model import untrusted
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-LONGEST = 2**31 - 1  # length limit of a line in bytes; a message may contain a large image
+LONGEST = 2**31 - 1  # maximum length of a line, in bytes; a message might contain a large image
 
 
 def line(kind: str, *frames: bytes) -> bytes:
     """Encode a message as a line.
 
     Args:
-        kind: The channel of a Jupyter message, or a command between relay and node.
-        frames: The frames of the Jupyter message, or the arguments of the command.
+        kind: A Jupyter message's channel, or a command sent between the relay and the node.
+        frames: The Jupyter message's frames, or the command's arguments.
     """
     return json.dumps([kind, *(b64encode(frame).decode() for frame in frames)]).encode() + b"\n"
 
@@ -39,7 +39,7 @@ def parsed(text: bytes) -> tuple[str, list[bytes]]:
 
 
 async def each(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield every line of a stream, except those longer than `LONGEST`."""
+    """Yield each line from a stream, skipping lines longer than `LONGEST`."""
     while True:
         try:
             text = await stream.readline()

@@ -1,4 +1,4 @@
-"""The command `kernel node`: start the kernel in the job, and pass its messages to the relay."""
+"""The `kernel node` command: run the kernel in the job, and relay its messages."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 STDIN, STDOUT, STDERR = 0, 1, 2
-SILENCE_S = 20.0  # timeout of one read from the relay, in seconds
-SILENCE_LIMIT = 3  # number of timeouts in a row after which the node ends
-POLL_S = 0.1  # seconds between two checks of a running kernel
+SILENCE_S = 20.0  # timeout for a single read from the relay, in seconds
+SILENCE_LIMIT = 3  # number of consecutive timeouts after which the node exits
+POLL_S = 0.1  # seconds between checks of a running kernel
 
 
 class Node:
-    """Runs one kernel at a time, at the request of the relay.
+    """Runs one kernel at a time, when the relay requests it.
 
-    A job can run several kernels one after another, because a restart of the kernel keeps the job.
+    A job can run several kernels one after another, because the job survives kernel restarts.
     """
 
     def __init__(self, out: asyncio.StreamWriter) -> None:
-        """Create a node without a kernel.
+        """Create a node that has no kernel yet.
 
         Args:
             out: The stream to the relay.
@@ -56,12 +56,12 @@ class Node:
         """Handle a message from the relay: start a kernel, or pass the message on to the kernel.
 
         Raises:
-            OSError: The folder for a kernel's sockets can't be created.
+            OSError: The folder for the kernel's sockets can't be created.
         """
         if kind == "start":
             await self.end()
-            # Each kernel gets a new folder. If a cleaner of /tmp removed an old folder, another
-            # user could create one with the same name, and put a connection file there.
+            # Each kernel gets a new folder. If a folder was reused after a /tmp cleaner removed it,
+            # another user could have recreated it and put a connection file there.
             folder = TemporaryDirectory(
                 prefix=sockets.PREFIX, dir=sockets.socket_root(), ignore_cleanup_errors=True
             )
@@ -70,7 +70,7 @@ class Node:
             await socket.send_multipart(frames)
 
     async def end(self) -> None:
-        """End the kernel, if there is one."""
+        """Shut down the kernel, if there is one."""
         if self._kernel_task:
             self._kernel_task.cancel()
             await asyncio.wait([self._kernel_task])
@@ -78,11 +78,11 @@ class Node:
     async def _run_kernel(
         self, folder: TemporaryDirectory[str], name: bytes, key: bytes, scheme: bytes, *words: bytes
     ) -> None:
-        """Start a kernel and relay its messages until it ends or this task is canceled.
+        """Start a kernel, and relay its messages until it exits or this task is canceled.
 
         Args:
             folder: The folder for the kernel's sockets and connection file.
-            name: The name with which the relay identifies this kernel.
+            name: The name by which the relay identifies this kernel.
             key: The key that signs the kernel's messages.
             scheme: The signature scheme.
             words: The command that starts the kernel.
@@ -103,7 +103,7 @@ class Node:
                     self._sockets[each] = getattr(client, f"{each}_channel").socket
                 await self.send("started", name)
                 relays += [asyncio.ensure_future(self._relay(each)) for each in self._sockets]
-                while await manager.is_alive():  # noqa: ASYNC110 - no event signals its end
+                while await manager.is_alive():  # noqa: ASYNC110 - no event signals a kernel exit
                     await asyncio.sleep(POLL_S)
                 await self.send("ended", name)
             except Exception as error:  # noqa: BLE001 - the client shows every error
@@ -120,7 +120,7 @@ class Node:
 
 
 def _manager(folder: str, words: list[str]) -> AsyncKernelManager:
-    """Return the manager of a kernel that listens only on sockets in a folder of this user."""
+    """Return a manager for a kernel that listens only on sockets in a private folder."""
 
     class Specs(KernelSpecManager):
         def get_kernel_spec(self, kernel_name: str) -> KernelSpec:  # noqa: ARG002
@@ -133,13 +133,13 @@ def _manager(folder: str, words: list[str]) -> AsyncKernelManager:
 
 
 async def _serve(out: int) -> None:
-    """Handle messages from the relay until its stream ends, or it is silent for too long."""
+    """Handle messages until the relay closes its stream or is silent for too long."""
     relay, stream = await framing.reader(STDIN), await framing.writer(out)
     job, name = (os.environ.get(f"SLURM{each}", "?") for each in ("_JOB_ID", "D_NODENAME"))
     stream.write(framing.line("job", job.encode(), name.encode()))
     try:
         node = Node(stream)
-        # A single timeout proves nothing, because a suspended job also looks like a long silence.
+        # A single timeout proves nothing, because suspending and resuming a job also causes one.
         timeouts = 0
         while timeouts < SILENCE_LIMIT:
             try:
@@ -159,7 +159,7 @@ async def _serve(out: int) -> None:
             except Exception as error:  # noqa: BLE001 - drop one message, not the job
                 reporter.print_stderr(f"Warning: a message for the kernel was dropped: {error!r}")
         await node.end()
-        if timeouts and node.has_begun:  # srun was killed, so it no longer ends the job
+        if timeouts and node.has_begun:  # srun was killed, so it can't end the job
             await (await asyncio.create_subprocess_exec(spawn.program("scancel"), job)).wait()
     except OSError as error:
         stream.write(framing.line("failed", f"{name}: {error}".encode()))
@@ -167,17 +167,17 @@ async def _serve(out: int) -> None:
 
 
 def add_arguments(_parser: ArgumentParser) -> None:
-    """Add no arguments: `kernel node` has none."""
+    """Do nothing, because `kernel node` takes no arguments."""
 
 
 def run(_arguments: Namespace) -> Output:
-    """Run kernels for the relay until the relay ends.
+    """Run kernels for the relay until the relay exits.
 
-    Only the first task of a job runs the kernel.
+    Only a job's first task runs kernels.
     """
     if os.environ.get("SLURM_PROCID", "0") != "0":
         return Output()
-    # srun's stdout carries messages, so any other output of this process goes to stderr.
+    # srun's stdout carries messages, so this process's other output goes to stderr.
     out = os.dup(STDOUT)
     os.dup2(STDERR, STDOUT)
     asyncio.run(_serve(out))

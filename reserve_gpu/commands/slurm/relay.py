@@ -1,7 +1,7 @@
-"""The command `kernel slurm`: relay messages between a Jupyter client and a kernel in a Slurm job.
+"""The `kernel slurm` command: relay messages between a Jupyter client and a kernel in a Slurm job.
 
-To the client, the relay is the kernel. While no kernel runs in the job, the relay answers requests
-itself, and reports why the job waits or why there is none.
+To the client, the relay looks like the kernel. When no kernel is running in the job, the relay
+answers requests itself, and reports why the job is waiting or why there is no job.
 https://jupyter-client.readthedocs.io/en/stable/messaging.html
 """
 
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CLIENT_CHANNELS = ("shell", "control", "stdin")  # channels on which a client sends messages
-# pattern for errors that Slurm prints on stderr
+# pattern for error messages that Slurm prints to stderr
 SLURM_ERROR = r"(?:\S*srun|slurmstepd\S*): (?:error: |fatal: |(?=unrecognized))(.*)"
 NO_JOB = "Slurm could not start a job: {}. Restart the kernel to try again, or reinstall it."
 ENDED = "The job has ended: {}. Restart the kernel to start another job."
 CELL = "execute_request"
-PARENT = 3  # offset of the parent header from DELIM in a message's frames
-# first and longest pause between two queries of the reason why the job waits, in seconds
+PARENT = 3  # offset from DELIM to the parent header in a message's frames
+# first and longest pause between queries about why the job is waiting, in seconds
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
-HEARTBEAT_S = 2.0  # seconds between two heartbeat messages to the node
-LINGER_MS = 1000  # time for the last messages to arrive, in milliseconds
+HEARTBEAT_S = 2.0  # seconds between heartbeat messages to the node
+LINGER_MS = 1000  # milliseconds to wait for the last messages to be delivered
 INFO = {
     "status": "ok",
     "protocol_version": "5.3",
@@ -59,41 +59,41 @@ Request = dict[str, Any]
 
 
 class Relay:
-    """Acts as the kernel of one Jupyter client."""
+    """Acts as the kernel for one Jupyter client."""
 
     def __init__(self, info: dict[str, Any], line: list[str]) -> None:
-        """Create a relay that does not listen yet.
+        """Create a relay that is not listening yet.
 
         Args:
-            info: The content of the client's connection file.
+            info: The contents of the client's connection file.
             line: The srun command that starts the job.
         """
         self._info, self._line = info, line
         key, scheme = info["key"].encode(), info["signature_scheme"]
         self._session = Session(key=key, signature_scheme=scheme, digest_history_size=0)
         self._name = str(os.getpid()).encode()  # name of this relay's kernel in the node's messages
-        # Kernels usually have a REP socket for the heartbeat. But a message of several frames would
-        # break it, so this is a ROUTER.
+        # Kernels usually use a REP socket for the heartbeat. But a message with several frames
+        # would break a REP socket, so the relay uses a ROUTER.
         kinds = {**dict.fromkeys((*CLIENT_CHANNELS, "hb"), zmq.ROUTER), "iopub": zmq.PUB}
         context = zmq.asyncio.Context.instance()
         self._sockets = {name: context.socket(kind) for name, kind in kinds.items()}
-        # the requests without a reply, by channel and message ID, which is unique only in a channel
+        # unanswered requests, by channel and message ID; an ID is unique only within its channel
         self._requests: dict[tuple[str, str], Request] = {}
         self._is_running = self._had_job = False
         self._status = "The kernel has not started yet."
-        self._failure = ""  # message about a missing job; empty before a failure
-        # the key of the request whose cell shows the status
+        self._failure = ""  # error message if there is no job; empty until a failure
+        # the key, in _requests, of the request whose cell shows the status
         self._status_request: tuple[str, str] | None = None
         self._slurm_errors: list[str] = []
         self._exit_code = asyncio.get_running_loop().create_future()
         self._job: asyncio.StreamWriter | None = None
         self._gate = sockets.Gate(self._report_refusal)
-        # the folder for the sockets behind TCP ports, and its descriptor
+        # the folder for the sockets behind the TCP ports, and the folder's descriptor
         self._folder: TemporaryDirectory[str] | None = None
         self._folder_descriptor: int | None = None
 
     def listen(self) -> None:
-        """Listen at the addresses in the connection file.
+        """Listen on the addresses in the connection file.
 
         Raises:
             OSError: A TCP port or the folder for the sockets is not available.
@@ -103,7 +103,7 @@ class Relay:
         is_tcp, base = self._info["transport"] == "tcp", self._info["ip"]
         if is_tcp:
             self._folder = TemporaryDirectory(prefix=sockets.PREFIX, dir=sockets.socket_root())
-            # If a cleaner of /tmp removes the folder, another user can create one of the same name.
+            # If a /tmp cleaner removes the folder, another user can create one with the same name.
             # So the sockets are addressed through the folder's descriptor.
             self._folder_descriptor = os.open(self._folder.name, os.O_PATH | os.O_DIRECTORY)
             base = f"/proc/self/fd/{self._folder_descriptor}/kernel"
@@ -119,7 +119,7 @@ class Relay:
             os.umask(old_umask)
 
     async def serve(self, words: list[str]) -> int:
-        """Start the job, and serve the client until the kernel ends. Return the exit code.
+        """Start the job, serve the client until the kernel exits, and return the exit code.
 
         Args:
             words: The command that starts the kernel in the job.
@@ -138,7 +138,8 @@ class Relay:
             self._job = await framing.writer(streams[0])
             fields = (self._info["key"], self._info["signature_scheme"], *words)
             start = framing.line("start", self._name, *(each.encode() for each in fields))
-            # The line break ends a line that an earlier, killed relay may have left unfinished.
+            # An earlier relay that was killed might have left a line unfinished, so start with a
+            # line break.
             self._job.write(b"\n" + start)
             stderr = asyncio.ensure_future(self._from_slurm(await framing.reader(streams[2])))
             work += [self._from_job(await framing.reader(streams[1]), stderr), self._poll(pid)]
@@ -147,7 +148,7 @@ class Relay:
         working = asyncio.gather(*work)
         await asyncio.wait([working, self._exit_code], return_when=asyncio.FIRST_COMPLETED)
         if not self._exit_code.done():
-            working.result()  # raises, because these tasks end only if one of them fails
+            working.result()  # raises an error, because these tasks end only if one fails
         working.cancel()
         with suppress(asyncio.CancelledError):
             await working
@@ -155,7 +156,7 @@ class Relay:
             self._job.close()
             with suppress(OSError):
                 await self._job.wait_closed()
-        is_orphan = os.getppid() != parent  # the provisioner can no longer end the job
+        is_orphan = os.getppid() != parent  # no provisioner is left to end the job
         if job:
             srun.end(job)
         elif is_orphan and began is not None and procfs.start_time_boot(pid) == began:
@@ -165,10 +166,10 @@ class Relay:
         return int(self._exit_code.result())
 
     async def _close(self, *, is_orphan: bool) -> None:
-        """Close the sockets after the last messages have arrived.
+        """Close the sockets after the last messages have been delivered.
 
         Args:
-            is_orphan: Whether the client has ended, so that the relay has to remove the sockets.
+            is_orphan: Whether the client has exited, so that the relay must remove the sockets.
         """
         for socket in self._sockets.values():
             socket.close(LINGER_MS)
@@ -180,7 +181,7 @@ class Relay:
             sockets.remove(self._info["ip"], [self._info[f"{name}_port"] for name in self._sockets])
 
     def _report_refusal(self, uid: int | None) -> None:
-        """Print a warning about the first refused connection of another user."""
+        """Print a warning the first time that a connection from another user is refused."""
         user = "an unknown user" if uid is None else f"another user ({procfs.user_name(uid)})"
         reporter.print_stderr(f"Warning: {user} tried to connect to this kernel and was refused.")
 
@@ -198,11 +199,11 @@ class Relay:
         try:
             idents, rest = self._session.feed_identities(frames)
             return {**self._session.deserialize(rest), "idents": idents}
-        except Exception:  # noqa: BLE001 - unsigned bytes raise many types of error
+        except Exception:  # noqa: BLE001 - invalid bytes can raise any error
             return None
 
     def _handle_client(self, channel: str, frames: list[bytes], message: Request) -> None:
-        """Pass a client's message on to the kernel, or answer it if no kernel runs."""
+        """Pass a client's message on to the kernel, or answer it if no kernel is running."""
         is_request = message["msg_type"].endswith("_request")  # other messages get no reply
         request = {**message, "channel": channel, "frames": frames}
         if is_request and (channel == "shell" or not self._is_running):
@@ -213,7 +214,7 @@ class Relay:
             self._answer(request)
 
     async def _from_job(self, stream: asyncio.StreamReader, stderr: asyncio.Future[None]) -> None:
-        """Handle the node's messages until srun ends, then report Slurm's last errors."""
+        """Handle the node's messages until srun exits, then report Slurm's last errors."""
         async for line in framing.each(stream):
             with _errors_reported():
                 await self._handle_node(*framing.parsed(line))
@@ -221,7 +222,7 @@ class Relay:
         self._fail("; ".join(self._slurm_errors[-3:]) or "srun has ended")
 
     async def _handle_node(self, kind: str, frames: list[bytes]) -> None:
-        """Handle a message from the node: a message of the kernel, or news about the job."""
+        """Handle a message from the node, which is a kernel message or news about the job."""
         if kind in self._sockets and self._is_running:
             if kind == "shell":
                 parent = json.loads(frames[frames.index(DELIM) + PARENT])
@@ -240,7 +241,7 @@ class Relay:
             self._fail(words[0])
 
     async def _from_slurm(self, stream: asyncio.StreamReader) -> None:
-        """Print the job's stderr, and collect the errors that Slurm prints there."""
+        """Print the job's stderr, and collect the error messages that Slurm prints there."""
         async for line in framing.each(stream):
             text = line.decode(errors="replace").rstrip()
             reporter.print_stderr(text)
@@ -249,7 +250,7 @@ class Relay:
                 self._show_status(self._slurm_errors[-1])
 
     async def _poll(self, pid: int) -> None:
-        """Ask Slurm repeatedly why the job waits, and show the answer."""
+        """Ask Slurm repeatedly why the job is waiting, and show the answer."""
         pause_s = FIRST_PAUSE_S
         while not (self._is_running or self._failure):
             await asyncio.sleep(pause_s)
@@ -264,7 +265,7 @@ class Relay:
                 await self._sockets["hb"].send_multipart(frames)
 
     async def _watch(self, parent: int) -> None:
-        """Signal to the node that the relay runs, and end when the client has ended."""
+        """Keep telling the node that the relay is running, and stop when the client exits."""
         while os.getppid() == parent:
             self._send("here")
             await asyncio.sleep(HEARTBEAT_S)
@@ -277,7 +278,7 @@ class Relay:
             self._job.write(framing.line(kind, *frames))
 
     def _start_relaying(self) -> None:
-        """Clear the status, and pass all pending requests on to the kernel, which now runs."""
+        """Clear the status, and pass all pending requests to the kernel, which is now running."""
         if self._status_request in self._requests:
             request = self._requests[self._status_request]
             self._publish("clear_output", {"wait": True}, request)
@@ -286,7 +287,7 @@ class Relay:
             self._send(request["channel"], *request["frames"])
 
     def _answer(self, request: Request) -> None:
-        """Answer a request in place of the kernel, or keep it until the kernel runs."""
+        """Answer a request on the kernel's behalf, or keep it until the kernel is running."""
         kind = request["msg_type"]
         if kind == "kernel_info_request":
             self._reply(request, INFO)
@@ -301,7 +302,7 @@ class Relay:
             self._show_status(self._status)
 
     def _show_status(self, status: str) -> None:
-        """Show a status in the first waiting cell, if it is new there."""
+        """Show a status in the first waiting cell, unless the cell already shows that status."""
         cells = (key for key, each in self._requests.items() if each["msg_type"] == CELL)
         first = next(cells, None)
         is_new = (first, status) != (self._status_request, self._status)
@@ -324,8 +325,8 @@ class Relay:
         """Reply to all pending requests with an error.
 
         Args:
-            name: The name of the error's class.
-            text: The error's message.
+            name: The error's class name.
+            text: The error message.
         """
         error = {"status": "error", "ename": name, "evalue": text, "traceback": [f"{name}: {text}"]}
         for request in [*self._requests.values()]:
@@ -346,7 +347,8 @@ class Relay:
     def _send_to_client(
         self, channel: str, kind: str, content: dict[str, Any], request: Request, ident: Any
     ) -> None:
-        # Session.send() bypasses the asyncio socket, which could then miss an incoming message.
+        # Session.send() is not used, because it bypasses the asyncio socket, which could then miss
+        # an incoming message.
         message = self._session.msg(kind, content, request)
         self._sockets[channel].send_multipart(self._session.serialize(message, ident))
 
@@ -357,7 +359,7 @@ class Relay:
 
 @contextmanager
 def _errors_reported() -> Iterator[None]:
-    """Print a warning about a message that can't be handled, and continue."""
+    """Print a warning if a message can't be handled, and continue."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - drop one message, not the kernel
@@ -371,13 +373,13 @@ split = command.split_at_sign
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options of the request and of the connection file."""
+    """Add the request options and the option for the connection file."""
     add(request_options.REQUEST_KEYWORDS, parser)
     add((Option("-f --file FILE", "the connection file", required=True),), parser)
 
 
 def run(arguments: Namespace) -> Output:
-    """Act as the kernel that a client has started.
+    """Act as the kernel that a client started.
 
     Raises:
         RequestError: The command line, the connection file or an address in it is invalid.

@@ -1,6 +1,6 @@
-"""A Jupyter kernel provisioner that keeps the Slurm job when its kernel restarts.
+"""A Jupyter kernel provisioner that keeps a kernel's Slurm job when the kernel restarts.
 
-Jupyter finds the class through an entry point.
+Jupyter finds the provisioner through an entry point:
 https://jupyter-client.readthedocs.io/en/stable/provisioning.html
 """
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class SlurmProvisioner(LocalProvisioner):
-    """Starts the relay of a kernel, and a Slurm job unless the kernel's job is still running.
+    """Starts a kernel's relay, and a Slurm job unless the kernel's job is still running.
 
     Attributes:
-        job: The srun process of the job, or None.
+        job: The job's srun process, or None.
         folder: The path of the private folder for the sockets, or None if TCP is used.
     """
 
@@ -35,10 +35,10 @@ class SlurmProvisioner(LocalProvisioner):
     folder: str | None = None
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
-        """Replace the TCP ports between client and relay with sockets in a private folder.
+        """Replace the client's TCP ports with sockets in a private folder.
 
         Raises:
-            OSError: Another user now owns that folder, or can enter it.
+            OSError: The folder now belongs to another user, or other users can enter it.
         """
         self._prepare_folder()
         return await super().pre_launch(**kwargs)
@@ -49,13 +49,13 @@ class SlurmProvisioner(LocalProvisioner):
         manager = self.parent
         if not manager or manager.transport != "tcp" or os.path.exists(manager.connection_file):
             return
-        with suppress(OSError):  # without a folder, the kernel uses TCP
+        with suppress(OSError):  # without the folder, the kernel uses TCP
             self.folder = sockets.make_folder()
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
             manager.transport, manager.ip = "ipc", f"{self.folder}/kernel"
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
-        """Start the job if none is running, then the relay. The relay reports a failed job."""
+        """Start a job if none is running, then start the relay, which reports a failed job."""
         if self.job is None or self.job.poll() is not None:
             await self._end()
             with suppress(OSError):
@@ -68,7 +68,7 @@ class SlurmProvisioner(LocalProvisioner):
         return await super().launch_kernel(cmd, **kwargs)
 
     async def cleanup(self, restart: bool = False) -> None:  # noqa: FBT001, FBT002 - Jupyter's signature
-        """End the job when its kernel ends, unless the kernel restarts."""
+        """End the job, unless the kernel is restarting."""
         await super().cleanup(restart)
         if not restart:
             await self._end()

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 NETLINK_SOCK_DIAG = 4  # https://man7.org/linux/man-pages/man7/sock_diag.7.html
 SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, ALL_STATES = 20, 1, 0xFFFFFFFF
-# The request consists of struct nlmsghdr and struct inet_diag_req_v2. ANSWER reads only the reply's
-# type, and the socket's state, UID and inode.
+# A request consists of struct nlmsghdr and struct inet_diag_req_v2. ANSWER unpacks only the reply's
+# type and the socket's state, UID, and inode.
 QUESTION = struct.Struct("=IHHII 4BI 2s2s 16s16s I8s")
 ANSWER = struct.Struct("=4xH 11xB 62xII")
 NO_COOKIE = b"\xff" * 8
@@ -28,12 +28,12 @@ Address = tuple[str, int]
 
 
 class SocketInfo(NamedTuple):
-    """The kernel's data on a TCP socket of this machine.
+    """The Linux kernel's information about a TCP socket on this machine.
 
     Attributes:
-        state: The number of the TCP state, or 0 if the socket does not exist.
+        state: The TCP state's number, or 0 if the socket does not exist.
         uid: The ID of the user who created the socket.
-        inode: The socket's inode number, or 0 after its process has closed it.
+        inode: The socket's inode number, or 0 if its process has closed it.
     """
 
     state: int = 0
@@ -49,29 +49,29 @@ def owner(find: Finder, client: Address, server: Address) -> int | None:
     """Return the UID of the process at the other end of a TCP connection.
 
     Args:
-        find: A function that finds a socket by its local and its remote address.
+        find: A function that finds a socket by its local and remote addresses.
         client: The IPv4 address and port of the other end.
         server: The IPv4 address and port of this end.
 
     Returns:
-        The UID, or None if the process is on another machine or has closed its end. For a closed
-        end, the kernel reports UID 0, so the inode is checked as well.
+        The UID, or None if the process is on another machine or has closed its socket. The Linux
+        kernel reports UID 0 for a closed socket, so the inode is also checked.
     """
     info = find(client, server)
     return info.uid if info.state == ESTABLISHED and info.inode else None
 
 
 def finder(listening: socket.socket) -> Finder:
-    """Return `ask` if it finds this listening socket, otherwise `look_up`.
+    """Return `ask` if it can find this listening socket, otherwise `look_up`.
 
-    The check is needed because a kernel without sock_diag reports the same error as for a socket
-    that does not exist.
+    This test is needed because a Linux kernel without sock_diag reports the same error as one that
+    can't find a socket.
     """
     return ask if ask(listening.getsockname(), ("0.0.0.0", 0)).state else look_up  # noqa: S104
 
 
 def ask(local: Address, remote: Address) -> SocketInfo:
-    """Find a socket through sock_diag, in microseconds for any number of sockets."""
+    """Find a socket through sock_diag. This takes microseconds, even with many sockets."""
     ends = [(socket.inet_aton(host), port.to_bytes(2, "big")) for host, port in (local, remote)]
     (source, source_port), (target, target_port) = ends
     question = QUESTION.pack(
@@ -83,13 +83,13 @@ def ask(local: Address, remote: Address) -> SocketInfo:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
             kernel.send(question)
             kind, *values = ANSWER.unpack_from(kernel.recv(ANSWER_BYTES))
-    except (OSError, struct.error):  # an error message is too short for ANSWER
+    except (OSError, struct.error):  # an error reply is too short for ANSWER
         return SocketInfo()
     return SocketInfo(*values) if kind == SOCK_DIAG_BY_FAMILY else SocketInfo()
 
 
 def look_up(local: Address, remote: Address) -> SocketInfo:
-    """Find a socket in the kernel's tables of all TCP sockets."""
+    """Find a socket in the Linux kernel's tables of all TCP sockets."""
     ends = tuple(map(_as_listed, (local, remote)))
     pairs = (ends, tuple(f"{MAPPED}{end}" for end in ends))
     for table in TABLES:
@@ -102,6 +102,6 @@ def look_up(local: Address, remote: Address) -> SocketInfo:
 
 
 def _as_listed(address: Address) -> str:
-    """Return an IPv4 address and port in the notation of /proc/net/tcp."""
+    """Format an IPv4 address and port in the same way as /proc/net/tcp."""
     number = int.from_bytes(socket.inet_aton(address[0]), sys.byteorder)
     return f"{number:08X}:{address[1]:04X}"

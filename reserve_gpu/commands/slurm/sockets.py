@@ -1,9 +1,9 @@
-"""Sockets through which a client reaches its kernel, and which reject other users.
+"""Sockets that connect a client to its kernel and reject other users.
 
-With the transport `ipc`, the sockets are files in a folder that only their user can enter. Some
-clients only support `tcp`, and any user of the machine can connect to a TCP port. So this process
-accepts the TCP connections, and passes one on only if the Linux kernel reports that the other end
-belongs to this user or root.
+With the `ipc` transport, the sockets are files in a folder that only their user can enter. Some
+clients support only `tcp`, and any user on the machine can connect to a TCP port. So this process
+accepts the TCP connections itself, and passes a connection on only if the Linux kernel reports that
+the other end belongs to this user or to root.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ from reserve_gpu.commands.slurm import socket_owners
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# length limit of a socket's path in bytes: https://man7.org/linux/man-pages/man7/unix.7.html
+# maximum length of a socket's path, in bytes: https://man7.org/linux/man-pages/man7/unix.7.html
 LONGEST_PATH = 107
-LONGEST_NAME = "kernel-65535"  # longest file name of a socket
+LONGEST_NAME = "kernel-65535"  # the longest file name that a socket can have
 PREFIX = "reserve_gpu-"
 PRIVATE = 0o700
 BACKLOG = 4096  # default of net.core.somaxconn, which limits this value
-CHUNK_SIZE = 1 << 20  # bytes to read at once
-RETRY_S = 0.1  # seconds between two attempts to accept while no file descriptor is left
+CHUNK_SIZE = 1 << 20  # maximum number of bytes to read at a time
+RETRY_S = 0.1  # seconds between attempts to accept a connection when no descriptor is left
 
 
 def socket_root() -> str:
-    """Return the parent directory for socket folders. Raises OSError.
+    """Return the parent directory for socket folders.
 
-    This is the default directory for temporary files, or /tmp if its path is too long for sockets.
+    This is the default directory for temporary files, or /tmp if the default directory's path is
+    too long for sockets.
+
+    Raises:
+        OSError: There is no usable directory for temporary files.
     """
     default = os.path.abspath(tempfile.gettempdir())
     longest = os.path.join(default, f"{PREFIX}12345678", LONGEST_NAME)
@@ -44,26 +48,33 @@ def socket_root() -> str:
 
 
 def make_folder() -> str:
-    """Create a folder for sockets that only this user can enter. Raises OSError."""
+    """Create a folder for sockets that only this user can enter.
+
+    Raises:
+        OSError: The folder can't be created.
+    """
     return tempfile.mkdtemp(prefix=PREFIX, dir=socket_root())
 
 
 def require_private(folder: str) -> None:
-    """Recreate a folder from `make_folder` if a cleaner of temporary files has removed it.
+    """Make sure that a folder from `make_folder` still exists and is private.
+
+    If a /tmp cleaner has removed the folder, create it again.
 
     Raises:
-        OSError: The folder belongs to another user, or others can enter it.
+        OSError: The folder belongs to another user, other users can enter it, or it can't be
+            created.
     """
     with suppress(FileExistsError):
         os.mkdir(folder, PRIVATE)
     status = os.lstat(folder)
     is_private = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == PRIVATE
     if not is_private or status.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} is not a private folder of this user")
+        raise PermissionError(f"{folder} is not a private folder owned by this user")
 
 
 def remove(base: str, ports: Iterable[int]) -> None:
-    """Remove the sockets of a client that has ended, and the folder that `make_folder` created."""
+    """Remove the sockets of a client that has exited, if `make_folder` created their folder."""
     folder = os.path.dirname(base)
     if os.path.basename(folder).startswith(PREFIX):
         with suppress(OSError):
@@ -75,16 +86,16 @@ def remove(base: str, ports: Iterable[int]) -> None:
 class Gate:
     """Accepts TCP connections from this user and from root, and connects them to Unix sockets.
 
-    Each port has its own thread. So a flood of connections from other users does not block the
-    event loop, and the threads empty the accept queues fast enough for the client to connect.
+    Each port has its own thread, so a flood of connections from other users does not block the
+    event loop. The threads empty the accept queues fast enough for the client to connect.
     """
 
     def __init__(self, refused: Callable[[int | None], None]) -> None:
-        """Create a gate without ports.
+        """Create a gate that has no ports yet.
 
         Args:
-            refused: A function that is called in a thread when the first connection is refused. Its
-                argument is the UID of the other user, or None if the UID is unknown.
+            refused: A function that is called in a thread the first time that a connection is
+                refused. Its argument is the other user's UID, or None if the UID is unknown.
         """
         self._refused, self._has_refused = refused, False
         self._listeners = list[tuple[socket.socket, str]]()
@@ -93,12 +104,15 @@ class Gate:
         self._is_finished = False
 
     def listen(self, ip: str, port: int, path: str) -> None:
-        """Listen on a TCP port for connections to a Unix socket. Raises OSError.
+        """Listen on a TCP port for connections to a Unix socket.
 
         Args:
-            ip: The IPv4 address to listen on, or `*` for all.
+            ip: The IPv4 address to listen on, or `*` for all addresses.
             port: The TCP port.
             path: The path of the Unix socket.
+
+        Raises:
+            OSError: The address or the port is not available.
         """
         listening = socket.create_server(("" if ip == "*" else ip, port), backlog=BACKLOG)
         self._listeners.append((listening, path))
@@ -123,11 +137,11 @@ class Gate:
                 loop.call_soon_threadsafe(self._connect, client, path)
                 continue
             client.close()
-            if not self._has_refused:  # one call for each connection would flood the event loop
+            if not self._has_refused:  # one call per connection would flood the event loop
                 loop.call_soon_threadsafe(self._report, uid)
 
     def _connect(self, client: socket.socket, path: str) -> None:
-        client.setblocking(False)  # noqa: FBT003 - signature of the standard library
+        client.setblocking(False)  # noqa: FBT003 - a standard library signature
         task = asyncio.ensure_future(_bridge(client, path))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
@@ -135,18 +149,18 @@ class Gate:
     def _report(self, uid: int | None) -> None:
         if not self._has_refused:
             self._has_refused = True
-            # A thread, because the lookup of a user's name can take minutes.
+            # Use a thread, because looking up a user's name can take minutes.
             Thread(target=self._refused, args=(uid,), daemon=True).start()
 
     async def finish(self, limit_s: float) -> None:
         """Stop listening, and wait until all data from the Unix sockets has been passed on.
 
         Args:
-            limit_s: Longest wait in seconds.
+            limit_s: The maximum wait, in seconds.
         """
         self._is_finished = True
         for listening, _ in self._listeners:
-            listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that blocks in accept()
+            listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that is blocked in accept()
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
         for listening, _ in self._listeners:
@@ -165,7 +179,7 @@ def _owner(
 
 
 async def _bridge(client: socket.socket, path: str) -> None:
-    """Copy data between a TCP connection and a Unix socket until one of them is closed."""
+    """Copy data between a TCP connection and a Unix socket until either one is closed."""
     writers, copies = list[asyncio.StreamWriter](), list[asyncio.Future[None]]()
     try:
         client_reader, client_writer = await asyncio.open_connection(sock=client, limit=CHUNK_SIZE)

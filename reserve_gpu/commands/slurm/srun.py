@@ -1,4 +1,4 @@
-"""Start and end the Slurm job of a kernel, write its kernelspec, and find out why the job waits."""
+"""Build the kernelspec for a kernel in a Slurm job, and start, end, and query that job."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 PROVISIONER = "reserve-gpu-slurm"
-# environment variable with the descriptors of srun's streams and srun's process ID, for the relay
+# environment variable that passes srun's stream descriptors and process ID to the relay
 STREAMS = "RESERVE_GPU_SRUN"
-SQUEUE_S = 10.0  # timeout of squeue in seconds
-END_S = 2.0  # time for srun to end by itself, in seconds
-COLUMNS = 7  # number of fields in a row of squeue, including the empty one at the end
+SQUEUE_S = 10.0  # timeout for squeue, in seconds
+END_S = 2.0  # seconds to wait for srun to exit
+COLUMNS = 7  # number of fields in a line from squeue, including the empty last field
 
 
 def kernel(spec: dict[str, Any], request: Namespace, srun_options: Sequence[str]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def kernel(spec: dict[str, Any], request: Namespace, srun_options: Sequence[str]
 
     Args:
         spec: The kernelspec of a kernel on this machine.
-        request: The parsed options of the request. The options that srun handles are reset.
+        request: The parsed request options. The options that srun handles are reset.
         srun_options: Additional options for srun.
 
     Raises:
@@ -55,7 +55,7 @@ def kernel(spec: dict[str, Any], request: Namespace, srun_options: Sequence[str]
         line.append(f"--comment={request.note}")
     request.name = request.for_ = None
     if any(getattr(request, option.attribute) for option in request_options.WHEN):
-        # Slurm frees the GPU only when the job ends, and the job ends with the kernel.
+        # Slurm frees the GPU only when the job ends, and the job ends only when the kernel does.
         request.end_kernel = True
     start = spawn.python("-m", "reserve_gpu", "kernel", "slurm", "-f", "{connection_file}")
     metadata = {**spec["metadata"], "kernel_provisioner": {"provisioner_name": PROVISIONER}}
@@ -67,18 +67,19 @@ def kernel(spec: dict[str, Any], request: Namespace, srun_options: Sequence[str]
 def start(
     line: Sequence[str], environ: Mapping[str, str], folder: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a job whose standard streams are connected to those of srun.
+    """Start a job with srun, which connects the job's standard streams to its own.
 
     Args:
         line: The srun command without the program to run.
-        environ: The environment of srun.
-        folder: The working directory of srun.
+        environ: The environment for srun.
+        folder: The working directory for srun.
 
     Raises:
         OSError: srun can't be started.
     """
     if "SLURM_JOB_ID" in environ:
-        # This process runs in a job. With these variables, srun would start a step of that job.
+        # This process is running in a job. With that job's variables, srun would start a step of
+        # the job instead of a new job.
         job_variables = {name for name in environ if name.startswith("SLURM_")} - {"SLURM_CONF"}
         environ = {name: value for name, value in environ.items() if name not in job_variables}
     command = [*line, *spawn.python("-m", "reserve_gpu", "kernel", "node")]
@@ -96,16 +97,16 @@ def streams(job: subprocess.Popen[bytes]) -> list[int]:
 
 
 def inherited_streams() -> tuple[list[int], int]:
-    """Return the descriptors of a job's streams and srun's process ID, set by the provisioner.
+    """Return the job's stream descriptors and srun's process ID, if a provisioner passed them.
 
-    Without the provisioner, the result is `([], 0)`.
+    Without a provisioner, the result is `([], 0)`.
     """
     *descriptors, pid = map(int, os.environ.pop(STREAMS, "0").split())
     return descriptors, pid
 
 
 def end(job: subprocess.Popen[bytes]) -> None:
-    """End a job. A running job ends when its streams are closed; a waiting one needs SIGTERM."""
+    """End a job. Closing the streams ends a running job, but a waiting job needs SIGTERM."""
     for stream in (job.stdin, job.stdout, job.stderr):
         if stream:
             stream.close()
@@ -117,15 +118,15 @@ def end(job: subprocess.Popen[bytes]) -> None:
 
 
 def pending_reason(srun: str, pid: int) -> str:
-    """Return a message about a waiting job, with the reason and the expected start.
+    """Return a message about a waiting job, with the reason and the expected start time.
 
     Args:
         srun: The path of srun. squeue is expected in the same directory.
-        pid: The process ID of srun, which is also its session ID. Slurm reports the session ID.
+        pid: The process ID of srun, which is also its session ID. squeue lists the session ID.
 
     Returns:
         The message, or an empty string if the job is not pending. The message includes the job's
-        position among the pending jobs of the partition that this user may see.
+        position among the partition's pending jobs, as far as this user can see them.
     """
     squeue = (
         *(f"{srun.removesuffix('srun')}squeue", "--noheader", "--states=PENDING", "--sort=-p"),
@@ -139,7 +140,7 @@ def pending_reason(srun: str, pid: int) -> str:
             queue = [each for each in rows if each[3] == partition]
             position = f" (position {queue.index(row) + 1} of {len(queue)})"
             text = f"Job {sanitize(job)} is waiting: {sanitize(reason)}{position}"
-            with suppress(ValueError, OverflowError):  # Slurm does not know the start
+            with suppress(ValueError, OverflowError):  # Slurm does not know the start time
                 at = datetime.fromisoformat(expected).timestamp()
                 text += f"; expected start: {durations.moment(at, time.time())}"
             return text

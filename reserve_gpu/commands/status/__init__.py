@@ -1,1 +1,1 @@
-"""The `reserve-gpu status` command and the magic's option `--status`."""
+"""The `reserve-gpu status` command and the magic's `--status` option."""

@@ -26,7 +26,7 @@ ALL = Option("--all", "list every GPU, even if many are free and alike")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `status`."""
+    """Add the `status` command's arguments."""
     formats = output.format_options(prometheus="for the textfile collector of node_exporter")
     add((*formats, ALL, HOSTS), parser)
 
@@ -45,7 +45,7 @@ def run(arguments: Namespace) -> Output:
 
 
 def run_in_notebook(arguments: Namespace) -> None:
-    """Show the status in a cell. A missing driver is printed, not raised as an error."""
+    """Show the status in a cell. A driver error is printed instead of raised."""
     machines = other_machines(arguments)
     try:
         _read(machines, Live(), MAGIC, is_all=arguments.all).picture().show()

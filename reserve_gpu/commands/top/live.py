@@ -1,4 +1,4 @@
-"""The `reserve-gpu top` command: the status in a terminal, refreshed every second."""
+"""The `reserve-gpu top` command: show the status in a terminal, and refresh it every second."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from reserve_gpu.render.status_view import Status
 
 
-REFRESH_S = 1.0  # seconds between two readings of the status
+REFRESH_S = 1.0  # seconds between status updates
 ESCAPE = "\x1b"
 QUIT_KEYS = ("q", ESCAPE)
-MIN_LINES = 4  # lines of the smallest process list: blank, title, one process, "N more"
+MIN_LINES = 4  # lines in the shortest process list: blank, title, one process, "N more"
 
 
 def _status_hint() -> str:
@@ -37,7 +37,7 @@ def _status_hint() -> str:
 
 
 def add_arguments(_parser: ArgumentParser) -> None:
-    """Add no arguments, because `top` takes none."""
+    """Do nothing, because `top` takes no arguments."""
 
 
 def run(_arguments: Namespace) -> Output:
@@ -56,7 +56,7 @@ def run(_arguments: Namespace) -> Output:
             f"{_status_hint()}"
         ) from None
     is_coloured = terminal.is_coloured(os.environ, is_terminal=True)
-    # SystemExit lets curses.wrapper restore the terminal.
+    # On SIGTERM, SystemExit lets curses.wrapper restore the terminal.
     previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         with (
@@ -64,7 +64,7 @@ def run(_arguments: Namespace) -> Output:
             status_reader(live.show) as read,
             suppress(KeyboardInterrupt),
         ):
-            first = read()  # outside curses, so that an error is printed as for other commands
+            first = read()  # outside curses, so that errors are printed as usual
             live.clear()  # before curses switches to the terminal's alternate screen
             curses.wrapper(lambda screen: Top(screen, read, is_coloured=is_coloured).run(first))
     except curses.error as error:
@@ -77,12 +77,12 @@ def run(_arguments: Namespace) -> Output:
 
 
 def processes(rows: Sequence[DeviceStatus], max_lines: int) -> list[Line]:
-    """Return a list of the processes on all devices, sorted by memory use.
+    """Return lines that list the processes on all devices, sorted by memory use.
 
     Args:
         rows: The status of each device.
-        max_lines: The maximum number of lines, including a blank line and the title. The list
-            is empty if they do not fit.
+        max_lines: The maximum number of lines, including a blank line and the title. If there is
+            too little space for one process, no lines are returned.
     """
     pairs = [(row, process) for row in rows for process in (*row.processes, *row.graphics)]
     pairs.sort(key=lambda pair: -(pair[1].memory_mib or 0))
@@ -110,7 +110,7 @@ class Top:
     Args:
         screen: The curses window.
         read: A function that reads the status of the machine.
-        is_coloured: Whether to use colors if the terminal has them.
+        is_coloured: Whether to use colors if the terminal supports them.
     """
 
     def __init__(self, screen: Any, read: Callable[[], Status], *, is_coloured: bool) -> None:
@@ -145,11 +145,11 @@ class Top:
                 due = time.monotonic() + REFRESH_S
                 try:
                     status = self._read()
-                except DriverError as error:  # the driver may recover, so keep trying
+                except DriverError as error:  # the driver might recover, so keep trying
                     status = error
 
     def _lines(self, status: Status | DriverError) -> Iterator[Line]:
-        """Yield the lines of the status, or of the driver's error."""
+        """Yield the lines that show the status, or the driver's error."""
         height, width = self._screen.getmaxyx()
         if isinstance(status, DriverError):
             yield from terminal.rows(pictures.of_line(str(status)).layout, width - 1)
@@ -167,7 +167,7 @@ class Top:
         with suppress(self._curses.error):  # no further key is pending
             keys.append(self._screen.getkey())
             self._screen.timeout(0)
-            # Alt-x, or a key that curses can't name, arrives as Esc and further characters.
+            # Alt-x, or a key that curses can't name, arrives as Esc followed by other characters.
             while keys[0] == ESCAPE:
                 keys.append(self._screen.getkey())
         return "".join(keys)
