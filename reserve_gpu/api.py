@@ -296,17 +296,22 @@ def release() -> tuple[Device, ...]:
         from reserve_gpu.reservation import restart_handover
 
     return next(
-        (each.held.devices for each in all_left() if restart_handover.end_lock_keeper(each)), ()
+        (
+            each.held.devices
+            for each in kept_reservations()
+            if restart_handover.end_lock_keeper(each)
+        ),
+        (),
     )
 
 
 def kept() -> str | None:
     """Return a message about the devices that are kept for this restarted kernel, or None."""
-    first = None if session().devices else next(all_left(), None)
+    first = None if session().devices else next(kept_reservations(), None)
     return messages.kept_for_restart(first.held.devices, first.until) if first else None
 
 
-def all_left() -> "Iterator[KeptReservation]":
+def kept_reservations() -> "Iterator[KeptReservation]":
     """Yield the reservations that are kept for this restarted kernel."""
     with no_fork:
         from reserve_gpu.reservation import restart_handover

@@ -72,7 +72,7 @@ def find_reservation(words: Sequence[str], typed: str = "") -> Reserved:
     Raises:
         RequestError: The arguments do not select exactly one reservation.
     """
-    own_pids = {os.getpid(), *(left.lock_keeper for left in api.all_left())}
+    own_pids = {os.getpid(), *(left.lock_keeper for left in api.kept_reservations())}
     reservations = [
         each
         for each in reservations_of_user()
