@@ -1,1 +1,1 @@
-"""Values, errors and parsing. No module here reads NVML or the lock directory."""
+"""Data types, errors and parsers. These modules read neither NVML nor the lock directory."""

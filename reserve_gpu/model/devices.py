@@ -1,6 +1,6 @@
-"""GPUs and MIG instances: their identity, state and use.
+"""GPUs and MIG instances: their identity, state and usage.
 
-`None` means "not reported", never zero. Memory is in MiB.
+`None` means that a value was not reported; it never means zero. Memory sizes are in MiB.
 """
 
 from enum import Enum
@@ -12,31 +12,31 @@ MIB = 2**20
 
 
 class State(Enum):
-    """The state of a device."""
+    """A device's availability."""
 
-    IDLE = "idle"  # NVML's readings show no use; reservations are not considered
+    IDLE = "idle"  # NVML reports no use, but the device might be reserved
     FREE = "free"  # idle, not reserved, and not offered to a waiter
     RESERVED = "reserved"
-    KEPT = "kept"  # reserved for a restarting kernel; only displayed
-    FULL = "full"  # shared, with too little memory left for the requested part
-    AWAITED = "awaited"  # free, but a waiter in the queue comes first
+    KEPT = "kept"  # reserved for a Jupyter kernel that is restarting; only displayed
+    FULL = "full"  # shared, but too little memory is left for the requested part
+    AWAITED = "awaited"  # free, but a waiter is ahead in the queue
     BUSY = "busy"
-    PROHIBITED = "prohibited"  # the compute mode forbids all use
-    UNKNOWN = "unknown"  # its use or its lock can't be read
+    PROHIBITED = "prohibited"  # the compute mode allows no compute processes
+    UNKNOWN = "unknown"  # its usage or its lock can't be read
     BROKEN = "broken"  # the driver can't use it
     DENIED = "no permission"  # this user has no permission to use it
-    EMPTY = "no instance"  # MIG is on, but the GPU has no instance
-    DRAINED = "drained"  # an administrator's rule withdraws it
+    EMPTY = "no instance"  # MIG is enabled, but the GPU has no instances
+    DRAINED = "drained"  # withdrawn by an administrator's rule
     LIMITED = "limited"  # this user's quota is used up
     UNFIT = "unfit"  # does not match the request
 
 
-# States that last until a user or an administrator changes something.
+# A device stays in these states until a user or an administrator intervenes.
 STUCK = frozenset({State.BROKEN, State.DENIED, State.DRAINED, State.EMPTY, State.PROHIBITED})
 
 
 class ComputeMode:
-    """The values of NVML's nvmlComputeMode_t, which limit the processes that may use a GPU."""
+    """Values of NVML's nvmlComputeMode_t, which limits the processes that can use a GPU."""
 
     DEFAULT = 0
     EXCLUSIVE_THREAD = 1
@@ -45,7 +45,7 @@ class ComputeMode:
 
 
 class Unfit(Enum):
-    """The reason why a device can never match a request."""
+    """Reasons why a device can never match a request."""
 
     MODEL = "its name does not match"
     MEMORY = "it has less memory than requested"
@@ -56,23 +56,23 @@ class Unfit(Enum):
 
 
 class Device(NamedTuple):
-    """A whole GPU, or one MIG instance of it.
+    """A whole GPU or a single MIG instance.
 
     Attributes:
-        index: The number of the GPU in PCI bus order, as in nvidia-smi.
-        uuid: The UUID of the GPU or the MIG instance.
+        index: The GPU's number in PCI bus order, as shown by nvidia-smi.
+        uuid: The UUID of the GPU or MIG instance.
         name: The model name, or None if NVML does not report it.
         bus_id: The PCI bus ID, such as `0000:03:00.0`.
         memory_mib: The total memory in MiB.
-        vbios: The version of the GPU's firmware.
+        vbios: The GPU's VBIOS version.
         link_width: The number of PCIe lanes currently in use.
-        instance: The number of the MIG instance on its GPU, or None for a whole GPU.
-        gpu_uuid: The UUID of the GPU that a MIG instance is on, or None for a whole GPU.
-        old_name: The name that CUDA used for a MIG instance before instances had UUIDs.
-        reserve_mib: The part of `memory_mib` that the driver keeps for itself, in MiB.
+        instance: The MIG instance's number on its GPU, or None for a whole GPU.
+        gpu_uuid: The UUID of the MIG instance's GPU, or None for a whole GPU.
+        old_name: The name that CUDA used for this MIG instance before MIG instances had UUIDs.
+        reserve_mib: The amount of `memory_mib` that the driver keeps for itself, in MiB.
     """
 
-    index: int  # type: ignore[assignment] # a tuple has a method of that name
+    index: int  # type: ignore[assignment] # tuple has an index() method
     uuid: str
     name: str | None = None
     bus_id: str | None = None
@@ -85,33 +85,34 @@ class Device(NamedTuple):
     reserve_mib: int | None = None
 
     def __repr__(self) -> str:
-        name, uuid = ascii(self.name)[1:-1], ascii(self.uuid)[1:-1]  # escape the driver's text
+        name, uuid = ascii(self.name)[1:-1], ascii(self.uuid)[1:-1]  # escape text from the driver
         return f"<{self.label}: {name if self.name else 'a GPU without a name'}, {uuid}>"
 
     @property
     def number(self) -> str:
-        """Return the number that users type: `2`, or `1:0` for a MIG instance."""
+        """Return the device number as users type it: `2`, or `1:0` for a MIG instance."""
         return _number(self.index, self.instance)
 
     @property
     def entry(self) -> str:
         """Return the device's entry in CUDA_VISIBLE_DEVICES.
 
-        A whole GPU is listed by its index because much code calls int() on the entry. CUDA accepts
-        a MIG instance only by its UUID.
+        A whole GPU is listed by its index because many programs call int() on the entry. For a
+        MIG instance, CUDA only accepts the UUID.
         """
         return str(self.index) if self.instance is None else self.uuid
 
     @property
     def label(self) -> str:
-        """Return the displayed name: `GPU2`, or `GPU1:0` for a MIG instance."""
+        """Return the display name: `GPU2`, or `GPU1:0` for a MIG instance."""
         return f"GPU{self.number}"
 
     @property
     def description(self) -> str:
-        """Return a sanitized description, without unknown fields.
+        """Return a sanitized description that leaves out unknown values.
 
-        A complete description is `0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`.
+        If all values are known, it looks like this:
+        `0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`.
         """
         lanes = f"{self.link_width}x" if self.link_width else None
         vbios = f"(VBIOS {self.vbios})" if self.vbios else None
@@ -120,17 +121,18 @@ class Device(NamedTuple):
 
     @property
     def usable_mib(self) -> int | None:
-        """Return the total memory in MiB without the driver's reserve, or None if unknown."""
+        """Return the total memory in MiB, excluding the driver's reserve, or None if unknown."""
         return None if self.memory_mib is None else self.memory_mib - (self.reserve_mib or 0)
 
 
 class Board(NamedTuple):
-    """Properties of a whole GPU that its MIG instances share.
+    """Properties of a whole GPU that also apply to its MIG instances.
 
     Attributes:
         has_screen: Whether a display is active on the GPU.
-        awaits_reset: Whether some memory stays disabled until the GPU is reset.
-        has_host_memory: Whether the GPU's memory is host memory, or a NUMA node of the host.
+        awaits_reset: Whether some of the memory is disabled until the GPU is reset.
+        has_host_memory: Whether the GPU uses the host's memory, or the host manages the GPU's
+            memory as a NUMA node.
     """
 
     has_screen: bool
@@ -139,13 +141,13 @@ class Board(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A GPU or MIG instance that can't be used, and the reason.
+    """A GPU or MIG instance that can't be used, and the reason why.
 
     Attributes:
-        index: The number of the GPU in PCI bus order.
-        reason: The reason, as the driver or the system reports it.
-        instance: The number of the MIG instance, or None for a whole GPU.
-        state: The displayed state.
+        index: The GPU's number in PCI bus order.
+        reason: The reason, as reported by the driver or the operating system.
+        instance: The MIG instance's number, or None for a whole GPU.
+        state: The state to display.
         is_lost: Whether the driver has lost the device.
     """
 
@@ -157,31 +159,33 @@ class Fault(NamedTuple):
 
     @property
     def number(self) -> str:
-        """Return the number that users type: `3`, or `3:0` for a MIG instance."""
+        """Return the device number as users type it: `3`, or `3:0` for a MIG instance."""
         return _number(self.index, self.instance)
 
     @property
     def label(self) -> str:
-        """Return the displayed name: `GPU3`, or `GPU3:0` for a MIG instance."""
+        """Return the display name: `GPU3`, or `GPU3:0` for a MIG instance."""
         return f"GPU{self.number}"
 
 
-GRAPHICS = "graphics"  # `Process.kind` of a process that renders, such as a desktop or a simulator
+GRAPHICS = "graphics"  # `Process.kind` of a process that renders graphics, e.g. a desktop
 
 
 class Process(NamedTuple):
-    """A process that uses a device.
+    """A process that is using a device.
 
     Attributes:
         pid: The process ID.
         memory_mib: The device memory that the process uses, in MiB.
-        user: The name of the process's user.
-        command: The command of the process, in short.
-        has_reserved: Whether the process or an ancestor holds the device, or None if unknown.
-        beside: The name of the same user's holder on the device, if the process does not descend
-            from a holder.
-        kind: `compute`, `MPS` or `graphics`: the first of these that applies.
-        zombie_of: The name and pid of the parent, if it has not yet reaped this ended process.
+        user: The name of the user running the process.
+        command: The process's command, shortened.
+        has_reserved: Whether the process or one of its ancestors holds the device, or None if
+            unknown.
+        beside: The name of another process of the same user that holds the device, if this process
+            does not descend from a holder.
+        kind: The first of `compute`, `MPS` and `graphics` that applies.
+        zombie_of: The parent's name and pid, if this process has exited but its parent has not yet
+            reaped it.
     """
 
     pid: int
@@ -195,21 +199,23 @@ class Process(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """NVML's readings of the use of one device.
+    """One device's usage, as read from NVML.
 
     Attributes:
         compute: The number of compute processes.
         mps: The number of MPS clients.
-        sees_all: Whether every process is visible. In a container, an empty list proves nothing.
+        sees_all: Whether an empty process list means that no process is using the device. This is
+            false in a container and under WSL, where NVML might not list every process.
         total_mib: The total memory in MiB.
-        used_mib: The memory in use in MiB. If the memory is the host's, the sum over the processes.
+        used_mib: The memory in use, in MiB. If the GPU uses host memory, this is the total for the
+            listed processes.
         reserve_known: Whether `used_mib` excludes the driver's reserve.
-        graphics_mib: The memory of the listed graphics processes, in MiB.
-        mode: The compute mode, one of `ComputeMode`.
-        awaits_reset: Whether some memory stays disabled until the GPU is reset.
+        graphics_mib: The memory used by the listed graphics processes, in MiB.
+        mode: The compute mode, a value from `ComputeMode`.
+        awaits_reset: Whether some of the memory is disabled until the GPU is reset.
         is_wsl: Whether this is WSL, where Windows also uses the device.
-        has_host_memory: Whether the memory is the host's, or a NUMA node of the host. On such a
-            node, memory in use need not belong to a process.
+        has_host_memory: Whether the GPU uses the host's memory, or the host manages the GPU's
+            memory as a NUMA node. Memory in use on such a node might not belong to any process.
     """
 
     compute: int | None = None
@@ -226,24 +232,24 @@ class Usage(NamedTuple):
 
     @property
     def unexplained_mib(self) -> float | None:
-        """Return the used memory in MiB without the memory of graphics processes.
+        """Return the memory in use, in MiB, excluding graphics processes.
 
-        The result is None if the used memory is unknown or the device uses host memory.
+        The result is None if the memory in use is unknown or `has_host_memory` is true.
         """
         is_known = self.used_mib is not None and not self.has_host_memory
         return (self.used_mib or 0.0) - self.graphics_mib if is_known else None
 
 
 class Gauges(NamedTuple):
-    """Readings that are only displayed.
+    """Device readings that are only displayed.
 
-    For a MIG instance, the temperature and the power are those of its GPU.
+    A MIG instance has the same temperature and power readings as its GPU.
 
     Attributes:
-        utilisation: The percentage of time in which the device is active.
+        utilisation: The percentage of time during which the device was active.
         temperature_c: The temperature in degrees Celsius.
         power_w: The power draw in watts.
-        power_limit_w: The power in watts above which the driver slows the GPU down.
+        power_limit_w: The power limit in watts. The driver slows the GPU down to stay below it.
     """
 
     utilisation: int | None = None

@@ -1,8 +1,9 @@
-"""The errors and warnings of this package, with the exit codes of `reserve-gpu`.
+"""This package's errors and warnings, with the exit codes of `reserve-gpu`.
 
-A `NoFreeDeviceError` leaves `CUDA_VISIBLE_DEVICES` empty, so that later code can't use another
-user's GPU. All other errors, and its subclass `ReservedAboveError`, change no variable. Exit codes
-from 64 on follow sysexits.h.
+If a process that holds no GPU gets a `NoFreeDeviceError`, `CUDA_VISIBLE_DEVICES` is set to an empty
+string, so that later code can't use another user's GPU. All other errors, including the subclass
+`ReservedAboveError`, leave the environment variables unchanged. Exit codes of 64 and above follow
+sysexits.h.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import DeviceStatus
 
     class Reason(Protocol):
-        """The reason why no reservation was made; the classes are in `render/notices.py`."""
+        """A reason why no reservation was made, as implemented in `render/notices.py`."""
 
         def error(self, frontend: Any, /) -> ReserveGPUError:
-            """Return the error, with hints in the syntax of a frontend."""
+            """Return the error, with hints in the frontend's syntax."""
 
     class Showable(Protocol):
-        """A picture that a notebook displays; `str()` returns it as text."""
+        """A picture to display in a notebook. `str()` returns it as text."""
 
         @property
         def brief(self) -> str:
-            """Return a one-line summary."""
+            """Return a one-line summary of the picture."""
 
         @property
         def is_watched(self) -> bool:
-            """Return whether a person reads the output of this process."""
+            """Return whether a person is reading this process's output."""
 
         def show(self, *, has_head: bool = True, values: Mapping[str, Any] | None = None) -> None:
             """Display the picture in the current cell."""
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
             """Return the picture as text for a terminal."""
 
 
-VERSION = 1  # version of the JSON of reservations and errors; names are added, never removed
+VERSION = 1  # version of the JSON format for reservations and errors; fields are only added
 REASON_LIMIT = 300  # maximum length of a reported reason, in characters
 TOO_MANY_FILES = (
     "This process has almost no file descriptors left, so nothing was changed. Close some files, "
@@ -55,11 +56,12 @@ TOO_MANY_FILES = (
 
 
 class ReserveGPUError(Exception):
-    """Base class of this package's errors; the text also says what to do next.
+    """Base class for this package's errors. Each message also says what to do next.
 
     Attributes:
-        exit_code: The exit code of `reserve-gpu`.
-        retry_after_s: Seconds after which to retry, or None if a retry is unlikely to succeed.
+        exit_code: The exit code that `reserve-gpu` returns for this error.
+        retry_after_s: The number of seconds to wait before retrying, or None if a retry is unlikely
+            to succeed.
     """
 
     exit_code = 70  # EX_SOFTWARE
@@ -79,34 +81,34 @@ class ReserveGPUError(Exception):
 
     @property
     def picture(self) -> Showable | None:
-        """Return the error as a picture, or None if it is only text."""
+        """Return the error as a picture, or None if the error is only text."""
         return None
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython shows: the text without a traceback of this package."""
+        """Return the lines that IPython shows: the message, without a traceback."""
         return str(self).splitlines()
 
 
 class RequestError(ReserveGPUError, ValueError):
-    """The request is invalid, or does not make sense on this machine."""
+    """The request is invalid or makes no sense on this machine."""
 
     exit_code = 2  # argparse's
 
 
 class ImpossibleError(RequestError):
-    """The request exceeds what this machine has, even if every GPU is free."""
+    """This machine could not satisfy the request even if every GPU were free."""
 
 
 class NoVisibleDeviceError(ImpossibleError):
-    """CUDA_VISIBLE_DEVICES was set outside this package and hides every GPU of the machine."""
+    """CUDA_VISIBLE_DEVICES was set outside this package and hides all of the machine's GPUs."""
 
 
 class TooLateError(ReserveGPUError):
-    """CUDA has already started in this process and does not read the variables again."""
+    """CUDA has already started in this process, so it ignores changes to environment variables."""
 
 
 class NoFreeDeviceError(ReserveGPUError):
-    """Every device that matches the request is reserved, in use or unreadable.
+    """Every device that matches the request is reserved, is in use, or can't be read.
 
     The picture is drawn only when it is displayed, because programs that retry in a loop discard
     the error.
@@ -131,7 +133,7 @@ class NoFreeDeviceError(ReserveGPUError):
         self._is_shown = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the error as JSON-compatible data, with each device and the suggested commands."""
+        """Return the error as JSON-compatible data, with the devices and suggested commands."""
         return {**super().to_dict(), **self._seen}
 
     @cached_property
@@ -146,7 +148,7 @@ class NoFreeDeviceError(ReserveGPUError):
 
     @property
     def args(self) -> tuple[Any, ...]:  # type: ignore[override]
-        """Return a tuple of the text, like the `args` of other exceptions."""
+        """Return a tuple that contains the message, as for other exceptions."""
         return (str(self),)
 
     def __str__(self) -> str:
@@ -157,35 +159,36 @@ class NoFreeDeviceError(ReserveGPUError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         notes = {name: value for name, value in vars(self).items() if name == "__notes__"}
-        # The picture and the values describe this machine now, so compute them before pickling.
+        # The picture and the values describe this machine's current state, so compute them before
+        # pickling.
         return type(self), (self.picture or str(self), self.rows, self._seen), notes
 
     def _render_traceback_(self) -> list[str]:
-        """Display the picture, and return the one-line summary as the error.
+        """Display the picture and return its one-line summary.
 
-        A program that runs a notebook unattended logs only the error. If no person reads the
-        output, the full text is therefore returned.
+        A program that runs a notebook unattended only logs the returned lines. If no person is
+        reading the output, the full text is therefore returned instead.
         """
         if self.picture is None:
             return super()._render_traceback_()
         if not self.picture.is_watched:
             return [*str(self).splitlines()[1:], self.picture.brief]
-        if not self._is_shown:  # IPython calls this twice, the second time for its history
+        if not self._is_shown:  # IPython calls this a second time for its history
             self._is_shown = True
             self.picture.show(has_head=False, values=self.to_dict())
         return [self.picture.brief]
 
 
 class WaitTimeoutError(NoFreeDeviceError):
-    """The timeout of a wait has passed."""
+    """The wait timed out before enough devices became available."""
 
 
 class ReservedAboveError(NoFreeDeviceError):
-    """A parent process has reserved every GPU that this process may use."""
+    """A parent process has already reserved every GPU that this process can use."""
 
 
 class DriverError(ReserveGPUError):
-    """The NVIDIA driver, or its Python bindings, failed or did not answer."""
+    """The NVIDIA driver or its Python bindings failed or did not respond."""
 
     exit_code = 69  # EX_UNAVAILABLE
 
@@ -195,24 +198,24 @@ class NoDriverError(DriverError):
 
 
 class NoDeviceError(DriverError):
-    """The NVIDIA driver is running, but shows no GPU to this process."""
+    """The NVIDIA driver is running, but this process can't see any GPUs."""
 
 
 class LockError(ReserveGPUError):
-    """The lock directory, or a lock file in it, can't be used."""
+    """The lock directory or one of its lock files can't be used."""
 
     exit_code = 78  # EX_CONFIG
 
 
 class MutexHeldError(LockError):
-    """Other processes have held the mutex for longer than a reservation takes."""
+    """Other processes have held the mutex for longer than a reservation should take."""
 
     exit_code = 75  # EX_TEMPFAIL
     retry_after_s = 5
 
 
 class HistoryError(ReserveGPUError):
-    """The history of reservations can't be written or read."""
+    """The reservation history can't be read or written."""
 
     exit_code = 78  # EX_CONFIG
 
@@ -228,58 +231,60 @@ class NoThreadError(ReserveGPUError):
 
 
 class WaitInterrupted(KeyboardInterrupt):
-    """Ctrl-C ended a wait or a check of the magic; the text describes the resulting state."""
+    """Ctrl-C ended the magic's wait or check. The message describes the resulting state."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
-# The errors after which --optional continues without a GPU.
+# With --optional, the program continues without a GPU after any of these errors.
 EXCUSED = (NoFreeDeviceError, ImpossibleError, DriverError, LockError)
 
 
 class ReserveGPUWarning(UserWarning):
-    """A reserved device has a fault or is in use, or a rule limits the reservation."""
+    """A reserved device is faulty or in use, or a rule limits the reservation."""
 
 
 PROGRAM = "reserve-gpu"
-# Bytes to read of a script, and the start of a second line that `sh` runs (`_runs_this_python`).
+# `_runs_this_python` reads at most SCRIPT_HEAD bytes of a script. If `sh` starts the script, its
+# second line begins with EXEC.
 SCRIPT_HEAD, EXEC = 4096, "'''exec' "
-COMMAND_LIMIT = 10_000  # maximum length of a command in characters: two long paths, and options
-# Whether users read this process's messages next to cells, although it does not run IPython. This
-# applies to JupyterLab's server, and to a kernel that has not started yet.
+COMMAND_LIMIT = 10_000  # maximum command length in characters: two long paths plus options
+# Whether messages appear next to notebook cells even though this process does not run IPython. This
+# applies to JupyterLab's server and to a Jupyter kernel that is still starting.
 shows_cell_syntax = False
 
 
 def shell_line(line: str) -> str:
-    """Return a shell command as a user would type it here. In a cell, it starts with `!`."""
+    """Return a shell command as the user would type it here, with a leading `!` in a cell."""
     ipython = sys.modules.get("IPython.core.getipython")
     is_in_cell = shows_cell_syntax or (ipython and ipython.get_ipython() is not None)
     return f"!{line}" if is_in_cell else line
 
 
 def command_line(words: str, at: str = "") -> str:
-    """Return a `reserve-gpu` command as a user would type it here.
+    """Return a `reserve-gpu` command as the user would type it here.
 
     Args:
         words: The arguments after `reserve-gpu`.
-        at: A prefix that runs the command on another machine, such as `ssh lab1 `. That machine
-            finds `reserve-gpu` on its own PATH.
+        at: A prefix that runs the command on another machine, such as `ssh lab1 `. The other
+            machine looks up `reserve-gpu` on its own PATH.
     """
     return shell_line(f"{at}{PROGRAM if at else program_command()} {words}")
 
 
 def program_command() -> str:
-    """Return the shell command that starts the `reserve-gpu` of this Python.
+    """Return the shell command that starts `reserve-gpu` with this Python.
 
-    The bare name works only if PATH leads to this Python's script. Jupyter also starts kernels of
-    environments whose scripts are not on PATH, or come after another environment's script.
+    The name alone works only if the first `reserve-gpu` on PATH belongs to this Python. Jupyter
+    also starts kernels from environments whose scripts are not on PATH, or come after another
+    environment's scripts.
     """
     import sysconfig
     from shlex import quote
     from shutil import which
 
-    # A relative entry of PATH is skipped: it depends on the working directory of the shell.
+    # Skip relative PATH entries, because they depend on the shell's working directory.
     folders = [folder for folder in os.get_exec_path() if os.path.isabs(folder)]
     on_path = which(PROGRAM, path=os.pathsep.join(folders))
     if on_path and _runs_this_python(on_path):
@@ -301,10 +306,10 @@ def program_command() -> str:
 
 
 def _runs_this_python(script: str) -> bool:
-    """Return whether a script that pip or uv installed starts this Python.
+    """Return whether a script runs with this Python, and not with another environment's.
 
-    Other environments have a script of the same name. If the path of the interpreter is long or has
-    a space, installers write it into the second line, which `sh` runs.
+    pip and uv normally write the interpreter's path into the first line of a script. If the path is
+    long or contains a space, they write it into the second line, and `sh` runs that line.
     """
     with suppress(OSError, ValueError), open(script, "rb", opener=_open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -314,25 +319,26 @@ def _runs_this_python(script: str) -> bool:
         if python == "/bin/sh" and second.startswith(EXEC):
             python = second.removeprefix(EXEC).rpartition(' "$0"')[0].strip("'\" ")
         folders = os.path.dirname(python), os.path.dirname(sys.executable)
-        # The interpreters of several environments can be links to one file.
+        # The interpreters of different environments can be links to the same file, so also compare
+        # their directories.
         return os.path.samefile(python, sys.executable) and os.path.samefile(*folders)
     return False
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file without waiting for the writer of a FIFO."""
+    """Open a file without blocking, even if it is a FIFO that has no writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def install_command(package: str, instead_of: str = "") -> str:
-    """Return the command that installs a package for this Python, with pip or with uv.
+    """Return the pip or uv command that installs a package for this Python.
 
-    Environments that uv creates have no pip (https://docs.astral.sh/uv/pip/). `uv tool install
-    --with` is not suggested because it drops the packages of an earlier `--with`, which may include
-    this one.
+    uv creates environments without pip (https://docs.astral.sh/uv/pip/). `uv tool install --with`
+    is not suggested, because it removes packages that were added by an earlier `--with`, possibly
+    including this one.
 
     Args:
-        package: The requirement to install.
+        package: The requirement specifier to install.
         instead_of: Packages to uninstall first, separated by spaces.
     """
     from importlib.util import find_spec
@@ -357,12 +363,12 @@ def _is_made_by_uv() -> bool:
 
 
 def is_out_of_files(error: BaseException) -> bool:
-    """Return whether this process, or the machine, can open no more files."""
+    """Return whether this process or the machine has reached its limit on open files."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-class Failure(Exception):  # noqa: N818 - its reason makes the error
-    """No reservation was made or changed; `reason` creates the error for a frontend."""
+class Failure(Exception):  # noqa: N818 - the reason creates the error
+    """No reservation was made or changed. `reason` creates the error to show the user."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)

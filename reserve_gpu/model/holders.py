@@ -1,4 +1,4 @@
-"""The holders of devices, the records in their lock files, and the status of each device."""
+"""Device holders, the records in their lock files, and the status of each device."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -19,27 +19,28 @@ from reserve_gpu.model.requests import (
     WaitRequest,
 )
 
-LONGEST_RESTART_S = 3600.0  # maximum seconds for which a restarting kernel's devices are kept
+LONGEST_RESTART_S = 3600.0  # devices are kept at most this long for a restarting Jupyter kernel
 
 
 class ProcessInfo(NamedTuple):
-    """The description that a process writes about itself.
+    """Information that a process writes about itself.
 
-    The description is untrusted, so it is only displayed.
+    The information is untrusted, because a process can write anything about itself.
 
     Attributes:
         pid: The process ID in the process's own PID namespace.
-        user: The name of the process's user.
-        notebook: The name of the notebook file.
-        command: The command in short, such as `python train.py`.
+        user: The name of the user running the process.
+        notebook: The notebook's file name.
+        command: The shortened command, such as `python train.py`.
         cwd: The working directory.
-        origin: The machine from which the kernel was started, if it is another machine.
-        namespace: The inode of the PID namespace.
-        agent: The name of the program that acts for the user, such as a coding agent.
-        job: The ID of the batch system's job.
-        job_name: The name of that job.
-        mounts: The inode of the mount namespace. Processes in one mount namespace have the same
-            GPUs under the same numbers, unless a batch job limits some of them.
+        origin: The machine from which the Jupyter kernel was started, if it is a different machine.
+        namespace: The inode number of the process's PID namespace.
+        agent: The name of the program acting on the user's behalf, such as a coding agent.
+        job: The ID of the batch job that the process belongs to.
+        job_name: The name of the batch job.
+        mounts: The inode number of the process's mount namespace. Processes in the same mount
+            namespace see the same GPUs with the same numbers, unless a batch job restricts some of
+            the processes.
     """
 
     pid: int | None = None
@@ -56,27 +57,27 @@ class ProcessInfo(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The JSON text that a holder or a waiter writes into its lock file.
+    """The JSON record that a holder or waiter writes to its lock file.
 
-    Times are in seconds since the epoch unless a name ends in `_boot`.
+    Times are in seconds since the epoch, or since boot if the field name ends in `_boot`.
 
     Attributes:
         who: The process that wrote the record.
-        terms: The terms of the reservation.
-        asks: The request of a waiter, or None for a holder.
+        terms: The reservation terms.
+        asks: The waiter's request, or None for a holder.
         since: The time at which the lock was acquired.
         written: The time at which the record was written.
-        label: The displayed name of the device. The UUID of a lost GPU can't be read, so the record
-            also identifies the device by `label` and `index`.
-        index: The number of the GPU.
-        visible: The CUDA_VISIBLE_DEVICES of the process.
-        overdue: The time at which the reservation should have ended, if it has not.
-        kept_until: The time until which the device is kept for the kernel's restart.
-        guest_of: The `since` of the holder that this process joined.
-        since_boot: The time of `since` by the boot clock. Older versions do not write it.
-        written_boot: The time of `written` by the boot clock. Older versions do not write it.
-        write_locked: Whether the writer locks the file with `file_control.write_lock`. If this is
-            true and the file is not locked, the holder has ended.
+        label: The device's display name. A lost GPU's UUID can't be read, so `label` and `index`
+            also identify the device.
+        index: The GPU's number.
+        visible: The value of CUDA_VISIBLE_DEVICES in the process.
+        overdue: The time at which the reservation should have ended, if it is overdue.
+        kept_until: The time until which the device is kept while the Jupyter kernel restarts.
+        guest_of: The value of `since` for the holder whose reservation this process joined.
+        since_boot: `since` as measured by the boot clock. Older versions do not write this.
+        written_boot: `written` as measured by the boot clock. Older versions do not write this.
+        write_locked: Whether the process locked the file with `file_control.write_lock`. If this is
+            true but the file is no longer locked, the process has exited.
     """
 
     who: ProcessInfo = ProcessInfo()
@@ -85,7 +86,7 @@ class Record(NamedTuple):
     since: float | None = None
     written: float | None = None
     label: str | None = None
-    index: int | None = None  # type: ignore[assignment] # a tuple has a method of that name
+    index: int | None = None  # type: ignore[assignment] # tuple has an index() method
     visible: str | None = None
     overdue: float | None = None
     kept_until: float | None = None
@@ -99,15 +100,15 @@ class Record(NamedTuple):
         if self.since is None:
             return None
         boot = self.since_boot
-        if boot is None:  # a lock can't be older than the boot
+        if boot is None:  # no lock survives a reboot
             boot = max(0.0, now.boot - max(0.0, now.wall - self.since))
         return Instant(self.since, min(boot, now.boot))
 
     def at(self, now: Instant) -> "Record":
-        """Return the record with its times corrected to the current setting of the wall clock.
+        """Return the record with its times adjusted for changes to the wall clock.
 
-        `since` and `written` do not change, because joined processes identify their holder by
-        `since`.
+        `since` and `written` are not adjusted, because joined processes use `since` to identify
+        their holder.
         """
         terms = self.terms._replace(lease=self.terms.lease.at(now))
         set_s = 0.0 if self.written is None else now.clock_set_s(self.written, self.written_boot)
@@ -117,7 +118,7 @@ class Record(NamedTuple):
         return self._replace(terms=terms, overdue=overdue, kept_until=kept_until)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON-compatible data, without the unknown fields."""
+        """Return the record as JSON-compatible data, leaving out fields that are None."""
         (size, lease, note), asks = self.terms, self.asks
         tickets = asks.tickets_ahead if asks else None
         fields = {
@@ -142,7 +143,7 @@ class Record(NamedTuple):
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Record":
-        """Read a record from untrusted data. Invalid fields are treated as unknown."""
+        """Build a record from untrusted data, ignoring invalid fields."""
         reader = untrusted.Fields(fields)
         memory_limit_mib, unit = reader.number("part_mib"), reader.text("part_unit")
         size = (
@@ -165,22 +166,26 @@ class Record(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """The process that holds a lock: its record, and the operating system's facts about it.
+    """A process that holds a lock, as described by its record and the operating system.
 
     Attributes:
-        record: The record in the lock file. It is untrusted, because another process may have
-            written it, so it is sanitized before it is displayed.
-        listed_pid: The pid in the kernel's list of locks, or None if the list does not show it.
-        owner: The name of the user of the listed process, from the system.
-        uid: The UID of that user. For a part of a GPU, the owner of the lock file.
-        is_other_namespace: Whether the recorded pid belongs to another PID namespace.
-        last_cell: The end of the last cell since the lock was acquired, in seconds since the epoch.
-        file: The name of the lock file.
-        used_mib: The memory in MiB that the process, its children and the processes that joined it
-            use, or None if unknown.
-        beside: The name of the holder that this process joined, or None without such a holder.
-        clock_set_s: Seconds by which the wall clock was set since the lock was acquired.
-        record_owner: The UID of the only user who can write the record, or None if others can.
+        record: The record in the lock file. Another process might have written it, so it is
+            sanitized before it is displayed.
+        listed_pid: The pid in the Linux kernel's list of locks, or None if it is not listed.
+        owner: The name of the user running the listed process, according to the operating system.
+        uid: The UID of that user. For a part of a GPU, this is the UID of the lock file's owner.
+        is_other_namespace: Whether the pid in the record belongs to another PID namespace.
+        last_cell: The time at which the last cell finished after the lock was acquired, in seconds
+            since the epoch.
+        file: The lock file's name.
+        used_mib: The memory in MiB used by the process, its children, and the processes that joined
+            its reservation, or None if unknown.
+        beside: The name of the holder whose reservation this process joined, or None if it joined
+            none.
+        clock_set_s: How far the wall clock has been set since the lock was acquired, in seconds. A
+            negative value means that it was set back.
+        record_owner: The UID of the only user who can write the record, or None if other users can
+            also write it.
     """
 
     record: Record = Record()
@@ -197,43 +202,43 @@ class Holder(NamedTuple):
 
     @property
     def seen(self) -> bool:
-        """Return whether the kernel's list of locks shows the pid."""
+        """Return whether the Linux kernel's list of locks shows the process."""
         return self.listed_pid is not None
 
     @property
     def confirmed(self) -> bool:
-        """Return whether the record names the same pid as the kernel's list of locks."""
+        """Return whether the record and the Linux kernel's list of locks show the same pid."""
         return self.listed_pid is not None and self.listed_pid == self.record.who.pid
 
     @property
     def pid(self) -> int | None:
-        """Return the pid in the kernel's list of locks, or else the pid in the record."""
+        """Return the pid from the Linux kernel's list of locks, or else from the record."""
         return self.listed_pid or self.record.who.pid
 
     @property
     def user(self) -> str | None:
-        """Return the user name that the system reports, or else the name in the record."""
+        """Return the user name from the operating system, or else from the record."""
         return self.owner or self.record.who.user
 
     @property
     def notebook(self) -> str | None:
-        """Return the name of the holder's notebook file."""
+        """Return the file name of the holder's notebook."""
         return self.record.who.notebook
 
     @property
     def name(self) -> str | None:
-        """Return the displayed name of the process: its notebook, or else its command."""
+        """Return the process's display name: the notebook's file name, or else the command."""
         return self.record.who.notebook or self.record.who.command
 
     @property
     def since(self) -> float | None:
-        """Return the time at which the lock was acquired, by the current wall clock."""
+        """Return when the lock was acquired, adjusted for changes to the wall clock."""
         since = self.record.since
         return None if since is None else max(0.0, since + self.clock_set_s)
 
     @property
     def lease(self) -> Lease:
-        """Return the lease of the reservation."""
+        """Return the reservation's lease."""
         return self.record.terms.lease
 
     @property
@@ -243,33 +248,33 @@ class Holder(NamedTuple):
 
     @property
     def memory_limit_mib(self) -> float | None:
-        """Return the size of a reserved part in MiB, or None for a whole device."""
+        """Return the size of the reserved part in MiB, or None for a whole device."""
         return self.record.terms.memory_limit_mib
 
     def is_kept(self, now: float) -> bool:
-        """Return whether the device is kept for the restart of the holder's kernel.
+        """Return whether the device is being kept while the holder's Jupyter kernel restarts.
 
         Args:
-            now: Seconds since the epoch.
+            now: The current time in seconds since the epoch.
         """
         until = self.record.kept_until
         return until is not None and now < until <= now + LONGEST_RESTART_S
 
     @property
     def is_over(self) -> bool:
-        """Return whether the holder uses more memory than it reserved."""
+        """Return whether the holder is using more memory than it reserved."""
         if self.memory_limit_mib is None or self.used_mib is None:
             return False
         return self.used_mib > self.memory_limit_mib
 
 
 class Claim(NamedTuple):
-    """A holder's claim that its device had a certain number when it was reserved.
+    """A holder's claim that its device had a particular number when it was reserved.
 
     Attributes:
-        holder: The holder of the device.
-        device: The device, as in the names of lock files.
-        devices: All devices for which the same user has such a claim.
+        holder: The holder that makes the claim.
+        device: The device, in the form used in lock file names.
+        devices: All devices that this user's holders make claims about, in the same form.
     """
 
     holder: Holder
@@ -278,33 +283,35 @@ class Claim(NamedTuple):
 
 
 class DeviceStatus(NamedTuple):
-    """The status of one device: its state, holders and use.
+    """A device's state, holders and usage.
 
     Attributes:
-        device: The device, or the fault that makes it unusable.
-        state: The displayed state.
-        usage: The readings of its use.
-        utilisation: The percentage of time in which the device is active.
-        processes: The processes on the device.
-        holders: The holders, this process first. Several holders share the device.
-        reason: The reason why the device can't be used or read, from the driver or the system.
+        device: The device, or a `Fault` if the device is unusable.
+        state: The state to display.
+        usage: The device's usage, or None if it was not read.
+        utilisation: The percentage of time during which the device was active.
+        processes: The processes that are using the device.
+        holders: The holders, starting with this process if it is one. If there are several, they
+            share the device.
+        reason: The reason why the device can't be used or read, as reported by the driver or the
+            operating system.
         is_mine: Whether this process holds the device.
-        is_unused: Whether the device is reserved but no holder's process uses it, or None if
-            unknown.
-        is_unreserved_use: Whether a process without a reservation uses the device, or None if
+        is_unused: Whether the device is reserved but not used by its holders, or None if unknown.
+        is_unreserved_use: Whether a process without a reservation is using the device, or None if
             unknown.
         awaited_by: The first waiter in the queue that could use the device.
-        graphics: The graphics processes that use no more memory than a desktop does.
+        graphics: The graphics processes that use no more memory than a typical desktop.
         temperature_c: The temperature in degrees Celsius.
         power_w: The power draw in watts.
-        power_limit_w: The power in watts above which the driver slows the GPU down.
-        promisable_mib: The memory in MiB that can still be reserved. On a full device it includes
-            this process's own part.
-        use_state: The state according to `usage` alone, as `judge` returns it.
+        power_limit_w: The power limit in watts. The driver slows the GPU down to stay below it.
+        promisable_mib: The memory still available for partial reservations, in MiB. If this process
+            has reserved a part of the device, that part might be included.
+        use_state: The state that `judge` derives from `usage` alone.
         unfit: The reason why the device can never match the request.
-        would_be_taken: Whether the request would reserve the device if enough others were free.
-        rule: The administrator's rule that makes the device drained or limited.
-        counted: The reservations of this user that count toward the quota.
+        would_be_taken: Whether the request would reserve this device if enough other devices were
+            free.
+        rule: The administrator's rule that led to the drained or limited state.
+        counted: This user's holders that count toward the quota.
     """
 
     device: Device | Fault
@@ -331,17 +338,17 @@ class DeviceStatus(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return the displayed name of the device, such as `GPU2`."""
+        """Return the device's display name, such as `GPU2`."""
         return self.device.label
 
 
 class Reserved(NamedTuple):
-    """A reservation as other processes see it: a holder and its devices.
+    """A reservation, as other processes see it.
 
     Attributes:
         holder: The process that holds the devices.
-        rows: The status of each device.
-        began_boot: The start of the process in seconds since boot, or None if it was not read.
+        rows: The status of each device that it holds.
+        began_boot: The process's start time in seconds since boot, or None if it was not read.
     """
 
     holder: Holder
@@ -350,18 +357,18 @@ class Reserved(NamedTuple):
 
     @classmethod
     def among(cls, rows: Sequence[DeviceStatus]) -> "list[Reserved]":
-        """Return all reservations of these devices, in the order of the devices."""
+        """Return all reservations of these devices, in device order."""
         reservations: dict[object, Reserved] = {}
         for row in rows:
             for holder in row.holders:
-                process = holder.listed_pid or holder.file  # the pid in a record can be forged
+                process = holder.listed_pid or holder.file  # the pid in a record might be forged
                 reservation = reservations.get(process, cls(holder, ()))
                 reservations[process] = reservation._replace(rows=(*reservation.rows, row))
         return [*reservations.values()]
 
 
 class Answer(Enum):
-    """The result of a request to another process to release its devices, or to end."""
+    """The outcome of asking another process to release its devices or to exit."""
 
     RELEASED = "the process released its devices"
     CUDA = "CUDA is running in the process"

@@ -1,4 +1,4 @@
-"""Options as data, from which parsers and Tab completion are built."""
+"""Option definitions from which parsers and Tab completion are built."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     class Settings(TypedDict, total=False):
-        """Keyword arguments of argparse's `add_argument`."""
+        """Keyword arguments for argparse's `add_argument`."""
 
         action: str
         choices: Sequence[str]
@@ -27,27 +27,29 @@ if TYPE_CHECKING:
         type: Callable[[str], object]
 
 
-DAYS = "Mon Tue Wed Thu Fri Sat Sun"  # completions for a time
+DAYS = "Mon Tue Wed Thu Fri Sat Sun"  # Tab completions for an option that takes a time
 
 
 class Option:
-    """One option or positional argument.
+    """An option or positional argument.
 
     Args:
-        usage: The names and the placeholder of the value, such as `-n --count COUNT`. Without a
-            placeholder the option is a switch.
+        usage: The names and a placeholder for the value, such as `-n --count COUNT`. An option
+            without a placeholder is a switch, unless `settings` says otherwise.
         text: The help text.
-        offers: Values for Tab completion, separated by spaces.
-        suits_commands: Whether `reserve-gpu run` also has the option.
+        offers: The values that Tab completion offers, separated by spaces.
+        suits_commands: Whether the option is also available in `reserve-gpu run`.
         **settings: Keyword arguments for argparse's `add_argument`.
 
     Attributes:
-        flags: The names, such as `("-n", "--count")`.
-        offers: Values for Tab completion.
-        suits_commands: Whether `reserve-gpu run` also has the option.
+        flags: The option's names, such as `("-n", "--count")`.
+        offers: The values that Tab completion offers.
+        suits_commands: Whether the option is also available in `reserve-gpu run`.
         settings: Keyword arguments for argparse's `add_argument`.
-        flag: The last of the names, such as `--min-memory`, or `devices` for the device names.
-        attribute: The name of the parsed value, which is also the keyword of `reserve()`.
+        flag: The last of these names, such as `--min-memory`, or `devices` for the positional
+            argument.
+        attribute: The name under which the parser stores the value. The corresponding argument of
+            `reserve()` has the same name.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Option:
 
 
 def add(options: Iterable[Option], parser: _ActionsContainer) -> None:
-    """Add the options to a parser, or to a section of its help."""
+    """Add the options to a parser or to an argument group."""
     for option in options:
         parser.add_argument(*option.flags, **option.settings)
 
@@ -94,10 +96,10 @@ def likely(word: str, known: Sequence[str], before: str = "") -> str:
     Args:
         word: The mistyped word.
         known: The valid words.
-        before: A prefix for each valid word, such as `--`.
+        before: A prefix to show before each valid word, such as `--`.
 
     Returns:
-        `Did you mean WORD?` with the most similar word, or else a list of all valid words.
+        `Did you mean WORD?` if a valid word is similar, or else a list of all valid words.
     """
     from difflib import get_close_matches
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
 _DURATION = rf"({_NUMBER})\s*(s|m|min|h|d)\s*"
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-LONGEST_S = 3e9  # longest duration in seconds: about a century, which time.sleep() still accepts
+LONGEST_S = 3e9  # maximum duration in seconds: about a century, still valid for time.sleep()
 _SIZE = rf"({_NUMBER})\s*(?:([kmgt])(i?)b?)?"
 _DATE, _DAY = r"(?P<date>[0-9]{4}-[0-9]{1,2}-[0-9]{1,2})", r"(?P<day>[a-z]{2,9})"
 _CLOCK = (
@@ -27,12 +27,12 @@ _CLOCK = (
 _MOMENT = rf"(?=.)(?:{_DATE}|{_DAY})?(?:(?:^|\s+|(?<=[0-9])t){_CLOCK})?"
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 FIRST_MINUTE, LAST_MINUTE = "0:00", "23:59"  # first and last minute of a day
-_NEAR_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}  # days from today
-_EPOCH = r"@([0-9]{1,12})"  # seconds since the epoch, in the syntax of `date -d`
+_NEAR_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}  # offsets from today, in days
+_EPOCH = r"@([0-9]{1,12})"  # seconds since the epoch, in `date -d` syntax
 
 
 def parse_size(text: str | float) -> float:
-    """Parse a memory size such as `16GB`, `16GiB` or `16000` (MiB).
+    """Parse a memory size such as `16GB`, `16GiB` or `16000`.
 
     Args:
         text: The size. A number without a unit is in MiB.
@@ -48,13 +48,13 @@ def parse_size(text: str | float) -> float:
 
 
 def size_and_unit(text: str | float) -> tuple[float, str | None]:
-    """Parse a memory size into a number and its unit.
+    """Split a memory size into a number and a unit.
 
     Args:
         text: The size, such as `16GB`, `16GiB` or `16000`.
 
     Returns:
-        The number and the unit, such as `(16.0, "GB")`. Without a unit the second item is None.
+        The number and the unit, such as `(16.0, "GB")`. The unit is None if the size has none.
 
     Raises:
         RequestError: The size is invalid.
@@ -74,7 +74,7 @@ def parse_percent(text: object) -> float | None:
         text: The percentage.
 
     Returns:
-        The percentage, above 0 and at most 100, or None if the text does not end in `%`.
+        The percentage, which is above 0 and at most 100, or None if the text does not end in `%`.
 
     Raises:
         RequestError: The percentage is invalid or out of range.
@@ -95,15 +95,16 @@ def parse_duration(text: object, *, hint: str = "") -> float:
     """Parse a duration such as `90s`, `10m` or `1h30m`.
 
     Args:
-        text: The duration. A Python number is in seconds, and True means no limit. A string needs a
-            unit, because users who type a bare number usually mean minutes or hours.
+        text: The duration. A Python number is a number of seconds, and True means no limit. A
+            string needs a unit, because users who type a number alone usually mean minutes or
+            hours.
         hint: Text to append to the error message.
 
     Returns:
         The duration in seconds.
 
     Raises:
-        RequestError: The duration is invalid, or has no unit.
+        RequestError: The duration is invalid or has no unit.
     """
     if text is True:
         return math.inf
@@ -126,8 +127,8 @@ def parse_moment(text: object, now: float) -> float:
     """Parse a future local time such as `18:00`, `Fri`, `2026-12-01` or `tomorrow 9am`.
 
     Args:
-        text: The time. A time of day without a date is its next occurrence. A date without a time
-            of day means 23:59 on that date.
+        text: The time. A time of day without a date means its next occurrence. A date without a
+            time of day means 23:59 on that date.
         now: The current time in seconds since the epoch.
 
     Returns:
@@ -153,20 +154,21 @@ def parse_moment(text: object, now: float) -> float:
 
 
 def parse_since(text: str, now: float) -> tuple[float, float | None]:
-    """Parse the start of a report: `7d`, `2026-11-01 18:00`, `Mon`, `yesterday` or `@1793750400`.
+    """Parse the start time of a report, such as `7d`, `2026-11-01 18:00`, `Mon` or `yesterday`.
 
     Args:
-        text: A duration before now, or a past local time. A date without a time of day begins at
-            0:00. The name of a day means its last occurrence. A number after `@` is in seconds
-            since the epoch.
+        text: How long ago the report starts, such as `7d`, or a local time in the past. A date
+            without a time of day means 0:00 on that date. The name of a weekday means its most
+            recent occurrence. A number after `@` is in seconds since the epoch.
         now: The current time in seconds since the epoch.
 
     Returns:
-        The start in seconds since the epoch, and the typed duration in seconds, or None if a time
-        was typed. Except after `@`, the start is rounded down to the full hour.
+        The start time in seconds since the epoch, and the duration in seconds. The duration is None
+        if the text is a time. The start time is rounded down to the full hour, unless the text
+        starts with `@`.
 
     Raises:
-        RequestError: The text is invalid, or the time is in the future.
+        RequestError: The text is invalid or the time is in the future.
     """
     typed = text.strip()
     if epoch := re.fullmatch(_EPOCH, typed, re.ASCII):
@@ -188,27 +190,27 @@ def parse_since(text: str, now: float) -> tuple[float, float | None]:
 
 
 def _hour_of(moment: float) -> float:
-    """Return the start of the local hour, which may not be a full hour in UTC."""
+    """Return the start of the hour in local time, which is not always a full hour in UTC."""
     return moment - time.localtime(moment).tm_min * 60 - moment % 60
 
 
 def _moment(text: str, now: float, *, is_past: bool = False) -> float | None:
-    """Return the next or the last occurrence of a local time, or None if the text is invalid.
+    """Return the next or most recent occurrence of a local time, or None if the text is invalid.
 
     Args:
         text: The time, such as `Fri 18:00`.
         now: The current time in seconds since the epoch.
-        is_past: Whether to return the last occurrence instead of the next one. A date without a
-            time of day then means the start of that date instead of its end.
+        is_past: Whether to return the most recent occurrence instead of the next one. If so, a date
+            without a time of day means the start of that date instead of its end.
     """
-    from datetime import datetime, timedelta  # imported here because few requests name a time
+    from datetime import datetime, timedelta  # imported here because few requests contain a time
 
     match = re.fullmatch(_MOMENT, text.strip(), re.IGNORECASE | re.ASCII)
     if not match:
         return None
     date, day = match["date"], (match["day"] or "").lower()
     hours, minutes = _clock(match["clock"] or (FIRST_MINUTE if is_past else LAST_MINUTE))
-    local_now = datetime.fromtimestamp(now)  # noqa: DTZ006 - users mean local time
+    local_now = datetime.fromtimestamp(now)  # noqa: DTZ006 - users type local times
     try:
         start = datetime.strptime(date, "%Y-%m-%d") if date else local_now  # noqa: DTZ007
         moment = start.replace(hour=hours, minute=minutes, second=0, microsecond=0)
@@ -225,7 +227,7 @@ def _moment(text: str, now: float, *, is_past: bool = False) -> float | None:
             step = 1
         for days in (0, -step if is_past else step):
             stamps = _stamps(moment + timedelta(days=days))
-            if not match["clock"]:  # the first or the last minute of the day
+            if not match["clock"]:  # use the first or last minute of the day
                 stamps = stamps[:1] if is_past else stamps[-1:]
             matches = [stamp for stamp in stamps if (stamp <= now if is_past else stamp > now)]
             if matches:
@@ -236,17 +238,17 @@ def _moment(text: str, now: float, *, is_past: bool = False) -> float | None:
 
 
 def _stamps(moment: datetime) -> tuple[float, ...]:
-    """Return the times in seconds since the epoch at which local clocks show this time.
+    """Return every time at which local clocks show this time, in seconds since the epoch.
 
-    A local time can occur twice when daylight saving time ends. A local time that is skipped when
-    daylight saving time begins is converted with the offset from before the change.
+    When daylight saving time ends, some local times occur twice. When it begins, some local times
+    are skipped; these are converted with the UTC offset from before the change.
     """
     first, second = (moment.replace(fold=fold).timestamp() for fold in (0, 1))
     return (first, second) if first < second else (first,)
 
 
 def _clock(text: str) -> tuple[int, int]:
-    """Return the hours and minutes of `18:00`, `6pm` or `6:30 pm`."""
+    """Parse a time of day such as `18:00`, `6pm` or `6:30 pm` into hours and minutes."""
     bare = text.lower().rstrip("apm ")
     hours, _, minutes = bare.partition(":")
     if bare == text.lower():

@@ -1,4 +1,4 @@
-"""Progress reports of a waiting request, and the reasons for a refusal."""
+"""Progress reports during a wait, and the reasons for a refusal."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -11,14 +11,14 @@ from reserve_gpu.model.requests import Request
 
 
 class Waiting(NamedTuple):
-    """The state of a wait, which `reserve(progress=...)` passes to your function.
+    """The current state of a wait, which is passed to the `progress` callback of `reserve()`.
 
     Attributes:
-        request: The request that waits.
-        place: The position in the queue; 1 is first.
-        waited_s: The time since the wait began, in seconds.
-        rows: The status of each device, with the reason why it is not available.
-        limit_s: The timeout of the wait in seconds.
+        request: The request that is waiting.
+        place: The position in the queue, starting at 1.
+        waited_s: The seconds elapsed since the wait began.
+        rows: The status of each device, including the reason why it is unavailable.
+        limit_s: The timeout in seconds.
         first: The first ticket in the queue, or None if this process is first.
     """
 
@@ -31,11 +31,11 @@ class Waiting(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """A slow call of the driver.
+    """A driver call that is taking a long time.
 
     Attributes:
-        what: The name of the driver's function.
-        waited_s: The time since the call began, in seconds.
+        what: The name of the driver function.
+        waited_s: The seconds elapsed since the call began.
     """
 
     what: str
@@ -43,19 +43,20 @@ class Slow(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The reasons why no device is available.
+    """The details that explain why a request was refused.
 
     Attributes:
         request: The refused request.
         rows: The status of each device.
         kept: The devices that this process still holds.
-        limit: The inherited limit, from CUDA_VISIBLE_DEVICES.
-        waited_s: The timeout of the wait in seconds, or None if the request did not wait.
-        user: The name of this process's user.
-        problems: The errors in the administrator's file.
+        limit: The value of CUDA_VISIBLE_DEVICES that limits the request, or None if nothing does.
+        waited_s: The timeout in seconds after which the wait ended, or None if the request did not
+            wait.
+        user: The name of the user running this process.
+        problems: The errors in the administrator's rules file.
         free: The free devices that the request did not name.
-        siblings: The pids of holders that were started together with this process.
-        ahead: The tickets of waiters for devices that match the request.
+        siblings: The pids of holders that have the same parent and command as this process.
+        ahead: The tickets ahead whose waiters could use one of the requested devices.
     """
 
     request: Request

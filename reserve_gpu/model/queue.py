@@ -1,4 +1,4 @@
-"""The tickets of the waiters in the queue, and the order in which they are served."""
+"""The waiters' tickets and the order of the queue."""
 
 from collections.abc import Collection, Iterable
 from heapq import heappop, heappush
@@ -9,18 +9,20 @@ from reserve_gpu.model.requests import TicketAhead
 
 
 class Ticket(NamedTuple):
-    """A waiter's place in the queue.
+    """A ticket, which represents a waiter's place in the queue.
 
     Attributes:
-        number: The time since boot at which the waiter joined, in nanoseconds, from its file.
-        name: The name of the ticket's file.
+        number: The time at which the waiter joined the queue, in nanoseconds since boot. It is read
+            from the ticket file.
+        name: The ticket file's name.
         wants: The UUIDs of the devices that the waiter could use, or None for any device.
         holder: The waiting process.
-        asks: The request as text, written by the waiter.
-        heartbeat: A value that the waiter changes regularly while it is running.
-        needs: The number of devices that the waiter needs at once.
-        memory_limit_mib: The memory in MiB that it needs on each device, or None for all of it.
-        tickets_ahead: The tickets ahead of this one, as the waiter lists them.
+        asks: The request in words, as the waiter wrote it.
+        heartbeat: A value that changes regularly while the waiter is running.
+        needs: The number of devices that the waiter needs at the same time.
+        memory_limit_mib: The memory in MiB that the waiter needs on each device, or None if it
+            needs whole devices.
+        tickets_ahead: The tickets that the waiter lists as being ahead of this one.
     """
 
     number: int
@@ -35,14 +37,14 @@ class Ticket(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int]:
-        """Return the identity of the ticket: the file name and the number.
+        """Return the file name and the number, which together identify the ticket.
 
-        A later ticket in the same file has a different number.
+        If the file name is used again, the new ticket has a different number.
         """
         return self.name, self.number
 
     def is_behind(self, keys: Collection[tuple[str, int]]) -> bool:
-        """Return whether the waiter lists any of these tickets as ahead of its own."""
+        """Return whether the waiter lists any of these tickets as being ahead of its own."""
         return any(ahead.key in keys for ahead in self.tickets_ahead or ())
 
     def could_use(self, uuid: str) -> bool:
@@ -51,11 +53,11 @@ class Ticket(NamedTuple):
 
 
 def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
-    """Return the tickets in the order of the queue.
+    """Return the tickets in queue order.
 
-    A ticket comes after all tickets that it lists as ahead of it, so a waiter gains nothing from a
-    longer list. If neither of two tickets lists the other, or each lists the other, the lower
-    number comes first.
+    A ticket comes after all tickets that it lists as being ahead of it, so a waiter gains nothing
+    by listing more tickets. If neither of two tickets lists the other, or if both do, the ticket
+    with the lower number comes first.
     """
     waiting = {ticket.key: ticket for ticket in sorted(tickets)}
     ahead = {
@@ -70,7 +72,7 @@ def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
     ordered: list[Ticket] = []
     while waiting:
         first = heappop(free) if free else next(iter(waiting.values()))
-        if waiting.pop(first.key, None) is None:  # already placed by its number, to break a cycle
+        if waiting.pop(first.key, None) is None:  # already placed by number to break a cycle
             continue
         ordered.append(first)
         for key in followers.get(first.key, ()):
@@ -81,14 +83,14 @@ def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
 
 
 class RememberedTicket(NamedTuple):
-    """A ticket that a waiter has seen ahead of its own.
+    """The details that a waiter remembers about a ticket ahead of its own.
 
     Attributes:
-        number: The number of the ticket.
-        pid: The pid of the ticket's process, or None if it is not visible.
-        devices: The inodes of the devices' lock files that the ticket's process already had locked.
-        left: The time at which the ticket was removed, in seconds since boot, or None if it was
-            still there when last checked.
+        number: The ticket's number.
+        pid: The pid of the process that owns the ticket, or None if unknown.
+        devices: The inode numbers of the device lock files that the process had already locked.
+        left: The time at which the ticket was removed, in seconds since boot, or None if the ticket
+            still existed when last checked.
     """
 
     number: int

@@ -1,6 +1,6 @@
-"""Requests, the terms and the lease of a reservation, and the administrator's rules.
+"""Requests, leases and other reservation terms, and the administrator's rules.
 
-Memory is in MiB. Times are in seconds since the epoch unless a name says otherwise.
+Unless a name says otherwise, memory sizes are in MiB and times are in seconds since the epoch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,22 @@ from typing import NamedTuple, TypeAlias
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import MIB, Device
 
-Variables: TypeAlias = Mapping[str, str | None]  # values of environment variables; None if unset
+Variables: TypeAlias = Mapping[str, str | None]  # environment variables; None if unset
 
 
-Fact: TypeAlias = str | float | bool  # value that a feature hands over to the next process
+Fact: TypeAlias = str | float | bool  # value that a feature passes on during a handover
 
 
-MOST_WANTED = 1024  # maximum number of devices that a waiter's record lists
+MOST_WANTED = 1024  # maximum number of devices listed in a waiter's record
 
 
-MOST_AHEAD = 512  # maximum number of tickets that a waiter's record lists
+MOST_AHEAD = 512  # maximum number of tickets listed in a waiter's record
 
 
-LONG_ENTRY = 32  # maximum length of a listed ticket's number and time, in characters
+LONG_ENTRY = 32  # maximum combined length of a listed ticket's number and time, in characters
 
 
-# Bytes per unit of memory.
+# The number of bytes in each unit.
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -33,12 +33,12 @@ UNITS |= {"KiB": 2**10, "MiB": MIB, "GiB": 2**30, "TiB": 2**40}
 
 
 class Size(NamedTuple):
-    """An amount of memory, and the unit in which it was requested.
+    """A memory size and the unit in which to display it.
 
     Attributes:
-        mib: The amount in MiB.
-        unit: The unit in which the amount is displayed.
-        percent: A percentage of each device's memory instead of an amount. `of()` converts it.
+        mib: The size in MiB.
+        unit: The unit in which the size is displayed.
+        percent: The size as a percentage of a device's memory, or None. `of()` converts it to MiB.
     """
 
     mib: float
@@ -46,29 +46,30 @@ class Size(NamedTuple):
     percent: float | None = None
 
     def of(self, device: Device) -> "Size":
-        """Return the size as an amount; a percentage is of the device's usable memory."""
+        """Return this size, converting a percentage to MiB based on the device's usable memory."""
         if self.percent is None:
             return self
         return Size(max(1.0, (device.usable_mib or 0) * self.percent // 100))
 
 
 class Lease(NamedTuple):
-    """The end of a reservation, from the user's request or an administrator's rule.
+    """The conditions that end a reservation, as set by the user or an administrator's rule.
 
     Attributes:
-        lasts_s: The duration in seconds. When the reservation starts, it is converted to `until`.
+        lasts_s: The duration in seconds. It is converted to `until` when the reservation starts.
         until: The time at which the reservation ends.
-        idle_s: Seconds without a running cell and without use of the device, after which the
-            reservation ends.
-        if_wanted: Whether an idle reservation ends only if a waiter could use the device.
-        end_kernel: Whether the process is ended if the memory can't be freed otherwise.
-        is_strict: Whether the process is ended even during a cell. Only a rule sets this.
-        is_jobs: Whether `until` is the end of the batch job, which the batch system enforces.
-        until_boot: The end in seconds since boot, if `until` comes from a duration. It takes
-            precedence over `until`.
-        own_until: The end from the user or a rule, if `is_jobs`. It applies if the job outlasts
-            its announced end.
-        own_until_boot: The time of `own_until` in seconds since boot.
+        idle_s: The idle limit in seconds. The reservation ends once it has been idle for this long.
+            It is idle when no cell is running and no device is in use.
+        if_wanted: Whether the reservation ends only if a waiter could use a device.
+        end_kernel: Whether to end the process if the device memory can't be freed otherwise.
+        is_strict: Whether the reservation ends even if a cell is running. Only an administrator's
+            rule sets this.
+        is_jobs: Whether `until` is the time at which the batch system ends the batch job.
+        until_boot: `until` in seconds since boot, if it was calculated from a duration.
+            It takes precedence over `until`.
+        own_until: If `is_jobs` is true, the end time that the user or a rule set. It applies if the
+            job runs past its announced end time.
+        own_until_boot: `own_until` in seconds since boot, if it was calculated from a duration.
     """
 
     lasts_s: float | None = None
@@ -84,26 +85,26 @@ class Lease(NamedTuple):
 
     @property
     def has_end(self) -> bool:
-        """Return whether the reservation may end before its process does."""
+        """Return whether the lease can end the reservation while its process is still running."""
         return not (self.lasts_s is None and self.until is None and self.idle_s is None)
 
     def is_by_idleness(self, at: float) -> bool:
-        """Return whether an end at this time is due to idleness.
+        """Return whether a reservation that ends at this time ends because of the idle limit.
 
         Args:
-            at: The end of the reservation in seconds since the epoch.
+            at: The time at which the reservation ends, in seconds since the epoch.
         """
         return self.idle_s is not None and (self.until is None or at < self.until)
 
     def begun(self, now: Instant) -> "Lease":
-        """Return the lease of a reservation that starts now, with `lasts_s` converted."""
+        """Return the lease of a reservation that starts now, converting `lasts_s` to `until`."""
         if self.lasts_s is None:
             return self
         return self._replace(lasts_s=None).ending(now.later(self.lasts_s))
 
     @property
     def own(self) -> "Lease":
-        """Return the lease without the end of the batch job."""
+        """Return the lease without the batch job's end time."""
         if not self.is_jobs:
             return self
         until, boot = self.own_until, self.own_until_boot
@@ -112,12 +113,12 @@ class Lease(NamedTuple):
         )
 
     def within(self, job_end: float | None, now: Instant) -> "Lease":
-        """Return the lease limited by the end of a batch job.
+        """Return the lease limited by the end time of a batch job.
 
-        The earlier of the two ends counts. A job's end in the past is ignored.
+        Whichever of the two end times comes first applies. A job end time in the past is ignored.
 
         Args:
-            job_end: The end of the job in seconds since the epoch, or None if it has none.
+            job_end: The job's end time in seconds since the epoch, or None if it has none.
             now: The current time.
         """
         own = self.own
@@ -133,10 +134,10 @@ class Lease(NamedTuple):
         )
 
     def at(self, now: Instant) -> "Lease":
-        """Return the lease with its ends corrected to the current setting of the wall clock.
+        """Return the lease with its end times adjusted for changes to the wall clock.
 
-        Call this before you compare or display the end of a lease that has started. A job's end in
-        the past is ignored.
+        Call this before you compare or display the end time of a lease that has started. A job end
+        time in the past is ignored.
         """
         if self.is_jobs and self.until is not None and self.until <= now.wall:
             return self.own.at(now)
@@ -146,11 +147,11 @@ class Lease(NamedTuple):
         )
 
     def ending(self, end: Instant) -> "Lease":
-        """Return the lease with another end, measured by the boot clock."""
+        """Return the lease with a different end time, measured by the boot clock."""
         return self._replace(until=end.wall, until_boot=end.boot)
 
     def changed_by(self, new: "Lease") -> "Lease":
-        """Return this lease with the changes of a new one, and without the end of a batch job."""
+        """Return this lease, updated from a new one and without the batch job's end time."""
         ends = self.own if new.until is None else new.own
         return Lease(
             until=ends.until,
@@ -166,11 +167,11 @@ NO_LEASE = Lease()
 
 
 class ReservationTerms(NamedTuple):
-    """The terms of a reservation, which apply to each of its devices.
+    """The terms that apply to each device of a reservation.
 
     Attributes:
         size: The size of the reserved part, or None for the whole device.
-        lease: The end of the reservation.
+        lease: The conditions that end the reservation.
         note: The note for other users.
     """
 
@@ -184,23 +185,23 @@ class ReservationTerms(NamedTuple):
         return self.size.mib if self.size else None
 
     def changed_by(self, new: "ReservationTerms") -> "ReservationTerms":
-        """Return these terms changed by a new request.
+        """Return these terms updated from those of a new request.
 
-        The size is always replaced. The note and the lease keep the values that the new request
-        does not set.
+        The size is always replaced. The note and the values in the lease are only replaced if the
+        new request sets them.
         """
         note = self.note if new.note is None else new.note
         return ReservationTerms(new.size, self.lease.changed_by(new.lease), note)
 
 
 class TicketAhead(NamedTuple):
-    """A ticket that a waiter's record lists as ahead of the waiter.
+    """A ticket that a waiter's record lists as being ahead of the waiter's own.
 
     Attributes:
-        name: The name of the ticket's file.
-        number: The number of the ticket.
-        left: The time at which the ticket was removed, in seconds since boot, or None if it was
-            still there when last checked.
+        name: The ticket file's name.
+        number: The ticket's number.
+        left: The time at which the ticket was removed, in seconds since boot, or None if the ticket
+            still existed when last checked.
     """
 
     name: str
@@ -209,16 +210,16 @@ class TicketAhead(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int]:
-        """Return the identity of the ticket, equal to `Ticket.key`."""
+        """Return the file name and the number, as `Ticket.key` does."""
         return self.name, self.number
 
     def __str__(self) -> str:
-        """Return the ticket as text for a record."""
+        """Return the ticket as it is written in a record."""
         return f"{self.name} {self.number}{'' if self.left is None else f' {self.left:.0f}'}"
 
     @classmethod
     def parse(cls, text: str) -> "TicketAhead | None":
-        """Parse a ticket in a record, or return None if the text is invalid."""
+        """Parse a ticket listed in a record; return None if it is invalid."""
         name, _, rest = text.partition(" ")
         number, has_left, left = rest.partition(" ")
         texts = (number, left) if has_left else (number,)
@@ -228,13 +229,14 @@ class TicketAhead(NamedTuple):
 
 
 class WaitRequest(NamedTuple):
-    """The request of a waiter.
+    """A waiter's request.
 
     Attributes:
-        text: The request as text.
-        needs: The number of devices that the waiter needs at once.
+        text: The request in words.
+        needs: The number of devices that the waiter needs at the same time.
         wants: The UUIDs of the devices that the waiter could use, or None for any device.
-        tickets_ahead: The tickets ahead of the waiter's ticket. Older versions do not write them.
+        tickets_ahead: The tickets ahead of the waiter's own, or None if an older version wrote the
+            record.
     """
 
     text: str | None = None
@@ -244,14 +246,14 @@ class WaitRequest(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """One rule in the administrator's file that applies to a user.
+    """A rule in the administrator's file that applies to a user.
 
     Attributes:
-        text: The line of the file, such as `time = "24h"`.
-        table: The table that contains the line, such as `[users.alice]`.
-        file: The path of the file.
-        value: The value as a number; a larger one is more generous. Durations are in seconds, and
-            `after_cuda = "warn"` is 1.
+        text: The line in the file, such as `time = "24h"`.
+        table: The TOML table that contains the line, such as `[users.alice]`.
+        file: The file's path.
+        value: The value as a number, where a larger number is more generous. Durations are in
+            seconds. For `after_cuda`, "warn" is 1 and "end" is 0.
     """
 
     text: str
@@ -261,22 +263,22 @@ class Rule(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The rules in the administrator's file for one user.
+    """The rules in the administrator's file that apply to one user.
 
-    A rule that the file does not set is None. docs/rules.md describes the limits.
+    A rule is None if the file does not set it. docs/rules.md describes the limits.
 
     Attributes:
-        file: The path of the file.
-        user: The name of the user.
-        message: The message to all users.
+        file: The file's path.
+        user: The user name.
+        message: The administrator's message to all users.
         gpus: The limit on the number of GPUs.
         time: The limit on the duration of a reservation.
         idle: The idle limit.
-        after_cuda: The action if CUDA still runs when a reservation ends.
+        after_cuda: The action to take if CUDA has started in a process whose reservation ends.
         drain: The rule that withdraws devices.
         drained: The names of the withdrawn devices.
-        history: Whether a history is kept, or None to keep one if its directory exists.
-        problems: The errors in the file, one line each.
+        history: Whether to keep a history, or None to keep one if the history directory exists.
+        problems: The errors in the file. Each is a single line.
     """
 
     file: str
@@ -297,12 +299,12 @@ class Request(NamedTuple):
 
     Attributes:
         devices: The names of the devices as the user typed them, or an empty tuple for any devices.
-        count: The number of devices if none is named. None means one device, or all that the
-            process already holds.
-        min_memory_mib: The minimum total memory of each device in MiB.
+        count: The number of devices to reserve if `devices` is empty. None means one device, or all
+            devices that the process already holds.
+        min_memory_mib: The minimum total memory that each device must have, in MiB.
         memory_unit: The unit in which the minimum memory was requested.
-        model: Text that the name of each device must contain.
-        terms: The terms for each device.
+        model: Text that each device's name must contain, ignoring case.
+        terms: The terms that apply to each device.
     """
 
     devices: tuple[str, ...] = ()
@@ -318,12 +320,12 @@ class Request(NamedTuple):
         return len(self.devices) or self.count or 1
 
     def on(self, devices: Sequence[Device]) -> "Request":
-        """Return the request with a percentage converted to an amount.
+        """Return this request with its size converted to MiB if it is a percentage.
 
-        The amount is a percentage of the smallest of the devices.
+        The percentage applies to the device with the least usable memory.
 
         Args:
-            devices: The devices that would be reserved.
+            devices: The devices to reserve.
         """
         size = self.terms.size
         if size is None or size.percent is None:
@@ -333,7 +335,7 @@ class Request(NamedTuple):
 
 
 class End(Enum):
-    """The cause of the end of a reservation or a wait; the values are written to the history."""
+    """Reasons why a reservation or wait ended. The values are written to the history."""
 
     RELEASED = "released"
     ASKED = "released from elsewhere"
@@ -347,5 +349,5 @@ class End(Enum):
 
 
 def _as_set(now: Instant, until: float | None, boot: float | None) -> float | None:
-    """Use a moment's boot time to correct its wall time to the current setting of the clock."""
+    """Adjust a wall-clock time for changes to the clock since the time was recorded."""
     return None if until is None else max(0.0, until + now.clock_set_s(until, boot))

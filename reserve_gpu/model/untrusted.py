@@ -1,7 +1,7 @@
-"""Read and sanitize text from other processes, which may be truncated, binary, huge or forged.
+"""Read and sanitize data from other processes, which might be truncated, binary, huge or forged.
 
-The readers of single values raise ValueError for an invalid value. `Fields`, `known` and
-`fields_of` leave invalid values out.
+The functions that read a single value, such as `text` and `pid`, raise ValueError if it is invalid.
+`Fields`, `known` and `fields_of` ignore invalid values.
 """
 
 import functools
@@ -11,15 +11,15 @@ from typing import Any, TypeVar, get_args
 
 T = TypeVar("T")
 
-SIZE_LIMIT = 1 << 20  # maximum bytes or characters of a JSON document
+SIZE_LIMIT = 1 << 20  # maximum size of a JSON document, in bytes or characters
 TEXT_LIMIT = 300  # maximum length of each string, in characters
 LIST_LIMIT = 256  # maximum number of devices, holders or processes in a list
 LATEST_S = 1e11  # latest valid time in seconds since the epoch
 MOST_MIB = 1e9  # largest valid amount of memory in MiB
-PIDS = 1 << 31  # upper bound of process IDs
+PIDS = 1 << 31  # process IDs are below this number
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# Invisible characters that str.isprintable() accepts: Unicode's Default_Ignorable_Code_Point, and
-# blanks.
+# Invisible characters for which str.isprintable() returns True. These are blanks and the characters
+# with Unicode's Default_Ignorable_Code_Point property.
 # https://www.unicode.org/Public/UCD/latest/ucd/DerivedCoreProperties.txt
 _INVISIBLE = {
     *"\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0",
@@ -27,19 +27,19 @@ _INVISIBLE = {
     *map(chr, range(0xE0100, 0xE01F0)),
     *"\u2800\u2d7f\U0001107f\U00016fe4\U0001d159",
 }
-_MOST_MARKS = 4  # maximum combining marks per letter: Vietnamese and Thai use 2, Hebrew uses 4
+_MOST_MARKS = 4  # maximum combining marks per letter; Vietnamese and Thai use 2, Hebrew uses 4
 
 
 def sanitize(text: str, limit: int = 80) -> str:
-    """Make untrusted text safe to print: one line, bounded, without invisible characters.
+    """Make untrusted text safe to print on a single line.
 
     Args:
         text: The untrusted text.
-        limit: The maximum number of characters of the result.
+        limit: The maximum length of the result, in characters.
 
     Returns:
-        The text, with U+FFFD in place of unprintable and invisible characters, of combining marks
-        without a letter, and of excess combining marks on a letter.
+        The text, truncated to the limit. U+FFFD replaces unprintable characters, invisible
+        characters, combining marks that follow no letter, and excess combining marks on a letter.
     """
     clean = text[: limit + 1]
     if not (clean.isascii() and clean.isprintable()):
@@ -51,14 +51,14 @@ def _cleaned(text: str) -> str:
     from unicodedata import category
 
     clean: list[str] = []
-    marks = 0  # number of combining marks on the last letter
+    marks = 0  # combining marks on the current letter
     has_letter = is_dropped = False
     for letter in text:
         kind = category(letter)
         if not letter.isprintable() or letter in _INVISIBLE:
             clean.append(_REPLACEMENT)
             has_letter = is_dropped = False
-        elif is_mark(letter) or kind == "Mc":  # "Mc": a spacing mark, which still needs a letter
+        elif is_mark(letter) or kind == "Mc":  # "Mc": spacing marks, which also need a letter
             marks += kind != "Mc"
             is_fit = has_letter and marks <= _MOST_MARKS
             if is_fit or not is_dropped:
@@ -71,9 +71,9 @@ def _cleaned(text: str) -> str:
 
 
 def is_mark(letter: str) -> bool:
-    """Return whether a character is drawn over the letter before it, without a column of its own.
+    """Return whether a character combines with the previous letter and takes up no column itself.
 
-    This is also true for the vowels and final consonants of decomposed Hangul syllables.
+    This also applies to vowels and final consonants in decomposed Hangul syllables.
     """
     from unicodedata import category
 
@@ -82,11 +82,11 @@ def is_mark(letter: str) -> bool:
 
 
 def parsed(data: str | bytes, limit: int = SIZE_LIMIT) -> Any:
-    """Parse JSON text of limited size.
+    """Parse a JSON document of limited size.
 
     Args:
         data: The JSON document.
-        limit: The maximum number of bytes or characters.
+        limit: The maximum size in bytes or characters.
 
     Raises:
         ValueError: The document is too long, nested too deeply, or not JSON.
@@ -94,21 +94,22 @@ def parsed(data: str | bytes, limit: int = SIZE_LIMIT) -> Any:
     if len(data) > limit:
         raise ValueError(data[:20])
     try:
-        # Decoded here because json.loads() would first try to detect UTF-16.
+        # Decode the bytes here, because json.loads() would also accept UTF-16 and UTF-32.
         return json.loads(data if isinstance(data, str) else data.decode())
     except RecursionError as error:
         raise ValueError(data[:20]) from error
 
 
 def encoded(fields: Mapping[str, Any], limit: int) -> bytes:
-    """Encode a table as UTF-8 JSON within a size limit.
+    """Encode a dictionary as UTF-8 JSON of limited size.
 
     Args:
-        fields: The table. Its longest strings are truncated until the result fits.
-        limit: The maximum number of bytes.
+        fields: The dictionary. Its longest strings are shortened until the result is within the
+            limit.
+        limit: The maximum size in bytes.
 
     Returns:
-        The JSON text. A lone surrogate, which UTF-8 can't encode, is written as an escape.
+        The JSON document. Lone surrogates, which UTF-8 can't encode, are escaped.
     """
     texts = {name: value for name, value in fields.items() if isinstance(value, str)}
     while len(data := _json({**fields, **texts})) > limit and any(texts.values()):
@@ -123,42 +124,42 @@ def _json(value: object) -> bytes:
 
 
 def text(value: Any, limit: int = TEXT_LIMIT) -> str:
-    """Return a string, truncated to the limit. Raises ValueError for any other type."""
+    """Return a string truncated to the limit, or raise ValueError for any other type."""
     if isinstance(value, str):
         return value[:limit]
     raise ValueError(value)
 
 
 def number(value: Any, limit: float = LATEST_S) -> float:
-    """Return a number from 0 to the limit. Raises ValueError for others, including True and NaN."""
+    """Return a number from 0 to the limit, or raise ValueError, including for True and NaN."""
     if (type(value) is float or type(value) is int) and 0 <= value <= limit:
         return value
     raise ValueError(value)
 
 
 def integer(value: Any, limit: float = LATEST_S) -> int:
-    """Return an integer from 0 to the limit. Raises ValueError for any other value."""
+    """Return an integer from 0 to the limit, or raise ValueError for any other value."""
     if type(value) is int and 0 <= value <= limit:
         return value
     raise ValueError(value)
 
 
 def pid(value: Any) -> int:
-    """Return a valid process ID. Raises ValueError for any other value."""
+    """Return a valid process ID, or raise ValueError for any other value."""
     if type(value) is int and 0 < value < PIDS:
         return value
     raise ValueError(value)
 
 
 def boolean(value: Any) -> bool:
-    """Return True or False. Raises ValueError for any other value."""
+    """Return a Boolean value, or raise ValueError for any other value."""
     if isinstance(value, bool):
         return value
     raise ValueError(value)
 
 
 def known(read: Callable[[Any], T], value: Any) -> T | None:
-    """Return the value that a reader such as `text` or `pid` returns, or None if it is invalid."""
+    """Read a value with a function such as `text` or `pid`, or return None if it is invalid."""
     try:
         return read(value)
     except ValueError:
@@ -166,36 +167,37 @@ def known(read: Callable[[Any], T], value: Any) -> T | None:
 
 
 class Fields:
-    """An untrusted table.
+    """An untrusted JSON object.
 
-    Each method returns the value of one field, or None or an empty list if the value is invalid.
+    Each method returns the value of a single field. If the value is invalid, `texts` and `tables`
+    return an empty list, and the other methods return None.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.fields = fields
 
     def text(self, name: str) -> str | None:
-        """Return the field if it is a string, truncated to the limit."""
+        """Return a string field, truncated to `TEXT_LIMIT`."""
         return known(text, self.fields.get(name))
 
     def number(self, name: str) -> float | None:
-        """Return the field if it is a nonnegative number."""
+        """Return a nonnegative number field."""
         return known(number, self.fields.get(name))
 
     def integer(self, name: str) -> int | None:
-        """Return the field if it is a nonnegative integer."""
+        """Return a nonnegative integer field."""
         return known(integer, self.fields.get(name))
 
     def boolean(self, name: str) -> bool | None:
-        """Return the field if it is True or False."""
+        """Return a Boolean field."""
         return known(boolean, self.fields.get(name))
 
     def texts(self, name: str, limit: int = LIST_LIMIT) -> list[str]:
-        """Return the strings among the first `limit` items of a list."""
+        """Return the strings among the first `limit` items of a list field."""
         return [value[:TEXT_LIMIT] for value in self._items(name, limit) if isinstance(value, str)]
 
     def tables(self, name: str, limit: int = LIST_LIMIT) -> "list[Fields]":
-        """Return the tables among the first `limit` items of a list."""
+        """Return the JSON objects among the first `limit` items of a list field."""
         return [Fields(value) for value in self._items(name, limit) if isinstance(value, dict)]
 
     def _items(self, name: str, limit: int) -> list[Any]:
@@ -204,10 +206,11 @@ class Fields:
 
 
 class FormatError(ValueError):
-    """The JSON has an unsupported version, or is not from this package.
+    """The JSON document has an unsupported version or was not written by this package.
 
     Attributes:
-        version: The version in the JSON, or None if the JSON has another format.
+        version: The unsupported version, or None if the document has no version or lacks the
+            required list.
     """
 
     def __init__(self, version: int | None) -> None:
@@ -216,12 +219,12 @@ class FormatError(ValueError):
 
 
 def table(fields: object, version: int, needed: str) -> Fields:
-    """Return the top-level table of a JSON document.
+    """Return the top-level object of a JSON document.
 
     Args:
         fields: The parsed document.
         version: The supported version.
-        needed: The name of a required list.
+        needed: The name of a list field that the document must have.
 
     Raises:
         FormatError: The version differs, or the list is missing.
@@ -234,11 +237,11 @@ def table(fields: object, version: int, needed: str) -> Fields:
 
 
 def fields_of(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the valid fields of an untrusted table for a NamedTuple.
+    """Return the values in an untrusted JSON object that are valid for a NamedTuple's fields.
 
     Args:
-        kind: The NamedTuple class, whose annotations define the valid types.
-        fields: The untrusted table.
+        kind: The NamedTuple class. Its annotations define the valid types.
+        fields: The untrusted JSON object.
     """
     readers = _readers(kind).items()
     values = {name: known(read, fields[name]) for name, read in readers if name in fields}
@@ -247,7 +250,7 @@ def fields_of(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
-    """Return the reader of each field, chosen by the field's name or type."""
+    """Map each field's name to a function that reads it, chosen by the field's name or type."""
     by_type: dict[Any, Callable[[Any], Any]]
     by_type = {str: text, int: integer, float: number, bool: boolean}
     types = {name: (get_args(of) or (of,))[0] for name, of in kind.__annotations__.items()}
