@@ -56,7 +56,7 @@ class Document(NamedTuple):
     """A parsed administrator's file.
 
     Attributes:
-        rules: The settings other than limits, which apply to all users.
+        rules: The settings that apply to all users. They don't include limits.
         limits: The default limits for each user.
         groups: Each group's limits, keyed by the group's name in the file.
         users: Each user's limits, keyed by the user's name in the file.
@@ -108,7 +108,7 @@ def for_user(
     Args:
         document: The parsed administrator's file.
         user: The user's name.
-        called: The user's name and UID. The file can contain either.
+        called: The user's name and UID, because the file can identify users by either.
         groups: The groups in the file that the user belongs to.
         agents: The limits for agents, if this process is running on behalf of an agent.
     """
@@ -374,11 +374,10 @@ def parsed(data: bytes, file: str) -> dict[str, Any]:
 
 
 def _groups(listed: Iterable[str]) -> set[str]:
-    """Return those of the listed groups that this process's user belongs to.
+    """Return the subset of these groups that this process's user belongs to.
 
-    Both the user's groups in the system's group database and the groups of this process count. The
-    database might have changed since the user logged in, and a container might have groups without
-    names.
+    Both the system's group database and this process's own groups are checked. The database might
+    have changed since the user logged in, and a container's groups might not have names.
     """
     if not listed:
         return set()

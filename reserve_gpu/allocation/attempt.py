@@ -244,7 +244,7 @@ def _batches(
 
 
 def _refreshed(gpus: Nvml, device: Device | Fault) -> Device | Fault:
-    """Return the device, reading it again if it was unusable, because it might work now."""
+    """Return the device. If it was unusable, query it again, because it might work now."""
     if isinstance(device, Device):
         return device
     current = gpus.devices(device.index)
@@ -296,10 +296,10 @@ class DeviceScan:
     Args:
         context: The inputs to the attempt.
         queue: This process's queue entry.
-        everything: All of the machine's devices. Empty unless the rules or a waiter ahead require
-            them.
-        by_rules: A function that returns a row if the rules deny this user the device, and None if
-            they allow it. None if there are no rules.
+        everything: All of the machine's devices, or empty if neither the rules nor a waiter ahead
+            requires them.
+        by_rules: A function that returns a row if the rules deny this user the device, and
+            otherwise None. The argument itself is None if there are no rules.
     """
 
     def __init__(
@@ -347,7 +347,7 @@ class DeviceScan:
         return self._context.gpus.link(one, other, left_s) if left_s > 0 else Link.SYSTEM
 
     def _fitting(self, device: Device | Fault) -> Device | DeviceStatus:
-        """Return the device, or a row that says why it can never satisfy the request."""
+        """Return the device, or a row that says why this user can't reserve it."""
         reason = device.reason if isinstance(device, Fault) else None
         if unfit := policy.unfit(device, self._request, self._context.driver):
             return DeviceStatus(device, State.UNFIT, reason=reason, unfit=unfit)
@@ -394,7 +394,7 @@ class DeviceScan:
         return LockedDevice(device, lock, row) if is_kept else row
 
     def _numbered(self, device: Device, row: DeviceStatus) -> DeviceStatus:
-        """Mark a free device as reserved if another process might start CUDA with its number."""
+        """Mark a free device as reserved if a process still uses its number for another GPU."""
         locks, reason = self._context.locks, None
         if self._numbers is None:
             self._numbers = locks.listed_numbers()
@@ -417,7 +417,7 @@ class DeviceScan:
         return (self._context.locks.holders.of(lock.name),) if lock else ()
 
     def _whole_device_row(self, device: Device) -> DeviceStatus:
-        """Return the device's row if the request is for whole devices.
+        """Return the device's row for a request for whole devices.
 
         Raises:
             DeviceError: The device can't be read.
@@ -426,7 +426,7 @@ class DeviceScan:
         return row if self._context.is_taking_back else self._behind(device, row, lambda _: True)
 
     def _part(self, device: Device, lock: Lock, memory_limit_mib: float) -> DeviceStatus:
-        """Return the device's row if the request is for a part of a GPU.
+        """Return the device's row for a request for a part of a GPU.
 
         Raises:
             DeviceError: The device can't be read.
@@ -580,7 +580,7 @@ class DeviceScan:
 
 
 def _require_of_device(error: LockError) -> None:
-    """Raise the error again if it was caused by this process and not by the device's lock file."""
+    """Re-raise the error if this process, rather than the device's lock file, caused it."""
     if str(error) == TOO_MANY_FILES:
         raise error
 

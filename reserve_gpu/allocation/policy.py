@@ -83,7 +83,7 @@ def choose(
     rank: Mapping[str, tuple[int, float]],
     link: Callable[[Device, Device], int],
 ) -> list[Device] | None:
-    """Return the best of the available devices in their final order, or None if there are too few.
+    """Return the best available devices in their final order, or None if there are too few.
 
     Args:
         devices: The available devices, which are locked.
@@ -136,10 +136,10 @@ def closest(
 
 
 def matching_held(held: Sequence[Device], request: Request) -> list[Device] | None:
-    """Return the held devices that satisfy the request, or None if they don't.
+    """Return the held devices that satisfy the request, or None if there are not enough.
 
-    If the request has neither names nor a number, all held devices that fit are returned. If the
-    request names devices, they are returned in the order of the names.
+    If the request specifies neither names nor a number, all suitable held devices are returned. If
+    the request names devices, they are returned in the order of the names.
 
     Args:
         held: The devices that this process holds.
@@ -188,7 +188,7 @@ def is_impossible(rows: Sequence[DeviceStatus], request: Request) -> bool:
     """Return whether the request can never be satisfied on this machine.
 
     A device that can't be read might become readable later. However, if none of the readable
-    devices fits, the unreadable devices are assumed not to fit either.
+    devices is suitable, the unreadable devices are assumed to be unsuitable as well.
 
     Args:
         rows: The states of all devices that this process may use.
@@ -227,7 +227,7 @@ def wanted_uuids(rows: Sequence[DeviceStatus]) -> list[str]:
 
 
 def is_above(rows: Sequence[DeviceStatus], ancestors: Collection[int]) -> bool:
-    """Return whether ancestors of this process have reserved all devices that fit.
+    """Return whether ancestors of this process have reserved all suitable devices.
 
     Waiting for these devices would never end, because the ancestors are waiting for this process.
 

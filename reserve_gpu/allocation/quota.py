@@ -81,7 +81,7 @@ def left_s(active_rules: Rules, since: Instant, now: Instant) -> float:
 def lease(requested: Lease, active_rules: Rules) -> Lease:
     """Return a requested lease with the rules' limits applied.
 
-    A running cell can be interrupted only if the lease's end comes from the rules.
+    The end of a lease can interrupt a running cell only if the rules set its end time.
 
     Args:
         requested: The requested lease.

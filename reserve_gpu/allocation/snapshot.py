@@ -143,7 +143,7 @@ def add_processes(
 
 
 def _with_users(nvml: Nvml, row: DeviceStatus, idle_mib: float | None) -> DeviceStatus:
-    """Add users to a row, and read a reserved device's use if the row lacks it."""
+    """Add users to a row. If a reserved device's row does not contain its usage, query it."""
     first = row.awaited_by and procfs.with_owner(row.awaited_by)
     holders = with_hosts([procfs.with_owner(holder) for holder in row.holders])
     row = row._replace(holders=holders, awaited_by=first)
@@ -323,7 +323,7 @@ def _has(holder: Holder, fault: Fault) -> bool:
 
 
 def _held(row: DeviceStatus, holders: Sequence[Holder]) -> DeviceStatus:
-    """Add the holders to a device's row before the device's use is read."""
+    """Add the holders to a device's row before its usage is queried."""
     ordered = with_hosts(sorted(map(procfs.with_owner, holders), key=_is_another))
     is_mine = bool(ordered) and not _is_another(ordered[0])
     return row._replace(holders=ordered, is_mine=is_mine, is_unused=None if ordered else False)
@@ -342,7 +342,7 @@ def _used(
     *,
     is_complete: bool = True,
 ) -> DeviceStatus:
-    """Add processes and their reservations to a device's row after the device's use was read.
+    """Add processes and their reservations to a device's row after its usage was queried.
 
     Args:
         nvml: The NVML session.

@@ -189,7 +189,7 @@ class LockDirectory:
         is_own = mode == OWN_MODE
         for _ in range(REPLACED_LIMIT):
             lock = None
-            # Other users can lock any file that they can read, so they can't read a new file yet.
+            # Other users can lock any file that they can read, so a new file is not readable yet.
             new_mode = NEW_MODE if is_own else mode
             descriptor = files.open_to_lock(self.descriptor, name, path, new_mode)
             try:
@@ -384,22 +384,22 @@ class LockDirectory:
         return lock
 
     def acquire_first(self, names: Iterable[str]) -> Lock | None:
-        """Lock the first unlocked file of this user, or return None if all files are locked.
+        """Lock the first available file of this user, or return None if none is available.
 
         Args:
             names: The names of the files to try, in order.
 
         Raises:
-            LockError: A file can't be opened or locked.
+            LockError: A file can't be opened, or a system error prevents locking it.
         """
         return next(filter(None, map(self.acquire_user_file, names)), None)
 
     def left_tickets(self, for_s: float) -> list[Ticket]:
         """Return the tickets of this user's processes that recently left the queue.
 
-        The caller must hold the mutex. A waiter that got its devices leaves an empty file, so its
-        ticket is not returned. The time since a waiter left is computed from the file's ctime, so
-        setting the wall clock can hide a ticket.
+        The caller must hold the mutex. When a waiter gets its devices, its file becomes empty, and
+        its ticket is no longer returned. The time since a waiter left is computed from the file's
+        ctime, so setting the wall clock can hide a ticket.
 
         Args:
             for_s: The maximum time since a waiter left, in seconds.
@@ -511,7 +511,7 @@ class LockDirectory:
         return claims
 
     def _locked_by_owner(self) -> dict[tuple[int, str], None]:
-        """Return pairs of a file owner's UID and the name of a file that the owner has locked.
+        """Return the name of each file that its owner has locked, paired with the owner's UID.
 
         For a record file, the pair contains the name of the device's lock file instead. Any user
         can lock any number of files, so the number of files per owner is limited. Files with low
@@ -663,8 +663,8 @@ class LockDirectory:
     def _listed_by_name(self, prefix: str, uid: int) -> list[str]:
         """Return the names of a user's files that are locked according to /proc/locks.
 
-        Some files might be missing. The usual names are tried one by one, because listing the
-        directory is slow when a user has created a huge number of files.
+        The result might be incomplete, because only the usual names are tried unless all of them
+        exist. Listing the directory is slow when a user has created a huge number of files.
         """
         names = _first_names(prefix, uid)
         existing = list(takewhile(lambda name: files.status_of(self.descriptor, name), names))
@@ -730,8 +730,8 @@ class LockDirectory:
     def _is_held(self, name: str, path: str | None = None) -> bool:
         """Return whether a process has locked a device's file.
 
-        This method tests the lock itself and does not rely on /proc/locks. If `path` is given, it
-        raises LockError when the file can't be a device's lock file.
+        This method tests the lock itself and does not rely on /proc/locks. If `path` is given, the
+        method also raises LockError when the file can't be a device's lock file.
         """
         descriptor = files.open_to_read(self.descriptor, name, path)
         if descriptor is None:
@@ -840,10 +840,10 @@ def default_path() -> str:
 
 
 def preferred_paths(path: str) -> tuple[str, ...]:
-    """Return the path of a lock directory, and before it the default paths that take precedence.
+    """Return the default paths that take precedence over a lock directory, then its own path.
 
-    If `/run/lock` is not writable in a container image, the default is in `/dev/shm`, but the host
-    might use `/run/lock`.
+    If `/run/lock` is not writable in a container image, the container's default path is in
+    `/dev/shm`, but the host might use `/run/lock`.
     """
     if os.environ.get(settings.LOCK_DIRECTORY):
         return (path,)

@@ -86,9 +86,9 @@ class Holders:
         """Return the names of the files that might be locked.
 
         Any user can create any number of files, so files that no process can have locked are
-        skipped. /proc/locks shows which files are locked, but it might miss some, so a waiter's
-        file might be missing for a moment. A sharer's file is never missing, because it is included
-        whenever its user has a running process.
+        skipped. /proc/locks shows which files are locked, but it might miss some, so the result
+        might briefly lack a waiter's file. The result never lacks a sharer's file that is locked,
+        because such a file is included whenever its user has a running process.
 
         Raises:
             LockError: The directory can't be listed.
@@ -187,8 +187,8 @@ class Holders:
             return Holder(file=name)
         if has_owner(name):
             uid, holder = status.st_uid, self._holder(record, status)
-            # Another user's process can't have taken the lock itself, so it must have received the
-            # descriptor.
+            # A process of another user can't have taken this lock, so the owner's process must have
+            # sent it the descriptor.
             if procfs.uid_of(holder.listed_pid or 0) not in (None, uid):
                 holder = holder._replace(listed_pid=None)
             return holder._replace(uid=uid, file=name, record_owner=uid)
@@ -212,7 +212,7 @@ class Holders:
     def _owned_record(
         self, name: str, uid: int | None, pids: set[int | None]
     ) -> tuple[Record, os.stat_result] | None:
-        """Return the record of a whole device's holder and its file's stat result, or None.
+        """Return the record of a whole device's holder and the record file's stat result, or None.
 
         Args:
             name: The name of the device's lock file.

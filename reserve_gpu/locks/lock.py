@@ -203,7 +203,7 @@ def kernel_device(descriptor: int) -> str | None:
 
 
 def describe_this_process() -> ProcessInfo:
-    """Return the description of this process for its record.
+    """Return a description of this process for use in its records.
 
     $LOGNAME is good enough for the user's name, because a reader that can see this process gets the
     user from the Linux kernel instead.

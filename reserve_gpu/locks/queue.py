@@ -79,8 +79,8 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         self._number: float = math.inf
         # When each heartbeat was first seen, keyed by the ticket's name and ctime.
         self._heartbeats: dict[tuple[str, int], float] = {}
-        # Offers, keyed by UID and device UUID. An offer is kept as long as its device is free at
-        # every check.
+        # Offers, keyed by UID and device UUID. An offer is kept as long as every check finds its
+        # device free.
         self._offers: dict[tuple[int | None, str], Offer] = {}
         self._first_check = self._last_check = 0.0
         self.passes_at = math.inf
@@ -135,7 +135,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         """
         tickets = self._directory.tickets(excluded=[lock.name])
         lost = self._own_ticket(self._lock.name) if self._lock else None
-        if lost and all(each.key != lost.key for each in tickets):  # no ticket has the same key
+        if lost and all(each.key != lost.key for each in tickets):  # others can't see it
             old = lost
         self._number = old.number if old else procfs.boot_clock_ns()
         self._before = {**self._earlier(lock.name, tickets, old), **(self._before or {})}
@@ -205,7 +205,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         return RememberedTicket(ahead.number, left=left) if now - left < self._back_s else None
 
     def _is_own_request(self, left: Record) -> bool:
-        """Return whether the same program wrote a record for the same request."""
+        """Return whether a record was written by this program for the same request."""
         old, new = (
             (record.who._replace(pid=None), record.asks and record.asks.text)
             for record in (left, self._record)
@@ -227,7 +227,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
             self.heartbeat()
 
     def heartbeat(self) -> None:
-        """Show other processes that this process has not been stopped."""
+        """Let other processes see that this process is running and not suspended (SIGSTOP)."""
         if self._lock:
             self._lock.stamp(int(self._number))
 

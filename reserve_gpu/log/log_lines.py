@@ -46,8 +46,8 @@ class LogLine(NamedTuple):
         seconds: The length of that period in seconds, excluding any time when the machine was
             suspended.
         used_s: The seconds during which the reservation's processes used the device.
-        idle_s: The seconds during which the reservation's processes did not use the device. Use
-            during the rest of the period is unknown.
+        idle_s: The seconds during which the reservation's processes did not use the device. For the
+            rest of the period, it is unknown whether they used it.
         over_s: The seconds during which the reservation exceeded its part of the GPU or was
             overdue.
         gpu: The UUID of the device.

@@ -148,7 +148,7 @@ def close_lost(folder: int) -> None:
 
 
 def _end_lost(folder: int, page: bytes) -> None:
-    """Append a page's lines, unless the killed process had already appended them."""
+    """Append a killed process's page to the history, unless that process already did so."""
     entries = filter(None, map(parsed, page.splitlines()))
     lost = [entry._replace(how=entry.how or End.LOST) for entry in entries]
     if lost and not _has(folder, lost[0]):

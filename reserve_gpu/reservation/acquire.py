@@ -267,7 +267,7 @@ def _wait(
     candidates = [row.device for row in denied.rows]
 
     def try_again(entry: QueueEntry) -> Granted | Denied:
-        # During the wait, the rules may have changed, and the current lease may have expired.
+        # During the wait, the rules might have changed, and the current lease might have expired.
         held = session.holding
         current_context = context._replace(
             held=held.locks_in(context.locks.path),
@@ -300,7 +300,7 @@ def _wait(
         waited = feature.Wait(deadline.asks, began, time.monotonic() - start, how)
         for each in session.features.values():
             each.waited(waited)
-    # GPUs may have been added or removed during the wait.
+    # GPUs might have been added or removed during the wait.
     return outcome, refresh.refresh(session).notices
 
 
@@ -435,7 +435,7 @@ def _cautions(context: AttemptContext, granted: Granted) -> list[str]:
 
 
 def _caution(context: AttemptContext, locked: LockedDevice) -> DeviceStatus:
-    """Return the status of an acquired device, keeping only the use that needs a warning.
+    """Return an acquired device's status, including only the use that needs a warning.
 
     Use by this process is left out. When this process reserves a part of the device, use by other
     part holders is also left out, because the reservation attempt has already counted their memory.
@@ -446,8 +446,8 @@ def _caution(context: AttemptContext, locked: LockedDevice) -> DeviceStatus:
     known_holders = (Holder(listed_pid=os.getpid()), *row.holders)
     listed = context.gpus.processes(locked.device)
     processes = snapshot.identify_processes(context.gpus, listed, known_holders)
-    # In a container, it may be unknown whether a process has reserved the device (None). When parts
-    # are reserved, such a process might be another part holder.
+    # In a container, it might be unknown (None) whether a process has reserved the device. If this
+    # process reserves a part, such a process might hold another part.
     unreserved = (False,) if is_part else (False, None)
     others = tuple(process for process in processes if process.has_reserved in unreserved)
     is_all_seen = len(processes) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))

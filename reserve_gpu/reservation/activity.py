@@ -69,7 +69,7 @@ def _of_device(gpus: Nvml, device: Device, pids: Collection[int], since: float) 
     except DeviceError:
         return DeviceActivity()
     share = gpus.share(device)
-    if not gpus.sees_all:  # the driver's pids may belong to another PID namespace
+    if not gpus.sees_all:  # the driver's pids might belong to another PID namespace
         return DeviceActivity(_is_above_zero(gauges.utilisation), share=share)
     is_listed = usage.compute is not None
     is_own = {process.pid: procfs.is_descendant(process.pid, pids) for process in processes}

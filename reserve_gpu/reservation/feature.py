@@ -153,7 +153,7 @@ class Feature:
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
         """Return warnings to show after a cell has run.
 
-        Called on the cell's thread if a device is held.
+        Called on the cell's thread, and only if a device is held.
 
         Args:
             look: A function that returns the processes on each held device. It returns an empty

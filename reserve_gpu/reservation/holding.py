@@ -83,7 +83,7 @@ class Holding(NamedTuple):
         return min((lock.taken for lock in self.locks.values()), key=lambda taken: taken.boot)
 
     def since_of(self, request: Request) -> Instant | None:
-        """Return this reservation's start time, or None if it doesn't match the request.
+        """Return the start time if this reservation matches the request, and None otherwise.
 
         A reservation of device parts matches only a request for parts. A reservation of whole
         devices matches only a request for whole devices.

@@ -109,7 +109,7 @@ def identified(reserved: Reserved) -> Reserved:
 
 
 def has_own_record(holder: Holder) -> bool:
-    """Return whether only the user who runs the holder can write the holder's record."""
+    """Return whether only the holder's user can write the holder's record."""
     uid = holder.record_owner
     return uid is not None and uid == holder.uid and _is_of(holder.listed_pid or 0, uid)
 

@@ -160,7 +160,7 @@ def _cautions(held: Holding | None, left: KeptReservation) -> list[str]:
     if held is None or held.terms.memory_limit_mib is not None:  # other users may share the device
         return []
     with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
-        if gpus.sees_all:  # otherwise the driver's pids may belong to another PID namespace
+        if gpus.sees_all:  # otherwise, pids might belong to another PID namespace
             listed = gpus.processes_of(held.devices)
             return [each for device in listed for each in _users(gpus, device, listed, left)]
     return []
@@ -194,7 +194,7 @@ def kept_reservations(
     """
     for pid, arguments in procfs.own_processes(lock_keeper.WORDS, uid=uid):
         if arguments and connection_file in (None, arguments[0]):
-            # The process may have exited, or may be another program with the same arguments.
+            # The process might have exited, or might be another program with the same arguments.
             with suppress(OSError, *exec_handover.ERRORS):
                 yield _read(pid, arguments[0])
 
@@ -203,8 +203,8 @@ def _take_from_keeper(left: KeptReservation, directory: LockDirectory) -> Holdin
     """End the lock keeper and acquire its locks. The caller must hold the mutex.
 
     Returns:
-        The reservation, or None if the lock keeper no longer holds the locks. The kernel may have
-        released them, or a lock file may have been deleted.
+        The reservation, or None if the lock keeper no longer holds the locks. The kernel might have
+        released them, or a lock file might have been deleted.
 
     Raises:
         LockError: A lock file can't be used.
@@ -226,7 +226,7 @@ def end_lock_keeper(left: KeptReservation, uid: int | None = None) -> bool:
     """
     # Opening the pidfd raises OSError if the lock keeper has already exited.
     with suppress(OSError), files.pidfd(left.lock_keeper) as pidfd:
-        # The pid may have been reused before the pidfd was opened, so check the process again.
+        # The pid might have been reused before the pidfd was opened, so check the process again.
         if any(procfs.own_processes(lock_keeper.WORDS, [left.lock_keeper], uid)):
             watchdog.send(pidfd, signal.SIGKILL)
             return watchdog.ends_within(pidfd, ENDS_S)

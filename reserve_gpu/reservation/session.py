@@ -169,7 +169,7 @@ class Session(Executor):
         self.features: Mapping[str, Feature] = {}  # replaced, never changed in place
         # The classes of the features that every reservation of this process needs, by name.
         self._required_features: dict[str, type[Feature]] = {}
-        # The notebook's name in the lock files' records, and the value of time.monotonic() after
+        # The notebook's name in the lock files' records, and the time, by time.monotonic(), after
         # which the end of a cell rewrites the records.
         self._signed: tuple[str | None, float] = (None, 0.0)
         self.unsigned: list[tuple[Device, str, str]] = []
@@ -599,7 +599,7 @@ class Session(Executor):
         with LockDirectory() as directory, directory.mutex():
             self.set_holding(joining.joined(reserved, directory), renew_lease=True)
 
-    # -- handover over exec ------------------------------------------------------------------------
+    # -- handover across exec ----------------------------------------------------------------------
 
     def leave_as(self, how: Leaving) -> dict[str, Fact]:
         """Let each feature hand over the reservation, and return data for the next program."""

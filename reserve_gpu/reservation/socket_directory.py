@@ -161,8 +161,8 @@ def _created(path: str, uid: int) -> int:
 def _open_paths_of(pid: int) -> Iterator[str]:
     """Yield the paths of files and directories in the lock directory that a process has open.
 
-    The paths are in /proc, so they stay valid if the lock directory's owner renames a file. Nothing
-    is yielded if this process is not allowed to list the other process's open files.
+    The paths go through /proc/PID/fd, so they stay valid if a file is renamed. Nothing is yielded
+    if this process is not allowed to list the other process's open files.
     """
     with suppress(OSError):
         directory = os.path.realpath(default_path())
