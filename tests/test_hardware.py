@@ -244,7 +244,7 @@ def test_times(hardware: Hardware, table: Table) -> None:
     table.note("time of nvmlInit", started)
     table.note("time of the first handle", first)
     for name, took in readings.items():
-        table.note(f"time of a reading: {name}", took)
+        table.note(f"NVML query time: {name}", took)
     assert started.endswith(" ms")
     assert first.endswith(" ms")
 
