@@ -107,7 +107,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     extension.unload(shell)
 
 
-if not TYPE_CHECKING:  # type checkers that see __getattr__ accept any name
+if not TYPE_CHECKING:  # otherwise, type checkers accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:

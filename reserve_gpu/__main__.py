@@ -23,7 +23,7 @@ def main() -> int:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         from reserve_gpu.cli import main as command_line
 
-        if handler is not None:  # None means that Python did not install the handler
+        if handler is not None:  # None if the handler was not installed by Python
             signal.signal(signal.SIGINT, handler)
         return command_line.main()
     except KeyboardInterrupt:

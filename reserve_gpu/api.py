@@ -241,7 +241,7 @@ def ask(
 def explained(
     error: Failure | errors.ReserveGPUError, frontend: Frontend
 ) -> errors.ReserveGPUError:
-    """Add hints for a frontend, and any text from the features, to an error."""
+    """Return an error with hints for the frontend, and with any explanations from the features."""
     if isinstance(error, Failure):
         error = error.reason.error(for_this_process(frontend))
     for each in session().features.values():
@@ -413,7 +413,7 @@ def join(reserved: Reserved) -> str:
 
 
 def take_over(connection_file: str | None) -> list[str]:
-    """Take over the devices that the previous kernel left for this kernel when it restarted.
+    """Take over the devices that were kept for this kernel while it was restarting.
 
     Args:
         connection_file: The connection file of the kernel that this process is running, or will run
@@ -434,7 +434,7 @@ def leave_to_kernel(name: str, seconds: float) -> None:
 
     Args:
         name: The ID by which the kernel finds the reservation.
-        seconds: The number of seconds for which to keep the devices for that kernel.
+        seconds: The time for which to keep the devices for that kernel, in seconds.
     """
     with no_fork:
         from reserve_gpu.reservation import restart_handover

@@ -166,12 +166,12 @@ async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
 
 
 def _is_thread(worker: Worker) -> bool:
-    """Return whether the worker is running in the client's process, perhaps with other workers."""
+    """Return whether the worker runs in the client's process, possibly alongside others."""
     return str(worker.address).startswith("inproc://")
 
 
 def _refuse(worker: Worker, error: errors.TooLateError) -> None:
-    """Raise the error in the client if the worker has joined, or else make the worker leave."""
+    """Raise the error in the client if the worker has joined. Otherwise, make the worker leave."""
     if not api.current():
         api.release()  # restore the CUDA variables, because CUDA no longer reads them
     has_joined = worker.periodic_callbacks["heartbeat"].is_running()

@@ -175,7 +175,7 @@ def _version() -> str:
 def _print(output: Output) -> None:
     """Print a command's output, in UTF-8 unless the output is plain text.
 
-    If the reader closes the pipe, SIGPIPE quietly terminates this process, just like `ls`.
+    If the reader closes the pipe, SIGPIPE quietly terminates this process, as it would `ls`.
     """
     if hasattr(signal, "SIGPIPE"):  # missing on Windows
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -214,7 +214,7 @@ class Bindings:
         return bus_id
 
     def memory_v2(self, handle: Any) -> Any:
-        """Return memory use with the driver's reserve as a separate value, if available."""
+        """Return memory use, with the driver's reserve as a separate value if available."""
 
         def read() -> Any:
             try:
@@ -299,7 +299,7 @@ class Bindings:
                 continue
             count = ctypes.c_uint(0)
             code = function(handle, ctypes.byref(count), None)
-            if code == Code.INSUFFICIENT_SIZE:  # the list is not empty
+            if code == Code.INSUFFICIENT_SIZE:  # in that case, the list is not empty
                 return max(count.value, 1)
             if code == 0:
                 return count.value  # a real driver sets 0; a simulated driver might set the count
@@ -389,7 +389,7 @@ def load_library() -> list[str] | None:
 @cache
 def _free_in_children(lock: Any) -> None:
     """Reset the bindings' lock in forked children, where the thread that held it does not exist."""
-    os.register_at_fork(after_in_child=lock._at_fork_reinit)  # noqa: SLF001 - the logging module uses it as well
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)  # noqa: SLF001 - the logging module uses it too
 
 
 def _text_of(error: Exception) -> str:
@@ -512,7 +512,7 @@ def _make_calls(posted: SimpleQueue[Call[Any] | None]) -> None:
 
 
 def _hanging_function(call: Call[Any]) -> str | None:
-    """Return the NVML function in which any worker's identical call is hanging, or None."""
+    """Return the NVML function in which an identical call by any worker is hanging, or None."""
     key = (os.getpid(), *_identity(call))
     for pid, hanging, function in _hanging:
         if not hanging.is_done and (pid, *_identity(hanging)) == key:

@@ -28,12 +28,11 @@ CAPS = (
     *(XLA_FRACTION, OLD_XLA_FRACTION, TORCH_ALLOCATOR, OLD_TORCH_ALLOCATOR),
     *(CUPY_LIMIT, TF_GROWTH),
 )
-# The memory limits that this package has set, with the values that they replaced, as JSON. A child
+# JSON that contains the memory limits that this package has set and their previous values. A child
 # process inherits the limits, and this variable shows that the user did not set them.
 OWN_CAPS = "RESERVE_GPU_CAPS"
-# The empty CUDA_VISIBLE_DEVICES that this package has set, with the value that it replaced, as
-# JSON. A child process inherits both variables, so it can restore the value that its parent
-# replaced.
+# JSON that contains the empty value to which this package has set CUDA_VISIBLE_DEVICES, and the
+# previous value. A child process inherits both variables, so it can restore the previous value.
 HIDDEN = "RESERVE_GPU_HIDDEN"
 OWN = (OWN_CAPS, HIDDEN)  # variables that only child processes read
 VARIABLES = (*CUDA, *CAPS, *OWN)

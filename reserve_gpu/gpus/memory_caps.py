@@ -101,7 +101,8 @@ def marked_variables(
 ) -> dict[str, str]:
     """Return the result of `variables`, and mark the limits as this package's.
 
-    RESERVE_GPU_CAPS is the mark. Without it, a child process would assume that the user set them.
+    RESERVE_GPU_CAPS is the mark. Without it, a child process would assume that the user set the
+    limits.
     """
     values = variables(devices, memory_limit_mib, inherited)
     if values:

@@ -179,7 +179,7 @@ def visible(listed: Sequence[int | str], devices: Sequence[Device | Fault]) -> l
         matches = _match_entry(entry, devices)
         if matches is None:
             # The entry might be the UUID of a device that can't be read. Include all faults, so
-            # that the user sees why.
+            # that the user sees the reason.
             chosen += [d for d in devices if isinstance(d, Fault) and d not in chosen]
         if not matches:
             break

@@ -61,8 +61,8 @@ RECOVERIES = {
 # first one counts.
 KINDS = {"compute": "Compute", "MPS": "MPSCompute", GRAPHICS: "Graphics"}
 
-# The second function will be removed in CUDA 14. The first one is missing from drivers before R570
-# and from older bindings.
+# The first function is missing from drivers before R570 and from older bindings. The second one
+# will be removed in CUDA 14.
 TEMPERATURES = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
 TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 
@@ -207,7 +207,7 @@ class Nvml:
         return self._driver.run(self._read_usage, device, limit_s=limit_s)
 
     def read_all(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
-        """Read a device's usage, its processes of all kinds, and its gauges.
+        """Read a device's usage, its processes of all kinds, and its gauges, such as temperature.
 
         They are read together, because separate readings would each switch to the worker thread and
         back.
@@ -273,7 +273,7 @@ class Nvml:
             limit_s: Timeout in seconds. Defaults to the session's timeout.
 
         Returns:
-            The distance; `Link.SYSTEM` if it can't be read in time.
+            The distance, or `Link.SYSTEM` if the distance can't be read in time.
         """
         with suppress(DeviceError):
             self._require(one)
@@ -359,7 +359,7 @@ class Nvml:
                 yield Fault(index, str(error), slot, error.state, error.is_lost)
 
     def _read_device(self, index: int, handle: Any, gpu: Any, slot: int | None = None) -> Device:
-        """Return the device with this handle. If it is already known, return the same object."""
+        """Return the device with this handle, reusing the existing object if there is one."""
         uuid = self._driver.ask("nvmlDeviceGetUUID", handle)
         first = self._places.setdefault(uuid, (index, slot))
         if first != (index, slot):  # virtual GPUs can share a UUID, and thus a lock file
@@ -461,7 +461,10 @@ class Nvml:
         return memory.total / MIB, memory.used / MIB, None if reserve is None else reserve / MIB
 
     def _read_gauges(self, device: Device) -> Gauges:
-        """Read the gauges, which are only displayed. A gauge that can't be read is None."""
+        """Read the gauges, which are only displayed: utilization, temperature and power.
+
+        A gauge that can't be read is None.
+        """
         handle, gpu = self._handles[device.uuid]
         rates = self._read_first(("nvmlDeviceGetUtilizationRates",), handle)
         power = self._read_first(("nvmlDeviceGetPowerUsage",), gpu)
@@ -531,7 +534,7 @@ def _jobs(listed: Lists) -> list[Process]:
 
 
 def _all_listed(listed: Lists) -> list[Process]:
-    """Return one entry for each process. Compute entries take precedence, then MPS entries."""
+    """Return one entry for each process, preferring compute entries, and then MPS entries."""
     return _distinct([*_jobs(listed), *listed("MPS"), *listed(GRAPHICS)])
 
 

@@ -1,4 +1,4 @@
-"""Pure functions that decide from NVML readings whether a device is idle or busy."""
+"""Pure functions that use NVML readings to decide whether a device is idle or busy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_IDLE_MIB = 1024.0
-DESKTOP_MIB = 1024.0  # maximum memory of one desktop process
+DESKTOP_MIB = 1024.0  # maximum memory of a single desktop process
 DEFAULT_IDLE_FRACTION = 0.05
 # A desktop's graphics processes hold up to 2 GiB in total. Renderers and simulators hold more, and
 # NVML does not list them as compute processes
@@ -19,9 +19,9 @@ DEFAULT_IDLE_FRACTION = 0.05
 DESKTOP_TOTAL_MIB = 2048.0
 GRAPHICS_LIMIT_MIB = 4096.0
 GRAPHICS_FRACTION = 0.5
-# Minimum idle limit if NVML counts the driver's reserve as used memory. Version 1 of the memory
-# query, the only version before driver 510, counts a reserve of 100 to 600 MB
-# (https://github.com/wookayin/gpustat/issues/141).
+# Minimum memory limit for an idle device if NVML counts the driver's reserve as used memory.
+# Version 1 of the memory query, the only version before driver 510, counts a reserve of
+# 100 to 600 MB (https://github.com/wookayin/gpustat/issues/141).
 DRIVER_RESERVE_MIB = 640.0
 
 
@@ -87,10 +87,10 @@ def split_graphics(
 def judge(usage: Usage, idle_mib: float | None = None) -> State:
     """Return a device's state, which is IDLE, BUSY, PROHIBITED or UNKNOWN.
 
-    A device is idle if none of its readings show use and at least one of them is reliable.
+    A device is idle if none of its readings shows use and at least one of them is reliable.
 
     Args:
-        usage: NVML's readings for the device.
+        usage: The device's usage, as reported by NVML.
         idle_mib: The maximum memory in use on an idle device, in MiB, or None for the default.
     """
     if usage.mode == ComputeMode.PROHIBITED:
@@ -119,7 +119,7 @@ def idle_limit_mib(usage: Usage, idle_mib: float | None = None) -> float:
     driver's reserve as used memory, the default is at least `DRIVER_RESERVE_MIB`.
 
     Args:
-        usage: NVML's readings for the device.
+        usage: The device's usage, as reported by NVML.
         idle_mib: The user's limit in MiB, or None for the default.
     """
     if idle_mib is not None:
@@ -131,7 +131,7 @@ def idle_limit_mib(usage: Usage, idle_mib: float | None = None) -> float:
 
 
 def is_usable(usage: Usage) -> bool:
-    """Return whether the device's compute mode allows another process."""
+    """Return whether the device's compute mode allows another process to use the device."""
     if usage.mode == ComputeMode.EXCLUSIVE_PROCESS:
         return not (usage.compute or usage.mps)
     return usage.mode != ComputeMode.PROHIBITED
@@ -150,7 +150,7 @@ def promisable_mib(
 
     Args:
         device: The device.
-        usage: NVML's readings for the device.
+        usage: The device's usage, as reported by NVML.
         parts: The reserved size and used memory of each other holder, in MiB. The size is None for
             a holder without a memory limit. The used memory is None if it can't be read.
         own: The reserved size and used memory of the requesting process, in MiB.

@@ -38,7 +38,7 @@ OLD_GUARD = b'if importlib.util.find_spec("reserve_gpu"):'  # the guard that ver
 APPEND = b'    get_config().InteractiveShellApp.extensions.append("reserve_gpu")'
 TAIL = END + b"<<<"
 NAME = re.compile(rb"# for (/.*/bin/python\d+\.\d+)")
-SIZE_LIMIT = 1 << 20  # maximum bytes in ipython_config.py; larger files take seconds to parse
+SIZE_LIMIT = 1 << 20  # maximum size of ipython_config.py in bytes; parsing a larger file is slow
 OWN_LINE = re.compile(rb"^[^#\r\n]*reserve_gpu", re.MULTILINE)
 
 
@@ -202,7 +202,7 @@ def _user_lines(block: list[bytes]) -> list[bytes]:
 
 
 def _remaining(block: list[bytes]) -> list[bytes]:
-    """Return the user's lines in a block, and any added lines that the user's lines depend on."""
+    """Return the user's lines in a block, and any added lines on which those lines depend."""
     remaining = dict[int, bytes]()
     needs_guard = False  # whether the user's next line of code is indented
     for at in reversed(range(len(block))):
@@ -304,9 +304,9 @@ def _has_code(line: bytes) -> bool:
 
 
 def _importlib(tree: ast.Module) -> tuple[float, set[int]]:
-    """Return the number of the first line that imports importlib, and of each line that uses it.
+    """Return the line number of the first import of importlib, and the line numbers of its uses.
 
-    If no line imports importlib, the first number is infinity.
+    If there is no such import, the first value is infinity.
     """
     imports, uses = inf, set[int]()
     for node in ast.walk(tree):
@@ -540,7 +540,7 @@ def _mentions_us(path: str) -> bool:
 
 
 def _draft(path: str) -> str:
-    """Return the path of a new temporary file in the same folder."""
+    """Return a new path for a temporary file in the given file's folder."""
     folder, base = os.path.split(path)
     return os.path.join(folder, f".{base}.{os.urandom(4).hex()}")
 

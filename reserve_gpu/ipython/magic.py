@@ -43,7 +43,7 @@ def run(line: str) -> None:
     try:
         if words := _words(line):
             with no_fork:
-                from reserve_gpu.ipython import parser  # not needed when there are no arguments
+                from reserve_gpu.ipython import parser  # not needed without arguments
 
             _do(parser.magic_parser().parse_args(words))
         else:
@@ -133,7 +133,7 @@ def begin_cell() -> list[str]:
 
 
 def end_cell() -> list[str]:
-    """Record for other users that a cell has ended, and return the lines to print."""
+    """Record, for other users to see, that a cell has ended, and return the lines to print."""
     this_session = session()
     lines = this_session.end_cell()
     if (held := this_session.held) and not this_session.is_busy:

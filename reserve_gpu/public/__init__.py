@@ -33,8 +33,8 @@ def status_without_driver() -> Status:
     Call this function if `status()` raises DriverError.
 
     Returns:
-        The status, with a row for each reserved device. The devices' use is unknown. There are no
-        rows if the lock directory can't be used.
+        The status, with a row for each reserved device. The status does not show whether the
+        devices are in use. There are no rows if the lock directory can't be used.
     """
     rows: tuple[DeviceStatus, ...] = ()
     with suppress(errors.LockError):
@@ -59,7 +59,7 @@ def html(status: Status) -> str:
 
 
 def other_machines() -> Hosts | None:
-    """Read the status of the machines in the `[hosts]` table over ssh.
+    """Read, over ssh, the status of the machines in the `[hosts]` table.
 
     If a machine does not respond within 5 s, its status is an error message.
 

@@ -51,8 +51,8 @@ def remote_description() -> dict[str, str]:
 
     The machine that starts the kernel passes the description in RESERVE_GPU_STARTED. The field `id`
     identifies the kernel across restarts, `notebook` is the notebook's path, `machine` is the
-    user's machine, and `wishes` contains the options, separated by NUL characters. When the kernel
-    starts, it adds its pid and start time as `pid` and `began`, so that child processes that
+    user's machine, and `wishes` contains the request options, separated by NUL characters. When the
+    kernel starts, it adds its pid and start time as `pid` and `began`, so that child processes that
     inherit the variable ignore it. Older versions did not add `began`.
 
     Returns:

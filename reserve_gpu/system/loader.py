@@ -1,4 +1,4 @@
-"""Import modules on demand, such as features and commands."""
+"""Import modules, such as features and commands, on demand."""
 
 from __future__ import annotations
 

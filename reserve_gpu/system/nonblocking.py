@@ -89,7 +89,7 @@ class Writer:
     def _has_room(self, size: int) -> bool:
         """Return whether a message of this size fits into a pipe; always True for other files.
 
-        Linux writes up to PIPE_BUF bytes either completely or not at all, but may split longer
+        Linux writes up to PIPE_BUF bytes either completely or not at all, but might split longer
         writes. The estimate counts unread bytes twice, because the pages of a pipe might be half
         empty.
         """

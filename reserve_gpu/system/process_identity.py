@@ -44,8 +44,8 @@ def command(words: Sequence[str], directory: str | None = None) -> str | None:
     """Shorten a command line, mainly by removing folders from the paths of programs and scripts.
 
     Examples are `python train.py --epochs 3`, and `ipython` for an installed program that Python
-    runs. The arguments of a Jupyter kernel are not informative, so a kernel is displayed as `kernel
-    in ~/thesis`.
+    runs. A Jupyter kernel's arguments are not informative, so the kernel is displayed as `kernel in
+    ~/thesis`.
 
     Args:
         words: The command line.

@@ -19,7 +19,7 @@ IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
 CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
 CONFIG = "RESERVE_GPU_CONFIG"
 HISTORY = "RESERVE_GPU_HISTORY"
-AGENT = "RESERVE_GPU_AGENT"  # name of a program that requests GPUs on behalf of its user
+AGENT = "RESERVE_GPU_AGENT"  # name of a coding agent or other program that requests GPUs
 # The description of a kernel that was started over ssh (`jupyter_kernel.remote_description`). It is
 # JSON, encoded as hexadecimal digits, which shells do not alter.
 STARTED = "RESERVE_GPU_STARTED"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LONGEST_S = 600.0  # timeout in seconds for all callbacks, so that they can't hold a GPU forever
 STOP_S = 10.0  # seconds to wait after each attempt to end the process
-POLL_S = 0.1  # seconds between checks of whether the process must still end
+POLL_S = 0.1  # seconds between checks that the process must still end
 
 
 class ProcessEnd:
@@ -92,7 +92,7 @@ class ProcessEnd:
     def save(self, say: Callable[[str], object]) -> None:
         """Start a thread that calls the callbacks, but does not end the process.
 
-        This method is for the case that another process will end this one.
+        Call this method if another process will end this one.
         """
         _start(lambda: self.call(say))
 
@@ -113,7 +113,7 @@ def _start(function: Callable[[], object]) -> None:
 
 
 def _end_process(is_due: Callable[[], bool]) -> None:
-    """Exit the shell, then send SIGTERM, then SIGKILL, until the process no longer needs to end."""
+    """While the process must still end, exit the shell, then send SIGTERM, then SIGKILL."""
     steps: list[Callable[[], object]] = [
         lambda: cells().stop_shell(is_due),
         lambda: os.kill(os.getpid(), signal.SIGTERM),

@@ -9,10 +9,10 @@ def is_of_handler(error: BaseException) -> bool:
     """Return whether an exception was raised by a signal handler, not by the interrupted code.
 
     Python passes the interrupted frame to the handler as an argument. In the traceback, the
-    interrupted frame comes just before the handler's frame. So a frame is a handler's if one of its
-    arguments is the previous frame. An argument that is a frame of the import system also counts,
-    because `import` might remove its own frames from the traceback. The built-in SIGINT handler has
-    no frame, but it raises KeyboardInterrupt, so that exception always counts.
+    interrupted frame comes just before the handler's frame. So a frame belongs to a handler if one
+    of its arguments is the previous frame. An argument that is a frame of the import system also
+    counts, because `import` might remove its own frames from the traceback. The built-in SIGINT
+    handler has no frame, but it raises KeyboardInterrupt, so that exception always counts.
     """
     if isinstance(error, KeyboardInterrupt):
         return True

@@ -1,6 +1,6 @@
 """Command lines and environment variables of the programs that this package starts.
 
-Programs and modules are never loaded from the working directory, because another user may have
+Programs and modules are never loaded from the working directory, because another user might have
 placed a `json.py` or an `ssh` there. `python -m` and `python -c` put that directory first in
 sys.path, and an empty or relative entry of PATH or PYTHONPATH also refers to it. Absolute entries
 are used, because the user has chosen them. `reserve-gpu run` does not use this module for the
@@ -26,7 +26,7 @@ def python(*words: str) -> list[str]:
 
     Args:
         words: `-m` with a module and its arguments, `-c` with code and its arguments, or a file of
-            this package with its arguments. The file can follow `-I`.
+            this package with its arguments. `-I` can precede the file.
     """
     kind, *rest = words
     if kind.startswith("-I"):  # -I implies -P; the lock keeper and the watchdog use it
@@ -44,7 +44,7 @@ def python(*words: str) -> list[str]:
 def program(name: str) -> str:
     """Find a program on PATH, and return its absolute path.
 
-    A name that contains a slash is a path already, and is returned unchanged.
+    A name that contains a slash is already a path, and is returned unchanged.
 
     Raises:
         FileNotFoundError: No absolute entry of PATH contains the program.

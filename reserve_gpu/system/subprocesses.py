@@ -1,4 +1,4 @@
-"""Run several programs at once and read their output, or start a background process."""
+"""Run several programs in parallel and read their output, or start a background process."""
 
 from __future__ import annotations
 

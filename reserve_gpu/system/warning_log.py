@@ -19,10 +19,10 @@ _threads: dict[int, executor.Executor] = {}
 def warn(text: str, error: BaseException | None = None) -> None:
     """Log a warning.
 
-    The caller waits for at most `LIMIT_S`. Without this limit, a logging handler that writes to a
-    full pipe would keep the GPU reserved forever. Such a handler still prevents Python from
-    exiting, because Python waits for the handler's lock. If the user has not added a handler, the
-    warning is printed to stderr with the same time limit.
+    The caller waits for at most `LIMIT_S`. Without this limit, a logging handler blocked by a full
+    pipe would keep the GPU reserved forever. Such a handler still prevents Python from exiting,
+    because Python waits for the handler's lock. If the user has not added a handler, the warning is
+    printed to stderr with the same time limit.
 
     Args:
         text: The warning.

@@ -1,9 +1,9 @@
 """The watchdog of `reserve-gpu run --for`, a small process that ends the command at a given time.
 
-The command replaces the `reserve-gpu` process by exec, so that signals and the exit code need no
-forwarding. The watchdog holds no lock, terminal or pipe, is not a child of the command, and exits
-as soon as the command has ended. It refers to the command by a pidfd, so that it can't end another
-process that reuses the pid:
+The command replaces the `reserve-gpu` process through exec, so that signals and the exit code need
+no forwarding. The watchdog holds no lock, terminal or pipe, is not a child of the command, and
+exits as soon as the command has ended. It refers to the command by a pidfd, so that it can't end
+another process that reuses the pid:
 https://man7.org/linux/man-pages/man2/pidfd_open.2.html
 
 This file runs as a standalone program, without the rest of the package. So it only imports the
@@ -97,13 +97,13 @@ def send(process: int, number: int) -> None:
 
 
 def ends_within(process: int, seconds: float) -> bool:
-    """Wait for the process of a pidfd to end, and return whether it ended in time."""
+    """Wait for the process that a pidfd refers to, and return whether it ended in time."""
     until = time.monotonic() + seconds
     return _ends(process, lambda: until - time.monotonic())
 
 
 def _ends(process: int, remaining_s: Callable[[], float]) -> bool:
-    """Wait for the process of a pidfd to end while time remains, and return whether it ended."""
+    """Wait for the process to end while time remains, and return whether it ended."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     while (seconds := remaining_s()) > 0:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.holding import Change, Holding
     from reserve_gpu.system.executor import T, Ts
 
-IS_LOGGED = "is_logged"  # key for whether another process is logging the reservation
+IS_LOGGED = "is_logged"  # fact that tells whether another process logs the reservation
 EXIT_LIMIT_S = 1.0  # timeout for writing the last lines when the process exits, in seconds
 
 _warned: list[str] = []  # the first failure in this process; later failures are not reported
@@ -153,7 +153,7 @@ def at_exit(function: Callable[[], object]) -> None:
 
 
 def _is_same(before: Holding, held: Holding) -> bool:
-    """Return whether the history treats two holdings as the same reservation."""
+    """Return whether the history treats two `Holding` objects as the same reservation."""
     old, new = ((h.devices, h.terms.memory_limit_mib, h.kept_until) for h in (before, held))
     return old == new
 

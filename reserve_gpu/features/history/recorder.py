@@ -200,7 +200,7 @@ def _first(own_id: str, device: Device, held: Holding, now: float) -> LogLine:
 def _described(
     entry: LogLine, device: Device, held: Holding, used: activity.DeviceActivity
 ) -> LogLine:
-    """Return the line with the reservation's current process, terms and lease.
+    """Return the line with the current details of the process, the reservation and its lease.
 
     The line's share is the fraction of the whole GPU's memory that is reserved. A device whose
     fraction of the GPU's memory is unknown counts as a whole GPU.

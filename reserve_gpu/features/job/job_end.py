@@ -39,7 +39,7 @@ SPARE_S = 5.0  # safety margin in seconds between saving work and the job's end
 
 
 class Job(Feature):
-    """Ends reservations no later than the batch job that this process belongs to."""
+    """Ensures that reservations end no later than this process's batch job."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
@@ -52,7 +52,7 @@ class Job(Feature):
         self._saved = 0.0  # the job's end time for which work has been saved
 
     def begins(self) -> list[str]:
-        """Ask Slurm for the job's end time if it is unknown, and warn if that time has passed."""
+        """Ask Slurm for the job's end time if it is unknown, and warn if the time has passed."""
         if self._job and self._end is None:
             self._look()
         now = time.time()
@@ -75,16 +75,16 @@ class Job(Feature):
         return lease.within(self._end, procfs.now())
 
     def changed(self, change: Change) -> None:
-        """When the lease has ended, end this kernel if a Slurm job was started only for it.
+        """End this kernel when its lease has ended, if its Slurm job was started only for it.
 
-        The job then ends with the kernel instead of keeping its GPU.
+        The job then ends too, instead of keeping its GPU.
         """
         is_over = change.before and change.how is End.OVER
         if is_over and os.environ.get(settings.JOB_KERNEL) == procfs.stamp(os.getpid()):
             shutdown.process_end().begin(lambda: True, warn, lambda: None)
 
     def step(self) -> float | None:
-        """Check at intervals whether the job's end time has changed, and save work before then."""
+        """Check regularly whether the job's end has changed, and save work before the job ends."""
         held = self.owner.held
         if not (self._job and held):
             return None
@@ -94,7 +94,7 @@ class Job(Feature):
         return max(0.0, min(self._look_in_s(), self._save_in_s(), LONGEST_PAUSE_S))
 
     def released(self) -> str:
-        """In a Slurm job, return the message that the job still occupies its GPUs."""
+        """Return a message that the Slurm job still occupies its GPUs, or "" outside of a job."""
         if not self._job:
             return ""
         job = process_identity.job()

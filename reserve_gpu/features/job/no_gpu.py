@@ -10,8 +10,8 @@ from reserve_gpu.model import errors
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import subprocesses
 
-# In a job without a GPU, CUDA_VISIBLE_DEVICES has one of these values. They are set, in this order,
-# by Slurm, by Flux and by older versions of Slurm.
+# In a job without a GPU, Slurm sets CUDA_VISIBLE_DEVICES to the first of these values, Flux to the
+# second, and older versions of Slurm to the third.
 NONE = ("", "-1", "NoDevFiles")
 # Slurm sets these variables if a job or a job step has GPUs (https://slurm.schedmd.com/srun.html).
 HAS_GPUS = {"SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"}

@@ -1,4 +1,4 @@
-"""Messages that tell the holder that a lease has started, ends soon, or has ended."""
+"""Messages that tell the holder that a lease has started, will end soon, or has ended."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from reserve_gpu.render.frontends import Frontend
 from reserve_gpu.render.phrases import labels
 
 HOUR_S = 3600
-NEAR_S = 2 * MINUTE_S  # times less than this many seconds away include the seconds
+NEAR_S = 2 * MINUTE_S  # times that are closer than this many seconds are shown with seconds
 NAMED_CHILDREN = 3  # maximum number of child processes named in a message
 OVER = (  # final messages; the second is for a reservation that was replaced
     "This reservation was released.",
@@ -47,7 +47,7 @@ class LeaseNotice(NamedTuple):
         lease: The lease.
         at: The time at which the lease ends, in seconds since the epoch.
         children: Child processes that still have the reservation's environment variables.
-        is_joined: Whether this is a joined process. Only the holder can extend its lease.
+        is_joined: Whether this is a joined process. Only the holder can extend the lease.
         size: The memory reserved on each GPU, or None for whole GPUs.
         longer_s: The maximum time for which the rules still allow the reservation, in seconds.
         rule: The administrator's rule that limits the time, or None if there is no limit.
@@ -83,7 +83,7 @@ class LeaseNotice(NamedTuple):
         return f"{self._continues(frontend)}{self._to_keep(frontend)}"
 
     def _continues(self, frontend: Frontend) -> str:
-        """Describe a lease that ends soon, or has ended without releasing the devices."""
+        """Describe a lease that will end soon, or that has ended without releasing the devices."""
         devices = labels(self.devices)
         if self.action is Action.PUT_OFF:
             return f"{self._has_ended()}. {devices} will be released when the running cell ends."

@@ -20,7 +20,7 @@ FINAL = frozenset({Action.RELEASE, Action.MARK_OVERDUE, Action.END_PROCESS})
 
 
 class Circumstances(NamedTuple):
-    """The facts that determine the next step.
+    """The facts that determine the next step for a lease.
 
     Attributes:
         now: The current time, in seconds since the epoch.

@@ -122,7 +122,8 @@ class LeaseTimer(Feature):
         has_child = is_over and activity.by_child(held)
         with cells().quiet:
             seen = self._see()
-            if schedule.is_over(held.lease, seen) and not is_over:  # it just ended, so check again
+            if schedule.is_over(held.lease, seen) and not is_over:
+                # The lease has just ended, so the checks above must be repeated.
                 return 0.0
             if is_over:
                 has_cuda = cuda_environment.cuda_started()
@@ -149,7 +150,7 @@ class LeaseTimer(Feature):
         return due
 
     def _do_once(self, held: Holding, due: Step) -> Step:
-        """Take a step, unless the previous step was the same, and return it."""
+        """Take a step unless it is the same as the previous one, and return the step."""
         action, at, _ = due
         lease = held.lease.at(procfs.now())
         current = action, lease.is_by_idleness(at), lease.until
@@ -211,7 +212,7 @@ class LeaseTimer(Feature):
         return self.display.take_notices()
 
     def _watch_again(self, lease: Lease) -> None:
-        """Act on the lease again if it is unchanged after ending the process was canceled."""
+        """If ending this process was canceled, act on the lease again unless it has changed."""
         if self._held and self._held.lease == lease:
             self._done = None
 
@@ -293,7 +294,7 @@ def _watch_cells() -> None:
 
 
 def _is_same(before: Holding | None, held: Holding | None) -> bool:
-    """Return whether two reservations have the same lease and devices, ignoring their numbers."""
+    """Return whether two reservations have the same lease and devices."""
     return bool(
         before and held and (*before.locks,) == (*held.locks,) and before.lease == held.lease
     )

@@ -58,8 +58,8 @@ def exceeded(
     Args:
         held: The reservation, which includes only part of each device.
         environ: The environment variables set for the reservation.
-        uses: The memory that this process and its descendants use on each device, in MiB. If it is
-            None because it can't be read, the result for that device does not change.
+        uses: The memory that this process and its descendants use on each device, in MiB. None if
+            it can't be read. In that case, the device keeps its previous result.
         before: The devices found after the previous cell.
 
     Returns:

@@ -68,7 +68,7 @@ class RemoteRequests(Feature):
             except (OSError, ReserveGPUError) as error:
                 if not self._has_warned:
                     self._unreachable.append(unreachable(held.devices, error))
-                # The next change to the reservation tries again.
+                # When the reservation changes, this process will try again.
                 self._is_due, self._has_warned = False, True
         return None
 
@@ -164,7 +164,8 @@ def unreachable(devices: Sequence[Device], error: Exception) -> str:
 REQUEST_LIMIT_S = 1.0  # maximum seconds between a client's connection and its request
 BACKLOG = 128  # maximum number of connections waiting to be accepted
 SOCKET_MODE = 0o600
-# Attempts to listen. The user's other processes remove empty directories, so an attempt can fail.
+# Maximum number of attempts to listen. The user's other processes remove empty directories, so an
+# attempt can fail.
 ATTEMPTS = 10
 
 

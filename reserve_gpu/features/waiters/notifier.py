@@ -1,4 +1,4 @@
-"""After a cell, tell the holder about waiters for idle devices and other users of its devices."""
+"""After a cell, tell the holder if others are waiting for its idle devices or using its devices."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class WaiterNotices(Feature):
         rows = [] if is_part or is_unused else new_users(look(), self._known)
         if text := self.tell(held, frontends.is_watched):
             with no_fork:
-                from reserve_gpu.render import pictures  # most cells don't need it
+                from reserve_gpu.render import pictures  # most cells don't need this module
 
             pictures.tell(pictures.of_line(text))
         took_s = time.monotonic() - began
@@ -184,7 +184,8 @@ def waiter_message(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) 
     Args:
         ticket: The waiter's ticket.
         devices: The held devices.
-        is_late: Whether CUDA has started in this process. If so, only a restart frees its memory.
+        is_late: Whether CUDA has started in this process. If so, only a restart frees the GPU
+            memory.
     """
     subject, recipient = sanitize(ticket.holder.user or "Another user"), "them"
     if phrases.is_of(ticket.holder, procfs.user_of(os.getpid())):
