@@ -3,9 +3,9 @@
     python -m benchmarks [--quick] [NAME ...]
 
 The benchmarks use the stand-in driver, and start new processes and kernels. They print the section
-"A run" of docs/benchmarks.md: a line about the machine, and a table that compares each result with
-its bar, the required value. Programs that are compared take turns, so that the machine's speed and
-load hardly affect their ratio. This command installs the required packages:
+"A run" of docs/benchmarks.md: a line about the machine, and a table of the results and the required
+values. Programs that are compared take turns, so that the machine's speed and load hardly affect
+the ratio of their times. This command installs the required packages:
 
     pip install '.[test,benchmarks]'
 """

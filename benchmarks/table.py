@@ -1,4 +1,4 @@
-"""The results table. Each row compares a result with its bar, the required value."""
+"""The results table. Each row shows a result and its bar, which is the required value."""
 
 from __future__ import annotations
 

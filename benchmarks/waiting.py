@@ -25,8 +25,8 @@ from tests.machine import Child
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# Runs a command in a new PID namespace, as a container does. In that namespace, /proc/locks does
-# not list the locks of other namespaces.
+# A prefix that runs a command in a new PID namespace, as in a container. In that namespace,
+# /proc/locks does not list the locks of other namespaces.
 CONTAINER = (
     "unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc",
 )  # fmt: skip
@@ -59,8 +59,8 @@ CHECKS, FEW_CHECKS = 20_000, 1_000
 # The C library extends its heap in steps of 132 KiB, and the limit allows only one such step. A
 # leak of one object per check would exceed the limit.
 GROWTH_LIMIT_KIB = 256
-# Waits without pausing between checks, but with the display of %reserve_gpu. The code prints its
-# memory use at two of the checks.
+# Code that waits without pausing between checks, and shows the display of %reserve_gpu. It prints
+# its memory use at two of the checks.
 UNPAUSED_WAIT = """
 import sys
 from benchmarks.waiting import own_kib

@@ -35,8 +35,8 @@ except reserve_gpu.NoFreeDeviceError:
     pass
 """
 
-# Reserves a part of a GPU, for which reserve() also determines the memory limits of PyTorch, JAX
-# and other frameworks.
+# To reserve a part of a GPU, reserve() also determines the memory limits of PyTorch, JAX and other
+# frameworks.
 _PART = """
 import reserve_gpu
 reserve_gpu.reserve(memory="10GB")

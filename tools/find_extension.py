@@ -1,4 +1,4 @@
-"""Check whether IPython loads reserve_gpu, and find any setting that prevents it.
+"""Check whether IPython loads reserve_gpu, and find any setting that prevents this.
 
 install.sh runs this file with the Python into which it installs reserve_gpu. That Python might have
 no packages except IPython and its dependencies.

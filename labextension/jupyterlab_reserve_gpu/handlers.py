@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerWebApplication
 
 SHARED, RELEASES = "reserve_gpu", "reserve_gpu_releases"  # keys in the web application's settings
-MOST_RELEASES = 8  # maximum number of concurrent releases; each uses threads while a driver hangs
+MOST_RELEASES = 8  # maximum number of concurrent releases; each ties up threads if the driver hangs
 # Timeout for an answer, in seconds. If the driver hangs, reading the GPUs takes 20 s, and another
 # read might have to wait for the first one.
 LIMIT_S = 60.0

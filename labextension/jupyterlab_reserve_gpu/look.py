@@ -20,7 +20,7 @@ class Shared:
     """An answer that concurrent requests share. Only one answer is computed at a time."""
 
     def __init__(self, make: Callable[[], Awaitable[Any]], every_s: float) -> None:
-        """Share answers that a function computes.
+        """Create a shared answer that has not been computed yet.
 
         Args:
             make: The function that computes an answer.
@@ -34,7 +34,8 @@ class Shared:
         """Return the shared answer. Canceling one request does not affect the others.
 
         Args:
-            is_new: Whether the answer must be computed after this call, as buttons require.
+            is_new: Whether to accept only an answer whose computation began after this call.
+                Buttons need this.
         """
         called = time.monotonic()
         while True:

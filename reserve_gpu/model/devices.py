@@ -97,8 +97,8 @@ class Device(NamedTuple):
     def entry(self) -> str:
         """Return the device's entry in CUDA_VISIBLE_DEVICES.
 
-        A whole GPU is listed by its index because many programs call int() on the entry. For a
-        MIG instance, CUDA only accepts the UUID.
+        A whole GPU is listed by its index, because many programs call int() on the entry. A MIG
+        instance is listed by its UUID, because CUDA accepts nothing else.
         """
         return str(self.index) if self.instance is None else self.uuid
 
@@ -199,7 +199,7 @@ class Process(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """One device's usage, as read from NVML.
+    """The usage of one device, as reported by NVML.
 
     Attributes:
         compute: The number of compute processes.
@@ -241,7 +241,7 @@ class Usage(NamedTuple):
 
 
 class Gauges(NamedTuple):
-    """Device readings that are only displayed.
+    """Measurements of a device that are displayed, but affect no decisions.
 
     A MIG instance has the same temperature and power readings as its GPU.
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import DeviceStatus
 
     class Reason(Protocol):
-        """A reason why no reservation was made, as implemented in `render/notices.py`."""
+        """A reason why no reservation was made. `render/notices.py` defines these reasons."""
 
         def error(self, frontend: Any, /) -> ReserveGPUError:
             """Return the error, with hints in the frontend's syntax."""
@@ -367,7 +367,7 @@ def is_out_of_files(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-class Failure(Exception):  # noqa: N818 - the reason creates the error
+class Failure(Exception):  # noqa: N818 - `reason` creates the error
     """No reservation was made or changed. `reason` creates the error to show the user."""
 
     def __init__(self, reason: Reason) -> None:

@@ -171,19 +171,19 @@ class Holder(NamedTuple):
     Attributes:
         record: The record in the lock file. Another process might have written it, so it is
             sanitized before it is displayed.
-        listed_pid: The pid in the Linux kernel's list of locks, or None if it is not listed.
+        listed_pid: The pid in /proc/locks, or None if the process is not listed there.
         owner: The name of the user running the listed process, according to the operating system.
         uid: The UID of that user. For a part of a GPU, this is the UID of the lock file's owner.
         is_other_namespace: Whether the pid in the record belongs to another PID namespace.
-        last_cell: The time at which the last cell finished after the lock was acquired, in seconds
-            since the epoch.
+        last_cell: The time at which the most recent cell finished, in seconds since the epoch, or
+            None if no cell has finished since the lock was acquired.
         file: The lock file's name.
         used_mib: The memory in MiB used by the process, its children, and the processes that joined
             its reservation, or None if unknown.
         beside: The name of the holder whose reservation this process joined, or None if it joined
             none.
-        clock_set_s: How far the wall clock has been set since the lock was acquired, in seconds. A
-            negative value means that it was set back.
+        clock_set_s: How far the wall clock has been set forward since the lock was acquired, in
+            seconds. A negative value means that it was set back.
         record_owner: The UID of the only user who can write the record, or None if other users can
             also write it.
     """
@@ -202,17 +202,17 @@ class Holder(NamedTuple):
 
     @property
     def seen(self) -> bool:
-        """Return whether the Linux kernel's list of locks shows the process."""
+        """Return whether /proc/locks lists the process."""
         return self.listed_pid is not None
 
     @property
     def confirmed(self) -> bool:
-        """Return whether the record and the Linux kernel's list of locks show the same pid."""
+        """Return whether the record and /proc/locks show the same pid."""
         return self.listed_pid is not None and self.listed_pid == self.record.who.pid
 
     @property
     def pid(self) -> int | None:
-        """Return the pid from the Linux kernel's list of locks, or else from the record."""
+        """Return the pid from /proc/locks, or else from the record."""
         return self.listed_pid or self.record.who.pid
 
     @property

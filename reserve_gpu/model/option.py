@@ -46,7 +46,7 @@ class Option:
         offers: The values that Tab completion offers.
         suits_commands: Whether the option is also available in `reserve-gpu run`.
         settings: Keyword arguments for argparse's `add_argument`.
-        flag: The last of these names, such as `--min-memory`, or `devices` for the positional
+        flag: The last item of `flags`, such as `--min-memory`, or `devices` for the positional
             argument.
         attribute: The name under which the parser stores the value. The corresponding argument of
             `reserve()` has the same name.

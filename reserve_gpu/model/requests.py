@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import MIB, Device
 
-Variables: TypeAlias = Mapping[str, str | None]  # environment variables; None if unset
+Variables: TypeAlias = Mapping[str, str | None]  # environment variables; an unset one is None
 
 
 Fact: TypeAlias = str | float | bool  # value that a feature passes on during a handover
@@ -151,7 +151,7 @@ class Lease(NamedTuple):
         return self._replace(until=end.wall, until_boot=end.boot)
 
     def changed_by(self, new: "Lease") -> "Lease":
-        """Return this lease, updated from a new one and without the batch job's end time."""
+        """Return this lease, updated from a new lease but without a batch job's end time."""
         ends = self.own if new.until is None else new.own
         return Lease(
             until=ends.until,
@@ -185,7 +185,7 @@ class ReservationTerms(NamedTuple):
         return self.size.mib if self.size else None
 
     def changed_by(self, new: "ReservationTerms") -> "ReservationTerms":
-        """Return these terms updated from those of a new request.
+        """Return these terms, updated with those of a new request.
 
         The size is always replaced. The note and the values in the lease are only replaced if the
         new request sets them.

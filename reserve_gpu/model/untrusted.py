@@ -152,7 +152,7 @@ def pid(value: Any) -> int:
 
 
 def boolean(value: Any) -> bool:
-    """Return a Boolean value, or raise ValueError for any other value."""
+    """Return a Boolean value, or raise ValueError if the value is not a Boolean."""
     if isinstance(value, bool):
         return value
     raise ValueError(value)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.render.phrases import Line
 
-GAP = 2  # spaces between two columns of a table
+GAP = 2  # spaces between table columns
 # Bar characters for memory in use, memory that is reserved but unused, and available memory.
 FULL, MEDIUM, LIGHT = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{LIGHT SHADE}"
 

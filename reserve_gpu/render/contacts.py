@@ -134,8 +134,8 @@ def _is_abandoned(row: DeviceStatus, now: float) -> bool:
 def next_free(rows: Sequence[DeviceStatus], now: float) -> Line:
     """Return the device that will probably be free next, such as `GPU3, reserved until 18:00`.
 
-    This is the device whose last reservation ends first. If no end time is known, it is the device
-    that has been idle longest.
+    A device becomes free when the last of its reservations ends. If no end time is known, the
+    result is the device that has been idle longest.
     """
     ending = [(*last, row) for row in _other_rows(rows) if (last := last_end(row, now))]
     if not ending:
@@ -152,7 +152,7 @@ def next_free(rows: Sequence[DeviceStatus], now: float) -> Line:
 
 
 def last_end(row: DeviceStatus, now: float) -> tuple[float, Holder] | None:
-    """Return the time at which a device's last reservation is expected to end, and the holder.
+    """Return the time when the last of a device's reservations is expected to end, and its holder.
 
     If the end time is in the past, the holder is overdue, or will release the device once another
     process waits for it. Return None if any of the device's reservations has no known end time.
@@ -171,7 +171,8 @@ def first_end(rows: Sequence[DeviceStatus], now: float) -> dict[str, Any] | None
 def _end(holder: Holder, row: DeviceStatus, now: float) -> float | None:
     """Return the time at which a reservation is expected to end.
 
-    This is its end time, its idle limit or its restart deadline, whichever comes first.
+    This is the reservation's end time, the time when its idle limit is reached, or its restart
+    deadline, whichever comes first.
     """
     moments = [
         durations.end(holder, now),

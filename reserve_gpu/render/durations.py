@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 MINUTE_S = 60
 CLOCK_SKEW_S = 60  # maximum tolerated clock difference, in seconds
 NEAR_S = 600  # seconds; shorter remaining times are shown to the second
-SIX_DAYS_S = 6 * 86400  # seconds in which the name of a weekday is unambiguous
+SIX_DAYS_S = 6 * 86400  # seconds; a time closer than this can be identified by its weekday
 
 
 def duration(seconds: float) -> str:

@@ -39,7 +39,7 @@ class Frontend(NamedTuple):
 
     @property
     def sight(self) -> str:
-        """Return the word for whatever sees the GPU, such as `notebook`. Empty for a command."""
+        """Return the word for what uses the GPU, such as `notebook`. It is empty for a command."""
         return {"kernel": "notebook"}.get(self.place, self.place)
 
     def typed(self, request: Request, *, waits: bool = False) -> str:

@@ -27,7 +27,7 @@ NAME_LIMIT = 40  # characters
 # In a table with more than FOLDED_FROM entries, a run of at least LEAST_ALIKE similar free GPUs is
 # shown as a single entry.
 FOLDED_FROM, LEAST_ALIKE = 16, 3
-NEVER_S = 60.0  # seconds; a cell that ends this soon after the reservation does not count as use
+NEVER_S = 60.0  # seconds; a cell that ends this soon after reserving does not count as use
 NEW_S = 600.0  # idle seconds after which this process's own device is called idle
 
 
@@ -180,7 +180,8 @@ def free(rows: Sequence[DeviceStatus]) -> list[DeviceStatus]:
 def state(row: DeviceStatus, now: float) -> State:
     """Return the state to display.
 
-    This is `AWAITED` if waiters come first, and `KEPT` during the restart of a holder's kernel.
+    This is `AWAITED` if waiters come first, `KEPT` while the holders' kernels are restarting, and
+    otherwise the row's own state.
     """
     if is_awaited(row):
         return State.AWAITED

@@ -67,8 +67,8 @@ def released(devices: Sequence[Device], environ: Variables, *, started: bool) ->
 def left_with(kept: Sequence[Device], frontend: Frontend) -> str:
     """Return the sentence about the devices that this process keeps after a refusal.
 
-    If the process keeps no devices, the sentence says that no GPU is visible. In that case, the
-    sentence for a shell command is empty.
+    If the process keeps no devices, the sentence says that no GPU is visible. For a shell command
+    that keeps no devices, the result is empty.
     """
     if kept:
         return f"{frontend.here.capitalize()} keeps {labels(kept)}; nothing was changed."

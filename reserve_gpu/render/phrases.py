@@ -242,7 +242,7 @@ def is_of(holder: Holder, user: str | None) -> bool:
 def owner_or_own_process(holder: Holder, user: str | None) -> str:
     """Return a holder's owner, such as `alice`.
 
-    If the owner is `user`, the user who reads the message, return `your train.ipynb` instead.
+    If `user`, who reads the message, is the owner, return `your train.ipynb` instead.
     """
     if not is_of(holder, user):
         return sanitize(holder.user or UNKNOWN_USER)

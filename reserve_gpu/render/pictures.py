@@ -206,7 +206,7 @@ def _none_free(request: Request, rows: Sequence[DeviceStatus], now: float, user:
 def _state_in_words(row: DeviceStatus, now: float, user: str | None) -> str:
     """Describe a device's state and owner, such as `is busy` or `is reserved by alice`.
 
-    If the message's reader, `user`, is the owner, the owner is described as `your train.ipynb`.
+    If `user`, who reads the message, is the owner, say `your train.ipynb` instead of the name.
     """
     state = layout.state(row, now).value
     if row.state is State.RESERVED:

@@ -119,7 +119,7 @@ class Terminal:
         """Replace the last frame, or remove it if the new frame is None.
 
         If the table is too tall for the terminal, only its summary is shown. Nothing is written if
-        no line has changed. A frame is dropped while the user has stopped the terminal's output.
+        no line has changed. While the user has paused the terminal's output, frames are dropped.
         """
         lines: list[str] = []
         if frame is not None:

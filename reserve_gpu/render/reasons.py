@@ -135,7 +135,7 @@ def unseen(rows: Sequence[DeviceStatus], frontend: Frontend | None = None) -> li
 
 
 def is_dark(row: DeviceStatus) -> bool:
-    """Return whether a device's use can't be read, so that waiting for it might never end."""
+    """Return whether a device's use can't be read. Waiting for such a device might never end."""
     return row.state is State.UNKNOWN and not (row.usage and row.usage.compute)
 
 

@@ -116,7 +116,7 @@ def released(
 
     Args:
         reserved: The process's reservation.
-        answer: The process's reply.
+        answer: The outcome of the request.
         every: All of the user's reservations.
         frontend: The frontend that shows the message. A program gets no commands.
     """
@@ -142,11 +142,11 @@ def released(
 def signal_warning(reserved: Reserved, why: Answer, kill_after_s: float) -> str:
     """Return the warning that a process will be terminated with signals.
 
-    This happens if the process can't be asked to exit or does not respond.
+    Signals are needed if the process can't be asked to exit or does not respond.
 
     Args:
         reserved: The process's reservation.
-        why: The process's reply to the request to exit.
+        why: The outcome of the request to exit.
         kill_after_s: The time between SIGTERM and SIGKILL, in seconds.
     """
     cause = "does not respond" if why is Answer.SILENT else "can't be asked to end"

@@ -45,11 +45,11 @@ COMPUTE_MODES: dict[int | None, str] = {
 
 
 class Status(NamedTuple):
-    """The status of a machine at one moment, which can display itself in IPython.
+    """A snapshot of a machine's status that can display itself in IPython.
 
     Attributes:
         rows: The status of each device.
-        waiting: The entries in the queue, in order.
+        waiting: The queue entries, in order.
         problem: The reason why some or all reservations could not be read, or None.
         time: The time of the snapshot, in seconds since the epoch.
         host: The machine's name.
@@ -190,7 +190,7 @@ def _limit_line(status: Status, limit: str) -> Line:
 
 
 def missing(status: Status) -> list[Line]:
-    """Return the warning that reservations could not be read, or an empty list."""
+    """Return a list with a warning if reservations could not be read, or else an empty list."""
     if not status.problem:
         return []
     text = f": {sanitize(status.problem, REASON_LIMIT)}"

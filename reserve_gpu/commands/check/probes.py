@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-NO_CUDA = None  # `Framework.build` when the build can't use NVIDIA GPUs
-UNNAMED = ""  # `Framework.build` when the build uses CUDA, but the CUDA version is unknown
+NO_CUDA = None  # value of `Framework.build` if the build can't use NVIDIA GPUs
+UNNAMED = ""  # value of `Framework.build` if the version of CUDA is unknown
 MISSING = -1  # pseudo-CUresult, meaning that libcuda.so.1 was not found
 CAPABILITY = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR (cuda.h)
 PR_SET_PDEATHSIG, SIGKILL = 1, 9  # values from sys/prctl.h and signal.h

@@ -83,8 +83,8 @@ def text(result: Status | Hosts) -> str:
     gpus = {
         (each.host, row.device.index): ({**host, **_gpu_labels(row)}, row, each)
         for host, each in hosts
-        # Reading the usage of a single MIG instance can fail. Sort rows with a usage last, because
-        # the last row for each GPU wins.
+        # Reading the usage of a single MIG instance can fail. Sort rows with a known usage last,
+        # because the last row for each GPU wins.
         for row in sorted(each.rows, key=lambda row: row.usage is not None)
     }
     families = [_family("info", "Properties of the device in labels; always 1.", [
@@ -124,9 +124,10 @@ def _family(name: str, about: str, samples: list[Sample]) -> str:
 
 
 def _promised_mib(holder: Holder) -> float | None:
-    """Return the memory that a holder reserved as a part of a GPU.
+    """Return the size, in MiB, of the part of a GPU that a holder reserved.
 
-    A joined process has 0, so that shared memory is not counted twice.
+    The result is 0 for a process that joined the reservation of a part, so that the part is not
+    counted twice. It is None for a whole GPU.
     """
     return 0.0 if holder.beside and holder.memory_limit_mib else holder.memory_limit_mib
 
@@ -176,7 +177,7 @@ def _counts(labels: Labels, holders: Iterable[Holder], *, is_complete: bool) -> 
     Args:
         labels: The labels of the device or host.
         holders: The processes to count.
-        is_complete: Whether all processes are known. Otherwise, a zero is not reported.
+        is_complete: Whether all processes are known. If some are unknown, no zero is reported.
     """
     users = Counter(map(_user, holders))
     if not users and is_complete:

@@ -188,8 +188,9 @@ def _expand(pattern: str) -> Iterator[str]:
     before, numbers, after = match.groups()
     for each in numbers.split(","):
         first, _, last = each.partition("-")
-        # Reject an empty range such as 5-3, because the whole pattern would then yield no names. If
-        # a large range preceded it, the loop over the large range would never reach MAX_HOSTS.
+        # Reject an empty range such as 5-3. Otherwise, a pattern with a large range and then an
+        # empty one would yield no names, so the loop over the large range would never reach
+        # MAX_HOSTS.
         if int(last or first) < int(first):
             raise RequestError(
                 f"{sanitize(pattern)!r} is not a valid host name: {each} is not a valid range."
@@ -259,7 +260,9 @@ def run_on_all(
 
 @contextmanager
 def running_on(names: Iterable[str], words: Sequence[str]) -> Iterator[dict[str, Program]]:
-    """Run a command on each host. When the `with` block exits, stop those still running.
+    """Run a command on each host during a `with` block.
+
+    When the block exits, the commands that are still running are stopped.
 
     Raises:
         RequestError: ssh can't be started.

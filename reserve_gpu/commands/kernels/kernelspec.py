@@ -138,7 +138,7 @@ def _check_request(request: Namespace) -> None:
 
 
 def _stock(request: Namespace) -> tuple[dict[str, Any], str]:
-    """Return ipykernel's kernelspec, modified to run `kernel start`, and its logo folder."""
+    """Return ipykernel's kernelspec and logo folder. The kernelspec runs `kernel start`."""
     from ipykernel.kernelspec import RESOURCES, get_kernel_dict
 
     spec: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])

@@ -111,8 +111,8 @@ def merged(reports: Mapping[str, Report], by: str) -> Report:
 
     Args:
         reports: Each host's report, by host name.
-        by: The kind of rows: `user`, `notebook`, `gpu`, or `day`. GPU rows are prefixed with the
-            host name.
+        by: What the rows group by: `user`, `notebook`, `gpu`, or `day`. The names of GPU rows are
+            prefixed with the host name.
     """
 
     def full_name(host: str, row: str) -> str:

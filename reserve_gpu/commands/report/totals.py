@@ -16,7 +16,7 @@ QUARTER_S = 900
 UNKNOWN = "?"
 # Users write their own histories, so a history might contain a million names and reservations.
 MOST_NAMES = 5_000  # maximum number of rows per user
-OTHERS = "others"  # row that collects a user's names beyond MOST_NAMES
+OTHERS = "others"  # row that sums up a user's names beyond the first MOST_NAMES
 MOST_GPUS = 256  # maximum number of GPUs per reservation and per user
 MOST_RESERVATIONS = 50_000  # number of reservations kept while searching for the most idle ones
 
@@ -96,8 +96,8 @@ def _day_of_quarter(quarter: int) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(quarter * QUARTER_S))
 
 
-# Functions that return the name of a history line's row. In a report by GPU, time in the queue has
-# no row, because a waiter might get any GPU.
+# Functions that return the name of the row to which a history line is added. In a report by GPU,
+# time in the queue has no row, because a waiter might get any GPU.
 KEYS: dict[str, Callable[[Logged], str | None]] = {
     "user": lambda logged: logged.user,
     "notebook": lambda logged: f"{logged.user}: {logged.entry.name or UNKNOWN}",
@@ -127,8 +127,8 @@ def summed(lines: Iterable[Logged], by: str = "user") -> Summary:
 
     Args:
         lines: The history lines, each with its user.
-        by: The kind of rows, which is a key of `KEYS`. If there are several users, the name of a
-            notebook's row starts with the user's name.
+        by: What the rows group by, which is a key of `KEYS`. If there are several users, the name
+            of a notebook's row starts with the user's name.
     """
     key, rows, days, idle = KEYS[by], _Sums(), _Sums(), _IdleTimes()
     labels: dict[str, dict[str, str]] = {}
@@ -183,7 +183,7 @@ class _IdleTimes:
             if len(self._idle) >= 2 * MOST_RESERVATIONS:
                 self._idle = dict(self._most(MOST_RESERVATIONS))
             idle = Idle(user, since=entry.since)
-        name = idle.name or entry.name  # VS Code provides the name only later
+        name = idle.name or entry.name  # VS Code does not provide the name at first
         gpus = idle.gpus
         if entry.gpu and entry.gpu not in gpus and len(gpus) < MOST_GPUS:
             gpus += (entry.gpu,)

@@ -44,7 +44,7 @@ class Report(NamedTuple):
     """GPU usage during a period.
 
     Attributes:
-        by: The kind of rows: `user`, `notebook`, `gpu`, or `day`.
+        by: What the rows group by: `user`, `notebook`, `gpu`, or `day`.
         rows: The hours in each row, by row name.
         days: The hours for each day, by date, such as `2026-11-24`.
         longest_idle: The reservations with the longest idle times.

@@ -85,7 +85,7 @@ def run(arguments: Namespace) -> Output:
 
 
 def _release(chosen: Choice, *, is_end: bool) -> Answer:
-    """Ask a process to release its devices, and print a warning before sending it a signal."""
+    """Make a process release its devices, or end it. Before sending a signal, print a warning."""
 
     def warn(reason: Answer) -> None:
         reporter.print_stderr(reservation_list.signal_warning(chosen.reserved, reason, STOP_S))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Lease
     from reserve_gpu.reservation.holding import Holding
 
-WARNING_LEADS_S = (600.0, 60.0)  # warnings are sent this many seconds before the end
+WARNING_LEADS_S = (600.0, 60.0)  # times of the warnings, in seconds before the end time
 POLL_S = 1.0  # seconds between lock checks while the command is running
 ENDED_POLL_S = 0.1  # seconds between lock checks after the command has exited
 READER_LIMIT_S = 1.0  # seconds to wait for a slow reader before dropping an important event

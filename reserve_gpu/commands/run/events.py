@@ -77,12 +77,12 @@ class Events(Reporter):
         )
 
     def failed(self, error: BaseException) -> None:
-        """Write the refusal, except to stderr, where the command line prints every error itself."""
+        """Write the refusal, unless events go to stderr, where the caller prints the error."""
         if isinstance(error, ReserveGPUError) and self._sender.descriptor != STDERR:
             self._sender.send("refused", READER_LIMIT_S, **error.to_dict())
 
     def follow(self) -> None:
-        """Start a process that writes later events, because this process becomes the command."""
+        """Start a process to write later events, because this process will become the command."""
         if session().devices:
             after_exec.start(self._sender, session().holding)
 

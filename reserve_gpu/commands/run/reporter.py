@@ -53,7 +53,7 @@ class Reporter:
             self._live.show(news)
 
     def failed(self, _error: BaseException) -> None:
-        """Clear the progress line. The command line prints the error itself."""
+        """Clear the progress line. The error is not printed here, because the caller prints it."""
         self._live.clear()
 
     def finish(self, outcome: api.Outcome) -> None:

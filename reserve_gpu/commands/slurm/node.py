@@ -60,8 +60,8 @@ class Node:
         """
         if kind == "start":
             await self.end()
-            # Each kernel gets a new folder. If a folder was reused after a /tmp cleaner removed it,
-            # another user could have recreated it and put a connection file there.
+            # Each kernel gets a new folder. If a folder were reused after a /tmp cleaner had
+            # removed it, another user could have recreated it and put a connection file there.
             folder = TemporaryDirectory(
                 prefix=sockets.PREFIX, dir=sockets.socket_root(), ignore_cleanup_errors=True
             )

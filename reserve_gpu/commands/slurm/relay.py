@@ -169,7 +169,8 @@ class Relay:
         """Close the sockets after the last messages have been delivered.
 
         Args:
-            is_orphan: Whether the client has exited, so that the relay must remove the sockets.
+            is_orphan: Whether the client has exited, in which case the relay must remove the
+                client's sockets.
         """
         for socket in self._sockets.values():
             socket.close(LINGER_MS)
