@@ -734,7 +734,7 @@ def test_a_call_in_a_notebook(here: Here) -> None:
     here.write(BUSY)
     shell = here.shell(is_notebook=True)
     shell.run("import reserve_gpu")
-    for line in ("%reserve_gpu --wait 0.5s", "reserve_gpu.reserve(wait=0.5)"):
+    for line in ("%reserve_gpu --wait 2s", "reserve_gpu.reserve(wait=2)"):
         assert any("Waiting for a GPU" in each["text/plain"] for each in shell.run(line).values)
     silent = shell.run("reserve_gpu.reserve(wait=0.1, progress=None)")
     assert "Waiting" not in silent.all
