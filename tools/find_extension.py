@@ -24,7 +24,7 @@ LIMIT_S = 120  # seconds until SIGALRM ends this process
 def answer(kind: str, connection_file: str) -> str:
     """Return LOADED, NO_KERNELS, or advice about a setting that conflicts with reserve_gpu.
 
-    The result is empty if there is no such setting.
+    If the extension is not loaded and no setting conflicts with it, the result is empty.
 
     Args:
         kind: The check to make. `kernel` initializes a Jupyter kernel. `terminal` reads the

@@ -568,7 +568,7 @@ class DeviceScan:
         promised_mib = (context.memory_limit_mib or 0.0) if held else 0.0
         if not sharers and not context.held and not context.is_taking_back:
             return [], (0.0, 0.0)
-        if not context.gpus.sees_all:  # a PID might mean another process in this PID namespace
+        if not context.gpus.sees_all:  # a PID might refer to a different process here
             since = [lock.since for lock in context.held.values()]
             return without_joined(sharers, since), (promised_mib, None)
         this_holder = Holder(

@@ -23,7 +23,7 @@ from reserve_gpu.system import procfs
 
 MUTEX_LIMIT_S = 0.5
 READING_LIMIT_S = 2.0
-# If processes are not visible, a device with less memory in use than this, in MiB, is assumed to
+# If processes are not visible, a device that uses less memory than this (in MiB) is assumed to
 # have no CUDA processes. Even an idle CUDA context takes several hundred MiB.
 CONTEXT_MIB = 64.0
 NAME_LIMIT = 40  # maximum length of another process's name in a message, in characters
@@ -166,7 +166,7 @@ def identify_processes(
         holders: The device's holders.
         is_complete: Whether all of the device's holders are known.
     """
-    if not nvml.sees_all:  # a PID might mean another process in this PID namespace
+    if not nvml.sees_all:  # a PID might refer to a different process here
         return tuple(processes)
     pids = {holder.listed_pid for holder in holders if holder.listed_pid}
     default = False if is_complete and all(holder.seen for holder in holders) else None

@@ -212,7 +212,9 @@ class Holders:
     def _owned_record(
         self, name: str, uid: int | None, pids: set[int | None]
     ) -> tuple[Record, os.stat_result] | None:
-        """Return the record of a whole device's holder and the record file's stat result, or None.
+        """Return the record of the process that holds a whole device, and its file's stat result.
+
+        The result is None if there is no such record.
 
         Args:
             name: The name of the device's lock file.

@@ -67,7 +67,7 @@ class Lease(NamedTuple):
         is_jobs: Whether `until` is the time at which the batch system ends the batch job.
         until_boot: `until` in seconds since boot, if it was calculated from a duration.
             It takes precedence over `until`.
-        own_until: If `is_jobs` is true, the end time that the user or a rule set. It applies if the
+        own_until: If `is_jobs` is true, the end time set by the user or a rule. It applies if the
             job runs past its announced end time.
         own_until_boot: `own_until` in seconds since boot, if it was calculated from a duration.
     """

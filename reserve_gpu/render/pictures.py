@@ -138,7 +138,7 @@ class Shown(Protocol):
 
     @property
     def host(self) -> str:
-        """Return the machine's name, or the names of several machines."""
+        """Return the names of the machines that the rows come from."""
 
     def picture(self) -> Picture:
         """Return the result as a table for users."""

@@ -83,7 +83,7 @@ def serialize(held: Holding) -> dict[str, Any]:
 def start_follower(
     module: str, held: Holding, about: Mapping[str, Any], open_files: Sequence[int]
 ) -> None:
-    """Start a process that runs a module's `main` to monitor this process after its exec.
+    """Start a process that runs a module's `main`, and monitors this process after it calls exec.
 
     Args:
         module: The module's name.

@@ -147,7 +147,7 @@ def is_private(path: str, mounts: Iterable[Mount]) -> bool:
     """Return whether a directory is on a file system that is private to this container.
 
     A container's root file system and its temporary file systems are private. A directory that is
-    shared with the host is either a mount point itself, or inside a mounted folder of the host.
+    shared with the host is either a mount point itself or inside a mounted host directory.
 
     Args:
         path: The directory's absolute path, without symbolic links.

@@ -392,8 +392,9 @@ def is_descendant(pid: int, pids: Collection[int | None]) -> bool:
     """Return whether a process is one of the given processes, or descends from one of them.
 
     A process also counts as a descendant if one of the given processes leads its session
-    (setsid(2)). For example, the background process of `!nohup ... &` in a notebook has another
-    parent once its shell has ended, but stays in the session that Jupyter created for the kernel.
+    (setsid(2)). For example, the background process of `!nohup ... &` in a notebook gets a
+    different parent when its shell exits, but stays in the session that Jupyter created for the
+    kernel.
     The check is slow.
 
     Args:

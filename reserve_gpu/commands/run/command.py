@@ -181,7 +181,7 @@ def become(program: str, command: list[str], reason: str | None = None) -> NoRet
     """
     api.before_exec(reason, is_kernel=jupyter_kernel.connection_file(command) is not None)
     # Python ignores these two signals, and ignored signals stay ignored after exec. But pipelines
-    # such as `yes | head` in a script rely on SIGPIPE.
+    # in scripts, such as `yes | head`, rely on SIGPIPE.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:

@@ -179,7 +179,7 @@ def is_next_hour(entry: LogLine) -> bool:
 def _hour(at: float) -> tuple[int, ...]:
     """Return the local date, hour and UTC offset.
 
-    When clocks go back, the hour is repeated, but the offset is different.
+    When the clocks go back, the hour repeats, but the UTC offset changes.
     """
     local = time.localtime(at)
     return (*local[:4], local.tm_gmtoff)

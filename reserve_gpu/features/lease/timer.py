@@ -226,7 +226,7 @@ class LeaseTimer(Feature):
         return schedule.step(held.lease, self._began.at(seen.instant).wall, seen)
 
     def _idle_s(self) -> float:
-        """Return the seconds since a cell last ran, or a process last used a device."""
+        """Return the seconds since the last cell run or device use, whichever is later."""
         if cells().is_running:
             self._used = time.monotonic()
         elif cells().shell:
