@@ -54,7 +54,9 @@ def main() -> None:
         prog="python -m benchmarks", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="run few rounds, as a test")
+    parser.add_argument(
+        "--quick", action="store_true", help="run only a few rounds, as a quick test"
+    )
     parser.add_argument("groups", nargs="*", metavar="NAME", help=", ".join(GROUPS))
     arguments = parser.parse_args()
     if unknown := sorted(set(arguments.groups) - set(GROUPS)):

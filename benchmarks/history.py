@@ -37,7 +37,7 @@ def history(*, quick: bool) -> Iterator[Row]:
             del os.environ[settings.HISTORY]
         size = histories.size()
     measured_s = statistics.median(times_s[1:])
-    label = f"report of one year for {PEOPLE} people, {lines:,} lines in {size / 1e6:.0f} MB"
+    label = f"one-year report for {PEOPLE} people, {lines:,} lines in {size / 1e6:.0f} MB"
     yield Row(label, f"{measured_s:.2f} s", f"at most {LIMIT_S:g} s", measured_s <= LIMIT_S)
 
 

@@ -51,7 +51,7 @@ def start(*, quick: bool) -> Iterator[Row]:
             "with": partial(_start, bench, "--ext=reserve_gpu"),
         }
         times = in_turn(runs, 3 if quick else 31)
-    label = "start of IPython with the extension, vs. without"
+    label = "IPython startup with the extension, vs. without"
     yield slower(label, times["with"], times["without"], 1.05)
 
 

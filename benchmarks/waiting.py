@@ -139,8 +139,8 @@ def restart(*, quick: bool) -> Iterator[Row]:
             kernel.restart()
             kernel.load()
             kept += "CUDA_VISIBLE_DEVICES = '0'" in kernel.run(MAGIC).stdout
-    label = f"a kernel restarts {times} times while {OTHER_WAITERS} processes wait"
-    yield Row(label, f"gets its GPU again {kept} times", f"{times} times", kept == times)
+    label = f"a kernel restarts {times} times while {OTHER_WAITERS} processes are waiting"
+    yield Row(label, f"gets its GPU back {kept} times", f"{times} times", kept == times)
 
 
 def wait(*, quick: bool) -> Iterator[Row]:

@@ -48,12 +48,13 @@ class ReserveGPU(Magics):
     """The magic %reserve_gpu, its settings, and its hooks."""
 
     lock_directory = Unicode(
-        help="The lock directory, which all users of this machine must share. Empty for the "
-        f"default. Stored in ${settings.LOCK_DIRECTORY}, so child processes use the same directory."
+        help="The lock directory, which all users of this machine must share. Leave empty for "
+        f"the default. Stored in ${settings.LOCK_DIRECTORY}, so child processes use the same "
+        "directory."
     ).tag(config=True)
     idle_memory = CUnicode(  # also accepts a number such as 500
         help="A GPU without compute processes is idle if at most this amount of memory is in use "
-        "(500MiB, 2GB). Empty for 1 GiB or 5 % of the GPU, whichever is less. "
+        "(500MiB, 2GB). Leave empty for 1 GiB or 5 % of the GPU, whichever is less. "
         f"Stored in ${settings.IDLE_MEMORY}."
     ).tag(config=True)
 

@@ -43,14 +43,14 @@ DEVICES = Option(
     nargs="*",
 )
 COUNT = Option(
-    "-n --count COUNT", "number of GPUs; the best connected ones are chosen", "1 2 4 8", type=_count
+    "-n --count COUNT", "number of GPUs; the best-connected ones are chosen", "1 2 4 8", type=_count
 )
 MIN_MEMORY = Option(
     "--min-memory SIZE",
     "minimum total memory of each GPU: 16GB, 16GiB, 16000 (MiB)",
     "8GiB 16GiB 24GiB 40GiB 80GiB",
 )
-NAME = Option("--name TEXT", "only GPUs with this text in their name")
+NAME = Option("--name TEXT", "only GPUs whose name contains this text")
 WAIT = Option(
     "--wait DURATION",
     "wait in the queue until a GPU is available, for up to DURATION if given (90s, 10m, 2h, 1h30m)",
@@ -121,7 +121,7 @@ class Parser(ArgumentParser):
                 raise RequestError(f"Unknown option {sanitize(flag)}. {suggestion}")
         if unknown:
             self.error(
-                f"Unexpected argument: {' '.join(unknown)}. Put a value of several words in quotes"
+                f"Unexpected argument: {' '.join(unknown)}. Quote values that contain spaces"
             )
         devices = getattr(arguments, "devices", ())
         for word in {*known}.intersection(devices):

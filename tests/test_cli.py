@@ -364,7 +364,7 @@ USAGE = [
     (
         "run -n -- true",
         (
-            "-n needs a value: number of GPUs; the best connected ones are chosen. "
+            "-n needs a value: number of GPUs; the best-connected ones are chosen. "
             "See reserve-gpu run --help\n"
         ),
     ),
@@ -390,7 +390,7 @@ USAGE = [
     ("run wait -- true", "'wait' is not a GPU name. Did you mean --wait?\n"),
     (
         "run 0 --name RTX 2080 Ti -- true",
-        "Unexpected argument: 2080 Ti. Put a value of several words in quotes. See",
+        "Unexpected argument: 2080 Ti. Quote values that contain spaces. See",
     ),
 ]
 
@@ -713,7 +713,7 @@ def test_a_full_disk(here: Here, words: str) -> None:
             stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, timeout=LIMIT_S,
         )  # fmt: skip
     assert done.returncode == 74
-    assert "stdout can't be written: No space left on device." in done.stderr
+    assert "Can't write to stdout: No space left on device." in done.stderr
     assert done.stderr.count("\n") == 1
 
 

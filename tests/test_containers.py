@@ -222,7 +222,7 @@ def test_a_directory_that_is_full(machine: Machine, wish: tuple[str, ...]) -> No
     assert code == 0
     assert "Warning: GPU0 is reserved, but other users can't see the reservation's end" in told
     assert "No space left on device" in told
-    assert ("your part counts as the whole GPU" in told) is (wish[0] == "--memory")
+    assert ("Other users see the whole GPU as reserved" in told) is (wish[0] == "--memory")
 
 
 def test_a_directory_that_has_room_again(here: Here) -> None:

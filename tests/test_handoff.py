@@ -103,7 +103,9 @@ def test_text_for_a_shell() -> None:
 )
 def test_queues_and_containers(line: str, why: str) -> None:
     """A program that leaves the command to a daemon or to later is refused with the reason."""
-    assert refused(line).startswith(f"{why}. The command would run without the variables")
+    assert refused(line).startswith(
+        f"{why}. The command would run without the reservation's variables"
+    )
 
 
 @pytest.mark.parametrize(

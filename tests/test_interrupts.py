@@ -32,7 +32,7 @@ FEW, MANY, ALL = 8, 40, 1 << 20  # places at which an action is interrupted
 SHORT = ("release", "say it again", "reserve less")
 LONG_S = 30
 SHORT_S = 0.5  # but long enough for a look
-REFUSED_IN_A_LINE = r"This process is already reserving, releasing or reading GPUs.*\.$"
+REFUSED_IN_A_LINE = r"This process is already reserving, releasing or querying GPUs.*\.$"
 
 
 def interrupt() -> None:

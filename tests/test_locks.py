@@ -320,7 +320,7 @@ def everything(folder: Path) -> list[tuple[str, int, int]]:
 def test_a_directory_where_anybody_can_delete_is_an_error(two: Here) -> None:
     """A directory open to all, without the sticky bit, is refused; how to mend it is said."""
     two.locks.chmod(0o777)
-    with pytest.raises(LockError, match=f"Any user can delete .* chmod 1777 {two.locks}"):
+    with pytest.raises(LockError, match=f"any user can delete .* chmod 1777 {two.locks}"):
         reserve_gpu.reserve()
     assert modes(two.locks) == {}
     two.locks.chmod(0o1777)
@@ -977,7 +977,8 @@ def test_only_who_has_waited_for_long_reads_of_a_driver_that_hangs(
 ) -> None:
     """Others who reserve for a moment are no sign of a driver that hangs."""
     text = _mutex_message(os.getpid(), waited_s)
-    assert f"in progress for {waited_s:.0f} s, now by process {os.getpid()} of" in text
+    assert f"in progress for {waited_s:.0f} s; process {os.getpid()} of" in text
+    assert "is making the current one." in text
     assert ("the NVIDIA driver has hung" in text) is is_hanging
 
 

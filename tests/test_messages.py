@@ -467,12 +467,12 @@ def test_nothing_free() -> None:
         (
             [State.FREE, State.BUSY],
             2,
-            "Not enough free GPU devices: 1 of 2 is free, 2 are needed.",
+            "Not enough free GPU devices: 1 of 2 is free, but 2 are needed.",
         ),
         (
             [State.FREE, State.FREE, State.BUSY, State.UNFIT],
             3,
-            "Not enough free GPU devices: 2 of 3 are free, 3 are needed.",
+            "Not enough free GPU devices: 2 of 3 are free, but 3 are needed.",
         ),
         ([], 1, "No free GPU devices."),
         ([State.UNFIT], 1, "No free GPU devices."),
@@ -605,7 +605,7 @@ def test_what_is_left(frontend: Frontend, kept: list[Device], expected: str) -> 
         ([State.BUSY], "No other free GPU devices: GPU1 is busy.", None),
         (
             [State.FREE, State.BUSY],
-            "You have GPU0 and asked for 3: 2 more are needed, 1 is free.",
+            "You have GPU0 and asked for 3: 2 more are needed, but only 1 is free.",
             "2 are available now: %reserve_gpu -n 2",
         ),
     ],
@@ -1131,7 +1131,7 @@ def test_too_late_in_python() -> None:
 
 def test_programs_are_told_in_their_words() -> None:
     """What only programs get to know is said in one sentence each."""
-    assert "This process is already reserving, releasing or reading GPUs" in NESTED
+    assert "This process is already reserving, releasing or querying GPUs" in NESTED
     assert notices.ALREADY_RELEASED == "This reservation has been released. Make a new one."
     assert "waiting in the queue" in notices.ANOTHER_THREAD_WAITS
 
@@ -1233,16 +1233,16 @@ CHANGED = f"{VISIBLE} was"
             notices.private_directory("/run/lock/reserve_gpu", "start it with --bind /run/lock"),
             (
                 "this container sees only the reservations made inside it (in "
-                "/run/lock/reserve_gpu). To share them with the whole machine, start it with "
-                "--bind /run/lock."
+                "/run/lock/reserve_gpu). To share them with all users of this machine, start it "
+                "with --bind /run/lock."
             ),
         ),
         (
             notices.unsigned([GPU0], "/run/lock/reserve_gpu", "No space left", is_part=True),
             (
-                "GPU0 is reserved, but other users can't see the reservation's end, note or "
-                "notebook: /run/lock/reserve_gpu can't be written (No space left). For other "
-                "users, your part counts as the whole GPU. Free some space there, or tell the "
+                "GPU0 is reserved, but other users can't see the reservation's end time, note or "
+                "notebook: /run/lock/reserve_gpu can't be written (No space left). Other users "
+                "see the whole GPU as reserved. Free some space there, or tell the "
                 "administrator."
             ),
         ),
@@ -1292,12 +1292,12 @@ def test_full(row: DeviceStatus, expected: str) -> None:
         (
             [FULL_GPU, DeviceStatus(GPU1, State.FREE, would_be_taken=True), RESERVED],
             TEN_GB._replace(count=2),
-            "Not enough GPU devices have room for 9.3 GiB: 1 of 3 does, 2 are needed.",
+            "Not enough GPU devices have room for 9.3 GiB: 1 of 3 does, but 2 are needed.",
         ),
         (
             [FULL_GPU, DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.PART), RESERVED],
             TEN_GB._replace(count=2),
-            "Not enough GPU devices have room for 9.3 GiB: none of 2 does, 2 are needed.",
+            "Not enough GPU devices have room for 9.3 GiB: none of 2 does, but 2 are needed.",
         ),
         ([RESERVED], TEN_GB, NONE_FREE),
         ([FULL_GPU], ANY, "No free GPU devices: GPU0 is full."),
@@ -1365,9 +1365,9 @@ def test_a_warning_of_strangers_beside_a_part() -> None:
     """Who gets a part where others compute without a reservation is told that they may use more."""
     caution = DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use_state=State.BUSY)
     assert notices.caution(caution, TEN_GB) == (
-        "You have 9.3 GiB of GPU0, which other processes use without a reservation: busy, alice, "
-        "python (pid 4321000). The memory that they use now is not in your part, but they may use "
-        "more"
+        "You have 9.3 GiB of GPU0, which other processes are using without a reservation: busy, "
+        "alice, python (pid 4321000). The memory that they are using now is not in your part, but "
+        "they may use more"
     )
 
 
@@ -1406,8 +1406,8 @@ def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> N
     """Who is over reads how much, what caps it if that is known, and the line to type."""
     request = TEN_GB._replace(devices=("0",), terms=TEN_GB.terms._replace(note="x"))
     assert notices.exceeded(GPU0, 11540.0, request, names) == (
-        "This kernel uses 11.3 GiB of GPU0, 2.0 GiB more than it has reserved: other users may run "
-        f"out of memory.{expected} Free memory (a restart frees all of it), or ask for more:\n"
+        "This kernel is using 11.3 GiB of GPU0, 2.0 GiB more than it has reserved: other users may "
+        f"run out of memory.{expected} Free memory (a restart frees all of it), or ask for more:\n"
         "%reserve_gpu 0 --memory 12GiB"
     )
 
@@ -1554,7 +1554,7 @@ ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
         (DeviceStatus(GPU0, State.RESERVED, FULL, holders=(ALICE,)), []),
         (
             DeviceStatus(GPU0, State.UNKNOWN, Usage(compute=0, sees_all=False)),
-            ["GPU0's use can't be read. If you know it is unused: %reserve_gpu 0"],
+            ["GPU0's usage can't be read. If you know it is unused: %reserve_gpu 0"],
         ),
         (DeviceStatus(GPU0, State.UNKNOWN, reason="its lock is a link"), []),
         (

@@ -1044,7 +1044,7 @@ def test_the_hosts_memory(here: Here, gpu: str, total_mib: int) -> None:
     assert (device["state"], device["memory_total_mib"]) == ("busy", total_mib)
     assert device["memory_used_mib"] == 5040
     assert f" 4.9 of {total_mib / 1024:.1f} GiB " in refused()
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="which other processes use"):
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="which other processes are using"):
         assert got(memory=f"{total_mib - 5040}MiB") == "0"
     reserve_gpu.release()
     assert refused(memory=f"{total_mib - 5039}MiB")

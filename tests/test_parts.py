@@ -381,7 +381,7 @@ def test_who_is_over_is_told_after_a_cell(one: Here) -> None:
     assert shell.run("%reserve_gpu --memory 2GB").error is None
     told = [use(mib) for mib in (1900, 1950, 1800, 2500)]
     assert [bool(text) for text in told] == [False, True, False, True], told
-    assert "This kernel uses 1.9 GiB of GPU0, <0.1 GiB more than it has reserved" in told[1]
+    assert "This kernel is using 1.9 GiB of GPU0, <0.1 GiB more than it has reserved" in told[1]
     assert "limited by CUPY_GPU_MEMORY_LIMIT" in told[1]
     assert "%reserve_gpu --memory 2GiB" in told[1]
     assert use(2600) == ""

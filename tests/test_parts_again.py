@@ -215,6 +215,7 @@ def test_a_rule_binds_who_prolongs_a_part(one: Here) -> None:
     """The rule for a part that gets a new end counts from its first reservation."""
     one.rules.write_text('[limits]\ntime = "2h"\n')
     until = reserve_gpu.reserve(memory="4000MiB").lease.until
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="counts from its start"):
+    told = "counts from the start of the reservation"
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match=told):
         assert reserve_gpu.reserve(for_="2h").lease.until == until
     assert records(one) == [4000]

@@ -154,7 +154,7 @@ def test_a_number_that_another_variable_names(here: Here) -> None:
         here.write(NEW + A + B)
         text = refused("1")
         assert "No free GPU devices: GPU1 is reserved." in text
-        assert f"(pid {child.pid}) reserved another GPU when it had this number" in text
+        assert f"(pid {child.pid}) reserved another GPU that used to have this number" in text
         assert of_gpu(str(reserve_gpu.status()), "1").startswith("reserved")
         assert got(name="4090") == "0"
         assert child.run(CUDA_DEVICE).value == "aaaaaaaa"  # which nobody else has
@@ -343,7 +343,7 @@ def test_own_processes_from_before_a_restart(here: Here) -> None:
             os.kill(pid, 9)
         assert "GPU0 is still in use by your own process from before the restart: " in told
         assert f"To free the memory, end it:\n!kill {pid}\n" in f"{told}\n"
-        assert "other processes use it" not in told
+        assert "other processes are using it" not in told
 
 
 # -- from elsewhere --------------------------------------------------------------------------------

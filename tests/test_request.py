@@ -63,9 +63,9 @@ def test_request(arguments: dict[str, Any], expected: Request, needed: int) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"devices": ""}, "No GPU is named"),
-        ({"devices": " , "}, "No GPU is named"),
-        ({"devices": []}, "No GPU is named"),
+        ({"devices": ""}, "No GPU was given"),
+        ({"devices": " , "}, "No GPU was given"),
+        ({"devices": []}, "No GPU was given"),
         ({"devices": "all"}, "'all'"),
         ({"devices": "-1"}, "'-1'"),
         ({"devices": -1}, "'-1'"),
@@ -226,7 +226,7 @@ def test_a_number_that_somebody_typed_is_asked_back(text: str) -> None:
 @pytest.mark.parametrize("text", ["0,1", "GPU0,GPU1", "cuda:0", "gpu3", "GPU-8f2a", "1:0"])
 def test_devices_in_place_of_a_duration(text: str) -> None:
     """Who gives devices after --wait is told where they belong."""
-    with pytest.raises(RequestError, match=f"To wait for GPUs by name: {text} --wait"):
+    with pytest.raises(RequestError, match=f"To wait for specific GPUs: {text} --wait"):
         Deadline.after(text)
 
 

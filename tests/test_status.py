@@ -552,7 +552,7 @@ def test_while_the_mutex_is_held(here: Here) -> None:
     assert rows[1]["holders"][0]["note"] == "mine"
     assert [row["is_used_without_reservation"] for row in rows] == [False, False, False, None]
     assert [ticket["asks"] for ticket in found["waiting"]] == ["GPU0"]
-    assert f"by process {os.getpid()} of {ME}" in found["problem"]
+    assert f"; process {os.getpid()} of {ME}" in found["problem"]
     missing = r"Reservations may be missing here: Other reservations have been in progress for \d s"
     assert re.search(missing, str(status))  # a person waits for this
 
@@ -590,7 +590,7 @@ def test_a_lock_that_cannot_be_opened(here: Here) -> None:
         rows = devices()
     assert [row["state"] for row in rows] == ["unknown", "reserved", "unknown", "unknown", "free"]
     assert "is a directory, not a lock file" in rows[0]["reason"]
-    assert "is a symbolic link, which is never followed" in rows[2]["reason"]
+    assert "is a symbolic link. Symbolic links are not followed here." in rows[2]["reason"]
     assert "is not a regular file" in rows[3]["reason"]
 
 
@@ -686,7 +686,7 @@ def picture(*rows: DeviceStatus, waiting: tuple[Ticket, ...] = (), **about: Any)
 
 
 DARK = DeviceStatus(GPUS[0], State.UNKNOWN, Usage(compute=0, sees_all=False))
-UNREAD = "GPU0's use can't be read. If you know it is unused: %reserve_gpu 0"
+UNREAD = "GPU0's usage can't be read. If you know it is unused: %reserve_gpu 0"
 GET, QUEUE = "Get one with %reserve_gpu", "Wait in the queue: %reserve_gpu --wait"
 HEADS: dict[str, tuple[tuple[DeviceStatus, ...], str, list[str]]] = {
     "nothing": ((), "No GPU found.", []),

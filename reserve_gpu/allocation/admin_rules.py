@@ -227,7 +227,10 @@ class _Part(NamedTuple):
             try:
                 drained += names.parse(name if is_name else "?")
             except RequestError as error:
-                problem = f"drain: {_value(name)} is not a GPU; give a UUID, its start, 2 or 1:0"
+                problem = (
+                    f"drain: {_value(name)} is not a GPU; give a UUID or its beginning, or a "
+                    "number such as 2 or 1:0"
+                )
                 raise self.mistake(problem) from error
         return Rule("drain", _table(self.place), self.file, 0), tuple(drained)
 

@@ -62,9 +62,9 @@ def require_absolute(typed: Sequence[str], inherited: Variables) -> None:
             listed = names.entries(value)
             entry = f"the entry '{listed[number]}'" if number < len(listed) else "no entry"
             raise RequestError(
-                f"{sanitize(name)} counts within CUDA_VISIBLE_DEVICES={sanitize(value)!r}, which "
-                f"was set elsewhere, and refers to {sanitize(entry)}. Name the GPU as nvidia-smi "
-                "does."
+                f"{sanitize(name)} is an index into CUDA_VISIBLE_DEVICES={sanitize(value)!r}, "
+                f"which was set elsewhere, so it refers to {sanitize(entry)}. Name the GPU as "
+                "nvidia-smi does."
             )
 
 
@@ -184,7 +184,7 @@ def _require_one_model(value: str, order: str | None, everything: Sequence[Devic
         # If the user has set CUDA_DEVICE_ORDER, changing it would change what the numbers mean.
         remedy = "Use" if order else "Also set CUDA_DEVICE_ORDER=PCI_BUS_ID, or use"
         raise RequestError(
-            f"CUDA_VISIBLE_DEVICES={sanitize(value)!r} was set elsewhere, {how}. The GPUs of this "
-            "machine are of different models, so its numbers may differ from nvidia-smi's. "
+            f"CUDA_VISIBLE_DEVICES={sanitize(value)!r} was set elsewhere, {how}. This machine's "
+            "GPUs are of different models, so these numbers may differ from nvidia-smi's. "
             f"{remedy} UUIDs instead of numbers (nvidia-smi -L)."
         )

@@ -40,7 +40,7 @@ class Deadline(NamedTuple):
             RequestError: The duration is invalid.
         """
         is_name = isinstance(wait, str) and names.is_name(wait)
-        hint = f" To wait for GPUs by name: {sanitize(str(wait))} --wait." if is_name else ""
+        hint = f" To wait for specific GPUs: {sanitize(str(wait))} --wait." if is_name else ""
         limit_s = None if wait is None else parsing.parse_duration(wait, hint=hint)
         return cls(limit_s, time.monotonic() + (limit_s or 0.0))
 
@@ -76,7 +76,7 @@ def parse(  # noqa: PLR0913 - takes the same arguments as reserve()
     """
     named = () if devices is None or devices == () else names.parse(devices)
     if devices is not None and not named:
-        raise RequestError("No GPU is named. To get the first free GPU, leave the name out.")
+        raise RequestError("No GPU was given. To get the first free GPU, omit the argument.")
     if count is not None and (type(count) is not int or count < 1):
         raise RequestError(f"The number of GPUs must be 1 or more, not {count!r}.")
     if named and count is not None and count != len(named):
@@ -99,7 +99,11 @@ def parse(  # noqa: PLR0913 - takes the same arguments as reserve()
         end_kernel=end_kernel,
     )
     if lease != Lease() and not lease.has_end:
-        action = "release the GPU only if wanted" if if_wanted else "end the kernel with the lease"
+        action = (
+            "release the GPU only if another process is waiting for one"
+            if if_wanted
+            else "end the kernel with the lease"
+        )
         when = "after 4h, at 18:00, or when idle for 1h"
         raise RequestError(f"To {action}, also say when: {when}.")
     return Request(

@@ -218,8 +218,8 @@ def taken_number(nvml: Nvml, claims: Sequence[Claim]) -> str | None:
         if device in missing or not _is_on(nvml, devices[device], holder):
             name = sanitize(holder.name or "A process", NAME_LIMIT)
             return (
-                f"{name} (pid {holder.pid}) reserved another GPU when it had this number, and may "
-                "still start CUDA on this one"
+                f"{name} (pid {holder.pid}) reserved another GPU that used to have this number, "
+                "and might still start CUDA on this GPU"
             )
     return None
 

@@ -185,7 +185,7 @@ def _print(output: Output) -> None:
         print(output.text.removesuffix("\n"), flush=True)
     except OSError as error:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - otherwise Python flushes again at exit
-        raise lookup.CommandError(f"stdout can't be written: {error.strerror}.", 74) from error
+        raise lookup.CommandError(f"Can't write to stdout: {error.strerror}.", 74) from error
 
 
 def _open_standard_descriptors() -> None:

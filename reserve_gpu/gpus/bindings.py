@@ -464,7 +464,7 @@ class Worker:
                 if waited_s >= limit_s:
                     self._give_up(call, f"no answer within {limit_s:g} s")
         except BaseException:  # for example, an interrupt
-            self._give_up(call, "no answer yet when it was interrupted")
+            self._give_up(call, "interrupted before the driver answered")
             raise
         if call.given_up:
             raise HangError(call.given_up)

@@ -250,7 +250,7 @@ def _names_in_word(word: str) -> list[str]:
         return [word]
     raise RequestError(
         f"{sanitize(word)!r} is not a GPU name. Give an index (2, GPU2 or cuda:2), several (1,3), "
-        "a range (0-3), a UUID or its start (GPU-8f2a), a MIG instance (1:0) or a PCI bus id "
+        "a range (0-3), a UUID or its beginning (GPU-8f2a), a MIG instance (1:0) or a PCI bus ID "
         "(0000:03:00.0)."
     )
 

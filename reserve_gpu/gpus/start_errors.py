@@ -68,13 +68,14 @@ DOES_NOT_START = (
 )
 NO_LINUX = "No NVIDIA driver found. Reservations need one, on Linux or WSL2."
 JETSON = (
-    "The driver of this Jetson lacks NVML (libnvidia-ml.so.1), which reservations need. Newer "
-    "versions of JetPack include it. CUDA works without NVML, and without a reservation."
+    "This Jetson's driver lacks NVML (libnvidia-ml.so.1), which reservations need. Newer "
+    "versions of JetPack include it. CUDA works without NVML, but GPUs can't be reserved."
 )
 NO_NVML = (
     "The NVIDIA driver's CUDA library was found, but its NVML (libnvidia-ml.so.1) was not. A "
     "container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility. Outside a container, install the "
-    "driver version's NVML (Debian: libnvidia-ml1), or add its folder to LD_LIBRARY_PATH."
+    "NVML library of the driver's version (Debian: libnvidia-ml1), or add its folder to "
+    "LD_LIBRARY_PATH."
 )
 NO_LIBRARY = (
     "The NVIDIA driver is loaded on this machine, but libnvidia-ml.so.1 was not found. Start the "

@@ -355,7 +355,7 @@ class Config:
             if os.path.exists(path) and (uid := os.stat(path).st_uid):
                 user = _user(uid)
                 raise StartupError(
-                    f"{path} belongs to {user}. Files owned by root in it would keep IPython from "
+                    f"{path} belongs to {user}. Root-owned files in it would prevent IPython from "
                     f"starting for {user}. Nothing was changed. As {user}, without sudo, "
                     f"run: {command}"
                 )

@@ -336,7 +336,7 @@ class LockDirectory:
         if lock := self.acquire_first(avoided):
             return lock
         raise LockError(
-            f"You already have {living} locks ({self.path}/{prefix}-...), and may not have more. "
+            f"You already have {living} locks ({self.path}/{prefix}-...), and can't have more. "
             "End one of the processes that hold them."
         )
 
@@ -860,8 +860,8 @@ def _hard_link_message(path: str, other: str, status: os.stat_result) -> str:
 def _unclear_lock_message(path: str, other: str, pid: int | None) -> str:
     run = shell_line(f"rm {path}")
     return (
-        f"its lock file is also linked as {other}, and {_process(pid)} has locked one of the two. "
-        f"When that process has ended, run: {run}"
+        f"its lock file has a second hard link, {other}, and {_process(pid)} has locked the file "
+        f"through one of its names. When that process has ended, run: {run}"
     )
 
 
@@ -881,8 +881,8 @@ def _record_prefix(uuid: str) -> str:
 
 def _mutex_message(pid: int | None, waited_s: float) -> str:
     text = (
-        f"Other reservations have been in progress for {waited_s:.0f} s, now by {_process(pid)}. "
-        "Try again."
+        f"Other reservations have been in progress for {waited_s:.0f} s; {_process(pid)} is making "
+        "the current one. Try again."
     )
     if waited_s < LONG_S:
         return text

@@ -223,7 +223,7 @@ def _require_own_files(directory: int, path: str) -> None:
         _finish(directory, status, DIRECTORY_MODE)
     elif status.st_mode & stat.S_IWOTH:
         run = shell_line(f"chmod 1777 {path}")
-        raise LockError(f"Any user can delete the locks of other users in {path}. Run: {run}")
+        raise LockError(f"In {path}, any user can delete other users' locks. Run: {run}")
 
 
 def _finish(descriptor: int, status: os.stat_result, mode: int) -> None:
@@ -277,7 +277,7 @@ def _writing_advice(directory: str) -> str:
     """Return advice on how to let this process write to the lock directory."""
     if containers.container():
         how = containers.bind_instruction(directory)
-        return f"To see the reservations of the whole machine, {how}, and let users write to it."
+        return f"To see all reservations on this machine, {how}, and let users write to it."
     return (
         f"Let this process write there: add {directory} to the sandbox's writable paths, or add "
         f"ReadWritePaths={directory} to the systemd service."
@@ -297,7 +297,8 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
         return TOO_MANY_FILES
     if error.errno == errno.ELOOP:
         return (
-            f"{path} is a symbolic link, which is never followed. Remove it, or ask its owner to."
+            f"{path} is a symbolic link. Symbolic links are not followed here. Remove it, or ask "
+            "its owner to."
         )
     if error.errno == errno.EISDIR:
         return f"{path} is a directory, not a lock file. Remove it, or ask its owner to."

@@ -372,9 +372,9 @@ class Answer(Enum):
 
     RELEASED = "the process released its devices"
     CUDA = "CUDA is running in the process"
-    CHILD = "a process that it started uses the devices"
+    CHILD = "a process that it started is using the devices"
     PROGRAM = "the program can't receive the request"
-    SILENT = "the process does not answer"
+    SILENT = "the process does not respond"
     ANOTHER = "the process did not confirm that it is the selected one"
     GONE = "the process no longer holds a device"
     ENDED = "the process has ended"

@@ -57,7 +57,9 @@ def no_room(request: Request, size: Size, rows: Sequence[DeviceStatus]) -> str:
     if request.needed > 1:
         enough, total = sum(row.would_be_taken for row in rows), len(rows)
         have = f"{enough or 'none'} of {total} {'do' if enough > 1 else 'does'}"
-        return f"Not enough GPU devices have room for {part}: {have}, {request.needed} are needed."
+        return (
+            f"Not enough GPU devices have room for {part}: {have}, but {request.needed} are needed."
+        )
     roomiest = max(full, key=lambda row: row.promisable_mib or 0.0)
     room = phrases.room(roomiest.promisable_mib or 0.0)
     if request.devices:

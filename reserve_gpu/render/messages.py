@@ -38,7 +38,7 @@ def command_ends(lease: Lease, now: float) -> str:
     """Return the message that says when a command will be terminated."""
     until = lease.until or now
     if lease.is_jobs:
-        return f"The job ends at {durations.moment(until, now)}, and the command with it."
+        return f"The job and the command end at {durations.moment(until, now)}."
     return (
         f"The command gets SIGTERM at {durations.moment(until, now)}, and SIGKILL a minute later."
     )

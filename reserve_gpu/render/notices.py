@@ -27,7 +27,7 @@ from reserve_gpu.system.forks import no_fork
 
 PART_STAYS = "The enclosing `with` block asked for a larger part, which stays reserved."
 ALREADY_RELEASED = "This reservation has been released. Make a new one."
-LEASE_EXPIRED = "This reservation is past its end, so it can no longer be joined."
+LEASE_EXPIRED = "This reservation has passed its end time, so it can no longer be joined."
 JUST_RELEASED = "This reservation has just been released. To see the current ones, run:"
 CAPS_ARE_LATE = (
     "CUDA is already running: JAX, TensorFlow and CuPy keep the limit that they started with until "
@@ -55,9 +55,9 @@ def caution(row: DeviceStatus, request: Request) -> str:
     if size := request.terms.size:  # the part excludes memory that is in use now
         part = phrases.part(size)
         return (
-            f"You have {part} of {row.label}, which other processes use without a reservation: "
-            f"{reasons.use(row)}. The memory that they use now is not in your part, but they may "
-            "use more"
+            f"You have {part} of {row.label}, which other processes are using without a "
+            f"reservation: {reasons.use(row)}. The memory that they are using now is not in your "
+            "part, but they may use more"
         )
     return f"You asked for {row.label}: it is {reasons.use(row)}"
 
@@ -71,7 +71,7 @@ def private_directory(path: str, bind: str) -> str:
     """
     return (
         f"this container sees only the reservations made inside it (in {path}). To "
-        f"share them with the whole machine, {bind}."
+        f"share them with all users of this machine, {bind}."
     )
 
 
@@ -87,10 +87,10 @@ def unsigned(devices: Sequence[Device], directory: str, reason: str, *, is_part:
     """
     text = (
         f"{labels(devices)} {phrases.be(len(devices))} reserved, but other users can't see the "
-        f"reservation's end, note or notebook: {directory} can't be written "
+        f"reservation's end time, note or notebook: {directory} can't be written "
         f"({sanitize(reason, REASON_LIMIT)})."
     )
-    counts = " For other users, your part counts as the whole GPU." if is_part else ""
+    counts = " Other users see the whole GPU as reserved." if is_part else ""
     return f"{text}{counts} Free some space there, or tell the administrator."
 
 
@@ -155,7 +155,7 @@ def left_running(row: DeviceStatus) -> str:
 def used_by_others(row: DeviceStatus) -> str:
     """Return the warning that other processes are using a held device."""
     use = reasons.use(row)
-    return f"{row.label} is reserved for this kernel, but other processes use it: {use}"
+    return f"{row.label} is reserved for this kernel, but other processes are using it: {use}"
 
 
 def devices_stay(devices: Sequence[Device], *, is_late: bool) -> str:
@@ -234,7 +234,10 @@ def shortened(rule: Rule, last: float) -> str:
         last: The time at which the reservation ends, in seconds since the epoch.
     """
     until = durations.moment(last, time.time())
-    return f"The reservation lasts until {until}: {named(rule)} counts from its start"
+    return (
+        f"The reservation lasts until {until}: {named(rule)} counts from the start of the "
+        "reservation"
+    )
 
 
 def memory_limits_kept(names: Sequence[str]) -> str:
@@ -272,7 +275,7 @@ def exceeded(device: Device, used_mib: float, request: Request, caps: Sequence[s
     if caps:
         capped = f" It is limited by {listed(caps)}, which not every program reads."
     return (
-        f"This kernel uses {phrases.gib(used_mib)} of {device.label}, {over} more "
+        f"This kernel is using {phrases.gib(used_mib)} of {device.label}, {over} more "
         f"than it has reserved: other users may run out of memory.{capped} Free memory (a restart "
         f"frees all of it), or ask for more:\n{MAGIC.typed(more)}"
     )
@@ -570,8 +573,8 @@ def too_long(rule: Rule, asked_s: float) -> errors.RequestError:
 def ends_anyway(rule: Rule) -> errors.RequestError:
     """Return the error for using `if_wanted` when a rule limits every reservation's duration."""
     return errors.RequestError(
-        f"The limit {named(rule)} ends a reservation even if no other process waits for it. Leave "
-        "out if_wanted (--if-wanted)."
+        f"The limit {named(rule)} ends a reservation even if no other process is waiting for it. "
+        "Leave out if_wanted (--if-wanted)."
     )
 
 
@@ -583,7 +586,7 @@ def cannot_extend(rule: Rule, last: float) -> errors.RequestError:
         last: The time at which the limit was reached, in seconds since the epoch.
     """
     return errors.RequestError(
-        f"The reservation can't be extended: {named(rule)} counts from its start, and "
-        f"was reached at {durations.moment(last, time.time())}. Release it, and reserve "
-        "again."
+        f"The reservation can't be extended: {named(rule)} counts from the start of the "
+        f"reservation, and was reached at {durations.moment(last, time.time())}. Release it, and "
+        "reserve again."
     )

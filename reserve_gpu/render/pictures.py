@@ -191,11 +191,11 @@ def _none_free(request: Request, rows: Sequence[DeviceStatus], now: float, user:
         needed = request.needed - len(held)
         return (
             f"You have {phrases.labels(held)} and asked for {request.needed}: {needed} more "
-            f"{phrases.be(needed)} needed, {free} {phrases.be(free)} free."
+            f"{phrases.be(needed)} needed, but only {free} {phrases.be(free)} free."
         )
     if free:
         available = f"{free} of {total} {phrases.be(free)} free"
-        return f"Not enough {devices}: {available}, {request.needed} are needed."
+        return f"Not enough {devices}: {available}, but {request.needed} are needed."
     if total == 1:
         return f"No {devices}: {other_rows[0].label} {_state_in_words(other_rows[0], now, user)}."
     (first, most), *rest = Counter(state.value for state in states).most_common()

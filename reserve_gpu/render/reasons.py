@@ -26,7 +26,7 @@ LOOK = "check the output of nvidia-smi, and "  # left out if all unavailable dev
 LOST = " (a lost GPU needs a reset or a reboot)"
 AWAITS_RESET = "some of its memory has failed; the next reset of the GPU will repair it"
 UNREAD = "neither its processes nor its memory can be read"
-HOSTS_MEMORY = "it shares the host's memory, and some of its use can't be read"
+HOSTS_MEMORY = "it shares the host's memory, and some of its usage can't be read"
 # Explanations of the compute modes for users.
 MODES = {
     ComputeMode.PROHIBITED: "compute mode is prohibited: no process can use it",
@@ -113,7 +113,7 @@ def unseen(rows: Sequence[DeviceStatus], frontend: Frontend | None = None) -> li
     """
     lines: list[Line] = []
     if dark := next((r for r in rows if is_dark(r) and not (r.reason or r.holders)), None):
-        text = f"{dark.label}'s use can't be read. If you know it is unused"
+        text = f"{dark.label}'s usage can't be read. If you know it is unused"
         if frontend is None or frontend.is_for_program:
             lines.append((f"{text}, reserve all of it by number.",))
         else:

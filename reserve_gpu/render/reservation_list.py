@@ -131,7 +131,7 @@ def released(
         Answer.CUDA: f"CUDA is running in {process}: {devices} will be free when it ends. {end}",
         Answer.CHILD: f"A process that {process} started is using {devices}. {end}",
         Answer.PROGRAM: f"{process} can't release {devices} on request, only by ending. {end}",
-        Answer.SILENT: f"{process} does not respond: it is stopped, or hangs. {end}",
+        Answer.SILENT: f"{process} does not respond: it is suspended, or it hangs. {end}",
         Answer.ANOTHER: f"{process} did not confirm your choice. Nothing was released. {by_pid}",
         Answer.GONE: f"{process} no longer holds {devices}.",
         Answer.ENDED: f"Ended {process}, which held {devices}.",

@@ -38,7 +38,7 @@ def foot(rules: Rules | None, rows: Sequence[DeviceStatus]) -> list[Line]:
     if limits := ", ".join(filter(None, _limits(rules))):
         lines.append(((f"Rules for {sanitize(rules.user)}", STRONG), f" ({file}): {limits}."))
     drained = [
-        f"{file}, [devices]: drain: {sanitize(name)!r} matches no GPU here, or several."
+        f"{file}, [devices]: drain: {sanitize(name)!r} matches no GPU here, or more than one."
         for name in unmatched(rules, rows)
     ]
     problems = [*rules.problems, *drained]

@@ -41,7 +41,7 @@ NO_THREAD = (
 # The error message when a signal handler makes a call while the interrupted thread is waiting for
 # another call.
 NESTED = (
-    "This process is already reserving, releasing or reading GPUs, and a signal handler "
+    "This process is already reserving, releasing or querying GPUs, and a signal handler "
     "interrupted it. Try again when the interrupted operation has finished."
 )
 DONE = object()

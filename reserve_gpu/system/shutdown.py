@@ -145,7 +145,7 @@ def _call(function: Callable[[], object], limit_s: float) -> str | None:
     try:
         thread.start()
     except RuntimeError:
-        return f"{subject} was not called, because no thread can be started."
+        return f"{subject} was not called, because no thread could be started."
     thread.join(limit_s)
     if thread.is_alive():
         return f"{subject} did not finish within {limit_s:g} s."

@@ -29,7 +29,7 @@ TEXT_LIMIT = 200  # maximum length of a framework's message, in characters
 # line.
 REMEDIES: dict[int, str] = {
     MISSING: "The CUDA library of the NVIDIA driver was not found. In a container, set "
-    "NVIDIA_DRIVER_CAPABILITIES=compute,utility. On Debian, install the package libcuda1.",
+    "NVIDIA_DRIVER_CAPABILITIES=compute,utility. On Debian, install the libcuda1 package.",
     # CUDA_ERROR_STUB_LIBRARY
     34: "This libcuda.so.1 is the CUDA toolkit's stub, which is only for linking. Remove its "
     "folder (.../stubs) from LD_LIBRARY_PATH.",
@@ -47,12 +47,12 @@ REMEDIES: dict[int, str] = {
     "update, the administrator can reload the module or reboot once all programs that use a GPU "
     "have ended. A container must not contain its own driver.",
     # CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
-    804: "libcuda.so.1 is newer than the kernel module, which not every GPU supports. Remove "
+    804: "libcuda.so.1 is newer than the kernel module. Not every GPU supports this. Remove "
     "cuda-compat from LD_LIBRARY_PATH. After a driver update, the administrator can reload the "
     "module or reboot once all programs that use a GPU have ended.",
     # CUDA_ERROR_UNKNOWN
-    999: "A container needs /dev/nvidia-uvm. After a suspend, the administrator can reload the "
-    "module nvidia_uvm once all programs that use a GPU have ended:\n"
+    999: "A container needs /dev/nvidia-uvm. After the machine has been suspended, the "
+    "administrator can reload the nvidia_uvm module once all programs that use a GPU have ended:\n"
     "sudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm",
 }
 
@@ -293,7 +293,8 @@ def _why_none(answer: FrameworkAnswer, expectation: Expectation) -> str:
     if _major(driver.version) < _major(answer.build):
         return (
             f"the driver is too old: it supports CUDA {driver.version}, "
-            f"this build needs {sanitize(answer.build or '', 20)}"
+            f""
+            f"but this build needs {sanitize(answer.build or '', 20)}"
         )
     return _sanitized(answer.error or answer.stderr or "no reason given")
 

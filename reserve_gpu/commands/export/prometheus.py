@@ -46,7 +46,7 @@ DEVICE_GAUGES: tuple[Gauge, ...] = (
           lambda row: _bytes(row.device.memory_mib if isinstance(row.device, Device) else None)),
     ("memory_promisable_bytes", "Device memory still available for partial reservations.",
           lambda row: _bytes(row.promisable_mib)),
-    ("utilization_ratio", "Recent utilization of the device, 0 to 1.",
+    ("utilization_ratio", "Recent utilization of the device, from 0 to 1.",
           lambda row: None if row.utilisation is None else row.utilisation / 100),
 )  # fmt: skip
 # Per-GPU metrics. MIG instances share their GPU's sensors, so one sample per instance would inflate
@@ -61,9 +61,10 @@ GPU_GAUGES: tuple[Gauge, ...] = (
 # Metrics for each device and each user who reserved it. The last item is a function that merges the
 # values from the user's processes.
 USER_GAUGES: tuple[GaugeOfUser, ...] = (
-    ("user_memory_promised_bytes", "Device memory that the user has reserved as parts of a GPU.",
+    ("user_memory_promised_bytes", "Device memory in the user's reservations of parts of a GPU.",
      lambda holder, _: _bytes(_promised_mib(holder)), sum),
-    ("user_memory_used_bytes", "Device memory used by the user's processes with a reservation.",
+    ("user_memory_used_bytes",
+     "Device memory used by those of the user's processes that have a reservation.",
      lambda holder, _: _bytes(holder.used_mib), sum),
     ("until_timestamp_seconds", "Time at which the user's last reservation of the device ends.",
      durations.end, max),
@@ -71,7 +72,7 @@ USER_GAUGES: tuple[GaugeOfUser, ...] = (
      "Time until which the device is kept for a restart of the user's kernel.",
      lambda holder, now: holder.record.kept_until if holder.is_kept(now) else None, max),
     ("overdue_seconds",
-     "Time for which the user has held the device past the reservation's end; 0 before the end.",
+     "Time for which the user has held the device past the reservation's end time; 0 before that.",
      lambda holder, now: now - (durations.overdue_since(holder, now) or now), max),
 )  # fmt: skip
 
@@ -87,7 +88,7 @@ def text(result: Status | Hosts) -> str:
         # because the last row for each GPU wins.
         for row in sorted(each.rows, key=lambda row: row.usage is not None)
     }
-    families = [_family("info", "Properties of the device in labels; always 1.", [
+    families = [_family("info", "Properties of the device, as labels; the value is always 1.", [
         ({**labels, **_properties(row)}, 1) for labels, row, _ in rows
     ])]  # fmt: skip
     for gauges, sources in ((DEVICE_GAUGES, rows), (GPU_GAUGES, gpus.values())):
@@ -97,16 +98,16 @@ def text(result: Status | Hosts) -> str:
         ]
     families += [
         _family("reserved", "Number of the user's processes that have reserved the device; "
-                "0 with an empty user if there is none.",
+                "0 with an empty username if there are none.",
                 [sample for each in rows for sample in _reserved(*each)]),
         *(_family(name, about,
                   [sample for each in rows for sample in _by_user(*each, read, merge)])
           for name, about, read, merge in USER_GAUGES),
-        _family("idle_seconds", "Time since the holder's last cell, or else since the start of the "
-                "reservation; 0 while the holder uses the device.",
+        _family("idle_seconds", "Time since the holder's last cell or, if it has run none, since "
+                "the start of the reservation; 0 while the holder is using the device.",
                 [sample for each in rows for sample in _idle(*each)]),
         _family("waiting", "Number of the user's processes in the queue; "
-                "0 with an empty user if there is none.",
+                "0 with an empty username if there are none.",
                 [sample for each in hosts for sample in _waiting(*each)]),
     ]  # fmt: skip
     return "".join(families)

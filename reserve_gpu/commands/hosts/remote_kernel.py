@@ -159,7 +159,7 @@ def _first_to_reserve(
             if "gpus" in fields:
                 python = str(fields.get("python"))
                 if not PLAIN_PATH.fullmatch(python):
-                    text = f"sshpyk can't use the path of its Python, {python!r}"
+                    text = f"sshpyk can't use the path of that host's Python, {python!r}"
                 elif _keeps(programs[name]):
                     return name, python
                 else:

@@ -147,7 +147,7 @@ def resolve(words: Sequence[str]) -> list[str]:
         )
     names = [name for each in items for name in (known[each] if each in known else expand(each))]
     if len(names) > MAX_HOSTS:
-        raise RequestError(f"{len(names)} hosts are too many: at most {MAX_HOSTS} are allowed.")
+        raise RequestError(f"{len(names)} hosts were given, but at most {MAX_HOSTS} are allowed.")
     return list(dict.fromkeys(names))
 
 
@@ -272,7 +272,7 @@ def running_on(names: Iterable[str], words: Sequence[str]) -> Iterator[dict[str,
         with run_programs(commands, spawn.environment(), is_ssh=True) as programs:
             yield programs
     except FileNotFoundError as error:
-        raise RequestError("ssh: not found on PATH. Install the OpenSSH client.") from error
+        raise RequestError("ssh was not found on PATH. Install the OpenSSH client.") from error
     except OSError as error:
         raise RequestError(f"ssh can't be started: {error.strerror}.") from error
 

@@ -100,7 +100,7 @@ def run(arguments: Namespace) -> Output:
         missing = f"{_bare_name(package)} is missing"
         message += f"\nWarning: {missing}. Run: {errors.install_command(package)}"
     if snapshot and not snapshot.machines:
-        message += "\nWarning: no machine responds, so the kernel can't start now."
+        message += "\nWarning: no machine is responding, so the kernel can't start now."
         problems = [f"{each['name']}: {each['problem']}" for each in snapshot.to_dict()["hosts"]]
         raise NoHostAnswersError("\n".join([message, *problems]))
     return Output(message)
@@ -126,7 +126,7 @@ def _check_request(request: Namespace) -> None:
     _, wait = request_options.to_request(request)
     if re.match(r"\s*[0-9]{4}-", getattr(request, "until", None) or ""):
         raise RequestError(
-            "The kernel may be started after that date. Give --until a time of day or a weekday, "
+            "The kernel might be started after that date. Give --until a time of day or a weekday, "
             "or give a duration: --for 8h."
         )
     if wait is not None and parse_duration(wait) > LONGEST_WAIT_S:
@@ -214,17 +214,17 @@ def _is_ours(path: str) -> bool:
 
 MORE = """\
 The kernel runs with this Python. If no GPU is free, it starts without one, and
-its first cell shows why. --wait takes up to 45s, because notebooks give up on
-a kernel after 60 s. With --hosts, the kernel runs on a machine with a free
+its first cell shows why. --wait can be at most 45s, because notebooks give up
+on a kernel after 60 s. With --hosts, the kernel runs on a machine with a free
 GPU. If no machine has one, it does not start.
 """
 OPTIONS = (
     *(each for each in request_options.REQUEST_KEYWORDS if each is not request_options.NAME),
-    Option("--gpu-name TEXT", "only GPUs with this text in their name"),
+    Option("--gpu-name TEXT", "only GPUs whose name contains this text"),
     Option("--name NAME",
            "the kernel's name; default: python3-gpu, or python3-gpu-lab with --hosts lab"),
     Option("--display-name TEXT",
-           "the name that notebooks show; default: made from your options, such as "
+           "the name shown in notebooks; default: made from your options, such as "
            "Python 3 (GPU: count 2)"),
     HOSTS,
     Option("--slurm", "run the kernel in a Slurm job; put options for srun after --"),

@@ -146,8 +146,8 @@ def _summed(rows: Iterable[tuple[str, Hours]]) -> Mapping[str, Hours]:
 
 MORE = """\
 The report covers reservations made while `history = true` was set: your own
-or, for root, those of all users. A part of a GPU counts by its share of the
-memory.
+or, for root, those of all users. A part of a GPU counts in proportion to its
+share of the memory.
 
 examples:
   reserve-gpu report                            each user, in the last 7 days

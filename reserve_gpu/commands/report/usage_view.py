@@ -33,7 +33,7 @@ COLUMNS = {
     "reserved": (9, ""),
     "used": (7, ""),
     "idle": (8, ""),
-    "over": (4, "more memory than reserved, or past the end of the reservation"),
+    "over": (4, "more memory used than reserved, or use after the reservation's end time"),
     "waited": (5, "hours in the queue"),
 }
 ALWAYS = ("reserved", "used", "idle")  # columns in which zeros are shown
@@ -223,12 +223,12 @@ def _foot(report: Report) -> Iterator[Line]:
     total, columns = report.total, _used_columns([*report.rows.items()])
     if total.unknown > max(LEAST_UNKNOWN * total.reserved, phrases.LEAST_HOURS):
         unknown, reserved = phrases.hours(total.unknown), phrases.hours(total.reserved)
-        yield ((f"The use could not be read for {unknown} of {reserved} GPU-hours.", FAINT),)
+        yield ((f"The usage could not be read for {unknown} of {reserved} GPU-hours.", FAINT),)
     if meanings := [f"{kind}: {COLUMNS[kind][1]}" for kind in columns if COLUMNS[kind][1]]:
         yield (("; ".join(meanings), FAINT),)
     if report.user:
         text = f"This is {sanitize(report.user)}'s history only."
-        yield ((f"{text} See docs/history.md for how root sees all users.", FAINT),)
+        yield ((f"{text} See docs/history.md for how root can see all users.", FAINT),)
 
 
 def _used_columns(rows: Sequence[tuple[str, Hours]]) -> list[str]:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 ROOT = 0
 MORE = """\
-Without WHICH, this releases your only reservation. A notebook that has started
-CUDA, a script and a command hold their GPUs until they end: use --end to end
-them. The exit code is 75 if a GPU is still held or in use.
+Without WHICH, this releases your only reservation. Scripts, commands and
+notebooks that have started CUDA hold their GPUs until they end: use --end to
+end them. The exit code is 75 if a GPU is still held or in use.
 On another machine: ssh lab1 reserve-gpu release train.ipynb
 """
 OPTIONS = (

@@ -228,7 +228,7 @@ found, and 130 if interrupted
 OPTIONS = (
     *request_options.REQUEST_OF_COMMAND,
     Option("-q --quiet", "print only warnings and errors, for example under make or cron"),
-    Option("--json", "write the messages of reserve-gpu to stderr as lines of JSON"),
+    Option("--json", "write reserve-gpu's messages to stderr as lines of JSON"),
     Option("--events PLACE", "like --json, but write to a file descriptor (3) or a file instead"),
 )
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 TMUX_LIMIT_S = 3.0  # seconds to wait for tmux to report whether its server is running
-NOT_KEPT = "The command would run without the variables and the lock of the reservation."
+NOT_KEPT = "The command would run without the reservation's variables and lock."
 PLAIN_WORD = r"[\w@%+=:,./-]+"  # pattern for a word that needs no quoting in a shell
 
 TMUX = Syntax("cfLST")

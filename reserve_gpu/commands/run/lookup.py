@@ -254,7 +254,7 @@ def _explain_file_or_alias(
         line = f"{prefix()} {join([f'./{name}', *rest])}"
         if not os.access(name, os.X_OK):
             line = _interpreter_line(name, command, prefix)
-        text += ". The current directory has a file of that name."
+        text += ". The current directory has a file with that name."
         return _error(text, "Run it", line)
     if name == "python" and shutil.which("python3"):
         return _error(f"{text}.", "Use python3", f"{prefix()} {join(['python3', *rest])}")

@@ -296,7 +296,7 @@ class Relay:
             self._reply(request, {"status": "ok", **request["content"]})
             self._end(0)
         elif kind == "interrupt_request":
-            self._refuse("KeyboardInterrupt", "The job keeps waiting.")
+            self._refuse("KeyboardInterrupt", "The job is still waiting.")
         elif self._failure:
             self._refuse("NoJob", self._failure)
         else:
@@ -366,7 +366,7 @@ def _errors_reported() -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - drop one message, not the kernel
         reason = sanitize(f"{type(error).__name__}: {error}", REASON_LIMIT)
         reporter.print_stderr(
-            f"Warning: a message of the kernel or its client was dropped: {reason}."
+            f"Warning: a message from the kernel or its client was dropped: {reason}."
         )
 
 
@@ -403,7 +403,7 @@ def run(arguments: Namespace) -> Output:
             relay.listen()
         except (OSError, KeyError, TypeError, AttributeError, zmq.ZMQError) as error:
             reason = sanitize(str(error), REASON_LIMIT)
-            text = f"The kernel can't listen at the addresses in its connection file: {reason}."
+            text = f"The kernel can't listen on the addresses in its connection file: {reason}."
             raise RequestError(text) from error
         return await relay.serve(words)
 

@@ -27,7 +27,7 @@ ALL = Option("--all", "list every GPU, even if many are free and alike")
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the `status` command's arguments."""
-    formats = output.format_options(prometheus="for the textfile collector of node_exporter")
+    formats = output.format_options(prometheus="for node_exporter's textfile collector")
     add((*formats, ALL, HOSTS), parser)
 
 

@@ -52,7 +52,7 @@ def run(_arguments: Namespace) -> Output:
         import curses
     except ImportError:  # Python on Windows has no curses
         raise RequestError(
-            "reserve-gpu top needs the module curses, which this Python does not have. "
+            "reserve-gpu top needs the curses module, which this Python installation lacks. "
             f"{_status_hint()}"
         ) from None
     is_coloured = terminal.is_coloured(os.environ, is_terminal=True)

@@ -60,7 +60,10 @@ class Job(Feature):
             return []
         job = sanitize(process_identity.job() or "?")
         at = durations.moment(self._reported_end, now)
-        text = f"Job {job} should have ended at {at}, so its end does not limit this reservation. "
+        text = (
+            f"Job {job} should have ended at {at}, so its end time does not limit this "
+            "reservation. "
+        )
         return [f"{text}If this process is not in that job, first run: unset {JOB} {JOB_END}"]
 
     @property

@@ -31,10 +31,10 @@ class Action(Enum):
     WARN = "the lease ends soon"
     WARN_AGAIN = "the lease ends very soon"
     PUT_OFF = "the lease has ended, but a cell is running"
-    STAY = "the lease has ended, but no process waits for the devices"
+    STAY = "the lease has ended, but no process is waiting for the devices"
     RELEASE = "the lease has ended"
-    LEAVE_TO_CHILD = "the lease has ended, but a child process uses the devices"
-    MARK_OVERDUE = "the lease has ended, but CUDA uses the devices"
+    LEAVE_TO_CHILD = "the lease has ended, but a child process is using the devices"
+    MARK_OVERDUE = "the lease has ended, but CUDA is using the devices"
     END_PROCESS = "the lease has ended, and the process must end to release the devices"
 
 
@@ -90,7 +90,7 @@ class LeaseNotice(NamedTuple):
         if self.action is Action.STAY:
             return f"{self._has_ended()}. {self._kept_until_wanted()}"
         if self.action is Action.LEAVE_TO_CHILD:
-            child = "A process started from here still uses a reserved GPU"
+            child = "A process started from here is still using a reserved GPU"
             return (
                 f"{self._is_overdue()} {child}, so the reservation lasts until that process ends."
             )
@@ -117,12 +117,12 @@ class LeaseNotice(NamedTuple):
 
     def _near(self) -> str:
         if self._is_jobs:
-            return f"The job ends at {_clock(self.at)} with all its processes. Save your work."
+            return f"The job and all its processes end at {_clock(self.at)}. Save your work."
         text = f"The reservation of {labels(self.devices)} ends at {_clock(self.at)}"
         if self._is_by_idleness:
             text += f", after {durations.time_limit(self.lease.idle_s or 0.0)} without use"
         if self.lease.if_wanted:
-            text += ", or later if no other process waits for a GPU"
+            text += ", or later if no other process is waiting for a GPU"
         return f"{text}."
 
     def _still_visible(self) -> str:

@@ -18,12 +18,12 @@ IDLE = Option(
 )
 IF_WANTED = Option(
     "--if-wanted",
-    "with --for, --until or --idle: release the GPU only if a process waits for one",
+    "with --for, --until or --idle: release the GPU only if a process is waiting for one",
     suits_commands=False,
 )
 END_KERNEL = Option(
     "--end-kernel",
-    "with --for, --until or --idle: end the kernel if it has started CUDA, because only this "
+    "with --for, --until or --idle: end the kernel if it has started CUDA, because only that "
     "frees GPU memory",
     suits_commands=False,
 )

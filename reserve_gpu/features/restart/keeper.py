@@ -77,5 +77,5 @@ def restart_s() -> float:
             return seconds
     raise RequestError(
         f"{RESTART}={sanitize(text)!r} must be a number of seconds between 0 and "
-        f"{LONGEST_RESTART_S:.0f}. With 0, a restart doesn't keep the GPU."
+        f"{LONGEST_RESTART_S:.0f}. With 0, the GPU is not kept during a restart."
     )

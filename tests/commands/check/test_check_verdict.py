@@ -151,7 +151,7 @@ VERDICTS = [
         done(build="13.0", **NOTHING),
         HELD,
         "no device",
-        "the driver is too old: it supports CUDA 12.2, this build needs 13.0",
+        "the driver is too old: it supports CUDA 12.2, but this build needs 13.0",
     ),
     (done(build="12.9", **NOTHING, error="E: no"), HELD, "no device", "E: no"),
     (done(build="", **NOTHING, stderr="W no"), HELD, "no device", "W no"),

@@ -41,7 +41,7 @@ def test_no_machine_that_answers(here: Here, typed: CommandLine) -> None:
     assert done.code == 69
     assert done.stderr.startswith("Installed the kernel ")
     assert (
-        "\nWarning: no machine responds, so the kernel can't start now.\nlab1: ssh can't"
+        "\nWarning: no machine is responding, so the kernel can't start now.\nlab1: ssh can't"
         in done.stderr
     )
     assert "\nlab2: ssh can't connect: connect to host: Connection refused." in done.stderr

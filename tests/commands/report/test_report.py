@@ -711,7 +711,8 @@ def test_no_machine_that_answers() -> None:
 def test_what_could_not_be_read_is_said() -> None:
     """A line says for how long the use could not be read, if that is more than 5 %."""
     assert "for 0.2 of 4.0" not in str(with_unknown(0.2).picture())
-    assert "The use could not be read for 0.4 of 4.0 GPU-hours." in str(with_unknown(0.4).picture())
+    text = str(with_unknown(0.4).picture())
+    assert "The usage could not be read for 0.4 of 4.0 GPU-hours." in text
 
 
 def with_unknown(hours: float) -> Report:

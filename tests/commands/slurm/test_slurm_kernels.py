@@ -357,7 +357,7 @@ def test_what_people_do_in_the_queue(slurm: Slurm) -> None:
         message = made.start("1")
         made.until_on(message)
         made.manager.interrupt_kernel()
-        assert made.error(message) == "The job keeps waiting."
+        assert made.error(message) == "The job is still waiting."
         made.restart()
         assert waiting(slurm) == own
         message = made.start("1")

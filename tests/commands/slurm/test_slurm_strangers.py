@@ -293,7 +293,7 @@ def test_a_port_that_is_taken(machine: Machine) -> None:
         done = machine.command(*US, "kernel", "slurm", "-f", path, "--", srun_of(machine))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(
-        "The kernel can't listen at the addresses in its connection file: "
+        "The kernel can't listen on the addresses in its connection file: "
     )
     assert done.stderr.count("\n") == 1
 

@@ -247,7 +247,7 @@ def test_an_own_end_over_exec(here: Here, batch: Batch) -> None:
     first, own = map(float, done.stdout.split())
     assert first == end
     assert own == pytest.approx(time.time() + 36_000, abs=60)
-    assert "The job ends at " in done.stderr
+    assert "The job and the command end at " in done.stderr
 
 
 @pytest.mark.process
@@ -392,7 +392,7 @@ def test_the_end_is_near(here: Here, batch: Batch) -> None:
     shell = here.shell()
     shell.run("%reserve_gpu")
     clock = time.strftime("%H:%M:%S", time.localtime(end))
-    text = f"The job ends at {clock} with all its processes. Save your work."
+    text = f"The job and all its processes end at {clock}. Save your work."
     cells = [""]
 
     def is_told() -> bool:

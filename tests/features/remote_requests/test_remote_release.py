@@ -219,7 +219,7 @@ def test_a_stopped_kernel(here: Here) -> None:
         kernel.run("%reserve_gpu 1")
         with stopped(here, kernel.pid):
             done = reserve_gpu(here, "release")
-            assert "does not respond: it is stopped, or hangs. Leave that to " in done.stdout
+            assert "does not respond: it is suspended, or it hangs. Leave that to " in done.stdout
             assert held(here) == [1]
 
 

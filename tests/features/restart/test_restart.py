@@ -287,7 +287,8 @@ def test_another_users_process_on_a_kept_gpu(users: Machine) -> None:
         first.kill()
         users.add(f"compute {other.pid} 100")
         _, (line,) = take_over(second, file)
-        assert f"GPU{last} is reserved for this kernel, but other processes use it: busy, " in line
+        told = f"GPU{last} is reserved for this kernel, but other processes are using it: busy, "
+        assert told in line
         assert f"pid {other.pid}" in line
 
 

@@ -216,7 +216,7 @@ def test_a_stranger_on_the_gpu(here: Here) -> None:
     shell.run("%reserve_gpu 1")
     with a_process_of_somebody_else() as pid:
         here.add(f"compute {pid} 900\ncompute {os.getpid()} 2000")
-        told = "GPU1 is reserved for this kernel, but other processes use it: busy, "
+        told = "GPU1 is reserved for this kernel, but other processes are using it: busy, "
         assert told not in shell.run("1").all
         here.use("two")
         here.add(f"compute {pid} 3000")
@@ -229,7 +229,7 @@ def test_a_process_that_starts_in_the_cell_of_the_reservation(here: Here) -> Non
     shell = here.shell()
     with a_process_of_somebody_else() as pid:
         shell.shell.user_ns["start"] = lambda: here.add(f"compute {pid} 3000")
-        told = "GPU1 is reserved for this kernel, but other processes use it: busy, "
+        told = "GPU1 is reserved for this kernel, but other processes are using it: busy, "
         assert told not in shell.run("%reserve_gpu 1\nstart()").all
         assert f"(pid {pid}" in run_until(shell, told)
 
@@ -241,7 +241,7 @@ def test_another_users_renderer_on_the_gpu(here: Here) -> None:
     with a_process_of_somebody_else() as pid:
         here.use("two")
         here.add(f"memory 24576\ngraphics {pid} 2000")
-        told = "GPU1 is reserved for this kernel, but other processes use it: busy, "
+        told = "GPU1 is reserved for this kernel, but other processes are using it: busy, "
         assert told not in shell.run("1").all
         here.use("two")
         here.add(f"memory 24576\ngraphics {pid} 9000")
