@@ -293,7 +293,6 @@ def _why_none(answer: FrameworkAnswer, expectation: Expectation) -> str:
     if _major(driver.version) < _major(answer.build):
         return (
             f"the driver is too old: it supports CUDA {driver.version}, "
-            f""
             f"but this build needs {sanitize(answer.build or '', 20)}"
         )
     return _sanitized(answer.error or answer.stderr or "no reason given")
