@@ -1407,7 +1407,8 @@ def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> N
     request = TEN_GB._replace(devices=("0",), terms=TEN_GB.terms._replace(note="x"))
     assert notices.exceeded(GPU0, 11540.0, request, names) == (
         "This kernel is using 11.3 GiB of GPU0, 2.0 GiB more than it has reserved: other users may "
-        f"run out of memory.{expected} Free memory (a restart frees all of it), or ask for more:\n"
+        f"run out of memory.{expected} Free some memory (a restart frees all of it), or ask for "
+        "more:\n"
         "%reserve_gpu 0 --memory 12GiB"
     )
 

@@ -276,8 +276,8 @@ def exceeded(device: Device, used_mib: float, request: Request, caps: Sequence[s
         capped = f" It is limited by {listed(caps)}, which not every program reads."
     return (
         f"This kernel is using {phrases.gib(used_mib)} of {device.label}, {over} more "
-        f"than it has reserved: other users may run out of memory.{capped} Free memory (a restart "
-        f"frees all of it), or ask for more:\n{MAGIC.typed(more)}"
+        f"than it has reserved: other users may run out of memory.{capped} Free some memory "
+        f"(a restart frees all of it), or ask for more:\n{MAGIC.typed(more)}"
     )
 
 
@@ -573,7 +573,7 @@ def too_long(rule: Rule, asked_s: float) -> errors.RequestError:
 def ends_anyway(rule: Rule) -> errors.RequestError:
     """Return the error for using `if_wanted` when a rule limits every reservation's duration."""
     return errors.RequestError(
-        f"The limit {named(rule)} ends a reservation even if no other process is waiting for it. "
+        f"The limit {named(rule)} ends a reservation even if no other process is waiting. "
         "Leave out if_wanted (--if-wanted)."
     )
 
