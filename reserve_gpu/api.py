@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[[], object])
 
 
-def reserve(  # noqa: PLR0913 - all but the first are keywords
+def reserve(  # noqa: PLR0913 - all but the first are keyword-only
     devices: DeviceNames | None = None,
     *,
     count: int | None = None,
@@ -125,7 +125,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
 
     outcome = ask(request, wait, forward_wait if callable(progress) else progress, PYTHON)
     reservation = outcome.reservation
-    assert reservation  # noqa: S101 - it is None only with is_optional
+    assert reservation  # noqa: S101 - ask() returns no reservation only if is_optional is set
     try:
         for text in outcome.warnings:
             warnings.warn(text, errors.ReserveGPUWarning, stacklevel=2)

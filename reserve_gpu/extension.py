@@ -60,8 +60,8 @@ class ReserveGPU(Magics):
 
     package: tuple[int, int] | None = None  # result of _package() when the extension was loaded
     must_report_change = True  # whether to report that the installed package has changed
-    must_show_start = False  # whether the next cell shows the GPUs that the kernel started with
-    must_show_kept = False  # whether the next cell shows the GPUs that are kept for this kernel
+    must_show_start = False  # whether the next cell must show the GPUs that the kernel started with
+    must_show_kept = False  # whether the next cell must show the GPUs that are kept for this kernel
 
     @line_magic
     def reserve_gpu(self, line: str) -> None:
@@ -248,7 +248,7 @@ _sessions: dict[int, object] = executor.survive_reload("sessions", dict)
 
 
 def _has_session() -> bool:
-    """Return whether this process has a session, or its previous program handed one over."""
+    """Return whether this process has a session, or was handed one by its previous program."""
     return bool(_sessions) or procfs.reservation_pid() == os.getpid()
 
 

@@ -145,6 +145,6 @@ def end_cell() -> list[str]:
 def _processes(devices: Sequence[Device]) -> dict[Device, list[Process]]:
     """Return the processes on each device, or an empty dict if they can't be identified."""
     with suppress(errors.DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
-        if gpus.sees_all:  # otherwise, a PID might belong to another PID namespace
+        if gpus.sees_all:  # a PID from another namespace might refer to a different process
             return {device: gpus.processes(device) for device in devices}
     return {}

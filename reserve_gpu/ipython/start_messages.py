@@ -21,7 +21,7 @@ def show_kept() -> None:
 
 
 def show_start() -> None:
-    """Show the devices that this Jupyter kernel was started with, or the reason it has none."""
+    """Show the devices that this Jupyter kernel was started with, or explain why it has none."""
     if reason := session().reason:
         picture = pictures.of_line(reason)
         with suppress(errors.DriverError):  # the reason already mentions the driver's error

@@ -155,7 +155,8 @@ def last_end(row: DeviceStatus, now: float) -> tuple[float, Holder] | None:
     """Return the time when the last of a device's reservations is expected to end, and its holder.
 
     If the end time is in the past, the holder is overdue, or will release the device once another
-    process waits for it. Return None if any of the device's reservations has no known end time.
+    process is waiting for it. Return None if any of the device's reservations has no known end
+    time.
     """
     ends = [(_end(holder, row, now), holder) for holder in row.holders]
     known = [(at, holder) for at, holder in ends if at is not None]

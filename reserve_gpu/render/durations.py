@@ -42,7 +42,7 @@ def time_since(moment: float, now: float) -> float | None:
 def moment(at: float, now: float) -> str:
     """Format a local time as `18:00`, `Fri 18:00` or `2026-12-01 18:00`.
 
-    A time today has no date, and a time within six days has a weekday instead.
+    A time today is shown without a date, and a time within six days is shown with its weekday.
     """
     then, today = time.localtime(at), time.localtime(now)
     if then[:3] == today[:3]:
@@ -67,7 +67,7 @@ def overdue_since(holder: Holder, now: float) -> float | None:
     """Return the time at which an overdue reservation should have ended.
 
     Return None for a reservation that is not overdue. A reservation that lasts until another
-    process waits is overdue only if its record says so.
+    process is waiting counts as overdue only if its record says so.
     """
     at = end(holder, now)
     is_over = at is not None and at < now

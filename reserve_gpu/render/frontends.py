@@ -39,7 +39,7 @@ class Frontend(NamedTuple):
 
     @property
     def sight(self) -> str:
-        """Return the word for what uses the GPU, such as `notebook`. It is empty for a command."""
+        """Return the word for what is using the GPU, such as `notebook`; empty for a command."""
         return {"kernel": "notebook"}.get(self.place, self.place)
 
     def typed(self, request: Request, *, waits: bool = False) -> str:
@@ -53,7 +53,7 @@ class Frontend(NamedTuple):
             arguments = [*_arguments(request), *(["wait='1h'"] if waits else [])]
             return f"reserve_gpu.reserve({', '.join(arguments)})"
         # A coding agent's tools often time out after a few minutes. A waiter that returns soon
-        # keeps its place in the queue, so a program is told to wait a few minutes at a time.
+        # keeps its position in the queue, so a program is told to wait a few minutes at a time.
         wait = "--wait 5m" if self.is_for_program else "--wait"
         program, *rest = self.program.split()
         if program == errors.PROGRAM:
@@ -68,7 +68,7 @@ SHELL = Frontend("reserve-gpu run", "", COMMAND)
 
 
 def shell(command: list[str]) -> Frontend:
-    """Return the frontend for a shell command, which may be empty."""
+    """Return the frontend for a shell command. The command can be an empty string."""
     line = " ".join(map(_quoted, command))
     is_short = 0 < len(line) <= COMMAND_LIMIT and line.isprintable()
     return SHELL._replace(command=line if is_short else COMMAND)

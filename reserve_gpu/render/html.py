@@ -54,7 +54,7 @@ CELL = "text-align:left;vertical-align:top;padding:3px 4px"
 NOWRAP = "white-space:nowrap"
 SHORT = f"{CELL};{NOWRAP}"
 LONG = f"{CELL};overflow-wrap:break-word"
-NAME = f"{LONG};min-width:5em"  # next to a long note, a name takes about two lines
+NAME = f"{LONG};min-width:5em"  # a model name next to a long note wraps to about two lines
 WHO = f"{CELL};overflow-wrap:anywhere;min-width:7em"
 
 

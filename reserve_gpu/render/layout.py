@@ -27,8 +27,8 @@ NAME_LIMIT = 40  # characters
 # In a table with more than FOLDED_FROM entries, a run of at least LEAST_ALIKE similar free GPUs is
 # shown as a single entry.
 FOLDED_FROM, LEAST_ALIKE = 16, 3
-NEVER_S = 60.0  # seconds; a cell that ends this soon after reserving does not count as use
-NEW_S = 600.0  # idle seconds after which this process's own device is called idle
+NEVER_S = 60.0  # seconds; a cell that ends this soon after a reservation starts does not count
+NEW_S = 600.0  # idle seconds before this process's own device is displayed as idle
 
 
 class Entry(NamedTuple):
@@ -290,7 +290,7 @@ def _holder(row: DeviceStatus, holder: Holder, view: View) -> Line:
     For example, `this kernel: alice, train.ipynb (pid 4321) for 2 h, idle for 1 h: a note`.
     """
     prefix: Line = ()
-    if not isinstance(row.device, Device):  # only the record identifies the device
+    if not isinstance(row.device, Device):  # only the holder's record identifies the device
         prefix = (f"reserved as {sanitize(holder.record.label or row.label)} by ",)
     idle: Line = ()
     seconds = idle_s(row, view.now)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from reserve_gpu.render.frontends import Frontend
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-NO_DEVICES = ("-1", "NoDevFiles")  # common values of CUDA_VISIBLE_DEVICES that hide every GPU
+NO_DEVICES = ("-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES commonly used to hide all GPUs
 ANY = Request()  # a request for any one GPU
 
 
@@ -162,7 +162,7 @@ def limit_line(limit: str, count: int) -> str:
 
 
 def hides_on_purpose(limit: str) -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES has a common value for hiding every GPU."""
+    """Return whether CUDA_VISIBLE_DEVICES is set to a value commonly used to hide all GPUs."""
     return not limit.strip() or limit.strip() in NO_DEVICES
 
 

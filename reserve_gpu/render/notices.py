@@ -202,7 +202,7 @@ def relocked(device: Device, path: str | None) -> str:
     Args:
         device: The device.
         path: The lock file's path if the file was deleted or replaced, or None if other code in
-            this process closed its descriptor.
+            this process closed the lock file's descriptor.
     """
     label = device.label
     cause = f"Other code in this process closed the lock of {label}"
@@ -290,7 +290,7 @@ def lost(device: Device, path: str | None, holders: Sequence[Holder]) -> errors.
     Args:
         device: The device.
         path: The lock file's path if the file was deleted or replaced, or None if other code in
-            this process closed its descriptor.
+            this process closed the lock file's descriptor.
         holders: The processes that now hold the device.
     """
     cause = f"Other code in this process closed the lock of {device.label}"

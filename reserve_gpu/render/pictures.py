@@ -322,9 +322,9 @@ def _may_be_named(row: DeviceStatus, user: str | None) -> bool:
 def wait(waiting: Waiting) -> Picture:
     """Return the GPU table for a wait.
 
-    The headline shows the request, the place in the queue and the elapsed time. The lines below the
-    devices name the first waiter in the queue and the device that will probably be free next. The
-    one-line summary gives only the owner or the state of each device.
+    The headline shows the request, the position in the queue and the elapsed time. The lines below
+    the devices name the first waiter in the queue and the device that will probably be free next.
+    The one-line summary gives only the owner or the state of each device.
     """
     head = " ".join(filter(None, [awaited(waiting), rule_text.limited(waiting.rows)]))
     rows = messages.fit(waiting.rows)

@@ -67,7 +67,7 @@ class Live(AbstractContextManager["Live"]):
     def show(self, news: Progress) -> None:
         """Show the progress of a wait or of a slow driver call.
 
-        A log gets a line when the place in the queue, a holder or a device's state changes.
+        A log gets a line when the position in the queue, a holder or a device's state changes.
         """
         if isinstance(news, Slow):
             self._show(news.waited_s, Frame(pictures.of_line(messages.slow(news)), Slow))
@@ -214,7 +214,7 @@ class Replaceable:
             return
         publisher = ipython_shell.current_shell().display_pub
         publisher.publish({"text/plain": text}, transient=self._known)
-        # A %%capture in a later cell must not capture this line's replacement.
+        # A %%capture in a later cell must not capture updates to this line.
         if not (self._publisher and ipython_shell.is_capturing(publisher)):
             self._publisher = publisher
 

@@ -51,7 +51,7 @@ def reason(row: DeviceStatus) -> str:
 
 
 def cause(row: DeviceStatus) -> str:
-    """Return the reason why a device is busy, can't be used, or can't be read."""
+    """Explain why a device is busy, can't be used, or can't be read."""
     use, usage = row.use_state or row.state, row.usage
     if row.reason:
         return row.reason

@@ -45,7 +45,7 @@ def name(reserved: Reserved, every: Sequence[Reserved]) -> str:
 
 
 def idle(reserved: Reserved, now: float) -> Line:
-    """Return `, idle for 2 h` if all devices of a reservation are idle, or else an empty line."""
+    """Return `, idle for 2 h` if all of a reservation's devices are idle, or else an empty line."""
     if reserved.holder.is_kept(now) or not all(row.is_unused for row in reserved.rows):
         return ()
     known = [layout.idle_s(row, now) for row in reserved.rows]

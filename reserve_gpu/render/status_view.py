@@ -50,7 +50,7 @@ class Status(NamedTuple):
     Attributes:
         rows: The status of each device.
         waiting: The queue entries, in order.
-        problem: The reason why some or all reservations could not be read, or None.
+        problem: Why some or all reservations could not be read, or None if all were read.
         time: The time of the snapshot, in seconds since the epoch.
         host: The machine's name.
         limit: The inherited CUDA_VISIBLE_DEVICES, which limits the devices this process may use.

@@ -43,7 +43,7 @@ class Sheet(NamedTuple):
         bars: For each row, the length of each piece of its bar, as a fraction of the longest bar.
         legend: The meaning of each piece of a bar.
         title: The title above the table.
-        has_total: Whether the last row is the sum of the other rows.
+        has_total: Whether the last row contains the totals of the other rows.
     """
 
     columns: tuple[Column, ...]

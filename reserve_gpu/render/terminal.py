@@ -28,7 +28,7 @@ OTHER_STATE = "1;35"
 BAR, LONGEST_BAR = 6, 20  # columns
 # The lowest share for each bar color (red, yellow and green), as in a notebook's <meter>.
 LOADS = ((0.9, "31"), (0.5, "33"), (0.0, "32"))
-HEAD = (*TITLES[:3], "", TITLES[3], "", *TITLES[4:])  # bars have no title
+HEAD = (*TITLES[:3], "", TITLES[3], "", *TITLES[4:])  # columns of bars have no title
 STATE, NAME, BARS, MEMORY, LOAD_BARS, UTIL, TEMPERATURE, POWER = range(1, 9)
 FIGURES = (MEMORY, UTIL, TEMPERATURE, POWER)
 # The minimum width for showing temperature and power. A live display in a terminal with 120 columns
@@ -82,7 +82,8 @@ def is_coloured(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
 def is_terminal(stream: TextIO) -> bool:
     """Return whether a stream is a terminal.
 
-    A stream without an `isatty` method, such as some replacements for `sys.stdout`, is not.
+    A stream without an `isatty` method, such as some replacements for `sys.stdout`, does not count
+    as one.
     """
     return hasattr(stream, "isatty") and stream.isatty()
 
@@ -289,7 +290,7 @@ def _bar(share: float | None, taken: float | None, length: int) -> Line:
 
 
 def _columns(share: float, length: int) -> int:
-    """Return a share's width in terminal columns, which is at least 1 if it is above 0.001."""
+    """Return a share's width in terminal columns, which is at least 1 for a share above 0.001."""
     return round(share * length) or share > 0.001
 
 

@@ -67,7 +67,7 @@ class Call(Generic[T]):
         until: A deadline on the time.monotonic() clock. While another call is waiting for a device,
             this call stays queued until the deadline, and then runs during the other call's wait.
         is_awaited: Whether the caller is waiting for the call to finish.
-        given_up: The reason why the call was abandoned, or an empty string if it was not.
+        given_up: Why the call was abandoned, or an empty string if it was not.
     """
 
     answer: T  # the result, which is only set if the call succeeded
@@ -232,7 +232,7 @@ class Executor:
         try:
             self.post(call)
             call.wait(show)
-            for nested in self._calls_of(call.caller):  # calls that signal handlers have made
+            for nested in self._calls_of(call.caller):  # calls made by signal handlers
                 nested.wait()
             if call.error is None:
                 return call.answer
@@ -351,7 +351,7 @@ def start(function: Callable[[Unpack[Ts]], object], *arguments: Unpack[Ts]) -> N
     """Call a function on a new thread.
 
     This function does not use threading.Thread, because Thread.start() takes several steps. If a
-    signal handler raised an exception between two of these steps, the new thread would end as well.
+    signal handler raised an exception between two of these steps, the new thread might fail too.
 
     Raises:
         NoThreadError: No thread can be started.

@@ -1,4 +1,4 @@
-"""Access to this process's IPython shell, and to its displays.
+"""Access this process's IPython shell, and display output in it.
 
 IPython is only imported inside the functions that need it, so that scripts never load it.
 """
@@ -40,7 +40,7 @@ def new_handle() -> Any:
 
 
 def is_capturing(publisher: object) -> bool:
-    """Return whether a display publisher captures a cell's output, as it does under `%%capture`."""
+    """Return whether a display publisher is capturing a cell's output, as under `%%capture`."""
     from IPython.core.displaypub import CapturingDisplayPublisher
 
     return isinstance(publisher, CapturingDisplayPublisher)

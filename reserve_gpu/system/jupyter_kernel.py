@@ -149,7 +149,7 @@ class Cells:
         """Exit the shell normally, so that its exit handlers run.
 
         Args:
-            is_due: A function that returns whether the shell must still exit. It is called just
+            is_due: A function that returns whether the shell still has to exit. It is called just
                 before the exit, because a cell might have started in the meantime.
         """
         with suppress(AttributeError):  # the shell is neither ipykernel's nor IPython's

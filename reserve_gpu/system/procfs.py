@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import Holder
 
 DESCRIPTORS = 12  # number of file descriptors that a snapshot or a reservation needs at a time
-MOST_OPEN = 10_000  # maximum descriptors to read per user, because reading each one takes time
+MOST_OPEN = 10_000  # maximum number of descriptors to read per user, to save time
 # Matches the beginning of $RESERVE_GPU_HELD: a pid and, usually, the start time of the process. The
 # start time is either a bare number or the first field of a JSON object.
 HOLDER = re.compile(r'([0-9]{1,10})(?: (?:\{"began": )?([0-9]{1,20}))?(?=[ ,]|$)')

@@ -31,7 +31,7 @@ JOB_KERNEL = "RESERVE_GPU_JOB_KERNEL"
 STARTED_BY = "started by "
 STARTED_BY_OLDER = "1"  # value that the previous version used instead of STARTED_BY
 SENT = "sent:"  # prefix of an argument that contains a command line, encoded like STARTED
-KERNEL_NAME = "python3-gpu"  # Jupyter kernel that reserves a GPU before it runs any code
+KERNEL_NAME = "python3-gpu"  # the Jupyter kernel that reserves a GPU at startup
 CONFIG_FILE = "/etc/reserve_gpu.toml"
 HISTORY_DIRECTORY = "/var/lib/reserve_gpu/history"
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LONGEST_S = 600.0  # timeout in seconds for all callbacks, so that they can't hold a GPU forever
 STOP_S = 10.0  # seconds to wait after each attempt to end the process
-POLL_S = 0.1  # seconds between checks that the process must still end
+POLL_S = 0.1  # seconds between checks that the process still has to end
 
 
 class ProcessEnd:
@@ -77,9 +77,9 @@ class ProcessEnd:
         """Start a thread that calls the callbacks, and then ends the process.
 
         Args:
-            is_due: A function that returns whether the process must still end.
+            is_due: A function that returns whether the process still has to end.
             say: A function that shows an error message to the user.
-            go_on: A function that is called if the process no longer needs to end.
+            go_on: A function that is called if the process no longer has to end.
         """
 
         def end() -> None:
@@ -113,7 +113,7 @@ def _start(function: Callable[[], object]) -> None:
 
 
 def _end_process(is_due: Callable[[], bool]) -> None:
-    """While the process must still end, exit the shell, then send SIGTERM, then SIGKILL."""
+    """As long as the process still has to end, exit the shell, then send SIGTERM, then SIGKILL."""
     steps: list[Callable[[], object]] = [
         lambda: cells().stop_shell(is_due),
         lambda: os.kill(os.getpid(), signal.SIGTERM),

@@ -119,7 +119,7 @@ def run_programs(
     Args:
         commands: The command lines, by name.
         environ: The environment variables, or None to inherit this process's.
-        is_ssh: Whether the programs are ssh, as described in `Program`.
+        is_ssh: Whether all of the programs are ssh, as described in `Program`.
 
     Yields:
         The running programs, by name.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # CUDA supports (Linux, scripts/syscall.tbl). Python builds for old systems, such as conda's and
 # uv's, lack os.pidfd_open: https://github.com/astral-sh/python-build-standalone/issues/193
 SEND_SIGNAL, OPEN = 424, 434
-SLICE_S = 60.0  # maximum seconds between checks of the clock, which might be set or jump
+SLICE_S = 60.0  # maximum seconds between checks of the clock, because it might be changed
 KILL_AFTER_S = 60.0  # seconds between SIGTERM and SIGKILL
 FIRST_PROCESS = 1  # pid of a container's init process, which can't be killed from inside
 
