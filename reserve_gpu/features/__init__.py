@@ -1,1 +1,1 @@
-"""Optional reservation features. To remove a feature, delete its folder."""
+"""Optional reservation features. To remove one, delete its folder and its row in `FEATURES`."""

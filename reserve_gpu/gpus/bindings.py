@@ -122,7 +122,7 @@ class Bindings:
         return self._start
 
     def close(self) -> None:
-        """Shut NVML down, unless a call is hanging. The shutdown would then also hang, or crash."""
+        """Shut NVML down, unless a call is hanging, because shutdown would then hang or crash."""
         try:
             if not self._worker.is_stuck():
                 shutdown = self._worker.post(self._shut_down)
@@ -141,7 +141,7 @@ class Bindings:
         """Run a reading, which is a function that makes NVML calls, on the worker thread.
 
         While a reading is hanging, the same reading with the same arguments is not started again.
-        Otherwise, each time a waiter retries, another thread would hang.
+        Otherwise, another thread would hang each time a waiter retried.
 
         Args:
             reading: The function to run.
@@ -483,7 +483,7 @@ class Worker:
         executor.start(_make_calls, self._calls)
 
     def _give_up(self, call: Call[Any], reason: str) -> None:
-        """Give up on a call, and replace this worker's thread if it is hanging.
+        """Give up on a call, and replace this worker's thread if the thread is hanging.
 
         The replaced thread exits when its call returns.
         """

@@ -211,7 +211,7 @@ def write(values: Mapping[str, str | None]) -> None:
 
 
 def cuda_started() -> bool:
-    """Return whether CUDA is initialized in this process, or was in its parent before a fork.
+    """Return whether CUDA is initialized in this process, or was initialized before a fork.
 
     If the CUDA driver library is loaded, this function calls it. Before cuInit, such calls return
     CUDA_ERROR_NOT_INITIALIZED. The check neither loads the library nor starts CUDA.

@@ -21,13 +21,14 @@ DeviceNames: TypeAlias = str | int | Iterable[str | int]  # device names as call
 # These patterns are not compiled at import, because most requests name no device.
 _INDEX = r"(?:gpu|cuda:)?([0-9]{1,4})"
 _RANGE = r"(?:gpu)?([0-9]{1,4})-(?:gpu)?([0-9]{1,4})"
-# An instance number has only one digit, so that 18:00 is not mistaken for a MIG instance.
+# Only one digit is accepted as an instance number, so that 18:00 is not mistaken for a MIG
+# instance.
 _INSTANCE = r"(?:gpu)?([0-9]{1,4}):([0-9])"
 _BUS_ID = r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _UUID = r"(?:GPU|MIG)-[0-9a-z/-]+"
 _STRTOUL = r"\s*([+-]?)0*([0-9]+)"  # the prefix that C's strtoul() reads as a number
 _STRTOUL_BLANKS = " \t\n\v\f\r"
-_MAX_DIGITS = 9  # more than any machine needs; int() rejects thousands of digits
+_MAX_DIGITS = 9  # more than any index needs; int() rejects numbers with thousands of digits
 
 
 def parse(text: DeviceNames) -> tuple[str, ...]:

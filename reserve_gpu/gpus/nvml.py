@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 CALL_LIMIT_S = 20.0  # seconds; without persistence mode, initializing a GPU takes 1 to 3 s
 
 # Only these error codes mean that a GPU can't have MIG instances. After any other error, the GPU
-# might have instances. Its own process list might not include their processes, so the GPU is not
-# used.
+# might have instances. The GPU's own process list might not include the instances' processes, so
+# the GPU is not used.
 NO_MIG = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
 MIG_COUNT = "nvmlDeviceGetMaxMigDeviceCount"
 NO_INSTANCE = frozenset({Code.NOT_FOUND})  # there can be gaps between instance numbers

@@ -39,7 +39,8 @@ CUDA = "libcuda.so.1"
 # In CUDA container images, folders with these names contain libraries that do not belong to the
 # host's driver.
 NO_DRIVER = ("compat", "stubs")
-# Paths that exist only on a Jetson. One belongs to its operating system, one to a kernel module.
+# Paths that exist only on a Jetson. The first belongs to its operating system, and the second to a
+# Linux kernel module.
 JETSON_FILES = ("/etc/nv_tegra_release", "/sys/module/nvgpu")
 
 LET_THROUGH = "A sandbox, such as a coding agent's, must allow access to /dev/nvidia*"

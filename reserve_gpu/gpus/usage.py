@@ -19,7 +19,7 @@ DEFAULT_IDLE_FRACTION = 0.05
 DESKTOP_TOTAL_MIB = 2048.0
 GRAPHICS_LIMIT_MIB = 4096.0
 GRAPHICS_FRACTION = 0.5
-# Minimum memory limit for an idle device if NVML counts the driver's reserve as used memory.
+# Minimum memory limit for an idle device when NVML counts the driver's reserve as used memory.
 # Version 1 of the memory query, the only version before driver 510, counts a reserve of
 # 100 to 600 MB (https://github.com/wookayin/gpustat/issues/141).
 DRIVER_RESERVE_MIB = 640.0

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.requests import Rules
     from reserve_gpu.reservation.holding import Holding
 
-RETRY_MUTEX_LIMIT_S = 1.0  # mutex timeout in seconds; short because waiters retry anyway
+RETRY_MUTEX_LIMIT_S = 1.0  # mutex timeout in seconds; short, because waiters retry anyway
 # Minimum mutex timeout in seconds. Even a request with no time left to wait should not fail just
 # because another process briefly holds the mutex.
 LEAST_WAIT_S = 1.0
@@ -85,8 +85,8 @@ def reserve(
         session: The session of this process.
         request: The request.
         deadline: When to stop waiting for a device.
-        hold: A function to call with the locked devices instead of `session.hold`. Passing it
-            disables waiting. Only `preview` does so.
+        hold: A function to call with the locked devices instead of `session.hold`. If it is given,
+            the request does not wait. Only `preview` passes one.
 
     Returns:
         The reservation, with notices for the user.
@@ -345,8 +345,9 @@ def _failure(
 def _siblings(rows: Sequence[DeviceStatus]) -> set[int]:
     """Return the pids of holders that have the same parent and command as this process.
 
-    Such processes are usually MPI ranks or Dask workers, so numbers in the commands are ignored.
-    Jupyter kernels are excluded, because two kernels of the same Jupyter server are unrelated.
+    Such processes are usually MPI ranks or Dask workers. Numbers in the commands are ignored,
+    because the commands of such processes often differ only in a number. Jupyter kernels are
+    excluded, because two kernels of the same Jupyter server are unrelated.
     """
     parent = os.getppid()
     if kernels_file() or parent == 1:  # init adopts unrelated orphans
@@ -373,7 +374,7 @@ def _free_alternatives(context: AttemptContext, rows: Sequence[DeviceStatus]) ->
 
     Args:
         context: The context of the attempt.
-        rows: The named devices, with the reasons why they are unavailable.
+        rows: The named devices, each with the reason that it is unavailable.
     """
     request = context.request
     is_limited = context.inherited[cuda_environment.VISIBLE] is not None or context.is_taking_back
@@ -446,8 +447,8 @@ def _caution(context: AttemptContext, locked: LockedDevice) -> DeviceStatus:
     known_holders = (Holder(listed_pid=os.getpid()), *row.holders)
     listed = context.gpus.processes(locked.device)
     processes = snapshot.identify_processes(context.gpus, listed, known_holders)
-    # In a container, it might be unknown (None) whether a process has reserved the device. If this
-    # process reserves a part, such a process might hold another part.
+    # In a container, it might be unknown (None) whether another process has reserved the device. If
+    # this process reserves only a part, that process might hold another part.
     unreserved = (False,) if is_part else (False, None)
     others = tuple(process for process in processes if process.has_reserved in unreserved)
     is_all_seen = len(processes) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))

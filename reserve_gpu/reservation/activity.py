@@ -29,7 +29,7 @@ class DeviceActivity(NamedTuple):
         is_used: Whether these processes used the device; None if unknown.
         percent: The percentage of time during which these processes ran CUDA kernels; None if
             unknown.
-        mib: The device memory that these processes use, in MiB; None if unknown.
+        mib: The device memory that these processes are using, in MiB; None if unknown.
         share: The device's share of its GPU's memory, from 0 to 1; None if unknown.
     """
 
@@ -62,7 +62,7 @@ def _of_device(gpus: Nvml, device: Device, pids: Collection[int], since: float) 
     """Return a device's use, based on per-process readings if the driver provides them.
 
     Otherwise, any use of the device counts. A CUDA context alone does not count as use, because a
-    notebook that has started CUDA keeps its context.
+    notebook that has started CUDA keeps its context even while it is idle.
     """
     try:
         usage, processes, gauges = gpus.read_all(device)

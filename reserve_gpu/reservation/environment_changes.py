@@ -79,7 +79,7 @@ class OurVariables:
         return notices + self._restore_memory_limits(held)
 
     def _restore_memory_limits(self, held: Holding) -> list[str]:
-        """Restore memory limits that other code removed, but keep those that it changed."""
+        """Restore memory limits that other code has removed, but not limits that it has changed."""
         inherited = self.inherited()
         limits, notices = _memory_limits(
             held, inherited | cuda_environment.inherited_caps(inherited)
@@ -152,8 +152,8 @@ def memory_limit_notices(
         memory_limit_mib: The memory reserved on each device, in MiB.
         inherited: The variables' values without this process's changes.
         written: The memory limits that this process has set.
-        is_late: Whether CUDA has already started in this process, so that frameworks ignore new
-            limits.
+        is_late: Whether CUDA has already started in this process, in which case frameworks ignore
+            new limits.
     """
     user_limits, all_limits = (
         memory_caps.capped_by(inherited),

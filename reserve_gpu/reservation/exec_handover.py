@@ -49,7 +49,7 @@ class Handover(NamedTuple):
 
 
 def offer(handover: Handover) -> None:
-    """Pass the data on to the program that this process runs after its next exec."""
+    """Pass the data to the program that this process will run after its next exec."""
     for lock in handover.held.locks.values():
         lock.keep_over_exec()
     pid, _, began = procfs.stamp(os.getpid()).partition(" ")
@@ -83,7 +83,7 @@ def serialize(held: Holding) -> dict[str, Any]:
 def start_follower(
     module: str, held: Holding, about: Mapping[str, Any], open_files: Sequence[int]
 ) -> None:
-    """Start a process that runs a module's `main`, and monitors this process after it calls exec.
+    """Start a process that runs a module's `main` and monitors this process after an exec.
 
     Args:
         module: The module's name.

@@ -176,7 +176,7 @@ class Feature:
 
 # -- all features ----------------------------------------------------------------------------------
 
-# Environment variables that batch systems set in every job and Kubernetes sets in every pod.
+# Environment variables that batch systems set in every job, or that Kubernetes sets in every pod.
 JOBS = {"SLURM_JOB_ID", "FLUX_JOB_ID", "KUBERNETES_SERVICE_HOST"}
 
 

@@ -41,7 +41,7 @@ class Holding(NamedTuple):
         terms: The terms that other users can see, such as the lease and the reserved memory.
         overdue: When the reservation should have ended, in seconds since the epoch. None if the
             reservation is not overdue.
-        kept_until: When the devices are released if this kernel does not restart before then, in
+        kept_until: When the devices will be released if this kernel has not restarted by then, in
             seconds since the epoch. None if the kernel is not restarting.
         joined: The other process's reservation that this process has joined, or None.
         facts: Values that features stored before an exec.
@@ -83,7 +83,7 @@ class Holding(NamedTuple):
         return min((lock.taken for lock in self.locks.values()), key=lambda taken: taken.boot)
 
     def since_of(self, request: Request) -> Instant | None:
-        """Return the start time if this reservation matches the request, and None otherwise.
+        """Return this reservation's start time, or None if it does not match the request.
 
         A reservation of device parts matches only a request for parts. A reservation of whole
         devices matches only a request for whole devices.
@@ -96,7 +96,7 @@ class Holding(NamedTuple):
     def as_held(self, request: Request) -> Request:
         """Add the held memory size to a request that refers to this reservation.
 
-        A request that sets only an end or a note refers to this reservation. So does an empty
+        A request that sets only a lease or a note refers to this reservation. So does an empty
         request in a joined process, or in a kernel that kept its devices across a restart. In any
         other process, an empty request is for a whole device.
 
@@ -111,7 +111,10 @@ class Holding(NamedTuple):
 
     @property
     def is_intact(self) -> bool:
-        """Return whether this process still holds all its locks, which other code might close."""
+        """Return whether this process still holds all its locks.
+
+        Other code in this process might have closed their descriptors.
+        """
         return all(map(Lock.held, self.locks.values()))
 
     def is_another_part_of(self, other: "Holding") -> bool:
@@ -165,7 +168,8 @@ class Holding(NamedTuple):
             A copy with the new lock, and a notice for the user.
 
         Raises:
-            LockError: Another process has locked the device, or too much of its memory is reserved.
+            LockError: Another process has locked the device, or too little of the device's memory
+                is still available.
         """
         old = self.locks[device.uuid]
         new: Lock | Holder

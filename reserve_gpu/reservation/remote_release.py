@@ -265,7 +265,7 @@ def _end_by_pidfd(choice: Choice, pidfd: int, warn: Callable[[Answer], object]) 
     if not _is_same(choice, pidfd) or (is_visible and not _holds(choice)):
         return Answer.GONE
     answer = _request(choice, "end")
-    if answer is Answer.ENDED:  # the process exits by itself, after its before_end() functions
+    if answer is Answer.ENDED:  # the process runs its before_end() functions and then exits
         return answer if watchdog.ends_within(pidfd, LONGEST_S + 3 * STOP_S) else Answer.STAYS
     if answer in (Answer.ANOTHER, Answer.GONE):
         return answer
@@ -284,7 +284,7 @@ def _send_signals(choice: Choice, pidfd: int) -> Answer:
     pid = choice.reserved.holder.listed_pid or 0
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not _is_of_one_user(pid) and _is_same(choice, pidfd):
-            return Answer.STAYS  # the process now runs a set-UID program
+            return Answer.STAYS  # the process is now running a set-UID program
         try:
             watchdog.send(pidfd, number)
             watchdog.send(pidfd, signal.SIGCONT)

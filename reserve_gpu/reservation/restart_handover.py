@@ -55,7 +55,7 @@ class KeptReservation(NamedTuple):
 
     Attributes:
         lock_keeper: The pid of the lock keeper.
-        kernel: The pid of the kernel, which may have exited. The driver can take a few seconds to
+        kernel: The pid of the kernel, which might have exited. The driver can take a few seconds to
             free an exited kernel's memory.
         kernel_stamp: The kernel's pid and start time, from `procfs.stamp`. None if an older version
             wrote the data.
@@ -217,7 +217,7 @@ def _take_from_keeper(left: KeptReservation, directory: LockDirectory) -> Holdin
 
 
 def end_lock_keeper(left: KeptReservation, uid: int | None = None) -> bool:
-    """Kill a lock keeper, which frees its locks, and return whether it was running and has exited.
+    """Kill a lock keeper to free its locks, and return whether it was running and has exited.
 
     Args:
         left: The reservation that the lock keeper holds.

@@ -170,7 +170,7 @@ class Session(Executor):
         # The classes of the features that every reservation of this process needs, by name.
         self._required_features: dict[str, type[Feature]] = {}
         # The notebook's name in the lock files' records, and the time, by time.monotonic(), after
-        # which the end of a cell rewrites the records.
+        # which the records are rewritten when a cell ends.
         self._signed: tuple[str | None, float] = (None, 0.0)
         self.unsigned: list[tuple[Device, str, str]] = []
         self._addresses: tuple[str, ...] | None = None  # the GPUs' PCI addresses at the last check
@@ -179,7 +179,7 @@ class Session(Executor):
 
     @property
     def is_nested(self) -> bool:
-        """Return whether the caller is a signal handler that interrupted a call or cell start."""
+        """Return whether the caller is a signal handler that interrupted a call or a cell start."""
         return super().is_nested or executor.is_lock_held(cells().quiet)
 
     def load(self, terms: ReservationTerms | None = None) -> None:
@@ -388,8 +388,8 @@ class Session(Executor):
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
         """Relock devices whose locks no longer keep other processes out.
 
-        This happens if other code in this process has closed a lock's descriptor. It also happens
-        if a lock file has been deleted, because other processes then lock a new file.
+        A lock no longer does so if other code in this process has closed the lock's descriptor, or
+        if the lock file has been deleted. In the latter case, other processes lock a new file.
 
         Args:
             limit_s: The timeout for the mutex in seconds.
@@ -440,7 +440,7 @@ class Session(Executor):
             for lock in held.locks.values():
                 lock.stamp()
             return []
-        with suppress(NoThreadError):  # the end of the next cell will try again
+        with suppress(NoThreadError):  # retried at the end of the next cell
             return self.run(self._end_cell)
         return []
 

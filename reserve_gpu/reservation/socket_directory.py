@@ -46,8 +46,8 @@ def open_first() -> int:
 def open_any() -> int:
     """Open one of this user's socket directories, or create one with a random name.
 
-    This function lists the lock directory, which takes seconds if another user has filled it with
-    files. If this user has several socket directories, the function also removes empty ones.
+    This function lists the lock directory, which can take seconds if another user has filled it
+    with files. If this user has several socket directories, the function also removes empty ones.
 
     Returns:
         A descriptor of the directory.

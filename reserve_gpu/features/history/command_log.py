@@ -29,7 +29,7 @@ POLL_S = 1.0  # seconds between lock checks after the command has exited
 def start(logged: Recorder) -> bool:
     """Start a background process that continues to log the reservation after an exec.
 
-    This process closes the recorder's page, the file of logged lines, even if the background
+    This process closes the recorder's page (the file of logged lines), even if the background
     process can't be started.
 
     Args:

@@ -1,7 +1,7 @@
 """Write this process's reservations and waits to the user's history.
 
-Logging must not disturb a reservation. An entry that can't be written is lost, and only the first
-such failure is logged as a warning. No decision depends on the history.
+Logging must not interfere with a reservation. An entry that can't be written is lost, and only the
+first such failure is logged as a warning. No decision depends on the history.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.holding import Change, Holding
     from reserve_gpu.system.executor import T, Ts
 
-IS_LOGGED = "is_logged"  # fact that tells whether another process logs the reservation
+IS_LOGGED = "is_logged"  # fact that says whether another process is logging the reservation
 EXIT_LIMIT_S = 1.0  # timeout for writing the last lines when the process exits, in seconds
 
 _warned: list[str] = []  # the first failure in this process; later failures are not reported
@@ -61,11 +61,11 @@ class History(Feature):
         tried(_append_wait, wait)
 
     def step(self) -> float | None:
-        """Log any reservation changes, and log device use when it is due."""
+        """Log any reservation changes, and log device use when a check is due."""
         self._catch_up()
         if self._recorder is None:
             return None
-        if pause_s := self._recorder.pause_s:  # don't look up joined processes when nothing is due
+        if pause_s := self._recorder.pause_s:  # don't look up joined processes when no check is due
             return pause_s
         pids = joining.own_pids(self._recorder.held)
         pause_s, is_used = tried(self._recorder.step, pids) or (EVERY_S, None)

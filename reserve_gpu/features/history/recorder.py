@@ -73,7 +73,7 @@ class Recorder:
         """Check and log device use, if a check is due.
 
         Args:
-            pids: The reservation's processes, or None if they are unknown.
+            pids: The pids of the reservation's processes, or None if they are unknown.
 
         Returns:
             The seconds until the next check, and whether the devices were used since the last one.

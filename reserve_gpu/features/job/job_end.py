@@ -78,7 +78,7 @@ class Job(Feature):
         return lease.within(self._end, procfs.now())
 
     def changed(self, change: Change) -> None:
-        """End this kernel when its lease has ended, if its Slurm job was started only for it.
+        """End this kernel when its lease has ended, if the Slurm job was started only for it.
 
         The job then ends too, instead of keeping its GPU.
         """
@@ -87,17 +87,17 @@ class Job(Feature):
             shutdown.process_end().begin(lambda: True, warn, lambda: None)
 
     def step(self) -> float | None:
-        """Check regularly whether the job's end has changed, and save work before the job ends."""
+        """Check whether the job's end time has changed, and save work before the job ends."""
         held = self.owner.held
         if not (self._job and held):
             return None
         self._look()
-        if self.limited(held.lease) != held.lease:  # the job's end or the wall clock has changed
+        if self.limited(held.lease) != held.lease:  # the end time or the wall clock has changed
             self.owner.set_holding(held)
         return max(0.0, min(self._look_in_s(), self._save_in_s(), LONGEST_PAUSE_S))
 
     def released(self) -> str:
-        """Return a message that the Slurm job still occupies its GPUs, or "" outside of a job."""
+        """Return a message saying the Slurm job still occupies its GPUs, or "" outside a job."""
         if not self._job:
             return ""
         job = process_identity.job()
@@ -105,7 +105,7 @@ class Job(Feature):
         return f"{text}\n{shell_line(f'scancel {job}')}"
 
     def explained(self, error: ReserveGPUError) -> ReserveGPUError:
-        """Return an error that says how to request a GPU if the job has none."""
+        """If the job has no GPU, return an error that says how to request one."""
         return no_gpu.explained(error)
 
     def _save_in_s(self) -> float:

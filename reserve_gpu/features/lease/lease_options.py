@@ -14,7 +14,7 @@ IDLE = Option(
     "--idle DURATION",
     "release the GPU when no cell has run and nothing has used it for DURATION",
     "30m 1h 2h",
-    suits_commands=False,  # idleness is only tracked for notebooks and scripts, not for commands
+    suits_commands=False,  # idleness is tracked only for notebooks and scripts
 )
 IF_WANTED = Option(
     "--if-wanted",

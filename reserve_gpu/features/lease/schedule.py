@@ -24,7 +24,7 @@ class Circumstances(NamedTuple):
 
     Attributes:
         now: The current time, in seconds since the epoch.
-        idle_s: The time since a cell last ran or a device was last used, in seconds.
+        idle_s: The seconds since a cell last ran or a device was last used, whichever is later.
         is_running: Whether a cell is running.
         is_wanted: Whether another process is waiting for a device.
         has_cuda: Whether CUDA has started in this process.

@@ -66,7 +66,7 @@ class LeaseTimer(Feature):
     # -- watching the lease ------------------------------------------------------------------------
 
     def changed(self, change: Change) -> None:
-        """Watch the new reservation's lease, if there is one."""
+        """Watch the lease of the current reservation, if it has an end."""
         held = change.held
         has_end = held and held.lease.at(procfs.now()).has_end
         before, self._held = self._held, held if has_end else None
@@ -255,7 +255,7 @@ class LeaseTimer(Feature):
     def _is_wanted(self, devices: Sequence[Device]) -> bool:
         """Return whether another process is waiting and could use one of the devices.
 
-        A stopped waiter is ignored, because its heartbeat does not change.
+        A waiter whose heartbeat has not changed might be stopped, and is ignored.
         """
         heartbeats = waiters_for(devices)
         known = self._heartbeats
@@ -263,7 +263,7 @@ class LeaseTimer(Feature):
         return self._heartbeats != heartbeats
 
     def is_to_end(self, held: Holding) -> Callable[[], bool]:
-        """Return a function that checks whether this process must still be ended.
+        """Return a function that checks whether this process still has to be terminated.
 
         Any thread can call the returned function.
 

@@ -1,1 +1,1 @@
-"""Warn the user if a process uses more GPU memory than it has reserved."""
+"""Warn the user if a process is using more GPU memory than it has reserved."""

@@ -1,4 +1,4 @@
-"""Handle requests to release devices or end this process, from the same user or from root."""
+"""Handle requests from the same user or from root to release devices or end this process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RemoteRequests(Feature):
     def step(self) -> float | None:
         """Listen in another directory if the default one can't be used.
 
-        This is called without holding the mutex.
+        Unlike `changed`, this method is called while the mutex is not held.
         """
         if self._is_due and (held := self.owner.held):
             try:
@@ -161,7 +161,7 @@ def unreachable(devices: Sequence[Device], error: Exception) -> str:
 
 # -- the listener ----------------------------------------------------------------------------------
 
-REQUEST_LIMIT_S = 1.0  # maximum seconds between a client's connection and its request
+REQUEST_LIMIT_S = 1.0  # maximum seconds from a client's connection to its request
 BACKLOG = 128  # maximum number of connections waiting to be accepted
 SOCKET_MODE = 0o600
 # Maximum number of attempts to listen. The user's other processes remove empty directories, so an

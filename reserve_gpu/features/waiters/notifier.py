@@ -37,7 +37,7 @@ EVERY_S = 600.0  # minimum seconds between messages about waiters
 IDLE_S = 600.0
 MUTEX_LIMIT_S = 0.2  # timeout for acquiring the mutex, in seconds
 PAUSE_S = 5.0  # minimum seconds between checks, however often cells end
-QUICK_S = 0.05  # after a check longer than this many seconds, the pause grows in proportion
+QUICK_S = 0.05  # if a check takes longer than this many seconds, the pause grows in proportion
 
 
 class WaiterNotices(Feature):
