@@ -71,7 +71,7 @@ class Document(NamedTuple):
 
 
 class MistakeError(Exception):
-    """A mistake in a configuration file. Its message is a single line that users can read."""
+    """A configuration file contains a mistake. The message is a single line written for users."""
 
 
 def read(file: str) -> Rules:
@@ -274,7 +274,7 @@ def owners() -> set[int]:
 
 
 def content(file: str, owners: Collection[int]) -> bytes:
-    """Read a file, and check that only a trusted owner can write to it.
+    """Return a file's content after checking that only a trusted owner can write to it.
 
     Args:
         file: The file's path.
@@ -328,7 +328,7 @@ def read_user_file() -> dict[str, Any]:
 
 
 def tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
-    """Read and parse a file.
+    """Read and parse a configuration file.
 
     Args:
         path: The path to open, with symbolic links already resolved.

@@ -52,8 +52,7 @@ class AttemptContext(NamedTuple):
         held: The locks that this process already holds, keyed by device UUID.
         memory_limit_mib: The size in MiB of the part that this process already holds on each
             device, or None if it holds whole devices.
-        idle_mib: The memory use in MiB up to which a device counts as idle, or None for the
-            default.
+        idle_mib: The maximum memory use of an idle device in MiB, or None for the default.
         driver: The driver version, if it matters for the request.
         rules: The administrator's rules for this user, or None if there are none.
         is_taking_back: Whether CUDA has already started, in which case this process itself might be
@@ -90,8 +89,8 @@ class LockedDevice(NamedTuple):
         """Return the device's rank for a partial reservation. Lower ranks are better.
 
         Devices that this process already holds come first. Shared devices come next, starting with
-        the fullest, so that other GPUs remain available as a whole. Idle devices follow. Devices
-        that are in use without a reservation come last, because that use might grow at any time.
+        the fullest, so that other GPUs remain entirely free. Idle devices follow. Devices that are
+        in use without a reservation come last, because that use might grow at any time.
         """
         row, is_idle = self.row, self.row.use_state is State.IDLE
         if row.is_mine or row.usage is None:
@@ -126,7 +125,7 @@ class Denied(NamedTuple):
 class AcquiredLocks(AbstractContextManager["AcquiredLocks"]):
     """The locks that an attempt has acquired.
 
-    On exit, all new locks are released, except those passed to `keep`.
+    When the `with` block ends, all new locks are released, except those passed to `keep`.
     """
 
     def __init__(self, held: Mapping[str, Lock]) -> None:
@@ -151,7 +150,7 @@ class AcquiredLocks(AbstractContextManager["AcquiredLocks"]):
         return Granted(tuple(self.locked[device.uuid] for device in devices))
 
     def keep(self, granted: Granted) -> None:
-        """Keep the locks of the granted devices on exit."""
+        """Keep the locks on the granted devices when the `with` block ends."""
         for locked in granted.locked:
             del self.locked[locked.device.uuid]
 
@@ -161,7 +160,7 @@ def _spare_row(row: DeviceStatus) -> DeviceStatus:
     state, is_part = row.state, row.promisable_mib is not None
     if row.is_mine:
         state = State.RESERVED
-    elif not is_part and row.use_state is not State.IDLE:  # a part can be on a busy GPU
+    elif not is_part and row.use_state is not State.IDLE:  # a part of a busy GPU can be reserved
         state = row.use_state or state
     return row._replace(state=state, would_be_taken=True)
 
@@ -209,7 +208,7 @@ def attempt(
             if entry:
                 entry.want(policy.wanted_uuids(taken.rows))
         rows += taken.rows
-    if not context.request.devices:  # named devices keep the request's order
+    if not context.request.devices:  # named devices stay in the request's order
         rows.sort(key=lambda row: (row.device.index, row.device.instance or 0))
     return Denied(tuple(rows), tuple(ahead))
 
@@ -291,7 +290,7 @@ def _with_lease(context: AttemptContext, granted: Granted) -> Granted:
 
 
 class DeviceScan:
-    """Locks and reads devices under the mutex, and releases the unsuitable ones.
+    """Locks and queries devices under the mutex, and releases unsuitable devices.
 
     Args:
         context: The inputs to the attempt.
@@ -394,7 +393,7 @@ class DeviceScan:
         return LockedDevice(device, lock, row) if is_kept else row
 
     def _numbered(self, device: Device, row: DeviceStatus) -> DeviceStatus:
-        """Mark a free device as reserved if a process still uses its number for another GPU."""
+        """Mark a free device as reserved if a process is still using its number for another GPU."""
         locks, reason = self._context.locks, None
         if self._numbers is None:
             self._numbers = locks.listed_numbers()

@@ -1,8 +1,8 @@
 """Find the devices that this process may use, and look up devices by name.
 
 The inherited limit is the value of `CUDA_VISIBLE_DEVICES` that another program, such as Slurm, Ray
-or a shell, has set. Only devices in this value are reserved. A control group can also limit the
-devices, but in that case the driver shows only the allowed ones.
+or a shell, has set. Only devices listed in this value can be reserved. A control group can also
+limit the devices, but in that case the driver shows only the allowed ones.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ LOOK_S = 1.0  # seconds between checks when only the driver can reveal a change
 QUIET_S = 5.0  # seconds between checks when the Linux kernel's lock list shows every change
 LIVELY_LOOK_S = 0.25  # seconds between checks after a change; limits the load from many waiters
 TURN_S = 0.02  # approximate duration of a check, in seconds
-LIVELY_S = 2.0  # seconds of frequent checks after a change; a released GPU can stay in use briefly
+LIVELY_S = 2.0  # seconds of frequent checks after a change, as a released GPU can briefly stay busy
 
 
 def unfit(device: Device | Fault, request: Request, driver: str | None = None) -> Unfit | None:
-    """Return the reason why a device can never satisfy the request, or None if it can.
+    """Return why a device can never satisfy the request, or None if it can.
 
     Args:
         device: The device.
@@ -210,7 +210,7 @@ def may_come_free(rows: Sequence[DeviceStatus], request: Request) -> bool:
 
 
 def is_only_awaited(rows: Sequence[DeviceStatus], request: Request) -> bool:
-    """Return whether enough devices are free, but some of them are offered to waiters first."""
+    """Return whether the request fails only because free devices are offered to waiters first."""
     awaited = sum(row.state is State.AWAITED for row in rows)
     return awaited > 0 and awaited + sum(row.would_be_taken for row in rows) >= request.needed
 

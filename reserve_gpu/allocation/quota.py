@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def allowed(
     request: Request, active_rules: Rules, held: Lease, since: Instant | None, now: Instant
 ) -> tuple[Request, list[str]]:
-    """Apply the rules to the request's lease, and return the request with notices for the user.
+    """Apply the rules to the request's lease, and return the request and any notices.
 
     Args:
         request: The request.

@@ -117,7 +117,7 @@ def parse(  # noqa: PLR0913 - takes the same arguments as reserve()
 
 
 def idle_mib() -> float | None:
-    """Return the memory use in MiB up to which a device counts as idle, or None for the default.
+    """Return the maximum memory use of an idle device in MiB, or None for the default.
 
     Raises:
         RequestError: The setting is not a valid size.

@@ -23,7 +23,7 @@ from reserve_gpu.system import procfs
 
 MUTEX_LIMIT_S = 0.5
 READING_LIMIT_S = 2.0
-# If processes are not visible, a device that uses less memory than this (in MiB) is assumed to
+# If processes are not visible, a device with less memory in use than this (in MiB) is assumed to
 # have no CUDA processes. Even an idle CUDA context takes several hundred MiB.
 CONTEXT_MIB = 64.0
 NAME_LIMIT = 40  # maximum length of another process's name in a message, in characters
@@ -35,7 +35,7 @@ class Snapshot(NamedTuple):
     Attributes:
         rows: The state of each device.
         waiting: The tickets in the queue.
-        problem: The reason why reservations might be missing, or None.
+        problem: Why reservations might be missing, or None.
     """
 
     rows: tuple[DeviceStatus, ...]
@@ -48,9 +48,9 @@ class Reservations(NamedTuple):
 
     Attributes:
         holders: Each device's holders.
-        faults: The reason why a device's holders are unknown.
+        faults: Why a device's holders are unknown.
         waiting: The tickets in the queue.
-        problem: The reason why some or all reservations are unknown, or None.
+        problem: Why some or all reservations are unknown, or None.
         others: The holders of devices that the driver does not list, such as lost GPUs.
         old_numbers: The claims on other GPUs that had the device's number when they were reserved.
     """
@@ -73,8 +73,7 @@ def take_snapshot(
 
     Args:
         nvml: The NVML session.
-        idle_mib: The memory use in MiB up to which a device counts as idle. Defaults to the
-            built-in limit.
+        idle_mib: The maximum memory use of an idle device in MiB. Defaults to the built-in limit.
         active_rules: The rules for this user, which might drain devices.
 
     Raises:
@@ -131,8 +130,7 @@ def add_processes(
     Args:
         nvml: The NVML session.
         rows: The attempt's rows.
-        idle_mib: The memory use in MiB up to which a device counts as idle. Defaults to the
-            built-in limit.
+        idle_mib: The maximum memory use of an idle device in MiB. Defaults to the built-in limit.
     """
     read = [_with_users(nvml, row, idle_mib) for row in rows]
     in_use = [row.device for row in read if row.usage and row.use_state is not State.IDLE]
@@ -181,7 +179,7 @@ def identify_processes(
 
 
 def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
-    """Return whether a reserved device is not used by any of its holders, or None if unknown.
+    """Return whether none of a reserved device's holders is using it, or None if unknown.
 
     Args:
         usage: The device's use, as read from NVML.
@@ -273,7 +271,7 @@ def _old_numbers(
 def _holders(
     uuids: Sequence[str], holders_of: Callable[[str], tuple[Holder, ...]]
 ) -> tuple[dict[str, tuple[Holder, ...]], dict[str, str]]:
-    """Return each device's holders, or the reason why they are unknown."""
+    """Return each device's holders, or why they are unknown."""
     holders, faults = {}, {}
     for uuid in uuids:
         try:
@@ -348,8 +346,7 @@ def _used(
         nvml: The NVML session.
         row: The device's row.
         listed: The processes on the device.
-        idle_mib: The memory use in MiB up to which a device counts as idle. Defaults to the
-            built-in limit.
+        idle_mib: The maximum memory use of an idle device in MiB. Defaults to the built-in limit.
         is_complete: Whether all of the device's holders are known.
     """
     holders = row.holders

@@ -65,9 +65,9 @@ MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
 BRIEF_LIMIT_S = 1.0  # mutex timeout for brief checks, for example after each cell
 MUTEX_POLL_S = 0.01
-LONG_S = 10.0  # seconds; if the mutex is held longer, the driver has probably hung
+LONG_S = 10.0  # if the mutex is held for more seconds than this, the driver has probably hung
 REPLACED_LIMIT = 10  # maximum attempts to lock a file that other processes keep replacing
-MOST_LOST = 256  # limit on lock files to check for lost devices; any user can create them
+MOST_LOST = 256  # maximum number of lock files to check for lost devices; any user can add some
 MOST_NUMBERS = 10**10
 OTHERS_MODE, OWN_MODE = 0o666, 0o644
 NEW_MODE = 0o600  # mode of a user's new file until the user has locked it
@@ -189,7 +189,7 @@ class LockDirectory:
         is_own = mode == OWN_MODE
         for _ in range(REPLACED_LIMIT):
             lock = None
-            # Other users can lock any file that they can read, so a new file is not readable yet.
+            # Other users can lock any file that they can read, so keep a new file unreadable.
             new_mode = NEW_MODE if is_own else mode
             descriptor = files.open_to_lock(self.descriptor, name, path, new_mode)
             try:
@@ -281,7 +281,7 @@ class LockDirectory:
         return lock
 
     def _acquire_record(self, uuid: str, device_lock: Lock) -> Lock | None:
-        """Lock a record file for a whole device's holder, or return None if that fails."""
+        """Lock a record file for the holder of a whole device, or return None if that fails."""
         with suppress(LockError):
             if has_write_locks(device_lock.descriptor):
                 return self.acquire_any_user_file(_record_prefix(uuid), device_lock.taken)
@@ -487,9 +487,10 @@ class LockDirectory:
     def listed_numbers(self) -> dict[str, list[Claim]]:
         """Return the claims on whole GPUs, grouped by each GPU's label when it was reserved.
 
-        Only holders in this process's mount namespace and job are included, because they number the
-        GPUs in the same way as this process. Each label comes from a record that only the holder's
-        user can write. Some holders might be missing, because /proc/locks might not show them.
+        Only holders in this process's mount namespace and batch job are included, because they
+        number the GPUs in the same way as this process. Each label comes from a record that only
+        the holder's user can write. Some holders might be missing, because /proc/locks might not
+        show them.
         """
         mounts, job = procfs.mount_namespace(), process_identity.job()
         holders_by_owner: dict[int, list[Holder]] = {}
@@ -840,7 +841,7 @@ def default_path() -> str:
 
 
 def preferred_paths(path: str) -> tuple[str, ...]:
-    """Return the default paths that take precedence over a lock directory, then its own path.
+    """Return the default paths that take precedence over this lock directory, then its own path.
 
     If `/run/lock` is not writable in a container image, the container's default path is in
     `/dev/shm`, but the host might use `/run/lock`.

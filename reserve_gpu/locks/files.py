@@ -244,7 +244,7 @@ def _require_plain(status: os.stat_result, path: str) -> None:
 
 
 def _is_young(directory: int, name: str) -> bool:
-    """Return whether a file, or its directory if the file is missing, has just changed."""
+    """Return whether a file, or its directory if the file is missing, was changed very recently."""
     status = status_of(directory, name) or os.fstat(directory)
     return abs(time.time() - status.st_ctime) < YOUNG_S
 
@@ -330,7 +330,7 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
 # for another file, or for another open file description of the same file. Each number is therefore
 # stored with a serial number and the file's identity.
 
-NONE = -1  # used instead of a descriptor number
+NONE = -1  # used where there is no descriptor
 
 # Each descriptor's serial number and file identity.
 _opened: dict[int, tuple[object, ...]] = executor.survive_reload("opened", dict)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 QUEUE = "queue"  # prefix of waiters' file names: queue-UID-N.lock
 SHARE = ".share"  # part of sharers' file names: UUID.share-UID-N.lock
 RECORD = ".record"  # part of record file names: UUID.record-UID-N
-# The rest of these file names. `re` compiles this string only when such files exist.
+# A pattern for the rest of these file names. `re` compiles this string only when such files exist.
 NUMBERED = r"-([0-9]{1,10})-([0-9]{1,10})(?:\.lock)?"
 MANY = 1000  # if the directory has more files than this, a user might be flooding it
 MOST_OF_ONE_USER = 64  # maximum sharers of a device, and maximum waiters, per user
@@ -44,12 +44,12 @@ PAGE_SIZE = 4096  # maximum number of bytes that one read(2) of /proc/locks retu
 # Maximum number of bytes to read from /proc/locks (about 5,000 locks). Each page is slower to read
 # than the previous one.
 LIST_LIMIT = 1 << 18
-RECORD_DIGITS = 3  # maximum digits of N in the names of record files missing from /proc/locks
+RECORD_DIGITS = 3  # maximum digits of N in names of record files that /proc/locks misses
 CLOCK_S = 2.0  # maximum error of a process's start time, in seconds
 
 
 class Holders:
-    """Reads the holders of the locks in a lock directory, and caches each source on first use.
+    """Reads the holders of the locks in a lock directory, and caches what it reads.
 
     Args:
         path: The lock directory's path.
@@ -212,13 +212,13 @@ class Holders:
     def _owned_record(
         self, name: str, uid: int | None, pids: set[int | None]
     ) -> tuple[Record, os.stat_result] | None:
-        """Return the record of the process that holds a whole device, and its file's stat result.
+        """Return a whole device's record, and the record file's stat result.
 
-        The result is None if there is no such record.
+        The result is None if there is no record of the process that holds the device.
 
         Args:
             name: The name of the device's lock file.
-            uid: The holder's UID. If it is None, a record counts only if it is the only one.
+            uid: The holder's UID. If None, a record counts only if there is no other.
             pids: The PIDs of the holder and of the process that took the lock. An unknown PID is
                 None. Records of other processes in this PID namespace are ignored.
         """
@@ -342,7 +342,7 @@ class Holders:
         return self._opener(file) or (None if procfs.start_time(pid) else pid)
 
     def _opener(self, file: os.stat_result) -> int | None:
-        """Return the PID of a process that has locked a file if its open files are visible."""
+        """Return the PID of a file's locking process if that process's open files are visible."""
         if self._open is None:  # read once, because other users might have any number of locks
             self._open = self._open_files.holders()
         return self._open.get((file.st_dev, file.st_ino))
@@ -372,7 +372,7 @@ class Holders:
         return self._listed_taker(status) or self._unlisted_opener(status)
 
     def _unlisted_opener(self, status: os.stat_result) -> int | None:
-        """Return the PID of a process that has locked a file if /proc/locks is too long to read."""
+        """Return the PID of a file's locking process if /proc/locks is too long to read."""
         return None if self._kernels_list.is_whole else self._opener(status)
 
     def _listed_taker(self, status: os.stat_result) -> int | None:

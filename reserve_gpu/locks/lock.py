@@ -68,7 +68,7 @@ class Lock:
 
         Returns:
             The system's error message if the record can't be written, for example because the disk
-            is full, or None. The lock is still held in either case.
+            is full, or None on success. The lock is held in either case.
         """
         if not self.held():
             return None
@@ -102,7 +102,7 @@ class Lock:
 
         Args:
             keeps_record: Whether to leave the record in the file, so that a waiter can return to
-                its place in the queue.
+                its position in the queue.
         """
         if self.owned:
             self.owned.release(keeps_record=keeps_record)
@@ -235,7 +235,7 @@ def write_record(descriptor: int, record: Record) -> str | None:
 
     Returns:
         The system's error message if the record can't be written, for example because the disk is
-        full, or None.
+        full, or None on success.
     """
     new, old = record.to_dict(), read_fields(descriptor)
     if old and _without_times(new) == _without_times(old):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model.devices import Device
 
-RETURN_LIMIT_S = 120.0  # seconds within which a process can return to its place in the queue
+RETURN_LIMIT_S = 120.0  # seconds within which a process can return to its position in the queue
 STOPPED_S = 5.0  # a waiter is skipped after this many seconds without a heartbeat
 # Maximum time, in seconds, for which a user's waiters for several devices can keep one device free.
 KEEP_FREE_S = 1800.0
@@ -35,9 +35,9 @@ EMPTY_RECORD = Record()
 
 
 class QueueEntry(AbstractContextManager["QueueEntry"]):
-    """This process's place in the queue, as a context manager that leaves the queue on exit.
+    """This process's position in the queue, as a context manager that leaves the queue on exit.
 
-    Until the process joins the queue, its place is behind all waiters.
+    Until the process joins the queue, its position is behind all waiters.
 
     The ticket's number is the boot-clock time when the process joined the queue. The number only
     distinguishes successive tickets in the same file. It is stored as the file's mtime, because the
@@ -45,7 +45,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
     the same mtime again, which updates the file's ctime. Users can't set a ctime. `Holders.ticket`
     reads both times.
 
-    A process that leaves the queue can return to its place within `back_s` seconds. When it
+    A process that leaves the queue can return to its position within `back_s` seconds. When it
     returns, it is ahead of the waiters whose records list its ticket, and behind all others.
 
     Args:
@@ -54,12 +54,12 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         record: The record that describes this process and its request to other users.
         stopped_s: The number of seconds without a heartbeat after which a waiter is skipped.
         back_s: The number of seconds within which a process that left the queue without a device
-            can return to its place.
+            can return to its position.
 
     Attributes:
         is_served: Whether this process has its devices and therefore won't return to the queue.
-        passes_at: The time when the next waiter is skipped unless it takes a device, by
-            time.monotonic(). Infinity if that time is unknown.
+        passes_at: The time.monotonic() value at which the next waiter is skipped unless it takes a
+            device, or infinity if unknown.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         self._first_check = self._last_check = 0.0
         self.passes_at = math.inf
         self._ahead: list[Ticket] = []
-        # The tickets ahead of this process, keyed by name. None until this process has joined.
+        # The tickets ahead of this process, keyed by name. None until this process joins the queue.
         self._before: dict[str, RememberedTicket] | None = None
 
     def __exit__(self, *_: object) -> None:
@@ -102,10 +102,10 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         return self._lock is not None and self._lock.is_valid()
 
     def join(self) -> None:
-        """Join the queue, or return to an earlier place. The caller must hold the mutex.
+        """Join the queue, or return to an earlier position. The caller must hold the mutex.
 
-        There is an earlier place if the same program recently left the queue with the same request,
-        or if another process has deleted this process's ticket file.
+        There is an earlier position if the same program recently left the queue with the same
+        request, or if another process has deleted this process's ticket file.
 
         Raises:
             LockError: No ticket can be locked.
@@ -135,7 +135,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         """
         tickets = self._directory.tickets(excluded=[lock.name])
         lost = self._own_ticket(self._lock.name) if self._lock else None
-        if lost and all(each.key != lost.key for each in tickets):  # others can't see it
+        if lost and all(each.key != lost.key for each in tickets):  # other processes can't see it
             old = lost
         self._number = old.number if old else procfs.boot_clock_ns()
         self._before = {**self._earlier(lock.name, tickets, old), **(self._before or {})}
@@ -155,12 +155,12 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
     def _earlier(
         self, name: str, tickets: Sequence[Ticket], old: Ticket | None
     ) -> dict[str, RememberedTicket]:
-        """Return the tickets that are ahead of this process when it joins.
+        """Return the tickets that are ahead of this process when it joins the queue.
 
         Args:
             name: The name of this process's ticket.
             tickets: All other tickets.
-            old: This process's earlier ticket if the process is returning to its place, or None.
+            old: This process's earlier ticket if the process is returning to its position, or None.
         """
         behind = _all_behind(tickets, old) if old else set()
         in_front = [ticket for ticket in tickets if ticket.key not in behind]
@@ -213,7 +213,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         return old == new
 
     def want(self, wants: Collection[str]) -> None:
-        """Change the devices that this process is waiting for, and keep its place.
+        """Change the devices that this process is waiting for, and keep its position.
 
         The caller must hold the mutex.
 
@@ -236,7 +236,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
 
         The caller must hold the mutex. A process that has been stopped, for example with Ctrl-Z or
         because its container is paused, can't take a device. It is skipped until it continues, but
-        it keeps its place.
+        it keeps its position.
         """
         before = self._tickets_before()
         now = time.monotonic()
@@ -281,9 +281,9 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
     def _update_remembered(
         self, name: str, earlier: RememberedTicket, ticket: Ticket | None
     ) -> RememberedTicket | None:
-        """Return the new state of a remembered ticket, or None if it has lost its place.
+        """Return the new state of a remembered ticket, or None if it has lost its position.
 
-        A ticket loses its place when its process gets a device, or `back_s` seconds after its
+        A ticket loses its position when its process gets a device, or `back_s` seconds after its
         process left the queue. Except in a container, /proc/locks shows whether the process has
         locked a device.
 
@@ -412,7 +412,7 @@ class Offer:
 
 
 class EndOfQueue(QueueEntry):
-    """The place of a request that does not wait. It is behind all waiters and has no ticket."""
+    """The position of a request that does not wait. It is behind all waiters and has no ticket."""
 
     def is_valid(self) -> bool:
         """Return True, because there is no ticket that could be missing."""

@@ -33,7 +33,7 @@ _ENDS = {end.value: end for end in End}
 
 
 class LogLine(NamedTuple):
-    """A line in a history, which describes an hour of a device's reservation, or a wait.
+    """A history line that covers either up to one hour of a device's reservation or an entire wait.
 
     Times are in seconds since the epoch. None means that a value is unknown or does not apply.
 
@@ -51,7 +51,7 @@ class LogLine(NamedTuple):
         over_s: The seconds during which the reservation exceeded its part of the GPU or was
             overdue.
         gpu: The UUID of the device.
-        label: The displayed name of the device, such as `GPU2`.
+        label: The device's display name, such as `GPU2`.
         share: The reserved share of a whole GPU's memory, from 0 to 1.
         mib: The peak memory use of the reservation's processes, in MiB.
         percent: The device's mean utilization by the reservation's processes, in percent.
@@ -61,7 +61,7 @@ class LogLine(NamedTuple):
         part_mib: The size of the reserved part of a GPU in MiB.
         until: The lease's end time.
         idle_limit_s: The lease's idle limit in seconds.
-        how: The reason why the reservation or wait ended. Set only on its last line.
+        how: Why the reservation or wait ended. This is set only on its last line.
         agent: The name of the program that acted on the user's behalf.
         job: The ID of the batch job.
     """
@@ -101,7 +101,7 @@ class LogLine(NamedTuple):
 
 
 def month(at: float) -> str:
-    """Return a time's local month in the format of the file names, such as `2026-11`.
+    """Convert a time to its local month, as written in the file names, such as `2026-11`.
 
     Args:
         at: The time in seconds since the epoch.

@@ -14,7 +14,7 @@ MIB = 2**20
 class State(Enum):
     """A device's availability."""
 
-    IDLE = "idle"  # NVML reports no use, but the device might be reserved
+    IDLE = "idle"  # NVML shows that it is idle, but it might be reserved
     FREE = "free"  # idle, not reserved, and not offered to a waiter
     RESERVED = "reserved"
     KEPT = "kept"  # reserved for a Jupyter kernel that is restarting; only displayed
@@ -69,7 +69,7 @@ class Device(NamedTuple):
         instance: The MIG instance's number on its GPU, or None for a whole GPU.
         gpu_uuid: The UUID of the MIG instance's GPU, or None for a whole GPU.
         old_name: The name that CUDA used for this MIG instance before MIG instances had UUIDs.
-        reserve_mib: The amount of `memory_mib` that the driver keeps for itself, in MiB.
+        reserve_mib: The part of `memory_mib` that the driver reserves for itself, in MiB.
     """
 
     index: int  # type: ignore[assignment] # tuple has an index() method
@@ -121,7 +121,7 @@ class Device(NamedTuple):
 
     @property
     def usable_mib(self) -> int | None:
-        """Return the total memory in MiB, excluding the driver's reserve, or None if unknown."""
+        """Return the memory in MiB, excluding what the driver reserves, or None if unknown."""
         return None if self.memory_mib is None else self.memory_mib - (self.reserve_mib or 0)
 
 
@@ -141,7 +141,7 @@ class Board(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A GPU or MIG instance that can't be used, and the reason why.
+    """A GPU or MIG instance that can't be used, and why.
 
     Attributes:
         index: The GPU's number in PCI bus order.
@@ -176,7 +176,7 @@ class Process(NamedTuple):
 
     Attributes:
         pid: The process ID.
-        memory_mib: The device memory that the process uses, in MiB.
+        memory_mib: The device memory that the process is using, in MiB.
         user: The name of the user running the process.
         command: The process's command, shortened.
         has_reserved: Whether the process or one of its ancestors holds the device, or None if
@@ -209,7 +209,7 @@ class Usage(NamedTuple):
         total_mib: The total memory in MiB.
         used_mib: The memory in use, in MiB. If the GPU uses host memory, this is the total for the
             listed processes.
-        reserve_known: Whether `used_mib` excludes the driver's reserve.
+        reserve_known: Whether `used_mib` excludes the memory that the driver reserves.
         graphics_mib: The memory used by the listed graphics processes, in MiB.
         mode: The compute mode, a value from `ComputeMode`.
         awaits_reset: Whether some of the memory is disabled until the GPU is reset.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.holders import DeviceStatus
 
     class Reason(Protocol):
-        """A reason why no reservation was made. `render/notices.py` defines these reasons."""
+        """Explains why no reservation was made. `render/notices.py` defines these reasons."""
 
         def error(self, frontend: Any, /) -> ReserveGPUError:
             """Return the error, with hints in the frontend's syntax."""
@@ -231,7 +231,7 @@ class NoThreadError(ReserveGPUError):
 
 
 class WaitInterrupted(KeyboardInterrupt):
-    """Ctrl-C ended the magic's wait or check. The message describes the resulting state."""
+    """Ctrl-C interrupted the magic's wait or check. The message describes the resulting state."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -251,7 +251,7 @@ PROGRAM = "reserve-gpu"
 SCRIPT_HEAD, EXEC = 4096, "'''exec' "
 COMMAND_LIMIT = 10_000  # maximum command length in characters: two long paths plus options
 # Whether messages appear next to notebook cells even though this process does not run IPython. This
-# applies to JupyterLab's server and to a Jupyter kernel that is still starting.
+# applies to the Jupyter server and to a Jupyter kernel that is still starting.
 shows_cell_syntax = False
 
 

@@ -19,7 +19,7 @@ from reserve_gpu.model.requests import (
     WaitRequest,
 )
 
-LONGEST_RESTART_S = 3600.0  # devices are kept at most this long for a restarting Jupyter kernel
+LONGEST_RESTART_S = 3600.0  # maximum time to keep devices for a restarting Jupyter kernel
 
 
 class ProcessInfo(NamedTuple):
@@ -293,10 +293,11 @@ class DeviceStatus(NamedTuple):
         processes: The processes that are using the device.
         holders: The holders, starting with this process if it is one. If there are several, they
             share the device.
-        reason: The reason why the device can't be used or read, as reported by the driver or the
-            operating system.
+        reason: Why the device can't be used or read, as reported by the driver or the operating
+            system.
         is_mine: Whether this process holds the device.
-        is_unused: Whether the device is reserved but not used by its holders, or None if unknown.
+        is_unused: Whether the device is reserved but not being used by its holders, or None if
+            unknown.
         is_unreserved_use: Whether a process without a reservation is using the device, or None if
             unknown.
         awaited_by: The first waiter in the queue that could use the device.
@@ -307,7 +308,7 @@ class DeviceStatus(NamedTuple):
         promisable_mib: The memory still available for partial reservations, in MiB. If this process
             has reserved a part of the device, that part might be included.
         use_state: The state that `judge` derives from `usage` alone.
-        unfit: The reason why the device can never match the request.
+        unfit: Why the device can never match the request, or None if it can.
         would_be_taken: Whether the request would reserve this device if enough other devices were
             free.
         rule: The administrator's rule that led to the drained or limited state.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         type: Callable[[str], object]
 
 
-DAYS = "Mon Tue Wed Thu Fri Sat Sun"  # Tab completions for an option that takes a time
+DAYS = "Mon Tue Wed Thu Fri Sat Sun"  # Tab completions for an option that accepts a time
 
 
 class Option:

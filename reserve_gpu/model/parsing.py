@@ -28,7 +28,7 @@ _MOMENT = rf"(?=.)(?:{_DATE}|{_DAY})?(?:(?:^|\s+|(?<=[0-9])t){_CLOCK})?"
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 FIRST_MINUTE, LAST_MINUTE = "0:00", "23:59"  # first and last minute of a day
 _NEAR_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}  # offsets from today, in days
-_EPOCH = r"@([0-9]{1,12})"  # seconds since the epoch, in `date -d` syntax
+_EPOCH = r"@([0-9]{1,12})"  # seconds since the epoch, in the syntax of `date -d`
 
 
 def parse_size(text: str | float) -> float:
@@ -238,7 +238,7 @@ def _moment(text: str, now: float, *, is_past: bool = False) -> float | None:
 
 
 def _stamps(moment: datetime) -> tuple[float, ...]:
-    """Return every time at which local clocks show this time, in seconds since the epoch.
+    """Return each moment at which local clocks show this time, in seconds since the epoch.
 
     When daylight saving time ends, some local times occur twice. When it begins, some local times
     are skipped; these are converted with the UTC offset from before the change.

@@ -17,7 +17,7 @@ class Waiting(NamedTuple):
         request: The request that is waiting.
         place: The position in the queue, starting at 1.
         waited_s: The seconds elapsed since the wait began.
-        rows: The status of each device, including the reason why it is unavailable.
+        rows: The status of each device, including why it is unavailable.
         limit_s: The timeout in seconds.
         first: The first ticket in the queue, or None if this process is first.
     """

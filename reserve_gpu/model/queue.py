@@ -9,7 +9,7 @@ from reserve_gpu.model.requests import TicketAhead
 
 
 class Ticket(NamedTuple):
-    """A ticket, which represents a waiter's place in the queue.
+    """A ticket, which represents a waiter's position in the queue.
 
     Attributes:
         number: The time at which the waiter joined the queue, in nanoseconds since boot. It is read
@@ -88,9 +88,10 @@ class RememberedTicket(NamedTuple):
     Attributes:
         number: The ticket's number.
         pid: The pid of the process that owns the ticket, or None if unknown.
-        devices: The inode numbers of the device lock files that the process had already locked.
-        left: The time at which the ticket was removed, in seconds since boot, or None if the ticket
-            still existed when last checked.
+        devices: The inode numbers of the device lock files that the process had already locked when
+            last checked.
+        left: The time at which the waiter left the queue, in seconds since boot, or None if it was
+            still in the queue when last checked.
     """
 
     number: int

@@ -13,7 +13,7 @@ from reserve_gpu.model.devices import MIB, Device
 Variables: TypeAlias = Mapping[str, str | None]  # environment variables; an unset one is None
 
 
-Fact: TypeAlias = str | float | bool  # value that a feature passes on during a handover
+Fact: TypeAlias = str | float | bool  # value that a feature passes on in a reservation handover
 
 
 MOST_WANTED = 1024  # maximum number of devices listed in a waiter's record
@@ -200,8 +200,8 @@ class TicketAhead(NamedTuple):
     Attributes:
         name: The ticket file's name.
         number: The ticket's number.
-        left: The time at which the ticket was removed, in seconds since boot, or None if the ticket
-            still existed when last checked.
+        left: The time at which the ticket's waiter left the queue, in seconds since boot, or None
+            if the waiter was still in the queue when last checked.
     """
 
     name: str

@@ -71,7 +71,7 @@ def _cleaned(text: str) -> str:
 
 
 def is_mark(letter: str) -> bool:
-    """Return whether a character combines with the previous letter and takes up no column itself.
+    """Return whether a character combines with the previous letter and has no column of its own.
 
     This also applies to vowels and final consonants in decomposed Hangul syllables.
     """
