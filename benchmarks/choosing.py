@@ -55,7 +55,7 @@ def last(*, quick: bool) -> Iterator[Row]:
 def nothing(*, quick: bool) -> Iterator[Row]:
     """Measure how long it takes to refuse a reservation when no GPU is free.
 
-    The refusal has to find the holder of each GPU.
+    To report the refusal, reserve_gpu has to find the holder of each GPU.
     """
     for gpus in (GPUS, MANY_GPUS):
         with crowd(gpus) as pids, stage(machine(gpus, gpus, pids)) as bench:

@@ -1,4 +1,4 @@
-"""Benchmark of a report that reads and sums up one year of a lab's history."""
+"""Benchmark of a report that reads and totals one year of a lab's history."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _timed(now: float, lines: int) -> float:
     """Return the run time of a report in seconds.
 
     Raises:
-        RuntimeError: The report's sum is implausible.
+        RuntimeError: The report's total is implausible.
     """
     start = time.perf_counter()
     summary = totals.summed(log_reader.since(now - 366 * DAY_S, now, set()))

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 KERNELS, FEW_KERNELS, GPUS = 64, 16, 8
 LIMIT_S = 3  # seconds
-STARTERS = 8  # number of kernels to start at a time; each uses a core for a second
-HEAD_START_S = 2.0  # seconds to send the cells to all kernels before any cell runs
+STARTERS = 8  # number of kernels to start at a time; each keeps a core busy for a second
+HEAD_START_S = 2.0  # seconds allowed for sending the cells to all kernels before any cell runs
 CELL = """
 import os, time
 time.sleep(max(0, {at} - time.monotonic()))

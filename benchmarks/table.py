@@ -1,4 +1,4 @@
-"""The results table. Each row shows a result and its bar, which is the required value."""
+"""The results table. Each row shows a result and its target."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Row(NamedTuple):
     Attributes:
         label: The name of the benchmark.
         measured: The result.
-        bar: The required result, or an empty string if the row is only for comparison.
-        is_met: Whether the result meets the bar, or None if there is no bar.
+        bar: The target for the result, or an empty string if the row is only for comparison.
+        is_met: Whether the result meets the target, or None if there is no target.
     """
 
     label: str

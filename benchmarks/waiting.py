@@ -25,8 +25,8 @@ from tests.machine import Child
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# A prefix that runs a command in a new PID namespace, as in a container. In that namespace,
-# /proc/locks does not list the locks of other namespaces.
+# A prefix that runs a command in a new PID namespace, as it would run in a container. In that
+# namespace, /proc/locks does not list the locks of other namespaces.
 CONTAINER = (
     "unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc",
 )  # fmt: skip
@@ -53,14 +53,14 @@ CPU_LIMIT_PERCENT = 1
 IDLE_LIMIT_PERCENT = 0.1
 TOP_WATCH_S, TOP_LIMIT_PERCENT = 20, 2
 
-GPUS, BUSY = 8, 4  # GPUs that are not busy are reserved
+GPUS, BUSY = 8, 4  # the GPUs that are not busy are reserved
 # A waiter checks the GPUs at most once per second, so 20,000 checks take at least 5.5 hours.
 CHECKS, FEW_CHECKS = 20_000, 1_000
 # The C library extends its heap in steps of 132 KiB, and the limit allows only one such step. A
 # leak of one object per check would exceed the limit.
 GROWTH_LIMIT_KIB = 256
-# Code that waits without pausing between checks, and shows the display of %reserve_gpu. It prints
-# its memory use at two of the checks.
+# Code that waits without pausing between checks, and shows %reserve_gpu's display. It prints its
+# memory use at two of the checks.
 UNPAUSED_WAIT = """
 import sys
 from benchmarks.waiting import own_kib
@@ -125,7 +125,7 @@ def queue(*, quick: bool) -> Iterator[Row]:
 
 
 def restart(*, quick: bool) -> Iterator[Row]:
-    """Count how often a kernel gets its GPU back after a restart while other processes wait."""
+    """Count how often a restarted kernel gets its GPU back while other processes are waiting."""
     times = 2 if quick else 20
     with stage(machine(1)) as bench, ExitStack() as stack:
         kernel = stack.enter_context(bench.kernel())
@@ -269,7 +269,7 @@ def _child(bench: Stage, prefix: Sequence[str]) -> Child:
 
 
 def _process(child: Child) -> psutil.Process:
-    """Return the Python process of a child. In a container, it is a child of `unshare`."""
+    """Return a child's Python process. In a container, that process is a child of `unshare`."""
     process = psutil.Process(child.process.pid)
     return (process.children() or [process])[0]
 

@@ -70,8 +70,8 @@ PRINT_CHOICE = '\nimport os; print(os.environ["CUDA_VISIBLE_DEVICES"], flush=Tru
 def check(way: str, answer: str, gpus: int, busy: int) -> None:
     """Check that a method has chosen an idle GPU, or none if no GPU is idle.
 
-    setGPU's method always chooses the least used GPU, even if that GPU is busy. A part of a GPU can
-    be on a busy GPU that has enough memory.
+    setGPU's method always chooses the least used GPU, even if that GPU is busy. A partial
+    reservation can be on a busy GPU that has enough free memory.
 
     Args:
         way: The name of the method.

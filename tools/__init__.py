@@ -1,1 +1,1 @@
-"""Tools that run from a checkout, and are not part of the wheel."""
+"""Tools that run from a checkout and are not part of the wheel."""

@@ -27,7 +27,7 @@ def answer(kind: str, connection_file: str) -> str:
     If the extension is not loaded and no setting conflicts with it, the result is empty.
 
     Args:
-        kind: The check to make. `kernel` initializes a Jupyter kernel. `terminal` reads the
+        kind: The check to perform. `kernel` initializes a Jupyter kernel. `terminal` reads the
             configuration of IPython in a terminal. `appends` looks in both configurations for an
             `append` call that conflicts with the one that install.sh writes.
         connection_file: The path to which the kernel writes its connection file.

@@ -34,8 +34,8 @@ class Shared:
         """Return the shared answer. Canceling one request does not affect the others.
 
         Args:
-            is_new: Whether to accept only an answer whose computation began after this call.
-                Buttons need this.
+            is_new: Whether to accept only an answer whose computation began after this call. The
+                panel's buttons require this.
         """
         called = time.monotonic()
         while True:
@@ -43,7 +43,7 @@ class Shared:
             if answer and not answer.done():
                 if not is_new or self._started >= called:
                     return await asyncio.shield(answer)
-                await asyncio.wait({answer})  # all requests that wait here share the next answer
+                await asyncio.wait({answer})  # all requests waiting here share the next answer
             elif answer and self._started >= (
                 called if is_new else time.monotonic() - self._every_s
             ):
@@ -61,8 +61,9 @@ def look(kernels: Mapping[int | str, str]) -> dict[str, Any]:
 
     Returns:
         The JSON object of `reserve-gpu status` with additional fields: `html` is the rendered
-        status, and `failure` is the reason why the GPUs can't be read, if any. For each holder and
-        waiter, `is_own` says whether it belongs to this user, and `kernel` is the id of its kernel.
+        status, and `failure` says why the GPUs can't be read, or is null if they can. For each
+        holder and waiter, `is_own` says whether it belongs to this user, and `kernel` is the id of
+        its kernel.
     """
     failure = None
     try:
@@ -87,7 +88,7 @@ def look(kernels: Mapping[int | str, str]) -> dict[str, Any]:
 
 
 def look_elsewhere() -> dict[str, Any]:
-    """Return the status of the configured hosts, as in `reserve-gpu status --hosts`."""
+    """Return the status of the configured hosts, as `reserve-gpu status --hosts` does."""
     try:
         machines = public.other_machines()
     except reserve_gpu.RequestError as error:
@@ -104,13 +105,14 @@ def release(pid: int, *, since: float | None = None, is_end: bool) -> dict[str, 
 
     Args:
         pid: The process that holds the reservation.
-        since: The start time of the reservation in seconds since the epoch. It prevents the release
-            of a newer reservation by the same process. If None, any reservation of the process is
-            released.
+        since: The start time of the reservation in seconds since the epoch. If the process now
+            holds a newer reservation, that reservation is not released. If None, any reservation
+            that the process holds is released.
         is_end: Whether to end the process.
 
     Returns:
-        A dict with two items: `is_done`, and the message for the user as `text`.
+        A dict with two items: `is_done` says whether the request succeeded, and `text` is the
+        message for the user.
     """
     try:
         done = public.release(pid, since=since, is_end=is_end)

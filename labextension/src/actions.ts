@@ -28,7 +28,7 @@ export class Actions {
     this._kernels = kernels;
   }
 
-  /** Reserve a GPU for a kernel, or the GPU kept for its restart. If none is free, offer to wait. */
+  /** Reserve a GPU for a kernel, or reclaim the one kept for it. If none is free, offer to wait. */
   async reserve(kernel: string, waits = false): Promise<void> {
     const machine = this._machine;
     if (machine.asking.has(kernel)) {
@@ -53,7 +53,7 @@ export class Actions {
     }
   }
 
-  /** Stop a wait by interrupting its kernel. */
+  /** Stop a kernel's wait in the queue by interrupting the kernel. */
   async stop(ticket: ITicket): Promise<void> {
     const { waiting } = await this._machine.fetchStatus();
     const model = await this._kernels.findById(ticket.kernel ?? '');
@@ -65,7 +65,7 @@ export class Actions {
     this._machine.refresh();
   }
 
-  /** Release a reservation. If a ticket is given, release only while that ticket still waits. */
+  /** Release a reservation. If a ticket is given, release only if that ticket is still waiting. */
   async release(shown: IReservation, ticket?: ITicket): Promise<void> {
     const { holder, pid } = await this._findCurrent(shown);
     const { waiting } = this._machine.status ?? { waiting: [] };
@@ -112,7 +112,7 @@ export class Actions {
     }
   }
 
-  /** End a process after the user confirms. Jupyter shuts down kernels, so they don't restart. */
+  /** End a process after the user confirms. Jupyter shuts kernels down, and won't restart them. */
   async end(shown: IReservation): Promise<void> {
     const isKernel = shown.holder.kernel !== null;
     const label = isKernel ? 'Shut Down' : 'End Process';
@@ -155,7 +155,7 @@ export class Actions {
     }
   }
 
-  /** Show the holders of all GPUs, until a GPU is free or the kernel waits or holds one. */
+  /** Offer to wait. Withdraw the offer once a GPU is free or the kernel is waiting or holds one. */
   private _offerToWait(kernel: string, text: string): void {
     const machine = this._machine;
     const callback = () => attempt(this.reserve(kernel, true));
@@ -200,7 +200,7 @@ export class Actions {
   }
 
   /**
-   * Run a line magic in a kernel and return its error. A busy kernel runs it after its cells.
+   * Run a line magic in a kernel, and return any error. A busy kernel first runs its queued cells.
    *
    * until: If given, the line runs only if the kernel's reservation still ends at that time.
    */

@@ -19,11 +19,11 @@ const MISSING =
 export class Machine {
   status: IStatus | null = null;
   hosts: IHosts | null = null;
-  /** The reason why the status is unknown, in one sentence; empty if the status is known. */
+  /** Why the status is unknown, in one sentence; empty if the status is known. */
   problem = '';
   /** The ID of the active notebook's kernel. */
   kernel: string | null = null;
-  /** IDs of kernels whose request, made by a click, is not answered yet. */
+  /** IDs of the kernels for which a request made by a click is pending. */
   asking = new Set<string>();
 
   /** seesHosts: Returns whether the view of the other machines is visible. */
@@ -53,7 +53,7 @@ export class Machine {
     }, TICK_MS);
   }
 
-  /** The server's clock, in seconds since the epoch. */
+  /** The server's current time, in seconds since the epoch. */
   get now(): number {
     return this._ahead_s + Date.now() / 1000;
   }
@@ -69,13 +69,13 @@ export class Machine {
     };
   }
 
-  /** Show the reservation of another kernel. */
+  /** Show a different kernel's reservation. */
   show(kernel: string | null): void {
     this.kernel = kernel;
     this._changed.emit();
   }
 
-  /** Set whether a kernel's request, made by a click, is pending. */
+  /** Set whether a request made by a click is pending for a kernel. */
   mark(kernel: string, isAsking: boolean): void {
     if (isAsking) {
       this.asking.add(kernel);
@@ -103,7 +103,7 @@ export class Machine {
     void this._hostsPoll.refresh();
   }
 
-  /** Send a request to the Jupyter server. With a body, it is a POST request. */
+  /** Send a request to the Jupyter server, using POST if there is a body. */
   async ask<T>(path: string, body?: object): Promise<T> {
     const response = await ServerConnection.makeRequest(
       URLExt.join(this._settings.baseUrl, 'reserve_gpu', path),

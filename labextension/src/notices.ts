@@ -40,7 +40,7 @@ export class Notices {
     this._actions = actions;
   }
 
-  /** Show new notifications, and dismiss outdated ones, for kernels of this server. */
+  /** Show new notifications, and dismiss outdated ones, for this server's kernels. */
   update(status: IStatus, now: number): void {
     const held = ownReservations(status).filter(({ holder }) => holder.kernel);
     const waiting = new Set(status.waiting.map(({ kernel }) => kernel));
@@ -160,7 +160,7 @@ export class Notices {
   private _actions: Actions;
   private _ended = new Map<string | null, IReservation>();
   private _held: IReservation[] = [];
-  /** IDs of the shown notifications, by their keys. */
+  /** IDs of the shown notifications, by key. */
   private _shown = new Map<string, string>();
   private _waited = new Set<string>();
   private _waiting = new Set<string | null>();

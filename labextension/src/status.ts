@@ -1,6 +1,6 @@
 /** The server's status of the machine, and functions that select from it. */
 
-/** A process that holds a device, or waits for one. */
+/** A process that holds a device or is waiting for one. */
 export interface IProcess {
   pid: number | null;
   user: string | null;
@@ -13,7 +13,7 @@ export interface IProcess {
 
 export interface IHolder extends IProcess {
   until: number | null;
-  /** Whether `until` is the end of the holder's job, which cannot be moved. */
+  /** Whether `until` is the end time of the holder's job, which cannot be changed. */
   is_job_end: boolean;
   overdue: number | null;
   kept_until: number | null;
@@ -63,7 +63,7 @@ export interface IReservation {
   holder: IHolder;
   pid: number;
   devices: IDevice[];
-  /** The process's entry among the holders of each device, in the same order. */
+  /** The process's entry among the holders of each device, in the order of `devices`. */
   parts: IHolder[];
 }
 
@@ -89,7 +89,7 @@ export function ownReservations(status: IStatus): IReservation[] {
   return [...reservations.values()];
 }
 
-/** Return a kernel's first reservation, or undefined. */
+/** Return a kernel's first reservation, or undefined if it has none. */
 export function heldBy(
   status: IStatus | null,
   kernel: string | null
@@ -99,7 +99,7 @@ export function heldBy(
     : undefined;
 }
 
-/** Return a kernel's position in the queue, starting at 1, or 0 if it does not wait. */
+/** Return a kernel's position in the queue, starting at 1, or 0 if it is not waiting. */
 export function place(status: IStatus, kernel: string): number {
   return status.waiting.findIndex(ticket => ticket.kernel === kernel) + 1;
 }
@@ -109,7 +109,7 @@ export function isSame(one: IProcess, other: IProcess): boolean {
   return one.pid === other.pid && one.since === other.since;
 }
 
-const IDLE_S = 600; // seconds after which a user's device counts as idle
+const IDLE_S = 600; // a reserved device counts as idle when unused for this many seconds
 
 /** A waiter, and the idle devices that would satisfy its request. */
 export interface IWish {

@@ -11,7 +11,7 @@ import {
   wish
 } from './status';
 
-export const NEAR_S = 600; // a reservation's end is shown as near this many seconds before it
+export const NEAR_S = 600; // an end counts as near when at most this many seconds are left
 const NAME_LIMIT = 40; // characters
 const LIST_LIMIT = 110; // characters; JupyterLab truncates notifications at 140
 
@@ -22,12 +22,12 @@ export interface IText {
   level: Level;
 }
 
-/** Return `GPU0, GPU1 and GPU2`. */
+/** Return the devices' labels, such as `GPU0, GPU1 and GPU2`. */
 export function labels({ devices }: { devices: IDevice[] }): string {
   return listed(devices.map(device => device.label));
 }
 
-/** Return a short name of a process: its notebook, command, or pid. */
+/** Return a short name for a process: its notebook, command, or pid. */
 export function name(of: {
   notebook: string | null;
   command: string | null;
@@ -131,7 +131,7 @@ export function has(reservation: IReservation, now: number): string {
   return `${name(reservation.holder)} has ${labels(reservation)}${end}.`;
 }
 
-/** Return `bob is waiting for 2 GPUs`, or `your fold.ipynb is waiting for a GPU`. */
+/** Return text such as `bob is waiting for 2 GPUs` or `your fold.ipynb is waiting for a GPU`. */
 export function waiting({ ticket }: IWish): string {
   return `${owner(ticket)} is waiting for ${short(ticket.asks ?? 'a GPU')}`;
 }
@@ -167,7 +167,7 @@ export function refusal(status: IStatus): string | null {
   return `No GPU is free: ${text}.`;
 }
 
-/** Return the reason why a device is not free, as the strings before and after its label. */
+/** Return why a device is not free, as the strings that go before and after its label. */
 function reasonParts(status: IStatus, device: IDevice): [string, string] {
   const { holders, processes, next_in_line: next, state } = device;
   if (holders.length) {
@@ -201,7 +201,7 @@ function listed(texts: string[]): string {
     : texts.join();
 }
 
-/** Return used and total memory, such as `12 of 80 GiB`; for a part, the total is its size. */
+/** Return used and total memory, such as `12 of 80 GiB`; for a part, the total is that part. */
 function memory({ devices, parts }: IReservation): string {
   const isPart = parts.some(part => part.memory_promised_mib !== null);
   const used = sum(

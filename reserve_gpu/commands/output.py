@@ -31,7 +31,7 @@ def format_options(**extra_formats: str) -> tuple[Option, ...]:
     """Return the `--format` option, and the `--json` option that is short for `--format json`.
 
     Args:
-        extra_formats: The command's additional formats, as format names with descriptions.
+        extra_formats: A description of each additional format, by format name.
     """
     formats = {**FORMATS, **extra_formats}
     choices_help = ", ".join(f"{name} ({text})" for name, text in formats.items())

@@ -24,13 +24,13 @@ split = command.split_at_sign
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the same arguments that `run` takes."""
+    """Add the same arguments that `run` accepts."""
     parser.usage, parser.epilog = "reserve-gpu why [options] [DEVICE ...]", MORE
     add(command.OPTIONS, parser)
 
 
 def run(arguments: Namespace) -> Output:
-    """Return the devices that `run` would reserve, or the reason why it would reserve none."""
+    """Return the devices that `run` would reserve, or explain why it would reserve none."""
     request, _ = request_options.to_request(arguments)
     try:
         devices = api.preview(request, frontends.shell(arguments.command))

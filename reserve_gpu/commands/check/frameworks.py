@@ -104,7 +104,7 @@ class Check:
         return "\n".join(line.rstrip() for line in [*lines, *_below(self)])
 
     def _repr_html_(self) -> str:
-        """Return an HTML table with inline styles, because untrusted notebooks remove others."""
+        """Return an HTML table with inline styles, because untrusted notebooks drop all others."""
         rows = ""
         for row in _present(self):
             texts = map(escape, _cells(self, row))
@@ -179,7 +179,7 @@ def check(
 
 
 def _capped(key: str, finding: Finding, devices: Sequence[Device], part: Size | None) -> Finding:
-    """Add the framework's memory limit to the finding, or code that would set one."""
+    """Add to the finding the framework's memory limit or, if there is none, code that sets one."""
     if part is None:
         return finding
     variables = memory_caps.limiting_variables(os.environ)
@@ -193,7 +193,7 @@ def _answers(
     limit_s: float,
     progress: Callable[[str, float], object] | None,
 ) -> dict[str, verdict.FrameworkAnswer]:
-    """Return the probe results for the driver and each installed framework."""
+    """Probe the driver and each installed framework, and return the results."""
     present = [key for key in NAMES if key == DRIVER or probes.is_installed(key)]
     allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
     # Relative paths are left out, because a file in the working directory could shadow a module
@@ -231,7 +231,7 @@ def _run(
 
 
 def _inherited(rows: Sequence[DeviceStatus]) -> tuple[tuple[Device, ...], ReservationTerms]:
-    """Return an ancestor process's devices, in CUDA order, and its reservation's terms."""
+    """Return the devices that an ancestor holds, in CUDA order, and the reservation's terms."""
     ancestors = procfs.ancestors()
     terms = {
         row.device: holder.record.terms

@@ -112,7 +112,7 @@ def _torch() -> Framework:
     torch: Any = import_module("torch")
 
     def devices() -> Sequence[int]:
-        torch.cuda.init()  # unlike is_available(), this raises an error that states the reason
+        torch.cuda.init()  # unlike is_available(), this call raises an error that states the cause
         return range(torch.cuda.device_count())
 
     targets = getattr(torch.cuda, "get_arch_list", tuple)  # since PyTorch 1.7
@@ -228,7 +228,7 @@ def main(key: str, allowed: Collection[str], path: list[str]) -> None:
         probe(key, allowed, report)
     except DriverCallError as error:
         report(error=str(error), driver_code=error.code)
-    except Exception as error:  # noqa: BLE001 - every error is a result
+    except Exception as error:  # noqa: BLE001 - every error is reported as a result
         text = next((line for line in str(error).splitlines() if line.strip()), "")
         report(error=": ".join(filter(None, (type(error).__name__, text))))
     report(is_done=True)

@@ -267,7 +267,7 @@ def _failure(answer: FrameworkAnswer) -> str:
 
 
 def _why_none(answer: FrameworkAnswer, expectation: Expectation) -> str:
-    """Return the most likely reason why the framework sees no device.
+    """Return the most likely reason that the framework sees no device.
 
     If there are several reasons, return the one that the user should fix first.
     """

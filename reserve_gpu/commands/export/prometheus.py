@@ -127,8 +127,8 @@ def _family(name: str, about: str, samples: list[Sample]) -> str:
 def _promised_mib(holder: Holder) -> float | None:
     """Return the size, in MiB, of the part of a GPU that a holder reserved.
 
-    The result is 0 for a process that joined the reservation of a part, so that the part is not
-    counted twice. It is None for a whole GPU.
+    The result is 0 for a process that joined another process's partial reservation, so that the
+    memory is not counted twice. It is None for a whole GPU.
     """
     return 0.0 if holder.beside and holder.memory_limit_mib else holder.memory_limit_mib
 

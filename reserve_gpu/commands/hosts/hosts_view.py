@@ -85,7 +85,7 @@ class Hosts(NamedTuple):
 
 
 def _head(hosts: Hosts) -> Iterator[Line]:
-    """Yield a summary of the free GPUs, the time, and commands that reserve a GPU."""
+    """Yield a summary of the free GPUs, followed by the time and commands that reserve a GPU."""
     available = {each.host: layout.free(each.rows) for each in hosts.machines}
     places = [f"{name} {phrases.ranges(free)}" for name, free in available.items() if free]
     count = sum(map(len, available.values()))

@@ -60,7 +60,7 @@ class HostsProvisioner(SSHKernelProvisioner):
     rem_proc_cmds: dict[int | None, str]  # each remote process's initial command line
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
-        """Find a host and start the kernel there. A restart stays on the same host.
+        """Find a host and start the kernel there. A restarted kernel stays on the same host.
 
         Raises:
             ReserveGPUError: No host can fulfill the request, or the kernel could not be started.
@@ -157,7 +157,7 @@ class HostsProvisioner(SSHKernelProvisioner):
 
 
 def _lack(name: str) -> str:
-    """Return the reason why sshpyk can't start a kernel on a host, or "" if it can."""
+    """Return why sshpyk can't start a kernel on a host, or "" if it can."""
     configs = get_local_ssh_configs([spawn.program("ssh")], alias=name)
     checks = [validate_ssh_config(config) for config in configs]
     has_error = any(each[key][0] == "error" for each in checks for key in CONTROL if key in each)

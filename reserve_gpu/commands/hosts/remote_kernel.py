@@ -60,8 +60,8 @@ def find(
         wishes: The request's command-line options.
         kernel: The options that identify the kernel to `reserve-gpu kernel hold`.
         failed: The hosts to skip, with the reason for each.
-        lack: A function that returns the reason why a kernel can't start on a host, or an empty
-            string if it can.
+        lack: A function that returns why a kernel can't start on a host, or an empty string if it
+            can.
 
     Returns:
         The host's name, and the path on that host of the Python that starts the kernel.
@@ -76,7 +76,8 @@ def find(
     ]
     reasons = {**failed}
     remaining = [name for name in names if name not in failed]
-    # Hosts that sent no status get a second, longer try, unless the request can wait in a queue.
+    # Hosts that sent no status are tried again with a longer timeout, unless the request can wait
+    # in a queue.
     for limit_s in (hosts.LIMIT_S,) if wait is not None else (hosts.LIMIT_S, SLOW_LIMIT_S):
         seen = hosts.read_status(remaining, limit_s)
         silent = {name: each for name, each in seen.answers.items() if isinstance(each, str)}
@@ -98,7 +99,7 @@ def find(
 
 
 def fits(status: statuses.Status, request: Request) -> bool:
-    """Return whether a host appears to have the requested devices.
+    """Return whether a host might be able to fulfill the request.
 
     The status might be outdated, so the host's locks decide later whether the request succeeds.
     """
@@ -133,7 +134,7 @@ def _free(status: statuses.Status) -> int:
 
 
 def _mismatch(status: statuses.Status) -> str:
-    """Return the reason why a host does not meet the request, based on its status."""
+    """Return why a host does not meet the request, based on its status."""
     free = statuses.free(status)
     return f"{free.rstrip('.')}, but that does not meet the request" if _free(status) else free
 

@@ -152,9 +152,9 @@ def resolve(words: Sequence[str]) -> list[str]:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the hosts in each group, as defined in the administrator's and the user's file.
+    """Return the hosts in each group, as defined in the administrator's and the user's files.
 
-    If both files define a group, the user's definition wins.
+    If both files define the same group, the user's definition wins.
 
     Raises:
         RequestError: A file can't be read, or its `[hosts]` table is invalid.
@@ -292,7 +292,7 @@ def argv(name: str, words: Sequence[str]) -> list[str]:
 
 
 def _parse(command: str, name: str, program: Program, parse: Callable[[object], T]) -> T | str:
-    """Return a host's parsed reply, or the reason why there is none."""
+    """Return a host's parsed reply, or the reason for its absence."""
     if program.code():
         return problem(name, program, command)
     out, _ = program.output

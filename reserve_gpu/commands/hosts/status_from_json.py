@@ -1,6 +1,6 @@
 """Parse another machine's status from the JSON that `Status.to_dict` produced there.
 
-The JSON is untrusted. It never decides which process gets a device.
+The JSON is untrusted, and is never used to decide which process gets a device.
 """
 
 from __future__ import annotations

@@ -68,10 +68,10 @@ def run(arguments: Namespace) -> Output:
 
 
 def _missing(kernel: str) -> str:
-    """Return the reason why this machine can't start the kernel, or an empty string if it can."""
+    """Return why this machine can't start the kernel, or an empty string if it can."""
     try:
         is_installed = kernel in manager().find_kernel_specs()
-    except errors.RequestError as error:  # its message names the missing packages
+    except errors.RequestError as error:  # the message names the missing packages
         return f"{error}"
     hint = "Run there: reserve-gpu kernel install"
     return "" if is_installed else f"the kernel {kernel} is not installed. {hint}"

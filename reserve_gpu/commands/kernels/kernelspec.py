@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 NEEDED = ("jupyter_client", "ipykernel")
 MARK = "reserve_gpu"  # metadata key that marks the kernelspecs installed by this command
-LONGEST_WAIT_S = 45  # maximum --wait; clients give up on a kernel that takes 60 s to start
+LONGEST_WAIT_S = 45  # maximum value of --wait; clients give up on a kernel that takes 60 s to start
 
 
 class InstallError(ReserveGPUError):
@@ -65,8 +65,8 @@ def run(arguments: Namespace) -> Output:
     missing_packages = machines.lacks() if machines else []
     kernels = manager(*missing_packages)
     places = machines.words if machines else ["Slurm"] if arguments.slurm else []
-    # A request's `name` selects GPUs. Here, that value comes from --gpu-name, because --name is the
-    # kernel's name.
+    # In a request, `name` selects GPUs by model name. Here, its value comes from --gpu-name,
+    # because --name sets the kernel's name.
     request = Namespace(**{**vars(arguments), "name": arguments.gpu_name})
     _check_request(request)
     name = _name(arguments.name, places)
@@ -107,7 +107,7 @@ def run(arguments: Namespace) -> Output:
 
 
 def _check_slurm(arguments: Namespace) -> None:
-    """Raise RequestError for --slurm combined with --hosts, or srun options without --slurm."""
+    """Raise RequestError for --slurm with --hosts, or for srun options without --slurm."""
     if arguments.slurm and arguments.hosts is not None:
         raise RequestError("Give --slurm or --hosts, not both: Slurm chooses the machine.")
     if arguments.command and not arguments.slurm:
@@ -115,7 +115,7 @@ def _check_slurm(arguments: Namespace) -> None:
 
 
 def _display_name(request: Namespace, where: str) -> str:
-    """Return a name that shows the options, such as `Python 3 (GPU in lab: count 2)`."""
+    """Return a display name that lists the options, such as `Python 3 (GPU in lab: count 2)`."""
     options = request_options.words(request)
     text = ", ".join(word.lstrip("-").replace("=", " ") for word in options)
     return f"Python 3 (GPU{where}{f': {text}' if text else ''})"
@@ -175,7 +175,7 @@ def _bare_name(package: str) -> str:
 
 
 def _kernels_directory(arguments: Namespace) -> str:
-    """Return the kernels directory that the options select. The default is the user's."""
+    """Return the kernels directory that the options select, by default the user's."""
     if sum(map(bool, (arguments.user, arguments.sys_prefix, arguments.prefix))) > 1:
         raise RequestError("Give one of --user, --sys-prefix and --prefix, not several.")
     if prefix := sys.prefix if arguments.sys_prefix else arguments.prefix:
@@ -204,7 +204,7 @@ def _delete(path: str) -> None:
 
 
 def _is_ours(path: str) -> bool:
-    """Return whether `kernel install` created this kernelspec; False if it is unreadable."""
+    """Return whether `kernel install` created this kernelspec, or False if it is unreadable."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         with open(os.path.join(path, "kernel.json"), encoding="utf-8") as file:
             metadata = untrusted.parsed(file.read(untrusted.SIZE_LIMIT + 1))["metadata"]

@@ -1,4 +1,4 @@
-"""The `reserve-gpu report` command: sum up the usage history of this or other machines."""
+"""The `reserve-gpu report` command: total the usage history of this machine or others."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def _is_enabled() -> bool:
 
 
 def _labelled(summary: Summary) -> Mapping[str, Hours]:
-    """Return the rows, named by device labels instead of UUIDs.
+    """Return the rows, with device labels instead of UUIDs as their names.
 
     If several devices have the same label, the start of the UUID is appended to each label. A
-    device that the driver no longer lists gets its label from the history, but only if there is a
-    single user's history. If there are several users, one of them could write misleading labels.
+    device that the driver no longer lists gets its label from the history, but only in a report
+    about a single user, because one of several users could write misleading labels.
     """
     labels: dict[str, str] = dict(*summary.labels.values()) if len(summary.labels) == 1 else {}
     with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
@@ -111,7 +111,7 @@ def merged(reports: Mapping[str, Report], by: str) -> Report:
 
     Args:
         reports: Each host's report, by host name.
-        by: What the rows group by: `user`, `notebook`, `gpu`, or `day`. The names of GPU rows are
+        by: How the rows are grouped: `user`, `notebook`, `gpu`, or `day`. The names of GPU rows are
             prefixed with the host name.
     """
 

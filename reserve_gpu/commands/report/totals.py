@@ -1,4 +1,4 @@
-"""Sum up usage history lines. All functions are pure."""
+"""Compute totals from usage history lines. All functions are pure."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ QUARTER_S = 900
 UNKNOWN = "?"
 # Users write their own histories, so a history might contain a million names and reservations.
 MOST_NAMES = 5_000  # maximum number of rows per user
-OTHERS = "others"  # row that sums up a user's names beyond the first MOST_NAMES
+OTHERS = "others"  # row that totals a user's names beyond the first MOST_NAMES
 MOST_GPUS = 256  # maximum number of GPUs per reservation and per user
 MOST_RESERVATIONS = 50_000  # number of reservations kept while searching for the most idle ones
 
@@ -83,7 +83,7 @@ def hours(entry: LogLine) -> Hours:
 
 
 def day(at: float) -> str:
-    """Return the local date, such as `2026-11-24`, of a time in seconds since the epoch."""
+    """Convert a time in seconds since the epoch to a local date such as `2026-11-24`."""
     return _day_of_quarter(int(at // QUARTER_S))
 
 
@@ -123,12 +123,12 @@ class Summary(NamedTuple):
 
 
 def summed(lines: Iterable[Logged], by: str = "user") -> Summary:
-    """Sum up history lines.
+    """Add up history lines.
 
     Args:
         lines: The history lines, each with its user.
-        by: What the rows group by, which is a key of `KEYS`. If there are several users, the name
-            of a notebook's row starts with the user's name.
+        by: How the rows are grouped, as a key of `KEYS`. If there are several users, the name of a
+            notebook's row starts with the user's name.
     """
     key, rows, days, idle = KEYS[by], _Sums(), _Sums(), _IdleTimes()
     labels: dict[str, dict[str, str]] = {}
@@ -150,11 +150,11 @@ def summed(lines: Iterable[Logged], by: str = "user") -> Summary:
 
 
 class _Sums:
-    """Totals by row name. They are mutable lists, because there might be a million additions."""
+    """Totals by row name, as mutable lists, because there might be a million additions."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
-        self._new_names: dict[str, int] = {}  # number of names that each user may still add
+        self._new_names: dict[str, int] = {}  # number of further names that each user can add
 
     def add(self, user: str, name: str, added: Hours) -> None:
         total = self._sums.get(name)

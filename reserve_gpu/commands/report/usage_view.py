@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 VERSION = 1  # JSON format version; fields are added but never removed
 DAY_S, HOUR_S = 86400, 3600
-MOST_ROWS = 40  # maximum number of rows, except in a report by day; the last row sums up the rest
+MOST_ROWS = 40  # maximum number of rows, except in a report by day; the last row totals the rest
 MOST_DAYS = 366
 MOST_HOURS = 12_000  # maximum number of rows read from another machine
 LEAST_UNKNOWN = 0.05  # smallest share of unknown hours that a report mentions
@@ -44,7 +44,7 @@ class Report(NamedTuple):
     """GPU usage during a period.
 
     Attributes:
-        by: What the rows group by: `user`, `notebook`, `gpu`, or `day`.
+        by: How the rows are grouped: `user`, `notebook`, `gpu`, or `day`.
         rows: The hours in each row, by row name.
         days: The hours for each day, by date, such as `2026-11-24`.
         longest_idle: The reservations with the longest idle times.
@@ -253,7 +253,7 @@ def _by_number(label: str) -> list[tuple[bool, int, str]]:
 
 
 def _folded(rows: Sequence[tuple[str, Hours]], limit: int) -> list[tuple[str, Hours]]:
-    """Return at most `limit` rows. If there are more, the last one sums up the rest."""
+    """Return at most `limit` rows. If there are more, the last one totals the rest."""
     if len(rows) <= limit:
         return [*rows]
     rest = rows[limit - 1 :]

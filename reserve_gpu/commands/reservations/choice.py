@@ -35,8 +35,8 @@ def choices(words: Sequence[str], reservations: Sequence[Reserved], command: str
         command: The part of the command line before the names, for error messages.
 
     Raises:
-        RequestError: A name matches no reservation or several. Without any names, there is not
-            exactly one reservation.
+        RequestError: A name does not match exactly one reservation, or no name is given and there
+            is not exactly one reservation.
     """
     now = time.time()
     chosen: dict[int | None, Choice] = {}

@@ -41,7 +41,7 @@ def run(arguments: Namespace) -> NoReturn:
 
     Raises:
         RequestError: The arguments do not select exactly one reservation, or the command would not
-            keep it.
+            keep the reservation.
         CommandError: The command can't be found or can't be run.
     """
     if len(arguments.which) > 1:

@@ -111,7 +111,7 @@ def main(text: str) -> None:
 
 
 def _end(lease: Lease) -> tuple[float, float]:
-    """Return the time when a lease ends, in seconds since the epoch, and the seconds left."""
+    """Return a lease's end time, in seconds since the epoch, and the number of seconds left."""
     now = procfs.now()
     until = lease.at(now).until
     return (inf, inf) if until is None else (until, until - now.wall)

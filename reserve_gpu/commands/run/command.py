@@ -72,7 +72,8 @@ def start_watchdog(*, is_timed: bool, is_quiet: bool) -> None:
 
     Args:
         is_timed: Whether the user set an end time. If not, the command is ended only if the
-            reservation has an end time and also requires the holding process to be ended then.
+            reservation has an end time and also requires the holding process to be ended at that
+            time.
         is_quiet: Whether to suppress the message that announces the end time.
 
     Raises:
@@ -174,7 +175,7 @@ def become(program: str, command: list[str], reason: str | None = None) -> NoRet
     Args:
         program: The path of the program.
         command: The program's name and its arguments.
-        reason: The reason why there is no reservation. A kernel reports it in its first cell.
+        reason: Why there is no reservation. A kernel reports this reason in its first cell.
 
     Raises:
         CommandError: The system can't execute the program.

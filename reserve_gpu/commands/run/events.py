@@ -60,7 +60,7 @@ class Events(Reporter):
         )
 
     def finish(self, outcome: Outcome) -> None:
-        """Write the reserved GPUs and warnings, or a refusal that `--optional` allows."""
+        """Write an event: the reserved GPUs and warnings, or a refusal that `--optional` allows."""
         held = session().holding
         if outcome.excused:
             self._sender.send("refused", READER_LIMIT_S, **outcome.excused.to_dict())
@@ -113,6 +113,6 @@ def _open(path: str) -> int:
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
-        # The FIFO has no reader yet. If it is opened for both reading and writing, it buffers the
+        # The FIFO has no reader yet. If opened for both reading and writing, the FIFO buffers the
         # events until there is a reader.
         return os.open(path, os.O_RDWR | flags)

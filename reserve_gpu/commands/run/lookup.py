@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 CANNOT_RUN, NOT_FOUND = 126, 127  # the exit codes that shells use
-HEAD_SIZE = 4096  # number of bytes to read from a script; Linux itself reads only 256
+HEAD_SIZE = 4096  # number of bytes to read from a script's start; Linux itself reads only 256
 OPERATORS = {"&&", "||", ";", "|", "&", ">", ">>", "<"}
 SHELL_SYNTAX = r"[&|;<>$`*?()]"  # pattern for characters that only a shell interprets
 # These builtins affect only the shell that runs them. Some systems also have programs with these

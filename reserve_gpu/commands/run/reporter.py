@@ -67,4 +67,4 @@ class Reporter:
             print_stderr("\n".join(lines))
 
     def follow(self) -> None:
-        """Do nothing. A subclass can prepare here for this process to become the command."""
+        """Do nothing. Subclasses can use this method to prepare for becoming the command."""

@@ -54,7 +54,7 @@ INFO = {
     "language_info": IPythonKernel.language_info,
     "banner": "",
 }
-# a Jupyter message, with the additional items `channel`, `frames` and `idents` (its sender)
+# a Jupyter message, with the additional items `channel`, `frames` and `idents` (the sender)
 Request = dict[str, Any]
 
 
@@ -148,7 +148,7 @@ class Relay:
         working = asyncio.gather(*work)
         await asyncio.wait([working, self._exit_code], return_when=asyncio.FIRST_COMPLETED)
         if not self._exit_code.done():
-            working.result()  # raises an error, because these tasks end only if one fails
+            working.result()  # raises the task's error, because these tasks end only if one fails
         working.cancel()
         with suppress(asyncio.CancelledError):
             await working

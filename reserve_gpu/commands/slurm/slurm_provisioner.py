@@ -1,4 +1,4 @@
-"""A Jupyter kernel provisioner that keeps a kernel's Slurm job when the kernel restarts.
+"""A Jupyter kernel provisioner that keeps a kernel's Slurm job running when the kernel restarts.
 
 Jupyter finds the provisioner through an entry point:
 https://jupyter-client.readthedocs.io/en/stable/provisioning.html

@@ -30,7 +30,7 @@ PREFIX = "reserve_gpu-"
 PRIVATE = 0o700
 BACKLOG = 4096  # default of net.core.somaxconn, which limits this value
 CHUNK_SIZE = 1 << 20  # maximum number of bytes to read at a time
-RETRY_S = 0.1  # seconds between attempts to accept a connection when no descriptor is left
+RETRY_S = 0.1  # seconds between attempts to accept a connection when no descriptor is available
 
 
 def socket_root() -> str:
