@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.here import Here
     from tests.machine import Machine
 
-RELOCKED = "Other code in this process closed the lock of GPU{0}. GPU{0} has been locked again"
+RELOCKED = "Other code in this process closed the lock file of GPU{0}. GPU{0} has been locked again"
 # For a child to run: all are closed but its standard ones and the pipe for its answers.
 CLOSE_ALL = """
 for number in range(3, 256):

@@ -580,7 +580,7 @@ def test_a_changed_variable_and_cuda(asking: Asking, *, is_late: bool) -> None:
     answers, warnings = asking("ask(devices='1')", *steps, "ask()", VARIABLE)
     assert answers[4] == "1"
     (warning,) = warnings
-    assert ("CUDA did not start on GPU1 alone: restart" in warning) == is_late
+    assert ("CUDA is not using exactly GPU1: restart" in warning) == is_late
     assert ("the variables are set for GPU1 again" in warning) != is_late
 
 

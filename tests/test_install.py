@@ -587,7 +587,10 @@ def test_lines_between_the_marks(home: Home, env: dict[str, str]) -> None:
     home.write(home.config.read_bytes().replace(b"import", b"c = get_config()\r\nimport", 1))
     said = done(install_sh("--uninstall", env=env))
     assert home.config.read_bytes() == b"x = 1\r\nc = get_config()\r\n"
-    assert "; 1 line of your own between the marks and the rest of the file are unchanged\n" in said
+    assert (
+        "; the rest of the file, and 1 line that you added between the marks, are unchanged\n"
+        in said
+    )
 
 
 @pytest.mark.process

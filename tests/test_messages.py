@@ -291,7 +291,7 @@ def said(row: DeviceStatus) -> str:
         (DeviceStatus(GPU0, State.BUSY), "busy: "),
         (
             DeviceStatus(GPU0, State.PROHIBITED, PROHIBITED),
-            "prohibited: compute mode is prohibited: no process can use it",
+            "prohibited: its compute mode is prohibited: no process can use this GPU",
         ),
         (
             DeviceStatus(GPU0, State.UNKNOWN, Usage()),
@@ -1180,8 +1180,8 @@ CHANGED = f"{VISIBLE} was"
         (
             notices.relocked(GPU0, None),
             (
-                "Other code in this process closed the lock of GPU0. GPU0 has been locked again, "
-                "and is still reserved for this kernel."
+                "Other code in this process closed the lock file of GPU0. GPU0 has been locked "
+                "again, and is still reserved for this kernel."
             ),
         ),
         (
@@ -1210,8 +1210,8 @@ CHANGED = f"{VISIBLE} was"
         (
             notices.changed({VISIBLE: ""}, [GPU0], is_late=True, is_restored=True),
             (
-                f"{CHANGED} set to '' after the reservation, and CUDA did not start on GPU0 "
-                "alone: restart, and reserve again"
+                f"{CHANGED} set to '' after the reservation, so CUDA is not using exactly "
+                "GPU0: restart, and reserve again"
             ),
         ),
         (

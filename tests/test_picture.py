@@ -59,7 +59,7 @@ def status(*rows: DeviceStatus, waiting: tuple[Ticket, ...] = (), **about: objec
 
 
 def at(picture: Picture, width: int) -> list[str]:
-    return terminal.lines(picture.layout, width, is_coloured=False)
+    return terminal.lines(picture.layout, width, is_colored=False)
 
 
 def part(holder: Holder, memory_limit_mib: float | None, used_mib: float | None) -> Holder:
@@ -141,7 +141,7 @@ def test_a_command_is_never_broken(width: int) -> None:
     note = "until Friday evening, if nobody else has to have it before"
     request = Request(count=2, terms=ReservationTerms(note=note))
     picture = pictures.refusal(Refused(request, [LEFT_ALONE]), SHELL)
-    shown = terminal.lines(picture.layout, width, is_coloured=False, breaks_commands=False)
+    shown = terminal.lines(picture.layout, width, is_colored=False, breaks_commands=False)
     assert f"reserve-gpu run -n 2 --note '{note}' --wait -- COMMAND ..." in shown
 
 
@@ -221,7 +221,7 @@ def test_bars_use_the_width() -> None:
 def test_bars_have_the_colour_of_the_load(percent: int, colour: str) -> None:
     """What is in use is green, from a half on yellow, from nine tenths on red."""
     row = DeviceStatus(device(0), State.BUSY, usage(81920 * percent / 100), percent)
-    (line,) = terminal.lines(status(row).layout, 140, is_coloured=True)[2:3]
+    (line,) = terminal.lines(status(row).layout, 140, is_colored=True)[2:3]
     codes = re.findall("\x1b\\[(3\\d)m\N{FULL BLOCK}", line)
     assert codes == ([colour] * 2 if percent else [])
 
@@ -338,7 +338,7 @@ def test_colours_are_only_where_they_are_asked_for(picture: Picture) -> None:
     """Plain text has no escape sequences; colours change no letter, and none runs over a line."""
     assert "\x1b" not in str(picture)
     for width in (80, 120, 4000):
-        coloured = terminal.lines(picture.layout, width, is_coloured=True)
+        coloured = terminal.lines(picture.layout, width, is_colored=True)
         assert [COLOURS.sub("", line) for line in coloured] == at(picture, width)
         assert "\x1b[" in coloured[0]
         for line in coloured:
@@ -358,7 +358,7 @@ def test_each_state_has_its_word(state: State) -> None:
     for text in (str(picture), "\n".join(at(picture, 80))):
         assert re.search(rf"^0 +{state.value}( |$)", text, re.MULTILINE)
     assert f">{state.value}</b>" in picture._repr_html_()
-    coloured = terminal.lines(picture.layout, 80, is_coloured=True)[2]
+    coloured = terminal.lines(picture.layout, 80, is_colored=True)[2]
     assert re.search(rf"\x1b\[1;3\dm{state.value}\x1b\[0m", coloured)
 
 
@@ -367,7 +367,7 @@ def test_free_reserved_and_busy_differ() -> None:
     states = (State.FREE, State.RESERVED, State.BUSY, State.UNKNOWN)
     rows = [status(DeviceStatus(device(0), state, usage(0))) for state in states]
     codes = [
-        re.findall(r"\x1b\[1;3\dm", terminal.lines(row.layout, 80, is_coloured=True)[2])[0]
+        re.findall(r"\x1b\[1;3\dm", terminal.lines(row.layout, 80, is_colored=True)[2])[0]
         for row in rows
     ]
     badges = [re.findall("background-color:(#[0-9a-f]{6})", row._repr_html_())[0] for row in rows]
@@ -441,7 +441,7 @@ def test_who_is_over_stands_out() -> None:
     picture = PICTURES["parts"]
     (over,) = re.findall(r'style="([^"]*)">over<', picture._repr_html_())
     assert over == html.STYLES["mark"]
-    assert "\x1b[1;36mover\x1b[0m" in "".join(terminal.lines(picture.layout, 120, is_coloured=True))
+    assert "\x1b[1;36mover\x1b[0m" in "".join(terminal.lines(picture.layout, 120, is_colored=True))
     good = part(SHARERS[0], 10240.0, 10240.0)
     assert "over" not in str(status(IN_PARTS._replace(holders=(good,))))
 
@@ -515,7 +515,7 @@ def test_the_own_row_stands_out() -> None:
     first, second = re.findall("<tr style.*?</tr>", picture._repr_html_())[1:]
     assert html.OWN_ROW in first
     assert html.OWN_ROW not in second
-    first, second = terminal.lines(picture.layout, 120, is_coloured=True)[3:]
+    first, second = terminal.lines(picture.layout, 120, is_colored=True)[3:]
     assert first.startswith("\x1b[1m0\x1b[0m")
     assert second.startswith("1 ")
 
@@ -598,7 +598,7 @@ def test_what_others_wrote_stays_text(name: str) -> None:
     """Whatever others write is bounded text in all renderings: no markup, no line, no sequence."""
     picture = hostile_picture()[name]
     page, plain = picture._repr_html_(), str(picture)
-    coloured = "\n".join(terminal.lines(picture.layout, 120, is_coloured=True))
+    coloured = "\n".join(terminal.lines(picture.layout, 120, is_colored=True))
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert "<script>" in plain

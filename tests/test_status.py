@@ -130,9 +130,9 @@ def test_prohibited(here: Here) -> None:
     here.write("gpu\n mode prohibited\ngpu\n mode prohibited\n compute 5000001 900")
     for row in devices():
         assert (row["state"], row["is_reserved_but_idle"]) == ("prohibited", False)
-        assert row["reason"] == "compute mode is prohibited: no process can use it"
+        assert row["reason"] == "its compute mode is prohibited: no process can use this GPU"
     text = str(reserve_gpu.status())
-    assert text.count("compute mode is prohibited: no process can use it") == 2
+    assert text.count("its compute mode is prohibited: no process can use this GPU") == 2
     assert "used by pid 5000001\n" in text
     assert "reservation" not in text
     assert text.startswith("None of 2 GPUs is free.")

@@ -56,9 +56,8 @@ def wait_in_queue(
     fitting = [row.device for row in denied.rows if row.state is not State.UNFIT]
     devices = [device for device in fitting if isinstance(device, Device)]
     # A percentage means a different amount of memory on each size of device, so record the largest
-    # amount. With a smaller amount, other processes might expect this waiter to take a device
-    # without enough free memory for the request, and would then skip this waiter for not taking the
-    # device.
+    # amount. If the amount were smaller, other processes might expect this waiter to take a device
+    # that has too little free memory for it, and skip the waiter when it doesn't.
     size = size and max(map(size.of, devices), default=size)
     terms = request.terms._replace(lease=NO_LEASE, size=size)
     record = Record(describe_this_process(), terms, WaitRequest(deadline.asks, request.needed))

@@ -447,7 +447,9 @@ class Config:
         rest = "the rest of the file is unchanged"
         if user_lines:
             lines = "1 line" if user_lines == 1 else f"{user_lines} lines"
-            rest = f"{lines} of your own between the marks and the rest of the file are unchanged"
+            rest = (
+                f"the rest of the file, and {lines} that you added between the marks, are unchanged"
+            )
         return [f"Removed the added lines from {self.path}; {rest}", *self._user_mentions()]
 
     def _user_mentions(self) -> list[str]:

@@ -86,9 +86,9 @@ class Holders:
         """Return the names of the files that might be locked.
 
         Any user can create any number of files, so files that no process can have locked are
-        skipped. /proc/locks shows which files are locked, but it might miss some, so the result
-        might briefly lack a waiter's file. The result never lacks a sharer's file that is locked,
-        because such a file is included whenever its user has a running process.
+        skipped. /proc/locks shows which files are locked, but it might miss some, so a
+        waiter's file might be missing from the result. A locked sharer's file is always included,
+        because a sharer's file is listed whenever its user has a running process.
 
         Raises:
             LockError: The directory can't be listed.
@@ -399,7 +399,7 @@ def has_owner(name: str) -> bool:
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """Split a name `PREFIX-UID-REST` into its three parts."""
+    """Split a name of the form `PREFIX-UID-REST` into its three parts."""
     head, _, number = name.rpartition("-")
     prefix, _, uid = head.rpartition("-")
     return prefix, uid, number

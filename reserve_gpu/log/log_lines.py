@@ -101,7 +101,7 @@ class LogLine(NamedTuple):
 
 
 def month(at: float) -> str:
-    """Convert a time to its local month, as written in the file names, such as `2026-11`.
+    """Return the local month of a time in the format of the file names, such as `2026-11`.
 
     Args:
         at: The time in seconds since the epoch.

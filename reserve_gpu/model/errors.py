@@ -81,7 +81,7 @@ class ReserveGPUError(Exception):
 
     @property
     def picture(self) -> Showable | None:
-        """Return the error as a picture, or None if the error is only text."""
+        """Return the table that illustrates the error, or None if the error has only text."""
         return None
 
     def _render_traceback_(self) -> list[str]:
@@ -115,7 +115,7 @@ class NoFreeDeviceError(ReserveGPUError):
 
     Attributes:
         rows: The status of each device that was considered.
-        picture: The devices as a picture, or None if the error is only text.
+        picture: The table of the devices, or None if the error has only text.
     """
 
     exit_code = 75  # EX_TEMPFAIL
@@ -142,7 +142,7 @@ class NoFreeDeviceError(ReserveGPUError):
 
     @cached_property
     def picture(self) -> Showable | None:
-        """Return the devices as a picture, or None if the error is only text."""
+        """Return the table of the devices, or None if the error has only text."""
         drawn = self._draw() if callable(self._draw) else self._draw
         return None if isinstance(drawn, str) else drawn
 
@@ -246,8 +246,8 @@ class ReserveGPUWarning(UserWarning):
 
 
 PROGRAM = "reserve-gpu"
-# `_runs_this_python` reads at most SCRIPT_HEAD bytes of a script. If `sh` starts the script, its
-# second line begins with EXEC.
+# `_runs_this_python` reads at most SCRIPT_HEAD bytes of a script. The second line
+# of a script that `sh` starts begins with EXEC.
 SCRIPT_HEAD, EXEC = 4096, "'''exec' "
 COMMAND_LIMIT = 10_000  # maximum command length in characters: two long paths plus options
 # Whether messages appear next to notebook cells even though this process does not run IPython. This

@@ -1,4 +1,4 @@
-"""Requests, leases and other reservation terms, and the administrator's rules.
+"""Data types for requests, leases and the administrator's rules.
 
 Unless a name says otherwise, memory sizes are in MiB and times are in seconds since the epoch.
 """

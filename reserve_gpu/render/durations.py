@@ -66,8 +66,8 @@ def end(holder: Holder, now: float) -> float | None:
 def overdue_since(holder: Holder, now: float) -> float | None:
     """Return the time at which an overdue reservation should have ended.
 
-    Return None for a reservation that is not overdue. A reservation that lasts until another
-    process is waiting counts as overdue only if its record says so.
+    Return None for a reservation that is not overdue. If a reservation ends only when another
+    process is waiting, it counts as overdue only if its record says so.
     """
     at = end(holder, now)
     is_over = at is not None and at < now

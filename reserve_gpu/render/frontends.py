@@ -47,7 +47,7 @@ class Frontend(NamedTuple):
 
         Args:
             request: The request.
-            waits: Whether to add the option that waits in the queue.
+            waits: Whether to add the option for waiting in the queue.
         """
         if not self.program:
             arguments = [*_arguments(request), *(["wait='1h'"] if waits else [])]

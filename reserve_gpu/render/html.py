@@ -107,8 +107,8 @@ def _sheet(sheet: Sheet) -> str:
     ]
     title = f'<div style="margin-top:12px"><b>{escape(sheet.title)}</b></div>'
     legend = " ".join(
-        f'{_piece("1em", colour)}<span style="margin:0 1em 0 4px">{escape(word)}</span>'
-        for word, colour in zip(sheet.legend, PIECES, strict=False)
+        f'{_piece("1em", color)}<span style="margin:0 1em 0 4px">{escape(word)}</span>'
+        for word, color in zip(sheet.legend, PIECES, strict=False)
     )
     shown = f'<div style="overflow-x:auto">{table(titles, rows)}</div>'
     return f"{title if sheet.title else ''}{shown}<div>{legend}</div>"
@@ -119,8 +119,8 @@ def _sheet_cell(sheet: Sheet, column: Column | None, row: int) -> str:
     if column is None:
         shares = sheet.bars[row] if row < len(sheet.bars) else ()
         pieces = "".join(
-            _piece(f"{share * BAR_EM:.2f}em", colour)
-            for share, colour in zip(shares, PIECES, strict=False)
+            _piece(f"{share * BAR_EM:.2f}em", color)
+            for share, color in zip(shares, PIECES, strict=False)
         )
         return f'<td style="{LINE};{SHORT};min-width:{BAR_EM}em">{pieces}</td>'
     is_total = sheet.has_total and row == sheet.height - 1
@@ -133,10 +133,10 @@ def _side(column: Column) -> str:
     return "right" if column.is_figure else "left"
 
 
-def _piece(width: str, colour: str) -> str:
+def _piece(width: str, color: str) -> str:
     return (
         f'<span style="display:inline-block;height:0.8em;width:{width};'
-        f'background-color:{colour}"></span>'
+        f'background-color:{color}"></span>'
     )
 
 

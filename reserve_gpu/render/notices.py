@@ -188,7 +188,7 @@ def changed(values: Variables, held: Sequence[Device], *, is_late: bool, is_rest
     ]
     text, gpus = f"{listed(changes)} after the reservation", labels(held)
     if is_late:
-        return f"{text}, and CUDA did not start on {gpus} alone: restart, and reserve again"
+        return f"{text}, so CUDA is not using exactly {gpus}: restart, and reserve again"
     if is_restored:
         return f"{text}; the variables are set for {gpus} again"
     return (
@@ -205,7 +205,7 @@ def relocked(device: Device, path: str | None) -> str:
             this process closed the lock file's descriptor.
     """
     label = device.label
-    cause = f"Other code in this process closed the lock of {label}"
+    cause = f"Other code in this process closed the lock file of {label}"
     if path is not None:
         cause = f"The lock file of {label} ({path}) was deleted or replaced"
     return f"{cause}. {label} has been locked again, and is still reserved for this kernel."
@@ -293,7 +293,7 @@ def lost(device: Device, path: str | None, holders: Sequence[Holder]) -> errors.
             this process closed the lock file's descriptor.
         holders: The processes that now hold the device.
     """
-    cause = f"Other code in this process closed the lock of {device.label}"
+    cause = f"Other code in this process closed the lock file of {device.label}"
     if path is not None:
         cause = f"The lock file of {device.label} ({path}) was deleted"
     return errors.LockError(

@@ -377,7 +377,7 @@ def queueing(typed: str, *, is_second: bool) -> Line:
     """Return the hint that suggests waiting in the queue.
 
     Args:
-        typed: The command that waits.
-        is_second: Whether another hint comes before this one, which then starts with "Or".
+        typed: The command to type.
+        is_second: Whether another hint comes before this one. If so, this hint starts with "Or".
     """
     return ("Or wait in the queue: " if is_second else "Wait in the queue: "), (typed, TYPED)

@@ -26,8 +26,8 @@ class Frame(NamedTuple):
 
     Attributes:
         picture: The GPU table. If the table does not fit, its one-line summary is shown instead.
-        news: The value that decides whether to write a line to a log. A line is written whenever
-            the value changes, but never if it is None.
+        news: A value that is compared between refreshes. A line is written to a log when the value
+            changes, unless it is None.
     """
 
     picture: pictures.Picture
@@ -110,7 +110,7 @@ class Terminal:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._printer = stream, Printer(stream)
-        self._is_coloured = terminal.is_coloured(os.environ, is_terminal=True)
+        self._is_colored = terminal.is_colored(os.environ, is_terminal=True)
         # The lines of the current frame. The cursor stays below them, so the ^C that a terminal
         # echoes does not overwrite them.
         self._lines: list[str] = []
@@ -125,7 +125,7 @@ class Terminal:
         if frame is not None:
             width, height = terminal.size(self._stream)
             width -= 1  # some terminals wrap a line that fills the last column
-            lines = terminal.lines(frame.picture.layout, width, is_coloured=self._is_coloured)
+            lines = terminal.lines(frame.picture.layout, width, is_colored=self._is_colored)
             if len(lines) >= height:
                 lines = [columns.cut(frame.picture.brief, width, "...")]
         if lines == self._lines:

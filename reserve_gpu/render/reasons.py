@@ -29,7 +29,7 @@ UNREAD = "neither its processes nor its memory can be read"
 HOSTS_MEMORY = "it shares the host's memory, and some of its usage can't be read"
 # Explanations of the compute modes for users.
 MODES = {
-    ComputeMode.PROHIBITED: "compute mode is prohibited: no process can use it",
+    ComputeMode.PROHIBITED: "its compute mode is prohibited: no process can use this GPU",
     ComputeMode.EXCLUSIVE_PROCESS: "compute mode is exclusive: one process at a time",
 }
 
@@ -43,7 +43,7 @@ def reason(row: DeviceStatus) -> str:
         return "you would get it because you named it"
     if row.unfit:
         return _unfit(row.device, row.unfit)
-    if row.rule and row.state is State.DRAINED:  # the headline explains other rules
+    if row.rule and row.state is State.DRAINED:  # the headline explains any other rule
         return f"by {named(row.rule)}"
     use = row.use_state or row.state
     is_explained = use is State.PROHIBITED or (use is State.BUSY and row.processes)

@@ -57,14 +57,14 @@ def text(layout: Layout, stream: TextIO | None = None) -> str:
     """
     stream = stream or sys.stdout
     on_terminal = is_terminal(stream)
-    has_colours = is_coloured(os.environ, is_terminal=on_terminal)
-    has_width = on_terminal or (has_colours and "COLUMNS" in os.environ)
+    has_colors = is_colored(os.environ, is_terminal=on_terminal)
+    has_width = on_terminal or (has_colors and "COLUMNS" in os.environ)
     width = size(stream)[0] if has_width else PLAIN_COLUMNS
-    wrapped = "\n".join(lines(layout, width, is_coloured=has_colours, breaks_commands=False))
+    wrapped = "\n".join(lines(layout, width, is_colored=has_colors, breaks_commands=False))
     return _encodable(wrapped, stream)
 
 
-def is_coloured(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
+def is_colored(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
     """Return whether to use colors.
 
     NO_COLOR (https://no-color.org) takes precedence over FORCE_COLOR (https://force-color.org). A
@@ -98,20 +98,20 @@ def size(stream: TextIO) -> tuple[int, int]:
 
 
 def lines(
-    layout: Layout, width: int, *, is_coloured: bool, breaks_commands: bool = True
+    layout: Layout, width: int, *, is_colored: bool, breaks_commands: bool = True
 ) -> list[str]:
     """Render a layout as lines of text.
 
     Args:
         layout: The content to render.
         width: The width of the terminal in columns.
-        is_coloured: Whether to add color codes.
+        is_colored: Whether to add color codes.
         breaks_commands: Whether to wrap long commands. Otherwise, a command that does not fit gets
             a line of its own, even if that line is too long, so that users don't copy and run only
             the first half.
     """
     wrapped = rows(layout, width, breaks_commands=breaks_commands)
-    return [_styled(line, is_coloured=is_coloured) for line in wrapped]
+    return [_styled(line, is_colored=is_colored) for line in wrapped]
 
 
 def _encodable(text: str, stream: TextIO) -> str:
@@ -284,9 +284,9 @@ def _bar(share: float | None, taken: float | None, length: int) -> Line:
         return ()
     full = _columns(share, length)
     medium = max(full, _columns(taken or 0.0, length)) - full
-    colour_of_load = next(code for least, code in LOADS if share >= least)
+    color_of_load = next(code for least, code in LOADS if share >= least)
     rest = MEDIUM * medium + LIGHT * (length - full - medium)
-    return (FULL * full, colour_of_load), (rest, FAINT)
+    return (FULL * full, color_of_load), (rest, FAINT)
 
 
 def _columns(share: float, length: int) -> int:
@@ -294,13 +294,13 @@ def _columns(share: float, length: int) -> int:
     return round(share * length) or share > 0.001
 
 
-def _styled(line: Line, *, is_coloured: bool) -> str:
+def _styled(line: Line, *, is_colored: bool) -> str:
     result = ""
     rest = len(text_of(line).rstrip())
     for style, parts in groupby(map(columns.part, line), key=itemgetter(1)):
         words = "".join(words for words, _ in parts)
         shown, rest = words[:rest], rest - len(words[:rest])
         code = STYLES.get(style, style)
-        is_styled = is_coloured and code and shown and not shown.isspace()
+        is_styled = is_colored and code and shown and not shown.isspace()
         result += f"\x1b[{code}m{shown}\x1b[0m" if is_styled else shown
     return result

@@ -169,7 +169,7 @@ def _cautions(held: Holding | None, left: KeptReservation) -> list[str]:
 def _users(
     gpus: Nvml, device: Place, listed: Mapping[Place, Sequence[Process]], left: KeptReservation
 ) -> Iterator[str]:
-    """Yield notices about a device's processes, one for this user and one for other users."""
+    """Yield notices about this user's processes on a device, and about those of other users."""
     processes = [process for process in listed[device] if not left.is_of(process.pid)]
     known = snapshot.identify_processes(gpus, processes, [Holder(listed_pid=os.getpid())])
     unreserved = [process for process in known if not process.has_reserved]

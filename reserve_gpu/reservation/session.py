@@ -301,7 +301,7 @@ class Session(Executor):
         terms = request.terms._replace(lease=granted.lease)
         held = Holding(devices, locks, terms, were_idle=were_idle).with_new_number()
         before = self.held
-        if before and held.is_another_part_of(before):  # callers keep the same reservation
+        if before and held.is_another_part_of(before):  # callers hold this object, so update it
             # A rule limits a new reservation's lease, but not the lease of a part that is resized.
             lease = granted.lease if request.terms.lease.has_end else NO_LEASE
             terms = before.terms.changed_by(held.terms._replace(lease=lease))

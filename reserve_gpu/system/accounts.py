@@ -20,7 +20,7 @@ V = TypeVar("V")
 
 SHORTEST_S = 60.0  # minimum lifetime of a cached answer, in seconds
 LONGEST_S = 300.0  # maximum lifetime of a cached answer, in seconds
-SHARE = 0.01  # ratio of a lookup's duration to its answer's lifetime, within the limits above
+SHARE = 0.01  # an answer is cached for the lookup's duration divided by this, within limits
 CAPACITY = 1000  # maximum number of cached answers per lookup function
 
 

@@ -248,10 +248,11 @@ class Executor:
     def run_in_any_case(
         self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]
     ) -> T | None:
-        """Call a cleanup function on the worker thread, even if an exception interrupts the wait.
+        """Call a cleanup function on the worker thread, and wait for it.
 
-        In that case, the function might be called twice. If a signal handler or a finalizer has
-        interrupted another call, the function is called after that call. If no thread can be
+        If an exception interrupts the wait, the function might be called twice. If this method is
+        called by a signal handler or finalizer that interrupted another call on the worker thread,
+        the function is called after that call finishes. If no thread can be
         started, for example because Python 3.12 is exiting, the function is called on the current
         thread.
 

@@ -43,9 +43,9 @@ def set_name(name: str) -> None:
 def command(words: Sequence[str], directory: str | None = None) -> str | None:
     """Shorten a command line, mainly by removing folders from the paths of programs and scripts.
 
-    Examples are `python train.py --epochs 3`, and `ipython` for an installed program that Python
-    runs. A Jupyter kernel's arguments are not informative, so the kernel is displayed as `kernel in
-    ~/thesis`.
+    For example, `/usr/bin/python /home/me/train.py` becomes `python train.py`, and `/usr/bin/python
+    /usr/bin/ipython` becomes `ipython`. A Jupyter kernel's arguments are not
+    informative, so the kernel is displayed as `kernel in ~/thesis`.
 
     Args:
         words: The command line.

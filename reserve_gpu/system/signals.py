@@ -10,9 +10,9 @@ def is_of_handler(error: BaseException) -> bool:
 
     Python passes the interrupted frame to the handler as an argument. In the traceback, the
     interrupted frame comes just before the handler's frame. So a frame belongs to a handler if one
-    of its arguments is the previous frame. An argument that is a frame of the import system also
-    counts, because `import` might remove its own frames from the traceback. The built-in SIGINT
-    handler has no frame, but it raises KeyboardInterrupt, so that exception always counts.
+    of its arguments is the previous frame. A frame of the import
+    system is also accepted, because `import` might remove its own frames from the traceback. The
+    built-in SIGINT handler has no frame, so KeyboardInterrupt is always attributed to a handler.
     """
     if isinstance(error, KeyboardInterrupt):
         return True

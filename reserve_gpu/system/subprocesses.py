@@ -99,7 +99,9 @@ class Program:
                 self._process.kill()
             else:
                 os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # a process hanging in a driver can't be killed
+        with suppress(
+            subprocess.TimeoutExpired
+        ):  # a process that hangs in a driver call can't be killed
             self._process.wait(KILL_LIMIT_S)
         self.has_ended()
         for stream in (self._process.stdin, *self._output):

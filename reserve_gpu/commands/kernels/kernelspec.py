@@ -126,8 +126,8 @@ def _check_request(request: Namespace) -> None:
     _, wait = request_options.to_request(request)
     if re.match(r"\s*[0-9]{4}-", getattr(request, "until", None) or ""):
         raise RequestError(
-            "The kernel might be started after that date. Give --until a time of day or a weekday, "
-            "or give a duration: --for 8h."
+            "The kernel might be started after that date. Use a time of day or a weekday with "
+            "--until, or give a duration: --for 8h."
         )
     if wait is not None and parse_duration(wait) > LONGEST_WAIT_S:
         raise RequestError(

@@ -100,7 +100,7 @@ def to_json(values: dict[str, Any], *, is_done: bool = True) -> Output:
 
     Args:
         values: The result's fields.
-        is_done: Whether everything was released. Otherwise, the exit code is `NOT_RELEASED`.
+        is_done: Whether everything was released. If not, the exit code is `NOT_RELEASED`.
     """
     header = {"version": status_view.VERSION, "host": procfs.machine_name(), "time": time.time()}
     code = 0 if is_done else NOT_RELEASED

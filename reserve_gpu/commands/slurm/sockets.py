@@ -141,7 +141,7 @@ class Gate:
                 loop.call_soon_threadsafe(self._report, uid)
 
     def _connect(self, client: socket.socket, path: str) -> None:
-        client.setblocking(False)  # noqa: FBT003 - a standard library signature
+        client.setblocking(False)  # noqa: FBT003 - the standard library's signature
         task = asyncio.ensure_future(_bridge(client, path))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)

@@ -55,7 +55,7 @@ def run(_arguments: Namespace) -> Output:
             "reserve-gpu top needs the curses module, which this Python installation lacks. "
             f"{_status_hint()}"
         ) from None
-    is_coloured = terminal.is_coloured(os.environ, is_terminal=True)
+    is_colored = terminal.is_colored(os.environ, is_terminal=True)
     # On SIGTERM, SystemExit lets curses.wrapper restore the terminal.
     previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
@@ -66,7 +66,7 @@ def run(_arguments: Namespace) -> Output:
         ):
             first = read()  # outside curses, so that errors are printed as usual
             live.clear()  # before curses switches to the terminal's alternate screen
-            curses.wrapper(lambda screen: Top(screen, read, is_coloured=is_coloured).run(first))
+            curses.wrapper(lambda screen: Top(screen, read, is_colored=is_colored).run(first))
     except curses.error as error:
         name = sanitize(os.environ.get("TERM", ""))
         text = f"reserve-gpu top can't use this terminal (TERM={name}: {error}). {_status_hint()}"
@@ -110,10 +110,10 @@ class Top:
     Args:
         screen: The curses window.
         read: A function that reads the status of the machine.
-        is_coloured: Whether to use colors if the terminal supports them.
+        is_colored: Whether to use colors if the terminal supports them.
     """
 
-    def __init__(self, screen: Any, read: Callable[[], Status], *, is_coloured: bool) -> None:
+    def __init__(self, screen: Any, read: Callable[[], Status], *, is_colored: bool) -> None:
         import curses
 
         self._curses, self._screen, self._read = curses, screen, read
@@ -121,10 +121,10 @@ class Top:
         self._attributes: dict[str, int] = {}
         with suppress(curses.error):  # the terminal can't hide its cursor
             curses.curs_set(0)
-        if is_coloured and curses.has_colors():
+        if is_colored and curses.has_colors():
             curses.use_default_colors()
-            for colour_ in range(1, 7):
-                curses.init_pair(colour_, colour_, -1)
+            for color_ in range(1, 7):
+                curses.init_pair(color_, color_, -1)
             self._attributes = {"1": curses.A_BOLD, "2": curses.A_DIM}
             self._attributes |= {f"3{n}": curses.color_pair(n) for n in range(1, 7)}
 

@@ -212,7 +212,7 @@ class LeaseTimer(Feature):
         return self.display.take_notices()
 
     def _watch_again(self, lease: Lease) -> None:
-        """If ending this process was canceled, act on the lease again unless it has changed."""
+        """Enforce an unchanged lease again if the end of this process was canceled."""
         if self._held and self._held.lease == lease:
             self._done = None
 

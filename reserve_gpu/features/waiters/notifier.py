@@ -41,7 +41,7 @@ QUICK_S = 0.05  # if a check takes longer than this many seconds, the pause grow
 
 
 class WaiterNotices(Feature):
-    """Reports each waiter, and each other user's process on a held device, only once."""
+    """Reports every waiter, and every process of another user on a held device, only once."""
 
     def __init__(self, owner: Owner, pause_s: float = PAUSE_S, idle_s: float = IDLE_S) -> None:
         """Create the feature.

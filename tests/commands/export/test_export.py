@@ -24,7 +24,7 @@ from reserve_gpu.render.phrases import STRONG
 from reserve_gpu.render.pictures import Picture
 from reserve_gpu.render.progress import Frame, Terminal
 from reserve_gpu.render.status_view import Status
-from reserve_gpu.render.terminal import is_coloured
+from reserve_gpu.render.terminal import is_colored
 from tests.commandline import CommandLine
 from tests.holders import a_holder, changed
 
@@ -73,8 +73,8 @@ def test_who_decides_about_colours(
     environ: dict[str, str], *, on_a_terminal: bool, elsewhere: bool
 ) -> None:
     """NO_COLOR, FORCE_COLOR and what the output is decide, in this order."""
-    assert is_coloured(environ, is_terminal=True) is on_a_terminal
-    assert is_coloured(environ, is_terminal=False) is elsewhere
+    assert is_colored(environ, is_terminal=True) is on_a_terminal
+    assert is_colored(environ, is_terminal=False) is elsewhere
 
 
 def test_colours_in_a_pipe(here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -444,7 +444,7 @@ def test_the_stock_kernel_is_not_replaced(typed: CommandLine) -> None:
         ("--wait 2m", "up to 45 s"),
         ("--wait soon", "not a valid duration"),
         ("--idle soon", "not a valid duration"),
-        ("--until 2099-12-01", "Give --until a time of day"),
+        ("--until 2099-12-01", "Use a time of day or a weekday with --until"),
         ("--until 25:00", "not a valid time"),
         ("--if-wanted", "say when"),
         ("--min-memory much", "not a valid size"),

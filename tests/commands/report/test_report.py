@@ -556,8 +556,8 @@ REPORT = Report("user", ROWS, DAYS, IDLE, TUESDAY - 7 * DAY_S, TUESDAY, 7.0 * DA
 STYLED = re.compile("\x1b\\[[0-9;]*m")
 
 
-def shown(report: Report, width: int, *, is_coloured: bool = False) -> list[str]:
-    return terminal.lines(report.picture().layout, width, is_coloured=is_coloured)
+def shown(report: Report, width: int, *, is_colored: bool = False) -> list[str]:
+    return terminal.lines(report.picture().layout, width, is_colored=is_colored)
 
 
 def titles(report: Report, width: int) -> list[str]:
@@ -587,7 +587,7 @@ def test_it_fits_a_terminal(width: int) -> None:
     """No line is wider than the terminal, whatever people call themselves and their notebooks."""
     for each in shown(REPORT, width):
         assert 0 <= wcwidth.wcswidth(each) <= width, each
-    coloured = [STYLED.sub("", each) for each in shown(REPORT, width, is_coloured=True)]
+    coloured = [STYLED.sub("", each) for each in shown(REPORT, width, is_colored=True)]
     assert coloured == shown(REPORT, width)
 
 

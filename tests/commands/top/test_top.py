@@ -152,7 +152,7 @@ def shown(*keys: list[str]) -> list[str]:
     """Return the numbers of the GPUs that stand there at each key, the first and the last one."""
     screen, rows = Screen(*keys, ["q"]), tuple(map(row, range(64)))
     seen = Status(rows)
-    top.Top(screen, lambda: seen, is_coloured=False).run(seen)
+    top.Top(screen, lambda: seen, is_colored=False).run(seen)
     every = [re.findall(r"^(\d+) +free", text, re.MULTILINE) for text in screen.seen]
     return [f"{numbers[0]}-{numbers[-1]}" for numbers in every]
 
@@ -171,7 +171,7 @@ def test_alt_and_a_key_ends_nothing() -> None:
     """Alt-x, and a key that the terminal does not name, come as Esc with more: only Esc ends it."""
     assert len(shown(["\x1b", "x"], ["\x1b", "[", "1", ";", "3", "A"], ["x"])) == 4
     screen = Screen(["\x1b"])
-    top.Top(screen, lambda: Status(()), is_coloured=False).run(Status(()))
+    top.Top(screen, lambda: Status(()), is_colored=False).run(Status(()))
     assert len(screen.seen) == 1
 
 

@@ -148,7 +148,7 @@ def test_it_has_room_everywhere(width: int) -> None:
     """In a terminal of any width all of it can be read, and no line is wider."""
     terms = until(6, HOUR_S, **WANTED)
     status = Status((row(0, with_lease(ALICE, terms)),), time=NOW, frontend=MAGIC)
-    lines = terminal.lines(status.picture().layout, width, is_coloured=False)
+    lines = terminal.lines(status.picture().layout, width, is_colored=False)
     assert all(columns.width_of(line) <= width for line in lines)
     text = re.sub(r"\s+", " ", " ".join(lines))
     assert "until 18:00 or after 1 h idle, longer if no other process waits" in text
