@@ -8,6 +8,9 @@ https://man7.org/linux/man-pages/man2/pidfd_open.2.html
 
 This file runs as a standalone program, without the rest of the package. So it only imports the
 standard library.
+
+`timeout --foreground -k 60` (coreutils 9.1) is not suitable, because the command gets Ctrl-C twice
+and is killed a minute later.
 """
 
 from __future__ import annotations
