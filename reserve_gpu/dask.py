@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 # stays in use until the driver has cleaned up, and the replacement worker starts before then.
 WAIT_S = 10.0
 
-# Workers inherit the notebook's CUDA variables. Without this refusal, they would share the
-# notebook's GPUs.
+# Workers inherit the notebook's CUDA variables. Without this error, workers would share
+# the notebook's GPUs.
 RESERVED_BY_PARENT = """\
 the process that started it has reserved all GPUs that it may use.
 Run %reserve_gpu --release there, then client.restart().

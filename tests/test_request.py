@@ -82,7 +82,10 @@ def test_request(arguments: dict[str, Any], expected: Request, needed: int) -> N
         ({"devices": None, "min_memory": -1}, "'-1'"),
         ({"devices": None, "min_memory": "50%"}, "'50%' is not a valid size."),
         *(
-            ({"devices": None, "memory": text}, "is not a valid part of a GPU. Use more than 0%")
+            (
+                {"devices": None, "memory": text},
+                "is not a valid part of a GPU. Give a percentage above 0%",
+            )
             for text in ("0%", "101%", "-1%", "%", "x%", "1e1%", "nan%", "50%%")
         ),
         ({"devices": None, "min_memory": True}, "'True'"),

@@ -51,7 +51,7 @@ def answer(kind: str, connection_file: str) -> str:
 
 
 def appending_setting(app: Any) -> str:
-    """Return advice about an `append` call outside InteractiveShellApp; empty if there is none.
+    """Return advice about `append` calls in configuration sections other than InteractiveShellApp.
 
     If two sections append to the extensions, traitlets makes them share one list, and doubles the
     list with each file that it merges (LazyConfigValue.merge_into). IPython then takes minutes and

@@ -96,7 +96,7 @@ def take_snapshot(
 
 
 def reserved_without_driver() -> tuple[DeviceStatus, ...]:
-    """Return the reserved devices according to their lock files, without using the driver.
+    """Return the devices that are reserved according to their lock files, without the driver.
 
     Raises:
         LockError: The lock directory can't be used.
@@ -367,7 +367,7 @@ def _is_unreserved_use(row: DeviceStatus, *, is_known: bool) -> bool | None:
     if not row.holders:
         is_busy = row.use_state is State.BUSY
         return is_busy if is_known or not is_busy else None
-    # Other processes of a holder's user don't count as unreserved use.
+    # Other processes run by a holder's owner don't count as unreserved use.
     belongings = {process.has_reserved for process in row.processes if not process.beside}
     if False in belongings:
         return True

@@ -287,7 +287,7 @@ class Bindings:
             self.ask("nvmlShutdown")
 
     def _missing(self, *_: Any) -> Any:
-        """Raise the error for a function that the bindings lack, as if the driver lacked it."""
+        """Raise the error for a function that the driver lacks, because the bindings lack it."""
         raise self._pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
 
     def _count_processes(self, handle: Any, name: str) -> int:

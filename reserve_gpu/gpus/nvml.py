@@ -223,7 +223,7 @@ class Nvml:
         return self.processes_of([device]).get(device, [])
 
     def processes_of(self, devices: Sequence[Place]) -> dict[Place, list[Process]]:
-        """Read the processes that are using each device, in a single reading.
+        """Query the processes that are using each device, all at once.
 
         The result contains compute processes, MPS clients, and graphics processes that hold more
         memory than a desktop would. It is empty if the driver does not answer.

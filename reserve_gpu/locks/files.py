@@ -398,7 +398,7 @@ def _identity(descriptor: int) -> tuple[object, ...]:
     status = os.fstat(descriptor)
     if stat.S_IFMT(status.st_mode):
         return status.st_dev, status.st_ino
-    # All pidfds, epoll and eventfd descriptors share one inode, but their links in /proc differ.
+    # All pidfd, epoll and eventfd descriptors share one inode, but their links in /proc differ.
     return (os.readlink(f"/proc/self/fd/{descriptor}"),)
 
 

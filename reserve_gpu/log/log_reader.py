@@ -66,9 +66,9 @@ def _read_folder(
     user, latest = procfs.user_name(uid), now + AHEAD_S
     names = sorted(os.listdir(folder), reverse=True)
     pages = _lines(folder, uid, filter(PAGE.fullmatch, names), budgets)
-    # Read the pages, which hold the current hour's lines, before the monthly files. If a page's
-    # lines are appended to a monthly file in between, they are read twice, and the lines from the
-    # monthly file are used because they are newer.
+    # Read the pages, which hold the current hour's lines, before the monthly files. If a page is
+    # appended to a monthly file between the two reads, its lines are read twice. The copies in the
+    # monthly file are used, because they are newer.
     open_lines = {(entry.id, entry.gpu, entry.start): entry for entry in pages}
     first = month(max(0.0, moment - AHEAD_S))
     months = (name for name in filter(MONTH.fullmatch, names) if name[:7] >= first)

@@ -85,7 +85,7 @@ class Page:
         os.utime(self.descriptor)
 
     def turn(self, entries: Sequence[LogLine]) -> None:
-        """Append these lines to the monthly file, and empty the page.
+        """Append the lines to the monthly file, and empty the page.
 
         Raises:
             OSError: A file can't be written.
@@ -130,7 +130,7 @@ def append(folder: int, entries: Sequence[LogLine]) -> None:
 
 
 def close_lost(folder: int) -> None:
-    """Append the lines from pages that killed processes left behind, and remove these pages.
+    """Append the lines from pages left behind by killed processes, and remove those pages.
 
     Args:
         folder: The file descriptor of this user's history folder.

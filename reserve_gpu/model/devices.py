@@ -49,7 +49,7 @@ class Unfit(Enum):
 
     MODEL = "its name does not match"
     MEMORY = "it has less memory than requested"
-    PART = "it has less memory than the requested part"
+    PART = "it has less memory than the requested amount"
     MEMORY_UNKNOWN = "its memory size is unknown"
     SECOND_INSTANCE = "this driver allows a process only one MIG instance"
     UNREADABLE = "its name and memory size can't be read"

@@ -86,8 +86,8 @@ def parse_percent(text: object) -> float | None:
     if match and 0 < float(match[1]) <= 100:
         return float(match[1])
     raise RequestError(
-        f"{sanitize(typed)!r} is not a valid part of a GPU. Use more than 0% and at most 100%, "
-        "such as 50%."
+        f"{sanitize(typed)!r} is not a valid part of a GPU. Give a percentage above 0% and "
+        "up to 100%, such as 50%."
     )
 
 

@@ -51,7 +51,7 @@ POLL_S = 0.01  # seconds between attempts to lock a file
 
 
 class KeptReservation(NamedTuple):
-    """A reservation that a kernel has left to a lock keeper for the next kernel.
+    """A reservation that a kernel has left with a lock keeper, for the next kernel to take over.
 
     Attributes:
         lock_keeper: The pid of the lock keeper.
@@ -78,7 +78,7 @@ class KeptReservation(NamedTuple):
     held: Holding
 
     def is_of(self, pid: int) -> bool:
-        """Return whether a pid still belongs to the kernel that left the reservation."""
+        """Return whether a pid still belongs to the kernel that handed over the reservation."""
         if pid != self.kernel:
             return False
         return self.kernel_stamp is None or procfs.stamp(pid) in (self.kernel_stamp, str(pid))

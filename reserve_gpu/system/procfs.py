@@ -462,7 +462,7 @@ def multiprocessing_parent() -> int | None:
 
 
 def with_identity(process: Process) -> Process:
-    """Return a copy of the process with its user and command, as far as they can be read."""
+    """Return a copy of the process with its user and command filled in if they can be read."""
     if (stat := _stat(process.pid)) is None:
         return process
     name = command(_words(process.pid)) or stat[0]

@@ -154,7 +154,7 @@ class _Sums:
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
-        self._new_names: dict[str, int] = {}  # number of further names that each user can add
+        self._new_names: dict[str, int] = {}  # maximum number of additional names per user
 
     def add(self, user: str, name: str, added: Hours) -> None:
         total = self._sums.get(name)

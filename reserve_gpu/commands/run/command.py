@@ -92,7 +92,7 @@ def start_watchdog(*, is_timed: bool, is_quiet: bool) -> None:
             subprocesses.start_background(watchdog.words(until_boot, clock=time.CLOCK_BOOTTIME))
     except OSError as error:
         reason = sanitize(str(error))
-        text = f"The process that would end the command on time can't be started: {reason}."
+        text = f"Can't start the process that enforces the command's time limit: {reason}."
         raise CommandError(text) from error
     if not is_quiet:
         print_stderr(messages.command_ends(lease, time.time()))

@@ -45,7 +45,7 @@ class Events(Reporter):
         self._last_state: object = None
 
     def show(self, news: Progress) -> None:
-        """Write an event about waiting in the queue, if the wait's state has changed."""
+        """Write a queue event if the state of the wait has changed."""
         if not isinstance(news, Waiting) or self._last_state == state_of(news):
             return
         self._last_state, first = state_of(news), news.first and news.first.holder

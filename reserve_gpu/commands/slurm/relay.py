@@ -233,7 +233,7 @@ class Relay:
         words = [sanitize(frame.decode(errors="replace"), REASON_LIMIT) for frame in frames]
         if kind == "job":
             self._had_job = True
-            self._show_status(f"Job {words[0]} runs on {words[1]}; the kernel is starting.")
+            self._show_status(f"Job {words[0]} is running on {words[1]}; the kernel is starting.")
         elif kind == "started" and frames == [self._name]:
             self._start_relaying()
         elif kind == "ended" and frames == [self._name]:

@@ -216,7 +216,7 @@ class LeaseTimer(Feature):
         if self._held and self._held.lease == lease:
             self._done = None
 
-    # -- reading the circumstances -----------------------------------------------------------------
+    # -- reading the current state -----------------------------------------------------------------
 
     def _see(self) -> Circumstances:
         wall, boot = procfs.now()
