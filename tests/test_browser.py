@@ -122,7 +122,7 @@ def test_the_end_is_told(on_lab: Machine, open_notebook: Callable[..., Notebook]
     notebook = open_notebook("train.ipynb", "%reserve_gpu --for 8s")
     notebook.run(0)
     assert "GPU0 is yours until " in notebook.finish(0)
-    shown = notebook.see(0, "The reservation of GPU0 has ended")
+    shown = notebook.see(0, "The reservation of GPU0 ended at ")
     assert "is yours" not in shown
     assert "No GPU is visible to this notebook now. To get one:" in shown
     assert shown.rstrip().endswith("%reserve_gpu")
