@@ -1,4 +1,4 @@
-"""Benchmark of the status of several hosts, compared with the slowest host alone."""
+"""Benchmark: query the status of several hosts, compared with only the slowest one."""
 
 from __future__ import annotations
 

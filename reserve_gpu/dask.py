@@ -155,7 +155,7 @@ async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
             raise InterruptedError("the worker is closing")
 
     def attempt() -> Reservation:
-        api.hide_if_unreserved()  # reserve() hides the GPUs only after some errors
+        api.hide_if_unreserved()  # reserve() hides the GPUs only for certain errors
         return api.reserve(progress=stop_if_closing, **arguments)
 
     try:

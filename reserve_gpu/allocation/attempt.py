@@ -156,7 +156,7 @@ class AcquiredLocks(AbstractContextManager["AcquiredLocks"]):
 
 
 def _spare_row(row: DeviceStatus) -> DeviceStatus:
-    """Return the row for a device that would be taken if enough other devices were free."""
+    """Return the row for a device that is available, although too few others are."""
     state, is_part = row.state, row.promisable_mib is not None
     if row.is_mine:
         state = State.RESERVED

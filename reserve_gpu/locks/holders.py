@@ -342,7 +342,7 @@ class Holders:
         return self._opener(file) or (None if procfs.start_time(pid) else pid)
 
     def _opener(self, file: os.stat_result) -> int | None:
-        """Return the PID of a file's locking process if that process's open files are visible."""
+        """Return the PID of the process that locks a file, if its open files are visible."""
         if self._open is None:  # read once, because other users might have any number of locks
             self._open = self._open_files.holders()
         return self._open.get((file.st_dev, file.st_ino))
@@ -372,7 +372,7 @@ class Holders:
         return self._listed_taker(status) or self._unlisted_opener(status)
 
     def _unlisted_opener(self, status: os.stat_result) -> int | None:
-        """Return the PID of a file's locking process if /proc/locks is too long to read."""
+        """Return the PID of the process that locks a file, if /proc/locks is too long to read."""
         return None if self._kernels_list.is_whole else self._opener(status)
 
     def _listed_taker(self, status: os.stat_result) -> int | None:

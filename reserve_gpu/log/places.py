@@ -1,7 +1,7 @@
 """Find the folders that contain histories.
 
     /var/lib/reserve_gpu/history/1000/      if root has created the parent directory
-    /var/lib/reserve_gpu/history/1000-1/    if another user has taken the first name
+    /var/lib/reserve_gpu/history/1000-1/    if another user owns the folder 1000
     ~/.local/state/reserve_gpu/lab1/        otherwise, for the machine lab1
 
 A history is kept if `history = true` is set in the user's or the administrator's file, or if a

@@ -160,5 +160,5 @@ def release(
 
 
 def type_in_cells() -> None:
-    """Show shell commands in this process's messages as cell input, such as `!ssh lab1`."""
+    """In this process's messages, write shell commands as cell input, such as `!ssh lab1`."""
     errors.shows_cell_syntax = True

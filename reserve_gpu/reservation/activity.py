@@ -1,4 +1,4 @@
-"""Read from the driver how a reservation's processes use the reserved devices."""
+"""Query the driver for how a reservation's processes use the reserved devices."""
 
 import os
 from collections.abc import Collection, Sequence

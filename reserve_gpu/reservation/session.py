@@ -570,7 +570,7 @@ class Session(Executor):
         return held
 
     def _repeat_answer(self, held: Holding, note: str | None) -> list[str]:
-        """Satisfy a repeated request with the current reservation, and restore the variables.
+        """Satisfy a repeated request with the current reservation, and restore its variables.
 
         Args:
             held: The current reservation.

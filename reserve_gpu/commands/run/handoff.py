@@ -75,7 +75,7 @@ CONTAINERS = {
 DETACHED = "leaves the container running after the reservation has ended"
 SHORT_DETACH = r"-[itPq]*d[itPq]*"  # pattern for -d, alone or grouped with other short options
 CONTAINER_STARTS = {"run", "create", "exec", "start", "restart", "compose"}
-# Programs that leave the command to a process that is already running, or that starts later.
+# Programs that hand the command off to another process, either running already or started later.
 QUEUES = {
     **dict.fromkeys(("at", "batch"), "starts the command later"),
     **dict.fromkeys(("sbatch", "qsub", "bsub"), "queues a job that may run on another machine"),

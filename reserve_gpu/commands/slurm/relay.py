@@ -223,7 +223,7 @@ class Relay:
         self._fail("; ".join(self._slurm_errors[-3:]) or "srun has ended")
 
     async def _handle_node(self, kind: str, frames: list[bytes]) -> None:
-        """Handle a message from the node, which is a kernel message or news about the job."""
+        """Handle a message from the node: either a kernel message or a job update."""
         if kind in self._sockets and self._is_running:
             if kind == "shell":
                 parent = json.loads(frames[frames.index(DELIM) + PARENT])

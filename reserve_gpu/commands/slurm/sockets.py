@@ -48,7 +48,7 @@ def socket_root() -> str:
 
 
 def make_folder() -> str:
-    """Create a folder for sockets that only this user can enter.
+    """Create a socket folder that only this user can access.
 
     Raises:
         OSError: The folder can't be created.

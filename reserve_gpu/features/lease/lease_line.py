@@ -26,8 +26,8 @@ class LeaseLine:
     def show(self, notice: LeaseNotice) -> None:
         """Show the state of the lease.
 
-        The next cell repeats an important notice. If no cell will follow, the notice is also logged
-        as a warning.
+        An important notice is shown again in the next cell. If no cell will follow, the notice is
+        also logged as a warning.
 
         Args:
             notice: The state of the lease.
