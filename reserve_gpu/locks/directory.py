@@ -371,6 +371,9 @@ class LockDirectory:
         try:
             lock = self.acquire(name, OWN_MODE, taken)
             if lock is None and not self._is_owner_locked(name):
+                # The process that had locked the file may have just exited.
+                lock = self.acquire(name, OWN_MODE, taken)
+            if lock is None and not self._is_owner_locked(name):
                 # Another user has locked the file, which requires only read permission.
                 with suppress(OSError):
                     os.unlink(name, dir_fd=self.descriptor)
