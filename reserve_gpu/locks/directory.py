@@ -373,11 +373,11 @@ class LockDirectory:
             if lock is None and not self._is_owner_locked(name):
                 # The process that had locked the file may have just exited.
                 lock = self.acquire(name, OWN_MODE, taken)
-            if lock is None and not self._is_owner_locked(name):
-                # Another user has locked the file, which requires only read permission.
-                with suppress(OSError):
-                    os.unlink(name, dir_fd=self.descriptor)
-                lock = self.acquire(name, OWN_MODE, taken)
+                if lock is None:
+                    # Another user has locked the file, which requires only read permission.
+                    with suppress(OSError):
+                        os.unlink(name, dir_fd=self.descriptor)
+                    lock = self.acquire(name, OWN_MODE, taken)
         except LockError:
             if not files.is_taken(self.descriptor, name):
                 raise
