@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from reserve_gpu.commands.check import probes, verdict
 from reserve_gpu.commands.check.verdict import Finding, Verdict
 from reserve_gpu.commands.output import Output
 from reserve_gpu.gpus import cuda_environment, memory_caps
+from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import (
     DriverError,
@@ -162,12 +164,16 @@ def check(
     if reservation:
         reserved, terms = reservation.devices, session().terms_of(reservation)
     answers = _answers(reserved, limit_s, progress)
+    is_not_ready = answers[DRIVER].driver_code == verdict.NOT_READY
     expectation = verdict.Expectation(
         reserved=reserved,
         known=tuple(row.device for row in rows if isinstance(row.device, Device)),
         visible=os.environ.get(cuda_environment.VISIBLE),
         expected=reservation.environ[cuda_environment.VISIBLE] if reservation else None,
         driver=answers[DRIVER],
+        awaits_ready_state=executor.run_on_new_thread(_awaits_ready_state, show=slow)
+        if is_not_ready
+        else None,
     )
     findings = [
         _capped(key, verdict.evaluate(name, answers[key], expectation), reserved, terms.size)
@@ -228,6 +234,13 @@ def _run(
             key: verdict.parse_answer(*each.output, None, limit_s) for key, each in started.items()
         }
     return {**late, **answers}
+
+
+def _awaits_ready_state() -> bool | None:
+    """Return whether GPUs in confidential-computing mode are not ready, or None if unknown."""
+    with suppress(DriverError), Nvml() as gpus:
+        return gpus.awaits_ready_state()
+    return None
 
 
 def _inherited(rows: Sequence[DeviceStatus]) -> tuple[tuple[Device, ...], ReservationTerms]:

@@ -460,6 +460,52 @@ def test_what_to_do_about_the_driver(
     assert lines[3].endswith("no device: the CUDA driver does not start")
 
 
+READY_STATE_FIRST = "nvidia-smi conf-compute -srs 1", "systemctl status nvidia-fabricmanager"
+FABRIC_MANAGER_FIRST = READY_STATE_FIRST[::-1]
+ONLY_FABRIC_MANAGER = READY_STATE_FIRST[1:]
+ON = "conf-compute on\n"
+FAILS = "fail cuInit * 802\n"
+MISSING = "missing nvmlSystemGetConfCompute"
+# Descriptions of a machine whose CUDA is not ready, and the commands that the check suggests.
+READY_STATES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "not ready": (ON, READY_STATE_FIRST),
+    "protected PCIe": ("conf-compute protected-pcie\n", READY_STATE_FIRST),
+    "older driver": (f"{MISSING}Settings\n{ON}", READY_STATE_FIRST),
+    "ready": (f"{FAILS}conf-compute-ready 1\n{ON}", ONLY_FABRIC_MANAGER),
+    "off": (f"{FAILS}conf-compute off\n", ONLY_FABRIC_MANAGER),
+    "not supported": (FAILS, ONLY_FABRIC_MANAGER),
+    "old driver": (f"{MISSING}Settings\n{MISSING}State\n{ON}", FABRIC_MANAGER_FIRST),
+    "no ready state": (f"{MISSING}GpusReadyState\n{ON}", FABRIC_MANAGER_FIRST),
+    "error": (f"fail nvmlSystemGetConfComputeGpusReadyState * 999\n{ON}", FABRIC_MANAGER_FIRST),
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("state", READY_STATES)
+def test_gpus_that_are_not_ready_for_confidential_computing(machine: Machine, state: str) -> None:
+    """If cuInit returns 802, the first suggested command fits the mode that NVML reports."""
+    scenario, commands = READY_STATES[state]
+    machine.write(f"{scenario}gpu\n  name NVIDIA H100 PCIe")
+    with machine.child() as child:
+        child.run("sys.modules.update(torch=None, tensorflow=None, jax=None, cupy=None)")
+        child.run("sys.modules.update(numba=None)\nreserve_gpu.reserve()")
+        row = child.run("reserve_gpu.check().to_dict()['frameworks'][0]").value
+    assert row["reason"].startswith("cuInit returned 802 CUDA_ERROR_SYSTEM_NOT_READY")
+    assert tuple(row["remedy"].splitlines()[1::2]) == commands
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("mode", ["on", "protected-pcie"])
+def test_gpus_that_are_ready_for_confidential_computing(machine: Machine, mode: str) -> None:
+    """Once the ready state is set, CUDA starts in the same mode, and the check finds no fault."""
+    machine.write(f"conf-compute {mode}\nconf-compute-ready 1\ngpu\n  name NVIDIA H100 PCIe")
+    with machine.child() as child:
+        child.run("sys.modules.update(torch=None, tensorflow=None, jax=None, cupy=None)")
+        child.run("sys.modules.update(numba=None)\nreserve_gpu.reserve()")
+        assert child.run("reserve_gpu.check().is_well").value is True
+    assert not [call for call in machine.calls() if "ConfCompute" in call]
+
+
 # -- this process ----------------------------------------------------------------------------------
 
 
