@@ -56,7 +56,7 @@ PATH_LIMIT = 500  # maximum length of a displayed path, in characters
 VALUE_LIMIT = 100  # maximum length of a variable's displayed value, in characters
 DOES_NOT_FIT = 1  # exit code unless every framework sees exactly the reserved GPUs
 MIN_COLUMNS = 30  # minimum width of the result column, even in a narrow terminal
-DRIVER = "driver"
+DRIVER, TORCH = "driver", "torch"
 NAMES = {
     DRIVER: "CUDA driver",
     **FRAMEWORKS,
@@ -175,13 +175,17 @@ def check(
         if is_not_ready
         else None,
     )
-    findings = [
-        _capped(key, verdict.evaluate(name, answers[key], expectation), reserved, terms.size)
+    findings = {
+        key: _capped(key, verdict.evaluate(name, answers[key], expectation), reserved, terms.size)
         if key in answers
         else Finding(name, Verdict.ABSENT)
         for key, name in NAMES.items()
-    ]
-    return Check((*findings,), reserved, expectation.visible, sys.executable, terms.size, frontend)
+    }
+    count = cuda_environment.kept_torch_count()
+    findings[TORCH] = verdict.with_early_count(findings[TORCH], count, reserved)
+    return Check(
+        (*findings.values(),), reserved, expectation.visible, sys.executable, terms.size, frontend
+    )
 
 
 def _capped(key: str, finding: Finding, devices: Sequence[Device], part: Size | None) -> Finding:

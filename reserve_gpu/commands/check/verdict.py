@@ -15,6 +15,7 @@ from reserve_gpu.commands.check.probes import MISSING
 from reserve_gpu.gpus import names
 from reserve_gpu.model import untrusted
 from reserve_gpu.model.untrusted import sanitize
+from reserve_gpu.render import notices
 from reserve_gpu.render.phrases import listed
 
 if TYPE_CHECKING:
@@ -199,6 +200,24 @@ def evaluate(name: str, answer: FrameworkAnswer, expectation: Expectation) -> Fi
         remedy=_remedy(answer.driver_code, awaits_ready_state=expectation.awaits_ready_state)
         if is_cause
         else None,
+    )
+
+
+def with_early_count(finding: Finding, count: int | None, reserved: Sequence[Device]) -> Finding:
+    """Return the finding, changed if this process keeps a different number of devices.
+
+    Args:
+        finding: The result for PyTorch in a child process, which counts the devices again.
+        count: The number of devices that PyTorch counted in this process; None if it has not
+            counted, or counts again.
+        reserved: The reserved devices.
+    """
+    if finding.verdict is not Verdict.FITS or count in (None, len(reserved)):
+        return finding
+    return finding._replace(
+        verdict=Verdict.OTHER,
+        reason=f"{notices.cause_of_early_count(count)} in this process",
+        remedy=notices.COUNT_AGAIN,
     )
 
 

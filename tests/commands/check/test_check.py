@@ -506,6 +506,50 @@ def test_gpus_that_are_ready_for_confidential_computing(machine: Machine, mode: 
     assert not [call for call in machine.calls() if "ConfCompute" in call]
 
 
+EIGHT_COUNTED = (
+    "PyTorch counted 8 GPUs before the reservation, and keeps that number in this process"
+)
+
+
+@pytest.mark.process
+def test_a_count_from_before_the_reservation(machine: Machine) -> None:
+    """If PyTorch keeps a count, the reservation warns, and the check fails until it is cleared."""
+    machine.use("eight")
+    trouble = {"STAND_IN_TROUBLE": "torch=keeps-count"}
+    with machine.child(PYTHONPATH=STANDINS, **trouble) as child:
+        child.run(f"sys.modules.update({', '.join(f'{key}=None' for key in KEYS[1:])})")
+        assert child.run("import torch, warnings\ntorch.cuda.device_count()").value == 8
+        warned = child.run(
+            "with warnings.catch_warnings(record=True) as warned:\n"
+            "    warnings.simplefilter('always'); reserve_gpu.reserve('3')\n"
+            "[str(each.message) for each in warned]"
+        ).value
+        row = child.run("reserve_gpu.check().to_dict()['frameworks'][1]").value
+        assert [text.splitlines()[-1] for text in warned] == [row["remedy"].splitlines()[-1]]
+        assert warned[0].startswith(EIGHT_COUNTED)
+        assert (row["name"], row["state"]) == ("PyTorch", "other devices")
+        assert row["reason"] == EIGHT_COUNTED
+        assert [device["label"] for device in row["sees"]] == ["GPU3"]
+        assert child.run("torch.cuda.device_count()").value == 8
+        assert child.run(row["remedy"].splitlines()[-1]).error is None
+        assert child.run("torch.cuda.device_count()").value == 1
+        assert child.run("reserve_gpu.check().is_well").value is True
+        assert child.run("reserve_gpu.gpus.cuda_environment.cuda_started()").value is False
+
+
+@pytest.mark.process
+def test_a_count_that_is_not_kept(machine: Machine) -> None:
+    """A PyTorch that counts again after the reservation fits, and causes no warning."""
+    machine.use("eight")
+    with machine.child(PYTHONPATH=STANDINS, STAND_IN_TROUBLE="torch=counts") as child:
+        child.run(f"sys.modules.update({', '.join(f'{key}=None' for key in KEYS[1:])})")
+        child.run("import torch, warnings\nwarnings.simplefilter('error')")
+        assert child.run("torch.cuda.device_count()").value == 8
+        assert child.run("reserve_gpu.reserve('3')").error is None
+        assert child.run("torch.cuda.device_count()").value == 1
+        assert child.run("reserve_gpu.check().is_well").value is True
+
+
 # -- this process ----------------------------------------------------------------------------------
 
 
