@@ -179,6 +179,20 @@ static int conf_compute_settings(struct conf_compute_settings *to) {
     return conf_compute_state(&to->state);
 }
 
+struct conf_compute_memory {
+    unsigned long long protected_kib, unprotected_kib;
+};
+
+/* Nothing is protected while the feature is off, even on a GPU that does not support it. */
+static int conf_compute_memory(const struct device *device, struct conf_compute_memory *to) {
+    if (!to) return INVALID_ARGUMENT;
+    bool is_protected = is_feature_on() && device->memory_mib != NONE;
+    *to = (struct conf_compute_memory){is_protected ? device->memory_mib * 1024ull : 0, 0};
+    return SUCCESS;
+}
+
+DEVICE_CALL(nvmlDeviceGetConfComputeMemSizeInfo, (handle_t device, struct conf_compute_memory *memory),
+            conf_compute_memory(it.device, memory))
 SYSTEM_CALL(nvmlSystemGetConfComputeCapabilities, (struct conf_compute_capabilities *capabilities),
             conf_compute_capabilities(capabilities))
 SYSTEM_CALL(nvmlSystemGetConfComputeState, (struct conf_compute_state *state), conf_compute_state(state))
