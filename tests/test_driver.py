@@ -413,7 +413,7 @@ def test_mig_parent_says_little(nvml: Here) -> None:
     assert code(pynvml.nvmlDeviceGetMigMode, gpu(1)) == 3
 
 
-def test_a_whole_gpu_is_no_instance(nvml: Here) -> None:
+def test_a_whole_gpu_has_no_instance_ids(nvml: Here) -> None:
     """A GPU without MIG instances has no instance at any slot, no parent, and no instance ids."""
     nvml.write("gpu\n mig none")
     assert code(pynvml.nvmlDeviceGetMigMode, gpu(0)) == 3

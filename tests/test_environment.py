@@ -261,7 +261,7 @@ class Imitation:
 
 
 def torch_cuda(**attributes: Any) -> ModuleType:
-    """Return a module with these attributes, which fails if another one is read."""
+    """Return a module that has these attributes, and fails if another attribute is read."""
     module = ModuleType("torch.cuda")
     vars(module).update(attributes, __getattr__=Imitation())
     return module
