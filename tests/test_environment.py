@@ -278,6 +278,21 @@ def not_counted() -> int:
     raise RuntimeError("called")
 
 
+def torch_version(cuda: str | None) -> ModuleType:
+    """Return the module that contains the CUDA version that PyTorch was built for."""
+    module = ModuleType("torch.version")
+    vars(module).update(cuda=cuda)
+    return module
+
+
+@pytest.mark.parametrize("version", [torch_version(None), Unreadable("torch.version"), None])
+def test_a_build_without_cuda_has_no_count(monkeypatch: pytest.MonkeyPatch, version: Any) -> None:
+    """PyTorch's count is ignored unless PyTorch was built for CUDA."""
+    monkeypatch.setitem(sys.modules, "torch.version", version)
+    monkeypatch.setitem(sys.modules, "torch.cuda", torch_cuda(device_count=counted(0)))
+    assert cuda_environment.kept_torch_count() is None
+
+
 @pytest.mark.parametrize(
     ("module", "count"),
     [
@@ -297,6 +312,7 @@ def test_only_a_kept_count_is_read(
     monkeypatch: pytest.MonkeyPatch, module: Any, count: int | None
 ) -> None:
     """PyTorch's count is read only from a filled cache, and no code of the module runs."""
+    monkeypatch.setitem(sys.modules, "torch.version", torch_version("12.1"))
     monkeypatch.setitem(sys.modules, "torch.cuda", module)
     assert cuda_environment.kept_torch_count() == count
 

@@ -265,18 +265,25 @@ def kept_torch_count() -> int | None:
     changes to CUDA_VISIBLE_DEVICES (https://github.com/pytorch/pytorch/pull/122815).
 
     Returns:
-        None if PyTorch has not been imported, has not counted yet, or is a newer version.
+        None if PyTorch has not been imported, has not counted yet, is a newer version, or was built
+        without CUDA and therefore always counts 0.
     """
-    module = sys.modules.get("torch.cuda")
-    if type(module) is not ModuleType:  # reading an attribute of a lazy module would import it
+    if not _attributes("torch.version").get("cuda"):
         return None
-    counter = module.__dict__.get("device_count")
+    counter = _attributes("torch.cuda").get("device_count")
     # Only a cached function is called, and only if the result is in its cache. So PyTorch's own
     # code, which could start CUDA, never runs.
     if isinstance(counter, _CACHED_FUNCTION) and counter.cache_info().currsize == 1:
         count = counter()
         return count if isinstance(count, int) else None
     return None
+
+
+def _attributes(name: str) -> Mapping[str, Any]:
+    """Return the attributes of a module that this process has already imported."""
+    module = sys.modules.get(name)
+    # Reading an attribute of a lazy module, whose type is a subclass, would import the module.
+    return module.__dict__ if type(module) is ModuleType else {}
 
 
 @cache

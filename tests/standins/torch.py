@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 from functools import lru_cache
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from tests.standins.standin import TARGETS, Cuda, arrive, trouble
@@ -15,7 +15,9 @@ arrive("torch")
 _cuda = Cuda("torch")
 
 __version__ = "2.9.0"
-version = SimpleNamespace(cuda={"cpu": None, "old": "99.1"}.get(trouble("torch"), "11.4"))
+version: Any = ModuleType("torch.version")
+version.cuda = {"cpu": None, "old": "99.1"}.get(trouble("torch"), "11.4")
+sys.modules["torch.version"] = version
 float32 = "float32"
 
 

@@ -164,16 +164,16 @@ def check(
     if reservation:
         reserved, terms = reservation.devices, session().terms_of(reservation)
     answers = _answers(reserved, limit_s, progress)
-    is_not_ready = answers[DRIVER].driver_code == verdict.NOT_READY
+    awaits_ready_state = None
+    if answers[DRIVER].driver_code == verdict.NOT_READY:
+        awaits_ready_state = executor.run_on_new_thread(_awaits_ready_state, show=slow)
     expectation = verdict.Expectation(
         reserved=reserved,
         known=tuple(row.device for row in rows if isinstance(row.device, Device)),
         visible=os.environ.get(cuda_environment.VISIBLE),
         expected=reservation.environ[cuda_environment.VISIBLE] if reservation else None,
         driver=answers[DRIVER],
-        awaits_ready_state=executor.run_on_new_thread(_awaits_ready_state, show=slow)
-        if is_not_ready
-        else None,
+        awaits_ready_state=awaits_ready_state,
     )
     findings = {
         key: _capped(key, verdict.evaluate(name, answers[key], expectation), reserved, terms.size)
