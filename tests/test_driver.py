@@ -267,6 +267,42 @@ def test_process_structs(nvml: Here, kind: str, suffix: str, size: int) -> None:
     assert room[2 * at] == 0xAAAA
 
 
+@pytest.mark.parametrize(
+    ("version", "size"),
+    [
+        ("535.42.01", 24),
+        ("535.43.02", 32),
+        ("535.86.10", 32),
+        ("535.98", 24),
+        ("535.104.05", 24),
+        ("545.23.06", 24),
+    ],
+)
+def test_some_drivers_use_larger_process_structs(nvml: Here, version: str, size: int) -> None:
+    """Drivers 535.43 to 535.98 use 32 bytes for each process in version 3, and 24 in version 2."""
+    nvml.write(f"driver {version}\ngpu\n compute 11 1\n compute 22 2")
+    for suffix, expected in (("_v2", 24), ("_v3", size)):
+        room, count = (c_uint64 * 64)(), c_uint(9)
+        function = getattr(driver.load(), f"nvmlDeviceGetComputeRunningProcesses{suffix}")
+        assert function(gpu(0), byref(count), room) == 0
+        assert [room[at // 8] % 2**32 for at in (0, expected)] == [11, 22]
+        assert not any(room[2 * expected // 8 :])
+
+
+def test_process_details(nvml: Here) -> None:
+    """Hopper and newer GPUs list each process with its protected memory; older ones do not."""
+    nvml.write("gpu\n capability 9.0\n compute 11 1\n compute 22 2\n graphics 33 3\ngpu")
+    version = pynvml.nvmlProcessDetailList_v1
+    details = pynvml.nvmlDeviceGetRunningProcessDetailList
+    listed = [
+        [(each.pid, each.usedGpuMemory) for each in details(gpu(0), version, mode)]
+        for mode in (pynvml.NVML_PROCESS_MODE_COMPUTE, pynvml.NVML_PROCESS_MODE_GRAPHICS)
+    ]
+    assert listed == [[(11, 1 << 20), (22, 2 << 20)], [(33, 3 << 20)]]
+    assert code(details, gpu(1), version, 0) == 3
+    assert code(details, gpu(0), 0x1000010, 0) == 25
+
+
 def test_memory(nvml: Here) -> None:
     """Version 1 counts the reserve as used, version 2 apart; listed processes count in both."""
     nvml.write(
@@ -375,6 +411,63 @@ def test_mig_parent_says_little(nvml: Here) -> None:
     assert (process.pid, process.gpuInstanceId, process.computeInstanceId) == (5, 3, 0)
     assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(0)), "used") == [100]
     assert code(pynvml.nvmlDeviceGetMigMode, gpu(1)) == 3
+
+
+def test_a_whole_gpu_has_no_instance_ids(nvml: Here) -> None:
+    """A GPU without MIG instances has no instance at any slot, no parent, and no instance ids."""
+    nvml.write("gpu\n mig none")
+    assert code(pynvml.nvmlDeviceGetMigMode, gpu(0)) == 3
+    assert pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu(0)) == 0
+    assert code(instance, 0, 0) == 6
+    assert code(pynvml.nvmlDeviceGetGpuInstanceId, gpu(0)) == 2
+    assert code(pynvml.nvmlDeviceGetComputeInstanceId, gpu(0)) == 2
+    assert code(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, gpu(0)) == 2
+
+
+def test_confidential_computing(nvml: Here) -> None:
+    """The mode and the ready state are reported; without the feature, both are unsupported."""
+
+    def settings() -> tuple[int, int]:
+        read = pynvml.c_nvmlSystemConfComputeSettings_v1_t()
+        assert pynvml.nvmlSystemGetConfComputeSettings(byref(read)) == 0
+        return read.ccFeature, read.multiGpuMode
+
+    state = pynvml.nvmlSystemGetConfComputeState
+    ready = pynvml.nvmlSystemGetConfComputeGpusReadyState
+    assert (code(state), code(ready)) == (3, 3)
+    assert driver.load().nvmlSystemGetConfComputeSettings(None) == 3
+    nvml.write("conf-compute on\ngpu\n memory 4000")
+    assert (state().ccFeature, settings(), ready()) == (1, (1, 0), 0)
+    memory = pynvml.nvmlDeviceGetConfComputeMemSizeInfo
+    assert memory(gpu(0)).protectedMemSizeKib == 4000 << 10
+    nvml.write("conf-compute protected-pcie\nconf-compute-ready 1\ngpu")
+    assert (state().ccFeature, settings(), ready()) == (0, (0, 1), 1)
+    assert memory(gpu(0)).protectedMemSizeKib == 0
+    assert driver.load().nvmlSystemGetConfComputeSettings((c_uint * 5)(7)) == 25
+
+
+@pytest.mark.parametrize(
+    ("mode", "answer"),
+    [("on", 802), ("protected-pcie", 802), ("off", 0), ("none", 0)],
+)
+def test_cuda_waits_for_the_ready_state(
+    machine: Machine, forker: Forker, mode: str, answer: int
+) -> None:
+    """In a confidential mode, `cuInit` fails until the GPUs are ready, and then succeeds."""
+    text = f"conf-compute {mode}\nconf-compute-ready %d\ngpu"
+    machine.write(text % 0)
+    assert ask_cuda(forker, machine, "cuda.cuInit(0)") == answer
+    machine.write(text % 1)
+    assert ask_cuda(forker, machine, "cuda.cuInit(0)") == 0
+
+
+def test_an_unknown_field_has_an_error_of_its_own(nvml: Here) -> None:
+    """Reading fields succeeds even if none is known; each unknown field has its own error."""
+    nvml.write("gpu\n recovery 2\ngpu\n recovery none")
+    known, unknown = pynvml.nvmlDeviceGetFieldValues(gpu(0), [230, 4711])
+    assert (known.nvmlReturn, known.value.uiVal, unknown.nvmlReturn) == (0, 2, 3)
+    (unreported,) = pynvml.nvmlDeviceGetFieldValues(gpu(1), [230])
+    assert unreported.nvmlReturn == 3
 
 
 def level(one: int, other: int) -> Any:
@@ -975,3 +1068,14 @@ def test_nvitop_sees_the_machine() -> None:
         result = run_driver(name, "--", tool, "--once")
         assert (result.returncode, result.stderr) == (0, "")
         assert shown in result.stdout
+
+
+@pytest.mark.needs("benchmarks")
+def test_nvitop_recognizes_larger_process_structs(tmp_path: Path) -> None:
+    """Nvitop lists the right processes of a driver that uses larger structs."""
+    text = "driver 535.86.10\nmissing nvmlDeviceGetRunningProcessDetailList\ngpu"
+    scenario = tmp_path / "r535.txt"
+    scenario.write_text(f"{text}\n  compute 4321000 1500\n  compute 4321001 2500\n")
+    result = run_driver(str(scenario), "--", other_tool("nvitop"), "--once")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert [size in result.stdout for size in ("1500MiB", "2500MiB")] == [True, True]

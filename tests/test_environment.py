@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import lru_cache
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -238,6 +240,81 @@ def test_a_pool_below_a_refused_process(machine: Machine, method: str) -> None:
     )
     done = machine.command(sys.executable, str(script))
     assert done.stdout == "['0']\n", done.stderr
+
+
+class Unreadable(ModuleType):
+    """A module that fails if its attributes are read, as a lazy module might."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__dict__", "device_count"):
+            raise RuntimeError(name)
+        return super().__getattribute__(name)
+
+
+class Imitation:
+    """A function that imitates a cached one."""
+
+    def cache_info(self) -> Any:
+        raise RuntimeError("called")
+
+    __call__ = cache_info
+
+
+def torch_cuda(**attributes: Any) -> ModuleType:
+    """Return a module that has these attributes, and fails if another attribute is read."""
+    module = ModuleType("torch.cuda")
+    vars(module).update(attributes, __getattr__=Imitation())
+    return module
+
+
+def counted(count: object) -> Any:
+    """Return a cached function that has already returned its result."""
+    function = lru_cache(maxsize=1)(lambda: count)
+    function()
+    return function
+
+
+def not_counted() -> int:
+    raise RuntimeError("called")
+
+
+def torch_version(cuda: str | None) -> ModuleType:
+    """Return the module that contains the CUDA version that PyTorch was built for."""
+    module = ModuleType("torch.version")
+    vars(module).update(cuda=cuda)
+    return module
+
+
+@pytest.mark.parametrize("version", [torch_version(None), Unreadable("torch.version"), None])
+def test_a_build_without_cuda_has_no_count(monkeypatch: pytest.MonkeyPatch, version: Any) -> None:
+    """PyTorch's count is ignored unless PyTorch was built for CUDA."""
+    monkeypatch.setitem(sys.modules, "torch.version", version)
+    monkeypatch.setitem(sys.modules, "torch.cuda", torch_cuda(device_count=counted(0)))
+    assert cuda_environment.kept_torch_count() is None
+
+
+@pytest.mark.parametrize(
+    ("module", "count"),
+    [
+        (torch_cuda(device_count=counted(8)), 8),
+        (torch_cuda(device_count=counted(0)), 0),
+        (torch_cuda(device_count=counted("8")), None),
+        (torch_cuda(device_count=lru_cache(maxsize=1)(not_counted)), None),
+        (torch_cuda(device_count=not_counted), None),
+        (torch_cuda(device_count=Imitation()), None),
+        (torch_cuda(), None),
+        (Unreadable("torch.cuda"), None),
+        (SimpleNamespace(device_count=counted(8)), None),
+        (None, None),
+    ],
+)
+def test_only_a_kept_count_is_read(
+    monkeypatch: pytest.MonkeyPatch, module: Any, count: int | None
+) -> None:
+    """PyTorch's count is read only from a filled cache, and no code of the module runs."""
+    monkeypatch.setitem(sys.modules, "torch.version", torch_version("12.1"))
+    monkeypatch.setitem(sys.modules, "torch.cuda", module)
+    assert cuda_environment.kept_torch_count() == count
 
 
 def test_order() -> None:

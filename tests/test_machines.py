@@ -28,7 +28,7 @@ from reserve_gpu.system import procfs
 from tests import driver
 from tests.forker import Forker
 from tests.machine import LIMIT_S, ROOT, Child, Machine, program
-from tests.reserving import got, of_gpu, refused, variables
+from tests.reserving import got, of_gpu, refused, variables, would_be_refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -520,8 +520,13 @@ def test_old_drivers(here: Here, scenario: str, words: str) -> None:
 
 def test_drivers_that_get_a_struct_wrong(here: Here) -> None:
     """Processes are listed by the second query; drivers 535.43 to 535.98 break the third one."""
-    here.write("gpu\n  graphics 1100 350\n  compute 4321000 3500\n  mps 777 100")
-    assert "pid 4321000, 3.4 GiB" in of_gpu(refused())
+    here.write(
+        "driver 535.86.10\ngpu\n  graphics 1100 350\n  compute 4321000 3500\n"
+        "  compute 4321001 7000\n  mps 777 100"
+    )
+    (row,) = would_be_refused().rows
+    listed = {process.pid: process.memory_mib for process in row.processes}
+    assert listed == {4321000: 3500, 4321001: 7000, 777: 100}
     functions = {call.split()[0] for call in here.calls()}
     assert "nvmlDeviceGetComputeRunningProcesses_v2" in functions
     assert "nvmlDeviceGetGraphicsRunningProcesses_v2" in functions

@@ -1174,6 +1174,14 @@ CHANGED = f"{VISIBLE} was"
     [
         (notices.devices_stay([GPU0], is_late=True), f"{GOES_ON}GPU0 stays reserved as well."),
         (
+            notices.early_count(1),
+            (
+                "PyTorch counted 1 GPU before the reservation, and keeps that number in this "
+                "process. Restart and reserve before PyTorch counts the GPUs, or make it count "
+                "again:\ntorch.cuda.device_count.cache_clear()"
+            ),
+        ),
+        (
             notices.devices_stay([GPU0, GPU1], is_late=False),
             ("The enclosing `with` block asked for more, so GPU0 and GPU1 stay reserved as well."),
         ),

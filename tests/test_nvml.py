@@ -976,6 +976,13 @@ def test_a_gpu_with_a_fault_is_broken(here: Here, line: str, reason: str, mig: s
     assert (row.state, row.reason) == (State.BROKEN, reason)
 
 
+@pytest.mark.parametrize("line", ["remap-pending none", "recovery none"])
+def test_a_gpu_whose_faults_are_not_reported_is_used(here: Here, line: str) -> None:
+    """A GPU is healthy if its driver reports no remapped rows, or no recovery action."""
+    here.write(f"gpu\n {line}\n")
+    assert got() == "0"
+
+
 @pytest.mark.parametrize("line", ["remap-pending 1", "recovery 4"])
 def test_memory_that_waits_for_a_reset_takes_no_gpu_away(here: Here, line: str) -> None:
     """A GPU of whose memory some is out of use until a reset can be had, and that is said."""

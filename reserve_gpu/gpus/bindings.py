@@ -19,7 +19,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.gpus import start_errors
-from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, LOST, NO_LIMIT, Code
+from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, LOST, NO_LIMIT, NOT_CONFIDENTIAL, Code
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import (
     TOO_MANY_FILES,
@@ -246,6 +246,27 @@ class Bindings:
                 raise
             return True
         return bool(limits.softLimit or limits.hardLimit != unlimited)
+
+    def is_confidential(self) -> bool:
+        """Return whether confidential computing is on, including its Protected PCIe mode.
+
+        In that mode, the driver reports the feature itself as off. Only the settings show the mode,
+        and older drivers lack them (https://github.com/NVIDIA/nvtrust/issues/128).
+
+        Raises:
+            DeviceError: The driver or the bindings do not report it.
+        """
+
+        def read_settings() -> Any:
+            settings = self._pynvml.c_nvmlSystemConfComputeSettings_v1_t()
+            code = self._pynvml.nvmlSystemGetConfComputeSettings(ctypes.byref(settings))
+            return None if code else settings
+
+        settings = "nvmlSystemGetConfComputeSettings"
+        state = self.ask(settings, faults=frozenset(), function=read_settings)
+        if state is None:
+            state = self.ask("nvmlSystemGetConfComputeState", absent=NOT_CONFIDENTIAL)
+        return bool(state and (state.ccFeature or getattr(state, "multiGpuMode", 0)))
 
     def process_count(self, handle: Any, kind: str) -> int | None:
         """Count a device's processes of one kind.

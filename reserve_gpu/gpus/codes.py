@@ -43,3 +43,5 @@ LOST = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
 DOWN_OR_HUNG = DOWN | {Code.UNKNOWN}
 # The driver does not support memory limits for control groups, or this control group has none.
 NO_LIMIT = NOT_OFFERED | {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.UNKNOWN}
+# No GPU supports confidential computing. The driver itself knows the query.
+NOT_CONFIDENTIAL = frozenset({Code.NOT_SUPPORTED, Code.NOT_FOUND})

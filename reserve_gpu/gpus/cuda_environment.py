@@ -6,9 +6,11 @@ CUDA reads `CUDA_VISIBLE_DEVICES` once, in cuInit, and silently ignores later ch
 import ctypes
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from reserve_gpu.model import untrusted
@@ -38,6 +40,8 @@ OWN = (OWN_CAPS, HIDDEN)  # variables that only child processes read
 VARIABLES = (*CUDA, *CAPS, *OWN)
 
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED (cuda.h)
+
+_CACHED_FUNCTION: Any = type(cache(int))
 
 _started_before_fork = False
 
@@ -252,6 +256,34 @@ def cuda_uuids() -> list[str]:
             groups = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
             uuids.append("-".join(groups))
     return uuids
+
+
+def kept_torch_count() -> int | None:
+    """Return the number of GPUs that PyTorch counted in this process and will not count again.
+
+    PyTorch before 2.4 keeps its first count even if CUDA has not started, and thus ignores later
+    changes to CUDA_VISIBLE_DEVICES (https://github.com/pytorch/pytorch/pull/122815).
+
+    Returns:
+        None if PyTorch has not been imported, has not counted yet, is a newer version, or was built
+        without CUDA and therefore always counts 0.
+    """
+    if not _attributes("torch.version").get("cuda"):
+        return None
+    counter = _attributes("torch.cuda").get("device_count")
+    # Only a cached function is called, and only if the result is in its cache. So PyTorch's own
+    # code, which could start CUDA, never runs.
+    if isinstance(counter, _CACHED_FUNCTION) and counter.cache_info().currsize == 1:
+        count = counter()
+        return count if isinstance(count, int) else None
+    return None
+
+
+def _attributes(name: str) -> Mapping[str, Any]:
+    """Return the attributes of a module that this process has already imported."""
+    module = sys.modules.get(name)
+    # Reading an attribute of a lazy module, whose type is a subclass, would import the module.
+    return module.__dict__ if type(module) is ModuleType else {}
 
 
 @cache

@@ -135,6 +135,22 @@ class Nvml:
             return str(self._driver.run(self._driver.ask, "nvmlSystemGetDriverVersion"))
         return None
 
+    def awaits_ready_state(self) -> bool | None:
+        """Return whether confidential computing is on, but the GPUs do not accept work yet.
+
+        CUDA does not start until the administrator changes the GPUs' ready state
+        (https://github.com/NVIDIA/nvtrust/issues/39).
+
+        Returns:
+            None if the driver or the bindings do not report it.
+
+        Raises:
+            DriverError: The driver does not start.
+        """
+        with suppress(DeviceError):
+            return self._driver.run(self._read_awaits_ready_state)
+        return None
+
     def walk(self) -> Iterator[Device | Fault]:
         """Yield all devices in PCI bus order. Each GPU is accessed only when it is reached."""
         for index in range(self.count()):
@@ -298,6 +314,11 @@ class Nvml:
         return [*self._read_instances(index, gpu)] or [
             Fault(index, "MIG is on, but the GPU has no MIG instances", state=State.EMPTY)
         ]
+
+    def _read_awaits_ready_state(self) -> bool:
+        if not self._driver.is_confidential():
+            return False
+        return not self._driver.ask("nvmlSystemGetConfComputeGpusReadyState")
 
     def _is_split(self, gpu: Any) -> bool:
         """Return whether MIG is on. Raise DeviceError if this can't be determined."""

@@ -38,6 +38,10 @@ ANOTHER_THREAD_WAITS = (
     "as well: wait=True."
 )
 NAMELESS = "without a name"
+COUNT_AGAIN = (
+    "Restart and reserve before PyTorch counts the GPUs, or make it count again:\n"
+    "torch.cuda.device_count.cache_clear()"
+)
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
 # Minimum, maximum and default of `retry_after_s`, in seconds. A program should retry when the first
@@ -244,6 +248,21 @@ def memory_limits_kept(names: Sequence[str]) -> str:
     """Return the warning that the user has already set variables that limit memory use."""
     keep = "keeps its value as the limit" if len(names) == 1 else "keep their values as the limits"
     return f"{listed(names)} {phrases.be(len(names))} already set, and {keep}."
+
+
+def early_count(count: int) -> str:
+    """Return the warning that PyTorch counted the GPUs before the reservation.
+
+    Args:
+        count: The number of GPUs that PyTorch counted.
+    """
+    return f"{cause_of_early_count(count)} in this process. {COUNT_AGAIN}"
+
+
+def cause_of_early_count(count: int) -> str:
+    """Return the beginning of a sentence about GPUs that PyTorch counted before the reservation."""
+    noun = "GPU" if count == 1 else "GPUs"
+    return f"PyTorch counted {count} {noun} before the reservation, and keeps that number"
 
 
 def framework_limit_hint(framework: str, line: str) -> str:

@@ -25,7 +25,7 @@ class OurVariables:
         changes: The changes to the variables, with their previous values.
         environ: The variables that are set for the held devices, except internal ones.
         notices: Notices about the memory limits that keep frameworks within the reserved part of a
-            GPU.
+            GPU, and about GPUs that PyTorch counted earlier.
     """
 
     def __init__(self) -> None:
@@ -66,6 +66,9 @@ class OurVariables:
         values = cuda_environment.variables(held.devices, held.terms.memory_limit_mib) | limits
         self.changes = self.changes.apply({cuda_environment.HIDDEN: None} | before | values)
         self.environ = set_only(values)
+        count = cuda_environment.kept_torch_count()
+        if count not in (None, len(held.devices)):
+            self.notices = [*self.notices, notice.early_count(count)]
 
     def restore(self, held: Holding) -> list[str]:
         """Restore variables that other code has changed or removed, and return notices."""

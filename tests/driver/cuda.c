@@ -14,7 +14,7 @@
 
 enum answer {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-    INVALID_CONTEXT = 201, NOT_SUPPORTED = 801,
+    INVALID_CONTEXT = 201, NOT_SUPPORTED = 801, SYSTEM_NOT_READY = 802,
 };
 
 enum { CONTEXTS = 64, CONTEXT_MIB = 300, MIB = 1 << 20 };
@@ -84,10 +84,16 @@ static int number(int from, int *to) {
 
 /* ---- library ----------------------------------------------------------------------------- */
 
+static bool accepts_work(void) {
+    bool is_confidential = machine->conf_compute == CONF_ON || machine->conf_compute == CONF_PROTECTED_PCIE;
+    return !is_confidential || machine->conf_compute_ready;
+}
+
 static int start(unsigned flags, const struct place *seen, int count) {
     if (owner) return owner == getpid() ? SUCCESS : NOT_INITIALIZED;
     if (flags) return INVALID_VALUE;
     if (!machine || !count) return NO_DEVICE;
+    if (!accepts_work()) return SYSTEM_NOT_READY;
     memcpy(ordinals, seen, sizeof ordinals);
     ordinals_count = count;
     owner = getpid();
@@ -123,7 +129,7 @@ static const struct {
     {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {34, "CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library"},
     {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
-    {802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
+    {SYSTEM_NOT_READY, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
     {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
     {804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "forward compatibility was attempted on non supported HW"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},

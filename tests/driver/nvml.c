@@ -135,6 +135,72 @@ static int process_name(unsigned pid, char *name, unsigned length) {
 
 SYSTEM_CALL(nvmlSystemGetProcessName, (unsigned pid, char *name, unsigned length), process_name(pid, name, length))
 
+/* ---- confidential computing -------------------------------------------------------------- */
+
+/* Protected PCIe is reported as a mode of several GPUs, with the feature itself off. */
+static bool is_feature_on(void) { return machine->conf_compute == CONF_ON; }
+static bool has_protected_pcie(void) { return machine->conf_compute == CONF_PROTECTED_PCIE; }
+static bool has_conf_compute(void) { return machine->conf_compute != CONF_NONE; }
+
+struct conf_compute_capabilities {
+    unsigned cpu, gpus;
+};
+
+static int conf_compute_capabilities(struct conf_compute_capabilities *to) {
+    if (!to) return INVALID_ARGUMENT;
+    *to = (struct conf_compute_capabilities){0, has_conf_compute()};
+    return SUCCESS;
+}
+
+struct conf_compute_state {
+    unsigned environment, feature, developer_tools;
+};
+
+static int conf_compute_state(struct conf_compute_state *to) {
+    enum { PRODUCTION = 2 };
+    if (!has_conf_compute()) return NOT_SUPPORTED;
+    if (!to) return INVALID_ARGUMENT;
+    *to = (struct conf_compute_state){PRODUCTION, is_feature_on(), 0};
+    return SUCCESS;
+}
+
+struct conf_compute_settings {
+    unsigned version;
+    struct conf_compute_state state;
+    unsigned multi_gpu_mode;
+};
+
+static int conf_compute_settings(struct conf_compute_settings *to) {
+    enum { VERSION = sizeof *to | 1 << 24 };
+    if (!has_conf_compute()) return NOT_SUPPORTED;
+    if (!to) return INVALID_ARGUMENT;
+    if (to->version != VERSION) return ARGUMENT_VERSION_MISMATCH;
+    to->multi_gpu_mode = has_protected_pcie();
+    return conf_compute_state(&to->state);
+}
+
+struct conf_compute_memory {
+    unsigned long long protected_kib, unprotected_kib;
+};
+
+/* Nothing is protected while the feature is off, even on a GPU that does not support it. */
+static int conf_compute_memory(const struct device *device, struct conf_compute_memory *to) {
+    if (!to) return INVALID_ARGUMENT;
+    bool is_protected = is_feature_on() && device->memory_mib != NONE;
+    *to = (struct conf_compute_memory){is_protected ? device->memory_mib * 1024ull : 0, 0};
+    return SUCCESS;
+}
+
+DEVICE_CALL(nvmlDeviceGetConfComputeMemSizeInfo, (handle_t device, struct conf_compute_memory *memory),
+            conf_compute_memory(it.device, memory))
+SYSTEM_CALL(nvmlSystemGetConfComputeCapabilities, (struct conf_compute_capabilities *capabilities),
+            conf_compute_capabilities(capabilities))
+SYSTEM_CALL(nvmlSystemGetConfComputeState, (struct conf_compute_state *state), conf_compute_state(state))
+SYSTEM_CALL(nvmlSystemGetConfComputeSettings, (struct conf_compute_settings *settings),
+            conf_compute_settings(settings))
+SYSTEM_CALL(nvmlSystemGetConfComputeGpusReadyState, (unsigned *ready),
+            has_conf_compute() ? number(machine->conf_compute_ready, ready) : NOT_SUPPORTED)
+
 /* ---- finding devices --------------------------------------------------------------------- */
 
 static int gpus_count(void) { return machine->count == NONE ? machine->gpus_count : machine->count; }

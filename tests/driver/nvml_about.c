@@ -96,6 +96,7 @@ DEVICE_CALL(nvmlDeviceGetMaxPcieLinkGeneration, (handle_t device, unsigned *gene
 
 static int fill_rows(const struct gpu *gpu, unsigned *corrected, unsigned *uncorrectable, unsigned *pending,
                      unsigned *failed) {
+    if (gpu->remap_pending == NONE || gpu->remap_failed == NONE) return NOT_SUPPORTED;
     int code = number(0, corrected);
     if (!code) code = number(0, uncorrectable);
     if (!code) code = number(gpu->remap_pending, pending);
@@ -118,7 +119,8 @@ static int fill_fields(const struct gpu *gpu, int count, struct field *fields) {
     enum { RECOVERY_ACTION = 230, UNSIGNED = 1 };
     if (!fields || count < 1) return INVALID_ARGUMENT;
     for (struct field *field = fields; field < fields + count; field++) {
-        field->code = field->field == RECOVERY_ACTION ? SUCCESS : NOT_SUPPORTED;
+        bool is_known = field->field == RECOVERY_ACTION && gpu->recovery != NONE;
+        field->code = is_known ? SUCCESS : NOT_SUPPORTED;  /* the value of an unknown field means nothing */
         field->type = UNSIGNED;
         field->value = (unsigned)gpu->recovery;
     }

@@ -12,7 +12,8 @@ static int mig_mode(const struct subject *it, unsigned *current, unsigned *pendi
 }
 
 static int mig_handle(const struct subject *it, unsigned slot, handle_t *instance) {
-    if (!is_split(it)) return NOT_SUPPORTED;
+    if (!instance) return INVALID_ARGUMENT;
+    if (!is_split(it)) return NOT_FOUND;
     if (slot >= (unsigned)it->gpu->slots || slot >= SLOTS) return INVALID_ARGUMENT;
     struct place place = {it->place.gpu, slot};
     return device_at(place) ? give_handle(place, instance) : NOT_FOUND;
@@ -33,8 +34,10 @@ DEVICE_CALL(nvmlDeviceGetMigMode, (handle_t device, unsigned *current, unsigned 
             mig_mode(&it, current, pending))
 DEVICE_CALL(nvmlDeviceGetMaxMigDeviceCount, (handle_t device, unsigned *count), number(it.gpu->slots, count))
 DEVICE_CALL(nvmlDeviceIsMigDeviceHandle, (handle_t device, unsigned *is_mig), number(it.is_instance, is_mig))
-DEVICE_CALL(nvmlDeviceGetGpuInstanceId, (handle_t device, unsigned *id), number(it.device->gpu_instance, id))
-DEVICE_CALL(nvmlDeviceGetComputeInstanceId, (handle_t device, unsigned *id), number(it.device->compute_instance, id))
+DEVICE_CALL(nvmlDeviceGetGpuInstanceId, (handle_t device, unsigned *id),
+            it.is_instance ? number(it.device->gpu_instance, id) : INVALID_ARGUMENT)
+DEVICE_CALL(nvmlDeviceGetComputeInstanceId, (handle_t device, unsigned *id),
+            it.is_instance ? number(it.device->compute_instance, id) : INVALID_ARGUMENT)
 DEVICE_CALL(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (handle_t device, handle_t *parent),
             it.is_instance ? give_handle((struct place){it.place.gpu, NONE}, parent) : INVALID_ARGUMENT)
 

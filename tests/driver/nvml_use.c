@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "nvml.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -101,13 +102,27 @@ struct process_v2 {
     unsigned gpu_instance, compute_instance;
 };
 
-enum layout { V1, V2 };
+/* Drivers 535.43 to 535.98 write this larger entry in version 3, although the headers declare that of version 2. */
+struct process_v3_of_535 {
+    struct process_v2 declared;
+    unsigned long long protected_bytes;
+};
+
+static bool has_larger_entries(void) {
+    int major = 0, minor = 0;
+    sscanf(machine->driver, "%d.%d", &major, &minor);
+    return major == 535 && minor >= 43 && minor < 98;
+}
+
+enum layout { V1, V2, V3 };
 
 static void put_process(const struct subject *it, const struct process *from, enum layout layout, void *to, int i) {
     unsigned long long used = from->mib == NONE ? NOT_AVAILABLE : from->mib * MIB;
+    struct process_v2 whole = {from->pid, used, it->device->gpu_instance, it->device->compute_instance};
     if (layout == V1) ((struct process_v1 *)to)[i] = (struct process_v1){from->pid, used};
-    else ((struct process_v2 *)to)[i] = (struct process_v2){from->pid, used, it->device->gpu_instance,
-                                                            it->device->compute_instance};
+    else if (layout == V3 && has_larger_entries())
+        ((struct process_v3_of_535 *)to)[i] = (struct process_v3_of_535){whole, 0};
+    else ((struct process_v2 *)to)[i] = whole;
 }
 
 /* The real driver asks for more room than necessary; this one is exact. */
@@ -126,11 +141,39 @@ static int processes(const struct subject *it, enum kind kind, enum layout layou
 #define PROCESS_CALLS(function, kind)                                                                          \
     DEVICE_CALL(function, (handle_t device, unsigned *count, void *to), processes(&it, kind, V1, count, to))   \
     DEVICE_CALL(function##_v2, (handle_t device, unsigned *count, void *to), processes(&it, kind, V2, count, to)) \
-    DEVICE_CALL(function##_v3, (handle_t device, unsigned *count, void *to), processes(&it, kind, V2, count, to))
+    DEVICE_CALL(function##_v3, (handle_t device, unsigned *count, void *to), processes(&it, kind, V3, count, to))
 
 PROCESS_CALLS(nvmlDeviceGetComputeRunningProcesses, COMPUTE)
 PROCESS_CALLS(nvmlDeviceGetGraphicsRunningProcesses, GRAPHICS)
 PROCESS_CALLS(nvmlDeviceGetMPSComputeRunningProcesses, MPS)
+
+struct process_details {
+    unsigned version, mode, count;
+    struct process_v3_of_535 *to;
+};
+
+/* Only Hopper and newer GPUs list the details. */
+static int process_details(const struct subject *it, struct process_details *details) {
+    enum { VERSION = sizeof *details | 1 << 24, HOPPER = 9 };
+    static const enum kind kinds[] = {COMPUTE, GRAPHICS, MPS};
+    if (!details) return INVALID_ARGUMENT;
+    if (details->version != VERSION) return ARGUMENT_VERSION_MISMATCH;
+    if (it->gpu->major_capability < HOPPER) return NOT_SUPPORTED;
+    if (details->mode >= KINDS) return INVALID_ARGUMENT;
+    if (is_split(it)) return NO_PERMISSION;
+    const struct listing *listing = list(it->device, kinds[details->mode]);
+    unsigned room = details->to ? details->count : 0;
+    details->count = listing->count;
+    if (room < listing->count) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < listing->count; i++) {
+        details->to[i].protected_bytes = 0;
+        put_process(it, &listing->processes[i], V2, &details->to[i].declared, 0);
+    }
+    return SUCCESS;
+}
+
+DEVICE_CALL(nvmlDeviceGetRunningProcessDetailList, (handle_t device, struct process_details *details),
+            process_details(&it, details))
 
 struct utilisation {
     unsigned gpu, memory;

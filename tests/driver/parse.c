@@ -206,6 +206,9 @@ static const struct choice modes[] = {{"default", DEFAULT}, {"exclusive_thread",
                                       {"prohibited", PROHIBITED}, {"exclusive_process", EXCLUSIVE_PROCESS}, {0}};
 static const struct choice migs[] = {{"off", MIG_OFF}, {"on", MIG_ON}, {"none", MIG_UNKNOWN}, {0}};
 
+static const struct choice conf_computes[] = {{"none", CONF_NONE}, {"off", CONF_OFF}, {"on", CONF_ON},
+                                              {"protected-pcie", CONF_PROTECTED_PCIE}, {0}};
+
 enum scope { OF_MACHINE, OF_GPU, OF_DEVICE, OF_INSTANCE };
 enum value { CALL, NUMBER, NUMBER_OR_NONE, STRING, CHOICE };
 
@@ -221,6 +224,8 @@ static const struct word {
     {"cuda", OF_MACHINE, NUMBER, offsetof(struct scenario, cuda), NULL, NULL},
     {"count", OF_MACHINE, NUMBER, offsetof(struct scenario, count), NULL, NULL},
     {"contexts", OF_MACHINE, CALL, 0, read_contexts, NULL},
+    {"conf-compute", OF_MACHINE, CHOICE, offsetof(struct scenario, conf_compute), NULL, conf_computes},
+    {"conf-compute-ready", OF_MACHINE, NUMBER, offsetof(struct scenario, conf_compute_ready), NULL, NULL},
     {"fail", OF_MACHINE, CALL, 0, read_fail, NULL},
     {"delay", OF_MACHINE, CALL, 0, read_delay, NULL},
     {"delay-first", OF_MACHINE, CALL, 0, read_delay_first, NULL},
@@ -244,10 +249,10 @@ static const struct word {
     {"minor", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, minor), NULL, NULL},
     {"numa", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, numa), NULL, NULL},
     {"addressing", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, addressing), NULL, NULL},
-    {"remap-pending", OF_GPU, NUMBER, offsetof(struct gpu, remap_pending), NULL, NULL},
-    {"remap-failed", OF_GPU, NUMBER, offsetof(struct gpu, remap_failed), NULL, NULL},
+    {"remap-pending", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, remap_pending), NULL, NULL},
+    {"remap-failed", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, remap_failed), NULL, NULL},
     {"screen", OF_GPU, NUMBER, offsetof(struct gpu, screen), NULL, NULL},
-    {"recovery", OF_GPU, NUMBER, offsetof(struct gpu, recovery), NULL, NULL},
+    {"recovery", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, recovery), NULL, NULL},
     {"name", OF_DEVICE, STRING, offsetof(struct device, name), NULL, NULL},
     {"uuid", OF_DEVICE, STRING, offsetof(struct device, uuid), NULL, NULL},
     {"memory", OF_DEVICE, NUMBER_OR_NONE, offsetof(struct device, memory_mib), NULL, NULL},

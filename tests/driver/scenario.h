@@ -14,6 +14,7 @@ enum { NONE = -1 };                                /* "not reported" */
 enum kind { COMPUTE, GRAPHICS, MPS, KINDS };
 enum mode { DEFAULT, EXCLUSIVE_THREAD, PROHIBITED, EXCLUSIVE_PROCESS };
 enum mig { MIG_OFF, MIG_ON, MIG_UNKNOWN };
+enum conf_compute { CONF_NONE, CONF_OFF, CONF_ON, CONF_PROTECTED_PCIE };
 enum link { UNSAID, SWITCH = 10, SWITCHES = 20, HOST = 30, NODE = 40, SYSTEM = 50 };
 
 struct process {
@@ -63,6 +64,7 @@ struct rule {
 struct scenario {
     char driver[TEXT], contexts[PATH];
     int cuda, count;                               /* count NONE means the number of described GPUs */
+    int conf_compute, conf_compute_ready;          /* conf_compute CONF_NONE means no GPU supports it */
     int gpus_count, rules_count, processes_count;
     struct gpu gpus[GPUS];
     struct rule rules[RULES];

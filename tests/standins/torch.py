@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import ctypes
+import os
+import sys
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
 
 from tests.standins.standin import TARGETS, Cuda, arrive, trouble
 
@@ -10,7 +15,9 @@ arrive("torch")
 _cuda = Cuda("torch")
 
 __version__ = "2.9.0"
-version = SimpleNamespace(cuda={"cpu": None, "old": "99.1"}.get(trouble("torch"), "11.4"))
+version: Any = ModuleType("torch.version")
+version.cuda = {"cpu": None, "old": "99.1"}.get(trouble("torch"), "11.4")
+sys.modules["torch.version"] = version
 float32 = "float32"
 
 
@@ -30,9 +37,25 @@ def _init() -> None:
     _cuda.start()
 
 
-cuda = SimpleNamespace(
-    init=_init,
-    is_available=lambda: _cuda.start() > 0,
-    device_count=_cuda.start,
-    get_arch_list=lambda: TARGETS,
-)
+def _count_without_cuda() -> int:
+    """Count the visible GPUs through NVML, which does not start CUDA."""
+    nvml, count = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint()
+    nvml.nvmlInit_v2()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    nvml.nvmlShutdown()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return count.value if visible is None else len([*filter(None, visible.split(","))])
+
+
+# PyTorch counts without CUDA. Before 2.4, it keeps the first count.
+_counters = {
+    "counts": _count_without_cuda,
+    "keeps-count": lru_cache(maxsize=1)(_count_without_cuda),
+}
+
+cuda: Any = ModuleType("torch.cuda")
+cuda.init = _init
+cuda.is_available = lambda: _cuda.start() > 0
+cuda.device_count = _counters.get(trouble("torch"), _cuda.start)
+cuda.get_arch_list = lambda: TARGETS
+sys.modules["torch.cuda"] = cuda

@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from reserve_gpu.commands.check import probes, verdict
 from reserve_gpu.commands.check.verdict import Finding, Verdict
 from reserve_gpu.commands.output import Output
 from reserve_gpu.gpus import cuda_environment, memory_caps
+from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import (
     DriverError,
@@ -54,7 +56,7 @@ PATH_LIMIT = 500  # maximum length of a displayed path, in characters
 VALUE_LIMIT = 100  # maximum length of a variable's displayed value, in characters
 DOES_NOT_FIT = 1  # exit code unless every framework sees exactly the reserved GPUs
 MIN_COLUMNS = 30  # minimum width of the result column, even in a narrow terminal
-DRIVER = "driver"
+DRIVER, TORCH = "driver", "torch"
 NAMES = {
     DRIVER: "CUDA driver",
     **FRAMEWORKS,
@@ -162,20 +164,28 @@ def check(
     if reservation:
         reserved, terms = reservation.devices, session().terms_of(reservation)
     answers = _answers(reserved, limit_s, progress)
+    awaits_ready_state = None
+    if answers[DRIVER].driver_code == verdict.NOT_READY:
+        awaits_ready_state = executor.run_on_new_thread(_awaits_ready_state, show=slow)
     expectation = verdict.Expectation(
         reserved=reserved,
         known=tuple(row.device for row in rows if isinstance(row.device, Device)),
         visible=os.environ.get(cuda_environment.VISIBLE),
         expected=reservation.environ[cuda_environment.VISIBLE] if reservation else None,
         driver=answers[DRIVER],
+        awaits_ready_state=awaits_ready_state,
     )
-    findings = [
-        _capped(key, verdict.evaluate(name, answers[key], expectation), reserved, terms.size)
+    findings = {
+        key: _capped(key, verdict.evaluate(name, answers[key], expectation), reserved, terms.size)
         if key in answers
         else Finding(name, Verdict.ABSENT)
         for key, name in NAMES.items()
-    ]
-    return Check((*findings,), reserved, expectation.visible, sys.executable, terms.size, frontend)
+    }
+    count = cuda_environment.kept_torch_count()
+    findings[TORCH] = verdict.with_early_count(findings[TORCH], count, reserved)
+    return Check(
+        (*findings.values(),), reserved, expectation.visible, sys.executable, terms.size, frontend
+    )
 
 
 def _capped(key: str, finding: Finding, devices: Sequence[Device], part: Size | None) -> Finding:
@@ -228,6 +238,13 @@ def _run(
             key: verdict.parse_answer(*each.output, None, limit_s) for key, each in started.items()
         }
     return {**late, **answers}
+
+
+def _awaits_ready_state() -> bool | None:
+    """Return whether GPUs in confidential-computing mode are not ready, or None if unknown."""
+    with suppress(DriverError), Nvml() as gpus:
+        return gpus.awaits_ready_state()
+    return None
 
 
 def _inherited(rows: Sequence[DeviceStatus]) -> tuple[tuple[Device, ...], ReservationTerms]:

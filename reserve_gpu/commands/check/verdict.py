@@ -15,6 +15,7 @@ from reserve_gpu.commands.check.probes import MISSING
 from reserve_gpu.gpus import names
 from reserve_gpu.model import untrusted
 from reserve_gpu.model.untrusted import sanitize
+from reserve_gpu.render import notices
 from reserve_gpu.render.phrases import listed
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model.devices import Device
 
-NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE (cuda.h)
+# Values from cuda.h: CUDA_ERROR_NO_DEVICE and CUDA_ERROR_SYSTEM_NOT_READY
+NO_DEVICE, NOT_READY = 100, 802
 TEXT_LIMIT = 200  # maximum length of a framework's message, in characters
 
 # Advice for errors returned by cuInit; docs/check.md lists the sources. Each command is on its own
@@ -39,9 +41,9 @@ REMEDIES: dict[int, str] = {
     NO_DEVICE: "CUDA can't open any GPU. In a container, start it with GPUs (docker run --gpus "
     "all). Otherwise, check the output of nvidia-smi and the permissions of the device files:\n"
     "ls -l /dev/nvidia*",
-    # CUDA_ERROR_SYSTEM_NOT_READY
-    802: "A machine with NVSwitch (HGX, DGX) needs a running Fabric Manager of the same version as "
-    "the driver. Ask the administrator to check it:\nsystemctl status nvidia-fabricmanager",
+    NOT_READY: "A machine with NVSwitch (HGX, DGX) needs a running Fabric Manager of the same "
+    "version as the driver. Ask the administrator to check it:\n"
+    "systemctl status nvidia-fabricmanager",
     # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
     803: "libcuda.so.1 and the kernel module have different driver versions. After a driver "
     "update, the administrator can reload the module or reboot once all programs that use a GPU "
@@ -55,6 +57,17 @@ REMEDIES: dict[int, str] = {
     "administrator can reload the nvidia_uvm module once all programs that use a GPU have ended:\n"
     "sudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm",
 }
+
+# GPUs in confidential-computing mode refuse CUDA until they are ready
+# (https://github.com/NVIDIA/nvtrust/issues/39, https://github.com/google/go-tpm-tools/pull/542).
+SET_READY = "nvidia-smi conf-compute -srs 1"
+AWAITS_READY_STATE = (
+    "Confidential computing is on, and the GPUs do not accept work yet. If your site attests its "
+    f"GPUs, that comes first. Then ask the administrator to run:\n{SET_READY}"
+)
+MAY_AWAIT_READY_STATE = (
+    f"If confidential computing is on, ask the administrator to make the GPUs ready:\n{SET_READY}"
+)
 
 
 class Verdict(Enum):
@@ -116,6 +129,8 @@ class Expectation(NamedTuple):
         visible: The current value of CUDA_VISIBLE_DEVICES.
         expected: The value that the reservation gave CUDA_VISIBLE_DEVICES; None if it is unknown.
         driver: The result of probing the driver itself.
+        awaits_ready_state: Whether confidential computing is on and the GPUs are not ready. None if
+            this is unknown; it is read only if CUDA is not ready.
     """
 
     reserved: tuple[Device, ...] = ()
@@ -123,6 +138,7 @@ class Expectation(NamedTuple):
     visible: str | None = None
     expected: str | None = None
     driver: FrameworkAnswer = FrameworkAnswer()
+    awaits_ready_state: bool | None = None
 
     def identify(self, uuid: str | None) -> tuple[str, str | None]:
         """Return a device's label and NVML UUID, given its CUDA UUID."""
@@ -181,7 +197,27 @@ def evaluate(name: str, answer: FrameworkAnswer, expectation: Expectation) -> Fi
         build=None if answer.build is None else sanitize(answer.build, 20),
         sees=tuple(map(expectation.identify, answer.devices or ())),
         reason=reason,
-        remedy=REMEDIES.get(answer.driver_code or 0) if is_cause else None,
+        remedy=_remedy(answer.driver_code, awaits_ready_state=expectation.awaits_ready_state)
+        if is_cause
+        else None,
+    )
+
+
+def with_early_count(finding: Finding, count: int | None, reserved: Sequence[Device]) -> Finding:
+    """Return the finding, changed if this process keeps a different number of devices.
+
+    Args:
+        finding: The result for PyTorch in a child process, which counts the devices again.
+        count: The number of devices that PyTorch counted in this process; None if it has not
+            counted, or counts again.
+        reserved: The reserved devices.
+    """
+    if finding.verdict is not Verdict.FITS or count in (None, len(reserved)):
+        return finding
+    return finding._replace(
+        verdict=Verdict.OTHER,
+        reason=f"{notices.cause_of_early_count(count)} in this process",
+        remedy=notices.COUNT_AGAIN,
     )
 
 
@@ -253,6 +289,16 @@ def _verdict(answer: FrameworkAnswer, expectation: Expectation) -> tuple[Verdict
                 f"{_sanitized(listed(answer.targets))}; install another build"
             )
     return (Verdict.FITS if reserved else Verdict.UNRESERVED), ""
+
+
+def _remedy(code: int | None, *, awaits_ready_state: bool | None) -> str | None:
+    """Return advice about an error of cuInit, with the likely cause first."""
+    advice = REMEDIES.get(code or 0)
+    if advice is None or code != NOT_READY or awaits_ready_state is False:
+        return advice
+    if awaits_ready_state:
+        return f"{AWAITS_READY_STATE}\n{advice}"
+    return f"{advice}\n{MAY_AWAIT_READY_STATE}"
 
 
 def _failure(answer: FrameworkAnswer) -> str:

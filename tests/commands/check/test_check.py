@@ -460,6 +460,96 @@ def test_what_to_do_about_the_driver(
     assert lines[3].endswith("no device: the CUDA driver does not start")
 
 
+READY_STATE_FIRST = "nvidia-smi conf-compute -srs 1", "systemctl status nvidia-fabricmanager"
+FABRIC_MANAGER_FIRST = READY_STATE_FIRST[::-1]
+ONLY_FABRIC_MANAGER = READY_STATE_FIRST[1:]
+ON = "conf-compute on\n"
+FAILS = "fail cuInit * 802\n"
+MISSING = "missing nvmlSystemGetConfCompute"
+# Descriptions of a machine whose CUDA is not ready, and the commands that the check suggests.
+READY_STATES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "not ready": (ON, READY_STATE_FIRST),
+    "protected PCIe": ("conf-compute protected-pcie\n", READY_STATE_FIRST),
+    "older driver": (f"{MISSING}Settings\n{ON}", READY_STATE_FIRST),
+    "ready": (f"{FAILS}conf-compute-ready 1\n{ON}", ONLY_FABRIC_MANAGER),
+    "off": (f"{FAILS}conf-compute off\n", ONLY_FABRIC_MANAGER),
+    "not supported": (FAILS, ONLY_FABRIC_MANAGER),
+    "old driver": (f"{MISSING}Settings\n{MISSING}State\n{ON}", FABRIC_MANAGER_FIRST),
+    "no ready state": (f"{MISSING}GpusReadyState\n{ON}", FABRIC_MANAGER_FIRST),
+    "error": (f"fail nvmlSystemGetConfComputeGpusReadyState * 999\n{ON}", FABRIC_MANAGER_FIRST),
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("state", READY_STATES)
+def test_gpus_that_are_not_ready_for_confidential_computing(machine: Machine, state: str) -> None:
+    """If cuInit returns 802, the first suggested command fits the mode that NVML reports."""
+    scenario, commands = READY_STATES[state]
+    machine.write(f"{scenario}gpu\n  name NVIDIA H100 PCIe")
+    with machine.child() as child:
+        child.run("sys.modules.update(torch=None, tensorflow=None, jax=None, cupy=None)")
+        child.run("sys.modules.update(numba=None)\nreserve_gpu.reserve()")
+        row = child.run("reserve_gpu.check().to_dict()['frameworks'][0]").value
+    assert row["reason"].startswith("cuInit returned 802 CUDA_ERROR_SYSTEM_NOT_READY")
+    assert tuple(row["remedy"].splitlines()[1::2]) == commands
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("mode", ["on", "protected-pcie"])
+def test_gpus_that_are_ready_for_confidential_computing(machine: Machine, mode: str) -> None:
+    """Once the ready state is set, CUDA starts in the same mode, and the check finds no fault."""
+    machine.write(f"conf-compute {mode}\nconf-compute-ready 1\ngpu\n  name NVIDIA H100 PCIe")
+    with machine.child() as child:
+        child.run("sys.modules.update(torch=None, tensorflow=None, jax=None, cupy=None)")
+        child.run("sys.modules.update(numba=None)\nreserve_gpu.reserve()")
+        assert child.run("reserve_gpu.check().is_well").value is True
+    assert not [call for call in machine.calls() if "ConfCompute" in call]
+
+
+EIGHT_COUNTED = (
+    "PyTorch counted 8 GPUs before the reservation, and keeps that number in this process"
+)
+
+
+@pytest.mark.process
+def test_a_count_from_before_the_reservation(machine: Machine) -> None:
+    """If PyTorch keeps a count, the reservation warns, and the check fails until it is cleared."""
+    machine.use("eight")
+    trouble = {"STAND_IN_TROUBLE": "torch=keeps-count"}
+    with machine.child(PYTHONPATH=STANDINS, **trouble) as child:
+        child.run(f"sys.modules.update({', '.join(f'{key}=None' for key in KEYS[1:])})")
+        assert child.run("import torch, warnings\ntorch.cuda.device_count()").value == 8
+        warned = child.run(
+            "with warnings.catch_warnings(record=True) as warned:\n"
+            "    warnings.simplefilter('always'); reserve_gpu.reserve('3')\n"
+            "[str(each.message) for each in warned]"
+        ).value
+        row = child.run("reserve_gpu.check().to_dict()['frameworks'][1]").value
+        assert [text.splitlines()[-1] for text in warned] == [row["remedy"].splitlines()[-1]]
+        assert warned[0].startswith(EIGHT_COUNTED)
+        assert (row["name"], row["state"]) == ("PyTorch", "other devices")
+        assert row["reason"] == EIGHT_COUNTED
+        assert [device["label"] for device in row["sees"]] == ["GPU3"]
+        assert child.run("torch.cuda.device_count()").value == 8
+        assert child.run(row["remedy"].splitlines()[-1]).error is None
+        assert child.run("torch.cuda.device_count()").value == 1
+        assert child.run("reserve_gpu.check().is_well").value is True
+        assert child.run("reserve_gpu.gpus.cuda_environment.cuda_started()").value is False
+
+
+@pytest.mark.process
+def test_a_count_that_is_not_kept(machine: Machine) -> None:
+    """A PyTorch that counts again after the reservation fits, and causes no warning."""
+    machine.use("eight")
+    with machine.child(PYTHONPATH=STANDINS, STAND_IN_TROUBLE="torch=counts") as child:
+        child.run(f"sys.modules.update({', '.join(f'{key}=None' for key in KEYS[1:])})")
+        child.run("import torch, warnings\nwarnings.simplefilter('error')")
+        assert child.run("torch.cuda.device_count()").value == 8
+        assert child.run("reserve_gpu.reserve('3')").error is None
+        assert child.run("torch.cuda.device_count()").value == 1
+        assert child.run("reserve_gpu.check().is_well").value is True
+
+
 # -- this process ----------------------------------------------------------------------------------
 
 

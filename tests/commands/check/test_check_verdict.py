@@ -18,6 +18,7 @@ from reserve_gpu.commands.check.verdict import (
     evaluate,
     parse_answer,
     runs_on,
+    with_early_count,
 )
 from reserve_gpu.model.devices import Device
 
@@ -222,6 +223,65 @@ def test_what_to_do_about_the_driver(
     assert evaluate("Y", done(**NOTHING, visible=visible), place).remedy is None
 
 
+FABRIC_MANAGER, SET_READY = (
+    "systemctl status nvidia-fabricmanager",
+    "nvidia-smi conf-compute -srs 1",
+)
+COMMANDS: list[tuple[bool | None, list[str]]] = [
+    (True, [SET_READY, FABRIC_MANAGER]),
+    (False, [FABRIC_MANAGER]),
+    (None, [FABRIC_MANAGER, SET_READY]),
+]
+
+
+@pytest.mark.parametrize(("awaits_ready_state", "commands"), COMMANDS)
+def test_the_likely_cause_of_a_system_that_is_not_ready_comes_first(
+    *, awaits_ready_state: bool | None, commands: list[str]
+) -> None:
+    """The mode of confidential computing decides which command is suggested first, and alone."""
+    driver = failed(802)
+    place = HELD._replace(driver=driver, awaits_ready_state=awaits_ready_state)
+    lines = (evaluate("CUDA driver", driver, place).remedy or "").splitlines()
+    assert lines[1::2] == commands
+    assert len(lines) == 2 * len(commands)
+
+
+def test_only_a_system_that_is_not_ready_is_told_about_the_ready_state() -> None:
+    """The advice about other errors does not mention confidential computing."""
+    place = HELD._replace(driver=failed(803), awaits_ready_state=True)
+    assert SET_READY not in (evaluate("CUDA driver", place.driver, place).remedy or "")
+
+
+COUNTS: list[tuple[int | None, tuple[Device, ...], str]] = [
+    (8, (GPU1,), "other devices"),
+    (0, (GPU1,), "other devices"),
+    (1, (GPU1,), "fits"),
+    (2, (GPU1, GPU2), "fits"),
+    (None, (GPU1,), "fits"),
+    (8, (), "unreserved"),
+]
+
+
+@pytest.mark.parametrize(("count", "reserved", "state"), COUNTS)
+def test_a_count_that_this_process_keeps(
+    count: int | None, reserved: tuple[Device, ...], state: str
+) -> None:
+    """PyTorch fits only if this process does not keep a different number of devices."""
+    place = HELD._replace(reserved=reserved)
+    answer = done(devices=[cuda_uuid(device) for device in reserved or (GPU1,)])
+    row = with_early_count(evaluate("PyTorch", answer, place), count, reserved)
+    assert row.verdict is Verdict(state)
+    noun = f"{count} GPU" if state == "other devices" else ""
+    assert noun in row.reason
+    assert bool(row.remedy) is bool(row.reason) is bool(noun)
+
+
+def test_a_count_does_not_hide_another_cause() -> None:
+    """If PyTorch fails for another reason, this reason is shown."""
+    row = evaluate("PyTorch", done(build=None, **NOTHING), HELD)
+    assert with_early_count(row, 8, (GPU1,)) == row
+
+
 RUNS: list[tuple[str, tuple[int, int], bool]] = [
     ("sm_86", (8, 6), True),
     ("sm_86", (8, 9), True),
@@ -293,7 +353,7 @@ def test_a_long_reason_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_can_be_typed_stands_alone() -> None:
     """What can be typed, to reserve or to mend the driver, is a line of its own."""
     driver = failed(802)
-    place = Expectation(visible="1", driver=driver)
+    place = Expectation(visible="1", driver=driver, awaits_ready_state=False)
     torch = evaluate("PyTorch", done(**NOTHING), place)
     found = Check((evaluate("CUDA driver", driver, place), torch))
     lines = str(found).splitlines()
