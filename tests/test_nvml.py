@@ -1002,7 +1002,7 @@ def test_a_desktop_that_computes_is_no_job(here: Here, mib: float | str, state: 
     (row,) = reserve_gpu.status().rows
     assert row.state is state
     if state is State.FREE:
-        assert (len(row.processes), len(row.graphics)) == (0, 2)
+        assert (len(row.processes), len(row.background)) == (0, 2)
         assert got() == "0"
 
 

@@ -101,16 +101,23 @@ struct process_v2 {
     unsigned gpu_instance, compute_instance;
 };
 
-enum layout { V1, V2 };
+/* Drivers 535.43 to 535.98 fill _v3 calls' buffers with this struct, but declare process_v2. */
+struct process_wide {
+    struct process_v2 process;
+    unsigned long long used_protected;
+};
+
+enum layout { V1, V2, V3 };
 
 static void put_process(const struct subject *it, const struct process *from, enum layout layout, void *to, int i) {
     unsigned long long used = from->mib == NONE ? NOT_AVAILABLE : from->mib * MIB;
+    struct process_v2 process = {from->pid, used, it->device->gpu_instance, it->device->compute_instance};
     if (layout == V1) ((struct process_v1 *)to)[i] = (struct process_v1){from->pid, used};
-    else ((struct process_v2 *)to)[i] = (struct process_v2){from->pid, used, it->device->gpu_instance,
-                                                            it->device->compute_instance};
+    else if (layout == V3 && machine->wide_v3) ((struct process_wide *)to)[i] = (struct process_wide){process, 0};
+    else ((struct process_v2 *)to)[i] = process;
 }
 
-/* The real driver asks for more room than necessary; this one is exact. */
+/* The real driver asks for more room than necessary; this one is exact, except that wide structs need more. */
 static int processes(const struct subject *it, enum kind kind, enum layout layout, unsigned *count, void *to) {
     if (!count) return INVALID_ARGUMENT;
     if (is_split(it)) return NO_PERMISSION;
@@ -118,6 +125,7 @@ static int processes(const struct subject *it, enum kind kind, enum layout layou
     unsigned room = *count;
     *count = listing->count;
     if (room < listing->count) return INSUFFICIENT_SIZE;
+    if (layout == V3 && machine->wide_v3 && room < 2 * listing->count) return INSUFFICIENT_SIZE;
     if (listing->count && !to) return INVALID_ARGUMENT;
     for (unsigned i = 0; i < listing->count; i++) put_process(it, &listing->processes[i], layout, to, i);
     return SUCCESS;
@@ -126,7 +134,7 @@ static int processes(const struct subject *it, enum kind kind, enum layout layou
 #define PROCESS_CALLS(function, kind)                                                                          \
     DEVICE_CALL(function, (handle_t device, unsigned *count, void *to), processes(&it, kind, V1, count, to))   \
     DEVICE_CALL(function##_v2, (handle_t device, unsigned *count, void *to), processes(&it, kind, V2, count, to)) \
-    DEVICE_CALL(function##_v3, (handle_t device, unsigned *count, void *to), processes(&it, kind, V2, count, to))
+    DEVICE_CALL(function##_v3, (handle_t device, unsigned *count, void *to), processes(&it, kind, V3, count, to))
 
 PROCESS_CALLS(nvmlDeviceGetComputeRunningProcesses, COMPUTE)
 PROCESS_CALLS(nvmlDeviceGetGraphicsRunningProcesses, GRAPHICS)
