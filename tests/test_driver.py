@@ -311,6 +311,37 @@ def test_memory_of_a_process_may_be_unknown(nvml: Here) -> None:
     assert (process.pid, process.usedGpuMemory) == (12, None)
 
 
+def test_managed_memory_is_in_no_process_size(nvml: Here) -> None:
+    """Managed memory is in use, but the driver lists neither its size nor its process."""
+    nvml.write("gpu\n compute 11 300\n managed 11 2000\n graphics 11 300\n managed 22 500")
+    assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(0)), "used") == [2800]
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu(0))
+    assert [(each.pid, each.usedGpuMemory >> 20) for each in processes] == [(11, 300)]
+
+
+def test_wide_structs_of_the_third_version(nvml: Here) -> None:
+    """With `wide-v3 1`, the `_v3` calls fill 32 bytes for each process, and the `_v2` calls 24."""
+    nvml.write("wide-v3 1\ngpu\n compute 11 1\n compute 22 2")
+    for suffix, at in (("_v2", 3), ("_v3", 4)):
+        room, count = (c_uint64 * 64)(*[0xAAAA] * 64), c_uint(9)
+        function = getattr(driver.load(), f"nvmlDeviceGetComputeRunningProcesses{suffix}")
+        assert function(gpu(0), byref(count), room) == 0
+        assert count.value == 2
+        assert [room[i] % 2**32 for i in (0, at)] == [11, 22]
+        assert [room[i] >> 20 for i in (1, at + 1)] == [1, 2]
+        assert room[2 * at] == 0xAAAA
+    read = pynvml.nvmlDeviceGetComputeRunningProcesses_v3
+    assert [(each.pid, each.usedGpuMemory) for each in read(gpu(0))] == [(11, 2**20), (0, 22)]
+
+
+def test_vbios_versions(nvml: Here) -> None:
+    """A VBIOS version is text, empty, or not reported."""
+    nvml.write("gpu\n vbios N/A\ngpu\n vbios empty\ngpu\n vbios none\ngpu")
+    read = pynvml.nvmlDeviceGetVbiosVersion
+    assert [read(gpu(index)) for index in (0, 1, 3)] == ["N/A", "", "86.07.22.00.A8"]
+    assert code(read, gpu(2)) == 3
+
+
 def test_process_until_dead(nvml: Here) -> None:
     """A process marked `until-dead` is listed, and its memory counted, while it lives."""
     guest = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
