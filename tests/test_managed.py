@@ -6,6 +6,7 @@ https://github.com/gpuopenanalytics/pynvml/issues/63
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -169,6 +170,17 @@ def test_its_share_is_unknown(
     assert ("no visible process" in text) is ("no visible process" in words)
 
 
+def test_its_share_is_unknown_next_to_a_window(here: Here) -> None:
+    """A small graphics process of the holder changes nothing: its own memory is known."""
+    with subprocess.Popen(["sleep", "99"]) as child:
+        try:
+            device, text = device_of(here, f"{OUTSIDE} graphics {child.pid} 20", part_mib=5000)
+        finally:
+            child.kill()
+    assert device["holders"][0]["memory_used_mib"] is None
+    assert "up to 4.9 GiB" in text
+
+
 @pytest.mark.parametrize("lines", BOTH.values(), ids=BOTH.keys())
 def test_a_refusal_says_the_same(here: Here, lines: str) -> None:
     """A refusal shows the same use of a part as the status, and accuses no other process."""
@@ -184,7 +196,7 @@ def test_a_refusal_says_the_same(here: Here, lines: str) -> None:
 
 
 def test_without_a_holder(here: Here) -> None:
-    """Memory of no process that nobody has reserved makes a GPU busy."""
+    """Without a reservation, memory that belongs to no listed process makes a GPU busy."""
     here.write(f"{GPU} managed 5000001 3000")
     (row,) = reserve_gpu.status().rows
     assert (row.state, row.promisable_mib) == (State.BUSY, 7000)

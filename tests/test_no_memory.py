@@ -176,12 +176,15 @@ def test_they_are_shown(here: Here) -> None:
 def test_a_holder_without_memory(
     here: Here, lines: str, reason: str | None, *, is_unused: bool | None
 ) -> None:
-    """A holder whose process has 0 MiB leaves its GPU idle, unless memory in use can be its own."""
+    """A GPU whose holder has 0 MiB is idle, unless the memory in use can be the holder's."""
     here.write(f"gpu\n compute {os.getpid()} 0\n {lines}")
     with here.rival("0"):
-        (device,) = reserve_gpu.status().to_dict()["devices"]
+        status = reserve_gpu.status()
+    (device,) = status.to_dict()["devices"]
     assert (device["state"], device["is_reserved_but_idle"]) == ("reserved", is_unused)
     assert device["reason"] == reason
+    assert ("no memory: pid 5000001" in str(status)) is ("5000001" in lines)
+    assert str(status).count("no memory") == lines.count("5000001")  # not the holder's process
     assert device["is_used_without_reservation"] is False
 
 
