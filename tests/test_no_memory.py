@@ -123,7 +123,7 @@ def test_such_a_gpu_is_busy(here: Here, scenario: str, words: str) -> None:
         ("compute 5000003 -", State.BUSY),
     ],
 )
-def test_where_lists_are_incomplete(here: Here, lines: str, state: State) -> None:
+def test_incomplete_lists(here: Here, lines: str, state: State) -> None:
     """In a container, memory decides, and without a memory reading the GPU's state is unknown."""
     here.write(f"{TWO} {lines}")
     with Nvml() as gpus:
