@@ -347,6 +347,22 @@ def test_memory_of_a_process_may_be_unknown(nvml: Here) -> None:
     assert (process.pid, process.usedGpuMemory) == (12, None)
 
 
+def test_managed_memory_is_in_no_process_size(nvml: Here) -> None:
+    """Managed memory is in use, but the driver lists neither its size nor its process."""
+    nvml.write("gpu\n compute 11 300\n managed 11 2000\n graphics 11 300\n managed 22 500")
+    assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(0)), "used") == [2800]
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu(0))
+    assert [(each.pid, each.usedGpuMemory >> 20) for each in processes] == [(11, 300)]
+
+
+def test_vbios_versions(nvml: Here) -> None:
+    """A VBIOS version is text, empty, or not reported."""
+    nvml.write("gpu\n vbios N/A\ngpu\n vbios empty\ngpu\n vbios none\ngpu")
+    read = pynvml.nvmlDeviceGetVbiosVersion
+    assert [read(gpu(index)) for index in (0, 1, 3)] == ["N/A", "", "86.07.22.00.A8"]
+    assert code(read, gpu(2)) == 3
+
+
 def test_process_until_dead(nvml: Here) -> None:
     """A process marked `until-dead` is listed, and its memory counted, while it lives."""
     guest = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)

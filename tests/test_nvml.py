@@ -11,6 +11,7 @@ import site
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pynvml
@@ -28,7 +29,6 @@ from tests.reserving import got, of_gpu, refused, variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from tests.here import Here
     from tests.machine import Child, Machine
@@ -38,6 +38,7 @@ NO_V3 = "".join(f"missing {query}_v3\n" for query in QUERIES)
 NO_V2 = "".join(f"missing {query}_v2\n" for query in QUERIES)
 NO_MEMORY_V2 = "missing nvmlDeviceGetMemoryInfo_v2\n"
 NO_MEMORY = "fail nvmlDeviceGetMemoryInfo 0 4\nfail nvmlDeviceGetMemoryInfo_v2 0 4\n"
+CORPUS = Path(__file__).parent / "machines"
 HANGING_S = 0.1  # a call that takes longer hangs
 
 
@@ -1009,7 +1010,7 @@ def test_a_desktop_that_computes_is_no_job(here: Here, mib: float | str, state: 
     (row,) = reserve_gpu.status().rows
     assert row.state is state
     if state is State.FREE:
-        assert (len(row.processes), len(row.graphics)) == (0, 2)
+        assert (len(row.processes), len(row.background)) == (0, 2)
         assert got() == "0"
 
 
@@ -1090,3 +1091,62 @@ def test_a_status_reads_each_list_of_processes_once(here: Here) -> None:
     once = 2  # calls: how many there are, and then who
     for query in QUERIES:
         assert here.calls().count(f"{query}_v2 0") == once, query
+
+
+GB10 = "gpu\n name NVIDIA GB10\n bus 000F:01:00.0\n memory none\n width 1\n"
+# The link width and the VBIOS version that the driver reports, and the first line's description.
+DESCRIBED = {
+    "a GB10": (f"{GB10} vbios 9A.0B.16.00.00", "000F:01:00.0 NVIDIA GB10 (VBIOS 9A.0B.16.00.00)"),
+    "a GB10 without a width": (
+        f"{GB10} width none\n vbios none", "000F:01:00.0 NVIDIA GB10",
+    ),
+    "a GB10 with the host's total": (
+        f"{GB10} memory {HOST_MIB}\n addressing 2\n vbios none", "000F:01:00.0 NVIDIA GB10",
+    ),
+    "a GH200, which is a NUMA node with a PCIe link": (
+        "gpu\n name NVIDIA GH200 480GB\n numa 1\n width 1\n vbios none",
+        "0000:01:00.0 1x NVIDIA GH200 480GB",
+    ),
+    "a card in a slot with one lane": (
+        "gpu\n width 1\n vbios none", "0000:01:00.0 1x NVIDIA Stand-in",
+    ),
+    "a virtual machine's GPU": (
+        "gpu\n width none\n vbios none", "0000:01:00.0 NVIDIA Stand-in",
+    ),
+    **{
+        f"the VBIOS version {version!r}": (
+            f"gpu\n vbios {version}", "0000:01:00.0 16x NVIDIA Stand-in",
+        )
+        for version in ("empty", "00.00.00.00.00", "N/A", "[N/A]", "None", "[Unknown]", "0")
+    },
+    "a real VBIOS version": (
+        "gpu\n vbios 00.00.10.00.00", "0000:01:00.0 16x NVIDIA Stand-in (VBIOS 00.00.10.00.00)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not procfs.sees_all_processes(), reason="in a container they can't be seen")
+@pytest.mark.parametrize(("gpu", "description"), DESCRIBED.values(), ids=DESCRIBED.keys())
+def test_the_first_line_leaves_out_what_is_unknown(here: Here, gpu: str, description: str) -> None:
+    """The first line has no link width of a GPU that is not a PCIe card, and no empty VBIOS."""
+    here.write(gpu)
+    assert str(reserve_gpu.reserve()).splitlines()[0] == f"Reserving GPU0: {description}"
+
+
+@pytest.mark.parametrize(
+    "name", [*(path.name for kind in ("gb10", "thor", "orin") for path in CORPUS.glob(f"{kind}*"))]
+)
+def test_posted_machines_that_are_no_pcie_card(here: Here, name: str) -> None:
+    """The posted GB10, Thor and Orin have no link width."""
+    here.write((CORPUS / name).read_text())
+    (device,) = walk()
+    assert isinstance(device, Device)
+    assert device.link_width is None
+
+
+def test_a_mig_instance_has_its_gpus_link_width(here: Here) -> None:
+    """A MIG instance shows the width and the VBIOS version of its GPU's PCIe link."""
+    here.write("gpu\n mig on\n width 8\n vbios empty\n instance 0")
+    (device,) = walk()
+    assert isinstance(device, Device)
+    assert (device.link_width, device.vbios) == (8, None)

@@ -576,7 +576,7 @@ def hostile_picture() -> dict[str, Picture]:
         ),
         DeviceStatus(gpu, State.BUSY, usage(300), processes=(process,), is_unreserved_use=True),
         DeviceStatus(
-            gpu, State.UNKNOWN, reason=FOREIGN, graphics=(process._replace(memory_mib=9000),)
+            gpu, State.UNKNOWN, reason=FOREIGN, background=(process._replace(memory_mib=9000),)
         ),
         DeviceStatus(Fault(1, FOREIGN), State.BROKEN, holders=(holder,), reason=FOREIGN),
         DeviceStatus(gpu, State.FREE, usage(0), awaited_by=holder),

@@ -30,7 +30,7 @@ export interface IDevice {
   memory_total_mib: number | null;
   memory_used_mib: number | null;
   holders: IHolder[];
-  processes: { user: string | null }[];
+  processes: { user: string | null; memory_mib: number | null }[];
   is_reserved_but_idle: boolean | null;
   idle_for_s: number | null;
   next_in_line: number | null;

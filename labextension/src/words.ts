@@ -169,7 +169,11 @@ export function refusal(status: IStatus): string | null {
 
 /** Return why a device is not free, as the strings that go before and after its label. */
 function reasonParts(status: IStatus, device: IDevice): [string, string] {
-  const { holders, processes, next_in_line: next, state } = device;
+  const { holders, next_in_line: next, state } = device;
+  // A process without device memory does not make a device busy.
+  const processes = device.processes.filter(
+    ({ memory_mib: mib }) => mib !== 0
+  );
   if (holders.length) {
     const owners = [...new Set(holders.map(owner))];
     return [`${listed(owners)} ${owners.length > 1 ? 'have' : 'has'} `, ''];

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.gpus.usage import judge, promisable_mib, split_graphics
+from reserve_gpu.gpus.usage import has_managed_memory, judge, promisable_mib, split_uses
 from reserve_gpu.locks.directory import LockDirectory, device_of, lock_name
 from reserve_gpu.locks.holders import with_hosts
-from reserve_gpu.model.devices import STUCK, Device, Fault, Process, State, Usage
+from reserve_gpu.model.devices import GRAPHICS, STUCK, Device, Fault, Process, State, Usage
 from reserve_gpu.model.errors import LockError, MutexHeldError
 from reserve_gpu.model.holders import Claim, DeviceStatus, Holder
 from reserve_gpu.model.queue import Ticket
@@ -136,7 +136,10 @@ def add_processes(
     in_use = [row.device for row in read if row.usage and row.use_state is not State.IDLE]
     listed = nvml.processes_of(in_use)
     return [
-        _used(nvml, row, listed.get(row.device, ()), idle_mib) if row.usage else row for row in read
+        _with_certain_use(_used(nvml, row, listed.get(row.device, ()), idle_mib), idle_mib)
+        if row.usage
+        else row
+        for row in read
     ]
 
 
@@ -311,7 +314,8 @@ def _row(
     parts = [
         (holder.memory_limit_mib, holder.used_mib) for holder in row.holders if not holder.beside
     ]
-    return row._replace(promisable_mib=promisable_mib(device, usage, parts))
+    row = row._replace(promisable_mib=promisable_mib(device, usage, parts))
+    return _with_certain_use(row, idle_mib)
 
 
 def _has(holder: Holder, fault: Fault) -> bool:
@@ -353,13 +357,37 @@ def _used(
     if nvml.sees_all:
         holders = with_hosts(procfs.with_memory_use(row.holders, listed))
     processes = identify_processes(nvml, listed, holders, is_complete=is_complete) if listed else ()
-    total_mib = row.usage.total_mib if row.usage else None
-    uses, drawing = split_graphics(processes, total_mib, idle_mib)
-    row = row._replace(holders=holders, processes=tuple(uses), graphics=tuple(drawing))
+    total_mib, mode = (row.usage.total_mib, row.usage.mode) if row.usage else (None, None)
+    uses, background = split_uses(processes, total_mib, mode, idle_mib)
+    row = row._replace(holders=holders, processes=tuple(uses), background=tuple(background))
+    unused = is_unused(row.usage, row.processes) if row.holders and row.usage else False
+    if unused and len(_jobs(row)) > len(row.processes) and row.use_state is not State.IDLE:
+        unused = None  # the memory in use can be a holder's, although its process has none
     return row._replace(
-        is_unused=is_unused(row.usage, row.processes) if row.holders and row.usage else False,
-        is_unreserved_use=_is_unreserved_use(row, is_known=is_complete),
+        is_unused=unused, is_unreserved_use=_is_unreserved_use(row, is_known=is_complete)
     )
+
+
+def _jobs(row: DeviceStatus) -> list[Process]:
+    """Return the processes on a device, except a desktop's and others without device memory."""
+    own = (p for p in row.background if p.has_reserved and p.kind != GRAPHICS)
+    return [*row.processes, *own]
+
+
+def _with_certain_use(row: DeviceStatus, idle_mib: float | None) -> DeviceStatus:
+    """Mark the memory use of a device's only process as unknown if it can have managed memory.
+
+    If the listed memory alone exceeds the holder's part, it is kept.
+    """
+    jobs = _jobs(row)
+    if row.usage is None or not has_managed_memory(row.usage, jobs, idle_mib):
+        return row
+    (job,) = jobs
+    unknown = job._replace(memory_mib=None)
+    listed = [unknown if each == job else each for each in (*row.processes, *row.background)]
+    holders = with_hosts(procfs.with_memory_use(row.holders, listed))
+    pairs = zip(row.holders, holders, strict=True)
+    return row._replace(holders=tuple(old if old.is_over else new for old, new in pairs))
 
 
 def _is_unreserved_use(row: DeviceStatus, *, is_known: bool) -> bool | None:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.gpus.bindings import Bindings, DeviceError
 from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, NOT_OFFERED, Code
-from reserve_gpu.gpus.usage import is_desktop, split_graphics
+from reserve_gpu.gpus.usage import has_no_memory, is_desktop, split_graphics
 from reserve_gpu.model.devices import (
+    COMPUTE,
     GRAPHICS,
     MIB,
+    MPS,
     Board,
     Device,
     Fault,
@@ -59,7 +61,7 @@ RECOVERIES = {
 
 # Process kinds, and their spelling in NVML's function names. If a process is of several kinds, the
 # first one counts.
-KINDS = {"compute": "Compute", "MPS": "MPSCompute", GRAPHICS: "Graphics"}
+KINDS = {COMPUTE: "Compute", MPS: "MPSCompute", GRAPHICS: "Graphics"}
 
 # The first function is missing from drivers before R570 and from older bindings. The second one
 # will be removed in CUDA 14.
@@ -68,6 +70,8 @@ TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 
 # For a GPU that uses the host's memory, the minimum ratio of its reported memory to host memory.
 LEAST_OF_HOST = 0.9
+# VBIOS versions that say nothing, in lower case and without brackets, dots and zeros.
+NO_VERSION = frozenset({"", "n/a", "none", "not available", "unknown"})
 ADDRESSING_ATS = 2  # NVML_DEVICE_ADDRESSING_MODE_ATS: host and GPU share page tables
 
 P2P_NVLINK, P2P_OK = 2, 0  # NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK
@@ -235,14 +239,15 @@ class Nvml:
         return self._driver.run(self._read_all, device)
 
     def processes(self, device: Device) -> list[Process]:
-        """Return the processes that are using a device, if the driver lists them."""
+        """Return the processes on a device, except a desktop's, if the driver lists them."""
         return self.processes_of([device]).get(device, [])
 
     def processes_of(self, devices: Sequence[Place]) -> dict[Place, list[Process]]:
-        """Query the processes that are using each device, all at once.
+        """Query the processes on each device, all at once.
 
-        The result contains compute processes, MPS clients, and graphics processes that hold more
-        memory than a desktop would. It is empty if the driver does not answer.
+        The result contains compute processes, even those without device memory, MPS clients, and
+        graphics processes that hold more memory than a desktop would. It is empty if the driver
+        does not answer.
         """
         for device in devices:
             if isinstance(device, Device):
@@ -392,7 +397,8 @@ class Nvml:
                 return known
         read = partial(self._driver.ask, faults=DOWN)
         total_mib, _, reserve_mib = self._read_memory(handle)
-        if slot is None and self._has_host_memory(gpu, total_mib):
+        has_host_memory = slot is None and self._has_host_memory(gpu, total_mib)
+        if has_host_memory:
             self._boards[index] = self._boards[index]._replace(has_host_memory=True)
             total_mib = total_mib or procfs.memory_mib()
         gpu_uuid, old_name = (None, None) if slot is None else self._read_origin(handle, gpu)
@@ -402,8 +408,9 @@ class Nvml:
             name=read("nvmlDeviceGetName", handle),
             bus_id=self._driver.bus_id(gpu),
             memory_mib=None if total_mib is None else int(total_mib),
-            vbios=read("nvmlDeviceGetVbiosVersion", gpu),
-            link_width=read("nvmlDeviceGetCurrPcieLinkWidth", gpu),
+            vbios=_known_version(read("nvmlDeviceGetVbiosVersion", gpu)),
+            # A GB10 reports a width of 1: https://github.com/Syllo/nvtop/issues/499
+            link_width=None if has_host_memory else read("nvmlDeviceGetCurrPcieLinkWidth", gpu),
             instance=slot,
             gpu_uuid=gpu_uuid,
             old_name=old_name,
@@ -444,14 +451,19 @@ class Nvml:
         # The compute mode belongs to the GPU, not to an instance.
         mode = self._driver.ask("nvmlDeviceGetComputeMode", gpu, faults=DOWN_OR_HUNG)
         graphics = listed(GRAPHICS)
-        compute = self._driver.process_count(handle, "Compute")
-        mps = self._driver.process_count(handle, "MPSCompute")
+        compute = self._driver.process_count(handle, KINDS[COMPUTE])
+        mps = self._driver.process_count(handle, KINDS[MPS])
+        # An idle device needs no further call.
+        computing = listed(COMPUTE) if compute else []
+        clients = listed(MPS) if mps else []
+        sizes = [p.memory_mib for p in _distinct([*computing, *clients, *graphics])]
+        is_all = self.sees_all and compute is not None and len(sizes) >= compute + (mps or 0)
+        listed_mib = float(sum(filter(None, sizes))) if is_all and None not in sizes else None
         if board.has_host_memory:
-            sizes = [p.memory_mib for p in _distinct(p for kind in KINDS for p in listed(kind))]
-            is_all = self.sees_all and compute is not None and len(sizes) >= compute + (mps or 0)
-            used_mib = float(sum(filter(None, sizes))) if is_all and None not in sizes else None
-        if compute and graphics:
-            compute = max(0, compute - len(listed("compute")) + len(_jobs(listed)))
+            used_mib = listed_mib
+        if compute:  # processes missing from the list count as use
+            uses = [process for process in _jobs(listed) if not has_no_memory(process, mode)]
+            compute = len(uses) + max(0, compute - len(computing))
         return Usage(
             compute=compute,
             mps=mps,
@@ -464,6 +476,7 @@ class Nvml:
             mode=mode,
             awaits_reset=board.awaits_reset,
             has_host_memory=board.has_host_memory,
+            listed_mib=listed_mib,
         )
 
     def _read_memory(self, handle: Any) -> tuple[float | None, float | None, float | None]:
@@ -551,12 +564,12 @@ class Nvml:
 def _jobs(listed: Lists) -> list[Process]:
     """Return the compute processes that do not belong to a desktop."""
     drawing = {process.pid for process in listed(GRAPHICS)}
-    return [process for process in listed("compute") if not is_desktop(process, drawing)]
+    return [process for process in listed(COMPUTE) if not is_desktop(process, drawing)]
 
 
 def _all_listed(listed: Lists) -> list[Process]:
     """Return one entry for each process, preferring compute entries, and then MPS entries."""
-    return _distinct([*_jobs(listed), *listed("MPS"), *listed(GRAPHICS)])
+    return _distinct([*_jobs(listed), *listed(MPS), *listed(GRAPHICS)])
 
 
 def _distinct(listed: Iterable[Process]) -> list[Process]:
@@ -569,4 +582,11 @@ def _distinct(listed: Iterable[Process]) -> list[Process]:
 
 def _process(entry: Any, kind: str) -> Process:
     memory = entry.usedGpuMemory
-    return Process(entry.pid, None if memory is None else memory // MIB, kind=kind)
+    # Rounded up, because 0 means that the process holds no memory. With the structs of drivers
+    # 535.43 to 535.98, the _v3 function puts the second process's pid in place of its memory.
+    return Process(entry.pid, None if memory is None else -(-memory // MIB), kind=kind)
+
+
+def _known_version(text: str | None) -> str | None:
+    """Return a VBIOS version, or None for a placeholder such as `00.00.00.00.00` or `[N/A]`."""
+    return text if text and text.strip("[] .0").lower() not in NO_VERSION else None

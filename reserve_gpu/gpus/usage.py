@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model.devices import GRAPHICS, ComputeMode, Device, Process, State, Usage
+from reserve_gpu.model.devices import COMPUTE, GRAPHICS, ComputeMode, Device, Process, State, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -23,6 +23,8 @@ GRAPHICS_FRACTION = 0.5
 # Version 1 of the memory query, the only version before driver 510, counts a reserve of
 # 100 to 600 MB (https://github.com/wookayin/gpustat/issues/141).
 DRIVER_RESERVE_MIB = 640.0
+# In these modes, a process with a context keeps all others off the device.
+EXCLUSIVE = frozenset({ComputeMode.EXCLUSIVE_THREAD, ComputeMode.EXCLUSIVE_PROCESS})
 
 
 def is_desktop(process: Process, drawing: Collection[int]) -> bool:
@@ -38,6 +40,26 @@ def is_desktop(process: Process, drawing: Collection[int]) -> bool:
     """
     is_small = process.memory_mib is not None and process.memory_mib <= DESKTOP_MIB
     return is_small and process.pid in drawing
+
+
+def has_no_memory(process: Process, mode: int | None) -> bool:
+    """Return whether a process does not count as use, because it holds no device memory.
+
+    NVML can list a process that has only counted the devices, or a PyTorch process that sees all
+    GPUs, with 0 MiB on each GPU (https://github.com/llm-d-incubation/llm-d-rl-time-slicing/issues/148,
+    https://github.com/pytorch/pytorch/issues/54564). A process that is just starting CUDA might
+    also be listed like this for a moment. Without a reservation it isn't protected at that moment,
+    just as it isn't protected before it is listed.
+
+    An MPS client always counts as use, because before Volta, its memory belongs to the MPS server
+    (https://docs.nvidia.com/deploy/mps/). In an exclusive mode, a process blocks the device even if
+    it holds no memory.
+
+    Args:
+        process: The process, with memory None if it is unknown.
+        mode: The device's compute mode, or None if it is unknown.
+    """
+    return process.kind == COMPUTE and process.memory_mib == 0 and mode not in EXCLUSIVE
 
 
 def graphics_limit_mib(total_mib: float | None, idle_mib: float | None = None) -> float:
@@ -82,6 +104,30 @@ def split_graphics(
             drawing.add(process)
     uses = [process for process in processes if process not in drawing]
     return uses, [process for process in processes if process in drawing]
+
+
+def split_uses(
+    processes: Sequence[Process],
+    total_mib: float | None,
+    mode: int | None,
+    idle_mib: float | None = None,
+) -> tuple[list[Process], list[Process]]:
+    """Split a device's processes into processes that count as use and all others.
+
+    Args:
+        processes: The processes of all kinds on the device.
+        total_mib: The device's memory in MiB, or None if it is unknown.
+        mode: The device's compute mode, or None if it is unknown.
+        idle_mib: The user's limit for memory in use on an idle device, in MiB, or None for the
+            default.
+
+    Returns:
+        The processes that are using the device, and the desktop processes and processes without
+        device memory.
+    """
+    uses, background = split_graphics(processes, total_mib, idle_mib)
+    background += [process for process in uses if has_no_memory(process, mode)]
+    return [process for process in uses if not has_no_memory(process, mode)], background
 
 
 def judge(usage: Usage, idle_mib: float | None = None) -> State:
@@ -137,6 +183,41 @@ def is_usable(usage: Usage) -> bool:
     return usage.mode != ComputeMode.PROHIBITED
 
 
+def unlisted_mib(usage: Usage) -> float:
+    """Return the memory in use that belongs to no listed process, in MiB, or 0 if it is unknown.
+
+    It can be the managed memory of a listed process, because some drivers leave managed memory out
+    of the process's size (https://github.com/gpuopenanalytics/pynvml/issues/63).
+
+    Args:
+        usage: The device's usage, as reported by NVML.
+    """
+    # A NUMA node also holds pages of the operating system.
+    if usage.used_mib is None or usage.listed_mib is None or usage.has_host_memory:
+        return 0.0
+    reserve_mib = 0.0 if usage.reserve_known else DRIVER_RESERVE_MIB
+    return max(0.0, usage.used_mib - usage.listed_mib - reserve_mib)
+
+
+def has_managed_memory(
+    usage: Usage, processes: Sequence[Process], idle_mib: float | None = None
+) -> bool:
+    """Return whether a holder's process might use more memory than the driver lists for it.
+
+    This is the case if it is the only process on the device, and more memory is in use than on an
+    idle device.
+
+    Args:
+        usage: The device's usage, as reported by NVML.
+        processes: The processes on the device, except a desktop's and other users' processes
+            without device memory.
+        idle_mib: The user's limit for memory in use on an idle device, in MiB, or None for the
+            default.
+    """
+    is_holders = len(processes) == 1 and processes[0].has_reserved is True
+    return is_holders and unlisted_mib(usage) > idle_limit_mib(usage, idle_mib)
+
+
 def promisable_mib(
     device: Device,
     usage: Usage,
@@ -146,7 +227,10 @@ def promisable_mib(
     """Return the device memory that can still be reserved, in MiB.
 
     Each reservation takes up its reserved size or the memory that its holder is using, whichever is
-    larger. Memory used by processes without a reservation is not available.
+    larger. Memory used by processes without a reservation is not available. Memory of no listed
+    process can be the holders' managed memory, so it counts towards the parts of holders that are
+    using the device, as far as these parts have room. The available memory never exceeds the
+    device's free memory, and all reserved sizes together never exceed the device's memory.
 
     Args:
         device: The device.
@@ -172,5 +256,8 @@ def promisable_mib(
         taken = max(sum(promised), usage.used_mib)
     else:
         unreserved_mib = max(0.0, usage.used_mib - sum(uses))
-        taken = unreserved_mib + sum(max(size or 0.0, use or 0.0) for size, use in parts)
+        room_mib = sum(max(0.0, (size or 0.0) - use) for size, use in parts if use)
+        managed_mib = min(unlisted_mib(usage), room_mib, unreserved_mib)
+        reserved_mib = sum(max(size or 0.0, use or 0.0) for size, use in parts)
+        taken = unreserved_mib - managed_mib + reserved_mib
     return max(0.0, device.usable_mib - taken)

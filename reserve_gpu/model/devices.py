@@ -65,7 +65,8 @@ class Device(NamedTuple):
         bus_id: The PCI bus ID, such as `0000:03:00.0`.
         memory_mib: The total memory in MiB.
         vbios: The GPU's VBIOS version.
-        link_width: The number of PCIe lanes currently in use.
+        link_width: The number of PCIe lanes currently in use, or None for a GPU that uses the
+            host's memory, because it is not a PCIe card.
         instance: The MIG instance's number on its GPU, or None for a whole GPU.
         gpu_uuid: The UUID of the MIG instance's GPU, or None for a whole GPU.
         old_name: The name that CUDA used for this MIG instance before MIG instances had UUIDs.
@@ -168,6 +169,8 @@ class Fault(NamedTuple):
         return f"GPU{self.number}"
 
 
+COMPUTE = "compute"  # `Process.kind` of a CUDA process that is not an MPS client
+MPS = "MPS"  # `Process.kind` of an MPS client
 GRAPHICS = "graphics"  # `Process.kind` of a process that renders graphics, e.g. a desktop
 
 
@@ -194,7 +197,7 @@ class Process(NamedTuple):
     command: str | None = None
     has_reserved: bool | None = None
     beside: str | None = None
-    kind: str = "compute"
+    kind: str = COMPUTE
     zombie_of: str | None = None
 
 
@@ -202,7 +205,7 @@ class Usage(NamedTuple):
     """The usage of one device, as reported by NVML.
 
     Attributes:
-        compute: The number of compute processes.
+        compute: The number of compute processes that count as use.
         mps: The number of MPS clients.
         sees_all: Whether an empty process list means that no process is using the device. This is
             false in a container and under WSL, where NVML might not list every process.
@@ -216,6 +219,8 @@ class Usage(NamedTuple):
         is_wsl: Whether this is WSL, where Windows also uses the device.
         has_host_memory: Whether the GPU uses the host's memory, or the host manages the GPU's
             memory as a NUMA node. Memory in use on such a node might not belong to any process.
+        listed_mib: The memory used by all listed processes, in MiB, or None if the lists are
+            incomplete or a process's memory is unknown.
     """
 
     compute: int | None = None
@@ -229,6 +234,7 @@ class Usage(NamedTuple):
     awaits_reset: bool = False
     is_wsl: bool = False
     has_host_memory: bool = False
+    listed_mib: float | None = None
 
     @property
     def unexplained_mib(self) -> float | None:

@@ -301,7 +301,8 @@ class DeviceStatus(NamedTuple):
         is_unreserved_use: Whether a process without a reservation is using the device, or None if
             unknown.
         awaited_by: The first waiter in the queue that could use the device.
-        graphics: The graphics processes that use no more memory than a typical desktop.
+        background: The listed processes that do not count as use: graphics processes that use no
+            more memory than a typical desktop, and processes without device memory.
         temperature_c: The temperature in degrees Celsius.
         power_w: The power draw in watts.
         power_limit_w: The power limit in watts. The driver slows the GPU down to stay below it.
@@ -326,7 +327,7 @@ class DeviceStatus(NamedTuple):
     is_unused: bool | None = False
     is_unreserved_use: bool | None = False
     awaited_by: Holder | None = None
-    graphics: tuple[Process, ...] = ()
+    background: tuple[Process, ...] = ()
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.usage import idle_limit_mib
-from reserve_gpu.model.devices import Device, Process, State
+from reserve_gpu.model.devices import GRAPHICS, Device, Process, State
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations, phrases, reasons
 from reserve_gpu.render.phrases import FAINT, MARK, Line
@@ -277,11 +277,20 @@ def _lines(row: DeviceStatus, view: View) -> list[Line]:
         lines.append((reasons.promisable(row),))
     mode = reasons.MODES.get(row.usage.mode or 0) if row.usage else None
     lines += [(text,) for text in (reasons.reason(row), mode) if text]
-    graphics_mib = sum(process.memory_mib or 0 for process in row.graphics)
+    drawing = [process for process in row.background if process.kind == GRAPHICS]
+    graphics_mib = sum(process.memory_mib or 0 for process in drawing)
     if row.usage and graphics_mib > idle_limit_mib(row.usage):  # more than a desktop uses
-        processes = phrases.users(_by_memory(row.graphics), has_kind=False)
+        processes = phrases.users(_by_memory(drawing), has_kind=False)
         lines.append((("graphics: ", FAINT), processes))
+    if processes := _without_memory(row):
+        lines.append(((f"no memory: {processes}", FAINT),))
     return lines
+
+
+def _without_memory(row: DeviceStatus) -> str:
+    """Describe the processes that hold no memory of a device, except its holders' processes."""
+    processes = (p for p in row.background if p.kind != GRAPHICS and not p.has_reserved)
+    return phrases.users([process._replace(memory_mib=None) for process in processes])
 
 
 def _holder(row: DeviceStatus, holder: Holder, view: View) -> Line:

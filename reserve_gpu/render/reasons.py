@@ -69,11 +69,13 @@ def cause(row: DeviceStatus) -> str:
         return f"{usage.mps} MPS client{'' if usage.mps == 1 else 's'}"
     if is_rendered_on(usage):
         return f"{gib(usage.graphics_mib)} in use by graphics processes"
-    if usage.unexplained_mib is not None:
-        guess = " (perhaps by Windows)" if usage.is_wsl else " (perhaps outside this container)"
-        origin = "" if usage.sees_all else guess
-        return f"{gib(usage.unexplained_mib)} in use by no visible process{origin}"
-    return ""
+    # The memory can be managed memory of a holder's process, whose size leaves it out.
+    is_holders = True in {process.has_reserved for process in row.background}
+    if usage.unexplained_mib is None or is_holders:
+        return ""
+    guess = " (perhaps by Windows)" if usage.is_wsl else " (perhaps outside this container)"
+    origin = "" if usage.sees_all else guess
+    return f"{gib(usage.unexplained_mib)} in use by no visible process{origin}"
 
 
 def use(row: DeviceStatus) -> str:

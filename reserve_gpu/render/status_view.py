@@ -251,7 +251,7 @@ def _row_dict(row: DeviceStatus, status: Status) -> dict[str, Any]:
         "power_w": row.power_w,
         "power_limit_w": row.power_limit_w,
         "compute_mode": COMPUTE_MODES.get(row.usage.mode) if row.usage else None,
-        "processes": [process._asdict() for process in row.processes + row.graphics],
+        "processes": [process._asdict() for process in row.processes + row.background],
         "holders": [holder_dict(holder, status.time) for holder in row.holders],
         "idle_for_s": layout.idle_s(row, status.time),
         "free_at": end[0] if (end := contacts.last_end(row, status.time)) else None,

@@ -12,6 +12,7 @@ from reserve_gpu.allocation.attempt import AttemptContext, Denied, Granted, Lock
 from reserve_gpu.allocation.request import Deadline, idle_mib, rules
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.gpus.usage import has_no_memory
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, preferred_paths
 from reserve_gpu.locks.lock import describe_this_process
 from reserve_gpu.model.devices import Device, State
@@ -446,7 +447,11 @@ def _caution(context: AttemptContext, locked: LockedDevice) -> DeviceStatus:
         return row
     known_holders = (Holder(listed_pid=os.getpid()), *row.holders)
     listed = context.gpus.processes(locked.device)
-    processes = snapshot.identify_processes(context.gpus, listed, known_holders)
+    processes = [
+        process
+        for process in snapshot.identify_processes(context.gpus, listed, known_holders)
+        if process.has_reserved or not has_no_memory(process, row.usage.mode)
+    ]
     # In a container, it might be unknown (None) whether another process has reserved the device. If
     # this process reserves only a part, that process might hold another part.
     unreserved = (False,) if is_part else (False, None)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.model.devices import Device
+from reserve_gpu.model.devices import GRAPHICS, Device
 from reserve_gpu.model.errors import DriverError
 from reserve_gpu.reservation import joining
 from reserve_gpu.reservation.holding import Holding
@@ -118,6 +118,14 @@ def of_hidden(held: Holding) -> tuple[bool, bool]:
     return cuda_environment.cuda_started(), by_child(held)
 
 
+def _has_processes(gpus: Nvml, device: Device) -> bool:
+    """Return whether a device has compute processes or MPS clients, with or without memory."""
+    usage = gpus.usage(device)
+    return bool(usage.compute or usage.mps) or any(
+        process.kind != GRAPHICS for process in gpus.processes(device)
+    )
+
+
 def by_child(held: Holding) -> bool:
     """Return whether a descendant of this process is using one of the held devices.
 
@@ -129,8 +137,7 @@ def by_child(held: Holding) -> bool:
     with suppress(DriverError, DeviceError), Nvml(DRIVER_LIMIT_S) as gpus:
         if not gpus.sees_all:
             is_part = held.terms.memory_limit_mib is not None
-            readings = [] if is_part else map(gpus.usage, held.devices)
-            return any(reading.compute or reading.mps for reading in readings)
+            return not is_part and any(_has_processes(gpus, device) for device in held.devices)
         pids = {process.pid for device in held.devices for process in gpus.processes(device)}
         return any(procfs.is_descendant(pid, {own_pid}) for pid in pids - {own_pid})
     return procfs.has_descendants()

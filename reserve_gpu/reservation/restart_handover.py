@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.allocation import snapshot
 from reserve_gpu.gpus import cuda_environment
+from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.gpus.usage import has_no_memory
 from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import untrusted
-from reserve_gpu.model.devices import State
+from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import DriverError
 from reserve_gpu.model.holders import DeviceStatus, Holder, Record
 from reserve_gpu.render.notices import left_running, used_by_others
@@ -171,6 +173,11 @@ def _users(
 ) -> Iterator[str]:
     """Yield notices about this user's processes on a device, and about those of other users."""
     processes = [process for process in listed[device] if not left.is_of(process.pid)]
+    if isinstance(device, Device) and any(process.memory_mib == 0 for process in processes):
+        mode = None
+        with suppress(DeviceError):
+            mode = gpus.usage(device).mode
+        processes = [process for process in processes if not has_no_memory(process, mode)]
     known = snapshot.identify_processes(gpus, processes, [Holder(listed_pid=os.getpid())])
     unreserved = [process for process in known if not process.has_reserved]
     own_processes = tuple(p for p in unreserved if procfs.uid_of(p.pid) == os.geteuid())

@@ -76,7 +76,7 @@ DEVICE_CALL(nvmlDeviceGetName, (handle_t device, char *name, unsigned length), t
 DEVICE_CALL(nvmlDeviceGetUUID, (handle_t device, char *uuid, unsigned length), text(it.device->uuid, uuid, length))
 DEVICE_CALL(nvmlDeviceGetIndex, (handle_t device, unsigned *index), number(it.place.gpu, index))
 DEVICE_CALL(nvmlDeviceGetVbiosVersion, (handle_t device, char *version, unsigned length),
-            text(it.gpu->vbios, version, length))
+            strcmp(it.gpu->vbios, "none") ? text(it.gpu->vbios, version, length) : NOT_SUPPORTED)
 DEVICE_CALL(nvmlDeviceGetMinorNumber, (handle_t device, unsigned *minor), number(it.gpu->minor, minor))
 DEVICE_CALL(nvmlDeviceGetNumaNodeId, (handle_t device, unsigned *node), number(it.gpu->numa, node))
 DEVICE_CALL(nvmlDeviceGetAddressingMode, (handle_t device, struct addressing *mode), addressing(it.gpu, mode))

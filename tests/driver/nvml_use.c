@@ -125,7 +125,7 @@ static void put_process(const struct subject *it, const struct process *from, en
     else ((struct process_v2 *)to)[i] = whole;
 }
 
-/* The real driver asks for more room than necessary; this one is exact. */
+/* The real driver asks for more room than necessary; this one is exact, except for larger entries. */
 static int processes(const struct subject *it, enum kind kind, enum layout layout, unsigned *count, void *to) {
     if (!count) return INVALID_ARGUMENT;
     if (is_split(it)) return NO_PERMISSION;
@@ -133,6 +133,7 @@ static int processes(const struct subject *it, enum kind kind, enum layout layou
     unsigned room = *count;
     *count = listing->count;
     if (room < listing->count) return INSUFFICIENT_SIZE;
+    if (layout == V3 && has_larger_entries() && room < 2 * listing->count) return INSUFFICIENT_SIZE;
     if (listing->count && !to) return INVALID_ARGUMENT;
     for (unsigned i = 0; i < listing->count; i++) put_process(it, &listing->processes[i], layout, to, i);
     return SUCCESS;

@@ -151,6 +151,13 @@ static void read_process(enum kind kind, char *rest) {
 static void read_compute(char *rest) { read_process(COMPUTE, rest); }
 static void read_graphics(char *rest) { read_process(GRAPHICS, rest); }
 static void read_mps(char *rest) { read_process(MPS, rest); }
+static void read_managed(char *rest) { read_process(MANAGED, rest); }
+
+/* A virtual machine's GPU can have an empty VBIOS version. */
+static void read_vbios(char *rest) {
+    to_text(now.gpu->vbios, TEXT, rest);
+    if (!strcmp(rest, "empty")) *now.gpu->vbios = '\0';
+}
 
 /* The other GPU may not be described yet, so links are made symmetric after parsing. */
 static void read_link(char *rest) {
@@ -235,7 +242,7 @@ static const struct word {
     {"bus", OF_GPU, CALL, 0, read_bus, NULL},
     {"capability", OF_GPU, CALL, 0, read_capability, NULL},
     {"link", OF_GPU, CALL, 0, read_link, NULL},
-    {"vbios", OF_GPU, STRING, offsetof(struct gpu, vbios), NULL, NULL},
+    {"vbios", OF_GPU, CALL, 0, read_vbios, NULL},
     {"width", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, width), NULL, NULL},
     {"generation", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, generation), NULL, NULL},
     {"mode", OF_GPU, CHOICE, offsetof(struct gpu, mode), NULL, modes},
@@ -262,6 +269,7 @@ static const struct word {
     {"compute", OF_DEVICE, CALL, 0, read_compute, NULL},
     {"graphics", OF_DEVICE, CALL, 0, read_graphics, NULL},
     {"mps", OF_DEVICE, CALL, 0, read_mps, NULL},
+    {"managed", OF_DEVICE, CALL, 0, read_managed, NULL},
     {"gi", OF_INSTANCE, NUMBER, offsetof(struct device, gpu_instance), NULL, NULL},
     {"ci", OF_INSTANCE, NUMBER, offsetof(struct device, compute_instance), NULL, NULL},
 };

@@ -234,10 +234,12 @@ static void add_mib(void *to, struct process process) {
     if (process.mib != NONE && process.pid != sum->except) sum->mib += process.mib;
 }
 
-/* A process that computes and draws is in both lists with the same memory. */
+/* A process that computes and draws is in both lists with the same memory. Its managed memory is in neither. */
 static bool is_counted(const struct process *first, int i) {
+    if (first[i].kind == MANAGED) return false;
     for (int before = 0; before < i; before++)
-        if (first[before].pid == first[i].pid && first[before].kind != first[i].kind) return true;
+        if (first[before].pid == first[i].pid && first[before].kind != first[i].kind && first[before].kind != MANAGED)
+            return true;
     return false;
 }
 

@@ -11,7 +11,7 @@
 enum { GPUS = 64, SLOTS = 8, PROCESSES = 2048, RULES = 64, TEXT = 96, NAME = 80, PATH = 4096 };
 
 enum { NONE = -1 };                                /* "not reported" */
-enum kind { COMPUTE, GRAPHICS, MPS, KINDS };
+enum kind { COMPUTE, GRAPHICS, MPS, MANAGED };        /* the driver never lists MANAGED */
 enum mode { DEFAULT, EXCLUSIVE_THREAD, PROHIBITED, EXCLUSIVE_PROCESS };
 enum mig { MIG_OFF, MIG_ON, MIG_UNKNOWN };
 enum conf_compute { CONF_NONE, CONF_OFF, CONF_ON, CONF_PROTECTED_PCIE };
@@ -37,7 +37,7 @@ struct device {
 struct gpu {
     struct device whole;
     unsigned domain, bus, slot, function;          /* PCI address */
-    char vbios[TEXT];
+    char vbios[TEXT];                              /* "none" if the driver does not report it */
     int width, generation, mode, utilisation, temperature, power, power_limit, speed, minor, numa, addressing;
     int remap_pending, remap_failed, recovery, screen;
     int major_capability, minor_capability;

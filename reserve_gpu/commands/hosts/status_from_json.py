@@ -7,8 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu.gpus.usage import split_graphics
-from reserve_gpu.model.devices import GRAPHICS, Device, Fault, Gauges, Process, State, Usage
+from reserve_gpu.gpus.usage import split_uses
+from reserve_gpu.model.devices import (
+    COMPUTE,
+    GRAPHICS,
+    MPS,
+    Device,
+    Fault,
+    Gauges,
+    Process,
+    State,
+    Usage,
+)
 from reserve_gpu.model.holders import DeviceStatus, Holder, Record
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Rules
@@ -49,7 +59,8 @@ def _row(fields: Fields, waiting: Sequence[Ticket]) -> DeviceStatus:
         Process(**{"pid": 0, **fields_of(Process, each.fields)})
         for each in fields.tables("processes")
     ]
-    uses, drawing = split_graphics(every, fields.number("memory_total_mib"))
+    mode = MODES.get(fields.text("compute_mode") or "")
+    uses, background = split_uses(every, fields.number("memory_total_mib"), mode)
     state, reason = _state(fields), fields.text("reason")
     place = fields.integer("next_in_line") or 0
     percent = fields.integer("utilisation_percent")
@@ -57,13 +68,13 @@ def _row(fields: Fields, waiting: Sequence[Ticket]) -> DeviceStatus:
         _device(fields, reason),
         # A kept device counts as reserved here, because its holder's record has `kept_until`.
         State.RESERVED if state is State.KEPT else state,
-        usage=_usage(fields, every),
+        usage=_usage(fields, every, uses),
         processes=tuple(uses),
         holders=tuple(map(_holder, fields.tables("holders"))),
         is_unused=fields.boolean("is_reserved_but_idle"),
         is_unreserved_use=fields.boolean("is_used_without_reservation"),
         awaited_by=waiting[place - 1].holder if 0 < place <= len(waiting) else None,
-        graphics=tuple(drawing),
+        background=tuple(background),
         promisable_mib=fields.number("memory_promisable_mib"),
         **fields_of(Gauges, {**fields.fields, "utilisation": percent}),
     )
@@ -87,14 +98,14 @@ def _device(fields: Fields, reason: str | None) -> Device | Fault:
     return device._replace(gpu_uuid=None) if device.gpu_uuid == device.uuid else device
 
 
-def _usage(fields: Fields, processes: Sequence[Process]) -> Usage | None:
+def _usage(fields: Fields, processes: Sequence[Process], uses: Sequence[Process]) -> Usage | None:
     used_mib, mode = fields.number("memory_used_mib"), MODES.get(fields.text("compute_mode") or "")
     if used_mib is None and mode is None:
         return None
-    kinds = [process.kind for process in processes]
+    kinds = [process.kind for process in uses]
     return Usage(
-        compute=kinds.count("compute"),
-        mps=kinds.count("MPS"),
+        compute=kinds.count(COMPUTE),
+        mps=kinds.count(MPS),
         total_mib=fields.number("memory_total_mib"),
         used_mib=used_mib,
         graphics_mib=float(sum(p.memory_mib or 0 for p in processes if p.kind == GRAPHICS)),

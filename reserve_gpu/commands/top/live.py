@@ -84,7 +84,7 @@ def processes(rows: Sequence[DeviceStatus], max_lines: int) -> list[Line]:
         max_lines: The maximum number of lines, including a blank line and the title. If there is
             too little space for one process, no lines are returned.
     """
-    pairs = [(row, process) for row in rows for process in (*row.processes, *row.graphics)]
+    pairs = [(row, process) for row in rows for process in (*row.processes, *row.background)]
     pairs.sort(key=lambda pair: -(pair[1].memory_mib or 0))
     if max_lines < MIN_LINES or not pairs:
         return []

@@ -90,7 +90,7 @@ def test_a_sign_of_life(screen: Any) -> None:
 def test_processes_where_there_is_room() -> None:
     """Below the picture stand the processes, those with the most memory first, as room is left."""
     found = [Process(pid, pid * 1024, "bob", "python\x1b") for pid in (1, 3, 2)]
-    rows = (row(0)._replace(processes=(*found[:2],)), row(1)._replace(graphics=(found[2],)))
+    rows = (row(0)._replace(processes=(*found[:2],)), row(1)._replace(background=(found[2],)))
     texts = ["".join(map(plain, top.processes(rows, room))) for room in (5, 4, 3)]
     assert [re.findall(r"(GPU\d) +(\d)\.0 GiB", text) for text in texts] == [
         [("GPU0", "3"), ("GPU1", "2"), ("GPU0", "1")], [("GPU0", "3")], [],

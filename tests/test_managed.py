@@ -1,0 +1,212 @@
+"""Managed memory, which some drivers leave out of the sizes of processes.
+
+https://github.com/gpuopenanalytics/pynvml/issues/63
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reserve_gpu
+from reserve_gpu.gpus.usage import DRIVER_RESERVE_MIB, promisable_mib
+from reserve_gpu.model.devices import Device, State, Usage
+from tests.reserving import got, of_gpu, refused
+from tests.test_machines import on_a_host
+
+if TYPE_CHECKING:
+    from tests.here import Here
+
+pytestmark = on_a_host
+
+TOTAL_MIB = 10000
+GPU = f"gpu\n memory {TOTAL_MIB}\n"
+DEVICE = Device(0, "GPU-1", memory_mib=TOTAL_MIB)
+THIS = os.getpid()
+
+
+def room_mib(
+    used: float, listed: float | None, *parts: tuple[float | None, float | None], **more: Any
+) -> float | None:
+    """Return the available memory of a GPU with 10000 MiB."""
+    reading = Usage(used_mib=used, listed_mib=listed, total_mib=TOTAL_MIB, **more)
+    return promisable_mib(DEVICE, reading, parts)
+
+
+@pytest.mark.parametrize(
+    ("used", "listed", "parts", "expected"),
+    [
+        (3300, 300, [(4000, 300)], 6000),  # 3000 MiB fit into the part
+        (6300, 300, [(4000, 300)], 3700),  # 2300 MiB of 6000 do not fit
+        (3300, 3300, [(4000, 3300)], 6000),  # the driver lists all memory
+        (3300, 300, [(4000, 0)], 2700),  # the holder has no process here
+        (3300, 300, [(4000, 300), (1000, 0)], 5000),
+        (3300, 300, [(4000, 0), (1000, 300)], 2700),  # only 700 MiB fit into the second part
+        (3500, 500, [(2000, 300), (2000, 200)], 6000),
+        (4300, 1300, [(4000, 300)], 5000),  # 1000 MiB of a process without a reservation
+        (3300, None, [(4000, 300)], 3000),  # an incomplete list explains nothing
+        (3300, 300, [], 6700),
+        (300, 4000, [(2000, 300)], 8000),  # memory that was freed between two readings
+        (3000, 0, [(4000, 300)], 6000),  # a process that has ended between two readings
+    ],
+)
+def test_memory_of_no_process(
+    used: float, listed: float | None, parts: list[tuple[float, float]], expected: float
+) -> None:
+    """Unlisted memory counts towards the parts whose holders use the GPU, and nothing else."""
+    assert room_mib(used, listed, *parts) == expected
+
+
+def test_memory_that_is_not_managed() -> None:
+    """The driver's reserve and the pages of a NUMA node never count towards a part."""
+    assert room_mib(900, 300, (4000, 300), reserve_known=False) == 5400
+    more_mib = DRIVER_RESERVE_MIB + 300
+    assert room_mib(300 + more_mib, 300, (4000, 300), reserve_known=False) == 5360
+    assert room_mib(3300, 300, (4000, 300), has_host_memory=True) == 3000
+
+
+SIZES = st.integers(0, TOTAL_MIB)
+
+
+@settings(max_examples=1000, deadline=None, derandomize=True)
+@given(
+    parts=st.lists(st.tuples(SIZES, SIZES), max_size=4),
+    own=st.tuples(SIZES, SIZES),
+    used_mib=SIZES,
+    listed_mib=st.none() | SIZES,
+    reserve_mib=st.integers(0, 500),
+    is_known=st.booleans(),
+)
+def test_no_more_than_there_is(
+    parts: list[tuple[int, int]],
+    own: tuple[int, int],
+    used_mib: int,
+    listed_mib: int | None,
+    reserve_mib: int,
+    *,
+    is_known: bool,
+) -> None:
+    """For any readings, available memory plus all parts or plus all use fits on the GPU."""
+    device = DEVICE._replace(reserve_mib=reserve_mib)
+    reading = Usage(used_mib=used_mib, listed_mib=listed_mib, reserve_known=is_known)
+    room = promisable_mib(device, reading, parts, own)
+    today = promisable_mib(device, reading._replace(listed_mib=None), parts, own)
+    assert room is not None
+    assert today is not None
+    assert room >= today
+    if room:
+        usable_mib = TOTAL_MIB - reserve_mib
+        assert room + used_mib <= usable_mib
+        assert room + sum(max(size, use) for size, use in [*parts, own]) <= usable_mib
+
+
+def device_of(here: Here, lines: str, **part: Any) -> tuple[dict[str, Any], str]:
+    """Return GPU 0 as JSON and as text, with a part held by this process."""
+    here.write(f"{GPU}{lines}")
+    with here.rival("0", **part):
+        status = reserve_gpu.status()
+        (device,) = status.to_dict()["devices"]
+        return device, of_gpu(str(status))
+
+
+OUTSIDE = f" compute {THIS} 300\n managed {THIS} 3000\n"
+INSIDE = f" compute {THIS} 3300\n"
+BOTH = {"outside the process's size": OUTSIDE, "inside the process's size": INSIDE}
+
+
+@pytest.mark.parametrize("lines", BOTH.values(), ids=BOTH.keys())
+def test_it_counts_once(here: Here, lines: str) -> None:
+    """A holder's managed memory takes up the holder's part, and no other memory."""
+    device, text = device_of(here, lines, part_mib=5000)
+    assert device["memory_used_mib"] == 3300
+    assert device["memory_promisable_mib"] == 5000
+    assert device["is_used_without_reservation"] is False
+    assert "visible process" not in text
+    with here.rival("0", part_mib=5000):
+        assert "4.8 GiB" in refused(memory="5001MiB")
+        assert got(memory="5000MiB") == "0"
+
+
+@pytest.mark.parametrize(
+    ("lines", "part", "used_mib", "is_over", "words"),
+    [
+        (OUTSIDE, {"part_mib": 2000}, None, None, "up to 2.0 GiB"),
+        (OUTSIDE, {"part_mib": 5000}, None, None, "up to 4.9 GiB"),
+        (OUTSIDE, {"part_mib": 200}, 300, True, ": over"),
+        (OUTSIDE, {}, None, False, "rival.ipynb"),
+        (INSIDE, {"part_mib": 2000}, 3300, True, ": over"),
+        (f" compute {THIS} 0\n managed {THIS} 3000", {"part_mib": 5000}, None, None, "up to 4.9"),
+        (f" compute {THIS} 300\n managed {THIS} 100", {"part_mib": 5000}, 300, False, "0.3 of 4.9"),
+        (
+            f"{OUTSIDE} compute 5000001 0",
+            {"part_mib": 5000}, None, None, "no memory: pid 5000001",
+        ),
+        (
+            f"{OUTSIDE} compute 5000001 20",
+            {"part_mib": 5000}, 300, False, "without a reservation: pid 5000001",
+        ),
+        (" managed 5000001 3000", {"part_mib": 5000}, 0, False, "in use by no visible process"),
+    ],
+)  # fmt: skip
+def test_its_share_is_unknown(
+    here: Here,
+    lines: str,
+    part: dict[str, Any],
+    used_mib: float | None,
+    words: str,
+    *,
+    is_over: bool | None,
+) -> None:
+    """The use of a GPU's only process is unknown if unlisted memory is in use, and never over."""
+    device, text = device_of(here, lines, **part)
+    (holder,) = device["holders"]
+    assert (holder["memory_used_mib"], holder["is_over"]) == (used_mib, is_over)
+    assert words in text
+    assert ("no visible process" in text) is ("no visible process" in words)
+
+
+def test_its_share_is_unknown_next_to_a_window(here: Here) -> None:
+    """A small graphics process of the holder changes nothing: its own memory is known."""
+    with subprocess.Popen(["sleep", "99"]) as child:
+        try:
+            device, text = device_of(here, f"{OUTSIDE} graphics {child.pid} 20", part_mib=5000)
+        finally:
+            child.kill()
+    assert device["holders"][0]["memory_used_mib"] is None
+    assert "up to 4.9 GiB" in text
+
+
+@pytest.mark.parametrize("lines", BOTH.values(), ids=BOTH.keys())
+def test_a_refusal_says_the_same(here: Here, lines: str) -> None:
+    """A refusal shows the same use of a part as the status, and accuses no other process."""
+    here.write(f"{GPU}{lines}")
+    with here.rival("0", part_mib=4000):
+        status, text = of_gpu(str(reserve_gpu.status())), of_gpu(refused(memory="9000MiB"))
+    words = "up to 3.9 GiB" if "managed" in lines else "3.2 of 3.9 GiB"
+    assert words in status
+    assert words in text
+    assert "5.8 GiB still available" in status
+    assert "5.8 GiB still available" in text
+    assert "process" not in text
+
+
+def test_without_a_holder(here: Here) -> None:
+    """Without a reservation, memory that belongs to no listed process makes a GPU busy."""
+    here.write(f"{GPU} managed 5000001 3000")
+    (row,) = reserve_gpu.status().rows
+    assert (row.state, row.promisable_mib) == (State.BUSY, 7000)
+    assert "2.9 GiB in use by no visible process" in of_gpu(refused())
+
+
+@pytest.mark.parametrize("lines", BOTH.values(), ids=BOTH.keys())
+def test_a_larger_part(here: Here, lines: str) -> None:
+    """A process's own managed memory does not count against a larger part of the same GPU."""
+    here.write(GPU)
+    assert got(memory="4000MiB") == "0"
+    here.write(f"{GPU}{lines}")
+    assert got(memory="10000MiB") == "0"
