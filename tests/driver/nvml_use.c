@@ -160,7 +160,7 @@ static int process_details(const struct subject *it, struct process_details *det
     if (!details) return INVALID_ARGUMENT;
     if (details->version != VERSION) return ARGUMENT_VERSION_MISMATCH;
     if (it->gpu->major_capability < HOPPER) return NOT_SUPPORTED;
-    if (details->mode >= KINDS) return INVALID_ARGUMENT;
+    if (details->mode >= sizeof kinds / sizeof *kinds) return INVALID_ARGUMENT;
     if (is_split(it)) return NO_PERMISSION;
     const struct listing *listing = list(it->device, kinds[details->mode]);
     unsigned room = details->to ? details->count : 0;
