@@ -27,7 +27,7 @@ pytestmark = on_a_host
 TOTAL_MIB = 10000
 GPU = f"gpu\n memory {TOTAL_MIB}\n"
 DEVICE = Device(0, "GPU-1", memory_mib=TOTAL_MIB)
-THIS = os.getpid()
+PID = "PID"  # replaced by the pid of this process: names of test cases must not contain pids
 
 
 def room_mib(
@@ -105,17 +105,22 @@ def test_no_more_than_there_is(
         assert room + sum(max(size, use) for size, use in [*parts, own]) <= usable_mib
 
 
+def of_this_process(lines: str) -> str:
+    """Return lines of a scenario with this process's pid."""
+    return lines.replace(PID, str(os.getpid()))
+
+
 def device_of(here: Here, lines: str, **part: Any) -> tuple[dict[str, Any], str]:
     """Return GPU 0 as JSON and as text, with a part held by this process."""
-    here.write(f"{GPU}{lines}")
+    here.write(f"{GPU}{of_this_process(lines)}")
     with here.rival("0", **part):
         status = reserve_gpu.status()
         (device,) = status.to_dict()["devices"]
         return device, of_gpu(str(status))
 
 
-OUTSIDE = f" compute {THIS} 300\n managed {THIS} 3000\n"
-INSIDE = f" compute {THIS} 3300\n"
+OUTSIDE = f" compute {PID} 300\n managed {PID} 3000\n"
+INSIDE = f" compute {PID} 3300\n"
 BOTH = {"outside the process's size": OUTSIDE, "inside the process's size": INSIDE}
 
 
@@ -140,8 +145,8 @@ def test_it_counts_once(here: Here, lines: str) -> None:
         (OUTSIDE, {"part_mib": 200}, 300, True, ": over"),
         (OUTSIDE, {}, None, False, "rival.ipynb"),
         (INSIDE, {"part_mib": 2000}, 3300, True, ": over"),
-        (f" compute {THIS} 0\n managed {THIS} 3000", {"part_mib": 5000}, None, None, "up to 4.9"),
-        (f" compute {THIS} 300\n managed {THIS} 100", {"part_mib": 5000}, 300, False, "0.3 of 4.9"),
+        (f" compute {PID} 0\n managed {PID} 3000", {"part_mib": 5000}, None, None, "up to 4.9"),
+        (f" compute {PID} 300\n managed {PID} 100", {"part_mib": 5000}, 300, False, "0.3 of 4.9"),
         (
             f"{OUTSIDE} compute 5000001 0",
             {"part_mib": 5000}, None, None, "no memory: pid 5000001",
@@ -184,7 +189,7 @@ def test_its_share_is_unknown_next_to_a_window(here: Here) -> None:
 @pytest.mark.parametrize("lines", BOTH.values(), ids=BOTH.keys())
 def test_a_refusal_says_the_same(here: Here, lines: str) -> None:
     """A refusal shows the same use of a part as the status, and accuses no other process."""
-    here.write(f"{GPU}{lines}")
+    here.write(f"{GPU}{of_this_process(lines)}")
     with here.rival("0", part_mib=4000):
         status, text = of_gpu(str(reserve_gpu.status())), of_gpu(refused(memory="9000MiB"))
     words = "up to 3.9 GiB" if "managed" in lines else "3.2 of 3.9 GiB"
@@ -208,5 +213,5 @@ def test_a_larger_part(here: Here, lines: str) -> None:
     """A process's own managed memory does not count against a larger part of the same GPU."""
     here.write(GPU)
     assert got(memory="4000MiB") == "0"
-    here.write(f"{GPU}{lines}")
+    here.write(f"{GPU}{of_this_process(lines)}")
     assert got(memory="10000MiB") == "0"
