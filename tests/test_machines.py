@@ -28,6 +28,7 @@ from reserve_gpu.system import procfs
 from tests import driver
 from tests.forker import Forker
 from tests.machine import LIMIT_S, ROOT, Child, Machine, program
+from tests.processes import wait_for
 from tests.reserving import got, of_gpu, refused, variables, would_be_refused
 
 if TYPE_CHECKING:
@@ -764,6 +765,22 @@ def test_a_zombie_is_called_so(here: Here) -> None:
     (told,) = status.to_dict()["devices"][0]["processes"]
     assert told["zombie_of"].endswith(f"(pid {os.getpid()})")
     assert told["command"].startswith("python")
+
+
+@on_a_host
+@pytest.mark.process
+def test_the_parent_of_a_zombie_has_its_pid_after_a_long_command(here: Here) -> None:
+    """A zombie's parent is named with its pid, however long its command is."""
+    code = "import os; pid = os.fork() or os._exit(0); print(pid, flush=True); os.read(0, 1)"
+    argv = [sys.executable, "-c", code, "argument" * 100]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout
+        zombie = int(parent.stdout.readline())
+        wait_for(lambda: psutil.Process(zombie).status() == psutil.STATUS_ZOMBIE)
+        here.write(f"gpu\n compute {zombie} 3000")
+        text = refused()
+        parent.communicate()
+    assert f"(pid {parent.pid}) ends." in text
 
 
 # -- a driver that hangs ---------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.errors import COMMAND_LIMIT, TOO_MANY_FILES, ReserveGPUError
+from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import accounts, settings
 from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.process_identity import command
@@ -29,6 +30,7 @@ MOST_OPEN = 10_000  # maximum number of descriptors to read per user, to save ti
 # start time is either a bare number or the first field of a JSON object.
 HOLDER = re.compile(r'([0-9]{1,10})(?: (?:\{"began": )?([0-9]{1,20}))?(?=[ ,]|$)')
 HOLDER_LIMIT = 60  # maximum length of the string that HOLDER matches, in characters
+PARENT_LIMIT = 40  # maximum length of a zombie's parent's command in a message, in characters
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h
 
 
@@ -469,7 +471,8 @@ def with_identity(process: Process) -> Process:
     process = process._replace(user=user_of(process.pid), command=name)
     if stat[3]:
         parent = with_identity(process._replace(pid=stat[1], command="a process"))
-        return process._replace(zombie_of=f"{parent.command} (pid {parent.pid})")
+        name = sanitize(parent.command or "", PARENT_LIMIT)
+        return process._replace(zombie_of=f"{name} (pid {parent.pid})")
     return process
 
 
