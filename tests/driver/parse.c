@@ -206,6 +206,10 @@ static const struct choice modes[] = {{"default", DEFAULT}, {"exclusive_thread",
                                       {"prohibited", PROHIBITED}, {"exclusive_process", EXCLUSIVE_PROCESS}, {0}};
 static const struct choice migs[] = {{"off", MIG_OFF}, {"on", MIG_ON}, {"none", MIG_UNKNOWN}, {0}};
 
+static const struct choice samples[] = {{"epoch", EPOCH}, {"boot", BOOT}, {"monotonic", MONOTONIC},
+                                        {"offset", OFFSET}, {"strange", STRANGE}, {"rubbish", RUBBISH},
+                                        {"none", EMPTY}, {0}};
+
 enum scope { OF_MACHINE, OF_GPU, OF_DEVICE, OF_INSTANCE };
 enum value { CALL, NUMBER, NUMBER_OR_NONE, STRING, CHOICE };
 
@@ -235,6 +239,7 @@ static const struct word {
     {"generation", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, generation), NULL, NULL},
     {"mode", OF_GPU, CHOICE, offsetof(struct gpu, mode), NULL, modes},
     {"mig", OF_GPU, CHOICE, offsetof(struct gpu, mig), NULL, migs},
+    {"samples", OF_GPU, CHOICE, offsetof(struct gpu, samples), NULL, samples},
     {"slots", OF_GPU, NUMBER, offsetof(struct gpu, slots), NULL, NULL},
     {"utilisation", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, utilisation), NULL, NULL},
     {"temperature", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, temperature), NULL, NULL},

@@ -14,6 +14,7 @@ enum { NONE = -1 };                                /* "not reported" */
 enum kind { COMPUTE, GRAPHICS, MPS, KINDS };
 enum mode { DEFAULT, EXCLUSIVE_THREAD, PROHIBITED, EXCLUSIVE_PROCESS };
 enum mig { MIG_OFF, MIG_ON, MIG_UNKNOWN };
+enum samples { EPOCH, BOOT, MONOTONIC, OFFSET, STRANGE, RUBBISH, EMPTY };
 enum link { UNSAID, SWITCH = 10, SWITCHES = 20, HOST = 30, NODE = 40, SYSTEM = 50 };
 
 struct process {
@@ -41,6 +42,7 @@ struct gpu {
     int remap_pending, remap_failed, recovery, screen;
     int major_capability, minor_capability;
     int mig, slots;
+    int samples;                                   /* enum samples */
     enum link links[GPUS];
     bool nvlink[GPUS];
     struct device instances[SLOTS];
