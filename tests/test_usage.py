@@ -154,6 +154,7 @@ def test_usable(reading: Usage, *, expected: bool) -> None:
 
 NOW, MONOTONIC = Instant(1_800_000_000.0, 500_000.0), 400_000.0  # suspended for 100,000 s in total
 MINUTE_S, HOUR_S, RUBBISH = 60.0, 3600.0, 4_294_000_000
+MINUTE_AGO = NOW.later(-MINUTE_S)
 
 
 def sample(time_s: float, gpu: int = 80, pid: int = 1, memory: int = 0) -> UseSample:
@@ -161,7 +162,7 @@ def sample(time_s: float, gpu: int = 80, pid: int = 1, memory: int = 0) -> UseSa
 
 
 def recent(
-    *samples: UseSample, since: Instant = NOW.later(-MINUTE_S), suspects: tuple[int, ...] = ()
+    *samples: UseSample, since: Instant = MINUTE_AGO, suspects: tuple[int, ...] = ()
 ) -> dict[int, int | None]:
     return usage.recent_use(samples, since, NOW, MONOTONIC, suspects)
 
@@ -211,4 +212,4 @@ def test_setting_the_wall_clock_hides_no_use(set_s: float) -> None:
     since = Instant(NOW.wall - MINUTE_S - set_s, NOW.boot - MINUTE_S)
     assert recent(sample(NOW.wall - 1.0), since=since) == {1: 80}
     before = recent(sample(NOW.wall - 1.0 - set_s), since=since)  # before the clock was set
-    assert before == ({1: 80} if 0 < set_s else {1: None})
+    assert before == ({1: 80} if set_s > 0 else {1: None})

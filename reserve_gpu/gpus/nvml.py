@@ -46,8 +46,8 @@ NO_MIG = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
 MIG_COUNT = "nvmlDeviceGetMaxMigDeviceCount"
 NO_INSTANCE = frozenset({Code.NOT_FOUND})  # there can be gaps between instance numbers
 
-# No process has used the GPU (https://github.com/Cldfire/nvml-wrapper/issues/56). The bindings raise
-# an error with code 0 if the driver succeeds but returns no sample.
+# No process has used the GPU (https://github.com/Cldfire/nvml-wrapper/issues/56). If the driver
+# succeeds but returns no sample, the bindings raise an error with code 0.
 NO_SAMPLES = frozenset({0, Code.NOT_FOUND})
 # The driver offers samples, but it hung, or new samples arrived between two calls.
 UNREAD_SAMPLES = frozenset({None, Code.INSUFFICIENT_SIZE})

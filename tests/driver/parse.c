@@ -190,6 +190,11 @@ static void read_wait(int what, char *rest) {
 static void read_delay(char *rest) { read_wait(DELAY, rest); }
 static void read_delay_first(char *rest) { read_wait(DELAY_FIRST, rest); }
 
+static void read_stuck(char *rest) {
+    struct rule *rule = read_rule(STUCK, &rest);
+    to_text(rule->path, sizeof rule->path, rest + strspn(rest, " \t"));
+}
+
 /* The Python builder omits the symbol from the library, so the parser only checks the line. */
 static void read_missing(char *rest) { needed_word(&rest, "the function"); }
 
@@ -228,6 +233,7 @@ static const struct word {
     {"fail", OF_MACHINE, CALL, 0, read_fail, NULL},
     {"delay", OF_MACHINE, CALL, 0, read_delay, NULL},
     {"delay-first", OF_MACHINE, CALL, 0, read_delay_first, NULL},
+    {"stuck", OF_MACHINE, CALL, 0, read_stuck, NULL},
     {"missing", OF_MACHINE, CALL, 0, read_missing, NULL},
     {"gpu", OF_MACHINE, CALL, 0, open_gpu, NULL},
     {"instance", OF_GPU, CALL, 0, open_instance, NULL},

@@ -54,12 +54,13 @@ struct place {
 };
 
 struct rule {
-    enum { FAIL, DELAY, DELAY_FIRST } what;
+    enum { FAIL, DELAY, DELAY_FIRST, STUCK } what;
     char function[NAME];
     bool everywhere;
     struct place place;
     int code;
     double seconds;
+    char path[2 * TEXT];                           /* of STUCK */
 };
 
 struct scenario {
