@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,6 +27,7 @@ from tests.processes import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.here import Here
     from tests.machine import Machine
@@ -94,15 +95,21 @@ def stuck(machine: Machine, code: str, number: int = 1) -> Iterator[list[Child]]
                 assert child.run(code).error is None
                 machine.write(f"{scenario}\nstuck nvmlDeviceGetPowerUsage 0 {file}\n")
                 assert child.run(READ).error is None
-                wait_for(lambda pid=child.pid: "D" in states(pid))
+                wait_for(partial(is_in_driver, child.pid))
                 machine.write(scenario)
                 child.process.kill()
-                wait_for(lambda pid=child.pid: states(pid) == "ZD")
+                wait_for(partial(is_in_driver, child.pid, "ZD"))
             yield children
         finally:
             run("fsfreeze", "-u", str(mounted))
             for child in children:
                 child.kill()
+
+
+def is_in_driver(pid: int, only: str = "") -> bool:
+    """Return whether a thread is in state D, and all threads have the given states if any."""
+    found = states(pid)
+    return found == only if only else "D" in found
 
 
 def states(pid: int) -> str:
@@ -130,9 +137,8 @@ def test_the_mutex_of_a_process_stuck_in_the_driver_is_passed(here: Here) -> Non
 @needs_root
 def test_the_mutexes_of_several_stuck_processes_are_passed(here: Here) -> None:
     """Each killed process that keeps a file of the mutex is passed, until no file is left."""
-    with stuck(here, TAKE_THE_MUTEX, 2), LockDirectory() as directory:
-        with directory.mutex():
-            assert locked(here.locks) == {*MUTEXES[:3]}
+    with stuck(here, TAKE_THE_MUTEX, 2), LockDirectory() as directory, directory.mutex():
+        assert locked(here.locks) == {*MUTEXES[:3]}
     with LockDirectory() as directory, directory.mutex(0.0):
         assert locked(here.locks) == {"mutex.lock"}
 
@@ -163,9 +169,12 @@ def test_a_link_to_a_reserved_device_does_not_hold_the_mutex(here: Here) -> None
         os.link(here.locks / f"{here.uuid('0')}.lock", here.locks / MUTEXES[1])
         with LockDirectory() as directory, directory.mutex(0.0):
             pass
-        with stuck(here, TAKE_THE_MUTEX) as (holder,), LockDirectory() as directory:
-            with pytest.raises(MutexHeldError, match=f"process {holder.pid} of") as refused:
-                directory.mutex(1.0).__enter__()
+        with (
+            stuck(here, TAKE_THE_MUTEX) as (holder,),
+            LockDirectory() as directory,
+            pytest.raises(MutexHeldError, match=f"process {holder.pid} of") as refused,
+        ):
+            directory.mutex(1.0).__enter__()
     assert "was killed and is stuck in the driver (state D)" in str(refused.value)
 
 
@@ -180,7 +189,7 @@ def test_a_living_process_in_the_driver_keeps_the_mutex(here: Here) -> None:
             assert run("fsfreeze", "-f", str(mounted))
             here.add(f"stuck nvmlDeviceGetPowerUsage 0 {file}")
             assert holder.run(READ).error is None
-            wait_for(lambda: "D" in states(holder.pid))
+            wait_for(partial(is_in_driver, holder.pid))
             assert not procfs.is_dying(holder.pid)
             with pytest.raises(MutexHeldError, match=rf"process {holder.pid} of"):
                 directory.mutex(1.0).__enter__()

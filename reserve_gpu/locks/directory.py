@@ -978,9 +978,7 @@ def _mutex_message(pid: int | None, waited_s: float) -> str:
         )
     if pid is not None and procfs.is_stopped(pid):
         run = shell_line(f"kill -CONT {pid}")
-        return (
-            f"{text}, but is stopped (state T). To continue that process, its user can run: {run}"
-        )
+        return f"{text}, but is stopped (state T). To continue it, its user can run: {run}"
     text += ". Try again."
     if waited_s < LONG_S:
         return text
