@@ -283,8 +283,13 @@ def test_a_second_kernel_is_refused(hardware: Hardware, table: Table) -> None:
 WORKERS = """
 import json, os, time
 from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.gpus.usage import recent_use
+from reserve_gpu.system import procfs
 with Nvml() as gpus:
-    found = gpus.workers(gpus.devices(int(os.environ['GPU']))[0], time.time() - 2)
+    found = gpus.use_samples(gpus.devices(int(os.environ['GPU']))[0])
+if found is not None:
+    now = procfs.now()
+    found = recent_use(found, now.later(-2.0), now, time.monotonic())
 print(json.dumps(None if found is None else sorted(found)))
 """
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from reserve_gpu.gpus import usage
-from reserve_gpu.model.devices import ComputeMode, State, Usage
+from reserve_gpu.model.clocks import Instant
+from reserve_gpu.model.devices import ComputeMode, State, Usage, UseSample
 
 SEEN = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
 PROHIBITED, EXCLUSIVE = ComputeMode.PROHIBITED, ComputeMode.EXCLUSIVE_PROCESS
@@ -147,3 +148,68 @@ def test_configured_limit_excuses_no_process() -> None:
 def test_usable(reading: Usage, *, expected: bool) -> None:
     """CUDA lets nobody onto a prohibited device, and no second process onto an exclusive one."""
     assert usage.is_usable(reading) is expected
+
+
+# -- samples of use --------------------------------------------------------------------------------
+
+NOW, MONOTONIC = Instant(1_800_000_000.0, 500_000.0), 400_000.0  # suspended for 100,000 s in total
+MINUTE_S, HOUR_S, RUBBISH = 60.0, 3600.0, 4_294_000_000
+MINUTE_AGO = NOW.later(-MINUTE_S)
+
+
+def sample(time_s: float, gpu: int = 80, pid: int = 1, memory: int = 0) -> UseSample:
+    return UseSample(pid, time_s, (gpu, memory, 0, 0))
+
+
+def recent(
+    *samples: UseSample, since: Instant = MINUTE_AGO, suspects: tuple[int, ...] = ()
+) -> dict[int, int | None]:
+    return usage.recent_use(samples, since, NOW, MONOTONIC, suspects)
+
+
+@pytest.mark.parametrize("clock", [NOW.wall, NOW.boot, MONOTONIC], ids=["wall", "boot", "mono"])
+def test_the_clock_of_samples_is_recognized(clock: float) -> None:
+    """Samples count as recent or old by whichever clock the driver uses."""
+    assert recent(sample(clock - 1.0)) == {1: 80}
+    assert recent(sample(clock + 1.0)) == {1: 80}  # taken during the reading
+    assert recent(sample(clock - 59.0, gpu=0, memory=3)) == {1: 0}
+    assert recent(sample(clock - 61.0)) == {}
+    assert recent(sample(clock - 1.0, gpu=0)) == {}
+
+
+@pytest.mark.parametrize(
+    "time_s",
+    [0.0, 1.0, NOW.wall * 1000, NOW.wall / 1000, NOW.wall + HOUR_S, NOW.wall - 2 * HOUR_S],
+)
+def test_a_sample_without_a_known_clock_is_unclear(time_s: float) -> None:
+    """If a sample's time fits no clock, the use by its process is unknown."""
+    assert recent(sample(time_s)) == {1: None}
+    assert recent(sample(time_s, gpu=0)) == {}
+    assert recent(sample(time_s), sample(NOW.wall)) == {1: 80}
+
+
+def test_rubbish_percentages_are_unclear() -> None:
+    """A percentage above 100 proves neither use nor idleness of its process."""
+    assert recent(sample(NOW.wall, RUBBISH)) == {1: None}
+    assert recent(sample(NOW.wall, 0, memory=RUBBISH)) == {1: None}
+    assert recent(sample(NOW.wall - 61.0, RUBBISH)) == {}
+    assert recent(sample(NOW.wall, RUBBISH), sample(NOW.wall - 1.0, 5)) == {1: 5}
+    assert recent(sample(NOW.wall, RUBBISH, pid=2), sample(NOW.wall, 5)) == {1: 5, 2: None}
+
+
+def test_old_samples_are_unclear_while_the_device_is_active() -> None:
+    """If no sample explains why the device is active, any process on it might be working."""
+    old = sample(NOW.boot - 600.0)  # by a driver whose clock is slow, this might be recent
+    assert recent(old, suspects=(1, 2)) == {1: None, 2: None}
+    assert recent(suspects=(1,)) == {1: None}
+    assert recent(old) == {}
+    assert recent(old, sample(NOW.boot, pid=2), suspects=(1, 2)) == {2: 80}
+
+
+@pytest.mark.parametrize("set_s", [HOUR_S / 2, -HOUR_S, -1_700_000_000.0])
+def test_setting_the_wall_clock_hides_no_use(set_s: float) -> None:
+    """A process that has worked since the last look counts, although the wall clock was set."""
+    since = Instant(NOW.wall - MINUTE_S - set_s, NOW.boot - MINUTE_S)
+    assert recent(sample(NOW.wall - 1.0), since=since) == {1: 80}
+    before = recent(sample(NOW.wall - 1.0 - set_s), since=since)  # before the clock was set
+    assert before == ({1: 80} if set_s > 0 else {1: None})

@@ -26,6 +26,7 @@ from reserve_gpu.model.devices import (
     Process,
     State,
     Usage,
+    UseSample,
 )
 from reserve_gpu.model.errors import NoDeviceError
 from reserve_gpu.system import procfs
@@ -46,6 +47,12 @@ CALL_LIMIT_S = 20.0  # seconds; without persistence mode, initializing a GPU tak
 NO_MIG = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
 MIG_COUNT = "nvmlDeviceGetMaxMigDeviceCount"
 NO_INSTANCE = frozenset({Code.NOT_FOUND})  # there can be gaps between instance numbers
+
+# No process has used the GPU (https://github.com/Cldfire/nvml-wrapper/issues/56). If the driver
+# succeeds but returns no sample, the bindings raise an error with code 0.
+NO_SAMPLES = frozenset({0, Code.NOT_FOUND})
+# The driver offers samples, but it hung, or new samples arrived between two calls.
+UNREAD_SAMPLES = frozenset({None, Code.INSUFFICIENT_SIZE})
 
 # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and the recovery actions that make a GPU unusable:
 # https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html
@@ -257,24 +264,23 @@ class Nvml:
             return self._driver.run(self._read_uses_of, tuple(devices))
         return {}
 
-    def workers(self, device: Device, since: float) -> dict[int, int] | None:
-        """Return the processes that have used a device since a given time.
+    def use_samples(self, device: Device) -> list[UseSample] | None:
+        """Return samples of how each process has recently used a device.
 
-        Computing, accessing memory, and encoding or decoding video all count as use.
+        The samples cover only the last few seconds or minutes. `usage.recent_use` interprets them.
 
         Args:
             device: The device.
-            since: The start of the period in seconds since the epoch. The driver's samples cover
-                only the last few seconds or minutes.
 
         Returns:
-            The percentage of time that each process spent computing, keyed by pid. None if the
-            driver does not report it, as for MIG instances or under WSL2.
+            The samples. None if the driver does not report them, as for MIG instances or under
+            WSL2.
+
+        Raises:
+            DeviceError: The driver reports samples, but they could not be read this time.
         """
-        with suppress(DeviceError):
-            self._require(device)
-            return self._driver.run(self._read_workers, device, since)
-        return None
+        self._require(device)
+        return self._driver.run(self._read_use_samples, device)
 
     def share(self, device: Device) -> float | None:
         """Return a device's fraction of its GPU's memory, or None if the fraction is unknown."""
@@ -533,16 +539,21 @@ class Nvml:
                 return [_process(entry, kind) for entry in self._driver.ask(name, handle)]
         return []
 
-    def _read_workers(self, device: Device, since: float) -> dict[int, int] | None:
-        """Read each process's utilization. NOT_FOUND means that no process has used the device."""
+    def _read_use_samples(self, device: Device) -> list[UseSample] | None:
+        """Read all samples of the processes' utilization, because their clock is unknown."""
         handle, _ = self._handles[device.uuid]
-        since_us = int(since * 1e6)
         try:
-            samples = self._driver.ask("nvmlDeviceGetProcessUtilization", handle, since_us)
+            samples = self._driver.ask("nvmlDeviceGetProcessUtilization", handle, 0)
         except DeviceError as error:
-            return {} if error.code == Code.NOT_FOUND else None
-        used = (s for s in samples if s.smUtil or s.memUtil or s.encUtil or s.decUtil)
-        return {sample.pid: sample.smUtil for sample in used if sample.timeStamp > since_us}
+            if error.code in NO_SAMPLES:
+                return []
+            if error.code in UNREAD_SAMPLES:
+                raise
+            return None
+        return [
+            UseSample(s.pid, s.timeStamp / 1e6, (s.smUtil, s.memUtil, s.encUtil, s.decUtil))
+            for s in samples
+        ]
 
     def _read_share(self, device: Device) -> float | None:
         handle, gpu = self._handles[device.uuid]

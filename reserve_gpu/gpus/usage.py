@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 from reserve_gpu.model.devices import COMPUTE, GRAPHICS, ComputeMode, Device, Process, State, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
+
+    from reserve_gpu.model.clocks import Instant
+    from reserve_gpu.model.devices import UseSample
 
 
 DEFAULT_IDLE_MIB = 1024.0
@@ -25,6 +28,11 @@ GRAPHICS_FRACTION = 0.5
 DRIVER_RESERVE_MIB = 640.0
 # In these modes, a process with a context keeps all others off the device.
 EXCLUSIVE = frozenset({ComputeMode.EXCLUSIVE_THREAD, ComputeMode.EXCLUSIVE_PROCESS})
+# The driver keeps a process's utilization samples for seconds or minutes. A sample that seems to be
+# older than OLDEST_SAMPLE_S by every clock, or more than EARLY_SAMPLE_S ahead, can't be understood.
+OLDEST_SAMPLE_S = 3600.0
+EARLY_SAMPLE_S = 5.0
+MOST_PERCENT = 100
 
 
 def is_desktop(process: Process, drawing: Collection[int]) -> bool:
@@ -261,3 +269,51 @@ def promisable_mib(
         reserved_mib = sum(max(size or 0.0, use or 0.0) for size, use in parts)
         taken = unreserved_mib - managed_mib + reserved_mib
     return max(0.0, device.usable_mib - taken)
+
+
+def recent_use(
+    samples: Iterable[UseSample],
+    since: Instant,
+    now: Instant,
+    monotonic: float,
+    suspects: Collection[int] = (),
+) -> dict[int, int | None]:
+    """Return the processes that have used a device since a given time, according to samples.
+
+    Drivers stamp the samples by the wall clock or by a clock that starts at boot
+    (https://github.com/NVIDIA/gpu-metrics-agent/issues/37). The nearest clock is assumed. If it is
+    wrong, a working process seems to have only old samples, so old or missing samples prove nothing
+    while the device is active. Percentages can be arbitrary numbers, for example after a process
+    has become a zombie (https://github.com/Syllo/nvtop/pull/110).
+
+    Args:
+        samples: The samples of all processes.
+        since: The start of the period.
+        now: The time of the reading.
+        monotonic: The time of the reading by CLOCK_MONOTONIC, which stops during suspension.
+        suspects: The pids of the processes on the device if it is active at this moment.
+
+    Returns:
+        The percentage of time that each process spent computing, keyed by pid. None if a process's
+        samples can't be understood.
+    """
+    period_s = now.boot - since.boot
+    clocks = (  # the current time and the start of the period
+        (now.wall, min(since.wall, now.wall - period_s)),  # the wall clock might have been set
+        (now.boot, since.boot),
+        (monotonic, monotonic - period_s),
+    )
+    recent: dict[int, int | None] = {}
+    unclear = set()
+    for sample in sorted(samples, key=lambda sample: sample.time_s):
+        if not any(sample.percents):
+            continue
+        at, start = min(clocks, key=lambda clock: abs(clock[0] - sample.time_s))
+        has_clock = -EARLY_SAMPLE_S <= at - sample.time_s <= OLDEST_SAMPLE_S
+        if has_clock and sample.time_s <= start:
+            continue
+        if has_clock and max(sample.percents) <= MOST_PERCENT:
+            recent[sample.pid] = sample.percents[0]
+        else:
+            unclear.add(sample.pid)
+    return dict.fromkeys(unclear) | recent or dict.fromkeys(suspects)

@@ -7,9 +7,11 @@ It contains these files. UUID identifies a device, UID identifies a user, and N 
     UUID.share-UID-N.lock        locked by a process that shares the device
     queue-UID-N.lock             locked by a waiter
     mutex.lock                   locked by a process while it is reading or changing reservations
+    mutex.N                      replaces mutex.lock while a killed process can't release it
 
-Every user can write to UUID.lock and mutex.lock. A file with a UID in its name can be written only
-by its owner, and counts as locked only if its owner has locked it (`file_control.write_lock`).
+Every user can write to UUID.lock, mutex.lock and mutex.N. A file with a UID in its name can be
+written only by its owner, and counts as locked only if its owner has locked it
+(`file_control.write_lock`).
 
 A lock file is never deleted while its lock counts, because other processes can't see a lock on a
 deleted file.
@@ -45,7 +47,13 @@ from reserve_gpu.model.holders import Claim, Holder
 from reserve_gpu.model.queue import in_order
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import executor, process_identity, procfs, settings
-from reserve_gpu.system.file_control import has_write_locks, is_write_locked, write_lock
+from reserve_gpu.system.file_control import (
+    has_write_locks,
+    is_read_locked,
+    is_write_locked,
+    read_lock,
+    write_lock,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -62,9 +70,13 @@ NAME = "reserve_gpu"
 PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108 - their contents are never trusted
 
 MUTEX = "mutex.lock"
+# The mutex's files, in order (`LockDirectory.mutex`). Older versions treat every unknown file whose
+# name ends in ".lock" as a device's lock file.
+MUTEXES = (MUTEX, *(f"mutex.{number}" for number in range(1, 8)))
 MUTEX_LIMIT_S = 30.0
 BRIEF_LIMIT_S = 1.0  # mutex timeout for brief checks, for example after each cell
 MUTEX_POLL_S = 0.01
+MUTEX_LOOK_S = 0.25  # seconds between checks whether the mutex's holder is dying
 LONG_S = 10.0  # if the mutex is held for more seconds than this, the driver has probably hung
 REPLACED_LIMIT = 10  # maximum attempts to lock a file that other processes keep replacing
 MOST_LOST = 256  # maximum number of lock files to check for lost devices; any user can add files
@@ -118,6 +130,17 @@ class LockDirectory:
     def mutex(self, limit_s: float = MUTEX_LIMIT_S, *, reads_only: bool = False) -> Iterator[None]:
         """Hold the machine-wide mutex during the `with` block.
 
+        A process that is killed while its thread hangs in the driver keeps its locks, but runs none
+        of its code again (`procfs.is_dying`). So the mutex has several files. A process has the
+        mutex if it has locked one of them and has checked, after that:
+
+        - A dying process has locked each earlier file.
+        - No other process has locked a later file, except dying ones.
+
+        Two processes can't have the mutex at the same time. Suppose that A has the mutex through a
+        later file than B. When A checked B's file, a dying process had locked that file. So B has
+        locked it since, and has then checked A's file, and found it locked.
+
         Args:
             limit_s: The timeout in seconds.
             reads_only: Whether to accept a mutex file that this process can read but not write.
@@ -126,11 +149,15 @@ class LockDirectory:
             MutexHeldError: Another process still held the mutex when the timeout expired.
             LockError: The mutex can't be locked.
         """
-        start = time.monotonic()
-        while (mutex := self._lock_mutex(reads_only=reads_only)) is None:
-            waited_s = time.monotonic() - start
-            if waited_s >= limit_s:
-                raise MutexHeldError(_mutex_message(self.holders.of(MUTEX).pid, waited_s))
+        start, file, look_at = time.monotonic(), 0, 0.0
+        while (mutex := self._lock_mutex(file, reads_only=reads_only)) is None:
+            now = time.monotonic()
+            if not look_at and not self._has_later_mutex(0):
+                look_at = now + MUTEX_LOOK_S
+            if now >= look_at:
+                look_at, file = now + MUTEX_LOOK_S, self._dying_holders()
+            if now - start >= limit_s:
+                raise MutexHeldError(_mutex_message(self._mutex_pid(), now - start))
             executor.sleep(MUTEX_POLL_S)
         try:
             self._device = kernel_device(mutex.descriptor)
@@ -140,21 +167,77 @@ class LockDirectory:
             self._holders = None
             mutex.release()
 
-    def _lock_mutex(self, *, reads_only: bool) -> Lock | None:
-        """Lock the mutex, or return None if another process holds it.
+    def _lock_mutex(self, file: int, *, reads_only: bool) -> Lock | None:
+        """Lock one of the mutex's files, or return None if that does not give the mutex.
 
-        With `reads_only`, a mutex file that this process can only read is also accepted, because
-        flock(2) does not require write permission.
+        Args:
+            file: The file's index in `MUTEXES`. Dying processes have locked the earlier files.
+            reads_only: Whether to accept a file that this process can read but not write.
 
         Raises:
             LockError: The mutex can't be locked.
         """
+        if file == len(MUTEXES):
+            return None
+        lock = self._lock_mutex_file(MUTEXES[file], reads_only=reads_only)
+        if lock is None:
+            return None
+        with ExitStack() as stack:
+            stack.callback(lock.release)
+            if file:
+                # Any user can link the name to a device's lock file, which is locked for long. So
+                # this lock, which no device's holder takes, marks the file as the mutex's.
+                is_marked = read_lock(lock.descriptor)
+                if not is_marked or self._dying_holders() < file:
+                    return None
+            if self._is_later_mutex_held(file):
+                return None
+            stack.pop_all()
+        return lock
+
+    def _dying_holders(self) -> int:
+        """Return how many of the mutex's files, from the first one on, dying processes lock."""
+        holders = self.holders
+        return sum(1 for _ in takewhile(lambda n: procfs.is_dying(holders.taker(n)), MUTEXES))
+
+    def _is_later_mutex_held(self, file: int) -> bool:
+        """Return whether a process that is not dying has locked a later file of the mutex."""
+        return self._has_later_mutex(file) and any(map(self._is_mutex_held, MUTEXES[file + 1 :]))
+
+    def _has_later_mutex(self, file: int) -> bool:
+        """Return whether the mutex has more files. Usually, it has only one."""
+        names = MUTEXES[file + 1 : file + 2]
+        return any(files.status_of(self.descriptor, name) for name in names)
+
+    def _is_mutex_held(self, name: str) -> bool:
+        descriptor = files.open_to_read(self.descriptor, name)
+        if descriptor is None:
+            return False
+        with files.closing(descriptor):
+            return is_read_locked(descriptor) and not procfs.is_dying(self.holders.taker(name))
+
+    def _mutex_pid(self) -> int | None:
+        """Return the PID of the process that has the mutex, if it is visible."""
+        later = filter(self._is_mutex_held, MUTEXES[1:] if self._has_later_mutex(0) else ())
+        return self.holders.taker(next(later, MUTEX))
+
+    def _lock_mutex_file(self, name: str, *, reads_only: bool) -> Lock | None:
+        """Lock a file of the mutex, or return None if another process has locked it.
+
+        With `reads_only`, a file that this process can only read is also accepted, because flock(2)
+        does not require write permission.
+
+        Raises:
+            LockError: The first file can't be locked.
+        """
         try:
-            return self.acquire(MUTEX)
+            return self.acquire(name)
         except LockError:
-            path = f"{self.path}/{MUTEX}"
-            descriptor = files.open_to_read(self.descriptor, MUTEX) if reads_only else None
+            path = f"{self.path}/{name}"
+            descriptor = files.open_to_read(self.descriptor, name) if reads_only else None
             if descriptor is None:
+                if name != MUTEX:
+                    return None  # the error about the first file's holder is more useful
                 raise
             with ExitStack() as stack:
                 stack.callback(files.close, descriptor)
@@ -886,8 +969,17 @@ def _record_prefix(uuid: str) -> str:
 def _mutex_message(pid: int | None, waited_s: float) -> str:
     text = (
         f"Other reservations have been in progress for {waited_s:.0f} s; {_process(pid)} is making "
-        "the current one. Try again."
+        "the current one"
     )
+    if pid is not None and procfs.is_dying(pid):
+        return (
+            f"{text}, but was killed and is stuck in the driver (state D). Only the driver or a "
+            "reboot can end that process."
+        )
+    if pid is not None and procfs.is_stopped(pid):
+        run = shell_line(f"kill -CONT {pid}")
+        return f"{text}, but is stopped (state T). To continue it, its user can run: {run}"
+    text += ". Try again."
     if waited_s < LONG_S:
         return text
     return (

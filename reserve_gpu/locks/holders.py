@@ -272,6 +272,17 @@ class Holders:
         pid = self._listed_taker(status)
         return by in (None, pid) if pid else self._unlisted_opener(status) is not None
 
+    def taker(self, name: str) -> int | None:
+        """Return the PID of the process that took the lock on a file, according to /proc/locks.
+
+        Another process might keep the lock (see `keeper`), and the PID might have been reused.
+
+        Args:
+            name: The lock file's name.
+        """
+        status = files.status_of(self._directory, name)
+        return None if status is None else self._listed_taker(status)
+
     def device_files(self, pid: int | None) -> frozenset[int]:
         """Return the inodes of the devices' lock files that a process has locked.
 

@@ -201,6 +201,21 @@ class Process(NamedTuple):
     zombie_of: str | None = None
 
 
+class UseSample(NamedTuple):
+    """A sample of how one process has used a device, as reported by NVML.
+
+    Attributes:
+        pid: The process ID.
+        time_s: The time of the sample in seconds. The clock depends on the driver.
+        percents: The percentages of time during which the process was computing, accessing memory,
+            encoding and decoding.
+    """
+
+    pid: int
+    time_s: float
+    percents: tuple[int, int, int, int]
+
+
 class Usage(NamedTuple):
     """The usage of one device, as reported by NVML.
 

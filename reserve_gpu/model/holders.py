@@ -186,6 +186,8 @@ class Holder(NamedTuple):
             seconds. A negative value means that it was set back.
         record_owner: The UID of the only user who can write the record, or None if other users can
             also write it.
+        is_dying: Whether the process has been killed, but can't end because it is stuck in the
+            driver.
     """
 
     record: Record = Record()
@@ -199,6 +201,7 @@ class Holder(NamedTuple):
     beside: str | None = None
     clock_set_s: float = 0.0
     record_owner: int | None = None
+    is_dying: bool = False
 
     @property
     def seen(self) -> bool:

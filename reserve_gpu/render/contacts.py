@@ -45,7 +45,8 @@ def own_reservations(
     reservations = [
         each
         for each in Reserved.among(_other_rows(rows))
-        if phrases.is_of(each.holder, user) and not (each.holder.is_kept(now) or each.holder.beside)
+        if phrases.is_of(each.holder, user)
+        and not (each.holder.is_kept(now) or each.holder.beside or each.holder.is_dying)
     ]
     return [
         (
@@ -70,6 +71,7 @@ def users_to_ask(rows: Sequence[DeviceStatus], now: float, user: str | None = No
         now: The current time, in seconds since the epoch.
         user: The user who reads the line. The line does not suggest asking this user.
     """
+    rows = [row for row in rows if not any(holder.is_dying for holder in row.holders)]
     if user:
         rows = [
             row._replace(

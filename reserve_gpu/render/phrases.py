@@ -37,6 +37,7 @@ NAMED_SHARERS = 3
 MOST_NAMED = 12  # maximum number of GPUs and GPU ranges in a list
 NAMED_IDLE = 3  # maximum number of hints about idle reservations
 UNKNOWN_USER = "unknown user"
+DYING = "killed, but stuck in the driver (state D): only the driver or a reboot frees the GPU"
 
 
 def gib(mib: float) -> str:
@@ -167,7 +168,9 @@ def holder_line(  # noqa: PLR0913 - the last three are keyword-only
     seconds = None if holder.since is None else durations.time_since(holder.since, now)
     if seconds is not None:
         line += (f"{',' if holder.is_over else ''} for {durations.duration(seconds)}",)
-    if not asks:
+    if holder.is_dying and not asks:
+        line += ", ", (DYING, MARK)
+    elif not asks:
         line += lease_end(holder, now, is_own=bool(this_process))
     line += more
     return line + note(holder)

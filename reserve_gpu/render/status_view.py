@@ -294,6 +294,7 @@ def holder_dict(holder: Holder, now: float) -> dict[str, Any]:
         "if_wanted": lease.if_wanted,
         "overdue": durations.overdue_since(holder, now),
         "kept_until": holder.record.kept_until if holder.is_kept(now) else None,
+        "is_dying": holder.is_dying,
         "is_guest": holder.record.guest_of is not None,
         "beside": holder.beside,
     }

@@ -1,6 +1,7 @@
 """Query the driver for how a reservation's processes use the reserved devices."""
 
 import os
+import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -8,6 +9,8 @@ from typing import NamedTuple
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.gpus.usage import recent_use
+from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import GRAPHICS, Device
 from reserve_gpu.model.errors import DriverError
 from reserve_gpu.reservation import joining
@@ -40,14 +43,14 @@ class DeviceActivity(NamedTuple):
 
 
 def read(
-    devices: Sequence[Device], pids: Collection[int], since: float, limit_s: float
+    devices: Sequence[Device], pids: Collection[int], since: Instant, limit_s: float
 ) -> dict[Device, DeviceActivity]:
     """Return each device's use by the given processes and their descendants.
 
     Args:
         devices: The devices to read.
         pids: The pids of the reservation's processes.
-        since: The start of the period, in seconds since the epoch.
+        since: The start of the period.
         limit_s: The timeout for each driver call, in seconds.
 
     Returns:
@@ -58,11 +61,12 @@ def read(
     return {device: DeviceActivity() for device in devices}
 
 
-def _of_device(gpus: Nvml, device: Device, pids: Collection[int], since: float) -> DeviceActivity:
-    """Return a device's use, based on per-process readings if the driver provides them.
+def _of_device(gpus: Nvml, device: Device, pids: Collection[int], since: Instant) -> DeviceActivity:
+    """Return a device's use, based on samples for each process if the driver provides them.
 
-    Otherwise, any use of the device counts. A CUDA context alone does not count as use, because a
-    notebook that has started CUDA keeps its context even while it is idle.
+    If the samples of these processes can't be read or understood, their use is unknown. If the
+    driver provides no samples, any use of the device counts. A CUDA context alone does not count as
+    use, because a notebook that has started CUDA keeps its context even while it is idle.
     """
     try:
         usage, processes, gauges = gpus.read_all(device)
@@ -76,14 +80,22 @@ def _of_device(gpus: Nvml, device: Device, pids: Collection[int], since: float) 
     own_processes = [process for process in processes if is_own[process.pid]]
     sizes = [process.memory_mib for process in own_processes]
     mib = float(sum(size or 0 for size in sizes)) if is_listed and None not in sizes else None
-    workers = gpus.workers(device, since)
-    if workers is not None:
-        shares = [
+    try:
+        samples = gpus.use_samples(device)
+    except DeviceError:
+        return DeviceActivity(mib=mib, share=share)
+    if samples is not None:
+        suspects = is_own if _is_above_zero(gauges.utilisation) else ()
+        uses = recent_use(samples, since, procfs.now(), time.monotonic(), suspects)
+        percents = [
             percent
-            for pid, percent in workers.items()
+            for pid, percent in uses.items()
             if (is_own[pid] if pid in is_own else procfs.is_descendant(pid, pids))
         ]
-        return DeviceActivity(bool(shares), float(min(100, sum(shares))), mib, share)
+        known = [percent for percent in percents if percent is not None]
+        if len(known) < len(percents):
+            return DeviceActivity(True if known else None, mib=mib, share=share)
+        return DeviceActivity(bool(known), float(min(100, sum(known))), mib, share)
     is_used = False if is_listed and not own_processes else _is_above_zero(gauges.utilisation)
     return DeviceActivity(is_used, mib=mib, share=share)
 
@@ -92,14 +104,14 @@ def _is_above_zero(utilisation: int | None) -> bool | None:
     return None if utilisation is None else utilisation > 0
 
 
-def is_used(held: Holding, since: float) -> bool:
+def is_used(held: Holding, since: Instant) -> bool:
     """Return whether this process, a joined process, or one of their descendants used a device.
 
-    A device that can't be read counts as used.
+    A device whose use is unknown counts as used.
 
     Args:
         held: The reservation.
-        since: The start of the period, in seconds since the epoch.
+        since: The start of the period.
     """
     uses = read(held.devices, joining.own_pids(held), since, DRIVER_LIMIT_S)
     return any(each.is_used is not False for each in uses.values())

@@ -16,6 +16,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from reserve_gpu.gpus import bindings
+from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device, Process
 from reserve_gpu.model.errors import ReserveGPUError
 from reserve_gpu.model.requests import End, Fact, Lease, ReservationTerms
@@ -35,12 +36,12 @@ class UseLook(NamedTuple):
     """The result of checking whether this process or its descendants are using the devices.
 
     Attributes:
-        now: The time of the check, in seconds since the epoch.
+        now: The time of the check.
         at: The time of the check, by time.monotonic().
-        is_used: Whether a device was in use.
+        is_used: Whether a device was in use, or its use is unknown.
     """
 
-    now: float
+    now: Instant
     at: float
     is_used: bool
 

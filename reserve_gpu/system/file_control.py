@@ -25,7 +25,7 @@ def lock_file(descriptor: int) -> None:
 
 
 def unlock_file(descriptor: int) -> None:
-    """Release the locks that `lock_file` and `write_lock` have taken.
+    """Release the locks that `lock_file`, `write_lock` and `read_lock` have taken.
 
     Raises:
         OSError: A lock can't be released.
@@ -65,9 +65,33 @@ def has_write_locks(descriptor: int) -> bool:
     return True
 
 
-def _query(descriptor: int) -> int:
-    """Return the type of any lock that conflicts with a read lock, or F_UNLCK if there is none."""
-    query = RANGE.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+def read_lock(descriptor: int) -> bool:
+    """Try to take a read lock on an open file, and return whether this succeeded.
+
+    Unlike `write_lock`, this does not require write permission. The two conflict with each other.
+    """
+    try:
+        _set(descriptor, fcntl.F_RDLCK)
+    except OSError:
+        return False
+    return True
+
+
+def is_read_locked(descriptor: int) -> bool:
+    """Return whether `read_lock` or `write_lock` locks a file through another file description."""
+    with suppress(OSError):
+        return _query(descriptor, fcntl.F_WRLCK) != fcntl.F_UNLCK
+    return False
+
+
+def _query(descriptor: int, kind: int | None = None) -> int:
+    """Return the type of a conflicting lock, or F_UNLCK if there is none.
+
+    Args:
+        descriptor: The open file.
+        kind: The type of lock that would conflict. Defaults to a read lock.
+    """
+    query = RANGE.pack(fcntl.F_RDLCK if kind is None else kind, os.SEEK_SET, 0, 0, 0)
     answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, query)
     return int(RANGE.unpack(answer)[0])
 

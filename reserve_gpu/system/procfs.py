@@ -31,6 +31,8 @@ MOST_OPEN = 10_000  # maximum number of descriptors to read per user, to save ti
 HOLDER = re.compile(r'([0-9]{1,10})(?: (?:\{"began": )?([0-9]{1,20}))?(?=[ ,]|$)')
 HOLDER_LIMIT = 60  # maximum length of the string that HOLDER matches, in characters
 PARENT_LIMIT = 40  # maximum length of a zombie's parent's command in a message, in characters
+EXITING = 0x4  # PF_EXITING in Linux's include/linux/sched.h
+KILLED = 1 << 8  # SIGKILL in a bitmap of signals
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h
 
 
@@ -165,12 +167,13 @@ def user_name(uid: int) -> str:
 
 
 def with_owner(holder: Holder) -> Holder:
-    """Return a copy of the holder with the owner that the operating system reports.
+    """Return a copy of the holder with the owner and state that the operating system reports.
 
     The owner in the lock file's record is not trusted. The lookup is a separate step, because a
     directory server can take a long time to answer.
     """
-    return holder._replace(owner=user_of(holder.listed_pid) if holder.listed_pid else None)
+    owner = user_of(holder.listed_pid) if holder.listed_pid else None
+    return holder._replace(owner=owner, is_dying=is_dying(holder.listed_pid))
 
 
 def own_processes(
@@ -315,6 +318,52 @@ def _stat(pid: int) -> tuple[str, int, int, bool] | None:
         is_zombie = fields[0] == b"Z" and int(fields[17]) <= 1
         return name.decode(errors="replace"), int(fields[1]), int(fields[19]), is_zombie
     return None
+
+
+def _threads(pid: int) -> Iterator[tuple[str, int, int, int]]:
+    """Yield each thread's state, flags and pending signals, and the number of threads.
+
+    The signals are those that are pending for this thread alone. A thread might end meanwhile
+    (proc_pid_stat(5)).
+    """
+    with suppress(OSError, ValueError, IndexError):
+        for name in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            yield fields[0].decode(), int(fields[6]), int(fields[28]), int(fields[17])
+
+
+def is_dying(pid: int | None) -> bool:
+    """Return whether a process has been killed, but is stuck in the Linux kernel.
+
+    This happens if a thread hangs in a driver
+    (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1333). The process keeps its locks
+    until the thread returns, which may be never, but it runs none of its code again:
+
+    - A thread that is exiting does not return to user mode. Neither does a thread in
+      uninterruptible sleep (D) if SIGKILL was pending before: it dies when it wakes up.
+    - The Linux kernel sets SIGKILL for all threads of a killed process at once, whatever signal
+      killed it, and such threads can't create others. Only exec(2) spares one thread. That thread
+      exists before the second reading, which would find it.
+
+    Args:
+        pid: The process. If it is None or hidden (hidepid), the result is False.
+    """
+    return pid is not None and _has_only_dying_threads(pid) and _has_only_dying_threads(pid)
+
+
+def _has_only_dying_threads(pid: int) -> bool:
+    threads = [*_threads(pid)]
+    for state, flags, pending, _ in threads:
+        if not (flags & EXITING or (state == "D" and pending & KILLED)):
+            return False
+    is_complete = len(threads) == max((count for *_, count in threads), default=0)
+    return is_complete and any(state == "D" for state, *_ in threads)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, for example with SIGSTOP or Ctrl-Z."""
+    return any(state == "T" for state, *_ in _threads(pid))
 
 
 def _uids(pid: int | str) -> list[int]:

@@ -36,7 +36,7 @@ LIBRARIES = {
     "libcuda.so.1": ((*SHARED, "visible.c", "cuda.c"), "cu"),
 }
 OPTIONS = ("-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
-RULES = ("missing", "fail", "delay", "delay-first")  # the words that name a function
+RULES = ("missing", "fail", "delay", "delay-first", "stuck")  # the words that name a function
 
 # Where the sources define an exported function: after EXPORT, or in a macro's brackets.
 # PROCESS_CALLS makes three names of one.

@@ -202,20 +202,29 @@ struct sample {
     unsigned gpu, memory, encoder, decoder;
 };
 
+/* The current time on the clock of the samples, in microseconds. */
+static unsigned long long sample_clock_us(int samples) {
+    struct timespec now;
+    clock_gettime(samples == MONOTONIC ? CLOCK_MONOTONIC : samples == BOOT || samples == OFFSET ? CLOCK_BOOTTIME
+                                                                                               : CLOCK_REALTIME, &now);
+    unsigned long long us = now.tv_sec * 1000000ull + now.tv_nsec / 1000;
+    return samples == OFFSET ? us - 600 * 1000000ull : samples == STRANGE ? us * 1000 : us;
+}
+
 /* Return a sample for each process since a time in microseconds. Each process has the GPU's utilization. */
 static int samples(const struct subject *it, struct sample *to, unsigned *count, unsigned long long since_us) {
     if (!count) return INVALID_ARGUMENT;
     if (it->is_instance || is_split(it) || it->gpu->utilisation == NONE) return NOT_SUPPORTED;
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    unsigned long long now_us = now.tv_sec * 1000000ull + now.tv_nsec / 1000;
+    if (it->gpu->samples == EMPTY) return *count = 0, SUCCESS;
+    unsigned long long now_us = sample_clock_us(it->gpu->samples);
+    unsigned gpu = it->gpu->samples == RUBBISH ? 4294000000u : (unsigned)it->gpu->utilisation;
     const struct listing *listing = list(it->device, COMPUTE);
     unsigned room = *count, found = it->gpu->utilisation && now_us > since_us ? listing->count : 0;
     *count = found;
     if (!found) return NOT_FOUND;
     if (!to || room < found) return INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < found; i++)
-        to[i] = (struct sample){listing->processes[i].pid, now_us, it->gpu->utilisation, 0, 0, 0};
+        to[i] = (struct sample){listing->processes[i].pid, now_us, gpu, 0, 0, 0};
     return SUCCESS;
 }
 

@@ -197,6 +197,11 @@ static void read_wait(int what, char *rest) {
 static void read_delay(char *rest) { read_wait(DELAY, rest); }
 static void read_delay_first(char *rest) { read_wait(DELAY_FIRST, rest); }
 
+static void read_stuck(char *rest) {
+    struct rule *rule = read_rule(STUCK, &rest);
+    to_text(rule->path, sizeof rule->path, rest + strspn(rest, " \t"));
+}
+
 /* The Python builder omits the symbol from the library, so the parser only checks the line. */
 static void read_missing(char *rest) { needed_word(&rest, "the function"); }
 
@@ -215,6 +220,9 @@ static const struct choice migs[] = {{"off", MIG_OFF}, {"on", MIG_ON}, {"none", 
 
 static const struct choice conf_computes[] = {{"none", CONF_NONE}, {"off", CONF_OFF}, {"on", CONF_ON},
                                               {"protected-pcie", CONF_PROTECTED_PCIE}, {0}};
+static const struct choice samples[] = {{"epoch", EPOCH}, {"boot", BOOT}, {"monotonic", MONOTONIC},
+                                        {"offset", OFFSET}, {"strange", STRANGE}, {"rubbish", RUBBISH},
+                                        {"none", EMPTY}, {0}};
 
 enum scope { OF_MACHINE, OF_GPU, OF_DEVICE, OF_INSTANCE };
 enum value { CALL, NUMBER, NUMBER_OR_NONE, STRING, CHOICE };
@@ -236,6 +244,7 @@ static const struct word {
     {"fail", OF_MACHINE, CALL, 0, read_fail, NULL},
     {"delay", OF_MACHINE, CALL, 0, read_delay, NULL},
     {"delay-first", OF_MACHINE, CALL, 0, read_delay_first, NULL},
+    {"stuck", OF_MACHINE, CALL, 0, read_stuck, NULL},
     {"missing", OF_MACHINE, CALL, 0, read_missing, NULL},
     {"gpu", OF_MACHINE, CALL, 0, open_gpu, NULL},
     {"instance", OF_GPU, CALL, 0, open_instance, NULL},
@@ -247,6 +256,7 @@ static const struct word {
     {"generation", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, generation), NULL, NULL},
     {"mode", OF_GPU, CHOICE, offsetof(struct gpu, mode), NULL, modes},
     {"mig", OF_GPU, CHOICE, offsetof(struct gpu, mig), NULL, migs},
+    {"samples", OF_GPU, CHOICE, offsetof(struct gpu, samples), NULL, samples},
     {"slots", OF_GPU, NUMBER, offsetof(struct gpu, slots), NULL, NULL},
     {"utilisation", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, utilisation), NULL, NULL},
     {"temperature", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, temperature), NULL, NULL},

@@ -136,7 +136,7 @@ static double seconds_to_wait(const char *function, struct place place) {
     bool has_first = false;
     for (int i = 0; machine && i < machine->rules_count; i++) {
         const struct rule *rule = &machine->rules[i];
-        if (rule->what == FAIL || !applies(rule, function, place)) continue;
+        if (rule->what == FAIL || rule->what == STUCK || !applies(rule, function, place)) continue;
         if (rule->what == DELAY_FIRST && !has_first && !is_first_time(function, place)) continue;
         has_first |= rule->what == DELAY_FIRST;
         seconds += rule->seconds;
@@ -163,6 +163,17 @@ static void wait_seconds(const char *scenario, double seconds) {
     }
 }
 
+/* Write to a file without the lock. If the file system is frozen, the thread stays in uninterruptible sleep (D). */
+static void get_stuck(const struct rule *rule) {
+    char path[sizeof rule->path];
+    strcpy(path, rule->path);
+    leave_call();
+    int file = open(path, O_WRONLY | O_CLOEXEC);
+    if (file < 0 || write(file, "", 1) != 1) give_up("cannot write to %s: %m", path);
+    close(file);
+    enter_call();
+}
+
 int obey_rules(const char *function, struct place place) {
     log_call(function, place);
     double seconds = seconds_to_wait(function, place);
@@ -173,6 +184,9 @@ int obey_rules(const char *function, struct place place) {
         wait_seconds(scenario, seconds);
         enter_call();
     }
+    for (int i = 0; machine && i < machine->rules_count; i++)
+        if (machine->rules[i].what == STUCK && applies(&machine->rules[i], function, place))
+            get_stuck(&machine->rules[i]);
     for (int i = 0; machine && i < machine->rules_count; i++)
         if (machine->rules[i].what == FAIL && applies(&machine->rules[i], function, place))
             return machine->rules[i].code;

@@ -15,6 +15,7 @@ enum kind { COMPUTE, GRAPHICS, MPS, MANAGED };        /* the driver never lists 
 enum mode { DEFAULT, EXCLUSIVE_THREAD, PROHIBITED, EXCLUSIVE_PROCESS };
 enum mig { MIG_OFF, MIG_ON, MIG_UNKNOWN };
 enum conf_compute { CONF_NONE, CONF_OFF, CONF_ON, CONF_PROTECTED_PCIE };
+enum samples { EPOCH, BOOT, MONOTONIC, OFFSET, STRANGE, RUBBISH, EMPTY };
 enum link { UNSAID, SWITCH = 10, SWITCHES = 20, HOST = 30, NODE = 40, SYSTEM = 50 };
 
 struct process {
@@ -42,6 +43,7 @@ struct gpu {
     int remap_pending, remap_failed, recovery, screen;
     int major_capability, minor_capability;
     int mig, slots;
+    int samples;                                   /* enum samples */
     enum link links[GPUS];
     bool nvlink[GPUS];
     struct device instances[SLOTS];
@@ -53,12 +55,13 @@ struct place {
 };
 
 struct rule {
-    enum { FAIL, DELAY, DELAY_FIRST } what;
+    enum { FAIL, DELAY, DELAY_FIRST, STUCK } what;
     char function[NAME];
     bool everywhere;
     struct place place;
     int code;
     double seconds;
+    char path[2 * TEXT];                           /* of STUCK */
 };
 
 struct scenario {

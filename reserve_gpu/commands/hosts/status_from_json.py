@@ -123,6 +123,7 @@ def _holder(fields: Fields) -> Holder:
         last_cell=fields.number("last_cell"),
         used_mib=fields.number("memory_used_mib"),
         beside=fields.text("beside"),
+        is_dying=fields.boolean("is_dying") is True,
     )
 
 

@@ -24,6 +24,7 @@ from reserve_gpu.model.requests import End, Fact
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.reservation import joining
 from reserve_gpu.reservation.feature import Feature, Leaving, Owner, UseLook, Wait
+from reserve_gpu.system import procfs
 from reserve_gpu.system.warning_log import warn
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class History(Feature):
         pids = joining.own_pids(self._recorder.held)
         pause_s, is_used = tried(self._recorder.step, pids) or (EVERY_S, None)
         if is_used is not None:
-            self.owner.last_look = UseLook(time.time(), time.monotonic(), is_used)
+            self.owner.last_look = UseLook(procfs.now(), time.monotonic(), is_used)
         return pause_s
 
     def leaves(self, how: Leaving) -> Mapping[str, Fact]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu.locks.lock import describe_this_process
 from reserve_gpu.log.log_lines import Kind, LogLine
 from reserve_gpu.reservation import activity
+from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -54,7 +55,7 @@ class Recorder:
         self.page, self.held, self._every_s = page, held, every_s
         self._entries = {device: _first(page.id, device, held, now) for device in held.devices}
         self._uses: dict[Device, activity.DeviceActivity] = {}  # results of the latest check
-        self._looked_at = now
+        self._looked_at = procfs.now()
         self.at = time.monotonic() if at is None else at
         self._next_look = time.monotonic() + every_s
         self.page.write(self.entries)
@@ -77,7 +78,7 @@ class Recorder:
 
         Returns:
             The seconds until the next check, and whether the devices were used since the last one.
-            The second value is None if no check was due.
+            Unknown use counts as use. The second value is None if no check was due.
 
         Raises:
             OSError: The page can't be written.
@@ -85,7 +86,7 @@ class Recorder:
         """
         if pause_s := self.pause_s:
             return pause_s, None
-        since, self._looked_at = self._looked_at, time.time()
+        since, self._looked_at = self._looked_at, procfs.now()
         devices = self.held.devices
         self._uses = {} if pids is None else activity.read(devices, pids, since, DRIVER_LIMIT_S)
         self._next_look = time.monotonic() + self._every_s

@@ -55,7 +55,7 @@ class LeaseTimer(Feature):
         self._held: Holding | None = None  # the reservation whose lease is watched
         # The last action, whether the idle limit caused it, and the lease's end time.
         self._done: tuple[Action, bool, float | None] | None = None
-        self._began, self._looked_at = procfs.now(), time.time()
+        self._began = self._looked_at = procfs.now()
         self._used = self._next_look = time.monotonic()
         self._heartbeats: dict[str, int] = {}  # the first heartbeat seen from each waiter
 
@@ -82,7 +82,7 @@ class LeaseTimer(Feature):
         if self._held:
             _watch_cells()
             cells().listeners.append(self.owner.wake)
-            self._began, self._looked_at = procfs.now(), time.time()
+            self._began = self._looked_at = procfs.now()
             self._used = self._next_look = time.monotonic()
             self._show(self._held, Action.LASTS, self._began.wall)
 
@@ -238,13 +238,13 @@ class LeaseTimer(Feature):
         now, idle_s = time.monotonic(), held.lease.idle_s
         look = self.owner.last_look
         # Another feature might have checked more recently.
-        if idle_s is not None and look and look.now > self._looked_at:
+        if idle_s is not None and look and look.now.boot > self._looked_at.boot:
             self._looked_at, self._next_look = look.now, look.at + self._pause_s(idle_s)
             self._used = look.at if look.is_used else self._used
         if idle_s is None or now < self._next_look:
             return
         self._next_look = now + self._pause_s(idle_s)
-        since, self._looked_at = self._looked_at, time.time()
+        since, self._looked_at = self._looked_at, procfs.now()
         if activity.is_used(held, since):
             self._used = time.monotonic()  # not `now`, because the check might be slow
 

@@ -100,7 +100,8 @@ class WaiterNotices(Feature):
         waiter = first_waiter(held.devices, self._known)
         if waiter is None or not is_watched():
             return None
-        if activity.is_used(held, min(cells().began, time.time() - self._idle_s)):
+        period_s = max(time.time() - cells().began, self._idle_s)
+        if activity.is_used(held, procfs.now().later(-period_s)):
             self._used_at = now
             return None
         if self.owner.held is not held:  # the reservation changed during the check

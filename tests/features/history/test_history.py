@@ -447,13 +447,25 @@ def recorded(now: float) -> Recorder:
         ("compute {pid} 900\nutilisation 95", (True, 95, 900)),
         ("compute {pid} 900\nutilisation 0", (False, 0, 900)),
         ("", (False, 0, 0)),
+        ("compute {pid} 900\nutilisation 95\nsamples boot", (True, 95, 900)),
+        ("compute {pid} 900\nutilisation 95\nsamples strange", (None, None, 900)),
+        ("compute {pid} 900\nutilisation 95\nsamples rubbish", (None, None, 900)),
         ("compute 1 900\nutilisation 95", (False, 0, 0)),
         (
             "compute {pid} 900\nutilisation 95\nfail nvmlDeviceGetComputeMode 1 15",
             (None, None, None),
         ),
     ],
-    ids=["at work", "only there", "nobody", "a stranger", "unreadable"],
+    ids=[
+        "at work",
+        "only there",
+        "nobody",
+        "boot",
+        "strange",
+        "rubbish",
+        "a stranger",
+        "unreadable",
+    ],
 )
 def test_what_is_used_is_logged(here: Here, processes: str, expected: tuple[Any, ...]) -> None:
     """The use of a GPU by its holder's own processes is logged; what can't be read is left out."""

@@ -252,6 +252,35 @@ def test_what_is_used_is_not_idle(here: Here, lines: str, *, is_kept: bool) -> N
         wait_for(lambda: reserve_gpu.current() is None)
 
 
+@pytest.mark.parametrize(
+    "samples", ["epoch", "boot", "monotonic", "offset", "strange", "rubbish", "none"]
+)
+def test_a_reservation_at_work_ends_by_no_samples(here: Here, samples: str) -> None:
+    """Whatever the clock and quality of the driver's samples, only an idle reservation ends."""
+    here.write("gpu")
+    reserve_gpu.reserve(idle="1h")
+    at_work = f"gpu\nutilisation 40\nsamples {samples}\ncompute {os.getpid()} 500"
+    here.write(at_work)
+    reserve_gpu.reserve(idle=SOON_S)
+    looked = timer()._next_look
+    wait_for(lambda: timer()._next_look > looked + 2 * SOON_S)
+    assert reserve_gpu.current()
+    here.write(at_work.replace("utilisation 40", "utilisation 0"))
+    wait_for(lambda: reserve_gpu.current() is None)
+
+
+def test_a_reading_that_fails_is_no_idleness(here: Here) -> None:
+    """If the driver's samples change while they are read, the GPU does not count as idle."""
+    here.write("gpu")
+    reserve_gpu.reserve(idle="1h")
+    # INSUFFICIENT_SIZE at each call
+    here.write(f"gpu\ncompute {os.getpid()} 500\nfail nvmlDeviceGetProcessUtilization 0 7")
+    reserve_gpu.reserve(idle=SOON_S)
+    looked = timer()._next_look
+    wait_for(lambda: timer()._next_look > looked + 2 * SOON_S)
+    assert reserve_gpu.current()
+
+
 def test_a_child_that_works_keeps_it(here: Here) -> None:
     """A process that was started from here uses the GPU for its starter."""
     here.write("gpu")

@@ -35,8 +35,9 @@ def test_the_work_of_a_guest_is_no_idleness(here: Here) -> None:
         with guest(here) as other:
             here.add(f"compute {other.pid} 900\nutilisation 95")
             is_used = (
+                "from reserve_gpu.model.clocks import Instant\n"
                 "from reserve_gpu.reservation import activity\n"
-                f"{SESSION}activity.is_used(session().held, 0.0)"
+                f"{SESSION}activity.is_used(session().held, Instant(0.0, 0.0))"
             )
             assert holder.run(is_used).value is True
             here.use("two")
