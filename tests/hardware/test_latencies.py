@@ -1,0 +1,199 @@
+"""How soon the driver shows a change, and the cost of a reservation."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.hardware.machine import COMPUTE, CUDA, milliseconds, until
+from tests.hardware.report import check
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.hardware.machine import Hardware
+    from tests.hardware.report import Findings
+
+ROUNDS = 3
+KILLED_S = 2.0  # limit for everything that a killed process leaves behind
+LISTED_S = 0.05  # limit for a context to appear
+
+
+def spread(values: list[float | None]) -> str:
+    """Return the median and the extremes of the values that were measured."""
+    there = sorted(value for value in values if value is not None)
+    if not there:
+        return "never"
+    never = f", never {len(values) - len(there)} times" if len(there) < len(values) else ""
+    low, middle, high = there[0], statistics.median(there), there[-1]
+    return f"{milliseconds(middle)} ({low * 1000:.0f} to {milliseconds(high)}){never}"
+
+
+@check(
+    listed=f"a process is listed at most {LISTED_S * 1000:.0f} ms after its CUDA context exists",
+    facts={"took": "from the call that creates a context until the process is listed"},
+)
+def test_a_context_appears(hardware: Hardware, found: Findings) -> None:
+    """Between a context and its entry in NVML's list there is no time to speak of."""
+    since_call: list[float | None] = []
+    since_return: list[float | None] = []
+    for _ in range(ROUNDS):
+        with hardware.child(**hardware.visible()) as child:
+            child.run(f"{CUDA}start()")
+            hardware.read("0")  # the reading process has started
+            child.send("context()")
+            look = f"moments({{'listed': lambda: {child.pid} in sizes()}}, 5)['listed']"
+            at = hardware.read(look)
+            begin, end = child.answer().value
+        since_call.append(at and at - begin)
+        since_return.append(at and at - end)
+    found.fact("took", spread(since_call))
+    is_kept = all(value is not None and value <= LISTED_S for value in since_return)
+    found.promise("listed", is_kept, f"after the context exists: {spread(since_return)}")
+
+
+WATCH = """
+conditions = {{
+    'lock free': lambda: is_unlocked({lock!r}),
+    'process gone': lambda: is_gone({pid}),
+    'not listed': lambda: {pid} not in sizes(),
+    'memory free': lambda: used() <= {idle} + 16,
+}}
+start = time.monotonic()
+os.kill({pid}, 9)
+{{name: at and at - start for name, at in moments(conditions, 30).items()}}
+"""
+
+
+@check(
+    100,
+    soon=f"within {KILLED_S:.0f} s of kill -9 with {{size}}, the lock, the process, its entry and "
+    "its memory are gone",
+    facts={"took": "after kill -9 with {size}"},
+)
+@pytest.mark.parametrize("size", ["a bare context", "1 GiB", "60 % of the memory"])
+def test_after_kill(hardware: Hardware, found: Findings, size: str) -> None:
+    """What a killed process leaves behind disappears soon."""
+    sizes = {"a bare context": 1, "1 GiB": 1024, "60 % of the memory": hardware.large_mib}
+    rounds = [after_kill(hardware, sizes[size]) for _ in range(ROUNDS)]
+    found.fact("took", "; ".join(f"{n} {spread([r[n] for r in rounds])}" for n in rounds[0]))
+    slow = [n for n in rounds[0] if any(r[n] is None or r[n] > KILLED_S for r in rounds)]  # type: ignore[operator]
+    found.promise("soon", not slow, f"too late: {', '.join(slow)}" if slow else "")
+
+
+def after_kill(hardware: Hardware, mib: int) -> dict[str, float | None]:
+    """Kill a holder that computes; returns the seconds until each of its traces is gone."""
+    until(lambda: not hardware.pids())
+    idle = hardware.read("used()")
+    with hardware.child() as child:
+        assert child.reserve().error is None
+        assert child.run(f"{COMPUTE}\ntake({mib}); work()").error is None
+        lock = str(lock_of(hardware))
+        found: dict[str, float | None] = hardware.read(
+            WATCH.format(lock=lock, pid=child.pid, idle=idle)
+        )
+    return found
+
+
+def lock_of(hardware: Hardware) -> Path:
+    (lock,) = hardware.locks.glob(f"{hardware.uuid}*.lock")
+    return lock
+
+
+@check(
+    60, first="right after kill -9 of the holder, reserve() gets the GPU at the first attempt"
+)
+def test_first_attempt_after_kill(hardware: Hardware, found: Findings) -> None:
+    """Once its parent knows that the holder has ended, the GPU can be reserved."""
+    attempts = []
+    with hardware.child() as other:
+        for _ in range(ROUNDS):
+            with hardware.child() as holder:
+                assert holder.reserve().error is None
+                assert holder.run(f"{COMPUTE}\ntake(2048); work()").error is None
+                assert other.reserve().error == "NoFreeDeviceError"
+                holder.process.kill()
+                holder.process.wait(20)
+                start, count = time.monotonic(), 1
+                while other.reserve().error and time.monotonic() - start < 30:
+                    count += 1
+                attempts.append((count, round(time.monotonic() - start, 3)))
+                other.run("reserve_gpu.release()")
+    is_first = all(count == 1 for count, _ in attempts)
+    found.promise("first", is_first, f"attempts, and seconds: {attempts}")
+
+
+CHOSEN = '\nimport os; print("chose", os.environ["CUDA_VISIBLE_DEVICES"])'
+BARE = """
+import os, pynvml
+found = ""
+pynvml.nvmlInit()
+for index in range(pynvml.nvmlDeviceGetCount()):
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    pynvml.nvmlDeviceGetUUID(handle)
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    if not processes and memory.used < 1 << 30:
+        found = str(index)
+        break
+pynvml.nvmlShutdown()
+os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+os.environ["CUDA_VISIBLE_DEVICES"] = found
+"""
+OURS = "import reserve_gpu; reserve_gpu.reserve()"
+NVITOP = """
+import os
+from nvitop import select_devices
+found = select_devices(format="index", max_count=1, min_free_memory="1GiB")
+os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, found))
+"""
+MOST_ROUNDS, COST_S = 10, 40
+
+
+@check(
+    90,
+    bare="a process that reserves takes at most 1.5 times as long as one that uses only pynvml",
+    nvitop="a process that reserves is at least 1.5 times as fast as nvitop's select_devices",
+    facts={"cost": "whole processes, driver initialized"},
+)
+def test_cost(hardware: Hardware, found: Findings) -> None:
+    """A reservation costs little more than the same queries without it."""
+    hardware.read("0")  # keeps the driver initialized
+    ways = {"pynvml": BARE, "reserve()": OURS}
+    if hardware.has("nvitop"):
+        ways["nvitop"] = NVITOP
+    end, dice = time.monotonic() + COST_S, random.Random(0)
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(2 if hardware.is_stand_in else MOST_ROUNDS):
+        for way in dice.sample(list(ways), len(ways)):
+            took = process_time(hardware, ways[way])
+            if number:  # the first round fills the disk cache
+                times[way].append(took)
+        if time.monotonic() > end:
+            break
+    medians = {way: statistics.median(values) for way, values in times.items() if values}
+    count = len(times["reserve()"])
+    found.fact("cost", ", ".join(f"{w} {t * 1000:.0f} ms" for w, t in medians.items()) + f", {count} rounds")
+    if hardware.is_stand_in:
+        pytest.skip("the stand-in driver says nothing about time")
+    bare = medians["reserve()"] / medians["pynvml"]
+    found.promise("bare", bare <= 1.5, f"{bare:.2f} times")
+    if "nvitop" not in medians:
+        pytest.skip("nvitop is not installed")
+    faster = medians["nvitop"] / medians["reserve()"]
+    found.promise("nvitop", faster >= 1.5, f"{faster:.2f} times")
+
+
+def process_time(hardware: Hardware, code: str) -> float:
+    """Return the seconds that a whole process takes to choose a GPU."""
+    start = time.monotonic()
+    done = hardware.command(sys.executable, "-c", code + CHOSEN)
+    took = time.monotonic() - start
+    assert done.stdout.strip() == f"chose {hardware.index}", done.stderr[-500:]
+    return took
