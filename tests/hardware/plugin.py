@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FINDINGS = pytest.StashKey[Findings]()
 ROWS = pytest.StashKey["list[Row]"]()
+REASON = pytest.StashKey[str]()
 TITLE = pytest.StashKey[str]()
 DEADLINE = pytest.StashKey[float]()
 SETUP_S = 90.0  # the driver, the reservation, the first start of Python from a cold disk
@@ -123,6 +124,8 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Send the rows to the process that prints them."""
     config = session.config
+    if REASON in config.stash:
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
     if hasattr(config, "workeroutput") and TITLE in config.stash:
         rows = to_plain(config.stash.get(ROWS, []))
         config.workeroutput["hardware"] = [config.stash[TITLE], rows]
@@ -141,6 +144,8 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Print the page, and write it if a file was named."""
+    if reason := config.stash.get(REASON, None):
+        terminalreporter.write_line(reason)
     if TITLE not in config.stash:
         return
     text = page(config.stash[TITLE], config.stash.get(ROWS, []))
@@ -166,6 +171,7 @@ def hardware(request: pytest.FixtureRequest) -> Iterator[Hardware]:
     found = Hardware(folder, is_stand_in=is_stand_in)
     try:
         if reason := found.reserve():
+            request.config.stash[REASON] = f"No idle GPU: {reason}"
             pytest.skip(f"needs an idle NVIDIA GPU: {reason}")
         request.config.stash[TITLE] = found.title()
         yield found
@@ -175,6 +181,7 @@ def hardware(request: pytest.FixtureRequest) -> Iterator[Hardware]:
 
 
 @pytest.fixture
-def found(request: pytest.FixtureRequest) -> Findings:
-    """Return the rows of this test."""
+def found(request: pytest.FixtureRequest, hardware: Hardware) -> Findings:
+    """Return the rows of this test, when the GPU is free."""
+    hardware.wait_until_free()
     return request.node.stash[FINDINGS]  # type: ignore[no-any-return]

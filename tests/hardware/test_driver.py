@@ -18,7 +18,6 @@ from tests.hardware.machine import (
     USER,
     as_user,
     last_line,
-    milliseconds,
     seconds,
     until,
 )
@@ -51,10 +50,10 @@ def took(code):
     try: value = eval(code)
     except pynvml.NVMLError as error: return None, type(error).__name__
     return value, f'{{(time.perf_counter() - start) * 1000:.2f}} ms'
-_, started = took('pynvml.nvmlInit()')
-handle, first = took("pynvml.nvmlDeviceGetHandleByIndex(int(os.environ['GPU']))")
+pynvml.nvmlInit()
+handle = pynvml.nvmlDeviceGetHandleByIndex(int(os.environ['GPU']))
 mode, _ = took('pynvml.nvmlDeviceGetPersistenceMode(handle)')
-print(json.dumps([started, first, mode, {{n: took(c)[1] for n, c in {READINGS!r}.items()}}]))
+print(json.dumps([mode, {{n: took(c)[1] for n, c in {READINGS!r}.items()}}]))
 """
 
 
@@ -67,10 +66,10 @@ print(json.dumps([started, first, mode, {{n: took(c)[1] for n, c in {READINGS!r}
 )
 def test_times(hardware: Hardware, found: Findings) -> None:
     """Starting NVML, the first handle and each query end within the time limit."""
-    started, first, mode, queries = hardware.ask(TIMES, GPU=str(hardware.index))
+    mode, queries = hardware.ask(TIMES, GPU=str(hardware.index))
     names = {0: "off: each process that queries the GPU initializes it", 1: "on"}
     found.fact("persistence", names.get(mode, "not reported"))
-    found.fact("start", f"{started}, {first}")
+    found.fact("start", ", ".join(seconds(each) for each in hardware.start_s))
     found.fact("queries", ", ".join(f"{name} {took}" for name, took in queries.items()))
 
 
@@ -272,7 +271,7 @@ def test_a_context_on_another_gpu(hardware: Hardware, found: Findings) -> None:
     """NVML shows whether a process that sees all GPUs is listed on each of them."""
     if hardware.count < 2:
         pytest.skip("needs a second GPU")
-    other = hardware.keep("")
+    other = hardware.keep()
     if isinstance(other, str):
         pytest.skip(f"needs a second idle GPU: {other}")
     both = f"{other[0]},{hardware.index}"
