@@ -110,7 +110,9 @@ def read(asked: Asked, index: int) -> None:
 def read_instances(asked: Asked, handle: Any) -> None:
     """Ask for each MIG instance."""
     mode = asked.answers.get("nvmlDeviceGetMigMode")
-    for slot in range(asked.answers.get("nvmlDeviceGetMaxMigDeviceCount") or 0) if mode and mode[0] else ():
+    for slot in (
+        range(asked.answers.get("nvmlDeviceGetMaxMigDeviceCount") or 0) if mode and mode[0] else ()
+    ):
         label = f" of slot {slot}"
         instance = asked.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, label=label)
         for name in ("Name", "GpuInstanceId", "ComputeInstanceId", "MemoryInfo"):
@@ -137,7 +139,11 @@ def gpu_words(answers: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         return "none" if number is None else number
 
     pci, memory, mode = value("PciInfo"), value("MemoryInfo v2"), value("ComputeMode")
-    capability, mig, rates = value("CudaComputeCapability"), value("MigMode"), value("UtilizationRates")
+    capability, mig, rates = (
+        value("CudaComputeCapability"),
+        value("MigMode"),
+        value("UtilizationRates"),
+    )
     lists = {kind: value(f"{name}RunningProcesses") or [] for kind, name in KINDS.items()}
     yield "name", value("Name")
     yield "bus", pci and plain(pci.busId)[-12:]
@@ -157,7 +163,12 @@ def gpu_words(answers: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield word, "none" if watts is None else round(watts / 1000)
     yield "capability", capability and ".".join(map(str, capability))
     yield "mig", "none" if mig is None else "on" if mig[0] else "off"
-    for word, name in (("slots", "MaxMigDeviceCount"), ("screen", "DisplayActive"), ("numa", "NumaNodeId"), ("addressing", "AddressingMode")):
+    for word, name in (
+        ("slots", "MaxMigDeviceCount"),
+        ("screen", "DisplayActive"),
+        ("numa", "NumaNodeId"),
+        ("addressing", "AddressingMode"),
+    ):
         yield word, value(name)
     fields = value("FieldValues")
     if fields and not fields[0].nvmlReturn:

@@ -41,9 +41,9 @@ def count():
 def start():
     begin = time.monotonic(); code = cuda.cuInit(0)
     return [code, begin, time.monotonic()]
-def context(device=0):
+def context():
     begin = time.monotonic()
-    ok(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(_context), device))
+    ok(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(_context), 0))
     ok(cuda.cuCtxSetCurrent(_context))
     return [begin, time.monotonic()]
 def take(mib):
@@ -73,7 +73,9 @@ def ask(name, *arguments):
     try: return getattr(nvml, name)(*arguments)
     except nvml.NVMLError as error: return f'{{type(error).__name__}}'
     except AttributeError: return 'not in these bindings'
-def sizes(): return {{p.pid: p.usedGpuMemory for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}}
+def sizes():
+    processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return {{process.pid: process.usedGpuMemory for process in processes}}
 def mib(pid):
     size = sizes().get(pid)
     return None if size is None else size >> 20
@@ -173,7 +175,9 @@ class Hardware(Machine):
         Returns:
             The reason why no GPU could be reserved, or an empty string.
         """
-        self.count = self.ask("import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())")
+        self.count = self.ask(
+            "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
+        )
         answer = self.keep()
         if isinstance(answer, str):
             return answer
@@ -181,7 +185,9 @@ class Hardware(Machine):
         if instance is not None:
             return "it is divided into MIG instances"
         self.start_s = self.ask(FIRST, str(self.index))  # the reader keeps the driver initialized
-        self._idle_mib, total = self.read("[used(), nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20]")
+        self._idle_mib, total = self.read(
+            "[used(), nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20]"
+        )
         self.large_mib = total * 6 // 10 if not self.is_stand_in else 8000
         return ""
 
@@ -211,7 +217,11 @@ class Hardware(Machine):
         ours = {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "RESERVE_GPU_"))}
         names = ("RESERVE_GPU_LOCK_DIR", "RESERVE_GPU_CONFIG", "RESERVE_GPU_HISTORY")
         found = {k: v for k, v in Machine.environ(self).items() if k not in names} | ours
-        return found | {"RESERVE_GPU_LOCK_DIR": str(self.folder / "keeper")} if self.is_stand_in else found
+        return (
+            found | {"RESERVE_GPU_LOCK_DIR": str(self.folder / "keeper")}
+            if self.is_stand_in
+            else found
+        )
 
     def close(self) -> None:
         """End the processes of the tests that are still running."""
@@ -272,17 +282,23 @@ class Hardware(Machine):
             f"{datetime.now(timezone.utc):%Y-%m-%d}",
             f"Python {platform.python_version()}",
             f"reserve_gpu {package_version()}",
-            *(f"{name} {found}" for name, module in PACKAGES.items() if (found := installed(module))),
+            *(f"{name} {found}" for name in PACKAGES if (found := installed(PACKAGES[name]))),
             f"Linux {platform.release()}",
         ])  # fmt: skip
 
     # -- processes --
 
     @contextmanager
-    def computing(self, mib: int = 0, *, device: int = 0, **extra: str) -> Iterator[Child]:
-        """Start a process with a CUDA context and memory, without a reservation."""
-        with self.child(**extra) as child:
-            told = child.run(f"{CUDA}start(); context({device}); take(1); take({mib or 1}); work()")
+    def computing(self, mib: int = 0, *, visible: str = "") -> Iterator[Child]:
+        """Start a process with a CUDA context and memory, without a reservation.
+
+        Args:
+            mib: The size of the memory.
+            visible: CUDA_VISIBLE_DEVICES; the process uses its first GPU. Defaults to this GPU.
+        """
+        environ = self.visible() | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
+        with self.child(**environ) as child:
+            told = child.run(f"{COMPUTE}\ntake({mib}); work()" if mib else COMPUTE)
             assert not told.error, told.text
             yield child
 
@@ -341,9 +357,7 @@ def missing_driver() -> str:
     if os.environ.get("STAND_IN_SCENARIO"):
         return "this is the stand-in driver: use --stand-in"
     argv = [sys.executable, "-c", COUNT]
-    process = subprocess.Popen(
-        argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         return last_line(process.communicate(timeout=60)[1])
     except subprocess.TimeoutExpired:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
 FINDINGS = pytest.StashKey[Findings]()
-ROWS = pytest.StashKey["list[Row]"]()
+ROWS = pytest.StashKey[list[Row]]()
 REASON = pytest.StashKey[str]()
 TITLE = pytest.StashKey[str]()
 DEADLINE = pytest.StashKey[float]()
@@ -54,12 +54,14 @@ class LateError(BaseException):
 
 
 @contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float, repeat_s: float = REPEAT_S) -> Iterator[None]:
+    """Raise LateError in this thread after a time, and again until the block ends."""
+
     def stop(*_: object) -> NoReturn:
         raise LateError(f"not done after {seconds:.0f} s")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.1), REPEAT_S)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.1), repeat_s)
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ import getpass
 import os
 import re
 import socket
+from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +27,7 @@ ISSUES = re.compile(r'^Issues = "(.+)"$', re.MULTILINE)
 class Result(Enum):
     """The result of a row. A measured fact has none."""
 
-    PASS = "PASS"
+    PASS = "PASS"  # noqa: S105 - not a password
     FAIL = "FAIL"
     UNKNOWN = "UNKNOWN"
 
@@ -48,16 +49,21 @@ class Row(NamedTuple):
 
 
 def check(
-    limit_s: float = 40, facts: Mapping[str, str] | None = None, **promises: str
+    promises: Mapping[str, str] | None = None,
+    *,
+    facts: Mapping[str, str] | None = None,
+    limit_s: float = 40,
 ) -> pytest.MarkDecorator:
     """Mark a hardware test, and declare its rows.
 
+    The names of rows can contain parameters of the test, as in `{size}`.
+
     Args:
-        limit_s: The test stops after this number of seconds.
+        promises: The promises that the test checks, by their key in `Findings.promise`.
         facts: The quantities that the test measures, by their key in `Findings.fact`.
-        **promises: The promises that the test checks, by their key in `Findings.promise`.
+        limit_s: The test stops after this number of seconds.
     """
-    return pytest.mark.gpu(promises, facts or {}, limit_s=limit_s)
+    return pytest.mark.gpu(promises or {}, facts or {}, limit_s=limit_s)
 
 
 class Findings:
@@ -75,7 +81,7 @@ class Findings:
         self._facts = frozenset(facts)
         self._rows: dict[str, Row] = {}
 
-    def promise(self, key: str, is_kept: bool | None, detail: object = "") -> None:
+    def promise(self, key: str, is_kept: bool | None, detail: object = "") -> None:  # noqa: FBT001
         """Record the result of a promise. is_kept: None if the test can't find out."""
         assert key not in self._facts
         result = {None: Result.UNKNOWN, True: Result.PASS, False: Result.FAIL}[is_kept]
@@ -114,10 +120,8 @@ def one_line(value: object) -> str:
 def private_names() -> Iterable[str]:
     """Return this machine's name and this user's, except names that say nothing."""
     names = {socket.gethostname(), socket.gethostname().partition(".")[0]}
-    try:
+    with suppress(KeyError, OSError):  # a container's user without a name
         names.add(getpass.getuser())
-    except (KeyError, OSError):  # a container's user without a name
-        pass
     return sorted(names - {"", "localhost", "nobody", "root"}, key=len, reverse=True)
 
 
@@ -139,7 +143,9 @@ def promise_line(row: Row) -> str:
 
 
 def fact_line(row: Row) -> str:
-    return f"{row.name}: {row.detail}" if row.result is None else f"{row.name}: UNKNOWN ({row.detail})"
+    return (
+        f"{row.name}: {row.detail}" if row.result is None else f"{row.name}: UNKNOWN ({row.detail})"
+    )
 
 
 def issues_url() -> str:

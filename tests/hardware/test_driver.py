@@ -73,7 +73,11 @@ def test_times(hardware: Hardware, found: Findings) -> None:
     found.fact("queries", ", ".join(f"{name} {took}" for name, took in queries.items()))
 
 
-@check(smi="nvidia-smi works")
+@check(
+    {
+        "smi": "nvidia-smi works",
+    }
+)
 def test_nvidia_smi(hardware: Hardware, found: Findings) -> None:
     """The command nvidia-smi reads this GPU."""
     if hardware.is_stand_in or not shutil.which("nvidia-smi"):
@@ -98,8 +102,9 @@ def test_modes(hardware: Hardware, found: Findings) -> None:
     found.fact("width", hardware.read(f"[ask(name, handle) for name in ({names})]"))
     state, ready = hardware.read(
         "state = ask('nvmlSystemGetConfComputeState')\n"
-        "fields = [f'{name} {getattr(state, name)}' for name, *_ in getattr(state, '_fields_', [])]\n"
-        "[', '.join(fields) or state, ask('nvmlSystemGetConfComputeGpusReadyState')]"
+        "names = [name for name, *_ in getattr(state, '_fields_', [])]\n"
+        "fields = ', '.join(f'{name} {getattr(state, name)}' for name in names)\n"
+        "[fields or state, ask('nvmlSystemGetConfComputeGpusReadyState')]"
     )
     found.fact("confidential", f"{state}; {ready}")
 
@@ -108,9 +113,11 @@ def test_modes(hardware: Hardware, found: Findings) -> None:
 
 
 @check(
-    before="cuDeviceGetCount returns 3 before cuInit",
-    after="cuDeviceGetCount returns 0 after cuInit",
-    fork="cuDeviceGetCount returns 3 in a child forked after cuInit",
+    {
+        "before": "cuDeviceGetCount returns 3 before cuInit",
+        "after": "cuDeviceGetCount returns 0 after cuInit",
+        "fork": "cuDeviceGetCount returns 3 in a child forked after cuInit",
+    },
     facts={"took": "time of the first cuInit, and of a CUDA context"},
 )
 def test_cuda_tells_whether_it_has_started(hardware: Hardware, found: Findings) -> None:
@@ -136,8 +143,10 @@ os.wait()
 
 
 @check(
-    hidden="cuInit returns 100 if CUDA_VISIBLE_DEVICES is empty",
-    after="cuDeviceGetCount returns 3 after that cuInit",
+    {
+        "hidden": "cuInit returns 100 if CUDA_VISIBLE_DEVICES is empty",
+        "after": "cuDeviceGetCount returns 3 after that cuInit",
+    },
     facts={"again": "a second cuInit, after CUDA_VISIBLE_DEVICES was set"},
 )
 def test_cuda_without_a_visible_gpu(hardware: Hardware, found: Findings) -> None:
@@ -171,7 +180,12 @@ STARTS = [
 ]
 
 
-@check(100, starts="cuda_started() is {expected} after `{code}`")
+@check(
+    {
+        "starts": "cuda_started() is {expected} after `{code}`",
+    },
+    limit_s=100,
+)
 @pytest.mark.parametrize(("module", "code", "expected"), STARTS)
 def test_cuda_started(
     hardware: Hardware, found: Findings, module: str, code: str, *, expected: bool
@@ -186,7 +200,11 @@ def test_cuda_started(
     found.promise("starts", started == expected, started)
 
 
-@check(uuid="CUDA and NVML have the same UUID for the GPU")
+@check(
+    {
+        "uuid": "CUDA and NVML have the same UUID for the GPU",
+    }
+)
 def test_uuids(hardware: Hardware, found: Findings) -> None:
     """CUDA's UUID of a GPU is NVML's, so that a process knows which GPU it uses."""
     code = (
@@ -204,7 +222,9 @@ def test_uuids(hardware: Hardware, found: Findings) -> None:
 
 
 @check(
-    free="an idle GPU is free",
+    {
+        "free": "an idle GPU is free",
+    },
     facts={"idle": "memory of the idle GPU", "context": "memory with a bare CUDA context"},
 )
 def test_memory(hardware: Hardware, found: Findings) -> None:
@@ -217,10 +237,14 @@ def test_memory(hardware: Hardware, found: Findings) -> None:
     found.fact("idle", f"v1 {v1} MiB, v2 {v2} MiB and {reserved} MiB reserved, of {total} MiB")
     row, _ = hardware.status()
     found.promise("free", row["state"] == "free", row["reason"] or row["state"])
-    with hardware.computing(**hardware.visible()) as child:
+    with hardware.computing() as child:
         sizes = hardware.read(f"[used_v1(), used(), mib({child.pid})]")
         free = child.run("free_mib()").value
-    found.fact("context", "v1 {} MiB, v2 {} MiB, of the process {} MiB".format(*sizes) + f"; CUDA has {free} MiB left")
+    found.fact(
+        "context",
+        "v1 {} MiB, v2 {} MiB, of the process {} MiB".format(*sizes)
+        + f"; CUDA has {free} MiB left",
+    )
 
 
 CONTEXT = """
@@ -239,8 +263,10 @@ counted
 
 
 @check(
-    100,
-    size=f"the CUDA context {{of}} uses at most {DEFAULT_CONTEXT_MIB} MiB",
+    {
+        "size": f"the CUDA context {{of}} uses at most {DEFAULT_CONTEXT_MIB} MiB",
+    },
+    limit_s=100,
 )
 @pytest.mark.parametrize("of", ["alone", "of PyTorch"])
 def test_size_of_a_context(hardware: Hardware, found: Findings, of: str) -> None:
@@ -275,7 +301,7 @@ def test_a_context_on_another_gpu(hardware: Hardware, found: Findings) -> None:
     if isinstance(other, str):
         pytest.skip(f"needs a second idle GPU: {other}")
     both = f"{other[0]},{hardware.index}"
-    with hardware.computing(64, CUDA_VISIBLE_DEVICES=both) as child:
+    with hardware.computing(64, visible=both) as child:
         found.fact("listed", listed(hardware, child.pid, wait_s=1.0))
 
 
@@ -300,14 +326,16 @@ ok(cuda.cuCtxSynchronize())
 @check(facts={"managed": "1024 MiB of managed memory, touched on the GPU"})
 def test_managed_memory(hardware: Hardware, found: Findings) -> None:
     """NVML shows whether the size of a process contains its managed memory."""
-    with hardware.computing(**hardware.visible()) as child:
+    with hardware.computing() as child:
         look = f"[used(), mib({child.pid})]"
         before = hardware.read(look)
         answer = child.run(MANAGED)
         if answer.error:
             pytest.skip(f"no managed memory: {answer.text[:80]}")
         after = hardware.read(look)
-    gpu, process = (b - a if None not in (a, b) else None for a, b in zip(before, after, strict=True))
+    gpu, process = (
+        b - a if None not in (a, b) else None for a, b in zip(before, after, strict=True)
+    )
     found.fact("managed", f"the GPU uses {gpu} MiB more, the process {process} MiB more")
 
 
@@ -318,12 +346,14 @@ pid
 """
 
 
-@check(60, facts={"orphan": "a forked child after kill -9 of its parent, which had 1024 MiB"})
+@check(
+    facts={"orphan": "a forked child after kill -9 of its parent, which had 1024 MiB"}, limit_s=60
+)
 def test_a_forked_child_outlives_its_parent(hardware: Hardware, found: Findings) -> None:
     """NVML shows whether a forked child keeps its parent's memory, and under which pid."""
     until(lambda: not hardware.pids())
     idle = hardware.read("used()")
-    with hardware.computing(1024, **hardware.visible()) as parent:
+    with hardware.computing(1024) as parent:
         orphan = int(parent.run(FORK).value)
         before = hardware.read("used()")
         try:
@@ -336,10 +366,16 @@ def test_a_forked_child_outlives_its_parent(hardware: Hardware, found: Findings)
     who = ", ".join(names.get(pid, "another pid") for pid in pids) or "no process"
     kept = "kept for 5 s at least" if after_s is None else f"freed after {seconds(after_s)}"
     freed_s = until(lambda: hardware.read("used()") <= idle + 16, 30)
-    found.fact("orphan", f"{kept}; listed: {who}; after the child's end freed after {seconds(freed_s)}")
+    found.fact(
+        "orphan", f"{kept}; listed: {who}; after the child's end freed after {seconds(freed_s)}"
+    )
 
 
-@check(hidden="a process in another PID namespace is not shown our processes, or with other pids")
+@check(
+    {
+        "hidden": "in another PID namespace, NVML never shows the pids of this namespace",
+    }
+)
 def test_another_pid_namespace(hardware: Hardware, found: Findings) -> None:
     """Inside a PID namespace, NVML never shows a pid of the outer namespace."""
     namespace = ("unshare", "--pid", "--fork", "--mount-proc")
@@ -351,7 +387,7 @@ def test_another_pid_namespace(hardware: Hardware, found: Findings) -> None:
         "processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)\n"
         "print(json.dumps([process.pid for process in processes]))"
     )
-    with hardware.computing(512, **hardware.visible()) as child:
+    with hardware.computing(512) as child:
         done = hardware.command(*namespace, sys.executable, "-c", code)
     assert not done.returncode, done.stderr[-500:]
     pids = json.loads(done.stdout)
@@ -361,12 +397,11 @@ def test_another_pid_namespace(hardware: Hardware, found: Findings) -> None:
 # -- activity --
 
 SAMPLES = """
-clocks = {'epoch': time.CLOCK_REALTIME, 'boot': time.CLOCK_BOOTTIME, 'monotonic': time.CLOCK_MONOTONIC}
+clocks = {'epoch': 'CLOCK_REALTIME', 'boot': 'CLOCK_BOOTTIME', 'monotonic': 'CLOCK_MONOTONIC'}
 samples = ask('nvmlDeviceGetProcessUtilization', handle, 0)
-now = {name: time.clock_gettime(clock) for name, clock in clocks.items()}
-if isinstance(samples, str): answer = samples
-else: answer = [[s.pid, s.smUtil, {n: t - s.timeStamp / 1e6 for n, t in now.items()}] for s in samples]
-answer
+now = {name: time.clock_gettime(getattr(time, clock)) for name, clock in clocks.items()}
+def ages(sample): return {name: at - sample.timeStamp / 1e6 for name, at in now.items()}
+samples if isinstance(samples, str) else [[s.pid, ages(s)] for s in samples]
 """
 WORKERS = """
 import json, os, time
@@ -383,18 +418,20 @@ print(json.dumps(None if found is None else sorted(found)))
 
 
 @check(
-    60,
-    quiet="a process that has only a CUDA context does not count as active",
-    active="a computing process counts as active",
+    {
+        "quiet": "a process that has only a CUDA context does not count as active",
+        "active": "a computing process counts as active",
+    },
     facts={
         "idle": "nvmlDeviceGetProcessUtilization on the idle GPU",
         "clock": "clock of its samples",
     },
+    limit_s=60,
 )
 def test_active_processes(hardware: Hardware, found: Findings) -> None:
     """The driver reports the processes that compute, on a clock that can be recognized."""
     found.fact("idle", samples_text(hardware.read(SAMPLES)))
-    with hardware.computing(**hardware.visible()) as child:
+    with hardware.computing() as child:
         time.sleep(4)  # the samples of the start grow older than the 2 s of `WORKERS`
         quiet = hardware.ask(WORKERS, GPU=str(hardware.index))
         scenario = hardware.scenario.read_text()
@@ -419,7 +456,7 @@ def clock_text(samples: Any, pid: int) -> str:
     """Return which clocks fit the samples of a process that is computing now."""
     if isinstance(samples, str):
         return samples
-    ages = [ages for sampled, _, ages in samples if sampled == pid]
+    ages = [ages for sampled, ages in samples if sampled == pid]
     if not ages:
         return f"no sample of the process among {len(samples)}"
     newest = {name: min((age[name] for age in ages), key=abs) for name in ages[0]}
@@ -430,7 +467,11 @@ def clock_text(samples: Any, pid: int) -> str:
 # -- other users, MPS --
 
 
-@check(nvml="NVML works for an ordinary user")
+@check(
+    {
+        "nvml": "NVML works for an ordinary user",
+    }
+)
 def test_nvml_of_an_ordinary_user(hardware: Hardware, found: Findings) -> None:
     """An ordinary user can read the GPU."""
     if reason := hardware.missing_user():
@@ -445,7 +486,13 @@ def test_nvml_of_an_ordinary_user(hardware: Hardware, found: Findings) -> None:
     found.promise("nvml", not done.returncode, last_line(done.stdout + done.stderr))
 
 
-@check(60, busy="a client of MPS makes the GPU busy", facts={"lists": "lists with a client of MPS"})
+@check(
+    {
+        "busy": "a client of MPS makes the GPU busy",
+    },
+    facts={"lists": "lists with a client of MPS"},
+    limit_s=60,
+)
 def test_mps(hardware: Hardware, found: Findings, request: pytest.FixtureRequest) -> None:
     """A process that uses the GPU through MPS is detected."""
     control = shutil.which("nvidia-cuda-mps-control")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from tests.hardware.machine import COMPUTE, CUDA, milliseconds, refusal, until
 from tests.hardware.report import check
 from tests.hardware.test_reservations import CHECK
@@ -28,14 +26,16 @@ left
 
 
 @check(
-    60,
-    exact="exactly the memory that is left next to a part can be reserved",
-    less="use beyond a part reduces the memory that is left",
-    seen="the status shows the memory that the holder of a part uses",
+    {
+        "exact": "exactly the memory that is left next to a part can be reserved",
+        "less": "use beyond a part reduces the memory that is left",
+        "seen": "the status shows the memory that the holder of a part uses",
+    },
     facts={
         "free": "free memory by CUDA and by NVML, while the holder of a part uses 1500 MiB",
         "took": "time until the memory of a part is available after kill -9",
     },
+    limit_s=60,
 )
 def test_memory_left(hardware: Hardware, found: Findings) -> None:
     """The memory left next to a part can be reserved, and no more."""
@@ -68,13 +68,15 @@ def use_of(hardware: Hardware, pid: int) -> dict[str, Any]:
 
 
 @check(
-    150,
-    both="two processes each get 10 GB of one GPU",
-    whole="next to parts, the whole GPU is refused, and the holders' pids are named",
-    within="PyTorch gets memory within its part",
-    beyond="PyTorch gets no memory beyond its part",
-    shown="the status shows the use of each part",
-    over="the status shows that a holder exceeds its part",
+    {
+        "both": "two processes each get 10 GB of one GPU",
+        "whole": "next to parts, the whole GPU is refused, and the holders' pids are named",
+        "within": "PyTorch gets memory within its part",
+        "beyond": "PyTorch gets no memory beyond its part",
+        "shown": "the status shows the use of each part",
+        "over": "the status shows that a holder exceeds its part",
+    },
+    limit_s=150,
 )
 def test_two_parts(hardware: Hardware, found: Findings) -> None:
     """Two processes share a GPU, and the status shows who exceeds a part."""
@@ -117,7 +119,8 @@ def beyond(child: Child, take: str) -> tuple[bool | None, str]:
 
 
 @check(
-    150, **{name: f"within a part, {name} is limited by a variable or by code" for name in LIMITED}
+    {name: f"within a part, {name} is limited by a variable or by code" for name in LIMITED},
+    limit_s=150,
 )
 def test_caps(hardware: Hardware, found: Findings) -> None:
     """Within a part, the frameworks that read a variable get one that limits their memory."""

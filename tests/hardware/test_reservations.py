@@ -24,7 +24,6 @@ from tests.hardware.machine import (
     until,
 )
 from tests.hardware.report import check
-from tests.machine import Kernel
 from tests.processes import own_name
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from tests.hardware.machine import Hardware
     from tests.hardware.report import Findings
+    from tests.machine import Kernel
 
 FRAMEWORKS = ("CUDA driver", "PyTorch", "TensorFlow", "JAX", "CuPy", "Numba")
 CHECK = "import json, reserve_gpu; print(json.dumps(reserve_gpu.check().to_dict()))"
@@ -57,11 +57,13 @@ def has_waiters(hardware: Hardware) -> bool:
 
 
 @check(
-    60,
-    prints="%reserve_gpu reserves the GPU, and prints the variables that it sets",
-    memory="CUDA_DEVICE_MEMORY is the GPU's memory",
-    shell="the command `reserve-gpu status` shows that the GPU is free again",
+    {
+        "prints": "%reserve_gpu reserves the GPU, and prints the variables that it sets",
+        "memory": "CUDA_DEVICE_MEMORY is the GPU's memory",
+        "shell": "the command `reserve-gpu status` shows that the GPU is free again",
+    },
     facts={"took": "time of an IPython process that reserves a GPU"},
+    limit_s=60,
 )
 def test_magic(hardware: Hardware, found: Findings) -> None:
     """The first line of a notebook reserves the GPU."""
@@ -76,16 +78,16 @@ def test_magic(hardware: Hardware, found: Findings) -> None:
     )
     is_printed = all(re.search(line, done.stdout) for line in lines)
     found.promise("prints", is_printed and not done.returncode, done.stdout + done.stderr)
-    memory = re.search(r"CUDA_DEVICE_MEMORY = '(\d+)'", done.stdout)
-    found.promise("memory", bool(memory) and memory[1] == str(total), memory and memory[1])
+    memory = re.findall(r"CUDA_DEVICE_MEMORY = '(\d+)'", done.stdout)
+    found.promise("memory", memory == [str(total)], memory)
     done = hardware.command(*CLI, "status")
     is_free = not done.returncode and hardware.state() == "free"
     found.promise("shell", is_free, (done.stdout + done.stderr).partition("\n")[0])
 
 
 @check(
-    150,
-    **{name: f"after %reserve_gpu, {name} sees only the reserved GPU" for name in FRAMEWORKS},
+    {name: f"after %reserve_gpu, {name} sees only the reserved GPU" for name in FRAMEWORKS},
+    limit_s=150,
 )
 def test_check(hardware: Hardware, found: Findings) -> None:
     """After a reservation, each framework for CUDA sees the reserved GPU and no other GPU."""
@@ -110,12 +112,14 @@ def two_kernels(hardware: Hardware) -> Iterator[tuple[Kernel, Kernel]]:
 
 
 @check(
-    150,
-    one="if two kernels request a GPU at the same time, one gets it",
-    pid="the refusal names the holder's pid",
-    hidden="after a refusal, CUDA sees no GPU",
-    torch="PyTorch computes on the reserved GPU",
-    shown="the status shows the holder, its process and the process's reservation",
+    {
+        "one": "if two kernels request a GPU at the same time, one gets it",
+        "pid": "the refusal names the holder's pid",
+        "hidden": "after a refusal, CUDA sees no GPU",
+        "torch": "PyTorch computes on the reserved GPU",
+        "shown": "the status shows the holder, its process and the process's reservation",
+    },
+    limit_s=150,
 )
 def test_two_kernels(hardware: Hardware, found: Findings) -> None:
     """Of two kernels, one has the GPU, and the other one is told which process that is."""
@@ -150,11 +154,13 @@ def test_two_kernels(hardware: Hardware, found: Findings) -> None:
 
 
 @check(
-    150,
-    kept="a restarted kernel keeps its GPU, although another kernel waits",
-    works="CUDA works in the restarted kernel",
-    shutdown="after a shutdown, a waiting kernel gets the GPU",
-    killed="after kill -9 of a kernel that uses CUDA, `run --wait` gets the GPU",
+    {
+        "kept": "a restarted kernel keeps its GPU, although another kernel waits",
+        "works": "CUDA works in the restarted kernel",
+        "shutdown": "after a shutdown, a waiting kernel gets the GPU",
+        "killed": "after kill -9 of a kernel that uses CUDA, `run --wait` gets the GPU",
+    },
+    limit_s=150,
 )
 def test_handover(hardware: Hardware, found: Findings) -> None:
     """A kernel keeps its GPU until it ends, and then a waiter gets the GPU."""
@@ -194,12 +200,14 @@ def test_handover(hardware: Hardware, found: Findings) -> None:
 
 
 @check(
-    90,
-    context="a process with a bare CUDA context makes the GPU busy",
-    named="the status of a GPU in use without a reservation names the process and its user",
-    refused="%reserve_gpu refuses that GPU, and names the process and its user",
-    warned="a request by number gets that GPU, with a warning that names the process",
-    freed="the GPU is free once that process is killed",
+    {
+        "context": "a process with a bare CUDA context makes the GPU busy",
+        "named": "the status of a GPU in use without a reservation names the process and its user",
+        "refused": "%reserve_gpu refuses that GPU, and names the process and its user",
+        "warned": "a request by number gets that GPU, with a warning that names the process",
+        "freed": "the GPU is free once that process is killed",
+    },
+    limit_s=90,
 )
 def test_use_without_a_reservation(hardware: Hardware, found: Findings) -> None:
     """A GPU that another process uses is not reserved, unless the user selects it."""
@@ -228,10 +236,12 @@ def test_use_without_a_reservation(hardware: Hardware, found: Findings) -> None:
 
 
 @check(
-    100,
-    number="once CUDA has started, a request for more GPUs is refused as too late",
-    same="once CUDA has started, the GPU that it sees can still be reserved",
-    fork="in a fork of a process that has started CUDA, it is too late",
+    {
+        "number": "once CUDA has started, a request for more GPUs is refused as too late",
+        "same": "once CUDA has started, the GPU that it sees can still be reserved",
+        "fork": "in a fork of a process that has started CUDA, it is too late",
+    },
+    limit_s=100,
 )
 def test_too_late(hardware: Hardware, found: Findings) -> None:
     """A reservation never claims GPUs that CUDA in this process can't see."""
@@ -262,10 +272,12 @@ os.read(reading, 99).decode()
 
 
 @check(
-    100,
-    overdue="if PyTorch uses the GPU when the lease ends, the GPU stays reserved and is overdue",
-    told="the next cell says so",
-    freed="kill -9 frees an overdue GPU",
+    {
+        "overdue": "a GPU in use at the end of its lease stays reserved, and is overdue",
+        "told": "the next cell says so",
+        "freed": "kill -9 frees an overdue GPU",
+    },
+    limit_s=100,
 )
 def test_overdue(hardware: Hardware, found: Findings) -> None:
     """A lease that ends does not take a GPU from a process that uses it."""
@@ -301,9 +313,11 @@ time.monotonic()
 
 
 @check(
-    60,
-    saved="a function given to before_end runs before the process ends",
-    ended="end_kernel ends a process that uses CUDA, and the GPU is free",
+    {
+        "saved": "a function given to before_end runs before the process ends",
+        "ended": "end_kernel ends a process that uses CUDA, and the GPU is free",
+    },
+    limit_s=60,
 )
 def test_end_kernel(hardware: Hardware, found: Findings) -> None:
     """With end_kernel, the process saves its work and ends, which frees the GPU."""
@@ -319,17 +333,23 @@ def test_end_kernel(hardware: Hardware, found: Findings) -> None:
     found.promise("saved", is_saved, f"{seconds(saved and saved - begin)} after the reservation")
     took = until(lambda: hardware.state() == "free", 30)
     is_free = ended is not None and took is not None
-    found.promise("ended", is_free, f"ended {end - begin:.2f} s after the reservation, then free after {seconds(took)}")
+    found.promise(
+        "ended",
+        is_free,
+        f"ended {end - begin:.2f} s after the reservation, then free after {seconds(took)}",
+    )
 
 
 # -- users --
 
 
 @check(
-    60,
-    can="an ordinary user can reserve the GPU, and use CUDA there",
-    root="root is refused a GPU that an ordinary user holds, and told the user and pid",
-    user="an ordinary user is refused a GPU that root holds, and told the user and pid",
+    {
+        "can": "an ordinary user can reserve the GPU, and use CUDA there",
+        "root": "root is refused a GPU that an ordinary user holds, and told the user and pid",
+        "user": "an ordinary user is refused a GPU that root holds, and told the user and pid",
+    },
+    limit_s=60,
 )
 def test_two_users(hardware: Hardware, found: Findings) -> None:
     """Root and an ordinary user respect each other's reservations."""
