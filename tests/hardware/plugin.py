@@ -69,14 +69,18 @@ def time_limit(seconds: float, repeat_s: float = REPEAT_S) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    if item.get_closest_marker("gpu"):
+        item.stash[FINDINGS] = Findings(item)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Limit the setup of a hardware test; skip the test if the time of the run is over."""
-    if not item.get_closest_marker("gpu"):
+    """Limit the setup of a hardware test, which includes the setup of its fixtures."""
+    if FINDINGS not in item.stash:
         return (yield)
-    item.stash[FINDINGS] = Findings(item)
-    if time_left(item.config) <= 0:
-        pytest.skip("the time limit of the run was over")
     with time_limit(SETUP_S):
         return (yield)
 
@@ -184,6 +188,8 @@ def hardware(request: pytest.FixtureRequest) -> Iterator[Hardware]:
 
 @pytest.fixture
 def found(request: pytest.FixtureRequest, hardware: Hardware) -> Findings:
-    """Return the rows of this test, when the GPU is free."""
+    """Return the rows of this test, when the GPU is free. The time of the run may be over."""
+    if time_left(request.config) <= 0:
+        pytest.skip("the time limit of the run was over")
     hardware.wait_until_free()
     return request.node.stash[FINDINGS]  # type: ignore[no-any-return]
