@@ -312,7 +312,7 @@ class Hardware(Machine):
             child.kill()
 
     def missing_user(self) -> str:
-        """Return why no process of an ordinary user can run, or an empty string."""
+        """Start a process of the ordinary user; returns the problem, or an empty string."""
         if os.geteuid() or not shutil.which("setpriv"):
             return "needs root and setpriv"
         code = "import reserve_gpu, pynvml, IPython"
@@ -353,7 +353,7 @@ def refusal(text: str) -> str:
 
 
 def missing_driver() -> str:
-    """Return why there is no real NVIDIA driver with a GPU, or an empty string."""
+    """Look for a real NVIDIA driver with a GPU; returns the problem, or an empty string."""
     if os.environ.get("STAND_IN_SCENARIO"):
         return "this is the stand-in driver: use --stand-in"
     argv = [sys.executable, "-c", COUNT]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from tests.hardware.machine import Hardware, missing_driver
-from tests.hardware.report import Findings, Row, from_plain, issues_url, page, to_plain
+from tests.hardware.report import Findings, Row, from_plain, page, post_hint, to_plain
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -24,6 +24,7 @@ REASON = pytest.StashKey[str]()
 TITLE = pytest.StashKey[str]()
 DEADLINE = pytest.StashKey[float]()
 SETUP_S = 90.0  # the driver, the reservation, the first start of Python from a cold disk
+FILES = ("test_reservations", "test_parts", "test_driver", "test_latencies")
 TEARDOWN_S = 30.0
 REPEAT_S = 5.0  # a process in state D can't be awaited: each `finally` on the way gets this long
 
@@ -42,7 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Replace pytest-timeout's limit, because both use the same timer of the process."""
+    """Run the most important tests first, without pytest-timeout, which uses the same timer."""
+    items.sort(
+        key=lambda item: FILES.index(item.path.stem) if item.get_closest_marker("gpu") else -1
+    )
     if config.pluginmanager.hasplugin("timeout"):
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -162,7 +166,7 @@ def pytest_terminal_summary(
         content = f"# Hardware report\n\n```text\n{text}\n```\n"
         Path(path).write_text(content, encoding="utf-8")
     if path and not config.getoption("--gpu-stand-in"):
-        terminalreporter.write_line(f"Please post {path} as an issue: {issues_url()}")
+        terminalreporter.write_line(post_hint(path))
     elif path:
         terminalreporter.write_line(f"{path} is from the stand-in driver: don't post it.")
 

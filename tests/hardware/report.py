@@ -148,10 +148,11 @@ def fact_line(row: Row) -> str:
     )
 
 
-def issues_url() -> str:
-    """Return the address of the project's issues."""
+def post_hint(path: str) -> str:
+    """Ask the user to post the page, at the address in pyproject.toml."""
     (url,) = ISSUES.findall((ROOT / "pyproject.toml").read_text())
-    return str(url)
+    where = "of the repository that you cloned" if "/OWNER/" in url else f"at {url}"
+    return f"Please post {path} as an issue {where}."
 
 
 def to_plain(rows: list[Row]) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""What NVML and CUDA report on this machine. Each test is independent of the others."""
+"""NVML and CUDA on this machine. Each test is independent of the others."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def test_modes(hardware: Hardware, found: Findings) -> None:
     },
     facts={"took": "time of the first cuInit, and of a CUDA context"},
 )
-def test_cuda_tells_whether_it_has_started(hardware: Hardware, found: Findings) -> None:
-    """The code that cuDeviceGetCount returns tells whether this process has started CUDA."""
+def test_codes_of_cuda(hardware: Hardware, found: Findings) -> None:
+    """The code from cuDeviceGetCount shows if this process has started CUDA."""
     code = f"""{CUDA}
 before = count()
 code, begin, end = start()
@@ -306,7 +306,7 @@ def test_a_context_on_another_gpu(hardware: Hardware, found: Findings) -> None:
 
 
 def listed(hardware: Hardware, pid: int, wait_s: float = 0.0) -> str:
-    """Return how NVML lists a process."""
+    """Describe the entry of a process in NVML's list."""
     until(lambda: pid in hardware.pids(), wait_s)
     sizes = {int(each): size for each, size in hardware.read("sizes()").items()}
     if pid not in sizes:
@@ -453,7 +453,7 @@ def samples_text(samples: Any) -> str:
 
 
 def clock_text(samples: Any, pid: int) -> str:
-    """Return which clocks fit the samples of a process that is computing now."""
+    """Name the clocks that fit the samples of a process that is computing now."""
     if isinstance(samples, str):
         return samples
     ages = [ages for sampled, ages in samples if sampled == pid]

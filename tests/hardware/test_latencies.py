@@ -43,7 +43,7 @@ def spread(values: list[float | None]) -> str:
     facts={"took": "from the call that creates a context until the process is listed"},
 )
 def test_a_context_appears(hardware: Hardware, found: Findings) -> None:
-    """Between a context and its entry in NVML's list there is no time to speak of."""
+    """NVML lists a process as soon as it has a CUDA context."""
     since_call: list[float | None] = []
     since_return: list[float | None] = []
     for _ in range(ROUNDS):
@@ -83,7 +83,7 @@ os.kill({pid}, 9)
 )
 @pytest.mark.parametrize("size", ["a bare context", "1 GiB", "60 % of the memory"])
 def test_after_kill(hardware: Hardware, found: Findings, size: str) -> None:
-    """What a killed process leaves behind disappears soon."""
+    """The lock and the memory of a killed process are released soon."""
     sizes = {"a bare context": 1, "1 GiB": 1024, "60 % of the memory": hardware.large_mib}
     rounds: list[dict[str, float | None]] = []
     while len(rounds) < ROUNDS and None not in (rounds[-1].values() if rounds else ()):

@@ -38,7 +38,7 @@ left
     limit_s=60,
 )
 def test_memory_left(hardware: Hardware, found: Findings) -> None:
-    """The memory left next to a part can be reserved, and no more."""
+    """Exactly the memory left next to a part can be reserved."""
     index = hardware.index
     with hardware.child() as holder, hardware.child() as other:
         assert not holder.reserve(f"{index}, memory='1000MiB'").error
@@ -62,7 +62,7 @@ def test_memory_left(hardware: Hardware, found: Findings) -> None:
 
 
 def use_of(hardware: Hardware, pid: int) -> dict[str, Any]:
-    """Return what the status shows of a holder."""
+    """Return the holder's entry in the status."""
     holders: list[dict[str, Any]] = hardware.status()[0]["holders"]
     return next((holder for holder in holders if holder["pid"] == pid), {})
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.hardware.plugin import LateError, time_limit
-from tests.hardware.report import Result, Row, from_plain, issues_url, one_line, page, to_plain
+from tests.hardware.report import Result, Row, from_plain, one_line, page, post_hint, to_plain
 from tests.machine import ROOT, Machine
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_page() -> None:
         "",
         "1 PASS, 1 FAIL, 0 UNKNOWN",
     ]
-    assert issues_url().endswith("/reserve_gpu/issues")
+    assert post_hint("x.md").startswith("Please post x.md as an issue ")
 
 
 def test_a_blocked_test_ends() -> None:

@@ -1,4 +1,4 @@
-"""What users are promised, on a real GPU."""
+"""The promises to users, on a real GPU."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def two_kernels(hardware: Hardware) -> Iterator[tuple[Kernel, Kernel]]:
     limit_s=150,
 )
 def test_two_kernels(hardware: Hardware, found: Findings) -> None:
-    """Of two kernels, one has the GPU, and the other one is told which process that is."""
+    """One of two kernels gets the GPU, and the other is told the pid of the first."""
     with two_kernels(hardware) as kernels:
         started = [(kernel, kernel.start("%reserve_gpu")) for kernel in kernels]
         cells = [(kernel, kernel.finish(message)) for kernel, message in started]
