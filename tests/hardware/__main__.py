@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
     import pytest
 
     words = ["-m", "gpu", "-q", "-rN", "--tb=short", "--no-header", "-p", "no:cacheprovider"]
+    words += ["-W", "ignore"]  # warnings of plugins that happen to be installed
     words += ["--numprocesses=0", f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"]
     words += [f"--gpu-limit={options.limit}", f"--gpu-report={os.path.abspath(options.output)}"]
     words += ["--gpu-stand-in"] if options.stand_in else []

@@ -49,12 +49,12 @@ def context():
 def take(mib):
     address = ctypes.c_uint64()
     ok(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(mib << 20)))
-    _taken.append(address)
+    _taken.append((address, min(mib, 64) << 18))
 def work(seconds=0.0):
     end = time.monotonic() + seconds
     while True:
-        for address in _taken:
-            ok(cuda.cuMemsetD32_v2(address, 7, ctypes.c_size_t(1 << 18)))
+        for address, words in _taken:
+            ok(cuda.cuMemsetD32_v2(address, 7, ctypes.c_size_t(words)))
         ok(cuda.cuCtxSynchronize())
         if time.monotonic() >= end: return
 def free_mib():
@@ -139,7 +139,7 @@ class Hardware(Machine):
         self.index, self.count, self.uuid, self.large_mib = 0, 1, "", 0
         self.start_s = (0.0, 0.0)
         self._idle_mib = 0
-        self._keepers: list[Child] = []
+        self._children: list[Child] = []
         self._reader: Child | None = None
 
     def environ(self, **extra: str) -> dict[str, str]:
@@ -178,7 +178,9 @@ class Hardware(Machine):
         self.count = self.ask(
             "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
         )
-        answer = self.keep()
+        child = Child(self._keeper_environ(), self.folder)
+        self._children.append(child)
+        answer = self._reserve_in(child)
         if isinstance(answer, str):
             return answer
         self.index, self.uuid, instance = answer
@@ -195,14 +197,21 @@ class Hardware(Machine):
         """Wait until the driver has freed the memory of ended processes, but not for ever."""
         until(lambda: self.read(f"not sizes() and used() <= {self._idle_mib} + 64"))
 
-    def keep(self) -> list[Any] | str:
-        """Reserve a GPU until the end of the tests.
+    @contextmanager
+    def second_gpu(self) -> Iterator[list[Any] | str]:
+        """Reserve one more idle GPU; see `_reserve_in`."""
+        child = Child(self._keeper_environ(), self.folder)
+        try:
+            yield self._reserve_in(child)
+        finally:
+            child.kill()
+
+    def _reserve_in(self, child: Child) -> list[Any] | str:
+        """Reserve an idle GPU in a process.
 
         Returns:
             Its index, UUID and instance; or the reason why no GPU could be reserved.
         """
-        child = Child(self._keeper_environ(), self.folder)
-        self._keepers.append(child)
         answer = child.run(
             "held = reserve_gpu.reserve(note='hardware tests')\n"
             "[held.devices[0].index, held.devices[0].uuid, held.devices[0].instance]"
@@ -225,10 +234,9 @@ class Hardware(Machine):
 
     def close(self) -> None:
         """End the processes of the tests that are still running."""
-        for child in (*self._keepers, self._reader):
-            if child:
-                with suppress(Exception):
-                    child.kill()
+        for child in self._children:
+            with suppress(Exception):
+                child.kill()
 
     # -- questions --
 
@@ -247,7 +255,7 @@ class Hardware(Machine):
         reader, self._reader = self._reader, None
         if reader is None:
             reader = Child(self.environ(), self.folder)
-            self._keepers.append(reader)
+            self._children.append(reader)
             answer = reader.run(READER.format(index=self.index))
             assert not answer.error, answer
         answer = reader.run(code)

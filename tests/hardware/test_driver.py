@@ -297,12 +297,12 @@ def test_a_context_on_another_gpu(hardware: Hardware, found: Findings) -> None:
     """NVML shows whether a process that sees all GPUs is listed on each of them."""
     if hardware.count < 2:
         pytest.skip("needs a second GPU")
-    other = hardware.keep()
-    if isinstance(other, str):
-        pytest.skip(f"needs a second idle GPU: {other}")
-    both = f"{other[0]},{hardware.index}"
-    with hardware.computing(64, visible=both) as child:
-        found.fact("listed", listed(hardware, child.pid, wait_s=1.0))
+    with hardware.second_gpu() as other:
+        if isinstance(other, str):
+            pytest.skip(f"needs a second idle GPU: {other}")
+        both = f"{other[0]},{hardware.index}"
+        with hardware.computing(64, visible=both) as child:
+            found.fact("listed", listed(hardware, child.pid, wait_s=1.0))
 
 
 def listed(hardware: Hardware, pid: int, wait_s: float = 0.0) -> str:
@@ -431,7 +431,7 @@ print(json.dumps(None if found is None else sorted(found)))
 def test_active_processes(hardware: Hardware, found: Findings) -> None:
     """The driver reports the processes that compute, on a clock that can be recognized."""
     found.fact("idle", samples_text(hardware.read(SAMPLES)))
-    with hardware.computing() as child:
+    with hardware.computing(64) as child:
         time.sleep(4)  # the samples of the start grow older than the 2 s of `WORKERS`
         quiet = hardware.ask(WORKERS, GPU=str(hardware.index))
         scenario = hardware.scenario.read_text()
