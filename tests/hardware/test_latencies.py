@@ -16,8 +16,6 @@ from tests.hardware.machine import COMPUTE, CUDA, milliseconds, seconds, until
 from tests.hardware.report import check
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.hardware.machine import Hardware
     from tests.hardware.report import Findings
 
@@ -100,16 +98,11 @@ def after_kill(hardware: Hardware, mib: int) -> dict[str, float | None]:
     with hardware.child() as child:
         assert child.reserve().error is None
         assert child.run(f"{COMPUTE}\ntake({mib}); work()").error is None
-        lock = str(lock_of(hardware))
+        lock = str(hardware.locks / f"{hardware.uuid}.lock")
         found: dict[str, float | None] = hardware.read(
             WATCH.format(lock=lock, pid=child.pid, idle=idle, limit_s=KILLED_S)
         )
     return found
-
-
-def lock_of(hardware: Hardware) -> Path:
-    (lock,) = hardware.locks.glob(f"{hardware.uuid}*.lock")
-    return lock
 
 
 @check(
