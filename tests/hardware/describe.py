@@ -54,7 +54,7 @@ class Asked:
         try:
             value = getattr(pynvml, name)(*arguments, **keywords)
             text = f"= {shown(name, value)}"
-        except (pynvml.NVMLError, AttributeError, TypeError) as error:
+        except Exception as error:
             text = self.errors[key] = f"{type(error).__name__}: {error}"
         print(f"{one_line(text)}  [{(time.perf_counter() - start) * 1e3:.2f} ms]", flush=True)
         self.answers[key] = value

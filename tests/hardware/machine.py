@@ -13,7 +13,7 @@ import site
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -185,13 +185,21 @@ class Hardware(Machine):
             return answer
         self.index, self.uuid, instance = answer
         if instance is not None:
-            return "it is divided into MIG instances"
+            return f"GPU{self.index} is divided into MIG instances"
         self.start_s = self.ask(FIRST, str(self.index))  # the reader keeps the driver initialized
+        self._load_frameworks()
         self._idle_mib, total = self.read(
             "[used(), nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20]"
         )
         self.large_mib = total * 6 // 10 if not self.is_stand_in else 8000
         return ""
+
+    def _load_frameworks(self) -> None:
+        """Read the frameworks from the disk in the background, before a test needs them."""
+        child = Child(self.environ(CUDA_VISIBLE_DEVICES=""), self.folder)
+        self._children.append(child)
+        for name in PACKAGES.values():
+            child.send(f"import {name}")
 
     def wait_until_free(self) -> None:
         """Wait until the driver has freed the memory of ended processes, but not for ever."""
@@ -226,17 +234,16 @@ class Hardware(Machine):
         ours = {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "RESERVE_GPU_"))}
         names = ("RESERVE_GPU_LOCK_DIR", "RESERVE_GPU_CONFIG", "RESERVE_GPU_HISTORY")
         found = {k: v for k, v in Machine.environ(self).items() if k not in names} | ours
-        return (
-            found | {"RESERVE_GPU_LOCK_DIR": str(self.folder / "keeper")}
-            if self.is_stand_in
-            else found
-        )
+        if self.is_stand_in:
+            found["RESERVE_GPU_LOCK_DIR"] = str(self.folder / "keeper")
+        return found
 
     def close(self) -> None:
         """End the processes of the tests that are still running."""
         for child in self._children:
-            with suppress(Exception):
-                child.kill()
+            child.process.kill()
+        for child in self._children:
+            child.kill()
 
     # -- questions --
 
@@ -280,10 +287,10 @@ class Hardware(Machine):
 
     def title(self) -> str:
         """Return one line with the card, the driver, the date and the versions."""
-        name, driver = self.read(
+        name, number = self.read(
             "[nvml.nvmlDeviceGetName(handle), nvml.nvmlSystemGetDriverVersion()]"
         )
-        what = "stand-in driver, no hardware" if self.is_stand_in else f"driver {driver}"
+        what = "stand-in driver, no hardware" if self.is_stand_in else f"driver {number}"
         return ", ".join([
             f"{name} (GPU{self.index} of {self.count}, reserved for this run)",
             what,

@@ -109,7 +109,9 @@ class Findings:
 def one_line(value: object) -> str:
     """Return a value as one line without names of users, hosts, folders and GPUs."""
     text = UUID.sub(r"\1-...", " ".join(str(value).split()))
-    for folder in sorted((os.path.expanduser("~"), str(ROOT)), key=len, reverse=True):
+    # Pytest runs with another HOME; without a user name, expanduser() changes nothing.
+    folders = (str(ROOT), os.path.expanduser("~"), os.path.expanduser(f"~{user_name()}"))
+    for folder in sorted(folders, key=len, reverse=True):
         text = text.replace(folder, "...") if len(folder) > 1 else text
     text = HOME_FOLDER.sub("...", text)
     for name in private_names():
@@ -119,10 +121,15 @@ def one_line(value: object) -> str:
 
 def private_names() -> Iterable[str]:
     """Return this machine's name and this user's, except names that say nothing."""
-    names = {socket.gethostname(), socket.gethostname().partition(".")[0]}
-    with suppress(KeyError, OSError):  # a container's user without a name
-        names.add(getpass.getuser())
+    names = {socket.gethostname(), socket.gethostname().partition(".")[0], user_name()}
     return sorted(names - {"", "localhost", "nobody", "root"}, key=len, reverse=True)
+
+
+def user_name() -> str:
+    """Return this user's name, or an empty string in a container without a name for the user."""
+    with suppress(KeyError, OSError):
+        return getpass.getuser()
+    return ""
 
 
 def page(title: str, rows: list[Row]) -> str:

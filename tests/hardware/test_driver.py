@@ -437,7 +437,7 @@ def test_active_processes(hardware: Hardware, found: Findings) -> None:
         scenario = hardware.scenario.read_text()
         if hardware.is_stand_in:
             hardware.write(scenario.replace("\ngpu\n", "\ngpu\nutilisation 40\n"))
-        child.send("work(4)")
+        child.send("work(6)")
         time.sleep(2)
         working = hardware.ask(WORKERS, GPU=str(hardware.index))
         samples = hardware.read(SAMPLES)
@@ -503,7 +503,8 @@ def test_mps(hardware: Hardware, found: Findings, request: pytest.FixtureRequest
     folder.mkdir()
     names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
     environ = {**dict.fromkeys(names, str(folder)), **hardware.visible()}
-    hardware.command(control, "-d", **environ)
+    # The daemon would keep a pipe open.
+    hardware.command("sh", "-c", '"$0" -d >/dev/null 2>&1', control, **environ)
     try:
         with hardware.child(**environ) as child:
             answer = child.run(COMPUTE)

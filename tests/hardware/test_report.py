@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 UUID = "GPU-9e3779b9-79b9-49e3-89b9-000000000001"
 # Promises and facts that need real hardware, PyTorch, root, or an option.
-UNKNOWN_ON_THE_STAND_IN = re.compile("nvidia-smi|MPS|PyTorch|pynvml|nvitop|managed|ordinary|root")
+UNKNOWN_ON_THE_STAND_IN = re.compile(
+    "nvidia-smi|MPS|PyTorch|nvitop|managed|ordinary|root|namespace"
+)
 RUN = (sys.executable, "-m", "tests.hardware")
 
 

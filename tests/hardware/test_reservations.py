@@ -281,7 +281,7 @@ os.read(reading, 99).decode()
 )
 def test_overdue(hardware: Hardware, found: Findings) -> None:
     """A lease that ends does not take a GPU from a process that uses it."""
-    lease_s = 3 if hardware.is_stand_in else 20  # PyTorch starts within it
+    lease_s = 6 if hardware.is_stand_in else 20  # PyTorch starts within it
     has_torch = hardware.has("torch") and not hardware.is_stand_in
     with hardware.kernel() as kernel:
         kernel.run("import torch" if has_torch else "0")
@@ -321,7 +321,7 @@ time.monotonic()
 )
 def test_end_kernel(hardware: Hardware, found: Findings) -> None:
     """With end_kernel, the process saves its work and ends, which frees the GPU."""
-    lease_s = 2 if hardware.is_stand_in else 8
+    lease_s = 6 if hardware.is_stand_in else 10  # CUDA starts within it
     path = hardware.folder / "saved"
     with hardware.child() as child:
         begin = child.run(BEFORE_END.format(path=str(path), lease_s=lease_s)).value
