@@ -110,9 +110,14 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the time of the run."""
+    limit_s = session.config.getoption("--gpu-limit") or float("inf")
+    session.config.stash[DEADLINE] = time.monotonic() + limit_s
+
+
 def time_left(config: pytest.Config) -> float:
-    limit_s = config.getoption("--gpu-limit") or 3600.0
-    return config.stash.setdefault(DEADLINE, time.monotonic() + limit_s) - time.monotonic()
+    return config.stash[DEADLINE] - time.monotonic()
 
 
 @pytest.hookimpl(wrapper=True)

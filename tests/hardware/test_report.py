@@ -24,6 +24,7 @@ UUID = "GPU-9e3779b9-79b9-49e3-89b9-000000000001"
 UNKNOWN_ON_THE_STAND_IN = re.compile(
     "nvidia-smi|MPS|PyTorch|nvitop|managed|ordinary|root|namespace"
 )
+UUID_LIKE = re.compile("GPU-[0-9a-f]{8}-")
 RUN = (sys.executable, "-m", "tests.hardware")
 
 
@@ -122,6 +123,17 @@ def test_description(tmp_path: Path) -> None:
     assert "0000:3B:00.0" in second
 
 
+@pytest.mark.process
+def test_limit_of_the_run(tmp_path: Path) -> None:
+    """When the time of a run is over, the remaining rows are UNKNOWN."""
+    words = ("--stand-in", "--limit=0.001", "-k=uuids", f"--output={tmp_path / 'report.md'}")
+    done = subprocess.run(
+        [*RUN, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "\nUNKNOWN  CUDA and NVML have the same UUID" in done.stdout
+    assert "[the time limit of the run was over]" in (tmp_path / "report.md").read_text()
+
+
 @pytest.mark.full
 def test_they_run_to_their_end(tmp_path: Path) -> None:
     """On the stand-in driver, no promise is broken, and every row that it can show has a result."""
@@ -132,7 +144,10 @@ def test_they_run_to_their_end(tmp_path: Path) -> None:
         env=environ, cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    lines = output.read_text().splitlines()
+    text = output.read_text()
+    assert not UUID_LIKE.search(text)
+    assert not re.search(rf"\b{re.escape(os.uname().nodename)}\b", text)
+    lines = text.splitlines()
     unknown = [line for line in lines if "UNKNOWN" in line and ", 0 FAIL, " not in line]
     assert [line for line in unknown if not UNKNOWN_ON_THE_STAND_IN.search(line)] == []
     assert sum(line.startswith("PASS ") for line in lines) > 60
