@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import driver
-from tests.hardware import Hardware, Table, has_driver
 from tests.here import Here, Two
 from tests.locked import held
 from tests.machine import Machine
@@ -42,6 +41,8 @@ EXTRAS = {
     "lint": ("importlinter", "mypy"),
 }
 
+
+pytest_plugins = ("tests.hardware.plugin",)
 
 BY_DEFAULT = "not full and (promise or not process)"  # as pyproject.toml says
 HOME = pytest.StashKey[Path]()
@@ -66,7 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not hasattr(config, "workerinput"):  # pytest-xdist's workers have their parent's
         config.stash[HOME] = move_into_a_home()
-        driver.build()  # once, not by each worker
+        if config.option.markexpr != "gpu" or config.getoption("--gpu-stand-in"):
+            driver.build()  # once, not by each worker
     else:
         import_share(config.workerinput)
     config.option.markexpr = layers(config.option.markexpr, config.args)
@@ -165,68 +167,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Let the tests marked `gpu` be tried without one, and all of them without pytest-xdist."""
-    parser.addoption(
-        "--gpu-stand-in",
-        action="store_true",
-        help="run the tests marked gpu on the stand-in driver: it confirms nothing",
-    )
-    if not pluginmanager.hasplugin("xdist"):  # pyproject.toml has options of its
+    """Accept the options in pyproject.toml without the plugins that they belong to."""
+    if not pluginmanager.hasplugin("xdist"):
         for option in ("--numprocesses", "--dist"):
-            parser.addoption(option, help="of pytest-xdist; without it nothing")
-
-
-TABLE = pytest.StashKey[Table]()
-TEXT = pytest.StashKey[str]()
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand the table of the hardware to the process that prints it."""
-    config = session.config
-    if table := config.stash.get(TABLE, None):
-        config.stash[TEXT] = str(table)
-        if hasattr(config, "workeroutput"):
-            config.workeroutput["table"] = str(table)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Receive the table from a process of pytest-xdist."""
-    if text := getattr(node, "workeroutput", {}).get("table"):
-        node.config.stash[TEXT] = text
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Print what the hardware said, as docs/hardware.md has it."""
-    if text := config.stash.get(TEXT, None):
-        terminalreporter.section("docs/hardware.md")
-        terminalreporter.write_line(text)
-
-
-@pytest.fixture(scope="session")
-def hardware(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Hardware]:
-    """Return the machine with a real GPU, one of which is kept for these tests."""
-    is_stand_in = request.config.getoption("--gpu-stand-in")
-    if not is_stand_in and not has_driver():
-        pytest.skip("needs a real NVIDIA GPU")
-    found = Hardware(tmp_path_factory.mktemp("hardware"), is_stand_in=is_stand_in)
-    keeper = found.keep_off()
-    if isinstance(keeper, str):
-        pytest.skip(f"needs an idle NVIDIA GPU: {keeper}")
-    yield found
-    keeper.kill()
-
-
-@pytest.fixture(scope="session")
-def table(request: pytest.FixtureRequest, hardware: Hardware) -> Table:
-    """Return what was found on the hardware; printed at the end."""
-    found = request.config.stash.setdefault(TABLE, Table())
-    found.title = hardware.title()
-    return found
+            parser.addoption(option, help="ignored without pytest-xdist")
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "ignored without pytest-timeout")
 
 
 @pytest.fixture

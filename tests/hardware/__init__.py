@@ -1,0 +1,1 @@
+"""Tests on a machine with a real GPU: `python -m tests.hardware`, or `pytest -m gpu`."""
