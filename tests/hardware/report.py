@@ -108,6 +108,8 @@ class Findings:
 
 def one_line(value: object) -> str:
     """Return a value as one line without names of users, hosts, folders and GPUs."""
+    if isinstance(value, list):
+        value = ", ".join(text for text in map(str, value) if text)
     text = UUID.sub(r"\1-...", " ".join(str(value).split()))
     # Pytest runs with another HOME; without a user name, expanduser() changes nothing.
     folders = (str(ROOT), os.path.expanduser("~"), os.path.expanduser(f"~{user_name()}"))

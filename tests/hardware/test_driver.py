@@ -169,32 +169,33 @@ import json
 print(json.dumps(None if is_cpu else cuda_started()))
 """
 STARTS = [
-    ("torch", "import torch", False),
-    ("torch", "import torch; is_cpu = not torch.cuda.is_available()", True),
-    ("jax", "import jax", False),
-    ("jax", "import jax; is_cpu = jax.devices()[0].platform == 'cpu'", True),
-    ("cupy", "import cupy", False),
-    ("cupy", "import cupy; cupy.cuda.runtime.getDeviceCount()", True),
-    ("numba", "from numba import cuda", False),
-    ("numba", "from numba import cuda; [gpu.id for gpu in cuda.gpus]", True),
+    ("torch", "import torch", "", False),
+    ("torch", "torch.cuda.is_available()", "is_cpu = not torch.cuda.is_available()", True),
+    ("jax", "import jax", "", False),
+    ("jax", "jax.devices()", "is_cpu = jax.devices()[0].platform == 'cpu'", True),
+    ("cupy", "import cupy", "", False),
+    ("cupy", "cupy.cuda.runtime.getDeviceCount()", "cupy.cuda.runtime.getDeviceCount()", True),
+    ("numba", "from numba import cuda", "from numba import cuda", False),
+    ("numba", "list(cuda.gpus)", "from numba import cuda; [gpu.id for gpu in cuda.gpus]", True),
 ]
 
 
 @check(
     {
-        "starts": "cuda_started() is {expected} after `{code}`",
+        "starts": "cuda_started() is {expected} after `{shown}`",
     },
     limit_s=100,
 )
-@pytest.mark.parametrize(("module", "code", "expected"), STARTS)
+@pytest.mark.parametrize(("module", "shown", "code", "expected"), STARTS)
 def test_cuda_started(
-    hardware: Hardware, found: Findings, module: str, code: str, *, expected: bool
+    hardware: Hardware, found: Findings, module: str, shown: str, code: str, *, expected: bool
 ) -> None:
     """Importing a framework does not start CUDA, using a GPU does, and cuda_started() knows it."""
     if not hardware.has(module):
         pytest.skip(f"{module} is not installed")
     small = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    started = hardware.ask(f"is_cpu = False\n{code}\n{STARTED}", **hardware.visible(), **small)
+    code = f"is_cpu = False\nimport {module}\n{code}\n{STARTED}"
+    started = hardware.ask(code, **hardware.visible(), **small)
     if started is None:
         pytest.skip(f"{module} finds no GPU")
     found.promise("starts", started == expected, started)
