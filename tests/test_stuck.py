@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -95,10 +95,10 @@ def stuck(machine: Machine, code: str, number: int = 1) -> Iterator[list[Child]]
                 assert child.run(code).error is None
                 machine.write(f"{scenario}\nstuck nvmlDeviceGetPowerUsage 0 {file}\n")
                 assert child.run(READ).error is None
-                wait_for(partial(is_in_driver, child.pid))
+                wait_for(partial(is_in_driver, child.pid, file))
                 machine.write(scenario)
                 child.process.kill()
-                wait_for(partial(is_in_driver, child.pid, "ZD"))
+                wait_for(partial(procfs.is_dying, child.pid))
             yield children
         finally:
             run("fsfreeze", "-u", str(mounted))
@@ -106,10 +106,13 @@ def stuck(machine: Machine, code: str, number: int = 1) -> Iterator[list[Child]]
                 child.kill()
 
 
-def is_in_driver(pid: int, only: str = "") -> bool:
-    """Return whether a thread is in state D, and all threads have the given states if any."""
-    found = states(pid)
-    return found == only if only else "D" in found
+def is_in_driver(pid: int, file: Path) -> bool:
+    """Return whether a thread hangs in the call that writes to the file."""
+    with suppress(OSError):
+        names = os.listdir(f"/proc/{pid}/fd")
+        has_file = any(os.path.samefile(f"/proc/{pid}/fd/{name}", file) for name in names)
+        return has_file and "D" in states(pid)
+    return False
 
 
 def states(pid: int) -> str:
@@ -189,7 +192,7 @@ def test_a_living_process_in_the_driver_keeps_the_mutex(here: Here) -> None:
             assert run("fsfreeze", "-f", str(mounted))
             here.add(f"stuck nvmlDeviceGetPowerUsage 0 {file}")
             assert holder.run(READ).error is None
-            wait_for(partial(is_in_driver, holder.pid))
+            wait_for(partial(is_in_driver, holder.pid, file))
             assert not procfs.is_dying(holder.pid)
             with pytest.raises(MutexHeldError, match=rf"process {holder.pid} of"):
                 directory.mutex(1.0).__enter__()

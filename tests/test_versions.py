@@ -72,7 +72,7 @@ def joined(stack: ExitStack, version: Version, which: str) -> Child:
 
 
 # What only one of them says for programs; and how long ago something was, which each look changes.
-NEW_NAMES = {"agent", "free_at", "idle_for_s", "job", "job_name", "is_job_end"}
+NEW_NAMES = {"agent", "free_at", "idle_for_s", "is_dying", "job", "job_name", "is_job_end"}
 
 
 def picture(version: Version) -> dict[str, Any]:
