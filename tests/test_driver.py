@@ -23,6 +23,7 @@ import pytest
 from tests import driver
 from tests.forker import Forker
 from tests.machine import ROOT
+from tests.processes import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,6 +73,11 @@ def name(handle: Any) -> Any:
 
 def mib(memory: Any, *parts: str) -> list[int]:
     return [getattr(memory, part) >> 20 for part in parts]
+
+
+def used_mib(index: int) -> int:
+    (used,) = mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(index)), "used")
+    return used
 
 
 def computing(handle: Any) -> list[int]:
@@ -846,6 +852,28 @@ def test_contexts_are_seen_by_everybody(nvml: Here) -> None:
         assert listed(gpu(0)) == []
         assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(1)), "used") == [364]
     assert listed(gpu(1)) == []
+
+
+@pytest.mark.parametrize("way", ["gradually", "at-once"])
+@pytest.mark.parametrize("listed", ["listed", "unlisted"])
+def test_the_memory_of_a_killed_process_is_freed_with_a_delay(
+    nvml: Here, way: str, listed: str
+) -> None:
+    """With `freeing`, a killed process's memory is freed gradually or at once, listed or not."""
+    (nvml.folder / "contexts").mkdir()
+    scenario = "contexts contexts\nfreeing {} {} {}\ngpu\ngpu"
+    nvml.write(scenario.format(60, way, listed))
+    with nvml.child() as child:
+        assert open_context(child) == 0
+        assert used_mib(0) == 300
+    assert computing(gpu(0)) == ([child.pid] if listed == "listed" else [])
+    if way == "gradually":
+        wait_for(lambda: 0 < used_mib(0) < 300)
+    assert used_mib(0) == 300 or way == "gradually"
+    assert used_mib(1) == 0
+    nvml.write(scenario.format(0, way, listed))
+    assert computing(gpu(0)) == []
+    assert used_mib(0) == 0
 
 
 def test_released_context_is_gone(nvml: Here) -> None:

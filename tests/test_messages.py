@@ -13,13 +13,14 @@ import pytest
 from reserve_gpu.allocation import snapshot
 from reserve_gpu.features.over_limit.over_limit import exceeded
 from reserve_gpu.model.devices import ComputeMode, Device, Fault, Process, State, Unfit, Usage
-from reserve_gpu.model.holders import DeviceStatus, Holder
+from reserve_gpu.model.holders import DeviceStatus, Holder, LastHolder
 from reserve_gpu.model.progress import Waiting
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Lease, Request, ReservationTerms, Size
 from reserve_gpu.render import contacts, durations, frontends, messages, notices, phrases, pictures
 from reserve_gpu.render.frontends import MAGIC, SHELL
 from reserve_gpu.render.notices import HidesAll, Refused, ReservedAbove, TooLate, impossible, lost
+from reserve_gpu.render.reasons import SOON
 from reserve_gpu.render.status_view import Status
 from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.reservation.session import Reservation
@@ -1537,6 +1538,7 @@ def test_what_is_likeliest_to_come_free() -> None:
     assert ways_out(pictures.wait(Waiting(Request(), 1, 0.0, (RESERVED, BUSY)))) == []
 
 
+FREEING = LastHolder(Holder(listed_pid=4321, owner=HOSTILE), 3.2, is_falling=True)
 ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
 
 
@@ -1575,6 +1577,28 @@ ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
             DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, processes=(ZOMBIE,)),
             [f"alice, python (pid 4321000, a zombie) will go away when {HARMLESS} (pid 11) ends."],
         ),
+        (
+            DeviceStatus(
+                GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON._replace(left_by=HOSTILE),)
+            ),
+            [f"GPU0: left over from {HARMLESS}: alice, python (pid 4321000)."],
+        ),
+        (
+            DeviceStatus(GPU0, State.BUSY, FULL, openers=(PYTHON, Process(7))),
+            [
+                "Your processes python (pid 4321000) 3.4 GiB; pid 7 have opened GPU0.",
+                "As root, find the processes that may hold that memory: fuser -v /dev/nvidia*",
+            ],
+        ),
+        (
+            DeviceStatus(GPU0, State.BUSY, FULL, freeing=FREEING),
+            [
+                (
+                    f"GPU0 was released 3 s ago by {HARMLESS}, a process (pid 4321); its memory is "
+                    f"still being freed.{SOON}"
+                )
+            ],
+        ),
     ],
 )
 def test_what_helps_where_a_wait_may_not_end(row: DeviceStatus, expected: list[str]) -> None:
@@ -1585,13 +1609,25 @@ def test_what_helps_where_a_wait_may_not_end(row: DeviceStatus, expected: list[s
     ]
     in_refusal = ways_out(refused(row))
     no_command = [
-        line.replace(": %reserve_gpu 0", ", reserve all of it by number.") for line in expected
+        line.replace(": %reserve_gpu 0", ", reserve all of it by number.").removesuffix(SOON)
+        for line in expected
     ]
     assert in_wait == no_command
     assert in_status[: len(expected)] == in_refusal[: len(expected)] == expected
     is_vain = row.state is State.UNKNOWN and not (row.usage and row.usage.compute)
     assert any("in the queue: " in line for line in in_refusal) is not is_vain
     assert any("in the queue: " in line for line in in_status) is not is_vain
+
+
+@pytest.mark.parametrize(("user", "expected"), [("alice", True), ("bob", False), (None, False)])
+def test_only_the_owner_of_a_process_is_told_to_end_it(user: str | None, *, expected: bool) -> None:
+    """The command that ends a process left over from a kernel is shown to the process's user."""
+    process = PYTHON._replace(left_by="train.ipynb", started=time.time())
+    row = DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, processes=(process,))
+    for_program = MAGIC._replace(is_for_program=True)
+    command = "To free the memory, end it: kill 4321000"
+    assert any(command in line for line in ways_out(refused(row, user=user))) is expected
+    assert "kill" not in "\n".join(ways_out(refused(row, user=user, frontend=for_program)))
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_the_processes_below_this_one_are_named(tmp_path: Path) -> None:
         child.communicate(b"\n")
     assert procfs.lineage(child.pid) == [child.pid]
     assert procfs.start_time(child.pid) is None
-    assert procfs.with_identity(Process(child.pid)) == Process(child.pid)
+    assert procfs.with_identity(Process(child.pid)) == Process(child.pid, has_ended=True)
 
 
 def test_a_child_that_has_ended_is_not_named() -> None:

@@ -116,15 +116,18 @@ def test_each_sharer_has_a_record_and_a_pid(machine: Machine) -> None:
 
 
 def test_files_of_sharers_are_their_own(one: Here) -> None:
-    """A sharer's file can be written to by its user alone, is emptied, kept and used again."""
+    """Only its user can write to a sharer's file, which stays after a release and is used again."""
     assert got(memory="1GB") == "0"
     (path,) = one.locks.glob("*.share-*")
     before = path.stat()
     assert stat.S_IMODE(before.st_mode) == 0o644
     assert (before.st_uid, json.loads(path.read_bytes())["pid"]) == (UID, os.getpid())
     reserve_gpu.release()
-    assert path.read_bytes() == b""
+    released = json.loads(path.read_bytes())
+    assert released["released"] is True
+    assert "part_mib" not in released
     assert got(memory="1GB") == "0"
+    assert json.loads(path.read_bytes())["released"] is False
     assert [path.stat().st_ino for path in one.locks.glob("*.share-*")] == [before.st_ino]
 
 

@@ -988,8 +988,8 @@ def test_where_there_is_no_terminal(here: Here, monkeypatch: pytest.MonkeyPatch)
     printed = shell.run("import reserve_gpu; print(reserve_gpu.status())").stdout
     value = shell.run("reserve_gpu.status()").values[0]["text/plain"]
     assert text.splitlines()[1:-1] == printed.splitlines()[1:-1] == value.splitlines()[1:-1]
-    assert text.endswith("\nWait in the queue: %reserve_gpu --wait 5m")
-    assert value.endswith("\nWait in the queue: reserve_gpu.reserve(wait='1h')")
+    assert text.endswith("\nOr wait in the queue: %reserve_gpu --wait 5m")
+    assert value.endswith("\nOr wait in the queue: reserve_gpu.reserve(wait='1h')")
     assert "\x1b" not in text + printed
     assert not any(line != line.rstrip() for line in text.splitlines())
 

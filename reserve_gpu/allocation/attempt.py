@@ -136,7 +136,7 @@ class AcquiredLocks(AbstractContextManager["AcquiredLocks"]):
     def __exit__(self, *_: object) -> None:
         for uuid, locked in self.locked.items():
             if locked.lock is not self._held.get(uuid):
-                locked.lock.release()
+                locked.lock.release_device(was_held=False)
 
     def add(self, answer: LockedDevice | DeviceStatus) -> None:
         """Add the result for one device."""
@@ -389,7 +389,7 @@ class DeviceScan:
             return DeviceStatus(device, State.UNKNOWN, reason=str(error))
         finally:
             if isinstance(lock, Lock) and lock is not held and not is_kept:
-                lock.release()
+                lock.release_device(was_held=False)
         return LockedDevice(device, lock, row) if is_kept else row
 
     def _numbered(self, device: Device, row: DeviceStatus) -> DeviceStatus:

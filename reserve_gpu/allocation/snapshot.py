@@ -20,6 +20,7 @@ from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Rules
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import procfs
+from reserve_gpu.system.forks import no_fork
 
 MUTEX_LIMIT_S = 0.5
 READING_LIMIT_S = 2.0
@@ -84,7 +85,7 @@ def take_snapshot(
     # Look up users only after the mutex is released, because a directory server can be slow.
     waiting = [t._replace(holder=procfs.with_owner(t.holder)) for t in reservations.waiting]
     reservations = reservations._replace(waiting=waiting)
-    rows = [_row(nvml, device, reservations, idle_mib) for device in devices]
+    rows = _with_traces(nvml, [_row(nvml, each, reservations, idle_mib) for each in devices])
     drained = active_rules.drained if active_rules else ()
     rows = [
         row._replace(state=State.DRAINED, promisable_mib=None)
@@ -120,7 +121,10 @@ def is_own(holder: Holder) -> bool:
 
 
 def add_processes(
-    nvml: Nvml, rows: Sequence[DeviceStatus], idle_mib: float | None = None
+    nvml: Nvml,
+    rows: Sequence[DeviceStatus],
+    idle_mib: float | None = None,
+    watch_s: float = 0.0,
 ) -> list[DeviceStatus]:
     """Add users and processes to an attempt's rows.
 
@@ -131,16 +135,30 @@ def add_processes(
         nvml: The NVML session.
         rows: The attempt's rows.
         idle_mib: The maximum memory use of an idle device in MiB. Defaults to the built-in limit.
+        watch_s: The time in seconds to watch whether an ended holder's memory is being freed.
     """
     read = [_with_users(nvml, row, idle_mib) for row in rows]
     in_use = [row.device for row in read if row.usage and row.use_state is not State.IDLE]
     listed = nvml.processes_of(in_use)
-    return [
+    used = [
         _with_certain_use(_used(nvml, row, listed.get(row.device, ()), idle_mib), idle_mib)
         if row.usage
         else row
         for row in read
     ]
+    return _with_traces(nvml, used, watch_s)
+
+
+def _with_traces(
+    nvml: Nvml, rows: Sequence[DeviceStatus], watch_s: float = 0.0
+) -> list[DeviceStatus]:
+    """Add the traces that previous holders have left on devices in use without a reservation."""
+    if not (nvml.sees_all and any(row.is_unreserved_use for row in rows)):
+        return list(rows)
+    with no_fork:
+        from reserve_gpu.allocation import previous_holders  # only needed if a device is in use
+
+    return previous_holders.add_traces(nvml, rows, watch_s)
 
 
 def _with_users(nvml: Nvml, row: DeviceStatus, idle_mib: float | None) -> DeviceStatus:

@@ -282,6 +282,16 @@ class Nvml:
         self._require(device)
         return self._driver.run(self._read_use_samples, device)
 
+    def minor(self, device: Device) -> int | None:
+        """Return the number N of a GPU's device file /dev/nvidiaN, or None if it is unknown.
+
+        It can differ from the GPU's index. The processes of a MIG instance open its GPU's file.
+        """
+        with suppress(DeviceError):
+            self._require(device)
+            return self._driver.run(self._read_minor, device)
+        return None
+
     def share(self, device: Device) -> float | None:
         """Return a device's fraction of its GPU's memory, or None if the fraction is unknown."""
         if device.instance is None:
@@ -554,6 +564,10 @@ class Nvml:
             UseSample(s.pid, s.timeStamp / 1e6, (s.smUtil, s.memUtil, s.encUtil, s.decUtil))
             for s in samples
         ]
+
+    def _read_minor(self, device: Device) -> int:
+        minor: int = self._driver.ask("nvmlDeviceGetMinorNumber", self._handles[device.uuid][1])
+        return minor
 
     def _read_share(self, device: Device) -> float | None:
         handle, gpu = self._handles[device.uuid]

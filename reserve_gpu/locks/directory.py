@@ -804,7 +804,7 @@ class LockDirectory:
             if flock(descriptor, f"{self.path}/{name}"):
                 return False
             record, owner = read_record(descriptor), os.fstat(descriptor).st_uid
-        if record.write_locked:
+        if record.write_locked or record.released:
             return False
         holders = self.holders
         if pid := holders.of(name).listed_pid:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -209,6 +210,31 @@ class Holders:
         owner = record_status.st_uid if is_owners else None
         return holder._replace(uid=user, file=name, record_owner=owner)
 
+    def previous(self, device: str) -> list[Holder]:
+        """Return the processes that have released a device or exited, the latest first.
+
+        Only records that no other user can write count. A process that exits leaves its record in
+        the unlocked file. The mutex is not required, because no lock is tested.
+
+        Args:
+            device: The device, in the form used in lock file names.
+        """
+        prefixes = (f"{device}{RECORD}-", f"{device}{SHARE}-")
+        names = sorted(filter(lambda name: name.startswith(prefixes), self.listing()), key=len)
+        known: list[Holder] = []
+        checked: Counter[int] = Counter()
+        for name in names[:MANY]:  # any user can add files; those with low numbers are used first
+            owner = files.sole_owner(self._directory, name)
+            if owner is None or checked[owner] >= MOST_OF_ONE_USER:
+                continue
+            checked[owner] += 1
+            record, status = self._record(name)
+            pid, is_here = record.who.pid, record.who.namespace == procfs.pid_namespace()
+            if status and pid and is_here and (record.released or procfs.has_exited(pid)):
+                holder = named(record, None, status.st_mtime)
+                known.append(holder._replace(uid=owner, record_owner=owner, file=name))
+        return sorted(known, key=lambda holder: -(holder.record.written_boot or 0.0))
+
     def _owned_record(
         self, name: str, uid: int | None, pids: set[int | None]
     ) -> tuple[Record, os.stat_result] | None:
@@ -295,6 +321,15 @@ class Holders:
                 if status and (taker := self._listed_taker(status)):
                     self._by_pid.setdefault(taker, set()).add(status.st_ino)
         return frozenset(self._by_pid.get(pid or 0, ()))
+
+    @property
+    def device_pids(self) -> Collection[int]:
+        """Return the pids of the processes that have locked devices' lock files.
+
+        The result is empty if /proc/locks does not show all locks.
+        """
+        self.device_files(None)  # sets `_by_pid`
+        return (self._by_pid or {}).keys()
 
     def listed_uids(self) -> set[int]:
         """Return the UIDs of the users whose processes are in /proc/locks."""

@@ -80,6 +80,22 @@ class Lock:
         record = record._replace(write_locked=self.is_write_locked)
         return write_record(self.descriptor, record) or reason
 
+    def release_device(self, *, was_held: bool) -> None:
+        """Release a device's lock, but keep the record in the file that only this user can write.
+
+        The record names the last holder, whose processes or memory might still be on the device.
+
+        Args:
+            was_held: Whether this process has held the device. Otherwise, the record is from an
+                earlier process.
+        """
+        signed = self.owned or self
+        if signed.is_write_locked:
+            if was_held:
+                signed.write(Record(describe_this_process(), released=True))
+            signed.release(keeps_record=True)
+        self.release()
+
     def stamp(self, nanoseconds: int | None = None) -> None:
         """Set the lock file's modification time.
 

@@ -189,6 +189,10 @@ class Process(NamedTuple):
         kind: The first of `compute`, `MPS` and `graphics` that applies.
         zombie_of: The parent's name and pid, if this process has exited but its parent has not yet
             reaped it.
+        has_ended: Whether the process no longer exists, although the driver lists it.
+        left_by: The name of the process that started this process, held the device, and has ended.
+            None if there is no such process.
+        started: The start time in seconds since the epoch, if `left_by` is set.
     """
 
     pid: int
@@ -199,6 +203,9 @@ class Process(NamedTuple):
     beside: str | None = None
     kind: str = COMPUTE
     zombie_of: str | None = None
+    has_ended: bool = False
+    left_by: str | None = None
+    started: float | None = None
 
 
 class UseSample(NamedTuple):

@@ -78,6 +78,7 @@ class Record(NamedTuple):
         written_boot: `written` as measured by the boot clock. Older versions do not write this.
         write_locked: Whether the process locked the file with `file_control.write_lock`. If this is
             true but the file is no longer locked, the process has exited.
+        released: Whether the process released the lock when it wrote the record.
     """
 
     who: ProcessInfo = ProcessInfo()
@@ -94,6 +95,7 @@ class Record(NamedTuple):
     since_boot: float | None = None
     written_boot: float | None = None
     write_locked: bool = False
+    released: bool = False
 
     def taken(self, now: Instant) -> Instant | None:
         """Return the recorded time at which the lock was acquired, or None if unknown."""
@@ -285,6 +287,22 @@ class Claim(NamedTuple):
     devices: tuple[str, ...]
 
 
+class LastHolder(NamedTuple):
+    """The last holder of a device whose memory is still being freed.
+
+    Attributes:
+        holder: The holder. Its lock is no longer locked.
+        released_s: The seconds since it released the device, or None if it ended without releasing
+            the device. The time at which a process ended is unknown.
+        is_falling: Whether less memory was in use at the second of two readings. Otherwise, the
+            driver still lists the holder's process.
+    """
+
+    holder: Holder
+    released_s: float | None
+    is_falling: bool
+
+
 class DeviceStatus(NamedTuple):
     """A device's state, holders and usage.
 
@@ -317,6 +335,9 @@ class DeviceStatus(NamedTuple):
             free.
         rule: The administrator's rule that led to the drained or limited state.
         counted: This user's holders that count toward the quota.
+        openers: This user's processes that have opened a busy device, if no process that the driver
+            lists explains the memory in use.
+        freeing: The last holder, if the driver is still freeing its memory.
     """
 
     device: Device | Fault
@@ -340,6 +361,8 @@ class DeviceStatus(NamedTuple):
     would_be_taken: bool = False
     rule: Rule | None = None
     counted: tuple[Holder, ...] = ()
+    openers: tuple[Process, ...] = ()
+    freeing: LastHolder | None = None
 
     @property
     def label(self) -> str:

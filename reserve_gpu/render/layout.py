@@ -324,16 +324,17 @@ def _uses(row: DeviceStatus) -> list[Line]:
 
     A holder's processes are left out, because the holder has its own line.
     """
-    processes = _by_memory(row.processes)
-    if not row.holders:
-        title = ("no reservation: ", MARK) if row.is_unreserved_use else ("used by ", FAINT)
-        return [(title, phrases.users(processes))] if processes else []
     titles: dict[Line, list[Process]] = {}
-    for process in processes:
+    for process in _by_memory(row.processes):
         if process.has_reserved:
             continue
         label: Line = (("used by ", FAINT),)
-        if process.beside:
+        if process.left_by:
+            name = sanitize(process.left_by, phrases.NOTEBOOK_LIMIT)
+            label = ((f"left over from {name}: ", MARK),)
+        elif not row.holders:
+            label = (("no reservation: ", MARK),) if row.is_unreserved_use else label
+        elif process.beside:
             name = sanitize(process.beside, phrases.NOTEBOOK_LIMIT)
             label = ((f"not joined to {name}: ", FAINT),)
         elif process.has_reserved is False:

@@ -243,7 +243,7 @@ def _hints(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
     if siblings:
         held = f"Processes that were started together with this one hold {phrases.ranges(siblings)}"
         lines.append((f"{held}. Start at most {len(reason.siblings)} of these processes.",))
-    lines += [*([first] if first else []), *reasons.unseen(missing, frontend)]
+    lines += [*([first] if first else []), *reasons.unseen(missing, frontend, user)]
     if reasons.is_trouble(states, request.needed):
         lines.append((reasons.trouble(states),))
     elif can_wait(reason) and not reason.waited_s:
@@ -312,7 +312,9 @@ def _may_be_named(row: DeviceStatus, user: str | None) -> bool:
     if row.state is not State.BUSY or row.awaited_by or row.usage is None:
         return False
     is_all_seen = len(row.processes) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
-    is_own = user is not None and all(process.user == user for process in row.processes)
+    is_own = user is not None and all(
+        process.user == user and not process.left_by for process in row.processes
+    )
     is_windows = row.usage.is_wsl and reasons.is_nobodys(row)
     return is_usable(row.usage) and (is_windows or (is_all_seen and is_own))
 

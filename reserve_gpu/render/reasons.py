@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus.usage import is_rendered_on, is_usable
 from reserve_gpu.model.devices import STUCK, ComputeMode, Device, Fault, State, Unfit
-from reserve_gpu.model.errors import REASON_LIMIT
+from reserve_gpu.model.errors import REASON_LIMIT, shell_line
 from reserve_gpu.model.requests import Request
 from reserve_gpu.model.untrusted import sanitize
-from reserve_gpu.render.phrases import TYPED, Line, gib, named, room, rounded_down, users
+from reserve_gpu.render import durations
+from reserve_gpu.render.phrases import (
+    NOTEBOOK_LIMIT,
+    TYPED,
+    Line,
+    gib,
+    name_of,
+    named,
+    room,
+    rounded_down,
+    user_of,
+    users,
+)
 from reserve_gpu.system import settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model.holders import DeviceStatus
+    from reserve_gpu.model.devices import Process, Usage
+    from reserve_gpu.model.holders import DeviceStatus, LastHolder
     from reserve_gpu.render.frontends import Frontend
 
 
@@ -27,6 +41,8 @@ LOST = " (a lost GPU needs a reset or a reboot)"
 AWAITS_RESET = "some of its memory has failed; the next reset of the GPU will repair it"
 UNREAD = "neither its processes nor its memory can be read"
 HOSTS_MEMORY = "it shares the host's memory, and some of its usage can't be read"
+MOST_ENDED = 16  # maximum number of processes in a suggested command
+SOON = " Try again in a few seconds."
 # Explanations of the compute modes for users.
 MODES = {
     ComputeMode.PROHIBITED: "its compute mode is prohibited: no process can use this GPU",
@@ -47,7 +63,8 @@ def reason(row: DeviceStatus) -> str:
         return f"by {named(row.rule)}"
     use = row.use_state or row.state
     is_explained = use is State.PROHIBITED or (use is State.BUSY and row.processes)
-    return "" if is_explained and not row.reason else sanitize(cause(row), REASON_LIMIT)
+    is_explained = is_explained and not (row.reason or row.freeing)
+    return "" if is_explained else sanitize(cause(row), REASON_LIMIT)
 
 
 def cause(row: DeviceStatus) -> str:
@@ -63,6 +80,11 @@ def cause(row: DeviceStatus) -> str:
         return ""
     if use is not State.BUSY:
         return AWAITS_RESET if usage.awaits_reset else ""
+    return freeing(row.freeing) if row.freeing else _cause_of_use(row, usage)
+
+
+def _cause_of_use(row: DeviceStatus, usage: Usage) -> str:
+    """Explain why a device is busy."""
     if usage.compute:
         return f"{usage.compute} compute process{'' if usage.compute == 1 else 'es'}"
     if usage.mps:
@@ -76,6 +98,17 @@ def cause(row: DeviceStatus) -> str:
     guess = " (perhaps by Windows)" if usage.is_wsl else " (perhaps outside this container)"
     origin = "" if usage.sees_all else guess
     return f"{gib(usage.unexplained_mib)} in use by no visible process{origin}"
+
+
+def freeing(last: LastHolder) -> str:
+    """Describe a device whose memory is still being freed, in words that follow its label."""
+    holder = f"{user_of(last.holder)}, {name_of(last.holder)}"
+    if last.released_s is None:
+        text = f"last held by {holder}, which has ended"
+    else:
+        text = f"released {durations.duration(last.released_s)} ago by {holder}"
+    sign = "its memory is still being freed" if last.is_falling else "the driver still lists it"
+    return f"{text}; {sign}"
 
 
 def use(row: DeviceStatus) -> str:
@@ -106,12 +139,15 @@ def promisable(row: DeviceStatus) -> str:
     return f"{room(mib)} still available"
 
 
-def unseen(rows: Sequence[DeviceStatus], frontend: Frontend | None = None) -> list[Line]:
+def unseen(
+    rows: Sequence[DeviceStatus], frontend: Frontend | None = None, user: str | None = None
+) -> list[Line]:
     """Return hints about devices whose use can't be read or whose users can't be seen.
 
     Args:
         rows: The devices.
         frontend: The frontend in which to run the suggested command. A program gets no command.
+        user: The user who reads the hints.
     """
     lines: list[Line] = []
     if dark := next((r for r in rows if is_dark(r) and not (r.reason or r.holders)), None):
@@ -121,6 +157,11 @@ def unseen(rows: Sequence[DeviceStatus], frontend: Frontend | None = None) -> li
         else:
             command = frontend.typed(Request((dark.device.number,)))
             lines.append((f"{text}: ", (command, TYPED)))
+    soon = SOON if frontend else ""  # a waiter has nothing to do
+    lines += [(f"{r.label} was {freeing(r.freeing)}.{soon}",) for r in rows if r.freeing]
+    is_person = frontend is not None and not frontend.is_for_program
+    for row in rows:
+        lines += _left_over(row, user if is_person else None)
     usage = next((row.usage for row in rows if is_nobodys(row)), None)
     if usage and usage.is_wsl:
         setting = f"{settings.IDLE_MEMORY}={math.ceil((usage.used_mib or 0.0) / 1024 + 0.5)}GiB"
@@ -136,6 +177,37 @@ def unseen(rows: Sequence[DeviceStatus], frontend: Frontend | None = None) -> li
     return lines
 
 
+def _left_over(row: DeviceStatus, user: str | None) -> list[Line]:
+    """Return lines about processes that outlived a holder of a device, or have opened the device.
+
+    Args:
+        row: The device.
+        user: The user who can end processes, or None if a program reads the lines, because a
+            program might end the wrong process.
+    """
+    lines: list[Line] = []
+    groups: dict[tuple[str, str | None], list[Process]] = {}
+    for process in row.processes:
+        if process.left_by:
+            groups.setdefault((process.left_by, process.user), []).append(process)
+    for (name, owner), processes in groups.items():
+        text = f"{row.label}: left over from {sanitize(name, NOTEBOOK_LIMIT)}: {users(processes)}"
+        if (started := processes[0].started) is not None:
+            text += f", started at {durations.moment(started, time.time())}"
+        line: Line = (f"{text}.",)
+        if user is not None and owner == user:
+            target = "it" if len(processes) == 1 else "them"
+            pids = [str(process.pid) for process in processes[:MOST_ENDED]]
+            kill = shell_line(" ".join(["kill", *pids]))
+            line = (*line, f" To free the memory, end {target}: ", (kill, TYPED))
+        lines.append(line)
+    if row.openers:
+        noun, have = ("process", "has") if len(row.openers) == 1 else ("processes", "have")
+        named_openers = users([process._replace(user=None) for process in row.openers])
+        lines.append((f"Your {noun} {named_openers} {have} opened {row.label}.",))
+    return lines
+
+
 def is_dark(row: DeviceStatus) -> bool:
     """Return whether a device's use can't be read. Waiting for such a device might never end."""
     return row.state is State.UNKNOWN and not (row.usage and row.usage.compute)
@@ -143,8 +215,11 @@ def is_dark(row: DeviceStatus) -> bool:
 
 def is_nobodys(row: DeviceStatus) -> bool:
     """Return whether a device is busy because of memory that no visible process is using."""
-    usage = row.usage if row.state is State.BUSY and not row.processes else None
-    if usage is None or usage.compute or usage.mps or is_rendered_on(usage):
+    usage = row.usage if row.state is State.BUSY else None
+    if usage is None or is_rendered_on(usage) or (row.freeing and row.freeing.is_falling):
+        return False
+    ended = [process for process in row.processes if process.has_ended]
+    if len(ended) < max(len(row.processes), (usage.compute or 0) + (usage.mps or 0)):
         return False
     return bool(usage.unexplained_mib)
 

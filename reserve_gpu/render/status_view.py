@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 VERSION = 1  # version of the JSON format; new releases only add fields
 # Fields of a record that the JSON leaves out or represents in another form.
 NOT_SHOWN = {"who", "terms", "asks", "written", "label", "index", "visible", "guest_of"}
-NOT_SHOWN |= {"since_boot", "written_boot", "write_locked"}
+NOT_SHOWN |= {"since_boot", "written_boot", "write_locked", "released"}
 COMPUTE_MODES: dict[int | None, str] = {
     ComputeMode.DEFAULT: "default",
     ComputeMode.EXCLUSIVE_THREAD: "exclusive_thread",
@@ -217,7 +217,7 @@ def _advice(status: Status) -> list[Line]:
     queued: Line = ("The free GPUs are offered to the queue first.",) if available else ()
     own = contacts.own_reservations(rows, status.time, status.user, frontend)
     ask = contacts.users_to_ask(rows, status.time, status.user)
-    lines = [*own, *([ask] if ask else []), *reasons.unseen(rows, frontend)]
+    lines = [*own, *([ask] if ask else []), *reasons.unseen(rows, frontend, status.user)]
     if not all(map(reasons.is_dark, rows)):
         lines.append(queueing(frontend.typed(messages.ANY, waits=True), is_second=bool(lines)))
     return [line for line in (memory_parts.offer(rows, frontend), queued, *lines) if line]

@@ -38,6 +38,7 @@ RETRY_MUTEX_LIMIT_S = 1.0  # mutex timeout in seconds; short, because waiters re
 # Minimum mutex timeout in seconds. Even a request with no time left to wait should not fail just
 # because another process briefly holds the mutex.
 LEAST_WAIT_S = 1.0
+WATCH_S = 0.3  # seconds for which a refusal watches whether the driver is freeing memory
 
 
 class Acquired:
@@ -322,7 +323,7 @@ def _failure(
     if not is_above:
         # Hide the GPUs first, because reading their processes can be slow and can be interrupted.
         session.hide_if_unreserved()
-    rows = snapshot.add_processes(context.gpus, denied.rows, context.idle_mib)
+    rows = snapshot.add_processes(context.gpus, denied.rows, context.idle_mib, WATCH_S)
     if is_above:
         environ = {name: context.inherited[name] for name in cuda_environment.CUDA}
         return Failure(notice.ReservedAbove(rows, environ))

@@ -508,7 +508,7 @@ class Session(Executor):
         current_locks = list(held.locks.values()) if held else []
         for lock in before.locks.values() if before else ():
             if lock not in current_locks:
-                lock.release()
+                lock.release_device(was_held=True)
 
     def _is_set_for(self, held: Holding) -> bool:
         """Return whether the variables are already set for this reservation and its devices."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.errors import COMMAND_LIMIT, TOO_MANY_FILES, ReserveGPUError
-from reserve_gpu.model.untrusted import sanitize
+from reserve_gpu.model.untrusted import PIDS, sanitize
 from reserve_gpu.system import accounts, settings
 from reserve_gpu.system.forks import no_fork
-from reserve_gpu.system.process_identity import command
+from reserve_gpu.system.process_identity import command, environ_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -176,6 +176,12 @@ def with_owner(holder: Holder) -> Holder:
     return holder._replace(owner=owner, is_dying=is_dying(holder.listed_pid))
 
 
+def with_file_owner(holder: Holder) -> Holder:
+    """Return a copy of a holder that has ended, with the owner of its record's file."""
+    owner = None if holder.record_owner is None else user_name(holder.record_owner)
+    return holder._replace(owner=owner)
+
+
 def own_processes(
     words: Sequence[str], pids: Iterable[str | int] | None = None, uid: int | None = None
 ) -> Iterator[tuple[int, list[str]]]:
@@ -288,6 +294,26 @@ class LockedFiles:
                         files.add((file.st_dev, file.st_ino))
         self._remaining[uid] = remaining
         return remaining > 0
+
+
+def openers(path: str) -> list[int]:
+    """Return the pids of this user's other processes that have a file open.
+
+    The links in /proc/PID/fd are read but not followed, because accessing a file on a network file
+    system can hang. At most `MOST_OPEN` descriptors are read.
+
+    Args:
+        path: The file's path.
+    """
+    found, remaining = [], MOST_OPEN
+    for pid in [pid for pid, _ in own_processes(()) if pid != os.getpid()]:
+        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
+            for descriptor in islice(descriptors, remaining):
+                remaining -= 1
+                if os.readlink(descriptor.path) == path:
+                    found.append(pid)
+                    break
+    return found
 
 
 def require_descriptors() -> None:
@@ -473,6 +499,41 @@ def with_memory_use(holders: Sequence[Holder], processes: Sequence[Process]) -> 
     return tuple(holder._replace(used_mib=used.get(holder.listed_pid or 0)) for holder in holders)
 
 
+def has_exited(pid: int) -> bool:
+    """Return whether a process has exited, or is exiting and no longer runs its program.
+
+    A process whose memory the driver is still freeing is exiting.
+    """
+    try:
+        os.getpgid(pid)  # unlike /proc, this also finds processes that hidepid hides
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # some drivers report pids that can't exist
+        return False
+    threads = [*_threads(pid)]
+    is_complete = len(threads) == max((count for *_, count in threads), default=-1)
+    return is_complete and all(flags & EXITING for _, flags, *_ in threads)
+
+
+def exited_leaders(pid: int) -> set[int]:
+    """Return the processes that probably started a process, and that have exited.
+
+    These are the leaders of the process's session and process group, and the process whose
+    reservation it inherited. Jupyter starts each kernel as the leader of a session, and a shell
+    starts each command as the leader of a process group. Linux does not reuse a leader's pid while
+    the session or the group has members.
+
+    Args:
+        pid: A process of any user. Only the owner of a process can read its variables.
+    """
+    leaders: set[int] = set()
+    with suppress(OSError, OverflowError):
+        leaders |= {os.getsid(pid), os.getpgid(pid)}
+    if match := HOLDER.match(environ_of(pid).get(settings.HELD, "")[:HOLDER_LIMIT]):
+        leaders.add(int(match[1]))
+    return {leader for leader in leaders if 0 < leader < PIDS and has_exited(leader)}
+
+
 def memory_by_process(
     processes: Sequence[Process], pids: Collection[int]
 ) -> dict[int, float | None]:
@@ -515,9 +576,13 @@ def multiprocessing_parent() -> int | None:
 def with_identity(process: Process) -> Process:
     """Return a copy of the process with its user and command filled in if they can be read."""
     if (stat := _stat(process.pid)) is None:
-        return process
-    name = command(_words(process.pid)) or stat[0]
-    process = process._replace(user=user_of(process.pid), command=name)
+        return process._replace(has_ended=has_exited(process.pid))
+    name = command(_words(process.pid))
+    # A process that is exiting has no command line.
+    is_exiting = not (name or stat[3]) and has_exited(process.pid)
+    process = process._replace(
+        user=user_of(process.pid), command=name or stat[0], has_ended=is_exiting
+    )
     if stat[3]:
         parent = with_identity(process._replace(pid=stat[1], command="a process"))
         name = sanitize(parent.command or "", PARENT_LIMIT)

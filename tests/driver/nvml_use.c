@@ -16,7 +16,7 @@ struct listing {
 
 static void add_process(void *to, struct process process) {
     struct listing *listing = to;
-    if (process.kind != listing->kind) return;
+    if (process.kind != listing->kind || process.is_unlisted) return;
     if (process.until_dead && !is_alive(process.pid)) return;
     if (listing->count == sizeof listing->processes / sizeof *listing->processes) give_up("too many processes");
     listing->processes[listing->count++] = process;

@@ -212,6 +212,17 @@ static void read_contexts(char *rest) {
     snprintf(now.scenario->contexts, PATH, "%.*s%s", folder, now.path, rest);
 }
 
+static void read_freeing(char *rest) {
+    static const struct choice ways[] = {{"gradually", true}, {"at-once", false}, {0}};
+    static const struct choice listings[] = {{"listed", true}, {"unlisted", false}, {0}};
+    struct freeing *freeing = &now.scenario->freeing;
+    char *word = needed_word(&rest, "the seconds"), *end;
+    freeing->seconds = strtod(word, &end);
+    if (*end || !(freeing->seconds >= 0)) wrong("'%s' is not a number of seconds", word);
+    freeing->is_gradual = to_choice(needed_word(&rest, "gradually or at-once"), ways);
+    freeing->is_listed = to_choice(needed_word(&rest, "listed or unlisted"), listings);
+}
+
 /* ---- the table --------------------------------------------------------------------------- */
 
 static const struct choice modes[] = {{"default", DEFAULT}, {"exclusive_thread", EXCLUSIVE_THREAD},
@@ -241,6 +252,7 @@ static const struct word {
     {"contexts", OF_MACHINE, CALL, 0, read_contexts, NULL},
     {"conf-compute", OF_MACHINE, CHOICE, offsetof(struct scenario, conf_compute), NULL, conf_computes},
     {"conf-compute-ready", OF_MACHINE, NUMBER, offsetof(struct scenario, conf_compute_ready), NULL, NULL},
+    {"freeing", OF_MACHINE, CALL, 0, read_freeing, NULL},
     {"fail", OF_MACHINE, CALL, 0, read_fail, NULL},
     {"delay", OF_MACHINE, CALL, 0, read_delay, NULL},
     {"delay-first", OF_MACHINE, CALL, 0, read_delay_first, NULL},

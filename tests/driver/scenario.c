@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -210,15 +211,36 @@ static bool is_zombie(pid_t pid) {
 
 bool is_alive(pid_t pid) { return (kill(pid, 0) == 0 || errno == EPERM) && !is_zombie(pid); }
 
+/* Return the fraction of a process's memory that is still in use. The memory of a process that has ended is freed from
+   the first call that finds it ended; that call creates the file PID.ended. */
+static double fraction_left(const char *path, pid_t pid) {
+    char mark[PATH + 320];
+    struct stat status;
+    struct timespec time;
+    snprintf(mark, sizeof mark, "%s.ended", path);
+    if (is_alive(pid)) return 1;
+    if (!machine->freeing.seconds) return 0;
+    int file = open(mark, O_RDONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (file < 0 || fstat(file, &status)) give_up("contexts %s: %m", mark);
+    close(file);
+    clock_gettime(CLOCK_REALTIME, &time);
+    double passed = time.tv_sec - status.st_mtim.tv_sec + (time.tv_nsec - status.st_mtim.tv_nsec) / 1e9;
+    if (passed >= machine->freeing.seconds) return 0;
+    return machine->freeing.is_gradual && passed > 0 ? 1 - passed / machine->freeing.seconds : 1;
+}
+
 static void each_line_of(const char *path, pid_t pid, const char *uuid,
                          void (*each)(void *, struct process), void *to) {
     char line[2 * TEXT], on[TEXT];
     int mib;
+    double left = fraction_left(path, pid);
+    if (!(left > 0)) return;
+    bool is_unlisted = !machine->freeing.is_listed && !is_alive(pid);
     FILE *file = fopen(path, "re");
     if (!file) return;  /* its process has just closed the context */
     while (fgets(line, sizeof line, file))
         if (sscanf(line, "%95s %d", on, &mib) == 2 && !strcmp(on, uuid))
-            each(to, (struct process){.kind = COMPUTE, .pid = pid, .mib = mib});
+            each(to, (struct process){.kind = COMPUTE, .pid = pid, .mib = left * mib, .is_unlisted = is_unlisted});
     fclose(file);
 }
 
@@ -229,7 +251,7 @@ void each_context(const char *uuid, void (*each)(void *, struct process), void *
     for (struct dirent *entry; (entry = readdir(folder));) {
         char *end, path[PATH + 300];
         long pid = strtol(entry->d_name, &end, 10);
-        if (*end || pid <= 0 || !is_alive(pid)) continue;
+        if (*end || pid <= 0) continue;
         snprintf(path, sizeof path, "%s/%s", machine->contexts, entry->d_name);
         each_line_of(path, pid, uuid, each, to);
     }

@@ -23,6 +23,7 @@ struct process {
     pid_t pid;
     int mib;                                       /* NONE if the driver does not report it */
     bool until_dead;
+    bool is_unlisted;                              /* it has ended, and only its memory is still in use */
 };
 
 /* A device: a whole GPU, or one of its MIG instances. */
@@ -64,8 +65,15 @@ struct rule {
     char path[2 * TEXT];                           /* of STUCK */
 };
 
+/* How the memory of a process with a context is freed after its end. */
+struct freeing {
+    double seconds;
+    bool is_gradual, is_listed;
+};
+
 struct scenario {
     char driver[TEXT], contexts[PATH];
+    struct freeing freeing;
     int cuda, count;                               /* count NONE means the number of described GPUs */
     int conf_compute, conf_compute_ready;          /* conf_compute CONF_NONE means no GPU supports it */
     int gpus_count, rules_count, processes_count;
@@ -86,7 +94,7 @@ void leave_call(void);
 const struct device *device_at(struct place place);
 bool is_alive(pid_t pid);
 
-/* Call `each` for every CUDA context that a live process holds on the device with this UUID. */
+/* Call `each` for every CUDA context on the device with this UUID, including those whose memory is still being freed. */
 void each_context(const char *uuid, void (*each)(void *to, struct process process), void *to);
 
 /* Return the memory in use on a device, including its instances. Contexts of the process `except` are not counted. */
