@@ -92,7 +92,10 @@ class Lock:
         signed = self.owned or self
         if signed.is_write_locked:
             if was_held:
-                signed.write(Record(describe_this_process(), released=True))
+                process = describe_this_process()
+                who = ProcessInfo(process.pid, process.user, process.notebook, process.command)
+                who = who._replace(namespace=process.namespace)
+                signed.write(Record(who, released=True))
             signed.release(keeps_record=True)
         self.release()
 
