@@ -17,10 +17,18 @@ from reserve_gpu.model.holders import DeviceStatus, Holder, LastHolder
 from reserve_gpu.model.progress import Waiting
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Lease, Request, ReservationTerms, Size
-from reserve_gpu.render import contacts, durations, frontends, messages, notices, phrases, pictures
+from reserve_gpu.render import (
+    contacts,
+    durations,
+    frontends,
+    messages,
+    notices,
+    phrases,
+    pictures,
+    reasons,
+)
 from reserve_gpu.render.frontends import MAGIC, SHELL
 from reserve_gpu.render.notices import HidesAll, Refused, ReservedAbove, TooLate, impossible, lost
-from reserve_gpu.render.reasons import SOON
 from reserve_gpu.render.status_view import Status
 from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.reservation.session import Reservation
@@ -1538,6 +1546,9 @@ def test_what_is_likeliest_to_come_free() -> None:
     assert ways_out(pictures.wait(Waiting(Request(), 1, 0.0, (RESERVED, BUSY)))) == []
 
 
+SOON = "GPU0 should be free in a few seconds: try again."
+PERHAPS_SOON = "If the last holder of GPU0 has just ended, try again in a few seconds."
+ENDED = LastHolder(Holder(listed_pid=4321, owner=HOSTILE), None)
 FREEING = LastHolder(Holder(listed_pid=4321, owner=HOSTILE), 3.2, is_falling=True)
 ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
 
@@ -1591,12 +1602,21 @@ ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
             ],
         ),
         (
-            DeviceStatus(GPU0, State.BUSY, FULL, freeing=FREEING),
+            DeviceStatus(GPU0, State.BUSY, FULL, last_holder=FREEING),
+            [SOON],
+        ),
+        (
+            DeviceStatus(GPU0, State.BUSY, FULL, last_holder=FREEING._replace(is_falling=False)),
             [
-                (
-                    f"GPU0 was released 3 s ago by {HARMLESS}, a process (pid 4321); its memory is "
-                    f"still being freed.{SOON}"
-                )
+                SOON,
+                "As root, find the processes that may hold that memory: fuser -v /dev/nvidia*",
+            ],
+        ),
+        (
+            DeviceStatus(GPU0, State.BUSY, FULL, last_holder=ENDED),
+            [
+                PERHAPS_SOON,
+                "As root, find the processes that may hold that memory: fuser -v /dev/nvidia*",
             ],
         ),
     ],
@@ -1609,14 +1629,35 @@ def test_what_helps_where_a_wait_may_not_end(row: DeviceStatus, expected: list[s
     ]
     in_refusal = ways_out(refused(row))
     no_command = [
-        line.replace(": %reserve_gpu 0", ", reserve all of it by number.").removesuffix(SOON)
+        line.replace(": %reserve_gpu 0", ", reserve all of it by number.")
         for line in expected
+        if line not in {SOON, PERHAPS_SOON}
     ]
     assert in_wait == no_command
     assert in_status[: len(expected)] == in_refusal[: len(expected)] == expected
     is_vain = row.state is State.UNKNOWN and not (row.usage and row.usage.compute)
     assert any("in the queue: " in line for line in in_refusal) is not is_vain
     assert any("in the queue: " in line for line in in_status) is not is_vain
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (FREEING, f"released 3 s ago by {HARMLESS}, {{}}; its memory is still being freed"),
+        (
+            ENDED._replace(is_listed=True),
+            f"last held by {HARMLESS}, {{}}, which has ended; the driver still lists it",
+        ),
+        (
+            ENDED,
+            f"last held by {HARMLESS}, {{}}, which has ended; 3.0 GiB in use by no visible process",
+        ),
+    ],
+)
+def test_the_last_holder_of_a_busy_gpu_is_named(last: LastHolder, expected: str) -> None:
+    """A busy GPU that no process seems to use is shown with its last holder."""
+    row = DeviceStatus(GPU0, State.BUSY, Usage(0, 0, used_mib=3072), last_holder=last)
+    assert reasons.reason(row) == expected.format("a process (pid 4321)")
 
 
 @pytest.mark.parametrize(("user", "expected"), [("alice", True), ("bob", False), (None, False)])

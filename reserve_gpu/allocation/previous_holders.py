@@ -57,7 +57,7 @@ def add_traces(
             _with_processes(nvml, row, holders, reader)
             for row, holders in zip(rows, previous, strict=True)
         ]
-        return _with_freeing(nvml, with_processes, previous, watch_s)
+        return _with_last_holders(nvml, with_processes, previous, watch_s)
     return list(rows)
 
 
@@ -73,19 +73,23 @@ def is_unexplained(row: DeviceStatus) -> bool:
 def last_holder(row: DeviceStatus, holders: Sequence[Holder], now_boot: float) -> LastHolder | None:
     """Return the previous holder whose memory the driver might still be freeing, or None.
 
+    The time at which a process ended is unknown, so a holder that did not release the device is
+    always returned.
+
     Args:
         row: The device's row.
         holders: The previous holders, the latest first.
         now_boot: The current time in seconds since boot.
     """
-    listed = [holder for holder in holders if _lists(row, holder)]
+    ended = {process.pid for process in row.processes if process.has_ended}
+    listed = [holder for holder in holders if holder.pid in ended]
     (holder, *_) = listed or holders
     released_s = None
     if holder.record.released:
         released_s = now_boot - (holder.record.written_boot or 0.0)
         if not 0.0 <= released_s <= FREEING_S:
             return None
-    return LastHolder(procfs.with_file_owner(holder), released_s, is_falling=False)
+    return LastHolder(procfs.with_file_owner(holder), released_s, is_listed=bool(listed))
 
 
 def _with_processes(
@@ -107,13 +111,13 @@ def _with_processes(
     return row._replace(openers=() if row.device.instance is not None else tuple(opened))
 
 
-def _with_freeing(
+def _with_last_holders(
     nvml: Nvml,
     rows: Sequence[DeviceStatus],
     previous: Sequence[Sequence[Holder]],
     watch_s: float,
 ) -> list[DeviceStatus]:
-    """Add the last holder of each device whose memory the driver is still freeing."""
+    """Add the last holder of each device whose memory the driver might still be freeing."""
     now_boot = procfs.now().boot
     candidates = [
         last_holder(row, holders, now_boot) if holders and is_unexplained(row) else None
@@ -122,16 +126,9 @@ def _with_freeing(
     watched = [row for row, last in zip(rows, candidates, strict=True) if last]
     falling = _falling(nvml, watched, watch_s)
     return [
-        row._replace(freeing=last._replace(is_falling=row.label in falling))
-        if last and (row.label in falling or _lists(row, last.holder))
-        else row
+        row._replace(last_holder=last._replace(is_falling=row.label in falling)) if last else row
         for row, last in zip(rows, candidates, strict=True)
     ]
-
-
-def _lists(row: DeviceStatus, holder: Holder) -> bool:
-    """Return whether the driver lists a previous holder's process, which has ended."""
-    return holder.pid in [process.pid for process in row.processes if process.has_ended]
 
 
 def _left_by(process: Process, holders: Sequence[Holder], reader: Holders) -> Process:

@@ -288,19 +288,27 @@ class Claim(NamedTuple):
 
 
 class LastHolder(NamedTuple):
-    """The last holder of a device whose memory is still being freed.
+    """The last holder of a device that is busy, although no process seems to use it.
+
+    The driver might still be freeing the holder's memory.
 
     Attributes:
         holder: The holder. Its lock is no longer locked.
         released_s: The seconds since it released the device, or None if it ended without releasing
             the device. The time at which a process ended is unknown.
-        is_falling: Whether less memory was in use at the second of two readings. Otherwise, the
-            driver still lists the holder's process.
+        is_falling: Whether less memory was in use at the second of two readings.
+        is_listed: Whether the driver still lists the holder's process, which has ended.
     """
 
     holder: Holder
     released_s: float | None
-    is_falling: bool
+    is_falling: bool = False
+    is_listed: bool = False
+
+    @property
+    def is_recent(self) -> bool:
+        """Return whether the device is known to have been released a short time ago."""
+        return self.is_falling or self.released_s is not None
 
 
 class DeviceStatus(NamedTuple):
@@ -337,7 +345,7 @@ class DeviceStatus(NamedTuple):
         counted: This user's holders that count toward the quota.
         openers: This user's processes that have opened a busy device, if no process that the driver
             lists explains the memory in use.
-        freeing: The last holder, if the driver is still freeing its memory.
+        last_holder: The last holder, if the driver might still be freeing its memory.
     """
 
     device: Device | Fault
@@ -362,7 +370,7 @@ class DeviceStatus(NamedTuple):
     rule: Rule | None = None
     counted: tuple[Holder, ...] = ()
     openers: tuple[Process, ...] = ()
-    freeing: LastHolder | None = None
+    last_holder: LastHolder | None = None
 
     @property
     def label(self) -> str:

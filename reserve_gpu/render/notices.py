@@ -402,7 +402,7 @@ class Refused(Refusal):
         now, waits = time.time(), pictures.can_wait(self._replace(siblings=()))
         first = contacts.first_end(self.rows, now)
         after_s = first["at"] - now if first else UNKNOWN_S
-        if any(row.freeing and row.freeing.is_falling for row in self.rows):
+        if any(row.last_holder and row.last_holder.is_falling for row in self.rows):
             after_s = SOONEST_S
         status = status_view.Status(tuple(self.rows), tuple(self.ahead), time=now, user=self.user)
         fields = status.to_dict()

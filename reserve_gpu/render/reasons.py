@@ -19,6 +19,7 @@ from reserve_gpu.render.phrases import (
     gib,
     name_of,
     named,
+    ranges,
     room,
     rounded_down,
     user_of,
@@ -42,7 +43,6 @@ AWAITS_RESET = "some of its memory has failed; the next reset of the GPU will re
 UNREAD = "neither its processes nor its memory can be read"
 HOSTS_MEMORY = "it shares the host's memory, and some of its usage can't be read"
 MOST_ENDED = 16  # maximum number of processes in a suggested command
-SOON = " Try again in a few seconds."
 # Explanations of the compute modes for users.
 MODES = {
     ComputeMode.PROHIBITED: "its compute mode is prohibited: no process can use this GPU",
@@ -63,7 +63,7 @@ def reason(row: DeviceStatus) -> str:
         return f"by {named(row.rule)}"
     use = row.use_state or row.state
     is_explained = use is State.PROHIBITED or (use is State.BUSY and row.processes)
-    is_explained = is_explained and not (row.reason or row.freeing)
+    is_explained = is_explained and not (row.reason or row.last_holder)
     return "" if is_explained else sanitize(cause(row), REASON_LIMIT)
 
 
@@ -80,7 +80,10 @@ def cause(row: DeviceStatus) -> str:
         return ""
     if use is not State.BUSY:
         return AWAITS_RESET if usage.awaits_reset else ""
-    return freeing(row.freeing) if row.freeing else _cause_of_use(row, usage)
+    text = _cause_of_use(row, usage)
+    if last := row.last_holder:
+        return f"{_last_held(last)}; {_sign_of_freeing(last) or text}"
+    return text
 
 
 def _cause_of_use(row: DeviceStatus, usage: Usage) -> str:
@@ -100,15 +103,19 @@ def _cause_of_use(row: DeviceStatus, usage: Usage) -> str:
     return f"{gib(usage.unexplained_mib)} in use by no visible process{origin}"
 
 
-def freeing(last: LastHolder) -> str:
-    """Describe a device whose memory is still being freed, in words that follow its label."""
+def _last_held(last: LastHolder) -> str:
+    """Return `released 3 s ago by alice, train.ipynb (pid 4321)`, or that the holder has ended."""
     holder = f"{user_of(last.holder)}, {name_of(last.holder)}"
     if last.released_s is None:
-        text = f"last held by {holder}, which has ended"
-    else:
-        text = f"released {durations.duration(last.released_s)} ago by {holder}"
-    sign = "its memory is still being freed" if last.is_falling else "the driver still lists it"
-    return f"{text}; {sign}"
+        return f"last held by {holder}, which has ended"
+    return f"released {durations.duration(last.released_s)} ago by {holder}"
+
+
+def _sign_of_freeing(last: LastHolder) -> str:
+    """Return why the last holder's memory is probably still being freed, or an empty string."""
+    if last.is_falling:
+        return "its memory is still being freed"
+    return "the driver still lists it" if last.is_listed else ""
 
 
 def use(row: DeviceStatus) -> str:
@@ -157,8 +164,8 @@ def unseen(
         else:
             command = frontend.typed(Request((dark.device.number,)))
             lines.append((f"{text}: ", (command, TYPED)))
-    soon = SOON if frontend else ""  # a waiter has nothing to do
-    lines += [(f"{r.label} was {freeing(r.freeing)}.{soon}",) for r in rows if r.freeing]
+    if frontend:  # a waiter has nothing to do
+        lines += _soon_free(rows)
     is_person = frontend is not None and not frontend.is_for_program
     for row in rows:
         lines += _left_over(row, user if is_person else None)
@@ -174,6 +181,20 @@ def unseen(
     lines += [
         (f"{users([p])} will go away when {sanitize(p.zombie_of or '')} ends.",) for p in zombies
     ]
+    return lines
+
+
+def _soon_free(rows: Sequence[DeviceStatus]) -> list[Line]:
+    """Return lines about devices whose last holders' memory the driver might still be freeing."""
+    soon = [row for row in rows if row.last_holder and row.last_holder.is_recent]
+    others = [row for row in rows if row.last_holder and not row.last_holder.is_recent]
+    lines: list[Line] = []
+    if soon:
+        lines.append((f"{ranges(soon)} should be free in a few seconds: try again.",))
+    if others:
+        lines.append(
+            (f"If the last holder of {ranges(others)} has just ended, try again in a few seconds.",)
+        )
     return lines
 
 
@@ -216,7 +237,7 @@ def is_dark(row: DeviceStatus) -> bool:
 def is_nobodys(row: DeviceStatus) -> bool:
     """Return whether a device is busy because of memory that no visible process is using."""
     usage = row.usage if row.state is State.BUSY else None
-    if usage is None or is_rendered_on(usage) or (row.freeing and row.freeing.is_falling):
+    if usage is None or is_rendered_on(usage) or (row.last_holder and row.last_holder.is_falling):
         return False
     ended = [process for process in row.processes if process.has_ended]
     if len(ended) < max(len(row.processes), (usage.compute or 0) + (usage.mps or 0)):
