@@ -1136,7 +1136,7 @@ def test_the_first_line_leaves_out_what_is_unknown(here: Here, gpu: str, descrip
 @pytest.mark.parametrize(
     "name", [*(path.name for kind in ("gb10", "thor", "orin") for path in CORPUS.glob(f"{kind}*"))]
 )
-def test_posted_machines_that_are_no_pcie_card(here: Here, name: str) -> None:
+def test_posted_machines_without_a_pcie_link(here: Here, name: str) -> None:
     """The posted GB10, Thor and Orin have no link width."""
     here.write((CORPUS / name).read_text())
     (device,) = walk()

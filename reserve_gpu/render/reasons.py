@@ -112,7 +112,7 @@ def _last_held(last: LastHolder) -> str:
 
 
 def _sign_of_freeing(last: LastHolder) -> str:
-    """Return why the last holder's memory is probably still being freed, or an empty string."""
+    """Return the sign that the last holder's memory is being freed, or an empty string."""
     if last.is_falling:
         return "its memory is still being freed"
     return "the driver still lists it" if last.is_listed else ""

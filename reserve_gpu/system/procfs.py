@@ -349,7 +349,7 @@ def _stat(pid: int) -> tuple[str, int, int, bool] | None:
 def _threads(pid: int) -> Iterator[tuple[str, int, int, int]]:
     """Yield each thread's state, flags and pending signals, and the number of threads.
 
-    The signals are those that are pending for this thread alone. A thread might end meanwhile
+    Signals that are pending for the whole process are not included. A thread might end meanwhile
     (proc_pid_stat(5)).
     """
     with suppress(OSError, ValueError, IndexError):

@@ -269,7 +269,7 @@ def test_a_reservation_at_work_ends_by_no_samples(here: Here, samples: str) -> N
     wait_for(lambda: reserve_gpu.current() is None)
 
 
-def test_a_reading_that_fails_is_no_idleness(here: Here) -> None:
+def test_a_failed_reading_does_not_count_as_idle(here: Here) -> None:
     """If the driver's samples change while they are read, the GPU does not count as idle."""
     here.write("gpu")
     reserve_gpu.reserve(idle="1h")
