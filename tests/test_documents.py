@@ -21,7 +21,7 @@ import reserve_gpu
 from reserve_gpu.commands import registry
 from reserve_gpu.commands.registry import COMMANDS
 from reserve_gpu.ipython.parser import OTHERS, magic_parser
-from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.directory import MUTEXES, LockDirectory
 from reserve_gpu.locks.queue import QueueEntry
 from reserve_gpu.request_options import DEVICES, REQUEST, Parser
 from tests import driver
@@ -277,7 +277,8 @@ def test_files_made_by_root(here: Here, capsys: pytest.CaptureFixture[str]) -> N
         files = set(os.listdir(here.locks))
     own = {name for name in files if re.search(rf"(\.share|\.record|^queue)-{os.geteuid()}-", name)}
     assert len(own) == 5
-    assert files - own == names
+    assert files - own == names - {*MUTEXES[1:]}
+    assert {*MUTEXES} <= names
 
 
 NAMED = re.compile(r"`(?:tests/)?(test_\w+\.py)(?:::(\w+))?")

@@ -178,7 +178,38 @@ def test_a_link_to_a_reserved_device_does_not_hold_the_mutex(here: Here) -> None
             pytest.raises(MutexHeldError, match=f"process {holder.pid} of") as refused,
         ):
             directory.mutex(1.0).__enter__()
-    assert "was killed and is stuck in the driver (state D)" in str(refused.value)
+    assert "was killed and has not ended (state D)" in str(refused.value)
+
+
+# The locks of a later file of the mutex.
+LOCK_A_FILE = """
+import fcntl, os
+from reserve_gpu.system.file_control import lock_file, read_lock
+descriptor = os.open({path!r}, os.O_RDWR | os.O_CREAT, 0o666)
+{locks}
+"""
+
+
+@pytest.mark.parametrize(
+    "locks", ["read_lock(descriptor)", "lock_file(descriptor)"], ids=["marked only", "locked only"]
+)
+def test_half_a_lock_of_a_later_file_does_not_hold_the_mutex(here: Here, locks: str) -> None:
+    """A process must have locked and marked a later file of the mutex to keep others waiting."""
+    with here.child() as other, LockDirectory() as directory:
+        code = LOCK_A_FILE.format(path=str(here.locks / MUTEXES[1]), locks=locks)
+        assert other.run(code).error is None
+        with directory.mutex(0.0):
+            pass
+
+
+def test_a_later_file_counts_without_the_files_before_it(here: Here) -> None:
+    """The holder of any later file of the mutex has the mutex, and is named."""
+    with here.child() as holder, LockDirectory() as directory:
+        locks = "lock_file(descriptor), read_lock(descriptor)"
+        code = LOCK_A_FILE.format(path=str(here.locks / MUTEXES[3]), locks=locks)
+        assert holder.run(code).error is None
+        with pytest.raises(MutexHeldError, match=rf"process {holder.pid} of"):
+            directory.mutex(0.2).__enter__()
 
 
 @needs_root
@@ -222,15 +253,17 @@ def test_the_gpu_of_a_process_stuck_in_the_driver_stays_reserved(here: Here) -> 
         text = child.run("str(reserve_gpu.status())").value
         refused = child.reserve("'0'")
         row = child.run("reserve_gpu.status().to_dict()['devices'][0]").value
+        run_refused = here.command(sys.executable, "-m", "reserve_gpu", "run", "0", "--", "true")
         assert child.reserve().value == "1"
     who = f"{getpass.getuser()}, {os.path.basename(sys.executable)} child.py (pid {holder.pid})"
-    state = "killed, but stuck in the driver (state D): only the driver or a reboot frees the GPU"
+    state = "killed, but has not ended (state D): if this lasts, only a reboot may free the GPU"
     for shown in (text, refused.text):
         assert who in " ".join(shown.split())
         assert state in " ".join(shown.split())
         assert "Ask " not in shown
         assert "release" not in shown
     assert refused.error == "NoFreeDeviceError"
+    assert "ait in the queue: " in run_refused.stderr  # the process might end at any time
     assert (row["state"], row["holders"][0]["is_dying"]) == ("reserved", True)
     assert row["holders"][0]["pid"] == holder.pid
 

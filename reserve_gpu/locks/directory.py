@@ -49,6 +49,7 @@ from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import executor, process_identity, procfs, settings
 from reserve_gpu.system.file_control import (
     has_write_locks,
+    is_file_locked,
     is_read_locked,
     is_write_locked,
     read_lock,
@@ -206,15 +207,17 @@ class LockDirectory:
 
     def _has_later_mutex(self, file: int) -> bool:
         """Return whether the mutex has more files. Usually, it has only one."""
-        names = MUTEXES[file + 1 : file + 2]
-        return any(files.status_of(self.descriptor, name) for name in names)
+        return any(files.status_of(self.descriptor, name) for name in MUTEXES[file + 1 :])
 
     def _is_mutex_held(self, name: str) -> bool:
+        """Return whether a process that is not dying has the mutex through a later file."""
         descriptor = files.open_to_read(self.descriptor, name)
-        if descriptor is None:
-            return False
+        if descriptor is None:  # its owner might have changed its mode
+            taker = self.holders.taker(name)
+            return taker is not None and not procfs.is_dying(taker)
         with files.closing(descriptor):
-            return is_read_locked(descriptor) and not procfs.is_dying(self.holders.taker(name))
+            is_held = is_read_locked(descriptor) and is_file_locked(descriptor)
+            return is_held and not procfs.is_dying(self.holders.taker(name))
 
     def _mutex_pid(self) -> int | None:
         """Return the PID of the process that has the mutex, if it is visible."""
@@ -804,7 +807,7 @@ class LockDirectory:
             if flock(descriptor, f"{self.path}/{name}"):
                 return False
             record, owner = read_record(descriptor), os.fstat(descriptor).st_uid
-        if record.write_locked or record.released:
+        if record.write_locked:
             return False
         holders = self.holders
         if pid := holders.of(name).listed_pid:
@@ -973,8 +976,8 @@ def _mutex_message(pid: int | None, waited_s: float) -> str:
     )
     if pid is not None and procfs.is_dying(pid):
         return (
-            f"{text}, but was killed and is stuck in the driver (state D). Only the driver or a "
-            "reboot can end that process."
+            f"{text}, but was killed and has not ended (state D). If this lasts, only the driver "
+            "or a reboot can end that process."
         )
     if pid is not None and procfs.is_stopped(pid):
         run = shell_line(f"kill -CONT {pid}")

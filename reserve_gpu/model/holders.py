@@ -188,8 +188,8 @@ class Holder(NamedTuple):
             seconds. A negative value means that it was set back.
         record_owner: The UID of the only user who can write the record, or None if other users can
             also write it.
-        is_dying: Whether the process has been killed, but can't end because it is stuck in the
-            driver.
+        is_dying: Whether the process has been killed, but has not ended yet, for example because
+            it is stuck in the driver.
     """
 
     record: Record = Record()

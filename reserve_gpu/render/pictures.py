@@ -266,8 +266,7 @@ def can_wait(reason: Refusal) -> bool:
     """Return whether the requested devices might become free without an administrator's help."""
     if reasons.is_trouble([row.state for row in messages.fit(reason.rows)], reason.request.needed):
         return False
-    rows = (row for row in _missing(reason) if not any(h.is_dying for h in row.holders))
-    return any(row.state in PASSING and not reasons.is_dark(row) for row in rows)
+    return any(row.state in PASSING and not reasons.is_dark(row) for row in _missing(reason))
 
 
 def _missing(reason: Refusal) -> list[DeviceStatus]:

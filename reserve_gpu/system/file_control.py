@@ -34,6 +34,19 @@ def unlock_file(descriptor: int) -> None:
     _set(descriptor, fcntl.F_UNLCK)
 
 
+def is_file_locked(descriptor: int) -> bool:
+    """Return whether another process has locked an open file with `lock_file`.
+
+    The test takes a shared lock for a moment, which can make another process fail to lock the file.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
 def write_lock(descriptor: int) -> bool:
     """Try to take a write lock on an open file, and return whether this succeeded.
 

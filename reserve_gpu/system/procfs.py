@@ -310,9 +310,10 @@ def openers(path: str) -> list[int]:
         with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
             for descriptor in islice(descriptors, remaining):
                 remaining -= 1
-                if os.readlink(descriptor.path) == path:
-                    found.append(pid)
-                    break
+                with suppress(OSError):  # the process has just closed the descriptor
+                    if os.readlink(descriptor.path) == path:
+                        found.append(pid)
+                        break
     return found
 
 
@@ -352,11 +353,32 @@ def _threads(pid: int) -> Iterator[tuple[str, int, int, int]]:
     Signals that are pending for the whole process are not included. A thread might end meanwhile
     (proc_pid_stat(5)).
     """
-    with suppress(OSError, ValueError, IndexError):
-        for name in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{name}/stat", "rb") as file:
+    with suppress(OSError, ValueError, IndexError), os.scandir(f"/proc/{pid}/task") as threads:
+        for thread in threads:
+            with open(f"{thread.path}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
             yield fields[0].decode(), int(fields[6]), int(fields[28]), int(fields[17])
+
+
+def _states_of_ending(pid: int, *, if_killed: bool) -> set[str]:
+    """Return the states of a process's threads if none of them runs its program any more.
+
+    Otherwise, the result is empty. Another user's process can have thousands of threads, so the
+    first thread that runs the program ends the search.
+
+    Args:
+        pid: The process.
+        if_killed: Whether to include threads that are exiting only after their current sleep.
+    """
+    states: list[str] = []
+    total = 0
+    for state, flags, pending, count in _threads(pid):
+        is_killed = if_killed and state == "D" and pending & KILLED
+        if not (flags & EXITING or is_killed):
+            return set()
+        states.append(state)
+        total = max(total, count)
+    return {*states} if len(states) == total else set()
 
 
 def is_dying(pid: int | None) -> bool:
@@ -379,17 +401,12 @@ def is_dying(pid: int | None) -> bool:
 
 
 def _has_only_dying_threads(pid: int) -> bool:
-    threads = [*_threads(pid)]
-    for state, flags, pending, _ in threads:
-        if not (flags & EXITING or (state == "D" and pending & KILLED)):
-            return False
-    is_complete = len(threads) == max((count for *_, count in threads), default=0)
-    return is_complete and any(state == "D" for state, *_ in threads)
+    return "D" in _states_of_ending(pid, if_killed=True)
 
 
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped, for example with SIGSTOP or Ctrl-Z."""
-    return any(state == "T" for state, *_ in _threads(pid))
+    return next((state == "T" for state, *_ in _threads(pid)), False)
 
 
 def _uids(pid: int | str) -> list[int]:
@@ -510,9 +527,7 @@ def has_exited(pid: int) -> bool:
         return True
     except (OSError, OverflowError):  # some drivers report pids that can't exist
         return False
-    threads = [*_threads(pid)]
-    is_complete = len(threads) == max((count for *_, count in threads), default=-1)
-    return is_complete and all(flags & EXITING for _, flags, *_ in threads)
+    return bool(_states_of_ending(pid, if_killed=False))
 
 
 def exited_leaders(pid: int) -> set[int]:
