@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
+import subprocess
 import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
@@ -281,6 +283,23 @@ def test_a_path_with_a_space(machine: Machine) -> None:
     mine = environment(machine.folder / "my env", LONG)
     assert own_command(machine, mine, AWAY) == f"'{mine.parent}/reserve-gpu'"
     assert own_command(machine, mine, f"{mine.parent}:{AWAY}") == "reserve-gpu"
+
+
+@pytest.mark.parametrize(("agent", "expected"), [("", "False"), ("claude", "True")])
+def test_an_agent_on_a_terminal_is_a_program(machine: Machine, agent: str, expected: str) -> None:
+    """Messages are for a person if the input is a terminal, unless an agent has the terminal."""
+    master, slave = pty.openpty()
+    code = "from reserve_gpu.render.frontends import SHELL, for_this_process as read"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", f"{code}; print(read(SHELL).is_for_program)"],
+            stdin=slave, capture_output=True, text=True, check=True, cwd=machine.folder,
+            env=machine.environ(RESERVE_GPU_AGENT=agent),
+        )  # fmt: skip
+    finally:
+        os.close(master)
+        os.close(slave)
+    assert done.stdout == f"{expected}\n"
 
 
 @pytest.mark.process

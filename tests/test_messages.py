@@ -1666,7 +1666,7 @@ def test_only_the_owner_of_a_process_is_told_to_end_it(user: str | None, *, expe
     process = PYTHON._replace(left_by="train.ipynb", started=time.time())
     row = DeviceStatus(GPU0, State.BUSY, COMPUTED_ON, processes=(process,))
     for_program = MAGIC._replace(is_for_program=True)
-    command = "To free the memory, end it: kill 4321000"
+    command = "To end it: kill 4321000"
     assert any(command in line for line in ways_out(refused(row, user=user))) is expected
     assert "kill" not in "\n".join(ways_out(refused(row, user=user, frontend=for_program)))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.allocation.previous_holders import FREEING_S, last_holder
+from reserve_gpu.allocation.previous_holders import FREEING_S, could_start, last_holder
 from reserve_gpu.model.devices import Device, Process, State, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo, Record
 from tests.locked import locked
@@ -121,7 +121,7 @@ def test_a_process_that_a_killed_kernel_left_over_is_named(one: Here, listed: st
         status = shell.run("%reserve_gpu --status")
         (device,) = reserve_gpu.status().to_dict()["devices"]
     assert f"left over from train.ipynb: {own_name()}, {CHILD} (pid {pid})" in of_gpu(cell.shown)
-    started = r"started at \d\d:\d\d\. To free the memory, end it: !kill"
+    started = r"started at \d\d:\d\d\. To end it: !kill"
     for text in (cell.shown, status.shown):
         line = rf"^GPU0: left over from train\.ipynb: .*\(pid {pid}\), {started} {pid}$"
         assert re.search(line, text, re.MULTILINE), text
@@ -393,6 +393,21 @@ def test_how_long_ago_a_gpu_was_released(holder: Holder, expected: int | None) -
     last = last_holder(BUSY, [holder], NOW_BOOT)
     seconds = None if last is None else -1 if last.released_s is None else int(last.released_s)
     assert seconds == expected
+
+
+@pytest.mark.parametrize(
+    ("holder", "began_s", "expected"),
+    [
+        (previous(60.0, released=True), 61.0, True),
+        (previous(60.0, released=True), 59.0, False),
+        (previous(60.0, released=False), 59.0, True),  # it ended at an unknown time
+    ],
+)
+def test_a_process_that_began_after_a_release_is_not_left_over(
+    holder: Holder, began_s: float, *, expected: bool
+) -> None:
+    """After a release, another process can have the holder's pid and start processes."""
+    assert could_start(holder, NOW_BOOT - began_s) is expected
 
 
 def test_the_holder_that_the_driver_lists_comes_first() -> None:

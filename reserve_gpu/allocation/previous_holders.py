@@ -149,9 +149,25 @@ def _left_by(process: Process, holders: Sequence[Holder], reader: Holders) -> Pr
         if holder.record.who.pid in leaders and holder.record_owner == uid:
             if procfs.is_descendant(process.pid, reader.device_pids):
                 break
+            if not could_start(holder, procfs.start_time_boot(process.pid)):
+                continue
             started = procfs.start_time(process.pid)
             return process._replace(left_by=holder.name or "a process", started=started)
     return process
+
+
+def could_start(holder: Holder, began_boot: float | None) -> bool:
+    """Return whether a process began before the holder released the device.
+
+    After a release, the holder's pid might have been reused.
+
+    Args:
+        holder: A previous holder.
+        began_boot: The process's start time in seconds since boot, or None if it has ended.
+    """
+    if not holder.record.released or began_boot is None:
+        return True
+    return began_boot <= (holder.record.written_boot or 0.0)
 
 
 def _openers(

@@ -223,6 +223,7 @@ class Holders:
         names = sorted(filter(lambda name: name.startswith(prefixes), self.listing()), key=len)
         known: list[Holder] = []
         checked: Counter[int] = Counter()
+        now_boot = procfs.now().boot
         for name in names[:MANY]:  # any user can add files; those with low numbers are used first
             owner = files.sole_owner(self._directory, name)
             if owner is None or checked[owner] >= MOST_OF_ONE_USER:
@@ -230,7 +231,10 @@ class Holders:
             checked[owner] += 1
             record, status = self._record(name)
             pid, is_here = record.who.pid, record.who.namespace == procfs.pid_namespace()
-            if status and pid and is_here and (record.released or procfs.has_exited(pid)):
+            is_past = (record.written_boot or 0.0) <= now_boot  # a user can write any time
+            if not (status and pid and is_here and is_past):
+                continue
+            if record.released or procfs.has_exited(pid):
                 holder = named(record, None, status.st_mtime)
                 known.append(holder._replace(uid=owner, record_owner=owner, file=name))
         return sorted(known, key=lambda holder: -(holder.record.written_boot or 0.0))

@@ -1,5 +1,6 @@
 """Frontends for requesting a GPU, and the commands that users type in them."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import MIB
 from reserve_gpu.model.requests import UNITS, Request, Size
-from reserve_gpu.system import ipython_shell
+from reserve_gpu.system import ipython_shell, settings
 from reserve_gpu.system.forks import no_fork
 
 COMMAND_LIMIT = 200  # characters; messages show COMMAND instead of a longer command
@@ -89,9 +90,10 @@ def is_watched() -> bool:
 
 
 def for_this_process(frontend: Frontend) -> Frontend:
-    """Return the frontend with `is_for_program` set if no person can see this process's output."""
+    """Return the frontend with `is_for_program` set unless a person reads this process's output."""
     is_in_kernel = ipython_shell.has_kernel()
     is_person = is_watched() if is_in_kernel else bool(sys.stdin and sys.stdin.isatty())
+    is_person = is_person and not os.environ.get(settings.AGENT)
     return frontend._replace(is_for_program=not (is_person or errors.shows_cell_syntax))
 
 

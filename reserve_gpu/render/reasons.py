@@ -220,7 +220,7 @@ def _left_over(row: DeviceStatus, user: str | None) -> list[Line]:
             target = "it" if len(processes) == 1 else "them"
             pids = [str(process.pid) for process in processes[:MOST_ENDED]]
             kill = shell_line(" ".join(["kill", *pids]))
-            line = (*line, f" To free the memory, end {target}: ", (kill, TYPED))
+            line = (*line, f" To end {target}: ", (kill, TYPED))
         lines.append(line)
     if row.openers:
         noun, have = ("process", "has") if len(row.openers) == 1 else ("processes", "have")
