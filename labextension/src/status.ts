@@ -31,6 +31,7 @@ export interface IDevice {
   memory_used_mib: number | null;
   holders: IHolder[];
   processes: { user: string | null; memory_mib: number | null }[];
+  compute_mode: string | null;
   is_reserved_but_idle: boolean | null;
   idle_for_s: number | null;
   next_in_line: number | null;

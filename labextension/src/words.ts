@@ -170,9 +170,10 @@ export function refusal(status: IStatus): string | null {
 /** Return why a device is not free, as the strings that go before and after its label. */
 function reasonParts(status: IStatus, device: IDevice): [string, string] {
   const { holders, next_in_line: next, state } = device;
-  // A process without device memory does not make a device busy.
+  // A process without device memory makes a device busy only in exclusive mode.
+  const isExclusive = device.compute_mode?.startsWith('exclusive');
   const processes = device.processes.filter(
-    ({ memory_mib: mib }) => mib !== 0
+    ({ memory_mib: mib }) => isExclusive || mib !== 0
   );
   if (holders.length) {
     const owners = [...new Set(holders.map(owner))];
