@@ -19,7 +19,7 @@ from reserve_gpu.model.holders import DeviceStatus, Holder, LastHolder
 from reserve_gpu.system import executor, procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from reserve_gpu.gpus.nvml import Nvml
     from reserve_gpu.locks.holders import Holders
@@ -45,19 +45,21 @@ def add_traces(
         rows: The devices' rows, with their processes.
         watch_s: The time in seconds to watch whether the driver is freeing memory.
     """
+    devices = {
+        row.label: device_of(lock_name(row.device.uuid))
+        for row in rows
+        if row.is_unreserved_use and isinstance(row.device, Device)
+    }
     with suppress(LockError), LockDirectory() as locks:
         reader = locks.holders
-        previous = [
-            reader.previous(device_of(lock_name(row.device.uuid)))
-            if row.is_unreserved_use and isinstance(row.device, Device)
-            else []
+        previous = reader.previous(devices.values())
+        holders = {label: previous[device] for label, device in devices.items()}
+        rows = [
+            _with_processes(row, holders[row.label], reader) if row.label in holders else row
             for row in rows
         ]
-        with_processes = [
-            _with_processes(nvml, row, holders, reader)
-            for row, holders in zip(rows, previous, strict=True)
-        ]
-        return _with_last_holders(nvml, with_processes, previous, watch_s)
+        rows = _with_openers(nvml, rows, holders, reader)
+        return _with_last_holders(nvml, rows, holders, watch_s)
     return list(rows)
 
 
@@ -92,21 +94,53 @@ def last_holder(row: DeviceStatus, holders: Sequence[Holder], now_boot: float) -
     return LastHolder(procfs.with_file_owner(holder), released_s, is_listed=bool(listed))
 
 
-def _with_processes(
-    nvml: Nvml, row: DeviceStatus, holders: Sequence[Holder], reader: Holders
+def _with_processes(row: DeviceStatus, holders: Sequence[Holder], reader: Holders) -> DeviceStatus:
+    """Mark the listed processes that previous holders have left over on a device."""
+    return row._replace(processes=tuple(_left_by(each, holders, reader) for each in row.processes))
+
+
+def _with_openers(
+    nvml: Nvml,
+    rows: Sequence[DeviceStatus],
+    holders: Mapping[str, Sequence[Holder]],
+    reader: Holders,
+) -> list[DeviceStatus]:
+    """Add this user's processes that have opened a busy device and hold no reservation.
+
+    A forked child keeps its parent's GPU memory for as long as it has the device file open, even if
+    the driver does not list the child.
+    """
+    paths = {
+        row.label: f"/dev/nvidia{minor}"
+        for row in rows
+        if row.label in holders and isinstance(row.device, Device) and is_unexplained(row)
+        if (minor := nvml.minor(row.device)) is not None
+    }
+    openers = procfs.openers(paths.values()) if paths else {}
+    return [
+        _opened(row, openers[paths[row.label]], holders[row.label], reader)
+        if row.label in paths
+        else row
+        for row in rows
+    ]
+
+
+def _opened(
+    row: DeviceStatus, pids: Sequence[int], holders: Sequence[Holder], reader: Holders
 ) -> DeviceStatus:
-    """Add the processes that previous holders have left over on a device."""
-    if not row.is_unreserved_use:
-        return row
-    processes = tuple(_left_by(process, holders, reader) for process in row.processes)
-    row = row._replace(processes=processes)
-    if not is_unexplained(row):
-        return row
-    opened = _openers(nvml, row, holders, reader)
+    """Add the processes that have opened a device: those left over, or else all of them."""
+    listed = {process.pid for process in row.processes}
+    unreserved = [
+        pid
+        for pid in pids
+        if pid not in listed and not procfs.is_descendant(pid, reader.device_pids)
+    ]
+    found = [Process(pid, has_reserved=False) for pid in unreserved[:MOST_OPENERS]]
+    opened = [_left_by(procfs.with_identity(each), holders, reader) for each in found]
     if left := [process for process in opened if process.left_by]:
-        pids = {process.pid for process in left}
-        background = tuple(process for process in row.background if process.pid not in pids)
-        return row._replace(processes=(*processes, *left), background=background)
+        left_pids = {process.pid for process in left}
+        background = tuple(each for each in row.background if each.pid not in left_pids)
+        return row._replace(processes=(*row.processes, *left), background=background)
     # A process that uses one of a GPU's MIG instances has opened the whole GPU's file.
     return row._replace(openers=() if row.device.instance is not None else tuple(opened))
 
@@ -114,20 +148,23 @@ def _with_processes(
 def _with_last_holders(
     nvml: Nvml,
     rows: Sequence[DeviceStatus],
-    previous: Sequence[Sequence[Holder]],
+    holders: Mapping[str, Sequence[Holder]],
     watch_s: float,
 ) -> list[DeviceStatus]:
     """Add the last holder of each device whose memory the driver might still be freeing."""
     now_boot = procfs.now().boot
-    candidates = [
-        last_holder(row, holders, now_boot) if holders and is_unexplained(row) else None
-        for row, holders in zip(rows, previous, strict=True)
+    rows = [
+        row._replace(last_holder=last_holder(row, holders[row.label], now_boot))
+        if holders.get(row.label) and is_unexplained(row)
+        else row
+        for row in rows
     ]
-    watched = [row for row, last in zip(rows, candidates, strict=True) if last]
-    falling = _falling(nvml, watched, watch_s)
+    falling = _falling(nvml, [row for row in rows if row.last_holder], watch_s)
     return [
-        row._replace(last_holder=last._replace(is_falling=row.label in falling)) if last else row
-        for row, last in zip(rows, candidates, strict=True)
+        row._replace(last_holder=row.last_holder._replace(is_falling=True))
+        if row.last_holder and row.label in falling
+        else row
+        for row in rows
     ]
 
 
@@ -168,26 +205,6 @@ def could_start(holder: Holder, began_boot: float | None) -> bool:
     if not holder.record.released or began_boot is None:
         return True
     return began_boot <= (holder.record.written_boot or 0.0)
-
-
-def _openers(
-    nvml: Nvml, row: DeviceStatus, holders: Sequence[Holder], reader: Holders
-) -> list[Process]:
-    """Return this user's processes that have opened a device but hold no reservation.
-
-    A forked child keeps its parent's GPU memory for as long as it has the device file open, even if
-    the driver does not list the child.
-    """
-    minor = nvml.minor(row.device) if isinstance(row.device, Device) else None
-    listed = {process.pid for process in row.processes}
-    pids = () if minor is None else procfs.openers(f"/dev/nvidia{minor}")
-    unreserved = [
-        pid
-        for pid in pids
-        if pid not in listed and not procfs.is_descendant(pid, reader.device_pids)
-    ]
-    found = [Process(pid, has_reserved=False) for pid in unreserved[:MOST_OPENERS]]
-    return [_left_by(procfs.with_identity(each), holders, reader) for each in found]
 
 
 def _falling(nvml: Nvml, rows: Sequence[DeviceStatus], watch_s: float) -> set[str]:

@@ -153,7 +153,7 @@ class LockDirectory:
         start, file, look_at = time.monotonic(), 0, 0.0
         while (mutex := self._lock_mutex(file, reads_only=reads_only)) is None:
             now = time.monotonic()
-            if not look_at and not self._has_later_mutex(0):
+            if not look_at and not self._later_mutexes(0):
                 look_at = now + MUTEX_LOOK_S
             if now >= look_at:
                 look_at, file = now + MUTEX_LOOK_S, self._dying_holders()
@@ -203,11 +203,11 @@ class LockDirectory:
 
     def _is_later_mutex_held(self, file: int) -> bool:
         """Return whether a process that is not dying has locked a later file of the mutex."""
-        return self._has_later_mutex(file) and any(map(self._is_mutex_held, MUTEXES[file + 1 :]))
+        return any(map(self._is_mutex_held, self._later_mutexes(file)))
 
-    def _has_later_mutex(self, file: int) -> bool:
-        """Return whether the mutex has more files. Usually, it has only one."""
-        return any(files.status_of(self.descriptor, name) for name in MUTEXES[file + 1 :])
+    def _later_mutexes(self, file: int) -> list[str]:
+        """Return the names of the mutex's later files. Usually, there are none."""
+        return [name for name in MUTEXES[file + 1 :] if files.status_of(self.descriptor, name)]
 
     def _is_mutex_held(self, name: str) -> bool:
         """Return whether a process that is not dying has the mutex through a later file."""
@@ -221,7 +221,7 @@ class LockDirectory:
 
     def _mutex_pid(self) -> int | None:
         """Return the PID of the process that has the mutex, if it is visible."""
-        later = filter(self._is_mutex_held, MUTEXES[1:] if self._has_later_mutex(0) else ())
+        later = filter(self._is_mutex_held, self._later_mutexes(0))
         return self.holders.taker(next(later, MUTEX))
 
     def _lock_mutex_file(self, name: str, *, reads_only: bool) -> Lock | None:

@@ -210,17 +210,28 @@ class Holders:
         owner = record_status.st_uid if is_owners else None
         return holder._replace(uid=user, file=name, record_owner=owner)
 
-    def previous(self, device: str) -> list[Holder]:
-        """Return the processes that have released a device or exited, the latest first.
+    def previous(self, devices: Collection[str]) -> dict[str, list[Holder]]:
+        """For each device, return the processes that have released it or exited, the latest first.
 
         Only records that no other user can write count. A process that exits leaves its record in
         the unlocked file. The mutex is not required, because no lock is tested.
 
         Args:
-            device: The device, in the form used in lock file names.
+            devices: The devices, in the form used in lock file names.
+
+        Raises:
+            LockError: The directory can't be listed.
         """
-        prefixes = (f"{device}{RECORD}-", f"{device}{SHARE}-")
-        names = sorted(filter(lambda name: name.startswith(prefixes), self.listing()), key=len)
+        names: dict[str, list[str]] = {device: [] for device in devices}
+        for name in self.listing():
+            prefix = _split(name)[0]
+            device = prefix.removesuffix(RECORD).removesuffix(SHARE)
+            if device != prefix and device in names:
+                names[device].append(name)
+        return {device: self._previous(sorted(group, key=len)) for device, group in names.items()}
+
+    def _previous(self, names: Sequence[str]) -> list[Holder]:
+        """Return the previous holders according to one device's files, the latest first."""
         known: list[Holder] = []
         checked: Counter[int] = Counter()
         now_boot = procfs.now().boot

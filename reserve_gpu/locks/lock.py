@@ -92,9 +92,10 @@ class Lock:
         signed = self.owned or self
         if signed.is_write_locked:
             if was_held:
-                process = describe_this_process()
-                who = ProcessInfo(process.pid, process.user, process.notebook, process.command)
-                who = who._replace(namespace=process.namespace)
+                # Other users need no more than the process's name and pid.
+                who = describe_this_process()._replace(
+                    cwd=None, origin=None, agent=None, job=None, job_name=None, mounts=None
+                )
                 signed.write(Record(who, released=True))
             signed.release(keeps_record=True)
         self.release()

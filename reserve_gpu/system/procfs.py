@@ -296,24 +296,25 @@ class LockedFiles:
         return remaining > 0
 
 
-def openers(path: str) -> list[int]:
-    """Return the pids of this user's other processes that have a file open.
+def openers(paths: Collection[str]) -> dict[str, list[int]]:
+    """For each path, return the pids of this user's other processes that have the file open.
 
     The links in /proc/PID/fd are read but not followed, because accessing a file on a network file
     system can hang. At most `MOST_OPEN` descriptors are read.
 
     Args:
-        path: The file's path.
+        paths: The files' paths.
     """
-    found, remaining = [], MOST_OPEN
+    found: dict[str, list[int]] = {path: [] for path in paths}
+    remaining = MOST_OPEN
     for pid in [pid for pid, _ in own_processes(()) if pid != os.getpid()]:
         with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
             for descriptor in islice(descriptors, remaining):
                 remaining -= 1
                 with suppress(OSError):  # the process has just closed the descriptor
-                    if os.readlink(descriptor.path) == path:
-                        found.append(pid)
-                        break
+                    path = os.readlink(descriptor.path)
+                    if path in found and pid not in found[path]:
+                        found[path].append(pid)
     return found
 
 
