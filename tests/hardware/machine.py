@@ -147,16 +147,18 @@ class Hardware(Machine):
 
         If the machine has several GPUs, only the reserved one is visible.
         """
-        found = super().environ()
+        found = super().environ() | self._import_path()
         found.pop("PYTHONDONTWRITEBYTECODE", None)  # imports would be slower than users see
-        path = [str(ROOT), str(ROOT / "tests" / "standins") if self.is_stand_in else ""]
-        path.append(os.environ.get("PYTHONPATH", ""))
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-        if base := site.getuserbase():  # tests run in another HOME
-            found["PYTHONUSERBASE"] = base
         if self.count > 1:
             found |= self.visible()
         return found | extra
+
+    def _import_path(self) -> dict[str, str]:
+        """Return the variables with which another HOME finds the user's own packages."""
+        path = [str(ROOT), str(ROOT / "tests" / "standins") if self.is_stand_in else ""]
+        path.append(os.environ.get("PYTHONPATH", ""))
+        found = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+        return found | ({"PYTHONUSERBASE": base} if (base := site.getuserbase()) else {})
 
     def on_driver(self, base: dict[str, str]) -> dict[str, str]:
         return driver.environment(self.scenario, base=base) if self.is_stand_in else base
@@ -234,6 +236,7 @@ class Hardware(Machine):
         ours = {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "RESERVE_GPU_"))}
         names = ("RESERVE_GPU_LOCK_DIR", "RESERVE_GPU_CONFIG", "RESERVE_GPU_HISTORY")
         found = {k: v for k, v in Machine.environ(self).items() if k not in names} | ours
+        found |= self._import_path()
         if self.is_stand_in:
             found["RESERVE_GPU_LOCK_DIR"] = str(self.folder / "keeper")
         return found
