@@ -705,11 +705,26 @@ def test_records_in_the_name_of_a_holder_cost_no_look(queue: Queue) -> None:
 def test_other_names_are_forgotten(queue: Queue) -> None:
     """A look remembers only files whose names belong to this program."""
     share = f"{UUIDS[0]}.share-{os.geteuid()}-0.lock"
-    for name in ("random-1-2-file", "1.lock", "queue-1.txt", f"{UUIDS[0]}.record-1-1000", share):
+    for name in ("random-1-2-file", "queue-1.txt", "record-1-1000", share):
         (queue.path / name).touch()
     with queue.directory.mutex():
         assert queue.directory.holders.names == {"mutex.lock", share}
         assert queue.directory.holders.user_files(f"{UUIDS[0]}.share") == [share]
+
+
+@pytest.mark.usefixtures("told")
+def test_few_files_are_tested_without_the_kernels_lock_list(queue: Queue) -> None:
+    """Without other holders, queue and numbers are read without /proc/locks, which is slow."""
+    with queue.directory.mutex():
+        lock = queue.directory.lock_device(UUIDS[0], share=False)
+        assert isinstance(lock, Lock)
+        lock.write(Record(label="GPU0", index=0))
+    with opened("locks") as readings, queue.directory.mutex():
+        assert queue.directory.tickets() == []
+        assert not queue.directory.is_number_recorded(0, UUIDS[0])
+        assert queue.directory.is_number_recorded(0, UUIDS[1])
+    lock.release()
+    assert not readings
 
 
 @contextmanager

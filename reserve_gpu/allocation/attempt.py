@@ -395,6 +395,8 @@ class DeviceScan:
     def _numbered(self, device: Device, row: DeviceStatus) -> DeviceStatus:
         """Mark a free device as reserved if a process is still using its number for another GPU."""
         locks, reason = self._context.locks, None
+        if not locks.is_number_recorded(device.index, device.uuid):
+            return row
         if self._numbers is None:
             self._numbers = locks.listed_numbers()
         if claims := locks.claims_on_other_devices(device.index, device.uuid, self._numbers):

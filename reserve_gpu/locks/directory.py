@@ -621,6 +621,19 @@ class LockDirectory:
                 locked[owner, name if is_sharers(name) else f"{device_of(name)}.lock"] = None
         return locked
 
+    def is_number_recorded(self, index: int, uuid: str) -> bool:
+        """Return whether a record gives this GPU's number to another GPU. It might be outdated.
+
+        If not, `claims_on_other_devices` is empty, which is known without reading /proc/locks.
+
+        Args:
+            index: The GPU's number.
+            uuid: The UUID of the GPU that has this number now.
+        """
+        own_device, label = device_of(lock_name(uuid)), f"GPU{index}"
+        labels = self.holders.labels
+        return any(labels[name] == label and device_of(name) != own_device for name in labels)
+
     def claims_on_other_devices(
         self, index: int, uuid: str, numbers: Mapping[str, Sequence[Claim]]
     ) -> list[Claim]:

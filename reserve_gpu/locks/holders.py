@@ -66,8 +66,9 @@ class Holders:
         # Don't use functools.cached_property. Before Python 3.12, it acquires a lock, which would
         # stay locked in a child that is forked at that moment.
         self._names: set[str] | None = None
-        self._locked_names: set[str] = set()
+        self._inodes: dict[str, int] = {}  # keyed by name
         self._by_prefix: dict[str, list[str]] = {}
+        self._labels: dict[str, str | None] | None = None
         self._by_pid: dict[int, set[int]] | None = None
         self._locks: KernelList | None = None
         self._has_reread = False
@@ -86,29 +87,33 @@ class Holders:
     def names(self) -> set[str]:
         """Return the names of the files that might be locked.
 
-        Any user can create any number of files, so files that no process can have locked are
-        skipped. /proc/locks shows which files are locked, but it might miss some, so a
+        Any user can create any number of files. If there are many, files that no process can have
+        locked are skipped: /proc/locks shows which files are locked, but it might miss some, so a
         waiter's file might be missing from the result. A locked sharer's file is always included,
-        because a sharer's file is listed whenever its user has a running process.
+        because a sharer's file is listed whenever its user has a running process. Testing the locks
+        of a few files is faster than reading /proc/locks, for which the Linux kernel stops all
+        other locking on the machine for about 10 ms (an RCU grace period).
 
         Raises:
             LockError: The directory can't be listed.
         """
         if self._names is None:
-            entries, locked = list(self._entries()), self._locked_inodes
-            uids = procfs.all_uids() if len(entries) > MANY and procfs.sees_all_locks() else None
-            is_complete = self.shows_all_locks
+            inodes = {e.name: e.inode() for e in self._entries() if _is_known_name(e.name)}
+            self._inodes = inodes if len(inodes) <= MANY else self._without_unlocked(inodes)
             self._names = set()
-            for entry in entries:
-                name = entry.name
-                is_locked = entry.inode() in locked
-                if is_locked:
-                    self._locked_names.add(name)
-                elif is_complete and SHARE not in name:
-                    continue
-                if _may_count(name, uids, is_locked=is_locked, is_complete=is_complete):
-                    self.add(name)
+            for name in self._inodes:
+                self.add(name)
         return self._names
+
+    def _without_unlocked(self, inodes: dict[str, int]) -> dict[str, int]:
+        """Return the inodes of the files that processes might have locked, keyed by name."""
+        locked, is_complete = self._locked_inodes, self.shows_all_locks
+        uids = procfs.all_uids() if procfs.sees_all_locks() else None
+        return {
+            name: inode
+            for name, inode in inodes.items()
+            if inode in locked or _may_be_locked(name, uids, is_complete=is_complete)
+        }
 
     def add(self, name: str) -> None:
         """Add a file that this process might have created since the directory was listed."""
@@ -129,8 +134,24 @@ class Holders:
         Raises:
             LockError: The directory can't be listed.
         """
-        names = self.names  # also sets `_locked_names`
-        return self._locked_names if self.shows_all_locks else names
+        names = self.names  # also sets `_inodes`
+        if not self.shows_all_locks:
+            return names
+        return {name for name, inode in self._inodes.items() if inode in self._locked_inodes}
+
+    @property
+    def labels(self) -> dict[str, str | None]:
+        """Return the GPU label in each record, keyed by file name, such as `GPU0`.
+
+        A record might be outdated, because a process that exits leaves its record in the file.
+
+        Raises:
+            LockError: The directory can't be listed.
+        """
+        if self._labels is None:
+            names = filter(has_owner, self.names)
+            self._labels = {name: self._record(name)[0].label for name in names}
+        return self._labels
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         try:
@@ -466,27 +487,26 @@ def _split(name: str) -> tuple[str, str, str]:
     return prefix, uid, number
 
 
-def _may_count(
-    name: str, uids: Collection[str] | None, *, is_locked: bool, is_complete: bool
-) -> bool:
-    """Return whether a file might be one of this program's locked files.
+def _is_known_name(name: str) -> bool:
+    """Return whether this is the name of a lock file, a waiter's file, or a record file."""
+    return name.endswith(".lock") or RECORD in name
+
+
+def _may_be_locked(name: str, uids: Collection[str] | None, *, is_complete: bool) -> bool:
+    """Return whether a process might have locked a file that /proc/locks does not show.
 
     Args:
         name: The file's name.
         uids: The UIDs of all running processes, or None if unknown.
-        is_locked: Whether /proc/locks shows that the file is locked.
-        is_complete: Whether /proc/locks shows all locks.
+        is_complete: Whether /proc/locks shows the locks of all PID namespaces to its end.
     """
-    is_waiters, is_record = name.startswith(QUEUE), RECORD in name
-    if not (is_waiters or has_owner(name)):
-        return name.endswith(".lock")
-    if is_locked:
-        return True
-    if is_complete and is_waiters:
+    if is_complete and not is_sharers(name):
         return False
+    if not (name.startswith(QUEUE) or has_owner(name)):
+        return True
     _, uid, number = _split(name)
     # No decision depends on a missing record, so only record files with usual names count.
-    is_usual = not is_record or len(number) <= RECORD_DIGITS
+    is_usual = RECORD not in name or len(number) <= RECORD_DIGITS
     return is_usual and (uids is None or uid in uids)
 
 
