@@ -9,6 +9,7 @@ from reserve_gpu.model.errors import TOO_MANY_FILES, ReserveGPUError, is_out_of_
 from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
 
@@ -28,3 +29,19 @@ def load(name: str) -> ModuleType:
         if is_out_of_files(error):
             raise ReserveGPUError(TOO_MANY_FILES) from None
         raise
+
+
+def lazy_modules(package: str, *names: str) -> Callable[[str], ModuleType]:
+    """Return a `__getattr__` function (PEP 562) for a package that imports modules on first use.
+
+    Args:
+        package: The package's name relative to `reserve_gpu`.
+        names: The names of the modules.
+    """
+
+    def get(name: str) -> ModuleType:
+        if name in names:
+            return load(f"{package}.{name}")
+        raise AttributeError(f"module 'reserve_gpu.{package}' has no attribute {name!r}")
+
+    return get
