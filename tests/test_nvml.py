@@ -1081,6 +1081,27 @@ def test_memory_that_is_not_the_hosts(here: Here, gpu: str, state: State) -> Non
     assert row.state is state
 
 
+@pytest.mark.parametrize("clock", ["epoch", "boot", "monotonic"])
+def test_use_that_ended_before_the_period_does_not_count(here: Here, clock: str) -> None:
+    """A process that worked 5 s ago has used the GPU in the last 8 s, but not in the last 2 s."""
+    here.write(f"gpu\nsamples {clock}\nuse-ended 5\ncompute {os.getpid()} 500")
+    with Nvml() as nvml:
+        (device,) = nvml.walk()
+        assert isinstance(device, Device)
+        assert nvml.recent_use(device, procfs.now().later(-2.0)) == {}
+        assert set(nvml.recent_use(device, procfs.now().later(-8.0)) or ()) == {os.getpid()}
+        assert nvml.recent_use(device, procfs.now().later(-60.0)) == {os.getpid(): 66}  # 10 of 15 s
+
+
+def test_use_on_an_unknown_clock_counts_for_any_period(here: Here) -> None:
+    """If the clock of the samples is unknown, the use that they show might be in the period."""
+    here.write(f"gpu\nsamples strange\nuse-ended 5\ncompute {os.getpid()} 500")
+    with Nvml() as nvml:
+        (device,) = nvml.walk()
+        assert isinstance(device, Device)
+        assert nvml.recent_use(device, procfs.now().later(-2.0)) == {os.getpid(): None}
+
+
 def test_a_status_reads_each_list_of_processes_once(here: Here) -> None:
     """Where processes compute and draw, the status asks for the list of each kind once."""
     here.write("gpu\n memory 8192\n compute 4321 20\n graphics 4321 20\n mps 777 100\n")

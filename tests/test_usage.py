@@ -213,3 +213,28 @@ def test_setting_the_wall_clock_hides_no_use(set_s: float) -> None:
     assert recent(sample(NOW.wall - 1.0), since=since) == {1: 80}
     before = recent(sample(NOW.wall - 1.0 - set_s), since=since)  # before the clock was set
     assert before == ({1: 80} if set_s > 0 else {1: None})
+
+
+def start_s(*samples: UseSample, since: Instant = MINUTE_AGO, mono: float = MONOTONIC) -> object:
+    return usage.samples_start_s(samples, since, NOW, mono)
+
+
+@pytest.mark.parametrize("clock", [NOW.wall, NOW.boot, MONOTONIC], ids=["wall", "boot", "mono"])
+def test_samples_are_read_again_since_the_start_of_the_period(clock: float) -> None:
+    """The start of the period is given on the clock of the samples that show use."""
+    assert start_s(sample(clock)) == clock - MINUTE_S
+    assert start_s(sample(clock, gpu=0, memory=3), sample(clock - 9.0, pid=2)) == clock - MINUTE_S
+    assert start_s(sample(clock, RUBBISH)) == clock - MINUTE_S
+
+
+def test_samples_are_not_read_again_if_that_could_hide_use() -> None:
+    """Without a sample that shows use, or with an unknown clock, one reading is enough."""
+    assert start_s() is None
+    assert start_s(sample(NOW.wall, gpu=0)) is None
+    assert start_s(sample(NOW.wall * 1000)) is None
+    assert start_s(sample(NOW.wall), sample(NOW.wall * 1000, pid=2)) is None
+
+
+def test_the_period_starts_at_boot_at_the_earliest() -> None:
+    """A negative start is impossible, because NVML would read it as a time in the future."""
+    assert start_s(sample(30.0), since=Instant(NOW.wall - 60.0, NOW.boot - 60.0), mono=30.0) == 0.0

@@ -7,13 +7,20 @@ the first access to a GPU can take seconds, so a GPU is accessed only when a cal
 from __future__ import annotations
 
 import math
+import time
 from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.gpus.bindings import Bindings, DeviceError
 from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, NOT_OFFERED, Code
-from reserve_gpu.gpus.usage import has_no_memory, is_desktop, split_graphics
+from reserve_gpu.gpus.usage import (
+    has_no_memory,
+    is_desktop,
+    recent_use,
+    samples_start_s,
+    split_graphics,
+)
 from reserve_gpu.model.devices import (
     COMPUTE,
     GRAPHICS,
@@ -32,9 +39,11 @@ from reserve_gpu.model.errors import NoDeviceError
 from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from typing_extensions import Self
+
+    from reserve_gpu.model.clocks import Instant
 
     Place = Device | Fault
     Lists = Callable[[str], list[Process]]  # a function that reads the processes of one kind
@@ -48,8 +57,9 @@ NO_MIG = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
 MIG_COUNT = "nvmlDeviceGetMaxMigDeviceCount"
 NO_INSTANCE = frozenset({Code.NOT_FOUND})  # there can be gaps between instance numbers
 
-# No process has used the GPU (https://github.com/Cldfire/nvml-wrapper/issues/56). If the driver
-# succeeds but returns no sample, the bindings raise an error with code 0.
+# No process has used the GPU since the requested time
+# (https://github.com/Cldfire/nvml-wrapper/issues/56). If the driver succeeds but returns no sample,
+# the bindings raise an error with code 0.
 NO_SAMPLES = frozenset({0, Code.NOT_FOUND})
 # The driver offers samples, but it hung, or new samples arrived between two calls.
 UNREAD_SAMPLES = frozenset({None, Code.INSUFFICIENT_SIZE})
@@ -264,23 +274,34 @@ class Nvml:
             return self._driver.run(self._read_uses_of, tuple(devices))
         return {}
 
-    def use_samples(self, device: Device) -> list[UseSample] | None:
-        """Return samples of how each process has recently used a device.
+    def recent_use(
+        self, device: Device, since: Instant, suspects: Collection[int] = ()
+    ) -> dict[int, int | None] | None:
+        """Return the processes that have used a device since a given time.
 
-        The samples cover only the last few seconds or minutes. `usage.recent_use` interprets them.
+        Drivers keep samples of use for only a few seconds or minutes: driver 580 on an H100 for
+        about 15 s. Earlier use is not found.
 
         Args:
             device: The device.
+            since: The start of the period.
+            suspects: The pids of the processes on the device if it is active at this moment.
 
         Returns:
-            The samples. None if the driver does not report them, as for MIG instances or under
-            WSL2.
+            The percentage of time that each process spent computing, keyed by pid, or None if a
+            process's samples can't be understood. None instead of a dictionary if the driver
+            reports no samples, as for MIG instances or under WSL2.
 
         Raises:
             DeviceError: The driver reports samples, but they could not be read this time.
         """
         self._require(device)
-        return self._driver.run(self._read_use_samples, device)
+        samples = self._driver.run(self._read_use_samples, device, 0)
+        now, monotonic = procfs.now(), time.monotonic()
+        start_s = samples_start_s(samples or (), since, now, monotonic)
+        if start_s is not None:
+            samples = self._driver.run(self._read_use_samples, device, int(start_s * 1e6))
+        return None if samples is None else recent_use(samples, since, now, monotonic, suspects)
 
     def minor(self, device: Device) -> int | None:
         """Return the number N of a GPU's device file /dev/nvidiaN, or None if it is unknown.
@@ -549,11 +570,14 @@ class Nvml:
                 return [_process(entry, kind) for entry in self._driver.ask(name, handle)]
         return []
 
-    def _read_use_samples(self, device: Device) -> list[UseSample] | None:
-        """Read all samples of the processes' utilization, because their clock is unknown."""
+    def _read_use_samples(self, device: Device, since_us: int) -> list[UseSample] | None:
+        """Read the processes' utilization since a time on the samples' own clock, or since 0.
+
+        The result is None if the driver reports no samples.
+        """
         handle, _ = self._handles[device.uuid]
         try:
-            samples = self._driver.ask("nvmlDeviceGetProcessUtilization", handle, 0)
+            samples = self._driver.ask("nvmlDeviceGetProcessUtilization", handle, since_us)
         except DeviceError as error:
             if error.code in NO_SAMPLES:
                 return []

@@ -28,8 +28,9 @@ GRAPHICS_FRACTION = 0.5
 DRIVER_RESERVE_MIB = 640.0
 # In these modes, a process with a context keeps all others off the device.
 EXCLUSIVE = frozenset({ComputeMode.EXCLUSIVE_THREAD, ComputeMode.EXCLUSIVE_PROCESS})
-# The driver keeps a process's utilization samples for seconds or minutes. A sample that seems to be
-# older than OLDEST_SAMPLE_S by every clock, or more than EARLY_SAMPLE_S ahead, can't be understood.
+# A sample that seems to be older than OLDEST_SAMPLE_S by every clock, or more than EARLY_SAMPLE_S
+# ahead, can't be understood. Drivers keep samples for seconds (15 s: driver 580 on an H100) or
+# minutes.
 OLDEST_SAMPLE_S = 3600.0
 EARLY_SAMPLE_S = 5.0
 MOST_PERCENT = 100
@@ -271,6 +272,60 @@ def promisable_mib(
     return max(0.0, device.usable_mib - taken)
 
 
+def period_start_s(
+    sample: UseSample, since: Instant, now: Instant, monotonic: float
+) -> float | None:
+    """Return the start of a period by the clock of a sample, in seconds.
+
+    Drivers stamp the samples by the wall clock or by a clock that starts at boot
+    (https://github.com/NVIDIA/gpu-metrics-agent/issues/37). The nearest clock is assumed.
+
+    Args:
+        sample: The sample.
+        since: The start of the period.
+        now: The time of the reading.
+        monotonic: The time of the reading by CLOCK_MONOTONIC, which stops during suspension.
+
+    Returns:
+        The start of the period, or None if the time of the sample fits no clock.
+    """
+    period_s = now.boot - since.boot
+    clocks = (  # the current time and the start of the period
+        (now.wall, min(since.wall, now.wall - period_s)),  # the wall clock might have been set
+        (now.boot, since.boot),
+        (monotonic, monotonic - period_s),
+    )
+    at, start = min(clocks, key=lambda clock: abs(clock[0] - sample.time_s))
+    has_clock = -EARLY_SAMPLE_S <= at - sample.time_s <= OLDEST_SAMPLE_S
+    return max(0.0, start) if has_clock else None
+
+
+def samples_start_s(
+    samples: Iterable[UseSample], since: Instant, now: Instant, monotonic: float
+) -> float | None:
+    """Return the time since which the driver's samples must be read again, in seconds.
+
+    Driver 580 on an H100 returns one entry for each process. Its percentages are averages over the
+    time since the requested start, at most over about 15 s, and its time is that of the newest
+    sample, even if the process has been idle since. Entries from before the period therefore look
+    like use in the period, unless they are requested by the start of the period.
+
+    Args:
+        samples: The samples of all processes since any time.
+        since: The start of the period.
+        now: The time of the reading.
+        monotonic: The time of the reading by CLOCK_MONOTONIC.
+
+    Returns:
+        The start of the period by the clock of the samples. None if no sample shows any use, or if
+        the time of a sample that shows use fits no clock.
+    """
+    used = [sample for sample in samples if any(sample.percents)]
+    starts = [period_start_s(sample, since, now, monotonic) for sample in used]
+    known = [start for start in starts if start is not None]
+    return min(known, default=None) if len(known) == len(starts) else None
+
+
 def recent_use(
     samples: Iterable[UseSample],
     since: Instant,
@@ -280,39 +335,30 @@ def recent_use(
 ) -> dict[int, int | None]:
     """Return the processes that have used a device since a given time, according to samples.
 
-    Drivers stamp the samples by the wall clock or by a clock that starts at boot
-    (https://github.com/NVIDIA/gpu-metrics-agent/issues/37). The nearest clock is assumed. If it is
-    wrong, a working process seems to have only old samples, so old or missing samples prove nothing
-    while the device is active. Percentages can be arbitrary numbers, for example after a process
-    has become a zombie (https://github.com/Syllo/nvtop/pull/110).
+    If the assumed clock is wrong, a working process seems to have only old samples, so old or
+    missing samples prove nothing while the device is active. Percentages can be arbitrary numbers,
+    for example after a process has become a zombie (https://github.com/Syllo/nvtop/pull/110).
 
     Args:
-        samples: The samples of all processes.
+        samples: The samples of all processes, read since `samples_start_s` if that is known.
         since: The start of the period.
         now: The time of the reading.
-        monotonic: The time of the reading by CLOCK_MONOTONIC, which stops during suspension.
+        monotonic: The time of the reading by CLOCK_MONOTONIC.
         suspects: The pids of the processes on the device if it is active at this moment.
 
     Returns:
         The percentage of time that each process spent computing, keyed by pid. None if a process's
         samples can't be understood.
     """
-    period_s = now.boot - since.boot
-    clocks = (  # the current time and the start of the period
-        (now.wall, min(since.wall, now.wall - period_s)),  # the wall clock might have been set
-        (now.boot, since.boot),
-        (monotonic, monotonic - period_s),
-    )
     recent: dict[int, int | None] = {}
     unclear = set()
     for sample in sorted(samples, key=lambda sample: sample.time_s):
         if not any(sample.percents):
             continue
-        at, start = min(clocks, key=lambda clock: abs(clock[0] - sample.time_s))
-        has_clock = -EARLY_SAMPLE_S <= at - sample.time_s <= OLDEST_SAMPLE_S
-        if has_clock and sample.time_s <= start:
+        start_s = period_start_s(sample, since, now, monotonic)
+        if start_s is not None and sample.time_s <= start_s:
             continue
-        if has_clock and max(sample.percents) <= MOST_PERCENT:
+        if start_s is not None and max(sample.percents) <= MOST_PERCENT:
             recent[sample.pid] = sample.percents[0]
         else:
             unclear.add(sample.pid)

@@ -211,9 +211,13 @@ class Process(NamedTuple):
 class UseSample(NamedTuple):
     """A sample of how one process has used a device, as reported by NVML.
 
+    Driver 580 on an H100 returns one for each process, with averages over several seconds; see
+    `usage.samples_start_s`.
+
     Attributes:
         pid: The process ID.
-        time_s: The time of the sample in seconds. The clock depends on the driver.
+        time_s: The time of the newest sample in seconds. The clock depends on the driver; driver
+            580 on an H100 uses the wall clock.
         percents: The percentages of time during which the process was computing, accessing memory,
             encoding and decoding.
     """

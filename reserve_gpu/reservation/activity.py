@@ -1,7 +1,6 @@
 """Query the driver for how a reservation's processes use the reserved devices."""
 
 import os
-import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -9,7 +8,6 @@ from typing import NamedTuple
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.gpus.usage import recent_use
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import GRAPHICS, Device
 from reserve_gpu.model.errors import DriverError
@@ -81,12 +79,11 @@ def _of_device(gpus: Nvml, device: Device, pids: Collection[int], since: Instant
     sizes = [process.memory_mib for process in own_processes]
     mib = float(sum(size or 0 for size in sizes)) if is_listed and None not in sizes else None
     try:
-        samples = gpus.use_samples(device)
+        suspects = is_own if _is_above_zero(gauges.utilisation) else ()
+        uses = gpus.recent_use(device, since, suspects)
     except DeviceError:
         return DeviceActivity(mib=mib, share=share)
-    if samples is not None:
-        suspects = is_own if _is_above_zero(gauges.utilisation) else ()
-        uses = recent_use(samples, since, procfs.now(), time.monotonic(), suspects)
+    if uses is not None:
         percents = [
             percent
             for pid, percent in uses.items()

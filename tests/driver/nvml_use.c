@@ -211,18 +211,31 @@ static unsigned long long sample_clock_us(int samples) {
     return samples == OFFSET ? us - 600 * 1000000ull : samples == STRANGE ? us * 1000 : us;
 }
 
-/* Return a sample for each process since a time in microseconds. Each process has the GPU's utilization. */
+/* Return the average use since a time in microseconds, at most over the last 15 s, in percent. */
+static unsigned average(const struct gpu *gpu, unsigned long long since_us, unsigned long long now_us) {
+    const unsigned long long second = 1000000, kept = 15 * second, worked = 10 * second;
+    if (gpu->samples == RUBBISH) return 4294000000u;
+    if (gpu->use_ended_s == NONE) return gpu->utilisation;
+    unsigned long long period = now_us - since_us < kept ? now_us - since_us : kept;
+    unsigned long long idle = gpu->use_ended_s * second;
+    unsigned long long work = period > idle ? period - idle : 0;
+    return 100 * (work < worked ? work : worked) / period;
+}
+
+/* Return an entry for each process since a time in microseconds, at most for the last 15 s, like driver 580 on an H100.
+   All processes computed at the same times. */
 static int samples(const struct subject *it, struct sample *to, unsigned *count, unsigned long long since_us) {
     if (!count) return INVALID_ARGUMENT;
     if (it->is_instance || is_split(it) || it->gpu->utilisation == NONE) return NOT_SUPPORTED;
     if (it->gpu->samples == EMPTY) return *count = 0, SUCCESS;
     unsigned long long now_us = sample_clock_us(it->gpu->samples);
-    unsigned gpu = it->gpu->samples == RUBBISH ? 4294000000u : (unsigned)it->gpu->utilisation;
+    bool is_used = it->gpu->utilisation || it->gpu->use_ended_s != NONE;
     const struct listing *listing = list(it->device, COMPUTE);
-    unsigned room = *count, found = it->gpu->utilisation && now_us > since_us ? listing->count : 0;
+    unsigned room = *count, found = is_used && now_us > since_us ? listing->count : 0;
     *count = found;
     if (!found) return NOT_FOUND;
     if (!to || room < found) return INSUFFICIENT_SIZE;
+    unsigned gpu = average(it->gpu, since_us, now_us);
     for (unsigned i = 0; i < found; i++)
         to[i] = (struct sample){listing->processes[i].pid, now_us, gpu, 0, 0, 0};
     return SUCCESS;

@@ -104,7 +104,7 @@ static void open_gpu(char *rest) {
     now.gpu = &now.scenario->gpus[position];
     *now.gpu = (struct gpu){.bus = position + 1, .width = 16, .generation = 3, .temperature = 40, .power = 30,
                             .power_limit = 250, .speed = 10, .minor = position, .numa = NONE, .addressing = NONE,
-                            .slots = NONE, .major_capability = 8};
+                            .slots = NONE, .major_capability = 8, .use_ended_s = NONE};
     open_device(&now.gpu->whole, 8192);
     strcpy(now.gpu->whole.name, "NVIDIA Stand-in");
     strcpy(now.gpu->vbios, "86.07.22.00.A8");
@@ -269,6 +269,7 @@ static const struct word {
     {"mode", OF_GPU, CHOICE, offsetof(struct gpu, mode), NULL, modes},
     {"mig", OF_GPU, CHOICE, offsetof(struct gpu, mig), NULL, migs},
     {"samples", OF_GPU, CHOICE, offsetof(struct gpu, samples), NULL, samples},
+    {"use-ended", OF_GPU, NUMBER, offsetof(struct gpu, use_ended_s), NULL, NULL},
     {"slots", OF_GPU, NUMBER, offsetof(struct gpu, slots), NULL, NULL},
     {"utilisation", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, utilisation), NULL, NULL},
     {"temperature", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, temperature), NULL, NULL},

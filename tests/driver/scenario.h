@@ -45,6 +45,7 @@ struct gpu {
     int major_capability, minor_capability;
     int mig, slots;
     int samples;                                   /* enum samples */
+    int use_ended_s;                               /* seconds since the processes stopped computing, or NONE */
     enum link links[GPUS];
     bool nvlink[GPUS];
     struct device instances[SLOTS];

@@ -405,15 +405,12 @@ def ages(sample): return {name: at - sample.timeStamp / 1e6 for name, at in now.
 samples if isinstance(samples, str) else [[s.pid, ages(s)] for s in samples]
 """
 WORKERS = """
-import json, os, time
+import json, os
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.gpus.usage import recent_use
 from reserve_gpu.system import procfs
 with Nvml() as gpus:
-    found = gpus.use_samples(gpus.devices(int(os.environ['GPU']))[0])
-if found is not None:
-    now = procfs.now()
-    found = recent_use(found, now.later(-2.0), now, time.monotonic())
+    device = gpus.devices(int(os.environ['GPU']))[0]
+    found = gpus.recent_use(device, procfs.now().later(-2.0))
 print(json.dumps(None if found is None else sorted(found)))
 """
 
@@ -433,9 +430,11 @@ def test_active_processes(hardware: Hardware, found: Findings) -> None:
     """The driver reports the processes that compute, on a clock that can be recognized."""
     found.fact("idle", samples_text(hardware.read(SAMPLES)))
     with hardware.computing(64) as child:
-        time.sleep(4)  # the samples of the start grow older than the 2 s of `WORKERS`
-        quiet = hardware.ask(WORKERS, GPU=str(hardware.index))
         scenario = hardware.scenario.read_text()
+        if hardware.is_stand_in:
+            hardware.write(scenario.replace("\ngpu\n", "\ngpu\nuse-ended 4\n"))
+        time.sleep(4)  # the start of CUDA is longer ago than the 2 s of `WORKERS`
+        quiet = hardware.ask(WORKERS, GPU=str(hardware.index))
         if hardware.is_stand_in:
             hardware.write(scenario.replace("\ngpu\n", "\ngpu\nutilisation 40\n"))
         child.send("work(6)")

@@ -226,6 +226,7 @@ def test_idleness_lets_go(here: Here) -> None:
     [
         ("utilisation 40\ncompute {own} 500", True),
         ("utilisation 0\ncompute {own} 500", False),  # a notebook that thinks
+        ("use-ended 5\ncompute {own} 500", False),  # it worked before the last look
         ("utilisation 40\ncompute 1 500", False),  # another's
         ("utilisation none\ncompute {own} 500", True),  # that can't be known
         ("utilisation none", False),  # nobody is on it
