@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BIG = Device(2, "GPU-a", memory_mib=81920)
 SMALL = Device(3, "GPU-b", memory_mib=40960)
 INSTANCE = Device(1, "MIG-d", memory_mib=20096, instance=0)
-PART_MIB = 10_752.0  # which leaves 10 GiB beside the context
+PART_MIB = 11_008.0  # which leaves 10 GiB beside the context
 ROOM = str(10_240 * MIB)
 NO_CAPS: dict[str, str | None] = dict.fromkeys(cuda_environment.CAPS)
 
@@ -184,7 +184,7 @@ def test_pytorchs_older_name_stands(packages: Any, beside: dict[str, str]) -> No
 
 def test_the_allowance_can_be_set(packages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The allowance for the CUDA context is a setting."""
-    monkeypatch.setenv("RESERVE_GPU_CONTEXT_MEMORY", "752MiB")
+    monkeypatch.setenv("RESERVE_GPU_CONTEXT_MEMORY", "1008MiB")
     assert memory_caps.variables([BIG], PART_MIB, NO_CAPS)[CUPY_LIMIT] == str(10_000 * MIB)
 
 
@@ -202,9 +202,9 @@ def test_set_and_given_back(here: Here, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(CUPY_LIMIT, "")
     before = _set()
     reserve_gpu.reserve(memory="3GB")
-    assert _set()[CUPY_LIMIT] == str(int(3e9) - 512 * MIB)
+    assert _set()[CUPY_LIMIT] == str(int(3e9) - 768 * MIB)
     reserve_gpu.reserve(memory="2GB")
-    assert _set()[CUPY_LIMIT] == str(int(2e9) - 512 * MIB)
+    assert _set()[CUPY_LIMIT] == str(int(2e9) - 768 * MIB)
     reserve_gpu.release()
     assert _set() == before
 
@@ -212,7 +212,7 @@ def test_set_and_given_back(here: Here, monkeypatch: pytest.MonkeyPatch) -> None
 def test_one_fraction_for_gpus_of_different_sizes(here: Here) -> None:
     """Where one number has to do for several GPUs it is that of the largest."""
     here.write("gpu\n memory 8192\ngpu\n memory 16384\n")
-    reserve_gpu.reserve("0,1", memory="4608MiB")
+    reserve_gpu.reserve("0,1", memory="4864MiB")
     assert os.environ[XLA_FRACTION] == "0.250000"
 
 
@@ -249,7 +249,7 @@ def test_caps_that_were_changed_are_mended(here: Here) -> None:
     os.environ[TORCH_ALLOCATOR] = "expandable_segments:True"
     with pytest.warns(reserve_gpu.ReserveGPUWarning, match=OLD_XLA_FRACTION):
         assert reserve_gpu.reserve(memory="3GB") is first
-    assert _set()[CUPY_LIMIT] == str(int(3e9) - 512 * MIB)
+    assert _set()[CUPY_LIMIT] == str(int(3e9) - 768 * MIB)
     assert XLA_FRACTION not in _set()
     assert {**os.environ, **first.environ} == os.environ
     assert XLA_FRACTION not in str(first)
@@ -411,7 +411,7 @@ def test_a_line_to_type_is_shown(here: Here, packages: Any, *, is_notebook: bool
     start = "<div>" if is_notebook else "\n"
     end = "</div>" if is_notebook else ""
     assert f"right after importing it:{end}{start}for gpu in tf." in shown
-    assert "memory_limit=2349)" in shown
+    assert "memory_limit=2093)" in shown
 
 
 # -- the frameworks themselves ---------------------------------------------------------------------
@@ -514,7 +514,7 @@ assert cuda_environment.read(cuda_environment.CAPS) == before
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("memory", "limit"), [("whole", None), ("1GiB", "536870912"), ("4GiB", "3758096384")]
+    ("memory", "limit"), [("whole", None), ("1GiB", "536870912"), ("4GiB", "3489660928")]
 )
 def test_a_process_below_has_caps_of_its_own(
     machine: Machine, memory: str, limit: str | None

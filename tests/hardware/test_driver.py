@@ -255,6 +255,10 @@ if {has_torch}:
     torch.cuda.init()
     x = torch.arange(100, dtype=torch.float32, device='cuda:0')
     x @ x
+    if hasattr(torch, 'nn'):  # not in the PyTorch of the stand-in driver
+        layer = torch.nn.Conv2d(16, 32, 3).cuda()
+        layer(torch.rand(8, 16, 64, 64, device='cuda:0')).sum().backward()
+        torch.cuda.synchronize()
     counted = getattr(torch.cuda, 'memory_reserved', int)() >> 20
 else:
     start(); context()
@@ -271,7 +275,7 @@ counted
 )
 @pytest.mark.parametrize("of", ["alone", "of PyTorch"])
 def test_size_of_a_context(hardware: Hardware, found: Findings, of: str) -> None:
-    """The allowance for a CUDA context is large enough."""
+    """The allowance for a CUDA context is large enough, also for a convolution with PyTorch."""
     has_torch = of != "alone"
     if has_torch and not hardware.has("torch"):
         pytest.skip("torch is not installed")

@@ -139,7 +139,7 @@ def test_within_a_part(here: Here, monkeypatch: pytest.MonkeyPatch, packages: An
     }
     typed = {name: row["to_type"] for name, row in rows.items() if name != "all" and row["to_type"]}
     assert [*typed] == ["TensorFlow"]
-    assert "memory_limit=2349" in typed["TensorFlow"]
+    assert "memory_limit=2093" in typed["TensorFlow"]
     assert rows["all"]["part_mib"] == pytest.approx(3e9 / 2**20)
 
 

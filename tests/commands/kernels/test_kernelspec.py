@@ -397,7 +397,7 @@ def test_a_kernel_with_a_part(machine: Machine) -> None:
     )
     code += "print(row.promisable_mib)"
     done = machine.command(*start, code)
-    assert done.stdout == "['2048', '1610612736'] 2048.0 6144.0\n", done.stderr
+    assert done.stdout == "['2048', '1342177280'] 2048.0 6144.0\n", done.stderr
 
 
 def test_install_again(here: Here, typed: CommandLine) -> None:
