@@ -1081,6 +1081,16 @@ def test_memory_that_is_not_the_hosts(here: Here, gpu: str, state: State) -> Non
     assert row.state is state
 
 
+def test_an_mps_client_is_counted_once(here: Here) -> None:
+    """An MPS client that is in both lists, as on driver 580, is not a compute process as well."""
+    here.write("gpu\n memory 8192\n compute 777 30\n compute 888 530\n mps 888 530")
+    with Nvml() as nvml:
+        (device,) = nvml.walk()
+        assert isinstance(device, Device)
+        usage = nvml.usage(device)
+    assert (usage.compute, usage.mps, usage.listed_mib) == (1, 1, 560.0)
+
+
 @pytest.mark.parametrize("clock", ["epoch", "boot", "monotonic"])
 def test_use_that_ended_before_the_period_does_not_count(here: Here, clock: str) -> None:
     """A process that worked 5 s ago has used the GPU in the last 8 s, but not in the last 2 s."""

@@ -494,13 +494,17 @@ class Nvml:
         computing = listed(COMPUTE) if compute else []
         clients = listed(MPS) if mps else []
         sizes = [p.memory_mib for p in _distinct([*computing, *clients, *graphics])]
-        is_all = self.sees_all and compute is not None and len(sizes) >= compute + (mps or 0)
+        missing = max(0, (compute or 0) - len(computing))
+        is_all = (
+            self.sees_all and compute is not None and not missing and len(clients) >= (mps or 0)
+        )
         listed_mib = float(sum(filter(None, sizes))) if is_all and None not in sizes else None
         if board.has_host_memory:
             used_mib = listed_mib
         if compute:  # processes missing from the list count as use
             uses = [process for process in _jobs(listed) if not has_no_memory(process, mode)]
-            compute = len(uses) + max(0, compute - len(computing))
+            # Driver 580 lists an MPS client as a compute process as well.
+            compute = len({p.pid for p in uses} - {p.pid for p in clients}) + missing
         return Usage(
             compute=compute,
             mps=mps,

@@ -231,7 +231,7 @@ class Usage(NamedTuple):
     """The usage of one device, as reported by NVML.
 
     Attributes:
-        compute: The number of compute processes that count as use.
+        compute: The number of compute processes that count as use, without MPS clients.
         mps: The number of MPS clients.
         sees_all: Whether an empty process list means that no process is using the device. This is
             false in a container and under WSL, where NVML might not list every process.
