@@ -854,6 +854,20 @@ def test_contexts_are_seen_by_everybody(nvml: Here) -> None:
     assert listed(gpu(1)) == []
 
 
+def test_managed_memory_is_in_use_but_in_no_process(nvml: Here) -> None:
+    """Managed memory counts in the GPU's memory use, but not in the size of its process."""
+    nvml.write(f"contexts {nvml.folder}\ncontext 518\ngpu")
+    with nvml.child() as child:
+        assert open_context(child) == 0
+        size = "c_size_t(1024 << 20)"
+        child.run(f"managed = c_uint64(ask('cuMemAllocManaged', {size}, 1, type=c_uint64))")
+        assert child.run(f"cuda.cuMemsetD8_v2(managed, 7, {size})").value == 0
+        assert listed(gpu(0)) == [(child.pid, 518)]
+        assert used_mib(0) == 518 + 1024
+        assert child.run("left()").value == [8192 - 518 - 1024, 8192]
+    assert used_mib(0) == 0
+
+
 @pytest.mark.parametrize("way", ["gradually", "at-once"])
 @pytest.mark.parametrize("listed", ["listed", "unlisted"])
 def test_the_memory_of_a_killed_process_is_freed_with_a_delay(

@@ -17,7 +17,7 @@ enum answer {
     INVALID_CONTEXT = 201, NOT_SUPPORTED = 801, SYSTEM_NOT_READY = 802,
 };
 
-enum { CONTEXTS = 64, CONTEXT_MIB = 300, MIB = 1 << 20 };
+enum { CONTEXTS = 64, MIB = 1 << 20 };
 
 /* A process can have several contexts on one device. The primary context is shared and reference-counted. */
 struct context {
@@ -28,6 +28,7 @@ struct context {
 struct allocation {
     struct allocation *next;
     int ordinal;
+    bool is_managed;
     size_t size;
     _Alignas(256) unsigned char bytes[];           /* the alignment of cuMemAlloc */
 };
@@ -233,26 +234,30 @@ static int contexts_on(int ordinal) {
     return count;
 }
 
-static size_t allocated_bytes(int ordinal) {
+static size_t allocated_bytes(int ordinal, bool is_managed) {
     size_t bytes = 0;
     for (struct allocation *it = allocations; it; it = it->next)
-        if (it->ordinal == ordinal) bytes += it->size;
+        if (it->ordinal == ordinal && it->is_managed == is_managed) bytes += it->size;
     return bytes;
 }
 
 /* Round up, because the scenario counts in whole MiB. */
 static long to_mib(size_t bytes) { return (bytes + MIB - 1) / MIB; }
 
-static long held_mib(int ordinal) {
-    return (long)contexts_on(ordinal) * CONTEXT_MIB + to_mib(allocated_bytes(ordinal));
+static long managed_mib(int ordinal) { return to_mib(allocated_bytes(ordinal, true)); }
+
+static long size_mib(int ordinal) {
+    return (long)contexts_on(ordinal) * machine->context_mib + to_mib(allocated_bytes(ordinal, false));
 }
 
+static long held_mib(int ordinal) { return size_mib(ordinal) + managed_mib(ordinal); }
+
 static void write_holdings(int file) {
-    char line[TEXT + 32];
+    char line[TEXT + 48];
     for (int ordinal = 0; ordinal < ordinals_count; ordinal++) {
         const struct device *device = device_at(place_of(ordinal));
         if (!device || !contexts_on(ordinal)) continue;
-        int length = snprintf(line, sizeof line, "%s %ld\n", device->uuid, held_mib(ordinal));
+        int length = snprintf(line, sizeof line, "%s %ld %ld\n", device->uuid, size_mib(ordinal), managed_mib(ordinal));
         if (write(file, line, length) != length) give_up("contexts %s: %m", machine->contexts);
     }
 }
@@ -316,7 +321,7 @@ static struct context *find_unused(void) {
 
 static struct context *open_context(int ordinal, bool is_primary) {
     int folder = lock_allocation();
-    struct context *fresh = free_mib(ordinal) < CONTEXT_MIB ? NULL : find_unused();
+    struct context *fresh = free_mib(ordinal) < machine->context_mib ? NULL : find_unused();
     if (fresh) *fresh = (struct context){ordinal, 1, is_primary};
     publish_and_unlock(folder);
     return fresh;
@@ -416,27 +421,28 @@ static bool is_inside(address_t address, size_t size) {
     return false;
 }
 
-static bool fits(size_t size, int ordinal) {
-    size_t before = allocated_bytes(ordinal);
+static bool fits(size_t size, int ordinal, bool is_managed) {
+    size_t before = allocated_bytes(ordinal, is_managed);
     return size <= SIZE_MAX / 2 && to_mib(before + size) - to_mib(before) <= free_mib(ordinal);
 }
 
 /* Memory is not cleared, as on a real device, so untouched pages cost the host nothing. */
-static struct allocation *allocation_of(size_t size, int ordinal) {
-    if (!fits(size, ordinal)) return NULL;
+static struct allocation *allocation_of(size_t size, int ordinal, bool is_managed) {
+    if (!fits(size, ordinal, is_managed)) return NULL;
     struct allocation *fresh = aligned_alloc(256, sizeof *fresh + (size + 255) / 256 * 256);
     if (!fresh) return NULL;
     fresh->next = allocations;
     fresh->ordinal = ordinal;
+    fresh->is_managed = is_managed;
     fresh->size = size;
     return allocations = fresh;
 }
 
-static int allocate(address_t *address, size_t size) {
+static int allocate(address_t *address, size_t size, bool is_managed) {
     if (!address || !size) return INVALID_VALUE;
     if (!is_open(current)) return INVALID_CONTEXT;
     int folder = lock_allocation();
-    struct allocation *fresh = allocation_of(size, current->ordinal);
+    struct allocation *fresh = allocation_of(size, current->ordinal, is_managed);
     publish_and_unlock(folder);
     if (!fresh) return OUT_OF_MEMORY;
     *address = (address_t)fresh->bytes;
@@ -465,6 +471,12 @@ static int copy(void *to, const void *from, address_t device, size_t size) {
     return SUCCESS;
 }
 
+static int fill_bytes(address_t address, unsigned char value, size_t count) {
+    if (!is_inside(address, count)) return INVALID_VALUE;
+    memset((void *)address, value, count);
+    return SUCCESS;
+}
+
 static int fill(address_t address, unsigned value, size_t count) {
     if (address % sizeof value || count > SIZE_MAX / sizeof value || !is_inside(address, count * sizeof value))
         return INVALID_VALUE;
@@ -472,11 +484,14 @@ static int fill(address_t address, unsigned value, size_t count) {
     return SUCCESS;
 }
 
-CALL(cuMemAlloc_v2, (address_t *address, size_t size), allocate(address, size))
+CALL(cuMemAlloc_v2, (address_t *address, size_t size), allocate(address, size, false))
+CALL(cuMemAllocManaged, (address_t *address, size_t size, unsigned flags),
+     flags ? allocate(address, size, true) : INVALID_VALUE)
 CALL(cuMemGetInfo_v2, (size_t *left, size_t *total), memory_info(left, total))
 CALL(cuMemFree_v2, (address_t address), release(address))
 CALL(cuMemcpyHtoD_v2, (address_t to, const void *from, size_t size), copy((void *)to, from, to, size))
 CALL(cuMemcpyDtoH_v2, (void *to, address_t from, size_t size), copy(to, (void *)from, from, size))
+CALL(cuMemsetD8_v2, (address_t address, unsigned char value, size_t count), fill_bytes(address, value, count))
 CALL(cuMemsetD32_v2, (address_t address, unsigned value, size_t count), fill(address, value, count))
 
 /* Numba lists no device if this function is missing. */

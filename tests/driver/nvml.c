@@ -157,10 +157,11 @@ struct conf_compute_state {
 };
 
 static int conf_compute_state(struct conf_compute_state *to) {
-    enum { PRODUCTION = 2 };
+    enum { UNAVAILABLE = 0, PRODUCTION = 2 };
+    bool is_on = is_feature_on() || has_protected_pcie();
     if (!has_conf_compute()) return NOT_SUPPORTED;
     if (!to) return INVALID_ARGUMENT;
-    *to = (struct conf_compute_state){PRODUCTION, is_feature_on(), 0};
+    *to = (struct conf_compute_state){is_on ? PRODUCTION : UNAVAILABLE, is_feature_on(), 0};
     return SUCCESS;
 }
 

@@ -250,6 +250,7 @@ static const struct word {
     {"cuda", OF_MACHINE, NUMBER, offsetof(struct scenario, cuda), NULL, NULL},
     {"count", OF_MACHINE, NUMBER, offsetof(struct scenario, count), NULL, NULL},
     {"contexts", OF_MACHINE, CALL, 0, read_contexts, NULL},
+    {"context", OF_MACHINE, NUMBER, offsetof(struct scenario, context_mib), NULL, NULL},
     {"conf-compute", OF_MACHINE, CHOICE, offsetof(struct scenario, conf_compute), NULL, conf_computes},
     {"conf-compute-ready", OF_MACHINE, NUMBER, offsetof(struct scenario, conf_compute_ready), NULL, NULL},
     {"freeing", OF_MACHINE, CALL, 0, read_freeing, NULL},
@@ -341,6 +342,7 @@ void parse_scenario(const char *path, char *text, struct scenario *into) {
     memset(into, 0, sizeof *into);
     strcpy(into->driver, "550.54.15");
     into->cuda = 12040;
+    into->context_mib = 300;
     into->count = NONE;
     now.path = path;
     now.scenario = into;

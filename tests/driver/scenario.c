@@ -232,15 +232,17 @@ static double fraction_left(const char *path, pid_t pid) {
 static void each_line_of(const char *path, pid_t pid, const char *uuid,
                          void (*each)(void *, struct process), void *to) {
     char line[2 * TEXT], on[TEXT];
-    int mib;
+    int mib, managed_mib;
     double left = fraction_left(path, pid);
     if (!(left > 0)) return;
     bool is_unlisted = !machine->freeing.is_listed && !is_alive(pid);
     FILE *file = fopen(path, "re");
     if (!file) return;  /* its process has just closed the context */
     while (fgets(line, sizeof line, file))
-        if (sscanf(line, "%95s %d", on, &mib) == 2 && !strcmp(on, uuid))
+        if (sscanf(line, "%95s %d %d", on, &mib, &managed_mib) == 3 && !strcmp(on, uuid)) {
             each(to, (struct process){.kind = COMPUTE, .pid = pid, .mib = left * mib, .is_unlisted = is_unlisted});
+            each(to, (struct process){.kind = MANAGED, .pid = pid, .mib = left * managed_mib});
+        }
     fclose(file);
 }
 

@@ -76,6 +76,7 @@ struct scenario {
     char driver[TEXT], contexts[PATH];
     struct freeing freeing;
     int cuda, count;                               /* count NONE means the number of described GPUs */
+    int context_mib;                               /* memory of a CUDA context */
     int conf_compute, conf_compute_ready;          /* conf_compute CONF_NONE means no GPU supports it */
     int gpus_count, rules_count, processes_count;
     struct gpu gpus[GPUS];
