@@ -202,9 +202,9 @@ def own_processes(
     user, size = os.geteuid() if uid is None else uid, 1 + len(words)
     for pid in _pids() if pids is None else pids:
         with suppress(OSError):
-            if os.stat(f"/proc/{pid}").st_uid == user and {*_uids(pid)} == {user}:
-                line = _words(pid)
-                if line[1:size] == [*words]:
+            if os.stat(f"/proc/{pid}").st_uid == user:
+                line = _words(pid)  # compared first, because reading the UIDs is slower
+                if line[1:size] == [*words] and {*_uids(pid)} == {user}:
                     yield int(pid), line[size:]
 
 
