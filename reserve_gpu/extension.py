@@ -114,7 +114,9 @@ class ReserveGPU(Magics):
             if self.must_show_kept and info and info.store_history:
                 self.must_show_kept = False
                 file = jupyter_kernel.connection_file()
-                if any(file in words for _, words in procfs.own_processes(lock_keeper.WORDS)):
+                lock_keepers = procfs.own_processes(lock_keeper.WORDS)
+                cells().has_lock_keeper = any(file in words for _, words in lock_keepers)
+                if cells().has_lock_keeper:
                     with no_fork:
                         from reserve_gpu.ipython import start_messages
                     start_messages.show_kept()

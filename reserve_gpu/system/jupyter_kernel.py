@@ -93,6 +93,9 @@ class Cells:
         last: When the user's last cell started or ended, on the time.monotonic() clock.
         began: When the last cell started, in seconds since the epoch.
         listeners: Functions that are called whenever a cell ends.
+        has_lock_keeper: Whether a lock keeper held devices for this kernel when its first cell
+            ended; None before that. No lock keeper starts later, because a lock keeper starts
+            before the kernel that it waits for.
     """
 
     def __init__(self) -> None:
@@ -102,6 +105,7 @@ class Cells:
         self.last = time.monotonic()
         self.began = time.time()
         self.listeners: list[Callable[[], object]] = []
+        self.has_lock_keeper: bool | None = None
         self._code: str | None = None  # the running cell's code, or None if unknown
 
     def begin(self, info: Any) -> None:

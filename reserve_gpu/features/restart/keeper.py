@@ -11,7 +11,7 @@ from reserve_gpu.model.holders import LONGEST_RESTART_S
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.reservation import restart_handover
 from reserve_gpu.reservation.feature import Feature, Leaving, Owner
-from reserve_gpu.system.jupyter_kernel import kernels_file
+from reserve_gpu.system.jupyter_kernel import cells, kernels_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ class Restart(Feature):
             LockError: The lock directory can't be used.
         """
         restart_s()  # report an invalid setting first
-        if self._has_checked or self.owner.held:
+        if self._has_checked or self.owner.held or cells().has_lock_keeper is False:
             return []
         notices = restart_handover.take_over(self.owner, kernels_file())
         self._has_checked = True

@@ -132,6 +132,26 @@ def test_a_restart_keeps_the_gpu(here: Here) -> None:
         assert waiter.answer().value == "1"
 
 
+COUNT_COMMANDS = """
+import os, re, sys
+read = []
+def hook(event, arguments):
+    if event == "open" and re.fullmatch("/proc/[0-9]+/cmdline", str(arguments[0])):
+        read.append(arguments[0])
+sys.addaudithook(hook)
+"""
+
+
+@pytest.mark.ipython
+def test_the_lock_keeper_is_searched_for_only_once(here: Here) -> None:
+    """A kernel without a lock keeper reads no other process's command line after its first cell."""
+    with here.kernel() as kernel:
+        kernel.run(COUNT_COMMANDS)
+        assert "CUDA_VISIBLE_DEVICES" in kernel.run("%reserve_gpu").stdout
+        others = kernel.run("print({*read} - {f'/proc/{os.getpid()}/cmdline'})")
+    assert others.stdout == "set()\n"
+
+
 def child_picture(machine: Machine) -> str:
     """Return the status that another process prints."""
     return machine.python("import reserve_gpu; print(reserve_gpu.status())").stdout
