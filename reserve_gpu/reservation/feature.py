@@ -216,7 +216,7 @@ def _in_cells() -> bool:
 # Features are called in this order. The history comes before the lease timer, which reuses the
 # history's usage check.
 FEATURES = (
-    FeatureRow("features.job.job_end", "Job", lambda: not JOBS.isdisjoint(os.environ)),
+    FeatureRow("features.job.job_end", "Job", lambda: any(name in os.environ for name in JOBS)),
     FeatureRow("features.history.journal", "History", settings.may_have_history),
     FeatureRow(
         "features.lease.timer",

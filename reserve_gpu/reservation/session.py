@@ -440,7 +440,7 @@ class Session(Executor):
         if held is None or self.is_busy:
             return []
         notebook, sign_at = self._signed
-        is_signed = notebook == process_identity.notebook() and time.monotonic() < sign_at
+        is_signed = time.monotonic() < sign_at and notebook == process_identity.notebook()
         are_set = is_signed and self.variables.are_as_set()
         if are_set and not held.joined and not held.unprotected():
             for lock in held.locks.values():

@@ -58,8 +58,11 @@ def remote_description() -> dict[str, str]:
     Returns:
         The fields, or an empty dict if this kernel was not started over ssh.
     """
+    text = os.environ.get(settings.STARTED)
+    if not text:
+        return {}
     with suppress(ValueError):  # treat a malformed value as unset
-        fields = untrusted.parsed(bytes.fromhex(os.environ.get(settings.STARTED, "")))
+        fields = untrusted.parsed(bytes.fromhex(text))
         pid, _, began = procfs.stamp(os.getpid()).partition(" ")
         if not isinstance(fields, dict) or fields.get("pid") not in (None, pid):
             return {}

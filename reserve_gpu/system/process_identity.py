@@ -97,7 +97,7 @@ def session_name(environ: Mapping[str, str]) -> str:
         The path, or an empty string if the kernel was not started for a notebook.
     """
     path, starter = environ.get("JPY_SESSION_NAME", ""), environ.get("JPY_PARENT_PID", "")
-    if starter.isdecimal() and environ_of(int(starter)).get("JPY_SESSION_NAME") == path:
+    if path and starter.isdecimal() and environ_of(int(starter)).get("JPY_SESSION_NAME") == path:
         return ""
     return path
 
