@@ -652,6 +652,29 @@ def test_loading_is_light(machine: Machine) -> None:
     assert not machine.locks.exists()
 
 
+DISPLAY = {
+    "reserve_gpu.render.columns",
+    "reserve_gpu.render.html",
+    "reserve_gpu.render.layout",
+    "reserve_gpu.render.pictures",
+    "reserve_gpu.render.progress",
+    "reserve_gpu.render.tables",
+    "reserve_gpu.render.terminal",
+    "reserve_gpu.system.nonblocking",
+}
+
+
+@pytest.mark.promise
+@pytest.mark.process
+def test_a_granted_request_loads_no_display(machine: Machine) -> None:
+    """A kernel whose request is granted loads no module that displays a wait or a GPU table."""
+    with machine.kernel() as kernel:
+        assert "CUDA_VISIBLE_DEVICES" in kernel.run("%reserve_gpu").stdout
+        loaded = kernel.run("import sys\nprint(*sys.modules)").stdout.split()
+    assert "reserve_gpu.ipython.magic" in loaded
+    assert not DISPLAY.intersection(loaded)
+
+
 def test_namespace_stays_the_persons(here: Here) -> None:
     """%reserve_gpu puts nothing into the user's namespace, and its value is None."""
     shell = here.shell()
