@@ -3,7 +3,7 @@
     python -m benchmarks [--quick] [NAME ...]
 
 The benchmarks use the stand-in driver, and start new processes and kernels. They print the section
-"A run" of docs/benchmarks.md: a line about the machine, and a table of the results and the required
+"A run" of docs/benchmarks.md: a line about the machine, and tables of the results and the required
 values. Programs that are compared take turns, so that the machine's speed and load hardly affect
 the ratio of their times. This command installs the required packages:
 
@@ -21,12 +21,12 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from benchmarks import choosing, history, hosts, rush, shell, table, waiting
+from benchmarks import choosing, growth, history, hosts, rush, shell, table, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-GROUPS: dict[str, Callable[..., Iterator[table.Row]]] = {
+GROUPS: dict[str, Callable[..., Iterator[table.Row | table.Growth]]] = {
     "load": shell.load,
     "start": shell.start,
     "first": choosing.first,
@@ -43,6 +43,7 @@ GROUPS: dict[str, Callable[..., Iterator[table.Row]]] = {
     "top": waiting.top,
     "memory": waiting.memory,
     "rush": rush.rush,
+    "growth": growth.growth,
 }
 NEEDED = ("gpustat", "ipykernel", "jupyter_client", "nvitop")
 PACKAGES = ("ipython", "nvidia-ml-py", "gpustat", "nvitop")
@@ -63,10 +64,14 @@ def main() -> None:
         parser.error(f"no such group: {', '.join(unknown)}; choose from {', '.join(GROUPS)}")
     if missing := [name for name in NEEDED if not find_spec(name)]:
         parser.error(f"missing packages: {', '.join(missing)}; pip install '.[test,benchmarks]'")
-    print(f"{environment()}\n\n{table.HEAD}", flush=True)
+    print(environment(), flush=True)
+    head = ""
     for name in arguments.groups or GROUPS:
         start = time.monotonic()
         for row in GROUPS[name](quick=arguments.quick):
+            if head != row.head:
+                head = row.head
+                print(f"\n{head}")
             print(row, flush=True)
         print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr)
 

@@ -9,13 +9,16 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tests import driver
 from tests.machine import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+Name = TypeVar("Name", bound="Hashable")
+Measured = TypeVar("Measured")
 
 # Without these settings, each of hundreds of kernels would warn about unencrypted TCP connections,
 # and write its history into a temporary folder.
@@ -106,24 +109,24 @@ def crowd(count: int) -> Iterator[list[int]]:
             sleeper.wait()
 
 
-def in_turn(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def in_turn(runs: Mapping[Name, Callable[[], Measured]], rounds: int) -> dict[Name, list[Measured]]:
     """Measure all functions once per round, in random order.
 
     The random order spreads the machine's other load evenly among the functions. An extra first
-    round fills the caches, and its times are discarded.
+    round fills the caches, and its results are discarded.
 
     Args:
-        runs: The functions, by name. Each function returns a time.
+        runs: The functions, by name. Each function returns a result, such as a time.
         rounds: The number of rounds, not counting the extra one.
 
     Returns:
-        The times of each function, by name.
+        The results of each function, by name.
     """
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    results: dict[Name, list[Measured]] = {name: [] for name in runs}
     dice = random.Random(0)  # noqa: S311 - the order need not be secret
     for number in range(rounds + 1):
         for name in dice.sample(list(runs), len(runs)):
-            value = runs[name]()
+            result = runs[name]()
             if number:
-                times[name].append(value)
-    return times
+                results[name].append(result)
+    return results

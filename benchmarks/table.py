@@ -1,4 +1,4 @@
-"""The results table. Each row shows a result and its target."""
+"""The tables of results. Each row shows a result and its target."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HEAD = "| benchmark | measured | bar | |\n| --- | --- | --- | --- |"
+VERDICTS = {None: "", True: "met", False: "**missed**"}
+# The milliseconds by which two medians of the same CPU time can differ.
+NOISE_MS = 5.0
+MOST_GROWTH = 1.5  # maximum ratio of the costs per item; a linear cost has a ratio of 1
 
 
 class Row(NamedTuple):
@@ -26,9 +29,75 @@ class Row(NamedTuple):
     bar: str = ""
     is_met: bool | None = None
 
+    @property
+    def head(self) -> str:
+        """Return the head of the table."""
+        return "| benchmark | measured | bar | |\n| --- | --- | --- | --- |"
+
     def __str__(self) -> str:
-        verdict = {None: "", True: "met", False: "**missed**"}[self.is_met]
-        return f"| {self.label} | {self.measured} | {self.bar} | {verdict} |"
+        return f"| {self.label} | {self.measured} | {self.bar} | {VERDICTS[self.is_met]} |"
+
+
+class Growth(NamedTuple):
+    """A row of the table that shows how a cost grows with the number of items.
+
+    Attributes:
+        label: The name of the benchmark.
+        items: The kind of items.
+        sizes: The numbers of items, from the smallest to the largest. Empty if nothing could be
+            measured.
+        whole_ms: The time of the whole process at each size, in milliseconds.
+        cpu_ms: The CPU time of the measured call at each size, in milliseconds.
+        limit_ms: The maximum time in milliseconds that the items can add, or None.
+        note: The reason why nothing could be measured.
+    """
+
+    label: str
+    items: str
+    sizes: Sequence[int] = ()
+    whole_ms: Sequence[float] = ()
+    cpu_ms: Sequence[float] = ()
+    limit_ms: float | None = None
+    note: str = ""
+
+    @property
+    def head(self) -> str:
+        """Return the head of the table."""
+        titles = "| how cost grows | items | whole process | CPU time | bar | |"
+        return f"{titles}\n| --- | --- | --- | --- | --- | --- |"
+
+    @property
+    def is_met(self) -> bool | None:
+        """Return whether the cost meets its target, or None if it was not measured."""
+        if self.note:
+            return None
+        added_ms = max(self.whole_ms) - self.whole_ms[0]
+        is_small = self.limit_ms is None or added_ms <= self.limit_ms
+        return is_small and is_linear(self.sizes, self.cpu_ms)
+
+    def __str__(self) -> str:
+        sizes = " / ".join(f"{size:,}" for size in self.sizes)
+        whole = self.note or " / ".join(map(milliseconds, self.whole_ms))
+        cpu = " / ".join(map(milliseconds, self.cpu_ms))
+        bar = "linear" if self.limit_ms is None else f"linear, adds at most {self.limit_ms:g} ms"
+        items = f"{sizes} {self.items}".strip()
+        return f"| {self.label} | {items} | {whole} | {cpu} | {bar} | {VERDICTS[self.is_met]} |"
+
+
+def is_linear(sizes: Sequence[int], times_ms: Sequence[float]) -> bool:
+    """Return whether a cost grows no faster than linearly.
+
+    The cost of each item between the middle and the largest size is compared with the cost of each
+    item between the smallest and the middle size.
+
+    Args:
+        sizes: The three numbers of items, from the smallest to the largest.
+        times_ms: The time in milliseconds at each size.
+    """
+    few, some, many = sizes
+    small_step_ms = max(0.0, times_ms[1] - times_ms[0]) + NOISE_MS
+    large_step_ms = times_ms[2] - times_ms[1]
+    return large_step_ms / (many - some) <= MOST_GROWTH * small_step_ms / (some - few)
 
 
 def slower(label: str, ours: Sequence[float], other: Sequence[float], at_most: float) -> Row:
@@ -45,17 +114,21 @@ def slower(label: str, ours: Sequence[float], other: Sequence[float], at_most: f
     return Row(label, measured, f"at most {at_most:g} times", ratio <= at_most)
 
 
-def faster(label: str, ours: Sequence[float], other: Sequence[float], at_least: float) -> Row:
+def faster(
+    label: str, ours: Sequence[float], other: Sequence[float], at_least: float | None = None
+) -> Row:
     """Return a row for the ratio of another program's times to reserve_gpu's times.
 
     Args:
         label: The name of the benchmark.
         ours: The times of reserve_gpu, in milliseconds.
         other: The times of the other program, in milliseconds.
-        at_least: The minimum ratio.
+        at_least: The minimum ratio, or None if the row is only for comparison.
     """
     ratio = _ratio(other, ours)
     measured = f"{ratio:.2f} times faster ({_medians(ours, other)})"
+    if at_least is None:
+        return Row(label, measured)
     return Row(label, measured, f"at least {at_least:g} times", ratio >= at_least)
 
 

@@ -63,13 +63,13 @@ GROWTH_LIMIT_KIB = 256
 # memory use at two of the checks.
 UNPAUSED_WAIT = """
 import sys
-from benchmarks.waiting import own_kib
+from benchmarks.waiting import anonymous_kib
 from reserve_gpu import reserve
 from reserve_gpu.render.progress import Live
 from reserve_gpu.allocation import policy
 
 policy.next_check_s = lambda rows, **conditions: 0.0
-own_kib()  # the first reading allocates memory itself
+anonymous_kib()  # the first reading allocates memory itself
 checks, sizes_kib = 0, []
 
 def check(waiting):
@@ -77,7 +77,7 @@ def check(waiting):
     checks += 1
     live.show(waiting)
     if checks in ({first}, {last}):
-        sizes_kib.append(own_kib())
+        sizes_kib.append(anonymous_kib())
     if checks == {last}:
         raise InterruptedError
 
@@ -241,13 +241,13 @@ def memory(*, quick: bool) -> Iterator[Row]:
         )
 
 
-def own_kib() -> int:
-    """Return the size of this process's anonymous memory in KiB.
+def anonymous_kib(pid: int | str = "self") -> int:
+    """Return the size of a process's anonymous memory in KiB. Defaults to this process.
 
     Mapped files do not count, because other processes can share their pages, and because Linux can
     map more pages than the process has used.
     """
-    sizes = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    sizes = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(size.split()[1]) for size in sizes if size.startswith("Anonymous:"))
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 
-from benchmarks import table, ways
+from benchmarks import growth, table, ways
 from benchmarks.choosing import GPUS, choose
 from benchmarks.stage import crowd, machine, stage
+from tests.locked import needs_root
 from tests.machine import ROOT
 
 pytestmark = [pytest.mark.needs("benchmarks"), pytest.mark.full]
@@ -45,7 +47,51 @@ def test_bars() -> None:
     assert str(table.faster("it", [1000], [1490], 1.5)) == (
         "| it | 1.49 times faster (1.00 s vs. 1.49 s) | at least 1.5 times | **missed** |"
     )
+    assert (
+        str(table.faster("it", [1], [2])) == "| it | 2.00 times faster (1.0 ms vs. 2.0 ms) |  |  |"
+    )
     assert str(table.Row("it", "a fact")) == "| it | a fact |  |  |"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times_ms", "is_linear"),
+    [
+        ((1, 8, 64), (10, 17, 73), True),
+        ((0, 100, 1_000), (10, 20, 110), True),
+        ((0, 100, 1_000), (10, 20, 1_010), False),
+        ((0, 100, 1_000), (10, 9, 14), True),
+    ],
+    ids=["linear", "linear from zero", "quadratic", "noise"],
+)
+def test_linear_growth(
+    sizes: tuple[int, ...], times_ms: tuple[float, ...], *, is_linear: bool
+) -> None:
+    """A cost is linear if many items cost no more per item than a few, apart from noise."""
+    assert table.is_linear(sizes, times_ms) == is_linear
+
+
+def test_growth_row() -> None:
+    """A linear cost misses its bar if the items add more time than allowed."""
+    measured = table.Growth("it", "files", (0, 10, 1_000), (100, 101, 200), (50, 51, 150), 99)
+    assert str(measured) == (
+        "| it | 0 / 10 / 1,000 files | 100.0 ms / 101.0 ms / 200.0 ms "
+        "| 50.0 ms / 51.0 ms / 150.0 ms | linear, adds at most 99 ms | **missed** |"
+    )
+    assert measured._replace(limit_ms=100).is_met
+    missing = table.Growth("it", "waiters", note="not measured")
+    assert str(missing) == "| it | waiters | not measured |  | linear |  |"
+
+
+@needs_root
+def test_simulated_waiters() -> None:
+    """The simulated waiters are in the queue, in order, for the GPU that they want."""
+    code = growth.WAIT.format(wants=growth.UUIDS[:1])
+    with stage(machine(2)) as bench, growth.forked(bench, 66, code):
+        done = bench.command(sys.executable, "-m", "reserve_gpu", "status", "--json")
+    status = json.loads(done.stdout[done.stdout.index("{") :])
+    assert [row["next_in_line"] for row in status["devices"]] == [1, None]
+    users = [waiter["user"] for waiter in status["waiting"]]
+    assert users == ["uid 60000"] * 64 + ["uid 60001"] * 2
 
 
 def test_prints_one_table() -> None:
@@ -59,6 +105,16 @@ def test_prints_one_table() -> None:
     assert len(rows) == 2 + 2 + 2
     verdicts = {row.split("|")[4].strip() for row in rows if "not measured" not in row}
     assert verdicts <= {"met", "**missed**"}
+
+
+def test_growth() -> None:
+    """The tables of growth and of the other groups have their own heads."""
+    done = run("--quick", "growth", "load")
+    assert done.returncode == 0, done.stderr
+    _, _, growing, others = (table.splitlines() for table in done.stdout.split("\n\n"))
+    assert "how cost grows" in growing[0]
+    assert len({line.count("|") for line in growing}) == 1
+    assert "benchmark" in others[0]
 
 
 def test_unknown_group() -> None:
