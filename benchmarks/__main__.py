@@ -1,11 +1,12 @@
 """Benchmark %reserve_gpu against its alternatives, and compare the results with required values.
 
-    python -m benchmarks [--quick] [NAME ...]
+    python -m benchmarks [--quick] [--real | NAME ...]
 
-The benchmarks use the stand-in driver, and start new processes and kernels. They print the section
-"A run" of docs/benchmarks.md: a line about the machine, and tables of the results and the required
-values. Programs that are compared take turns, so that the machine's speed and load hardly affect
-the ratio of their times. This command installs the required packages:
+The benchmarks use the stand-in driver, or with --real the installed driver. They start new
+processes and kernels. They print the section "A run" of docs/benchmarks.md: a line about the
+machine, and tables of the results and the required values. Programs that are compared take turns,
+so that the machine's speed and load hardly affect the ratio of their times. This command installs
+the required packages:
 
     pip install '.[test,benchmarks]'
 """
@@ -21,7 +22,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from benchmarks import choosing, growth, history, hosts, rush, shell, table, waiting
+from benchmarks import choosing, growth, history, hosts, real, rush, shell, table, waiting
+from tests.hardware.machine import missing_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,17 +60,23 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="run only a few rounds, as a quick test"
     )
+    parser.add_argument(
+        "--real", action="store_true", help="use the machine's only GPU, which must be idle"
+    )
     parser.add_argument("groups", nargs="*", metavar="NAME", help=", ".join(GROUPS))
     arguments = parser.parse_args()
-    if unknown := sorted(set(arguments.groups) - set(GROUPS)):
-        parser.error(f"no such group: {', '.join(unknown)}; choose from {', '.join(GROUPS)}")
+    groups = {"real": real.real} if arguments.real else GROUPS
+    if unknown := sorted(set(arguments.groups) - set(groups)):
+        parser.error(f"no such group: {', '.join(unknown)}; choose from {', '.join(groups)}")
+    if arguments.real and (problem := missing_driver()):
+        parser.error(problem)
     if missing := [name for name in NEEDED if not find_spec(name)]:
         parser.error(f"missing packages: {', '.join(missing)}; pip install '.[test,benchmarks]'")
     print(environment(), flush=True)
     head = ""
-    for name in arguments.groups or GROUPS:
+    for name in arguments.groups or groups:
         start = time.monotonic()
-        for row in GROUPS[name](quick=arguments.quick):
+        for row in groups[name](quick=arguments.quick):
             if head != row.head:
                 head = row.head
                 print(f"\n{head}")

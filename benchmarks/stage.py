@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -65,6 +66,24 @@ class Stage(Machine):
         if done.returncode:
             raise RuntimeError(f"{arguments}\nfailed: {done.stderr}")
         return took_ms, done.stdout.strip()
+
+
+class RealStage(Stage):
+    """A machine with the installed driver and a real GPU."""
+
+    def on_driver(self, base: dict[str, str]) -> dict[str, str]:
+        """Return the environment variables, with which packages on PYTHONPATH are found."""
+        path = filter(None, (base["PYTHONPATH"], os.environ.get("PYTHONPATH")))
+        made = base | {"PYTHONPATH": os.pathsep.join(path)}
+        made.pop("PYTHONDONTWRITEBYTECODE", None)
+        return made
+
+
+@contextmanager
+def real_stage() -> Iterator[Stage]:
+    """Use this machine with its driver, and a lock directory in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True) as name:
+        yield RealStage(Path(name), "")
 
 
 @contextmanager

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks import growth, table, ways
 from benchmarks.choosing import GPUS, choose
 from benchmarks.stage import crowd, machine, stage
+from tests import driver
 from tests.locked import needs_root
 from tests.machine import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.needs("benchmarks"), pytest.mark.full]
 
@@ -115,6 +121,29 @@ def test_growth() -> None:
     assert "how cost grows" in growing[0]
     assert len({line.count("|") for line in growing}) == 1
     assert "benchmark" in others[0]
+
+
+def test_real_gpu(tmp_path: Path) -> None:
+    """The benchmarks for a real GPU measure all their rows, here on the stand-in driver."""
+    (tmp_path / "contexts").mkdir()
+    scenario = tmp_path / "scenario.txt"
+    scenario.write_text(f"contexts contexts\n{machine(1)}")
+    code = "from benchmarks.real import real\nfor row in real(quick=True): print(row)"
+    environ = driver.environment(scenario, base=dict(os.environ))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT, env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 4 + 1 + 1 + 1
+
+
+def test_real_gpu_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option --real is rejected on the stand-in driver."""
+    monkeypatch.setenv("STAND_IN_SCENARIO", "scenario.txt")
+    done = run("--real")
+    assert done.returncode == 2
+    assert "this is the stand-in driver" in done.stderr
 
 
 def test_unknown_group() -> None:
