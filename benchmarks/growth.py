@@ -49,7 +49,8 @@ print((time.process_time() - start) * 1e3, os.environ["CUDA_VISIBLE_DEVICES"])
 """
 STATUS = ("-m", "reserve_gpu", "status")
 
-# Starts processes that hold locks. They end when this process's standard input is closed.
+# Starts processes that hold locks, one after the other. They end when this process's standard input
+# is closed.
 FORK = """
 import os, signal, sys
 import reserve_gpu
@@ -62,22 +63,27 @@ def hold(number):
 {code}
 
 pids = []
-for number in range({count}):
-    pid = os.fork()
-    if not pid:
-        try:
+try:
+    for number in range({count}):
+        ready, end = os.pipe()
+        pid = os.fork()
+        if not pid:
+            pids.clear()  # only the parent ends the processes
             hold(number)
-            print("ready", flush=True)
+            os.write(end, b"1")
             signal.pause()
-        finally:
-            print("failed", flush=True)
-            os._exit(1)
-    pids.append(pid)
-sys.stdin.read()
-for pid in pids:
-    os.kill(pid, signal.SIGKILL)
-for pid in pids:
-    os.waitpid(pid, 0)
+        pids.append(pid)
+        os.close(end)
+        if not os.read(ready, 1):
+            sys.exit("a process could not get its lock")
+        os.close(ready)
+    print("ready", flush=True)
+    sys.stdin.read()
+finally:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        os.waitpid(pid, 0)
 """
 HOLD = "    reserve_gpu.reserve({arguments})"
 # Each real waiter first reads the records of all waiters ahead of it, which would take too long for
@@ -273,9 +279,8 @@ def forked(bench: Stage, count: int, code: str) -> Iterator[None]:
         stdout=subprocess.PIPE,
     )  # fmt: skip
     with process:  # closes standard input, and waits for the end of the process
-        for _ in range(count):
-            if not process.stdout or process.stdout.readline() != "ready\n":
-                raise RuntimeError("a process could not get its lock")
+        if not process.stdout or process.stdout.readline() != "ready\n":
+            raise RuntimeError("the processes could not be started")
         yield
 
 
