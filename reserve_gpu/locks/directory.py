@@ -77,7 +77,7 @@ MUTEXES = (MUTEX, *(f"mutex.{number}" for number in range(1, 8)))
 MUTEX_LIMIT_S = 30.0
 BRIEF_LIMIT_S = 1.0  # mutex timeout for brief checks, for example after each cell
 MUTEX_POLL_S = 0.01
-MUTEX_LOOK_S = 0.25  # seconds between checks whether the mutex's holder is dying
+MUTEX_LOOK_S = 0.25  # minimum seconds between checks whether the mutex's holder is dying
 LONG_S = 10.0  # if the mutex is held for more seconds than this, the driver has probably hung
 REPLACED_LIMIT = 10  # maximum attempts to lock a file that other processes keep replacing
 MOST_LOST = 256  # maximum number of lock files to check for lost devices; any user can add files
@@ -156,7 +156,10 @@ class LockDirectory:
             if not look_at and not self._later_mutexes(0):
                 look_at = now + MUTEX_LOOK_S
             if now >= look_at:
-                look_at, file = now + MUTEX_LOOK_S, self._dying_holders()
+                file = self._dying_holders()
+                # All processes that wait for the mutex read /proc/locks, so they do it less and
+                # less often, unless a dying process is in their way.
+                look_at = now + (MUTEX_LOOK_S if file else max(MUTEX_LOOK_S, now - start))
             if now - start >= limit_s:
                 raise MutexHeldError(_mutex_message(self._mutex_pid(), now - start))
             executor.sleep(MUTEX_POLL_S)
