@@ -10,6 +10,7 @@ import signal
 import site
 import sys
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from reserve_gpu.model.devices import ComputeMode, Device, Fault, Gauges, State
 from reserve_gpu.model.errors import DriverError, NoDriverError, NoFreeDeviceError, RequestError
 from reserve_gpu.system import procfs
 from reserve_gpu.system.executor import wait_for
+from tests import driver
+from tests.here import Without
 from tests.machine import LIMIT_S
 from tests.reserving import got, of_gpu, refused, variables
 
@@ -501,6 +504,41 @@ def test_a_device_of_an_earlier_conversation(here: Here) -> None:
                 read(other)
         assert nvml.processes(other) == []
         assert nvml.link(one, other) == Link.SYSTEM
+
+
+class Counting(Without):
+    """A library that lacks some of its functions, and counts how often they are looked up."""
+
+    def __init__(self, missing: frozenset[str], library: ctypes.CDLL) -> None:
+        super().__init__(missing, library)
+        self.lookups: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.lookups[name] += 1
+        return super().__getattr__(name)
+
+
+def test_a_missing_function_is_looked_up_once(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that the driver's library lacks is looked up for the first GPU only."""
+    here.write("gpu\n" * 4)
+    single = "nvmlDeviceGetNumaNodeId", "nvmlDeviceGetMemoryInfo_v2"
+    versions = [f"nvmlDeviceGetComputeRunningProcesses{version}" for version in ("", "_v2", "_v3")]
+    library = Counting(frozenset((*single, *versions)), driver.load())
+    monkeypatch.setattr(pynvml, "nvmlLib", library)
+    for _ in range(2):
+        pynvml._nvmlGetFunctionPointer_cache.clear()
+        library.lookups.clear()
+        rows = reserve_gpu.status().rows
+        assert [row.state for row in rows] == [State.FREE] * 4
+        assert [row.usage and row.usage.compute for row in rows] == [None] * 4
+        assert {library.lookups[name] for name in single} == {1}
+        assert {library.lookups[name] for name in versions} <= {1, 2}  # the number, and the list
+
+
+def test_a_function_that_fails_on_one_gpu_is_called_for_the_next(here: Here) -> None:
+    """A GPU for which a function reports that it is missing does not hide the next GPU's MIG."""
+    here.write("gpu\ngpu\n mig on\n instance 0\nfail nvmlDeviceGetMigMode 0 13")
+    assert labels(walk()) == ["GPU0", "GPU1:0"]
 
 
 # -- no driver, or one in trouble ------------------------------------------------------------------

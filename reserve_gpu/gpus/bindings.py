@@ -95,6 +95,7 @@ class Bindings:
         except NoThreadError as error:
             raise DriverError(str(error)) from error
         self._group = procfs.control_group()
+        self._missing_names: set[str] = set()  # functions that the driver's library lacks
         self._is_initialised = False
         self._start: int | DriverError | None = None  # the number of GPUs, or NVML's startup error
         self._initialisation = self._worker.post(self._initialise)
@@ -175,6 +176,8 @@ class Bindings:
     ) -> Any:
         """Call an NVML function.
 
+        A function that the driver's library lacks is looked up only once.
+
         Args:
             name: The function's name.
             arguments: The function's arguments.
@@ -190,12 +193,18 @@ class Bindings:
             DeviceError: The function failed.
         """
         called = getattr(self._pynvml, name, self._missing) if function is None else function
+        if name in self._missing_names:
+            called = self._missing
         self._worker.doing[get_ident()] = name
         try:
             return called(*arguments)
         except Exception as error:  # the bindings also raise errors other than NVMLError
             is_nvml_error = isinstance(error, self._pynvml.NVMLError)
             code = getattr(error, "value", None) if is_nvml_error else None
+            # The bindings raise this error from an AttributeError if the library lacks the
+            # function. If the function itself returns the code, the next GPU might support it.
+            if code == Code.FUNCTION_NOT_FOUND and isinstance(error.__context__, AttributeError):
+                self._missing_names.add(name)
             if code in absent or (faults is not None and code not in faults):
                 return None
             if isinstance(error, UnicodeDecodeError):
