@@ -8,6 +8,7 @@ import importlib
 import os
 import signal
 import site
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -766,6 +767,111 @@ def test_initialisation_that_hangs(here: Here) -> None:
     here.add("delay nvmlInitWithFlags * 1000")
     with Nvml(HANGING_S) as nvml, pytest.raises(DriverError, match="hangs"):
         nvml.count()
+
+
+# -- several GPUs at once --------------------------------------------------------------------------
+
+
+def touched(here: Here) -> set[str]:
+    """Return the indices of the GPUs that the driver was asked about."""
+    return {call.partition(" ")[2] for call in here.calls()} - {""}
+
+
+def test_a_hanging_gpu_among_many_is_named(here: Here) -> None:
+    """Of eight GPUs that are read together, only the fifth, which hangs, is faulty."""
+    here.write("gpu\n" * 8 + "delay nvmlDeviceGetUUID 4 1000")
+    devices = walk(HANGING_S)
+    assert [device.index for device in devices] == [*range(8)]
+    (fault,) = (device for device in devices if isinstance(device, Fault))
+    assert fault.index == 4
+    assert fault.reason == "the driver hangs: no answer within 0.1 s (nvmlDeviceGetUUID)"
+
+
+def test_a_reading_that_hangs_among_many_is_named(here: Here) -> None:
+    """Only the hanging reading fails, and each of the others is made once."""
+    here.write("gpu\n" * 8)
+    with Nvml(HANGING_S) as nvml:
+        devices = [device for device in nvml.walk() if isinstance(device, Device)]
+        here.add("delay nvmlDeviceGetComputeMode 4 1000")
+        readings = list(nvml.usages(devices))
+    failed = [index for index, reading in enumerate(readings) if isinstance(reading, DeviceError)]
+    assert failed == [4]
+    assert str(readings[4]).endswith("no answer within 0.1 s (nvmlDeviceGetComputeMode)")
+    assert [here.calls().count(f"nvmlDeviceGetComputeMode {index}") for index in range(8)] == [
+        1
+    ] * 8
+
+
+def test_a_slow_reading_does_not_delay_the_results_before_it(here: Here) -> None:
+    """While a GPU hangs, the results before it are available; if they suffice, no other is read."""
+    here.write("gpu\n" * 4)
+    with Nvml() as nvml:
+        devices = [device for device in nvml.walk() if isinstance(device, Device)]
+        threads = _thread._count()
+        here.add("delay nvmlDeviceGetComputeMode 2 1000")
+        readings = nvml.usages(devices)
+        assert not any(isinstance(next(readings), DeviceError) for _ in range(2))
+        readings.close()
+        assert ask(nvml, devices[3]) is ComputeMode.DEFAULT
+        here.scenario.unlink()  # ends the delay
+        assert wait_for(lambda: _thread._count() == threads, LIMIT_S, 0.001)
+        assert here.calls().count("nvmlDeviceGetComputeMode 3") == 1
+        here.write("gpu\n" * 4)
+
+
+def test_all_results_of_a_driver_that_is_always_slow(here: Here) -> None:
+    """If every reading is slow but none hangs, all results are returned in order."""
+    here.write("gpu\n" * 4)
+    with Nvml() as nvml:
+        devices = [device for device in nvml.walk() if isinstance(device, Device)]
+        here.add("delay nvmlDeviceGetComputeMode * 0.05")
+        readings = nvml.readings(devices)
+    assert [*readings] == devices
+    assert not any(isinstance(reading, DeviceError) for reading in readings.values())
+
+
+def test_only_the_gpus_that_are_needed_are_initialized(here: Here) -> None:
+    """If reserved GPUs come first, at most as many others are read as were reserved so far."""
+    here.write("gpu\n" * 8)
+    with here.rival("0"):
+        assert got() == "1"
+        assert touched(here) == {"0", "1", "2"}
+
+
+def test_no_gpu_is_initialized_after_a_slow_one(here: Here) -> None:
+    """A free GPU that takes long to initialize is reserved before the next one is accessed."""
+    here.write("gpu\n" * 8 + "delay-first nvmlDeviceGetHandleByIndex_v2 1 0.1")
+    with here.rival("0"):
+        assert got() == "1"
+        assert touched(here) == {"0", "1"}
+
+
+def test_gpus_that_do_not_match_are_read_together(here: Here) -> None:
+    """GPUs of another model do not count as GPUs that might be reserved."""
+    here.write("gpu\n name A\n" * 5 + "gpu\n name B\n" + "gpu\n name A\n" * 2)
+    assert got(name="B") == "5"
+    assert touched(here) == {*"012345"}
+
+
+STATUS = "import reserve_gpu; reserve_gpu.status()"
+
+
+@pytest.mark.process
+def test_an_interrupt_stops_before_the_next_gpu(machine: Machine) -> None:
+    """After Ctrl-C while a GPU is initialized, no further GPU is accessed."""
+    machine.write("gpu\n" * 4 + "delay nvmlDeviceGetUUID 1 100000")
+    process = subprocess.Popen(
+        [sys.executable, "-c", STATUS], env=machine.environ(), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert wait_for(lambda: "nvmlDeviceGetUUID 1" in machine.calls(), LIMIT_S, 0.01)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert "KeyboardInterrupt" in stderr
+    assert not any(call.endswith((" 2", " 3")) for call in machine.calls())
 
 
 # -- other people's bindings and bytes -------------------------------------------------------------

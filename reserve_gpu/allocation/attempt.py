@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import allocation, render
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 # the driver hangs.
 READINGS_LIMIT_S = 2.0
 LEAST_LIMIT_S = 0.1  # minimum timeout in seconds for a single NVML query
-TOUCH_S = 0.02  # seconds to spend on initializing GPUs before each scan
 
 
 class AttemptContext(NamedTuple):
@@ -215,31 +214,38 @@ def attempt(
 
 def _batches(
     context: AttemptContext, candidates: Sequence[Device | Fault] | None
-) -> Iterator[list[Device | Fault]]:
+) -> Iterator[Sequence[Device | Fault]]:
     """Yield the candidates in batches that are scanned together.
 
     Initializing a GPU can take seconds, so the iterator initializes GPUs between batches, when the
-    mutex is not held. If any free GPU will do, the first batch is a single GPU, so that no other
-    GPU is initialized needlessly. Each later batch contains the GPUs that were initialized within
-    `TOUCH_S`, because acquiring the mutex for each GPU separately would take longer.
+    mutex is not held. If any free GPU will do, no GPU is initialized before it is needed.
     """
+    request, gpus = context.request, context.gpus
     if candidates is not None:
-        refreshed = [_refreshed(context.gpus, device) for device in candidates]
-        yield refreshed if context.request.devices else [*context.gpus.screens_last(refreshed)]
+        candidates = [_refreshed(gpus, device) for device in candidates]
+        yield candidates if request.devices else sorted(candidates, key=gpus.has_screen)
         return
-    devices = inherited_limit.candidates(context.gpus, context.request, context.inherited)
-    if not policy.first_will_do(context.request):
-        yield list(devices)
+    if not policy.first_will_do(request):
+        read = chain.from_iterable(inherited_limit.candidates(gpus, request, context.inherited))
+        yield list(read) if request.devices else sorted(read, key=gpus.has_screen)
         return
-    batch: list[Device | Fault] = []
-    touch_until = 0.0
-    for device in devices:
-        batch.append(device)
-        if time.monotonic() >= touch_until:
-            yield batch
-            batch, touch_until = [], time.monotonic() + TOUCH_S
-    if batch:
-        yield batch
+
+    def is_wanted(devices: Sequence[Device | Fault]) -> bool:
+        return any(map(partial(_is_promising, context), devices))
+
+    later: list[Device | Fault] = []
+    for batch in inherited_limit.candidates(gpus, request, context.inherited, is_wanted):
+        later += filter(gpus.has_screen, batch)
+        if first := [device for device in batch if not gpus.has_screen(device)]:
+            yield first
+    if later:
+        yield later
+
+
+def _is_promising(context: AttemptContext, device: Device | Fault) -> bool:
+    """Return whether the request will probably get this device unless it is reserved."""
+    is_fit = not policy.unfit(device, context.request, context.driver)
+    return isinstance(device, Device) and is_fit and not context.gpus.has_screen(device)
 
 
 def _refreshed(gpus: Nvml, device: Device | Fault) -> Device | Fault:

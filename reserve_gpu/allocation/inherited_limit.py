@@ -8,6 +8,7 @@ limit the devices, but in that case the driver shows only the allowed ones.
 from __future__ import annotations
 
 import os
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from reserve_gpu import render
@@ -17,31 +18,35 @@ from reserve_gpu.model.errors import Failure, ImpossibleError, RequestError
 from reserve_gpu.model.untrusted import sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from reserve_gpu.gpus.nvml import Nvml
     from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.model.requests import Request, Variables
 
 
-def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[Device | Fault]:
-    """Return the devices that the request names, or else all devices within the inherited limit.
-
-    If the request names no devices, GPUs with a display come last. Each GPU is then initialized
-    only when the iterator reaches it, because initialization can take seconds.
+def candidates(
+    gpus: Nvml,
+    request: Request,
+    inherited: Variables,
+    is_wanted: Callable[[Sequence[Device | Fault]], bool] | None = None,
+) -> Iterator[Sequence[Device | Fault]]:
+    """Yield the devices that the request names, or else all devices within the inherited limit.
 
     Args:
         gpus: The NVML session.
         request: The request.
         inherited: The CUDA variables as they were before this process reserved anything.
+        is_wanted: A function that limits the batches of devices as in `Nvml.batches`, if the
+            request names no devices.
 
     Raises:
         RequestError: A name does not match a device that this process may use.
         Failure: The inherited limit leaves no device to use.
     """
     if request.devices:
-        return iter(_named(gpus, request, inherited))
-    return gpus.screens_last(devices_within_limit(gpus, inherited))
+        return iter([_named(gpus, request, inherited)])
+    return _batches_within_limit(gpus, inherited, is_wanted)
 
 
 def require_absolute(typed: Sequence[str], inherited: Variables) -> None:
@@ -104,8 +109,6 @@ def adopt_parents_gpus(parent: int, gpus: Nvml, locks: LockDirectory) -> None:
 def devices_within_limit(gpus: Nvml, inherited: Variables) -> Iterator[Device | Fault]:
     """Return the devices that this process may use, in PCI bus order.
 
-    Each GPU is initialized only when the iterator reaches it.
-
     Args:
         gpus: The NVML session.
         inherited: The CUDA variables as they were before this process reserved anything.
@@ -113,19 +116,27 @@ def devices_within_limit(gpus: Nvml, inherited: Variables) -> Iterator[Device | 
     Raises:
         RequestError: The numbers in CUDA_VISIBLE_DEVICES are ambiguous.
     """
+    return chain.from_iterable(_batches_within_limit(gpus, inherited))
+
+
+def _batches_within_limit(
+    gpus: Nvml,
+    inherited: Variables,
+    is_wanted: Callable[[Sequence[Device | Fault]], bool] | None = None,
+) -> Iterator[Sequence[Device | Fault]]:
     value = inherited[cuda_environment.VISIBLE]
     if value is None:
-        return gpus.walk()
+        return gpus.batches(range(gpus.count()), is_wanted)
     listed = names.entries(value)
     numbers = [entry for entry in listed if isinstance(entry, int)]
     in_bus_order = inherited[cuda_environment.ORDER] == "PCI_BUS_ID"
     if in_bus_order and len(numbers) == len(listed):
         indices = names.numbers_within(numbers, gpus.count())
-        return (d for index in indices for d in gpus.devices(index))
+        return gpus.batches(indices, is_wanted)
     everything = list(gpus.walk())
     if numbers and not in_bus_order:
         _require_one_model(value, inherited[cuda_environment.ORDER], everything)
-    return iter(names.visible(listed, everything))
+    return iter([names.visible(listed, everything)])
 
 
 def _named(gpus: Nvml, request: Request, inherited: Variables) -> list[Device | Fault]:

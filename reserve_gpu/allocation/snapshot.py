@@ -5,7 +5,7 @@ Taking a snapshot does not lock any device. If a device can't be read, its row s
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
@@ -21,6 +21,9 @@ from reserve_gpu.model.requests import Rules
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import procfs
 from reserve_gpu.system.forks import no_fork
+
+if TYPE_CHECKING:
+    from reserve_gpu.gpus.nvml import Reading
 
 MUTEX_LIMIT_S = 0.5
 READING_LIMIT_S = 2.0
@@ -85,7 +88,9 @@ def take_snapshot(
     # Look up users only after the mutex is released, because a directory server can be slow.
     waiting = [t._replace(holder=procfs.with_owner(t.holder)) for t in reservations.waiting]
     reservations = reservations._replace(waiting=waiting)
-    rows = _with_traces(nvml, [_row(nvml, each, reservations, idle_mib) for each in devices])
+    readings = nvml.readings([device for device in devices if isinstance(device, Device)])
+    rows = [_row(nvml, device, reservations, readings, idle_mib) for device in devices]
+    rows = _with_traces(nvml, rows)
     drained = active_rules.drained if active_rules else ()
     rows = [
         row._replace(state=State.DRAINED, promisable_mib=None)
@@ -303,7 +308,11 @@ def _holders(
 
 
 def _row(
-    nvml: Nvml, device: Device | Fault, reservations: Reservations, idle_mib: float | None
+    nvml: Nvml,
+    device: Device | Fault,
+    reservations: Reservations,
+    readings: "Mapping[Device, Reading | DeviceError]",
+    idle_mib: float | None,
 ) -> DeviceStatus:
     if isinstance(device, Fault):
         lost = [holder for holder in reservations.others if _has(holder, device)]
@@ -312,11 +321,11 @@ def _row(
     first = next((t.holder for t in reservations.waiting if t.could_use(device.uuid)), None)
     row = DeviceStatus(device, State.FREE, awaited_by=first)
     row = _held(row, reservations.holders.get(device.uuid, ()))
-    try:
-        usage, processes, gauges = nvml.read_all(device)
-    except DeviceError as error:
-        state = State.RESERVED if row.holders else error.state
-        return row._replace(state=state, reason=str(error), is_unreserved_use=None)
+    reading = readings[device]
+    if isinstance(reading, DeviceError):
+        state = State.RESERVED if row.holders else reading.state
+        return row._replace(state=state, reason=str(reading), is_unreserved_use=None)
+    usage, processes, gauges = reading
     row = row._replace(usage=usage, use_state=judge(usage, idle_mib), **gauges._asdict())
     row = _used(nvml, row, processes, idle_mib, is_complete=not fault)
     if row.holders:

@@ -12,7 +12,8 @@ import os
 import sys
 import time
 import warnings
-from contextlib import suppress
+from collections import deque
+from contextlib import closing, suppress
 from functools import cache
 from queue import SimpleQueue
 from threading import get_ident
@@ -34,17 +35,21 @@ from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.signals import is_of_handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator, Iterable, Sequence
     from types import ModuleType
+    from typing import TypeVar
 
     from typing_extensions import Unpack
 
     from reserve_gpu.system.executor import T, Ts
 
+    U = TypeVar("U")
+
 LIBRARY = "libnvidia-ml.so.1"
 WSL_LIBRARY = f"/usr/lib/wsl/lib/{LIBRARY}"
 TEXT_LIMIT = 300  # maximum length of a displayed error message, in characters
 SLOW_S = 2.0  # seconds after which a call is reported as slow
+QUICK_S = 0.02  # a reading takes longer only if the GPU is being initialized, or the driver hangs
 
 # The official bindings have these attributes, but old packages with the same module name do not
 # (https://github.com/wookayin/gpustat/issues/105).
@@ -165,6 +170,48 @@ class Bindings:
             return self._worker.wait(call, self._limit_s if limit_s is None else limit_s)
         except HangError as error:
             raise _hang_error(error) from error
+
+    def run_each(
+        self,
+        reading: Callable[[U], T],
+        items: Sequence[U],
+        limit_s: Callable[[], float] | None = None,
+        is_enough: Callable[[T], bool] | None = None,
+    ) -> Generator[T | DeviceError, None, None]:
+        """Run a reading for each item in turn, and yield the results in the same order.
+
+        All readings are handed over to the worker thread at once, because each switch to that
+        thread and back takes longer than a reading. If a reading is slow, the results before it are
+        yielded first. A hanging reading does not affect the others.
+
+        Args:
+            reading: The function to run.
+            items: The function's argument for each run.
+            limit_s: A function that returns the timeout for the next reading, in seconds. Defaults
+                to the session's timeout.
+            is_enough: A function that is called on the worker thread with each result, and returns
+                whether no further reading is needed. If it is given, no further reading starts
+                after a slow one either, so only the first results are yielded, at least one.
+
+        Yields:
+            The function's result, or the error if the reading failed or timed out.
+
+        Raises:
+            DriverError: The driver does not start.
+            Exception: Any other exception that the function raises.
+        """
+        if not isinstance(self._start, int):
+            self.count()
+        limit = limit_s or (lambda: self._limit_s)
+        with closing(self._worker.make_each(reading, items, limit, is_enough)) as calls:
+            for call in calls:
+                try:
+                    result: T | DeviceError = self._worker.result(call)
+                except HangError as error:
+                    result = _hang_error(error)
+                except DeviceError as error:
+                    result = error
+                yield result
 
     def ask(
         self,
@@ -467,12 +514,54 @@ class Worker:
 
     def post(self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> Call[T]:
         """Queue a call and return it. If an identical call is already hanging, return that call."""
-        call = Call(function, *arguments)
-        for hanging in self._hanging:
-            if hanging.request == call.request and not hanging.is_done:
-                return hanging
-        self._calls.put(call)
+        call = self._new_call(function, *arguments)
+        if not call.given_up:
+            self._calls.put(call)
         return call
+
+    def make_each(
+        self,
+        function: Callable[[U], T],
+        items: Sequence[U],
+        limit_s: Callable[[], float],
+        is_enough: Callable[[T], bool] | None = None,
+    ) -> Generator[Call[T], None, None]:
+        """Make a call for each item, and yield each call once it is done or was given up.
+
+        All calls are made in one go, see `Bindings.run_each`. If the generator is closed early, no
+        further call starts, and a slow call that is still in progress is given up.
+        """
+        left = deque(self._new_call(function, item) for item in items)
+        is_complete = not left
+        while not is_complete:
+            new = [call for call in left if not call.given_up]
+            series = Call(_make_each, new, is_enough)
+            self._calls.put(series)
+            is_hanging = False
+            try:
+                while left and not is_hanging:
+                    if not left[0].is_over:
+                        self._wait_while_quick(series, new)
+                        self._wait_until_over(left[0], limit_s(), series)
+                        is_hanging = bool(left[0].given_up)
+                    if not left[0].is_over:
+                        series.result()  # raises the error if `is_enough` failed
+                        break
+                    yield left.popleft()
+                is_complete = not left or is_enough is not None
+            finally:
+                self._stop(series, left)
+
+    def result(self, call: Call[T]) -> T:
+        """Return the result of a call that is over.
+
+        Raises:
+            HangError: The call was given up.
+            Exception: Any exception that the call raised.
+        """
+        if call.given_up:
+            raise HangError(call.given_up)
+        return call.result()
 
     def wait(self, call: Call[T], limit_s: float) -> T:
         """Wait for a call, and tell the caller if the call is slow.
@@ -488,9 +577,21 @@ class Worker:
             HangError: The call timed out.
             Exception: Any exception that the call raises.
         """
+        self._wait_until_over(call, limit_s)
+        return self.result(call)
+
+    def _wait_until_over(
+        self, call: Call[Any], limit_s: float, series: Call[None] | None = None
+    ) -> None:
+        """Wait until a call is done, or give it up after the timeout.
+
+        If the call is part of a series, the wait also ends if the series ends before the call.
+        """
         start = time.monotonic()
         try:
-            while not call.given_up and not call.wait(limit_s=min(POLL_S, limit_s)):
+            while not call.given_up and not (series and series.is_done):
+                if call.wait(limit_s=min(POLL_S, limit_s)):
+                    return
                 executor.checkpoint()
                 waited_s = time.monotonic() - start
                 if waited_s >= SLOW_S:
@@ -500,9 +601,20 @@ class Worker:
         except BaseException:  # for example, an interrupt
             self._give_up(call, "interrupted before the driver answered")
             raise
-        if call.given_up:
-            raise HangError(call.given_up)
-        return call.result()
+
+    def _wait_while_quick(self, series: Call[None], calls: Sequence[Call[Any]]) -> None:
+        """Wait for a series of calls, until it is done or one of its calls is slow."""
+        before = -1
+        while (done := sum(c.is_done for c in calls)) > before and not series.wait(limit_s=QUICK_S):
+            executor.checkpoint()
+            before = done
+
+    def _stop(self, series: Call[None], calls: Iterable[Call[Any]]) -> None:
+        """Make no further call of a series, and give up its call in progress, if there is one."""
+        series.given_up = "no further result is needed"
+        for call in calls:
+            if call.thread and not call.is_over:
+                self._give_up(call, series.given_up)
 
     def is_stuck(self) -> bool:
         """Return whether one of this worker's calls is still hanging."""
@@ -511,6 +623,14 @@ class Worker:
     def end(self) -> None:
         """End the thread once it has made all queued calls."""
         self._calls.put(None)
+
+    def _new_call(self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> Call[T]:
+        """Return a new call, or an identical call that is already hanging."""
+        call = Call(function, *arguments)
+        for hanging in self._hanging:
+            if hanging.request == call.request and not hanging.is_done:
+                return hanging
+        return call
 
     def _start_thread(self) -> None:
         self._calls: SimpleQueue[Call[Any] | None] = SimpleQueue()
@@ -546,10 +666,26 @@ def _report_slow_call(function: str, waited_s: float) -> None:
 
 def _make_calls(posted: SimpleQueue[Call[Any] | None]) -> None:
     while call := posted.get():
-        while _hanging and not call.given_up and _hanging_function(call):
-            time.sleep(POLL_S)
-        call.make()
+        _make(call)
         del call  # release the call's objects before waiting for the next call
+
+
+def _make_each(calls: Sequence[Call[T]], is_enough: Callable[[T], bool] | None) -> None:
+    for call in calls:
+        executor.checkpoint()  # the caller might need no further result
+        start = time.monotonic()
+        _make(call)
+        if is_enough is not None:
+            is_slow = time.monotonic() - start > QUICK_S
+            if is_slow or (call.has_answer and is_enough(call.answer)):
+                return
+
+
+def _make(call: Call[Any]) -> None:
+    """Make a call once no identical call of another worker is hanging."""
+    while _hanging and not call.given_up and _hanging_function(call):
+        time.sleep(POLL_S)
+    call.make()
 
 
 def _hanging_function(call: Call[Any]) -> str | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import suppress
+from collections import deque
+from contextlib import closing, suppress
 from functools import cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.gpus.bindings import Bindings, DeviceError
@@ -39,13 +41,15 @@ from reserve_gpu.model.errors import NoDeviceError
 from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 
     from typing_extensions import Self
 
     from reserve_gpu.model.clocks import Instant
+    from reserve_gpu.system.executor import T
 
     Place = Device | Fault
+    Reading = tuple[Usage, list[Process], Gauges]
     Lists = Callable[[str], list[Process]]  # a function that reads the processes of one kind
 
 CALL_LIMIT_S = 20.0  # seconds; without persistence mode, initializing a GPU takes 1 to 3 s
@@ -173,19 +177,43 @@ class Nvml:
         return None
 
     def walk(self) -> Iterator[Device | Fault]:
-        """Yield all devices in PCI bus order. Each GPU is accessed only when it is reached."""
-        for index in range(self.count()):
-            yield from self.devices(index)
+        """Yield all devices in PCI bus order."""
+        return chain.from_iterable(self.batches(range(self.count())))
 
-    def screens_last(self, devices: Iterable[Device | Fault]) -> Iterator[Device | Fault]:
-        """Yield the devices in order, except that devices with an active display come last."""
-        screens = []
-        for device in devices:
-            if (board := self._boards.get(device.index)) and board.has_screen:
-                screens.append(device)
-            else:
-                yield device
-        yield from screens
+    def batches(
+        self,
+        indices: Sequence[int],
+        is_wanted: Callable[[Sequence[Device | Fault]], bool] | None = None,
+    ) -> Iterator[Sequence[Device | Fault]]:
+        """Yield the devices of several GPUs in order, in batches that are read together.
+
+        Args:
+            indices: The GPUs' indices.
+            is_wanted: A function that returns whether the caller will probably need no further GPU
+                after a GPU with these devices. No GPU is then accessed before it is needed: the
+                first batch ends with the first wanted GPU, and each later batch contains up to
+                twice as many wanted GPUs as the one before. A batch also ends with a GPU that
+                answers slowly, because initializing the next one can also take seconds. By default,
+                all GPUs are read together.
+        """
+        unread = [index for index in indices if self._is_unread(index)]
+        batch: list[Device | Fault] = []
+        most = 1
+        for index in indices:
+            if unread and index == unread[0]:
+                if batch:
+                    yield batch
+                batch = []
+                unread = self._read_gpus(unread, is_wanted and _nth(is_wanted, most))
+                most *= 2
+            batch += self._devices[index]
+        if batch:
+            yield batch
+
+    def has_screen(self, device: Device | Fault) -> bool:
+        """Return whether a display is active on a device's GPU, which this session has read."""
+        board = self._boards.get(device.index)
+        return board is not None and board.has_screen
 
     def devices(self, index: int) -> list[Device | Fault]:
         """Return a GPU's devices, which are the GPU itself or its MIG instances.
@@ -196,14 +224,29 @@ class Nvml:
         Args:
             index: The GPU's index.
         """
+        if self._is_unread(index):
+            self._read_gpus([index])
+        return list(self._devices[index])
+
+    def _is_unread(self, index: int) -> bool:
         known = self._devices.get(index)
-        if known is None or any(isinstance(device, Fault) for device in known):
-            try:
-                known = self._driver.run(self._read_gpu, index)
-            except DeviceError as error:
-                known = [Fault(index, str(error), state=error.state, is_lost=error.is_lost)]
-            self._devices[index] = known
-        return list(known)
+        return known is None or any(isinstance(device, Fault) for device in known)
+
+    def _read_gpus(
+        self,
+        indices: Sequence[int],
+        is_enough: Callable[[list[Device | Fault]], bool] | None = None,
+    ) -> list[int]:
+        """Read the first GPUs, at least one, and return the indices of the others."""
+        unread = deque(indices)
+        for outcome in self._driver.run_each(self._read_gpu, indices, is_enough=is_enough):
+            index = unread.popleft()
+            if isinstance(outcome, DeviceError):
+                fault = Fault(index, str(outcome), state=outcome.state, is_lost=outcome.is_lost)
+                self._devices[index] = [fault]
+            else:
+                self._devices[index] = outcome
+        return [*unread]
 
     def find(self, device: Device) -> Device:
         """Return a device as the driver currently describes it.
@@ -243,7 +286,35 @@ class Nvml:
         self._require(device)
         return self._driver.run(self._read_usage, device, limit_s=limit_s)
 
-    def read_all(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
+    def usages(
+        self, devices: Sequence[Device], limit_s: Callable[[], float] | None = None
+    ) -> Generator[Usage | DeviceError, None, None]:
+        """Read several devices' usage together, and yield it in the same order.
+
+        If one device answers slowly, the usage of the devices before it is yielded first.
+
+        Args:
+            devices: The devices, possibly from an earlier session.
+            limit_s: A function that returns the timeout for the next device, in seconds. Defaults
+                to the session's timeout.
+
+        Yields:
+            The device's usage, or the error if a required reading failed or timed out.
+        """
+        return self._read_each(self._read_usage, devices, limit_s)
+
+    def readings(self, devices: Sequence[Device]) -> dict[Device, Reading | DeviceError]:
+        """Read several devices together, as `read_all` does.
+
+        Args:
+            devices: The devices, possibly from an earlier session.
+
+        Returns:
+            Each device's reading, or the error if a required reading failed or timed out.
+        """
+        return dict(zip(devices, self._read_each(self._read_all, devices), strict=True))
+
+    def read_all(self, device: Device) -> Reading:
         """Read a device's usage, its processes of all kinds, and its gauges, such as temperature.
 
         They are read together, because separate readings would each switch to the worker thread and
@@ -343,6 +414,23 @@ class Nvml:
         """Make sure that this session has a handle for a device from an earlier session."""
         if device.uuid not in self._handles:
             self.find(device)
+
+    def _read_each(
+        self,
+        reading: Callable[[Device], T],
+        devices: Sequence[Device],
+        limit_s: Callable[[], float] | None = None,
+    ) -> Generator[T | DeviceError, None, None]:
+        lost: dict[Device, DeviceError] = {}
+        for device in devices:
+            try:
+                self._require(device)
+            except DeviceError as error:  # noqa: PERF203 - the other devices might be there
+                lost[device] = error
+        known = [device for device in devices if device not in lost]
+        with closing(self._driver.run_each(reading, known, limit_s)) as outcomes:
+            for device in devices:
+                yield lost[device] if device in lost else next(outcomes)
 
     # The methods below run on the bindings' worker thread. Readings take a device and not its
     # handle, because a hanging reading is recognized by its arguments, and handles can change.
@@ -464,7 +552,7 @@ class Nvml:
         compute_instance = self._driver.ask("nvmlDeviceGetComputeInstanceId", handle, faults=DOWN)
         return gpu_uuid, f"MIG-{gpu_uuid}/{gpu_instance}/{compute_instance}"
 
-    def _read_all(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
+    def _read_all(self, device: Device) -> Reading:
         listed = self._lists(device)
         usage = self._read_usage(device, listed)
         return usage, _all_listed(listed), self._read_gauges(device)
@@ -612,6 +700,20 @@ class Nvml:
             if level <= ONE_NODE:
                 return Link.SWITCH if level <= SEVERAL_SWITCHES else Link.SOCKET
         return Link.SYSTEM
+
+
+def _nth(
+    is_wanted: Callable[[Sequence[Place]], bool], number: int
+) -> Callable[[Sequence[Place]], bool]:
+    """Return a function that returns whether it was called with this many wanted GPUs."""
+    wanted = 0
+
+    def is_enough(devices: Sequence[Place]) -> bool:
+        nonlocal wanted
+        wanted += is_wanted(devices)
+        return wanted >= number
+
+    return is_enough
 
 
 def _jobs(listed: Lists) -> list[Process]:
