@@ -853,6 +853,48 @@ def test_gpus_that_do_not_match_are_read_together(here: Here) -> None:
     assert touched(here) == {*"012345"}
 
 
+LOOKS_BUSY = "gpu\n used 6000\n"
+
+
+def test_a_gpu_that_looks_busy_is_not_locked_first(here: Here) -> None:
+    """GPUs whose memory is in use are neither locked nor read again if a later GPU is free."""
+    here.write(LOOKS_BUSY * 3 + "gpu\n" * 5)
+    assert got() == "3"
+    assert touched(here) == {*"0123"}
+    assert [call for call in here.calls() if "ComputeMode" in call] == [
+        "nvmlDeviceGetComputeMode 3"
+    ]
+    locked = {path.name.partition(".")[0] for path in here.locks.glob("GPU-*")}
+    assert locked == {here.uuid("3")}
+
+
+def test_a_gpu_that_looks_busy_is_examined_last(here: Here) -> None:
+    """If no other GPU is free, busy ones are examined under their locks, and listed in order."""
+    here.write(f"gpu\n{LOOKS_BUSY}gpu\n")
+    with here.rival("0"), here.rival("2"):
+        text = refused()
+    assert "nvmlDeviceGetComputeMode 1" in here.calls()
+    assert of_gpu(text, "1").startswith("busy: ")
+    assert text.index("\n0 ") < text.index("\n1 ") < text.index("\n2 ")
+
+
+def test_a_large_desktop_does_not_look_busy(here: Here) -> None:
+    """An idle GPU comes first even if a desktop is using most of its memory."""
+    here.write("gpu\n graphics 1100 3000\n graphics 1101 1000\ngpu\n")
+    assert got() == "0"
+    assert touched(here) == {"0"}
+
+
+def test_a_gpu_within_the_users_limit_does_not_look_busy(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's limit for the memory in use on an idle GPU also applies to the order."""
+    monkeypatch.setenv("RESERVE_GPU_IDLE_MEMORY", "7000MiB")
+    here.write(f"{LOOKS_BUSY}gpu\n")
+    assert got() == "0"
+    assert touched(here) == {"0"}
+
+
 STATUS = "import reserve_gpu; reserve_gpu.status()"
 
 

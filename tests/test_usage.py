@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from reserve_gpu.gpus import usage
@@ -62,6 +64,23 @@ def test_idle(reading: Usage) -> None:
 def test_busy(reading: Usage) -> None:
     """Any sign of use makes a device busy."""
     assert usage.judge(reading) is State.BUSY
+
+
+MEMORY = [0, 1024, 2048, 4096, 5120, 5121, 9000, 40000]  # in MiB
+
+
+@pytest.mark.parametrize("idle_mib", [None, 0, 3000])
+@pytest.mark.parametrize("total_mib", [None, 2048, 6144, 40960])
+def test_a_surely_busy_device_is_not_idle(total_mib: float | None, idle_mib: float | None) -> None:
+    """Memory makes a device surely busy only if `judge` does not find it idle."""
+    verdicts = set()
+    for used_mib, graphics_mib in product([None, *MEMORY], MEMORY):
+        reading = SEEN._replace(total_mib=total_mib, used_mib=used_mib, graphics_mib=graphics_mib)
+        for each in (reading, reading._replace(has_host_memory=True)):
+            is_busy = usage.is_surely_busy(each, idle_mib)
+            verdicts.add(is_busy)
+            assert not (is_busy and usage.judge(each, idle_mib) is State.IDLE), each
+    assert verdicts == {True, False}
 
 
 @pytest.mark.parametrize("reading", [Usage(), SEEN, SEEN._replace(compute=1)])

@@ -218,7 +218,8 @@ def _batches(
     """Yield the candidates in batches that are scanned together.
 
     Initializing a GPU can take seconds, so the iterator initializes GPUs between batches, when the
-    mutex is not held. If any free GPU will do, no GPU is initialized before it is needed.
+    mutex is not held. If any free GPU will do, no GPU is initialized before it is needed. GPUs that
+    look busy then come last, because locking and reading them takes time.
     """
     request, gpus = context.request, context.gpus
     if candidates is not None:
@@ -233,19 +234,33 @@ def _batches(
     def is_wanted(devices: Sequence[Device | Fault]) -> bool:
         return any(map(partial(_is_promising, context), devices))
 
-    later: list[Device | Fault] = []
+    last: list[Device | Fault] = []
     for batch in inherited_limit.candidates(gpus, request, context.inherited, is_wanted):
-        later += filter(gpus.has_screen, batch)
-        if first := [device for device in batch if not gpus.has_screen(device)]:
+        last += [device for device in batch if _comes_last(context, device)]
+        if first := [device for device in batch if not _comes_last(context, device)]:
             yield first
-    if later:
-        yield later
+    if last:
+        yield sorted(last, key=partial(_looks_busy, context))
 
 
 def _is_promising(context: AttemptContext, device: Device | Fault) -> bool:
     """Return whether the request will probably get this device unless it is reserved."""
     is_fit = not policy.unfit(device, context.request, context.driver)
-    return isinstance(device, Device) and is_fit and not context.gpus.has_screen(device)
+    return isinstance(device, Device) and is_fit and not _comes_last(context, device)
+
+
+def _comes_last(context: AttemptContext, device: Device | Fault) -> bool:
+    return _looks_busy(context, device) or context.gpus.has_screen(device)
+
+
+def _looks_busy(context: AttemptContext, device: Device | Fault) -> bool:
+    """Return whether a device was busy when it was first read, without a lock.
+
+    This only determines the order in which devices are locked and read again.
+    """
+    if isinstance(device, Fault) or device.uuid in context.held:
+        return False
+    return context.gpus.was_busy(device, context.idle_mib)
 
 
 def _refreshed(gpus: Nvml, device: Device | Fault) -> Device | Fault:

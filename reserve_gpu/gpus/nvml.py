@@ -19,6 +19,7 @@ from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, NOT_OFFERED, Code
 from reserve_gpu.gpus.usage import (
     has_no_memory,
     is_desktop,
+    is_surely_busy,
     recent_use,
     samples_start_s,
     split_graphics,
@@ -132,6 +133,7 @@ class Nvml:
         self._handles: dict[str, tuple[Any, Any]] = {}
         self._places: dict[str, tuple[int, int | None]] = {}  # GPU index and instance, by UUID
         self._boards: dict[int, Board] = {}  # by GPU index
+        self._first_usages: dict[str, Usage] = {}  # by UUID; only what concerns memory
 
     def __enter__(self) -> Self:
         self._driver = Bindings(self._limit_s)
@@ -214,6 +216,16 @@ class Nvml:
         """Return whether a display is active on a device's GPU, which this session has read."""
         board = self._boards.get(device.index)
         return board is not None and board.has_screen
+
+    def was_busy(self, device: Device, idle_mib: float | None = None) -> bool:
+        """Return whether a device's memory showed that it was busy when it was first read.
+
+        Args:
+            device: The device, which this session has read.
+            idle_mib: The maximum memory use of an idle device in MiB, or None for the default.
+        """
+        first = self._first_usages.get(device.uuid)
+        return first is not None and is_surely_busy(first, idle_mib)
 
     def devices(self, index: int) -> list[Device | Fault]:
         """Return a GPU's devices, which are the GPU itself or its MIG instances.
@@ -521,18 +533,25 @@ class Nvml:
             if isinstance(known, Device) and (known.uuid, known.instance) == (uuid, slot):
                 return known
         read = partial(self._driver.ask, faults=DOWN)
-        total_mib, _, reserve_mib = self._read_memory(handle)
+        total_mib, used_mib, reserve_mib = self._read_memory(handle)
         has_host_memory = slot is None and self._has_host_memory(gpu, total_mib)
         if has_host_memory:
             self._boards[index] = self._boards[index]._replace(has_host_memory=True)
             total_mib = total_mib or procfs.memory_mib()
+        memory_mib = None if total_mib is None else int(total_mib)
+        self._first_usages[uuid] = Usage(
+            total_mib=memory_mib,
+            used_mib=used_mib,
+            reserve_known=reserve_mib is not None,
+            has_host_memory=self._boards[index].has_host_memory,
+        )
         gpu_uuid, old_name = (None, None) if slot is None else self._read_origin(handle, gpu)
         return Device(
             index=index,
             uuid=uuid,
             name=read("nvmlDeviceGetName", handle),
             bus_id=self._driver.bus_id(gpu),
-            memory_mib=None if total_mib is None else int(total_mib),
+            memory_mib=memory_mib,
             vbios=_known_version(read("nvmlDeviceGetVbiosVersion", gpu)),
             # A GB10 reports a width of 1: https://github.com/Syllo/nvtop/issues/499
             link_width=None if has_host_memory else read("nvmlDeviceGetCurrPcieLinkWidth", gpu),

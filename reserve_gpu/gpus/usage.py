@@ -162,6 +162,22 @@ def judge(usage: Usage, idle_mib: float | None = None) -> State:
     return State.IDLE
 
 
+def is_surely_busy(usage: Usage, idle_mib: float | None = None) -> bool:
+    """Return whether the memory in use shows that a device is busy, whatever its processes are.
+
+    `judge` returns BUSY or PROHIBITED for such a device. This function does not need the numbers of
+    processes and the graphics processes' memory.
+
+    Args:
+        usage: The device's usage, as reported by NVML.
+        idle_mib: The maximum memory in use on an idle device, in MiB, or None for the default.
+    """
+    if usage.used_mib is None or usage.has_host_memory:
+        return False
+    desktop_mib = graphics_limit_mib(usage.total_mib, idle_mib)
+    return usage.used_mib > desktop_mib + idle_limit_mib(usage, idle_mib)
+
+
 def is_rendered_on(usage: Usage, idle_mib: float | None = None) -> bool:
     """Return whether the graphics processes hold more memory than a desktop would."""
     return usage.graphics_mib > graphics_limit_mib(usage.total_mib, idle_mib)
