@@ -14,6 +14,7 @@ from reserve_gpu.ipython import magic
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model.errors import TOO_MANY_FILES, LockError
+from reserve_gpu.system import procfs
 from tests.locked import held, texts
 from tests.reserving import got, refused
 
@@ -175,6 +176,14 @@ def taken_whole(here: Here, uuid: str) -> str:
     except LockError as error:
         return str(error)
     return "locked" if isinstance(lock, Lock) else "refused"
+
+
+def test_many_busy_gpus_need_no_more_descriptors(here: Here) -> None:
+    """With just enough descriptors for a reservation, a refusal names each of many GPUs."""
+    here.write("gpu\n used 6000\n" * 16)
+    with free_descriptors(procfs.DESCRIPTORS):
+        text = refused()
+    assert text.count(" busy ") == 16
 
 
 BEFORE = ["reserve_gpu.reserve", "reserve_gpu.reserve(); reserve_gpu.release()"]

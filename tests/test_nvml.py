@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import pynvml
 import pytest
 
 import reserve_gpu
+from reserve_gpu.allocation.attempt import MOST_LOCKED, READINGS_LIMIT_S
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
 from reserve_gpu.model.devices import ComputeMode, Device, Fault, Gauges, State
@@ -28,6 +30,7 @@ from reserve_gpu.system import procfs
 from reserve_gpu.system.executor import wait_for
 from tests import driver
 from tests.here import Without
+from tests.locked import locked
 from tests.machine import LIMIT_S
 from tests.reserving import got, of_gpu, refused, variables
 
@@ -893,6 +896,32 @@ def test_a_gpu_within_the_users_limit_does_not_look_busy(
     here.write(f"{LOOKS_BUSY}gpu\n")
     assert got() == "0"
     assert touched(here) == {"0"}
+
+
+def test_a_free_gpu_is_reserved_while_a_later_one_hangs(here: Here) -> None:
+    """The reading of a later GPU does not delay the first free GPU, even if both are locked."""
+    here.write("gpu\n" * 8 + "delay nvmlDeviceGetComputeMode 5 1000")
+    with ExitStack() as rivals:
+        for number in "0123":
+            rivals.enter_context(here.rival(number))
+        start = time.monotonic()
+        assert got() == "4"
+        assert time.monotonic() - start < READINGS_LIMIT_S
+        assert "nvmlDeviceGetComputeMode 5" in here.calls()  # they are read together
+        assert locked(here.locks) >= {f"{here.uuid('4')}.lock"}
+        assert f"{here.uuid('5')}.lock" not in locked(here.locks)
+
+
+@pytest.mark.process
+def test_gpus_are_locked_before_they_are_read(here: Here) -> None:
+    """When GPUs are read together, all of them are locked, and the others are still open."""
+    here.write("gpu\n" * 8 + "delay nvmlDeviceGetComputeMode 1 1000")
+    with here.child() as child:
+        child.send("reserve_gpu.reserve(count=8)")
+        assert wait_for(lambda: "nvmlDeviceGetComputeMode 1" in here.calls(), LIMIT_S, 0.01)
+        names = {here.uuid(str(number)): number for number in range(8)}
+        files = {name.removesuffix(".lock") for name in locked(here.locks)}
+        assert {names[file] for file in files & {*names}} == {*range(MOST_LOCKED)}
 
 
 STATUS = "import reserve_gpu; reserve_gpu.status()"

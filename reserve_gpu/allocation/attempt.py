@@ -7,8 +7,9 @@ requested devices reserves none of them.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 # the driver hangs.
 READINGS_LIMIT_S = 2.0
 LEAST_LIMIT_S = 0.1  # minimum timeout in seconds for a single NVML query
+# Maximum number of devices that are locked before they are read together. It is small because each
+# lock needs up to two file descriptors.
+MOST_LOCKED = 4
 
 
 class AttemptContext(NamedTuple):
@@ -95,6 +99,23 @@ class LockedDevice(NamedTuple):
         if row.is_mine or row.usage is None:
             return 0, -1.0
         return 0 if row.holders else 1 if is_idle else 2, row.promisable_mib or 0.0
+
+
+class UnreadDevice(NamedTuple):
+    """A locked device whose usage has not been read yet.
+
+    Attributes:
+        device: The device.
+        lock: The lock on the device.
+        memory_limit_mib: The size of the requested part in MiB, or None for the whole device.
+        shares: For a request for a part, the other processes that share the device, and this
+            process's own share as in `DeviceScan._shares`.
+    """
+
+    device: Device
+    lock: Lock
+    memory_limit_mib: float | None
+    shares: tuple[list[Holder], tuple[float, float | None]]
 
 
 class Granted(NamedTuple):
@@ -352,17 +373,50 @@ class DeviceScan:
             taken: Collects each device's lock or row.
         """
         first_will_do = policy.first_will_do(self._request)
-        for device in devices:
-            fitting = self._fitting(device)
-            outcome = fitting if isinstance(fitting, DeviceStatus) else self._locked(fitting)
-            taken.add(outcome)
-            if first_will_do and isinstance(outcome, LockedDevice):
-                return [outcome.device]
+        # The devices of a waiter that needs several must not be locked when `_is_available` checks
+        # whether the waiter could take them.
+        most = 1 if self._queue.is_behind_several else MOST_LOCKED
+        number = 1 if first_will_do else most
+        left = list(devices)
+        while left:
+            group, left = left[:number], left[number:]
+            number = min(2 * number, most)
+            with closing(self._examine(group)) as outcomes:
+                for outcome in outcomes:
+                    taken.add(outcome)
+                    if first_will_do and isinstance(outcome, LockedDevice):
+                        return [outcome.device]
         if first_will_do:
             return None
         rank = {uuid: locked.rank for uuid, locked in taken.locked.items()}
         available = [locked.device for locked in taken.locked.values()]
         return policy.choose(available, self._request, rank, self._link)
+
+    def _examine(
+        self, devices: Sequence[Device | Fault]
+    ) -> Generator[LockedDevice | DeviceStatus, None, None]:
+        """Lock devices, then read them together, and yield each device's lock or row in order.
+
+        When the generator is closed, it releases the locks that it has not yielded.
+        """
+        steps: deque[LockedDevice | DeviceStatus | UnreadDevice] = deque()
+        try:
+            for device in devices:
+                fitting = self._fitting(device)
+                steps.append(fitting if isinstance(fitting, DeviceStatus) else self._lock(fitting))
+            unread = [step.device for step in steps if isinstance(step, UnreadDevice)]
+            usages = self._context.gpus.usages(unread, lambda: self._limit_s)
+            with closing(usages):
+                while steps:
+                    step = steps[0]
+                    if isinstance(step, UnreadDevice):
+                        step = self._judged(step, next(usages))
+                    steps.popleft()
+                    yield step
+        finally:
+            for step in steps:
+                if not isinstance(step, DeviceStatus):
+                    self._release(step.device, step.lock)
 
     def _link(self, one: Device, other: Device) -> int:
         left_s = self._readings_until - time.monotonic()
@@ -377,43 +431,68 @@ class DeviceScan:
             return DeviceStatus(device, device.state, reason=reason)
         return (self._by_rules(device) if self._by_rules else None) or device
 
-    def _locked(self, device: Device) -> LockedDevice | DeviceStatus:
-        """Lock and read a device, and keep the lock only if the device satisfies the request."""
-        held, memory_limit_mib = (
-            self._context.held.get(device.uuid),
-            self._request.on([device]).terms.memory_limit_mib,
-        )
+    def _lock(self, device: Device) -> LockedDevice | DeviceStatus | UnreadDevice:
+        """Lock a device, or return a row that says why it can't be locked.
+
+        A device that this process already holds does not have to be read.
+        """
+        held = self._context.held.get(device.uuid)
+        memory_limit_mib = self._request.on([device]).terms.memory_limit_mib
         is_part, held_mib = memory_limit_mib is not None, self._context.memory_limit_mib
         lock: Lock | Holder | None = held
-        is_kept = False
+        step: LockedDevice | DeviceStatus | UnreadDevice | None = None
         try:
             if held is None or is_sharers(held.name) != is_part:
                 taken = held.taken if held else None
                 locks = self._context.locks
                 lock = locks.lock_device(device.uuid, share=is_part, held=held, taken=taken)
             if not isinstance(lock, Lock):
-                return self._reserved_row(device, lock, held)
-            if held and (memory_limit_mib is None or policy.is_enough(held_mib, memory_limit_mib)):
+                step = self._reserved_row(device, lock, held)
+            elif held and (
+                memory_limit_mib is None or policy.is_enough(held_mib, memory_limit_mib)
+            ):
                 # This process already holds the device, or a large enough part of it.
-                row = DeviceStatus(
-                    device, State.FREE, holders=self._this_process(device), is_mine=True
-                )
-            elif memory_limit_mib is not None:
-                row = self._part(device, lock, memory_limit_mib)
+                holders = self._this_process(device)
+                row = DeviceStatus(device, State.FREE, holders=holders, is_mine=True)
+                step = LockedDevice(device, lock, row)
             else:
-                row = self._whole_device_row(device)
-            if held is None and row.state is State.FREE:
-                row = self._numbered(device, row)
-            is_kept = row.state is State.FREE
-        except DeviceError as error:
-            return DeviceStatus(device, error.state, reason=str(error))
+                # Read the sharers before the memory use, so that memory allocated in between is
+                # counted twice rather than missed.
+                shares = self._shares(device, lock) if is_part else ([], (0.0, 0.0))
+                step = UnreadDevice(device, lock, memory_limit_mib, shares)
         except LockError as error:
-            _require_of_device(error)
-            return DeviceStatus(device, State.UNKNOWN, reason=str(error))
+            step = _unlockable_row(device, error)
         finally:
-            if isinstance(lock, Lock) and lock is not held and not is_kept:
-                lock.release_device(was_held=False)
-        return LockedDevice(device, lock, row) if is_kept else row
+            if isinstance(lock, Lock) and (step is None or isinstance(step, DeviceStatus)):
+                self._release(device, lock)
+        return step
+
+    def _judged(
+        self, unread: UnreadDevice, reading: "Usage | DeviceError"
+    ) -> LockedDevice | DeviceStatus:
+        """Return a locked device if it satisfies the request, or else release its lock."""
+        device, lock = unread.device, unread.lock
+        row = None
+        try:
+            if isinstance(reading, DeviceError):
+                row = DeviceStatus(device, reading.state, reason=str(reading))
+            elif unread.memory_limit_mib is not None:
+                row = self._part_row(unread, reading)
+            else:
+                row = self._whole_device_row(device, reading)
+            if row.state is State.FREE and device.uuid not in self._context.held:
+                row = self._numbered(device, row)
+        except LockError as error:
+            row = _unlockable_row(device, error)
+        finally:
+            if row is None or row.state is not State.FREE:
+                self._release(device, lock)
+        return LockedDevice(device, lock, row) if row.state is State.FREE else row
+
+    def _release(self, device: Device, lock: Lock) -> None:
+        """Release a lock that this attempt has acquired."""
+        if lock is not self._context.held.get(device.uuid):
+            lock.release_device(was_held=False)
 
     def _numbered(self, device: Device, row: DeviceStatus) -> DeviceStatus:
         """Mark a free device as reserved if a process is still using its number for another GPU."""
@@ -440,25 +519,15 @@ class DeviceScan:
         lock = self._context.held.get(device.uuid)
         return (self._context.locks.holders.of(lock.name),) if lock else ()
 
-    def _whole_device_row(self, device: Device) -> DeviceStatus:
-        """Return the device's row for a request for whole devices.
-
-        Raises:
-            DeviceError: The device can't be read.
-        """
-        row = self._row(device, self._context.gpus.usage(device, self._limit_s))
+    def _whole_device_row(self, device: Device, reading: "Usage") -> DeviceStatus:
+        """Return the device's row for a request for whole devices."""
+        row = self._row(device, reading)
         return row if self._context.is_taking_back else self._behind(device, row, lambda _: True)
 
-    def _part(self, device: Device, lock: Lock, memory_limit_mib: float) -> DeviceStatus:
-        """Return the device's row for a request for a part of a GPU.
-
-        Raises:
-            DeviceError: The device can't be read.
-        """
-        # Read the sharers before the memory use, so that memory allocated in between is counted
-        # twice rather than missed.
-        sharers, own = self._shares(device, lock)
-        reading = self._context.gpus.usage(device, self._limit_s)
+    def _part_row(self, unread: UnreadDevice, reading: "Usage") -> DeviceStatus:
+        """Return the device's row for a request for a part of a GPU."""
+        device, memory_limit_mib = unread.device, unread.memory_limit_mib or 0.0
+        sharers, own = unread.shares
         row = self._row(device, reading)
         parts = [(sharer.memory_limit_mib, sharer.used_mib) for sharer in sharers]
         free_mib = usage.promisable_mib(device, reading, parts, own)
@@ -601,6 +670,12 @@ class DeviceScan:
         holders = procfs.with_memory_use((this_holder, *sharers), context.gpus.processes(device))
         this_process, *known = without_joined(holders)
         return known, (promised_mib, this_process.used_mib)
+
+
+def _unlockable_row(device: Device, error: LockError) -> DeviceStatus:
+    """Return the row for a device whose lock file can't be used."""
+    _require_of_device(error)
+    return DeviceStatus(device, State.UNKNOWN, reason=str(error))
 
 
 def _require_of_device(error: LockError) -> None:
