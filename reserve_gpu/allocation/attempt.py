@@ -443,9 +443,13 @@ class DeviceScan:
         step: LockedDevice | DeviceStatus | UnreadDevice | None = None
         try:
             if held is None or is_sharers(held.name) != is_part:
-                taken = held.taken if held else None
-                locks = self._context.locks
-                lock = locks.lock_device(device.uuid, share=is_part, held=held, taken=taken)
+                lock = self._context.locks.lock_device(
+                    device.uuid,
+                    share=is_part,
+                    held=held,
+                    taken=held.taken if held else None,
+                    has_record=held is not None,  # otherwise, `_judged` locks the record
+                )
             if not isinstance(lock, Lock):
                 step = self._reserved_row(device, lock, held)
             elif held and (
@@ -482,6 +486,8 @@ class DeviceScan:
                 row = self._whole_device_row(device, reading)
             if row.state is State.FREE and device.uuid not in self._context.held:
                 row = self._numbered(device, row)
+                if row.state is State.FREE and unread.memory_limit_mib is None:
+                    self._context.locks.lock_record(device.uuid, lock)
         except LockError as error:
             row = _unlockable_row(device, error)
         finally:

@@ -305,7 +305,13 @@ class LockDirectory:
         raise LockError(f"Other processes keep replacing {path}. Try again.")
 
     def lock_device(
-        self, uuid: str, *, share: bool, held: Lock | None = None, taken: Instant | None = None
+        self,
+        uuid: str,
+        *,
+        share: bool,
+        held: Lock | None = None,
+        taken: Instant | None = None,
+        has_record: bool = True,
     ) -> Lock | Holder:
         """Lock a whole device, or become one of its sharers. The caller must hold the mutex.
 
@@ -315,6 +321,8 @@ class LockDirectory:
             held: This process's existing lock on the device, which does not count as a conflict.
             taken: The time when the original lock was taken, if this lock replaces it. Defaults to
                 now.
+            has_record: Whether to also lock a record file for a whole device. If not, call
+                `lock_record` before the mutex is released, unless the lock is released first.
 
         Returns:
             The lock, or a holder that prevents this process from locking the device.
@@ -343,7 +351,8 @@ class LockDirectory:
             )
             if (other := next(other_sharers, None)) is not None:
                 return other
-            device_lock.owned = self._acquire_record(uuid, device_lock)
+            if has_record:
+                self.lock_record(uuid, device_lock)
             stack.pop_all()
             return device_lock
 
@@ -366,15 +375,22 @@ class LockDirectory:
             return self.acquire_user_file(name, taken)
         lock = self.acquire(name, OTHERS_MODE, taken)
         if lock:
-            lock.owned = self._acquire_record(device_of(name), lock)
+            self.lock_record(device_of(name), lock)
         return lock
 
-    def _acquire_record(self, uuid: str, device_lock: Lock) -> Lock | None:
-        """Lock a record file for the holder of a whole device, or return None if that fails."""
+    def lock_record(self, uuid: str, device_lock: Lock) -> None:
+        """Lock a record file for the holder of a whole device, if possible.
+
+        The caller must hold the mutex.
+
+        Args:
+            uuid: The device's UUID.
+            device_lock: The lock on the whole device.
+        """
         with suppress(LockError):
             if has_write_locks(device_lock.descriptor):
-                return self.acquire_any_user_file(_record_prefix(uuid), device_lock.taken)
-        return None
+                prefix = _record_prefix(uuid)
+                device_lock.owned = self.acquire_any_user_file(prefix, device_lock.taken)
 
     def acquire_joined(self, uuid: str, taken: Instant) -> Lock:
         """Lock a sharer's file for a process that is joining a reservation.
