@@ -110,12 +110,13 @@ def _with_openers(
     A forked child keeps its parent's GPU memory for as long as it has the device file open, even if
     the driver does not list the child.
     """
-    paths = {
-        row.label: f"/dev/nvidia{minor}"
+    unexplained = {
+        row.device: row.label
         for row in rows
         if row.label in holders and isinstance(row.device, Device) and is_unexplained(row)
-        if (minor := nvml.minor(row.device)) is not None
     }
+    minors = nvml.minors([*unexplained])
+    paths = {unexplained[device]: f"/dev/nvidia{minor}" for device, minor in minors.items()}
     openers = procfs.openers(paths.values()) if paths else {}
     return [
         _opened(row, openers[paths[row.label]], holders[row.label], reader)

@@ -142,7 +142,15 @@ def add_processes(
         idle_mib: The maximum memory use of an idle device in MiB. Defaults to the built-in limit.
         watch_s: The time in seconds to watch whether an ended holder's memory is being freed.
     """
-    read = [_with_users(nvml, row, idle_mib) for row in rows]
+    reserved = [
+        row.device
+        for row in rows
+        if isinstance(row.device, Device) and row.usage is None and row.state is State.RESERVED
+    ]
+    usages: dict[Device | Fault, Usage | DeviceError] = dict(
+        zip(reserved, nvml.usages(reserved, lambda: READING_LIMIT_S), strict=True)
+    )
+    read = [_with_users(row, usages.get(row.device), idle_mib) for row in rows]
     in_use = [row.device for row in read if row.usage and row.use_state is not State.IDLE]
     listed = nvml.processes_of(in_use)
     used = [
@@ -166,16 +174,17 @@ def _with_traces(
     return previous_holders.add_traces(nvml, rows, watch_s)
 
 
-def _with_users(nvml: Nvml, row: DeviceStatus, idle_mib: float | None) -> DeviceStatus:
-    """Add users to a row. If a reserved device's row does not contain its usage, query it."""
+def _with_users(
+    row: DeviceStatus, reading: Usage | DeviceError | None, idle_mib: float | None
+) -> DeviceStatus:
+    """Add users to a row, and the device's usage, if it was read after the attempt."""
     first = row.awaited_by and procfs.with_owner(row.awaited_by)
     holders = with_hosts([procfs.with_owner(holder) for holder in row.holders])
     row = row._replace(holders=holders, awaited_by=first)
-    if isinstance(row.device, Device) and row.usage is None and row.state is State.RESERVED:
-        try:
-            row = row._replace(usage=nvml.usage(row.device, READING_LIMIT_S))
-        except DeviceError as error:
-            return row._replace(reason=str(error), is_unused=None)
+    if isinstance(reading, DeviceError):
+        return row._replace(reason=str(reading), is_unused=None)
+    if reading:
+        row = row._replace(usage=reading)
     return row._replace(use_state=row.use_state or judge(row.usage, idle_mib)) if row.usage else row
 
 

@@ -386,15 +386,13 @@ class Nvml:
             samples = self._driver.run(self._read_use_samples, device, int(start_s * 1e6))
         return None if samples is None else recent_use(samples, since, now, monotonic, suspects)
 
-    def minor(self, device: Device) -> int | None:
-        """Return the number N of a GPU's device file /dev/nvidiaN, or None if it is unknown.
+    def minors(self, devices: Sequence[Device]) -> dict[Device, int]:
+        """Return the number N of each GPU's device file /dev/nvidiaN, if it is known.
 
         It can differ from the GPU's index. The processes of a MIG instance open its GPU's file.
         """
-        with suppress(DeviceError):
-            self._require(device)
-            return self._driver.run(self._read_minor, device)
-        return None
+        minors = zip(devices, self._read_each(self._read_minor, devices), strict=True)
+        return {device: minor for device, minor in minors if not isinstance(minor, DeviceError)}
 
     def share(self, device: Device) -> float | None:
         """Return a device's fraction of its GPU's memory, or None if the fraction is unknown."""

@@ -306,15 +306,22 @@ def openers(paths: Collection[str]) -> dict[str, list[int]]:
         paths: The files' paths.
     """
     found: dict[str, list[int]] = {path: [] for path in paths}
-    remaining = MOST_OPEN
-    for pid in [pid for pid, _ in own_processes(()) if pid != os.getpid()]:
-        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
-            for descriptor in islice(descriptors, remaining):
-                remaining -= 1
-                with suppress(OSError):  # the process has just closed the descriptor
-                    path = os.readlink(descriptor.path)
-                    if path in found and pid not in found[path]:
-                        found[path].append(pid)
+    user, remaining = os.geteuid(), MOST_OPEN
+    for pid in map(int, _pids()):
+        with suppress(OSError):
+            if pid == os.getpid() or os.stat(f"/proc/{pid}").st_uid != user:
+                continue
+            opened = set()
+            with os.scandir(f"/proc/{pid}/fd") as descriptors:
+                for descriptor in islice(descriptors, remaining):
+                    remaining -= 1
+                    with suppress(OSError):  # the process has just closed the descriptor
+                        opened.add(os.readlink(descriptor.path))
+            matching = opened & found.keys()
+            # Read the UIDs last, because that is slower. A program such as `su` has several.
+            if matching and {*_uids(pid)} == {user}:
+                for path in matching:
+                    found[path].append(pid)
     return found
 
 
