@@ -781,7 +781,7 @@ def touched(here: Here) -> set[str]:
 
 
 def test_a_hanging_gpu_among_many_is_named(here: Here) -> None:
-    """Of eight GPUs that are read together, only the fifth, which hangs, is faulty."""
+    """If eight GPUs are read together and the fifth hangs, only the fifth is faulty."""
     here.write("gpu\n" * 8 + "delay nvmlDeviceGetUUID 4 1000")
     devices = walk(HANGING_S)
     assert [device.index for device in devices] == [*range(8)]

@@ -257,8 +257,10 @@ def _batches(
 
     last: list[Device | Fault] = []
     for batch in inherited_limit.candidates(gpus, request, context.inherited, is_wanted):
-        last += [device for device in batch if _comes_last(context, device)]
-        if first := [device for device in batch if not _comes_last(context, device)]:
+        first: list[Device | Fault] = []
+        for device in batch:
+            (last if _comes_last(context, device) else first).append(device)
+        if first:
             yield first
     if last:
         yield sorted(last, key=partial(_looks_busy, context))
