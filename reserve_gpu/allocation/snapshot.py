@@ -298,9 +298,10 @@ def _old_numbers(
     directory: LockDirectory, devices: Sequence[Device | Fault]
 ) -> dict[str, list[Claim]]:
     """For each device, return the claims on other GPUs that used to have the device's number."""
-    numbers = directory.listed_numbers()
     readable = [device for device in devices if isinstance(device, Device)]
-    return {d.uuid: directory.claims_on_other_devices(d.index, d.uuid, numbers) for d in readable}
+    recorded = [d for d in readable if directory.is_number_recorded(d.index, d.uuid)]
+    numbers = directory.listed_numbers() if recorded else {}  # reading /proc/locks is slow
+    return {d.uuid: directory.claims_on_other_devices(d.index, d.uuid, numbers) for d in recorded}
 
 
 def _holders(
