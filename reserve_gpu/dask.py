@@ -18,6 +18,7 @@ from reserve_gpu import api, request_options
 from reserve_gpu.allocation import request
 from reserve_gpu.model import errors, option
 from reserve_gpu.model.parsing import parse_duration
+from reserve_gpu.option_parser import Parser
 from reserve_gpu.system import process_identity
 
 try:
@@ -213,7 +214,7 @@ async def _close(worker: Worker, text: str) -> None:
 
 def _plugin(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Any:
     """Create the plugin from the arguments after `--preload reserve_gpu.dask`."""
-    parser = request_options.Parser("--preload reserve_gpu.dask", add_help=False)
+    parser = Parser("--preload reserve_gpu.dask", add_help=False)
     option.add(request_options.REQUEST_KEYWORDS, parser)
     parser.add_argument("--required", action="store_true")
     parser.set_defaults(wait=WAIT_S)
@@ -233,7 +234,7 @@ async def _setup(worker: object, plugin: ReserveGPU) -> None:
 
 
 # Dask calls this object for --preload. It is a click command, because Dask does not accept
-# arguments for a plain function. The arguments are parsed by `request_options.Parser`.
+# arguments for a plain function. The arguments are parsed by `Parser`.
 dask_setup = click.Command(
     "reserve_gpu.dask",
     callback=_setup,

@@ -23,7 +23,8 @@ from reserve_gpu.commands.registry import COMMANDS
 from reserve_gpu.ipython.parser import OTHERS, magic_parser
 from reserve_gpu.locks.directory import MUTEXES, LockDirectory
 from reserve_gpu.locks.queue import QueueEntry
-from reserve_gpu.request_options import DEVICES, REQUEST, Parser
+from reserve_gpu.option_parser import Parser
+from reserve_gpu.request_options import DEVICES, REQUEST
 from tests import driver
 from tests.processes import own_name
 

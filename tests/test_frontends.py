@@ -20,6 +20,7 @@ from reserve_gpu.model import errors
 from reserve_gpu.model.devices import ComputeMode, Device, Process, State, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.requests import Request, ReservationTerms, Size
+from reserve_gpu.option_parser import Parser
 from reserve_gpu.render import frontends, phrases, pictures
 from reserve_gpu.render.notices import Refused
 from reserve_gpu.render.status_view import Status
@@ -74,7 +75,7 @@ def read(hint: str) -> tuple[Request, object]:
     ours, to_run = command.split(typed[1:])
     assert to_run == SCRIPT
     assert typed[0] == "run"
-    parser = request_options.Parser()
+    parser = Parser()
     command.add_arguments(parser)
     return understood(request_options.reserve_keywords(parser.parse_args(ours)))
 

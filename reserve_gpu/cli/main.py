@@ -21,7 +21,7 @@ from reserve_gpu.commands.registry import COMMANDS
 from reserve_gpu.commands.run import command, lookup, reporter
 from reserve_gpu.model import errors, option, untrusted
 from reserve_gpu.model.untrusted import sanitize
-from reserve_gpu.request_options import Parser
+from reserve_gpu.option_parser import Parser
 from reserve_gpu.system import settings
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from argparse import SUPPRESS, RawDescriptionHelpFormatter
 
 from reserve_gpu.model.option import Option, add
-from reserve_gpu.request_options import HOW, WHEN, WHICH, Parser
+from reserve_gpu.option_parser import Parser
+from reserve_gpu.request_options import HOW, WHEN, WHICH
 
 # Options that run the command with the same name, each with the error message for a line that also
 # names a GPU. {} stands for that GPU's name.
