@@ -148,7 +148,7 @@ sys.addaudithook(watch)
 @pytest.mark.parametrize("name", ["reserve-gpu", "python -m reserve_gpu"])
 @pytest.mark.parametrize(
     "at",
-    ["signal", "reserve_gpu.model.errors", "fcntl", "reserve_gpu.commands.run.command", "gettext"],
+    ["signal", "reserve_gpu.model.errors", "fcntl", "reserve_gpu.commands.run.lookup", "gettext"],
 )
 def test_interrupted_while_it_starts(here: Here, script: str, name: str, at: str) -> None:
     """Ctrl-C while the command line starts ends it with nothing on the screen but one line."""
@@ -157,7 +157,7 @@ def test_interrupted_while_it_starts(here: Here, script: str, name: str, at: str
     path = f"{here.folder}:{ROOT}"
     done = here.command(*ours, "run", "--", "touch", "started", AT=at, PYTHONPATH=path)
     assert done.returncode in (-signal.SIGINT, 130)  # both are 130 to a shell
-    assert done.stdout + done.stderr in ("", "Interrupted; nothing was reserved.\n")
+    assert done.stdout + done.stderr in ("", "Interrupted. Nothing was reserved.\n")
     assert not (here.folder / "started").exists()
 
 

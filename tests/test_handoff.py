@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reserve_gpu.commands.run import handoff, lookup
-from reserve_gpu.model.errors import RequestError
+from reserve_gpu.model.errors import CommandError, RequestError
 from tests.commandline import CommandLine
 from tests.locked import held
 
@@ -301,7 +301,7 @@ def test_not_a_program(
         path.write_bytes(content)
         path.chmod(0o755)
     (here.folder / "train.py").write_text("")
-    with pytest.raises((RequestError, lookup.CommandError)) as caught:
+    with pytest.raises((RequestError, CommandError)) as caught:
         lookup.find(words, lambda: OURS)
     lines = str(caught.value).splitlines()
     assert lines[-1] == typed.replace("HOME", str(here.home))
@@ -327,7 +327,7 @@ def test_unexplained_errors(here: Here, words: list[str], text: str) -> None:
     path.write_text("#!/etc/passwd\n")
     path.chmod(0o755)
     (here.folder / "loop").symlink_to("loop")
-    with pytest.raises(lookup.CommandError) as caught:
+    with pytest.raises(CommandError) as caught:
         lookup.find(words, lambda: OURS)
     assert str(caught.value).endswith(text)
 

@@ -16,9 +16,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu.commands import registry
-from reserve_gpu.commands.output import Output
+from reserve_gpu.commands.output import Output, error_text, print_stderr
 from reserve_gpu.commands.registry import COMMANDS
-from reserve_gpu.commands.run import command, lookup, reporter
 from reserve_gpu.model import errors, option, untrusted
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.option_parser import Parser
@@ -56,17 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words += _words(list(sys.argv[1:] if arguments is None else arguments))
         return _start(words)
     except errors.ReserveGPUError as error:
-        reporter.print_stderr(_error_text(error, words), is_event="--json" in words)
+        print_stderr(_error_text(error, words), is_event="--json" in words)
         return error.exit_code
     except KeyboardInterrupt:
-        reporter.print_stderr("Interrupted. Nothing was reserved.")
-        return command.INTERRUPTED
+        print_stderr("Interrupted. Nothing was reserved.")
+        return errors.INTERRUPTED
 
 
 def _error_text(error: errors.ReserveGPUError, words: Sequence[str]) -> str:
     """Return the error as text or, if `--json` was given, as a line of JSON."""
     if "--json" not in words:
-        return reporter.error_text(error)
+        return error_text(error)
     return json.dumps({"event": "refused", "time": time.time(), **error.to_dict()})
 
 
@@ -185,7 +184,7 @@ def _print(output: Output) -> None:
         print(output.text.removesuffix("\n"), flush=True)
     except OSError as error:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - otherwise Python flushes again at exit
-        raise lookup.CommandError(f"Can't write to stdout: {error.strerror}.", 74) from error
+        raise errors.CommandError(f"Can't write to stdout: {error.strerror}.", 74) from error
 
 
 def _open_standard_descriptors() -> None:

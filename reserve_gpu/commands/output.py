@@ -1,16 +1,21 @@
-"""A command's output: its text, exit code, and format."""
+"""A command's output: its text, exit code, and format. Messages go to stderr."""
 
 import json
+import math
 import signal
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.model.option import Option
+from reserve_gpu.system.forks import no_fork
+from reserve_gpu.system.nonblocking import Printer
 
 if TYPE_CHECKING:
+    from reserve_gpu.model.errors import ReserveGPUError
     from reserve_gpu.render.pictures import Shown
 
 FORMATS = {"text": "the default", "json": "for programs", "html": "a web page"}
+READER_LIMIT_S = 2.0  # seconds to wait for a slow reader of stderr while holding a GPU
 
 
 class Output(NamedTuple):
@@ -59,6 +64,29 @@ def answer(seen: "Shown", form: str, about: str, code: int = 0) -> Output:
     from reserve_gpu.commands.export import html_page
 
     return Output(html_page.page(seen, about), code, form)
+
+
+def print_stderr(text: str, *, is_event: bool = False) -> None:
+    """Print text to stderr, because stdout belongs to the command. Ignore a missing reader.
+
+    While holding a GPU, this process waits for a slow reader for up to `READER_LIMIT_S` seconds,
+    and then drops the text. Otherwise, a full pipe could keep an idle GPU reserved forever.
+
+    Args:
+        text: The text to print.
+        is_event: Whether the text is an event. For events, the wait is always limited.
+    """
+    with no_fork:
+        from reserve_gpu.reservation.session import session  # most commands print no message
+
+    printer = Printer(sys.stderr)
+    printer.print(f"{text}\n", READER_LIMIT_S if is_event or session().reservation else math.inf)
+    printer.close()
+
+
+def error_text(error: "ReserveGPUError") -> str:
+    """Return an error's text for stderr."""
+    return error.picture.to_text(sys.stderr) if error.picture else str(error)
 
 
 def end_with_ssh() -> None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 
 VERSION = 1  # version of the JSON format for reservations and errors; fields are only added
+CANNOT_RUN, NOT_FOUND, INTERRUPTED = 126, 127, 130  # the exit codes that shells use
 REASON_LIMIT = 300  # maximum length of a reported reason, in characters
 TOO_MANY_FILES = (
     "This process has almost no file descriptors left, so nothing was changed. Close some files, "
@@ -228,6 +229,14 @@ class NoThreadError(ReserveGPUError):
     """This process can't start the thread that it needs to change a reservation safely."""
 
     exit_code = 71  # EX_OSERR
+
+
+class CommandError(ReserveGPUError):
+    """A command can't be found or can't be run, or its output can't be written."""
+
+    def __init__(self, text: str, exit_code: int = CANNOT_RUN) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 class WaitInterrupted(KeyboardInterrupt):

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 from reserve_gpu import api, request_options
-from reserve_gpu.commands.output import Output
-from reserve_gpu.commands.run import command, reporter
+from reserve_gpu.commands.output import Output, error_text
+from reserve_gpu.commands.run import command
 from reserve_gpu.model.errors import VERSION, NoFreeDeviceError
 from reserve_gpu.model.option import add
 from reserve_gpu.render import frontends
@@ -35,7 +35,7 @@ def run(arguments: Namespace) -> Output:
     try:
         devices = api.preview(request, frontends.shell(arguments.command))
     except NoFreeDeviceError as error:
-        answer, text, code = error.to_dict(), reporter.error_text(error), error.exit_code
+        answer, text, code = error.to_dict(), error_text(error), error.exit_code
     else:
         described = [{"label": device.label, "uuid": device.uuid} for device in devices]
         answer = {"version": VERSION, "reason": None, "exit_code": 0, "devices": described}

@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu import api, request_options
-from reserve_gpu.commands.run import command, reporter
+from reserve_gpu.commands.output import print_stderr
+from reserve_gpu.commands.run import command
 from reserve_gpu.model import errors
 from reserve_gpu.model.option import add
 from reserve_gpu.render import frontends
@@ -43,7 +44,7 @@ def run(arguments: Namespace) -> NoReturn:
             os.environ["JPY_SESSION_NAME"] = started.get("notebook", "")
     try:
         for text in api.take_over(jupyter_kernel.connection_file(arguments.command)):
-            reporter.print_stderr(f"Warning: {text}")
+            print_stderr(f"Warning: {text}")
         if not started:
             command.reserve_and_report(arguments, frontends.MAGIC)
         elif not api.current():  # the GPUs from `kernel hold` are no longer kept for this kernel
@@ -52,7 +53,7 @@ def run(arguments: Namespace) -> NoReturn:
     except errors.ReserveGPUError as error:
         headline = "This kernel was started without a GPU of its own."
         consequence = api.continue_after(error)
-        reporter.print_stderr(f"{headline}\n{error}\n{consequence}")
+        print_stderr(f"{headline}\n{error}\n{consequence}")
         # A brief reason is enough, because the first cell also shows the status and the next steps.
         brief = error.picture.brief if error.picture else str(error)
         reason = f"{headline}\n{brief}\n{consequence}"

@@ -6,8 +6,9 @@ import os
 from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu import api
+from reserve_gpu.commands.output import print_stderr
 from reserve_gpu.commands.reservations import choice
-from reserve_gpu.commands.run import command, reporter
+from reserve_gpu.commands.run import command
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import RequestError, program_command
 from reserve_gpu.model.option import add
@@ -49,7 +50,7 @@ def run(arguments: Namespace) -> NoReturn:
     words = arguments.command or [os.environ.get("SHELL") or "/bin/sh"]
     program = command.find_own(words, ["join", *arguments.which])
     process_identity.set_name(process_identity.command(words) or "")
-    reporter.print_stderr(api.join(find_reservation(arguments.which)))
+    print_stderr(api.join(find_reservation(arguments.which)))
     command.start_watchdog(is_timed=False, is_quiet=False)
     command.become(program, words)
 

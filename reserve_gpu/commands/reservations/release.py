@@ -7,9 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from reserve_gpu import api
-from reserve_gpu.commands.output import Output
+from reserve_gpu.commands.output import Output, print_stderr
 from reserve_gpu.commands.reservations import choice
-from reserve_gpu.commands.run import reporter
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.model.errors import RequestError, program_command
 from reserve_gpu.model.option import Option, add
@@ -88,7 +87,7 @@ def _release(chosen: Choice, *, is_end: bool) -> Answer:
     """Make a process release its devices, or end it. Before sending a signal, print a warning."""
 
     def warn(reason: Answer) -> None:
-        reporter.print_stderr(reservation_list.signal_warning(chosen.reserved, reason, STOP_S))
+        print_stderr(reservation_list.signal_warning(chosen.reserved, reason, STOP_S))
 
     return remote_release.release(chosen, is_end=is_end, warn=warn)
 

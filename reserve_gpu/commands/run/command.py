@@ -13,12 +13,12 @@ from shlex import join
 from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu import api, request_options
+from reserve_gpu.commands.output import print_stderr
 from reserve_gpu.commands.run import handoff, lookup
-from reserve_gpu.commands.run.lookup import CommandError
-from reserve_gpu.commands.run.reporter import Reporter, print_stderr
+from reserve_gpu.commands.run.reporter import Reporter
 from reserve_gpu.gpus import names
 from reserve_gpu.model import errors
-from reserve_gpu.model.errors import PROGRAM, program_command
+from reserve_gpu.model.errors import PROGRAM, CommandError, program_command
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.model.requests import NO_LEASE
 from reserve_gpu.model.untrusted import sanitize
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 SYNOPSIS = "reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
-INTERRUPTED = 130  # the exit code that shells report after SIGINT: 128 + 2
 
 
 def run(arguments: Namespace) -> NoReturn:

@@ -17,14 +17,15 @@ from reserve_gpu.commands.run.handoff import named_by_variable
 from reserve_gpu.commands.run.wrappers import is_assignment, levels
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.cuda_environment import VISIBLE
-from reserve_gpu.model.errors import COMMAND_LIMIT, ReserveGPUError
+from reserve_gpu.model.errors import CANNOT_RUN, COMMAND_LIMIT, NOT_FOUND, CommandError
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.frontends import COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-CANNOT_RUN, NOT_FOUND = 126, 127  # the exit codes that shells use
+    from reserve_gpu.model.errors import ReserveGPUError
+
 HEAD_SIZE = 4096  # number of bytes to read from a script's start; Linux itself reads only 256
 OPERATORS = {"&&", "||", ";", "|", "&", ">", ">>", "<"}
 SHELL_SYNTAX = r"[&|;<>$`*?()]"  # pattern for characters that only a shell interprets
@@ -37,14 +38,6 @@ SHELL_BUILTINS = {
     *(".", "source", "pushd", "popd", "export", "declare", "typeset", "local", "set", "unset"),
     *("eval", "exec", "shopt", "time"),
 }
-
-
-class CommandError(ReserveGPUError):
-    """The command can't be found or can't be run."""
-
-    def __init__(self, text: str, exit_code: int = CANNOT_RUN) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
 
 
 def find(command: Sequence[str], prefix: Callable[[], str]) -> str:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 
-from reserve_gpu.commands.output import Output
-from reserve_gpu.commands.run import reporter
+from reserve_gpu.commands.output import Output, print_stderr
 from reserve_gpu.commands.slurm import framing, sockets
 from reserve_gpu.system import procfs, settings, spawn
 
@@ -157,7 +156,7 @@ async def _serve(out: int) -> None:
             except OSError:
                 raise
             except Exception as error:  # noqa: BLE001 - drop one message, not the job
-                reporter.print_stderr(f"Warning: a message for the kernel was dropped: {error!r}")
+                print_stderr(f"Warning: a message for the kernel was dropped: {error!r}")
         await node.end()
         if timeouts and node.has_begun:  # srun was killed, so it can't end the job
             await (await asyncio.create_subprocess_exec(spawn.program("scancel"), job)).wait()

@@ -23,8 +23,8 @@ from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.session import DELIM, Session
 
 from reserve_gpu import request_options
-from reserve_gpu.commands.output import Output
-from reserve_gpu.commands.run import command, reporter
+from reserve_gpu.commands.output import Output, print_stderr
+from reserve_gpu.commands.run import command
 from reserve_gpu.commands.slurm import framing, sockets, srun
 from reserve_gpu.model.errors import REASON_LIMIT, RequestError, command_line
 from reserve_gpu.model.option import Option, add
@@ -184,7 +184,7 @@ class Relay:
     def _report_refusal(self, uid: int | None) -> None:
         """Print a warning the first time that a connection from another user is refused."""
         user = "an unknown user" if uid is None else f"another user ({procfs.user_name(uid)})"
-        reporter.print_stderr(f"Warning: {user} tried to connect to this kernel and was refused.")
+        print_stderr(f"Warning: {user} tried to connect to this kernel and was refused.")
 
     # -- receiving ---------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class Relay:
         """Print the job's stderr, and collect the error messages that Slurm prints there."""
         async for line in framing.each(stream):
             text = line.decode(errors="replace").rstrip()
-            reporter.print_stderr(text)
+            print_stderr(text)
             if match := re.match(SLURM_ERROR, text):
                 self._slurm_errors.append(sanitize(match[1], REASON_LIMIT))
                 self._show_status(self._slurm_errors[-1])
@@ -365,9 +365,7 @@ def _errors_reported() -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001 - drop one message, not the kernel
         reason = sanitize(f"{type(error).__name__}: {error}", REASON_LIMIT)
-        reporter.print_stderr(
-            f"Warning: a message from the kernel or its client was dropped: {reason}."
-        )
+        print_stderr(f"Warning: a message from the kernel or its client was dropped: {reason}.")
 
 
 split = command.split_at_sign
