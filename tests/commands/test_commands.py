@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 FOLDER = ROOT / "reserve_gpu" / "commands"
 # What becomes another program, and what other machines, browsers and Slurm are for a command.
 SHARED = {"run", "hosts", "export", "slurm"}
+NOT_FOR_STATUS = {"reserve_gpu.commands.run", "reserve_gpu.commands.hosts.remote_status"}
+NOT_FOR_STATUS |= {"reserve_gpu.api", "reserve_gpu.allocation.attempt"}
+NOT_FOR_STATUS |= {"reserve_gpu.request_options", "reserve_gpu.render.progress", "tomllib"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -51,17 +54,33 @@ def test_commands_are_independent(folder: str) -> None:
     assert found <= {folder, "output", *SHARED}
 
 
+LOADED = """
+import atexit, sys
+from reserve_gpu.cli import main
+atexit.register(lambda: print(*sys.modules))
+main.main(WORDS)
+"""
+
+
+def loaded_by(machine: Machine, *words: str) -> set[str]:
+    """Return the modules that a command loads."""
+    done = machine.python(LOADED.replace("WORDS", repr(words)))
+    return {*done.stdout.splitlines()[-1].split()}
+
+
 def test_run_imports_no_other_command(machine: Machine) -> None:
-    """`reserve-gpu run` imports no command but its own, and no format or other machines."""
-    done = machine.python(
-        "import atexit, sys\n"
-        "from reserve_gpu.cli import main\n"
-        "ours = 'reserve_gpu.commands.'\n"
-        "atexit.register(lambda: print(*(name for name in sys.modules if name.startswith(ours))))\n"
-        "main.main(['run', '--help'])"
-    )
-    names = {name.split(".")[2] for name in done.stdout.splitlines()[-1].split()}
+    """`reserve-gpu run` loads only its own command."""
+    ours = "reserve_gpu.commands."
+    loaded = loaded_by(machine, "run", "--help")
+    names = {name.split(".")[2] for name in loaded if name.startswith(ours)}
     assert names == {"registry", "output", "run"}
+
+
+def test_status_loads_only_what_it_shows(machine: Machine) -> None:
+    """`reserve-gpu status` loads neither the run command nor ssh."""
+    loaded = loaded_by(machine, "status")
+    assert "reserve_gpu.commands.status.status" in loaded
+    assert loaded & NOT_FOR_STATUS == set()
 
 
 SHOW = """

@@ -25,7 +25,6 @@ from reserve_gpu.allocation import admin_rules
 from reserve_gpu.commands.hosts import hosts_view, status_from_json
 from reserve_gpu.model import untrusted
 from reserve_gpu.model.errors import RequestError
-from reserve_gpu.model.option import Option
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import procfs, settings, spawn
 from reserve_gpu.system.subprocesses import Program, run_programs, wait_for_output
@@ -52,13 +51,6 @@ NUMBERS = "[0-9]{1,9}(?:-[0-9]{1,9})?"
 RANGE = re.compile(rf"([^\[\]]*)\[({NUMBERS}(?:,{NUMBERS})*)\](.*)")
 # ssh must not prompt for a password, and must not keep running after this process has exited.
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--")
-
-HOSTS = Option(
-    "--hosts HOST",
-    "use other machines over ssh: groups from [hosts] in /etc/reserve_gpu.toml or "
-    "~/.config/reserve_gpu.toml, or host names (lab1 gpu[01-04]); default: all groups",
-    nargs="*",
-)
 
 
 class OtherMachines(NamedTuple):
@@ -118,11 +110,6 @@ class OtherMachines(NamedTuple):
     def lacks(self) -> list[str]:
         """Return the packages that a kernel on another machine needs but this Python lacks."""
         return [] if find_spec("sshpyk") else [SSHPYK]
-
-
-def other_machines(arguments: Namespace) -> OtherMachines | None:
-    """Return the machines that `--hosts` selects, or None without `--hosts`."""
-    return None if arguments.hosts is None else OtherMachines(arguments.hosts)
 
 
 # -- host names and groups -----------------------------------------------------------------------

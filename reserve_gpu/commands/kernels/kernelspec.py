@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import request_options
-from reserve_gpu.commands.hosts.remote_status import HOSTS, other_machines
+from reserve_gpu.commands.hosts.hosts_option import HOSTS, other_machines
 from reserve_gpu.commands.output import Output
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.slurm import srun

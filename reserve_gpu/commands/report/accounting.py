@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.allocation.request import rules
 from reserve_gpu.commands import output
-from reserve_gpu.commands.hosts.remote_status import HOSTS, OtherMachines, other_machines
+from reserve_gpu.commands.hosts.hosts_option import HOSTS, other_machines
 from reserve_gpu.commands.report import totals
 from reserve_gpu.commands.report.usage_view import Report, read_report
 from reserve_gpu.gpus.nvml import Nvml
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Iterable, Mapping
 
+    from reserve_gpu.commands.hosts.remote_status import OtherMachines
     from reserve_gpu.commands.report.totals import Hours, Summary
 
 DRIVER_LIMIT_S = 5.0  # seconds to wait for the driver to list the devices

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TextIO
 
-from reserve_gpu import api
 from reserve_gpu.commands import output
-from reserve_gpu.commands.hosts.remote_status import HOSTS, OtherMachines, other_machines
+from reserve_gpu.commands.hosts.hosts_option import HOSTS, other_machines
 from reserve_gpu.commands.output import Output
 from reserve_gpu.model.errors import DriverError
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.render import pictures
 from reserve_gpu.render.frontends import MAGIC, SHELL, Frontend, for_this_process
-from reserve_gpu.render.progress import Live
 from reserve_gpu.reservation import status
+from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from reserve_gpu.commands.hosts.hosts_view import Hosts
+    from reserve_gpu.commands.hosts.remote_status import OtherMachines
+    from reserve_gpu.model.progress import Progress
+    from reserve_gpu.render.progress import Live
     from reserve_gpu.render.status_view import Status
 
 ALL = Option("--all", "list every GPU, even if many are free and alike")
@@ -35,7 +38,7 @@ def run(arguments: Namespace) -> Output:
     """Return the status of this machine, or of the machines that `--hosts` selects."""
     if machines := other_machines(arguments):
         output.end_with_ssh()
-    result = _read(machines, Live(sys.stderr), SHELL, is_all=arguments.all)
+    result = _read(machines, sys.stderr, SHELL, is_all=arguments.all)
     code = 0 if result.machines else DriverError.exit_code
     if arguments.format == "prometheus":
         from reserve_gpu.commands.export import prometheus
@@ -48,20 +51,35 @@ def run_in_notebook(arguments: Namespace) -> None:
     """Show the status in a cell. A driver error is printed instead of raised."""
     machines = other_machines(arguments)
     try:
-        _read(machines, Live(), MAGIC, is_all=arguments.all).picture().show()
+        _read(machines, None, MAGIC, is_all=arguments.all).picture().show()
     except DriverError as error:
         print(error)
         return
-    if not machines and (text := api.kept()):
+    if machines:
+        return
+    with no_fork:
+        from reserve_gpu import api  # loaded here because the shell command does not need it
+
+    if text := api.kept():
         pictures.tell(pictures.of_line(text))
 
 
 def _read(
-    machines: OtherMachines | None, live: Live, frontend: Frontend, *, is_all: bool
+    machines: OtherMachines | None, stream: TextIO | None, frontend: Frontend, *, is_all: bool
 ) -> Status | Hosts:
+    """Read the status. If the driver is slow, show the progress on the stream or in the cell."""
     if machines:
         return machines.look(is_all=is_all)
-    with live:
-        return status.read_status(live.show)._replace(
-            frontend=for_this_process(frontend), is_all=is_all
-        )
+    with ExitStack() as stack:
+        live: Live | None = None
+
+        def show(news: Progress) -> None:
+            nonlocal live
+            if live is None:
+                with no_fork:
+                    from reserve_gpu.render.progress import Live  # most drivers answer at once
+
+                live = stack.enter_context(Live(stream))
+            live.show(news)
+
+        return status.read_status(show)._replace(frontend=for_this_process(frontend), is_all=is_all)
