@@ -62,10 +62,10 @@ class Parser(ArgumentParser):
             self.error(
                 f"Unexpected argument: {' '.join(unknown)}. Quote values that contain spaces"
             )
-        devices = getattr(arguments, "devices", ())
-        for word in {*known}.intersection(devices):
-            raise RequestError(f"{word!r} is not a GPU name. Did you mean --{word}?")
-        names.parse(devices)
+        if devices := getattr(arguments, "devices", ()):
+            for word in {*known}.intersection(devices):
+                raise RequestError(f"{word!r} is not a GPU name. Did you mean --{word}?")
+            names.parse(devices)
         return arguments, unknown
 
     def error(self, message: str) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 from unicodedata import east_asian_width
 
@@ -26,7 +27,12 @@ def width_of(text: str) -> int:
     """
     if text.isascii():
         return len(text)
-    return sum(0 if is_mark(letter) else 1 + (east_asian_width(letter) in "WF") for letter in text)
+    return sum(map(_letter_width, text))
+
+
+@cache
+def _letter_width(letter: str) -> int:
+    return 0 if is_mark(letter) else 1 + (east_asian_width(letter) in "WF")
 
 
 def width_of_line(line: Line) -> int:
@@ -64,6 +70,9 @@ def row(cells: Iterable[tuple[Line, int, bool]]) -> Line:
 
 def wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:
     """Wrap a line between words. A word is split only if it does not fit on one line."""
+    if indent + width_of_line(line) <= width:
+        yield (" " * indent, *line)
+        return
     letters = [(letter, style) for words, style in map(part, line) for letter in words]
     row: Line = ()
     used = indent

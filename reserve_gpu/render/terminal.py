@@ -11,10 +11,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO
 
 from reserve_gpu.model.devices import State
-from reserve_gpu.render import columns, tables
+from reserve_gpu.render import columns
 from reserve_gpu.render.columns import FULL, GAP, LIGHT, MEDIUM
 from reserve_gpu.render.phrases import FAINT, MARK, QUEUE_TITLE, STRONG, TAKEN, TITLES, TYPED, Line
 from reserve_gpu.render.phrases import plain as text_of
+from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -111,7 +112,7 @@ def lines(
             the first half.
     """
     wrapped = rows(layout, width, breaks_commands=breaks_commands)
-    return [_styled(line, is_colored=is_colored) for line in wrapped]
+    return [_colored(line) if is_colored else text_of(line).rstrip() for line in wrapped]
 
 
 def _encodable(text: str, stream: TextIO) -> str:
@@ -140,6 +141,9 @@ def rows(
     for line in layout.queue:
         yield from columns.wrapped(line, width, indent=1)
     for sheet in layout.sheets:
+        with no_fork:
+            from reserve_gpu.render import tables  # only a report has such tables
+
         yield from tables.rows(sheet, width)
     for line in layout.foot:
         is_command = bool(line) and columns.part(line[-1])[1] == TYPED
@@ -294,13 +298,13 @@ def _columns(share: float, length: int) -> int:
     return round(share * length) or share > 0.001
 
 
-def _styled(line: Line, *, is_colored: bool) -> str:
+def _colored(line: Line) -> str:
     result = ""
     rest = len(text_of(line).rstrip())
     for style, parts in groupby(map(columns.part, line), key=itemgetter(1)):
         words = "".join(words for words, _ in parts)
         shown, rest = words[:rest], rest - len(words[:rest])
         code = STYLES.get(style, style)
-        is_styled = is_colored and code and shown and not shown.isspace()
+        is_styled = code and shown and not shown.isspace()
         result += f"\x1b[{code}m{shown}\x1b[0m" if is_styled else shown
     return result
