@@ -289,7 +289,6 @@ def program_command() -> str:
     also starts kernels from environments whose scripts are not on PATH, or come after another
     environment's scripts.
     """
-    import sysconfig
     from shlex import quote
     from shutil import which
 
@@ -298,6 +297,8 @@ def program_command() -> str:
     on_path = which(PROGRAM, path=os.pathsep.join(folders))
     if on_path and _runs_this_python(on_path):
         return PROGRAM
+    import sysconfig  # slow to import, and rarely needed, because most users activate environments
+
     folders = [os.path.dirname(sys.executable), sysconfig.get_path("scripts")]
     folders += [sysconfig.get_path("scripts", "posix_user")] if os.name == "posix" else []
     for path in (os.path.join(folder, PROGRAM) for folder in folders):
