@@ -19,7 +19,7 @@ from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.locks.queue import STOPPED_S, QueueEntry, wait_for_news
+from reserve_gpu.locks.queue import STOPPED_S, EndOfQueue, QueueEntry, wait_for_news
 from reserve_gpu.model.errors import LockError
 from reserve_gpu.model.holders import Holder, Record
 from reserve_gpu.model.queue import Ticket, in_order
@@ -414,8 +414,8 @@ def test_a_device_file_with_a_second_name(queue: Queue) -> None:
 
 def a_ticket(number: int, *behind: int) -> Ticket:
     """Return a ticket that lists the tickets with these numbers as ahead of it."""
-    listed = frozenset(TicketAhead(f"{each}", each) for each in behind)
-    return Ticket(number, f"{number}", None, Holder(), tickets_ahead=listed)
+    listed = (TicketAhead(f"{each}", each) for each in behind)
+    return Ticket(number, f"{number}", None, Holder(), tickets_ahead=tuple(map(str, listed)))
 
 
 def test_the_order_of_tickets() -> None:
@@ -561,6 +561,41 @@ def test_thousands_of_files(queue: Queue, uid: int, count: int) -> None:
         with counting(files.open_to_read) as looks:
             assert theirs < {*queue.ahead(second)}
         assert len(looks) <= 2 * (MOST_OF_ONE_USER + 2)  # one for the lock, one for the record
+
+
+def test_listed_tickets_are_compared_as_text(queue: Queue) -> None:
+    """The number of calls does not depend on the number of tickets that each waiter lists."""
+    calls = []
+    for listed in (0, 500):
+        ahead = [f"queue-{OTHER_UID}-{number}.lock {number}" for number in range(listed)]
+        with ExitStack() as stack:
+            for number in range(10):
+                present = [f"{queue.file(each).name} {each}" for each in range(number)]
+                record = json.dumps({"asks": "a GPU", "behind": ahead + present}).encode()
+                stack.enter_context(have(queue.file(number), record))
+                os.utime(queue.file(number), ns=(number, number))
+            with counting() as called:
+                tickets = queue.tickets()
+        assert [ticket.number for ticket in tickets] == [*range(10)]
+        calls.append(len(called))
+    assert calls[1] < calls[0] + 100
+
+
+@pytest.mark.usefixtures("told")
+def test_a_new_request_does_not_read_the_open_files_of_waiters(queue: Queue) -> None:
+    """A request without a ticket finds the PID of a waiter only if that waiter has precedence."""
+    queue.join()
+    queue.join()
+    request = EndOfQueue(queue.directory)
+    with counting(procfs.LockedFiles.has) as looks, queue.directory.mutex():
+        request.ahead()
+        assert not looks
+        first = request.first_ahead(
+            UUIDS[0], is_open=True, is_free=lambda _: True, is_possible=lambda _: True
+        )
+    assert first
+    assert first.holder.listed_pid == os.getpid()
+    assert len(looks) == 1
 
 
 @needs_root
@@ -729,12 +764,12 @@ def test_few_files_are_tested_without_the_kernels_lock_list(queue: Queue) -> Non
 
 @contextmanager
 def counting(*functions: Callable[..., Any]) -> Iterator[list[None]]:
-    """Yield a list with an entry for each call of one of the functions."""
+    """Yield a list with an entry for each call of one of the functions, by default of any."""
     calls: list[None] = []
     codes = [function.__code__ for function in functions]
 
     def note(frame: Any, event: str, _: object) -> None:
-        if event == "call" and frame.f_code in codes:
+        if event == "call" and (not codes or frame.f_code in codes):
             calls.append(None)
 
     sys.setprofile(note)

@@ -753,14 +753,15 @@ class LockDirectory:
         with self._cached_holders() as holders:
             return [*map(holders.of, self._listed_by_name(_share_prefix(uuid), os.geteuid()))]
 
-    def tickets(self, excluded: Collection[str] = ()) -> list[Ticket]:
+    def tickets(self, excluded: Collection[str] = (), *, finds_pids: bool = True) -> list[Ticket]:
         """Return all waiters' tickets in queue order. The caller must hold the mutex.
 
         Args:
             excluded: The names of tickets to ignore.
+            finds_pids: Whether to find the waiters' PIDs. See `Holders.ticket`.
         """
-        tickets = [self.holders.ticket(name) for name in self._owner_locked(QUEUE, excluded)]
-        return in_order(tickets) if tickets else []
+        names = self._owner_locked(QUEUE, excluded)
+        return in_order(self.holders.ticket(name, finds_pid=finds_pids) for name in names)
 
     def listed_tickets(self) -> list[Ticket]:
         """Return the tickets that are locked according to /proc/locks, in queue order.

@@ -296,17 +296,19 @@ class Holders:
         records.sort(key=lambda pair: -(pair[0].since or 0.0))
         return records[0] if len(records) == 1 or (records and uid is not None) else None
 
-    def ticket(self, name: str) -> Ticket:
+    def ticket(self, name: str, *, finds_pid: bool = True) -> Ticket:
         """Return a waiter's ticket.
 
         Args:
             name: The name of the ticket file.
+            finds_pid: Whether to find the waiter's PID, which means reading its open files.
         """
         record, status = self._record(name)
         if status is None:
             return Ticket(0, name, None, Holder())
         request = record.asks or WaitRequest()
-        holder = self._holder(_without_sharing(record), status)  # a waiter holds no device
+        shown = _without_sharing(record)  # a waiter holds no device
+        holder = self._holder(shown, status) if finds_pid else named(shown, None, status.st_mtime)
         owner = status.st_uid
         return Ticket(
             number=status.st_mtime_ns,  # see QueueEntry

@@ -165,17 +165,16 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         behind = _all_behind(tickets, old) if old else set()
         in_front = [ticket for ticket in tickets if ticket.key not in behind]
         # Waiters also list the tickets of processes that have left the queue and might return.
-        listed: dict[int | None, set[TicketAhead]] = {
-            None: set(old.tickets_ahead or ()) if old else set()
-        }
+        listed: dict[int | None, set[str]] = {None: set(old.tickets_ahead or ()) if old else set()}
         for ticket in in_front:
             listed.setdefault(ticket.holder.uid, set()).update(ticket.tickets_ahead or ())
         earlier: dict[str, RememberedTicket] = {}
         names = {name, *(ticket.name for ticket in tickets)}
         for uid, listing in listed.items():
-            for ahead in sorted(listing, key=lambda each: each.key)[:MANY]:
+            for ahead in map(TicketAhead.parse, sorted(listing)[:MANY]):
                 if (
-                    ahead.name not in names
+                    ahead
+                    and ahead.name not in names
                     and (left := self._remember_left(ahead, uid)) is not None
                 ):
                     before = earlier.get(ahead.name, left)
@@ -234,7 +233,8 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
     def ahead(self) -> list[Ticket]:
         """Return the tickets ahead of this process in order, except those of stopped waiters.
 
-        The caller must hold the mutex. A process that has been stopped, for example with Ctrl-Z or
+        The tickets contain their waiters' PIDs only if this process has joined the queue. The
+        caller must hold the mutex. A process that has been stopped, for example with Ctrl-Z or
         because its container is paused, can't take a device. It is skipped until it continues, but
         it keeps its position.
         """
@@ -258,17 +258,18 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
     def _tickets_before(self) -> list[Ticket]:
         """Return the tickets ahead of this process, and forget expired tickets."""
         if self._lock is None or self._before is None:
-            return self._directory.tickets()
+            return self._directory.tickets(finds_pids=False)
         tickets = self._directory.tickets(excluded=[self._lock.name])
         by_name = {ticket.name: ticket for ticket in tickets}
         # If a process has to create its ticket again, the new file might have another name.
         by_process = {(ticket.holder.listed_pid, ticket.number): ticket for ticket in tickets}
+        own_key = self._own_ticket(self._lock.name).key
         before: dict[str, RememberedTicket] = {}
         for name, earlier in self._before.items():
             ticket = by_name.get(name)
             if ticket is None or ticket.number != earlier.number:  # now used by another waiter
                 ticket = by_process.get((earlier.pid, earlier.number)) if earlier.pid else None
-            if ticket and ticket.is_behind({(self._lock.name, int(self._number))}):
+            if ticket and own_key in ticket.keys_ahead:
                 continue
             if updated := self._update_remembered(name, earlier, ticket):
                 before[ticket.name if ticket else name] = updated
@@ -345,7 +346,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         """
         wanting = [t for t in self._ahead if t.could_use(uuid) and is_possible(t)]
         if not is_open:
-            return wanting[0] if wanting else None
+            return self._with_pid(wanting[0]) if wanting else None
         now, ranks = time.monotonic(), self._count_offers(uuid, wanting, is_free)
         for ticket in wanting:
             uid = ticket.holder.uid
@@ -357,8 +358,12 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
             if first_seen == self._first_check:  # no new heartbeat yet
                 left_s = min(left_s, first_seen + self._stopped_s - now)
             self.passes_at = min(self.passes_at, now + left_s)
-            return ticket
+            return self._with_pid(ticket)
         return None
+
+    def _with_pid(self, ticket: Ticket) -> Ticket:
+        """Return a ticket with its waiter's PID, which `ahead` doesn't find for a new request."""
+        return ticket if self._lock else self._directory.holders.ticket(ticket.name)
 
     def _count_offers(
         self, uuid: str, wanting: Sequence[Ticket], is_free: Callable[[Ticket], bool]
@@ -452,31 +457,36 @@ def _wanting(record: Record, wants: Collection[str]) -> Record:
     return record._replace(asks=request._replace(wants=frozenset(wants)))
 
 
-def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[tuple[str, int]]:
+def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[str]:
     """Return the keys of an old ticket and of all tickets behind it, directly or indirectly.
 
     Each ticket lists the tickets that it is behind, and a waiter gains nothing by listing too many.
     Tickets from older versions have no such list, so they are ordered by number. This user's
     tickets can't put another user's ticket behind the old ticket.
     """
-    behind, by_others, uid = {old.key}, {old.key}, os.geteuid()
-    rest = [each for each in tickets if each.tickets_ahead is not None or each.number > old.number]
+    behind, new, new_by_others, uid = {old.key}, {old.key}, {old.key}, os.geteuid()
+    rest = [
+        (each, set(each.keys_ahead))
+        for each in tickets
+        if each.tickets_ahead is not None or each.number > old.number
+    ]
     while more := [
         each
-        for each in rest
+        for each, ahead in rest
         if each.tickets_ahead is None
-        or each.is_behind(behind if each.holder.uid == uid else by_others)
+        or not ahead.isdisjoint(new if each.holder.uid == uid else new_by_others)
     ]:
-        behind.update(each.key for each in more)
-        by_others.update(each.key for each in more if each.holder.uid != uid)
-        rest = [each for each in rest if each.key not in behind]
+        new = {each.key for each in more}
+        new_by_others = {each.key for each in more if each.holder.uid != uid}
+        behind |= new
+        rest = [(each, ahead) for each, ahead in rest if each.key not in behind]
     return behind
 
 
 def _behind(record: Record, before: Mapping[str, RememberedTicket]) -> Record:
     request = record.asks or WaitRequest()
     listed = (TicketAhead(name, each.number, each.left) for name, each in before.items())
-    return record._replace(asks=request._replace(tickets_ahead=frozenset(listed)))
+    return record._replace(asks=request._replace(tickets_ahead=tuple(map(str, listed))))
 
 
 def other_tickets(tickets: Iterable[Ticket], devices: Sequence[Device]) -> Iterator[Ticket]:

@@ -15,7 +15,6 @@ from reserve_gpu.model.requests import (
     ReservationTerms,
     Rule,
     Size,
-    TicketAhead,
     WaitRequest,
 )
 
@@ -130,13 +129,7 @@ class Record(NamedTuple):
             **(lease._asdict() if lease.has_end else {}),
             **({"asks": asks.text, "needs": asks.needs} if asks else {}),
             **({"wants": sorted(asks.wants)} if asks and asks.wants is not None else {}),
-            **(
-                {}
-                if tickets is None
-                else {
-                    "behind": [*map(str, sorted(tickets, key=lambda each: each.key)[:MOST_AHEAD])]
-                }
-            ),
+            **({} if tickets is None else {"behind": sorted(map(str, tickets))[:MOST_AHEAD]}),
             **dict(zip(self._fields[3:], self[3:], strict=True)),
         }
         limit = untrusted.TEXT_LIMIT
@@ -151,18 +144,20 @@ class Record(NamedTuple):
         size = (
             Size(memory_limit_mib, unit if unit in UNITS else "GiB") if memory_limit_mib else None
         )
-        wants, texts = (
-            frozenset(reader.texts(name, MOST_WANTED))
-            if isinstance(fields.get(name), list)
-            else None
+        wants, tickets = (
+            reader.texts(name, MOST_WANTED) if isinstance(fields.get(name), list) else None
             for name in ("wants", "behind")
         )
-        tickets = None if texts is None else frozenset(filter(None, map(TicketAhead.parse, texts)))
         lease = Lease(**untrusted.fields_of(Lease, fields))
         return cls(
             ProcessInfo(**untrusted.fields_of(ProcessInfo, fields)),
             ReservationTerms(size, lease, reader.text("note")),
-            WaitRequest(reader.text("asks"), reader.integer("needs") or 1, wants, tickets),
+            WaitRequest(
+                reader.text("asks"),
+                reader.integer("needs") or 1,
+                None if wants is None else frozenset(wants),
+                None if tickets is None else tuple(tickets),
+            ),
             **untrusted.fields_of(cls, fields),
         )
 

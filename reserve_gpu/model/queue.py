@@ -1,11 +1,10 @@
 """The waiters' tickets and the order of the queue."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from reserve_gpu.model.holders import Holder
-from reserve_gpu.model.requests import TicketAhead
 
 
 class Ticket(NamedTuple):
@@ -22,7 +21,8 @@ class Ticket(NamedTuple):
         needs: The number of devices that the waiter needs at the same time.
         memory_limit_mib: The memory in MiB that the waiter needs on each device, or None if it
             needs whole devices.
-        tickets_ahead: The tickets that the waiter lists as being ahead of this one.
+        tickets_ahead: The tickets that the waiter lists as being ahead of this one, as text. See
+            `WaitRequest`.
     """
 
     number: int
@@ -33,19 +33,23 @@ class Ticket(NamedTuple):
     heartbeat: int = 0
     needs: int = 1
     memory_limit_mib: float | None = None
-    tickets_ahead: frozenset[TicketAhead] | None = None
+    tickets_ahead: tuple[str, ...] | None = None
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> str:
         """Return the file name and the number, which together identify the ticket.
 
         If the file name is used again, the new ticket has a different number.
         """
-        return self.name, self.number
+        return f"{self.name} {self.number}"
 
-    def is_behind(self, keys: Collection[tuple[str, int]]) -> bool:
-        """Return whether the waiter lists any of these tickets as being ahead of its own."""
-        return any(ahead.key in keys for ahead in self.tickets_ahead or ())
+    @property
+    def keys_ahead(self) -> Sequence[str]:
+        """Return the keys of the listed tickets, without the times when their waiters left."""
+        texts = self.tickets_ahead or ()
+        if "".join(texts).count(" ") <= len(texts):  # usually, none of them contains a time
+            return texts
+        return [text if text.count(" ") < 2 else text.rpartition(" ")[0] for text in texts]
 
     def could_use(self, uuid: str) -> bool:
         """Return whether the waiter could use the device with this UUID."""
@@ -60,25 +64,28 @@ def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
     with the lower number comes first.
     """
     waiting = {ticket.key: ticket for ticket in sorted(tickets)}
-    ahead = {
-        key: waiting.keys() & {each.key for each in ticket.tickets_ahead or ()} - {key}
-        for key, ticket in waiting.items()
-    }
-    followers: dict[tuple[str, int], list[tuple[str, int]]] = {}
-    for key, before in ahead.items():
-        for each in before:
-            followers.setdefault(each, []).append(key)
-    free = [ticket for key, ticket in waiting.items() if not ahead[key]]
+    # Each waiting ticket is either in this heap or among the followers of a ticket that it lists.
+    # Usually, a ticket has a higher number than all that it lists, and has never to be put back.
+    heap = list(waiting.values())
+    followers: dict[str, list[Ticket]] = {}
+    ahead: dict[str, Iterator[str]] = {}  # for each ticket, the listed ones that are still waiting
     ordered: list[Ticket] = []
     while waiting:
-        first = heappop(free) if free else next(iter(waiting.values()))
-        if waiting.pop(first.key, None) is None:  # already placed by number to break a cycle
+        first = heappop(heap) if heap else None
+        if first is None:
+            first = next(iter(waiting.values()))  # every ticket lists another: break the cycle
+        elif first.key not in waiting:  # placed to break a cycle
             continue
-        ordered.append(first)
-        for key in followers.get(first.key, ()):
-            ahead[key].discard(first.key)
-            if key in waiting and not ahead[key]:
-                heappush(free, waiting[key])
+        else:
+            if first.key not in ahead:
+                listed = (waiting.keys() & first.keys_ahead) - {first.key}
+                ahead[first.key] = filter(waiting.__contains__, listed)
+            if blocker := next(ahead[first.key], None):
+                followers.setdefault(blocker, []).append(first)
+                continue
+        ordered.append(waiting.pop(first.key))
+        for follower in followers.pop(first.key, ()):
+            heappush(heap, follower)
     return ordered
 
 

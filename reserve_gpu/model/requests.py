@@ -197,6 +197,8 @@ class ReservationTerms(NamedTuple):
 class TicketAhead(NamedTuple):
     """A ticket that a waiter's record lists as being ahead of the waiter's own.
 
+    A thousand waiters list hundreds of thousands of tickets, so `WaitRequest` keeps these as text.
+
     Attributes:
         name: The ticket file's name.
         number: The ticket's number.
@@ -207,11 +209,6 @@ class TicketAhead(NamedTuple):
     name: str
     number: int
     left: float | None = None
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Return the file name and the number, as `Ticket.key` does."""
-        return self.name, self.number
 
     def __str__(self) -> str:
         """Return the ticket as it is written in a record."""
@@ -235,14 +232,15 @@ class WaitRequest(NamedTuple):
         text: The request in words.
         needs: The number of devices that the waiter needs at the same time.
         wants: The UUIDs of the devices that the waiter could use, or None for any device.
-        tickets_ahead: The tickets ahead of the waiter's own, or None if an older version wrote the
-            record.
+        tickets_ahead: The tickets ahead of the waiter's own, each in the form that
+            `TicketAhead.parse` accepts, or None if an older version wrote the record. A record
+            might contain invalid entries.
     """
 
     text: str | None = None
     needs: int = 1
     wants: frozenset[str] | None = None
-    tickets_ahead: frozenset[TicketAhead] | None = None
+    tickets_ahead: tuple[str, ...] | None = None
 
 
 class Rule(NamedTuple):
