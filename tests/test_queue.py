@@ -616,6 +616,34 @@ def test_unlocked_files_of_another_user_are_not_looked_at(queue: Queue, name: st
     assert len(looks) < 20
 
 
+@needs_root
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize("name", ["share-0-{}.lock", "share-{}-0.lock"])
+def test_unlocked_files_of_sharers_are_read_up_to_a_limit(queue: Queue, name: str) -> None:
+    """If a user creates thousands of sharers' files, only locked ones and usual names are read."""
+    with ExitStack() as stack:
+        for number in range(100, 3000):
+            path = queue.path / f"{UUIDS[0]}.{name.format(number)}"
+            path.touch()
+            os.chown(path, OTHER_UID, -1)
+        with queue.directory.mutex():
+            lock = queue.directory.lock_device(UUIDS[0], share=True)
+        assert isinstance(lock, Lock)
+        stack.callback(lock.release)
+        lock.write(Record(label="GPU1", index=1))
+        random_name = f"{UUIDS[0]}.share-{OTHER_UID}-1234567890.lock"
+        stack.callback(os.close, write_locked(queue.path / random_name))
+        with (
+            queue.directory.mutex(),
+            counting(files.open_to_read, files.status_of, files.sole_owner) as looks,
+        ):
+            holders = queue.directory.sharers_of(UUIDS[0])
+            is_recorded = queue.directory.is_number_recorded(1, UUIDS[1])
+    assert {holder.file for holder in holders} == {lock.name, random_name}
+    assert is_recorded
+    assert len(looks) < 500
+
+
 # Locks files and ends, and leaves a process that has them open.
 LEAVE_LOCKS = """
 import fcntl, os, subprocess, sys

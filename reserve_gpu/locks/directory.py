@@ -643,13 +643,16 @@ class LockDirectory:
     def is_number_recorded(self, index: int, uuid: str) -> bool:
         """Return whether a record gives this GPU's number to another GPU. It might be outdated.
 
-        If not, `claims_on_other_devices` is empty, which is known without reading /proc/locks.
+        If not, `claims_on_other_devices` is empty, which is known without reading /proc/locks. If
+        there are too many files to read their records, the result is True.
 
         Args:
             index: The GPU's number.
             uuid: The UUID of the GPU that has this number now.
         """
         own_device, label = device_of(lock_name(uuid)), f"GPU{index}"
+        if len(self.holders.names) > MANY:
+            return True
         labels = self.holders.labels
         return any(labels[name] == label and device_of(name) != own_device for name in labels)
 

@@ -89,16 +89,24 @@ class Holders:
 
         Any user can create any number of files. If there are many, files that no process can have
         locked are skipped: /proc/locks shows which files are locked, but it might miss some, so a
-        waiter's file might be missing from the result. A locked sharer's file is always included,
-        because a sharer's file is listed whenever its user has a running process. Testing the locks
-        of a few files is faster than reading /proc/locks, for which the Linux kernel stops all
-        other locking on the machine for about 10 ms (an RCU grace period).
+        waiter's file might be missing from the result. A locked sharer's file is always included if
+        it has a usual name, because such a file is listed whenever its user has a running process.
+        It might have another name if other users have taken that user's usual names. Such a file is
+        missing only if, in addition, other users have created more than `MANY` sharers' files, and
+        /proc/locks misses the lock twice in a row. Testing the locks of a few files is faster than
+        reading /proc/locks, for which the Linux kernel stops all other locking on the machine for
+        about 10 ms (an RCU grace period).
 
         Raises:
             LockError: The directory can't be listed.
         """
         if self._names is None:
-            inodes = {e.name: e.inode() for e in self._entries() if _is_known_name(e.name)}
+            # Don't call a function for each of possibly 100,000 files.
+            inodes = {
+                name: entry.inode()
+                for entry in self._entries()
+                if (name := entry.name).endswith(".lock") or RECORD in name
+            }
             self._inodes = inodes if len(inodes) <= MANY else self._without_unlocked(inodes)
             self._names = set()
             for name in self._inodes:
@@ -107,13 +115,19 @@ class Holders:
 
     def _without_unlocked(self, inodes: dict[str, int]) -> dict[str, int]:
         """Return the inodes of the files that processes might have locked, keyed by name."""
-        locked, is_complete = self._locked_inodes, self.shows_all_locks
+        locked = self._locked_inodes
+        kept = {name: inode for name, inode in inodes.items() if inode in locked}
         uids = procfs.all_uids() if procfs.sees_all_locks() else None
-        return {
-            name: inode
-            for name, inode in inodes.items()
-            if inode in locked or _may_be_locked(name, uids, is_complete=is_complete)
-        }
+        if not self.shows_all_locks:
+            others = [name for name in inodes if name not in kept and _may_be_locked(name, uids)]
+            return kept | {name: inodes[name] for name in others}
+        others = [name for name in inodes if SHARE in name and name not in kept]
+        if len(others) > MANY:
+            listed = KernelList().inodes
+            kept |= {name: inodes[name] for name in others if inodes[name] in listed}
+            usual = {f"{number}.lock" for number in range(2 * MOST_OF_ONE_USER)}
+            others = [name for name in others if name.rpartition("-")[2] in usual]
+        return kept | {n: inodes[n] for n in others if uids is None or _split(n)[1] in uids}
 
     def add(self, name: str) -> None:
         """Add a file that this process might have created since the directory was listed."""
@@ -244,10 +258,10 @@ class Holders:
             LockError: The directory can't be listed.
         """
         names: dict[str, list[str]] = {device: [] for device in devices}
-        for name in self.listing():
-            prefix = _split(name)[0]
-            device = prefix.removesuffix(RECORD).removesuffix(SHARE)
-            if device != prefix and device in names:
+        starts = tuple(f"{device}{kind}-" for device in devices for kind in (RECORD, SHARE))
+        for name in [name for name in self.listing() if name.startswith(starts)]:
+            device = _split(name)[0].removesuffix(RECORD).removesuffix(SHARE)
+            if device in names:
                 names[device].append(name)
         return {device: self._previous(sorted(group, key=len)) for device, group in names.items()}
 
@@ -489,21 +503,13 @@ def _split(name: str) -> tuple[str, str, str]:
     return prefix, uid, number
 
 
-def _is_known_name(name: str) -> bool:
-    """Return whether this is the name of a lock file, a waiter's file, or a record file."""
-    return name.endswith(".lock") or RECORD in name
-
-
-def _may_be_locked(name: str, uids: Collection[str] | None, *, is_complete: bool) -> bool:
+def _may_be_locked(name: str, uids: Collection[str] | None) -> bool:
     """Return whether a process might have locked a file that /proc/locks does not show.
 
     Args:
         name: The file's name.
         uids: The UIDs of all running processes, or None if unknown.
-        is_complete: Whether /proc/locks shows the locks of all PID namespaces to its end.
     """
-    if is_complete and not is_sharers(name):
-        return False
     if not (name.startswith(QUEUE) or has_owner(name)):
         return True
     _, uid, number = _split(name)
