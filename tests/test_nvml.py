@@ -1396,3 +1396,21 @@ def test_a_mig_instance_has_its_gpus_link_width(here: Here) -> None:
     (device,) = walk()
     assert isinstance(device, Device)
     assert (device.link_width, device.vbios) == (8, None)
+
+
+def test_a_slow_reading_that_nobody_waits_for_keeps_no_session_open(here: Here) -> None:
+    """A GPU that answers slowly after the request is granted does not keep NVML initialized."""
+    here.write("gpu\n" * 8 + "delay nvmlDeviceGetComputeMode 5 0.3")
+    with ExitStack() as stack:
+        for index in range(4):
+            stack.enter_context(here.rival(str(index)))
+        assert got() == "4"
+        reserve_gpu.release()
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            calls = here.calls()
+            counts = [sum(c.startswith(name) for c in calls) for name in ("nvmlInit", "nvmlShut")]
+            if counts[0] == counts[1]:
+                return
+            time.sleep(0.05)
+    pytest.fail(f"{counts[0]} calls of nvmlInit, {counts[1]} of nvmlShutdown")

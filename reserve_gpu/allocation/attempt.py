@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model.devices import Usage
     from reserve_gpu.model.holders import Claim
 
-# Total timeout in seconds for all NVML queries during a scan. The timeout is short because other
+# Total timeout in seconds for all NVML queries of an attempt. The timeout is short because other
 # processes might be waiting for the mutex. An initialized GPU responds within milliseconds unless
 # the driver hangs.
 READINGS_LIMIT_S = 2.0
@@ -214,19 +214,22 @@ def attempt(
     # machine's devices.
     is_wide = context.rules or queue.is_behind_several
     everything = tuple(context.gpus.walk()) if is_wide else ()
+    left_s = READINGS_LIMIT_S
     for devices in _batches(context, candidates):
         with context.locks.mutex(mutex_limit_s), AcquiredLocks(context.held) as taken:
             if entry and not entry.is_valid():
                 entry.join()
             ahead = queue.ahead()
             by_rules = context.rules and _rule_check(context, context.rules, devices, everything)
-            if chosen := DeviceScan(context, queue, everything, by_rules).choose(devices, taken):
+            scan = DeviceScan(context, queue, everything, by_rules, left_s)
+            if chosen := scan.choose(devices, taken):
                 granted = _with_lease(context, taken.granted(chosen))
                 hold(granted, context.request.on(chosen))
                 taken.keep(granted)
                 return granted
             if entry:
                 entry.want(policy.wanted_uuids(taken.rows))
+            left_s = scan.readings_left_s
         rows += taken.rows
     if not context.request.devices:  # named devices stay in the request's order
         rows.sort(key=lambda row: (row.device.index, row.device.instance or 0))
@@ -345,6 +348,7 @@ class DeviceScan:
             requires them.
         by_rules: A function that returns a row if the rules deny this user the device, and
             otherwise None. The argument itself is None if there are no rules.
+        readings_limit_s: The time for all readings of the scan, in seconds.
     """
 
     def __init__(
@@ -353,6 +357,7 @@ class DeviceScan:
         queue: QueueEntry,
         everything: Sequence[Device | Fault],
         by_rules: Callable[[Device], DeviceStatus | None] | None,
+        readings_limit_s: float,
     ) -> None:
         self._context, self._request = context, context.request
         self._queue = queue
@@ -363,7 +368,8 @@ class DeviceScan:
         self._by_rules = by_rules
         # Keyed by device label. None until the claims are first needed.
         self._numbers: Mapping[str, Sequence[Claim]] | None = None
-        self._readings_until = time.monotonic() + READINGS_LIMIT_S
+        self._readings_until = time.monotonic() + readings_limit_s
+        self._first_will_do = policy.first_will_do(context.request)
 
     def choose(
         self, devices: Sequence[Device | Fault], taken: AcquiredLocks
@@ -374,7 +380,7 @@ class DeviceScan:
             devices: The devices to scan.
             taken: Collects each device's lock or row.
         """
-        first_will_do = policy.first_will_do(self._request)
+        first_will_do = self._first_will_do
         # The devices of a waiter that needs several must not be locked when `_is_available` checks
         # whether the waiter could take them.
         most = 1 if self._queue.is_behind_several else MOST_LOCKED
@@ -420,9 +426,14 @@ class DeviceScan:
                 if not isinstance(step, DeviceStatus):
                     self._release(step.device, step.lock)
 
+    @property
+    def readings_left_s(self) -> float:
+        """Return the seconds that are left for readings."""
+        return max(0.0, self._readings_until - time.monotonic())
+
     def _link(self, one: Device, other: Device) -> int:
-        left_s = self._readings_until - time.monotonic()
-        return self._context.gpus.link(one, other, left_s) if left_s > 0 else Link.SYSTEM
+        left_s = self.readings_left_s
+        return self._context.gpus.link(one, other, left_s) if left_s else Link.SYSTEM
 
     def _fitting(self, device: Device | Fault) -> Device | DeviceStatus:
         """Return the device, or a row that says why this user can't reserve it."""
@@ -450,7 +461,7 @@ class DeviceScan:
                     share=is_part,
                     held=held,
                     taken=held.taken if held else None,
-                    has_record=held is not None,  # otherwise, `_judged` locks the record
+                    has_record=held is not None or not self._first_will_do,
                 )
             if not isinstance(lock, Lock):
                 step = self._reserved_row(device, lock, held)
@@ -488,8 +499,9 @@ class DeviceScan:
                 row = self._whole_device_row(device, reading)
             if row.state is State.FREE and device.uuid not in self._context.held:
                 row = self._numbered(device, row)
-                if row.state is State.FREE and unread.memory_limit_mib is None:
-                    self._context.locks.lock_record(device.uuid, lock)
+                is_whole = unread.memory_limit_mib is None
+                if row.state is State.FREE and is_whole and self._first_will_do:
+                    self._context.locks.lock_record(device.uuid, lock)  # busy devices need none
         except LockError as error:
             row = _unlockable_row(device, error)
         finally:
@@ -563,7 +575,7 @@ class DeviceScan:
 
     @property
     def _limit_s(self) -> float:
-        return max(LEAST_LIMIT_S, self._readings_until - time.monotonic())
+        return max(LEAST_LIMIT_S, self.readings_left_s)
 
     def _row(self, device: Device, reading: "Usage") -> DeviceStatus:
         """Return the device's row, marking the device as free if its current use is acceptable."""

@@ -129,9 +129,11 @@ class Bindings:
         return self._start
 
     def close(self) -> None:
-        """Shut NVML down, unless a call is hanging, because shutdown would then hang or crash."""
+        """Shut NVML down, but not while a call is hanging: shutdown would then hang or crash."""
         try:
-            if not self._worker.is_stuck():
+            if self._worker.is_stuck():
+                self._worker.when_free(self._shut_down)
+            else:
                 shutdown = self._worker.post(self._shut_down)
                 if self._start is not None:  # otherwise, NVML might still be initializing
                     with suppress(DeviceError, HangError):
@@ -362,7 +364,8 @@ class Bindings:
 
     def _shut_down(self) -> None:
         if self._is_initialised:
-            self.ask("nvmlShutdown")
+            with suppress(DeviceError):
+                self.ask("nvmlShutdown")
 
     def _missing(self, *_: Any) -> Any:
         """Raise the error for a function that the driver lacks, because the bindings lack it."""
@@ -510,6 +513,7 @@ class Worker:
     def __init__(self) -> None:
         self.doing: dict[int, str] = {}
         self._hanging: list[Call[Any]] = []
+        self._last: list[Callable[[], object]] = []  # for the thread whose call ends last
         self._start_thread()
 
     def post(self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> Call[T]:
@@ -544,6 +548,8 @@ class Worker:
                         self._wait_while_quick(series, new)
                         self._wait_until_over(left[0], limit_s(), series)
                         is_hanging = bool(left[0].given_up)
+                        if is_hanging:  # the next series makes the remaining calls
+                            series.given_up = left[0].given_up
                     if not left[0].is_over:
                         series.result()  # raises the error if `is_enough` failed
                         break
@@ -620,6 +626,10 @@ class Worker:
         """Return whether one of this worker's calls is still hanging."""
         return not all(call.is_done for call in self._hanging)
 
+    def when_free(self, function: Callable[[], object]) -> None:
+        """Call a function on the thread of a hanging call, once no call is hanging any more."""
+        self._last.append(function)
+
     def end(self) -> None:
         """End the thread once it has made all queued calls."""
         self._calls.put(None)
@@ -634,7 +644,15 @@ class Worker:
 
     def _start_thread(self) -> None:
         self._calls: SimpleQueue[Call[Any] | None] = SimpleQueue()
-        executor.start(_make_calls, self._calls)
+        executor.start(self._make_calls, self._calls)
+
+    def _make_calls(self, posted: SimpleQueue[Call[Any] | None]) -> None:
+        while call := posted.get():
+            _make(call)
+            del call  # release the call's objects before waiting for the next call
+        if not self.is_stuck():
+            with suppress(IndexError):  # several threads can end at the same time
+                self._last.pop()()
 
     def _give_up(self, call: Call[Any], reason: str) -> None:
         """Give up on a call, and replace this worker's thread if the thread is hanging.
@@ -662,12 +680,6 @@ def _report_slow_call(function: str, waited_s: float) -> None:
         from reserve_gpu.model.progress import Slow  # most drivers answer at once
 
     executor.report_progress(Slow(function, waited_s))
-
-
-def _make_calls(posted: SimpleQueue[Call[Any] | None]) -> None:
-    while call := posted.get():
-        _make(call)
-        del call  # release the call's objects before waiting for the next call
 
 
 def _make_each(calls: Sequence[Call[T]], is_enough: Callable[[T], bool] | None) -> None:
