@@ -18,7 +18,7 @@ import pytest
 from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
-from reserve_gpu.locks.lock import Lock
+from reserve_gpu.locks.lock import Lock, read_record
 from reserve_gpu.locks.queue import STOPPED_S, EndOfQueue, QueueEntry, wait_for_news
 from reserve_gpu.model.errors import LockError
 from reserve_gpu.model.holders import Holder, Record
@@ -788,6 +788,19 @@ def test_few_files_are_tested_without_the_kernels_lock_list(queue: Queue) -> Non
         assert queue.directory.is_number_recorded(0, UUIDS[1])
     lock.release()
     assert not readings
+
+
+@needs_root
+@pytest.mark.usefixtures("told")
+def test_unlocked_records_of_another_user_are_not_parsed(queue: Queue) -> None:
+    """Records that no process has locked are not parsed to look for renumbered GPUs."""
+    for number in range(100):
+        path = queue.path / f"GPU-{number:08x}.record-{OTHER_UID}-0"
+        path.write_text(json.dumps({"label": "GPU0", "index": 0}))
+        os.chown(path, OTHER_UID, -1)
+    with queue.directory.mutex(), counting(read_record) as parsed:
+        assert not queue.directory.is_number_recorded(0, UUIDS[0])
+    assert not parsed
 
 
 @contextmanager

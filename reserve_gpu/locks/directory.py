@@ -77,7 +77,8 @@ MUTEXES = (MUTEX, *(f"mutex.{number}" for number in range(1, 8)))
 MUTEX_LIMIT_S = 30.0
 BRIEF_LIMIT_S = 1.0  # mutex timeout for brief checks, for example after each cell
 MUTEX_POLL_S = 0.01
-MUTEX_LOOK_S = 0.25  # minimum seconds between checks whether the mutex's holder is dying
+MUTEX_LOOKS_S = 0.25, 1.0  # seconds between checks whether the mutex's holder is dying
+FEW = 128  # testing the locks of more files is slower than reading /proc/locks
 LONG_S = 10.0  # if the mutex is held for more seconds than this, the driver has probably hung
 REPLACED_LIMIT = 10  # maximum attempts to lock a file that other processes keep replacing
 MOST_LOST = 256  # maximum number of lock files to check for lost devices; any user can add files
@@ -154,12 +155,13 @@ class LockDirectory:
         while (mutex := self._lock_mutex(file, reads_only=reads_only)) is None:
             now = time.monotonic()
             if not look_at and not self._later_mutexes(0):
-                look_at = now + MUTEX_LOOK_S
+                look_at = now + MUTEX_LOOKS_S[0]
             if now >= look_at:
                 file = self._dying_holders()
-                # All processes that wait for the mutex read /proc/locks, so they do it less and
-                # less often, unless a dying process is in their way.
-                look_at = now + (MUTEX_LOOK_S if file else max(MUTEX_LOOK_S, now - start))
+                # All processes that wait for the mutex read /proc/locks, so they do it less often
+                # after a while, unless a dying process holds the mutex.
+                is_long = not file and now - start > MUTEX_LOOKS_S[1]
+                look_at = now + MUTEX_LOOKS_S[is_long]
             if now - start >= limit_s:
                 raise MutexHeldError(_mutex_message(self._mutex_pid(), now - start))
             executor.sleep(MUTEX_POLL_S)
@@ -641,20 +643,34 @@ class LockDirectory:
         return locked
 
     def is_number_recorded(self, index: int, uuid: str) -> bool:
-        """Return whether a record gives this GPU's number to another GPU. It might be outdated.
+        """Return whether a process might have reserved another GPU under this GPU's number.
 
         If not, `claims_on_other_devices` is empty, which is known without reading /proc/locks. If
-        there are too many files to read their records, the result is True.
+        there are too many files to test their locks, the result is True.
 
         Args:
             index: The GPU's number.
             uuid: The UUID of the GPU that has this number now.
         """
-        own_device, label = device_of(lock_name(uuid)), f"GPU{index}"
-        if len(self.holders.names) > MANY:
-            return True
-        labels = self.holders.labels
-        return any(labels[name] == label and device_of(name) != own_device for name in labels)
+        own_device, own_label = device_of(lock_name(uuid)), f"GPU{index}"
+        labels = self._locked_labels()
+        return labels is None or any(
+            label == own_label and device != own_device for device, label in labels
+        )
+
+    def _locked_labels(self) -> list[tuple[str, str | None]] | None:
+        """Return the device and the GPU label of each record whose owner has locked the file.
+
+        The result is None if there are many records, because reading /proc/locks is then faster.
+        """
+        holders = self.holders
+        if holders.locked_labels is None:
+            names = [name for name in holders.names if has_owner(name)]
+            if len(names) > FEW:
+                return None
+            locked = filter(self._is_owner_locked, names)
+            holders.locked_labels = [(device_of(name), holders.label(name)) for name in locked]
+        return holders.locked_labels
 
     def claims_on_other_devices(
         self, index: int, uuid: str, numbers: Mapping[str, Sequence[Claim]]

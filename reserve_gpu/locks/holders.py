@@ -68,7 +68,7 @@ class Holders:
         self._names: set[str] | None = None
         self._inodes: dict[str, int] = {}  # keyed by name
         self._by_prefix: dict[str, list[str]] = {}
-        self._labels: dict[str, str | None] | None = None
+        self.locked_labels: list[tuple[str, str | None]] | None = None  # set by LockDirectory
         self._by_pid: dict[int, set[int]] | None = None
         self._locks: KernelList | None = None
         self._has_reread = False
@@ -153,19 +153,9 @@ class Holders:
             return names
         return {name for name, inode in self._inodes.items() if inode in self._locked_inodes}
 
-    @property
-    def labels(self) -> dict[str, str | None]:
-        """Return the GPU label in each record, keyed by file name, such as `GPU0`.
-
-        A record might be outdated, because a process that exits leaves its record in the file.
-
-        Raises:
-            LockError: The directory can't be listed.
-        """
-        if self._labels is None:
-            names = filter(has_owner, self.names)
-            self._labels = {name: self._record(name)[0].label for name in names}
-        return self._labels
+    def label(self, name: str) -> str | None:
+        """Return the GPU label in the record of a file, such as `GPU0`."""
+        return self._record(name)[0].label
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         try:
