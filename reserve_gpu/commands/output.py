@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.model.option import Option
-from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.nonblocking import Printer
 
 if TYPE_CHECKING:
@@ -76,11 +75,11 @@ def print_stderr(text: str, *, is_event: bool = False) -> None:
         text: The text to print.
         is_event: Whether the text is an event. For events, the wait is always limited.
     """
-    with no_fork:
-        from reserve_gpu.reservation.session import session  # most commands print no message
-
+    # Importing the module here could lose the text: Ctrl-C would end the process without it.
+    module = sys.modules.get("reserve_gpu.reservation.session")
+    is_holding = module is not None and module.session().reservation is not None
     printer = Printer(sys.stderr)
-    printer.print(f"{text}\n", READER_LIMIT_S if is_event or session().reservation else math.inf)
+    printer.print(f"{text}\n", READER_LIMIT_S if is_event or is_holding else math.inf)
     printer.close()
 
 

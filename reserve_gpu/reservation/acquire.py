@@ -23,9 +23,8 @@ from reserve_gpu.model.requests import End, Request
 from reserve_gpu.reservation import feature, joining
 from reserve_gpu.reservation.holding import NOTHING
 from reserve_gpu.reservation.session import Reservation, Savepoint, Session
-from reserve_gpu.system import containers, executor, procfs, settings
+from reserve_gpu.system import containers, executor, loader, procfs, settings
 from reserve_gpu.system.executor import GivenUpError
-from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.jupyter_kernel import kernels_file
 
 if TYPE_CHECKING:
@@ -311,9 +310,7 @@ def _wait(
 
 def _refresh(session: Session) -> list[str]:
     """Update the held devices' numbers, and return notices about GPUs that changed."""
-    with no_fork:
-        from reserve_gpu.reservation import refresh  # a first reservation has nothing to update
-
+    refresh = loader.load("reservation.refresh")  # a first reservation has nothing to update
     return list(refresh.refresh(session).notices)
 
 

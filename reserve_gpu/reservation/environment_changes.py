@@ -74,8 +74,7 @@ class OurVariables:
         """Restore variables that other code has changed or removed, and return notices."""
         notices: list[str] = []
         if changed := self._changed(held.devices, cuda_environment.CUDA, is_restored=True):
-            values = {name: self.environ.get(name) for name in cuda_environment.CUDA}
-            cuda_environment.write(values)
+            cuda_environment.write({n: self.environ.get(n) for n in cuda_environment.CUDA})
             notices.append(changed)
         if held.terms.memory_limit_mib is None:
             return notices

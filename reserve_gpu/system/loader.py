@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
+REMOVED = (
+    "The package reserve_gpu was removed while this process was running. Install it again and "
+    "restart the process."
+)
+
+
 def load(name: str) -> ModuleType:
     """Import a module of this package, and keep other threads from forking during the import.
 
@@ -20,7 +27,7 @@ def load(name: str) -> ModuleType:
         name: The module's name relative to `reserve_gpu`, such as `features.lease.timer`.
 
     Raises:
-        ReserveGPUError: This process can't open any more files.
+        ReserveGPUError: This process can't open any more files, or the package was removed.
     """
     try:
         with no_fork:
@@ -29,6 +36,10 @@ def load(name: str) -> ModuleType:
         if is_out_of_files(error):
             raise ReserveGPUError(TOO_MANY_FILES) from None
         raise
+    except ImportError as error:
+        if os.path.exists(__file__):
+            raise
+        raise ReserveGPUError(REMOVED) from error
 
 
 def lazy_modules(package: str, *names: str) -> Callable[[str], ModuleType]:

@@ -311,17 +311,16 @@ def openers(paths: Collection[str]) -> dict[str, list[int]]:
         with suppress(OSError):
             if pid == os.getpid() or os.stat(f"/proc/{pid}").st_uid != user:
                 continue
+            if {*_uids(pid)} != {user}:  # for example `su`, which another user can start
+                continue
             opened = set()
             with os.scandir(f"/proc/{pid}/fd") as descriptors:
                 for descriptor in islice(descriptors, remaining):
                     remaining -= 1
                     with suppress(OSError):  # the process has just closed the descriptor
                         opened.add(os.readlink(descriptor.path))
-            matching = opened & found.keys()
-            # Read the UIDs last, because that is slower. A program such as `su` has several.
-            if matching and {*_uids(pid)} == {user}:
-                for path in matching:
-                    found[path].append(pid)
+            for path in opened & found.keys():
+                found[path].append(pid)
     return found
 
 
