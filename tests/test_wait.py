@@ -566,16 +566,16 @@ def test_users_and_processes_are_asked_for_now_and_then(here: Here) -> None:
         (row, held) = other.denied.rows
         explain = Explainer(other.context)
         before = len(here.calls())
-        answer = explain(row)
+        (answer,) = explain([row])
         asked = len(here.calls())
         assert asked > before
         assert answer.processes
-        assert explain(row) == answer
+        assert explain([row]) == (answer,)
         assert len(here.calls()) == asked
-        explain(row._replace(state=State.UNKNOWN))
+        explain([row._replace(state=State.UNKNOWN)])
         for holder in (a_holder(4321000), a_holder(4321001)):
             asked = len(here.calls())
-            explain(held._replace(holders=(holder,)))
+            explain([held._replace(holders=(holder,))])
             assert len(here.calls()) > asked
 
 
@@ -585,9 +585,9 @@ def test_who_uses_a_gpu_is_asked_anew(here: Here) -> None:
     with Other(here) as other:
         (row,) = other.denied.rows
         explain = Explainer(other.context, every_s=0.1)
-        assert [process.pid for process in explain(row).processes] == [4321000]
+        assert [process.pid for process in explain([row])[0].processes] == [4321000]
         here.write(BUSY.replace("4321000", "4321001"))
-        wait_for(lambda: [process.pid for process in explain(row).processes] == [4321001])
+        wait_for(lambda: [process.pid for process in explain([row])[0].processes] == [4321001])
 
 
 def test_what_one_has_oneself_is_news(here: Here) -> None:

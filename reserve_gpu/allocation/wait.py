@@ -17,7 +17,7 @@ from reserve_gpu.model.requests import NO_LEASE, WaitRequest
 from reserve_gpu.system import executor, procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from reserve_gpu.allocation.attempt import AttemptContext
     from reserve_gpu.allocation.request import Deadline
@@ -86,7 +86,7 @@ def wait_in_queue(
             ahead = [
                 t for t in outcome.ahead if any(t.could_use(device.uuid) for device in devices)
             ]
-            rows = tuple(map(explain, outcome.rows))
+            rows = explain(outcome.rows)
             first = explain.ticket(ahead[0]) if ahead else None
             limit_s = deadline.limit_s or 0.0
             executor.report_progress(
@@ -130,7 +130,7 @@ def wait_for_offers(
         limit_s = queue.passes_at - start
         if limit_s > OFFERS_LIMIT_S or now - start > OFFERS_LIMIT_S:
             break
-        rows, place = tuple(map(explain, outcome.rows)), 1 + len(outcome.ahead)
+        rows, place = explain(outcome.rows), 1 + len(outcome.ahead)
         executor.report_progress(Waiting(context.request, place, now - start, rows, limit_s))
         news.forget(outcome)
         next_look = min(queue.passes_at, now + SECOND_S)
@@ -192,15 +192,23 @@ class Explainer:
             self._first = first.name, first._replace(holder=procfs.with_owner(first.holder))
         return self._first[1]
 
-    def __call__(self, row: DeviceStatus) -> DeviceStatus:
-        """Return the row with its device's users and processes added."""
-        users = [(h.pid, h.memory_limit_mib) for h in (*row.holders, row.awaited_by) if h]
-        before, read_at, answer = self._known.get(row.label, (None, 0.0, row))
-        is_due = time.monotonic() - read_at >= self._every_s
-        if is_due or before != (row.state, users):
-            (answer,) = snapshot.add_processes(self._context.gpus, [row], self._context.idle_mib)
-            self._known[row.label] = (row.state, users), time.monotonic(), answer
-        return answer
+    def __call__(self, rows: Sequence[DeviceStatus]) -> tuple[DeviceStatus, ...]:
+        """Return the rows with their devices' users and processes added."""
+        if due := [row for row in rows if self._is_due(row)]:
+            answers = snapshot.add_processes(self._context.gpus, due, self._context.idle_mib)
+            for row, answer in zip(due, answers, strict=True):
+                self._known[row.label] = _state_of(row), time.monotonic(), answer
+        return tuple(self._known[row.label][2] for row in rows)
+
+    def _is_due(self, row: DeviceStatus) -> bool:
+        before, read_at, _ = self._known.get(row.label, (None, 0.0, row))
+        return time.monotonic() - read_at >= self._every_s or before != _state_of(row)
+
+
+def _state_of(row: DeviceStatus) -> object:
+    """Return the values of a row whose change is shown at once."""
+    holders = (*row.holders, row.awaited_by)
+    return row.state, [(h.pid, h.memory_limit_mib) for h in holders if h]
 
 
 def _try_again(
