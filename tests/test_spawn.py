@@ -120,6 +120,7 @@ def test_a_command_runs_nothing_of_the_folder(line: str, traps: Traps) -> None:
 AFTER_CD = """
 import os, sys, reserve_gpu
 from reserve_gpu.cli import main
+del sys.path[0]  # with -c, the working directory
 os.chdir(sys.argv[1])
 os.environ["PYTHONPATH"] += os.pathsep + sys.argv[2]
 reserve_gpu.check()
