@@ -29,7 +29,7 @@ from reserve_gpu.model.errors import (
     is_out_of_files,
 )
 from reserve_gpu.model.untrusted import sanitize
-from reserve_gpu.system import executor, loader, procfs
+from reserve_gpu.system import executor, procfs
 from reserve_gpu.system.executor import POLL_S, Call
 from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.signals import is_of_handler
@@ -676,8 +676,10 @@ class Worker:
 
 
 def _report_slow_call(function: str, waited_s: float) -> None:
-    progress = loader.load("model.progress")  # most drivers answer at once
-    executor.report_progress(progress.Slow(function, waited_s))
+    with no_fork:
+        from reserve_gpu.model.progress import Slow  # most drivers answer at once
+
+    executor.report_progress(Slow(function, waited_s))
 
 
 def _make_each(calls: Sequence[Call[T]], is_enough: Callable[[T], bool] | None) -> None:

@@ -26,7 +26,7 @@ from reserve_gpu.reservation import feature, joining
 from reserve_gpu.reservation.environment_changes import OurVariables
 from reserve_gpu.reservation.feature import FEATURES
 from reserve_gpu.reservation.holding import NOTHING, Change, Holding
-from reserve_gpu.system import executor, process_identity, procfs
+from reserve_gpu.system import executor, loader, process_identity, procfs
 from reserve_gpu.system.executor import Executor
 from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.jupyter_kernel import cells
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 # At the end of a cell, the lock files' records are rewritten if they are older than this many
 # seconds, because other users might be able to write to the lock files.
 SIGN_S = 5.0
+
+# A refusal or a wait needs these modules on the session's thread, which might not be able to import
+# them: see `feature`.
+OF_REFUSALS = ("render.notices", "allocation.quota", "allocation.wait", "reservation.refresh")
 
 
 class Reservation:
@@ -189,6 +193,8 @@ class Session(Executor):
             terms: The terms of the request; None if they are not known yet.
         """
         self._required_features = feature.load_for_reserving(terms)
+        for name in OF_REFUSALS:
+            loader.load(name)
 
     def features_for(self, terms: ReservationTerms) -> Collection[Feature]:
         """Activate the features that these terms need, and return all active features."""

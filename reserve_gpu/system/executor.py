@@ -135,9 +135,7 @@ class Call(Generic[T]):
                 news = self._news.get(timeout=limit_s)
             except Empty:
                 return self.is_done
-            if isinstance(news, Call):  # see `run_on_caller`
-                news.make()
-            elif news is not DONE:
+            if news is not DONE:
                 show(news)
         return True
 
@@ -394,30 +392,6 @@ def report_progress(progress: Any) -> None:
     """Report progress to the thread that requested the current call, if there is one."""
     if _local.call:
         _local.call.tell(progress)
-
-
-def run_on_caller(function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> T:
-    """Call a function on the thread that waits for the current call, and return its result.
-
-    Modules are imported in this way. If a signal handler has raised an exception during an import,
-    the interrupted thread keeps Python's import lock, and only that thread can still import.
-
-    Args:
-        function: The function to call.
-        arguments: The function's arguments.
-
-    Raises:
-        GivenUpError: The current call was abandoned.
-        Exception: The function raised this exception.
-    """
-    current = _local.call
-    if current is None or not current.is_awaited:
-        return function(*arguments)
-    call = Call(function, *arguments, is_awaited=False)  # it must not be sent back
-    current.tell(call)
-    while not call.wait(limit_s=POLL_S):
-        checkpoint()
-    return call.result()
 
 
 def caller() -> int:

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model.errors import TOO_MANY_FILES, ReserveGPUError, is_out_of_files
-from reserve_gpu.system import executor
 from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
@@ -30,10 +29,6 @@ def load(name: str) -> ModuleType:
     Raises:
         ReserveGPUError: This process can't open any more files, or the package was removed.
     """
-    return executor.run_on_caller(_load, name)
-
-
-def _load(name: str) -> ModuleType:
     try:
         with no_fork:
             return import_module(f"reserve_gpu.{name}")
