@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 
-from reserve_gpu import render
 from reserve_gpu.allocation.request import Deadline, parse
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.names import DeviceNames
@@ -15,8 +14,13 @@ from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import Failure
 from reserve_gpu.model.holders import Reserved
 from reserve_gpu.model.parsing import parse_duration
+from reserve_gpu.model.progress import Progress, Waiting
 from reserve_gpu.model.requests import Request
 from reserve_gpu.model.untrusted import sanitize
+from reserve_gpu.render import messages
+from reserve_gpu.render import notices as notice
+from reserve_gpu.render.durations import duration
+from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, for_this_process
 from reserve_gpu.reservation import acquire, feature
 from reserve_gpu.reservation.session import Reservation, session
 from reserve_gpu.system.executor import Call
@@ -24,10 +28,6 @@ from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.jupyter_kernel import kernels_file
 
 if TYPE_CHECKING:
-    from typing import TypeGuard
-
-    from reserve_gpu.model.progress import Progress, Waiting
-    from reserve_gpu.render.frontends import Frontend
     from reserve_gpu.render.progress import Live
     from reserve_gpu.reservation.restart_handover import KeptReservation
 
@@ -48,7 +48,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keyword-only
     idle: float | str | None = None,
     if_wanted: bool = False,
     end_kernel: bool = False,
-    progress: "Callable[[Waiting], object] | Literal['auto'] | None" = "auto",
+    progress: Callable[[Waiting], object] | Literal["auto"] | None = "auto",
 ) -> Reservation:
     """Reserve GPUs for this process, and set the CUDA variables for the code that it runs next.
 
@@ -119,11 +119,11 @@ def reserve(  # noqa: PLR0913 - all but the first are keyword-only
         end_kernel=end_kernel,
     )
 
-    def forward_wait(news: "Progress") -> None:
-        if callable(progress) and _is_waiting(news):
+    def forward_wait(news: Progress) -> None:
+        if callable(progress) and isinstance(news, Waiting):
             progress(news)
 
-    outcome = ask(request, wait, forward_wait if callable(progress) else progress)
+    outcome = ask(request, wait, forward_wait if callable(progress) else progress, PYTHON)
     reservation = outcome.reservation
     assert reservation  # noqa: S101 - ask() returns no reservation only if is_optional is set
     try:
@@ -163,16 +163,15 @@ class Outcome(NamedTuple):
         """Return the outcome as text to print."""
         if self.excused:
             return continue_after(self.excused)
-        if self.waited_s < 1:
-            return str(self.reservation)
-        return f"Waited for {render.durations.duration(self.waited_s)}.\n{self.reservation}"
+        waited = f"Waited for {duration(self.waited_s)}.\n" if self.waited_s >= 1 else ""
+        return f"{waited}{self.reservation}"
 
 
 def ask(
     request: Request,
     wait: float | str | None,
-    progress: Callable[["Progress"], object] | Literal["auto"] | None,
-    frontend: "Frontend | None" = None,
+    progress: Callable[[Progress], object] | Literal["auto"] | None,
+    frontend: Frontend,
     *,
     is_optional: bool = False,
 ) -> Outcome:
@@ -183,8 +182,7 @@ def ask(
         wait: The maximum time to wait in the queue, as in `reserve()`.
         progress: A function to call during a wait, as in `reserve()`. It also receives reports
             about slow driver calls.
-        frontend: The frontend, which determines the command syntax in error messages. Defaults to
-            Python code.
+        frontend: The frontend, which determines the command syntax in error messages.
         is_optional: Whether to return an outcome without a reservation if no GPU can be reserved.
 
     Returns:
@@ -198,7 +196,7 @@ def ask(
     waited_s: float | None = None  # None until the first progress report of a wait
     acquired: acquire.Acquired | None = None
     if deadline.waits:
-        deadline = deadline._replace(asks=render.messages.request_text(request))
+        deadline = deadline._replace(asks=messages.request_text(request))
 
     def undo(call: Call[acquire.Acquired]) -> None:
         if call.has_answer:
@@ -208,9 +206,9 @@ def ask(
         this_session.load(request.terms)
         with nullcontext(progress) if callable(progress) else _display(progress) as show:
 
-            def count_and_show(news: "Progress") -> None:
+            def count_and_show(news: Progress) -> None:
                 nonlocal waited_s
-                waited_s = news.waited_s if _is_waiting(news) else waited_s
+                waited_s = news.waited_s if isinstance(news, Waiting) else waited_s
                 show(news)
 
             acquired = this_session.run(
@@ -234,33 +232,24 @@ def ask(
         savepoint = acquired.savepoint if acquired else None
         this_session.run_in_any_case(this_session.roll_back, savepoint)
         has_waited = deadline.waits or waited_s is not None
-        is_canceled = isinstance(error, KeyboardInterrupt) and has_waited
-        if is_canceled and frontend and frontend is render.frontends.MAGIC:
-            text = render.messages.interrupted(this_session.devices, frontend)
+        if isinstance(error, KeyboardInterrupt) and has_waited and frontend is MAGIC:
+            text = messages.interrupted(this_session.devices, MAGIC)
             raise errors.WaitInterrupted(text) from None
         raise
 
 
-def _is_waiting(news: "Progress") -> "TypeGuard[Waiting]":
-    with no_fork:
-        from reserve_gpu.model.progress import Waiting  # most requests report no progress
-
-    return isinstance(news, Waiting)
-
-
 def explained(
-    error: Failure | errors.ReserveGPUError, frontend: "Frontend | None" = None
+    error: Failure | errors.ReserveGPUError, frontend: Frontend
 ) -> errors.ReserveGPUError:
     """Return an error with hints for the frontend, and with any explanations from the features."""
     if isinstance(error, Failure):
-        frontends = render.frontends
-        error = error.reason.error(frontends.for_this_process(frontend or frontends.PYTHON))
+        error = error.reason.error(for_this_process(frontend))
     for each in session().features.values():
         error = each.explained(error)
     return error
 
 
-def preview(request: Request, frontend: "Frontend") -> tuple[Device, ...]:
+def preview(request: Request, frontend: Frontend) -> tuple[Device, ...]:
     """Return the devices that a request would reserve now, without reserving them.
 
     Args:
@@ -319,7 +308,7 @@ def release() -> tuple[Device, ...]:
 def kept() -> str | None:
     """Return a message about the devices that are kept for this restarted kernel, or None."""
     first = None if session().devices else next(kept_reservations(), None)
-    return render.messages.kept_for_restart(first.held.devices, first.until) if first else None
+    return messages.kept_for_restart(first.held.devices, first.until) if first else None
 
 
 def kept_reservations() -> "Iterator[KeptReservation]":
@@ -353,7 +342,7 @@ def continue_after(error: errors.ReserveGPUError) -> str:
         hide_if_unreserved()
     visible = cuda_environment.read()[cuda_environment.VISIBLE]
     is_above = isinstance(error, errors.ReservedAboveError)
-    return render.messages.continuing(session().devices, visible if is_above else None)
+    return messages.continuing(session().devices, visible if is_above else None)
 
 
 def disable_idle_limit() -> None:
@@ -413,14 +402,14 @@ def join(reserved: Reserved) -> str:
     """
     this_session = session()
     if this_session.devices:
-        raise render.notices.holds_already(this_session.devices)
+        raise notice.holds_already(this_session.devices)
     if cuda_environment.cuda_started():
-        raise render.notices.TooLate(()).error(render.frontends.MAGIC)
+        raise notice.TooLate(()).error(MAGIC)
     this_session.load()
     this_session.run(this_session.join, reserved)
     reservation = this_session.reservation
     environ = reservation.environ if reservation else {}
-    return render.messages.joined(this_session.devices, reserved.holder.name, environ)
+    return messages.joined(this_session.devices, reserved.holder.name, environ)
 
 
 def take_over(connection_file: str | None) -> list[str]:
@@ -491,12 +480,12 @@ def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | C
 
 
 @contextmanager
-def _display(progress: Literal["auto"] | None) -> Iterator[Callable[["Progress"], object]]:
+def _display(progress: Literal["auto"] | None) -> Iterator[Callable[[Progress], object]]:
     """Yield a function that displays a wait's progress. It does nothing if `progress` is None."""
     with ExitStack() as stack:
         live: Live | None = None
 
-        def show(news: "Progress") -> None:
+        def show(news: Progress) -> None:
             nonlocal live
             if live is None and progress == "auto":
                 with no_fork:

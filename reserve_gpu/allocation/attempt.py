@@ -14,8 +14,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import allocation, render
-from reserve_gpu.allocation import inherited_limit, policy
+from reserve_gpu.allocation import inherited_limit, policy, quota, snapshot
 from reserve_gpu.gpus import names, usage
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
@@ -28,6 +27,7 @@ from reserve_gpu.model.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.model.holders import DeviceStatus, Holder, Record
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import NO_LEASE, Lease, Request, Rules
+from reserve_gpu.render import notices as notice
 from reserve_gpu.system import procfs
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ def _rule_check(
         by_device.setdefault(device_of(holder.file or ""), []).append(holder)
     # Joined processes don't count, because they share the device of the holder that they joined.
     holders = [each for group in by_device.values() for each in without_joined(group, since)]
-    return allocation.quota.build_check(rules, context.request, devices, context.held, holders)
+    return quota.build_check(rules, context.request, devices, context.held, holders)
 
 
 def _with_lease(context: AttemptContext, granted: Granted) -> Granted:
@@ -330,11 +330,9 @@ def _with_lease(context: AttemptContext, granted: Granted) -> Granted:
     if context.rules is None:
         return granted._replace(lease=lease.begun(now))
     since = min((each.lock.taken for each in granted.locked), key=lambda taken: taken.boot)
-    lease = allocation.quota.counted(
-        allocation.quota.lease(lease, context.rules).begun(now), context.rules, since, now
-    )
+    lease = quota.counted(quota.lease(lease, context.rules).begun(now), context.rules, since, now)
     if context.rules.time and lease.until is not None and lease.until <= now.wall:
-        raise render.notices.cannot_extend(context.rules.time, lease.until)
+        raise notice.cannot_extend(context.rules.time, lease.until)
     return granted._replace(lease=lease)
 
 
@@ -522,7 +520,7 @@ class DeviceScan:
         if self._numbers is None:
             self._numbers = locks.listed_numbers()
         if claims := locks.claims_on_other_devices(device.index, device.uuid, self._numbers):
-            reason = allocation.snapshot.taken_number(self._context.gpus, claims)
+            reason = snapshot.taken_number(self._context.gpus, claims)
         return row._replace(state=State.RESERVED, reason=reason) if reason else row
 
     def _reserved_row(

@@ -11,11 +11,11 @@ import os
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from reserve_gpu import render
 from reserve_gpu.gpus import cuda_environment, memory_caps, names
 from reserve_gpu.model.devices import Device, Fault
 from reserve_gpu.model.errors import Failure, ImpossibleError, RequestError
 from reserve_gpu.model.untrusted import sanitize
+from reserve_gpu.render import notices as notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -152,7 +152,7 @@ def _named(gpus: Nvml, request: Request, inherited: Variables) -> list[Device | 
     value = inherited[cuda_environment.VISIBLE]
     allowed = devices if value is None else list(devices_within_limit(gpus, inherited))
     if value is not None and not allowed:
-        raise Failure(render.notices.HidesAll(request, value, gpus.count()))
+        raise Failure(notice.HidesAll(request, value, gpus.count()))
     for device in devices:
         if device not in allowed:
             labels = ", ".join(each.label for each in allowed)

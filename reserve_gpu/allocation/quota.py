@@ -9,11 +9,11 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from reserve_gpu import render
 from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import device_of, lock_name
 from reserve_gpu.model.devices import Device, Fault, State
 from reserve_gpu.model.holders import DeviceStatus, Holder
+from reserve_gpu.render import notices as notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -48,10 +48,10 @@ def allowed(
     if not active_rules.time or is_unchanged or last == ends:
         return _with_lease(request, ends), []
     if last.until is None or last.until <= now.wall:
-        raise render.notices.cannot_extend(
+        raise notice.cannot_extend(
             active_rules.time, since.at(now).later(active_rules.time.value).wall
         )
-    notices = [render.notices.shortened(active_rules.time, last.until)] if has_end else []
+    notices = [notice.shortened(active_rules.time, last.until)] if has_end else []
     return _with_lease(request, last), notices
 
 
@@ -142,17 +142,17 @@ def _with_lease(request: Request, lease: Lease) -> Request:
 def _require_lease(requested: Lease, active_rules: Rules, at: float) -> None:
     """Raise RequestError if the rules don't allow the requested lease."""
     if requested.if_wanted and (rule := active_rules.time or active_rules.idle):
-        raise render.notices.ends_anyway(rule)
+        raise notice.ends_anyway(rule)
     lasts_s = requested.lasts_s if requested.until is None else requested.until - at
     for rule, requested_s in ((active_rules.time, lasts_s), (active_rules.idle, requested.idle_s)):
         if rule and requested_s is not None and requested_s > rule.value:
-            raise render.notices.too_long(rule, requested_s)
+            raise notice.too_long(rule, requested_s)
 
 
 def require_amount(request: Request, active_rules: Rules) -> None:
     """Raise ImpossibleError if the user requests more GPUs than the rules ever allow."""
     if active_rules.gpus and request.needed > active_rules.gpus.value:
-        raise render.notices.too_many(active_rules.gpus, request)
+        raise notice.too_many(active_rules.gpus, request)
 
 
 def _file_prefix(device: Device) -> str:

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from reserve_gpu.gpus import start_errors
 from reserve_gpu.gpus.codes import DOWN, DOWN_OR_HUNG, LOST, NO_LIMIT, NOT_CONFIDENTIAL, Code
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import (
@@ -28,6 +29,7 @@ from reserve_gpu.model.errors import (
     ReserveGPUError,
     is_out_of_files,
 )
+from reserve_gpu.model.progress import Slow
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.system import executor, procfs
 from reserve_gpu.system.executor import POLL_S, Call
@@ -119,9 +121,6 @@ class Bindings:
                     self._initialisation = self._worker.post(self._initialise)
                     start = self._wait_for_start()
             if isinstance(start, DeviceError):
-                with no_fork:
-                    from reserve_gpu.gpus import start_errors
-
                 start = start_errors.explain(start.code, str(start), unloadable)
             self._start = start
         if isinstance(self._start, DriverError):
@@ -455,9 +454,6 @@ def load_library() -> list[str] | None:
     with suppress(OSError):
         ctypes.CDLL(LIBRARY)
         return None
-    with no_fork:
-        from reserve_gpu.gpus import start_errors
-
     for folder in start_errors.library_folders(LIBRARY):
         path = os.path.join(folder, LIBRARY)
         if os.path.exists(path):
@@ -601,7 +597,7 @@ class Worker:
                 executor.checkpoint()
                 waited_s = time.monotonic() - start
                 if waited_s >= SLOW_S:
-                    _report_slow_call(self.doing.get(call.thread, ""), waited_s)
+                    executor.report_progress(Slow(self.doing.get(call.thread, ""), waited_s))
                 if waited_s >= limit_s:
                     self._give_up(call, f"no answer within {limit_s:g} s")
         except BaseException:  # for example, an interrupt
@@ -673,13 +669,6 @@ class Worker:
         self.end()
         with suppress(NoThreadError):  # without a new thread, all later calls time out
             self._start_thread()
-
-
-def _report_slow_call(function: str, waited_s: float) -> None:
-    with no_fork:
-        from reserve_gpu.model.progress import Slow  # most drivers answer at once
-
-    executor.report_progress(Slow(function, waited_s))
 
 
 def _make_each(calls: Sequence[Call[T]], is_enough: Callable[[T], bool] | None) -> None:

@@ -19,7 +19,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model.errors import TOO_MANY_FILES, LockError, shell_line
-from reserve_gpu.system import containers, executor, procfs
+from reserve_gpu.system import containers, executor, procfs, watchdog
 from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
@@ -381,8 +381,6 @@ def pidfd(pid: int) -> Iterator[int]:
         OSError: The process does not exist, or pidfds are not supported.
     """
     with no_fork:
-        from reserve_gpu.system import watchdog
-
         descriptor = remember(watchdog.open_process(pid))
     with closing(descriptor):
         yield descriptor

@@ -7,8 +7,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu import allocation, render
-from reserve_gpu.allocation import inherited_limit, policy
+from reserve_gpu.allocation import inherited_limit, policy, quota, snapshot, wait
 from reserve_gpu.allocation.attempt import AttemptContext, Denied, Granted, LockedDevice, attempt
 from reserve_gpu.allocation.request import Deadline, idle_mib, rules
 from reserve_gpu.gpus import cuda_environment, names
@@ -20,10 +19,11 @@ from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import Failure, ImpossibleError, NoFreeDeviceError, RequestError
 from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo
 from reserve_gpu.model.requests import End, Request
-from reserve_gpu.reservation import feature, joining
+from reserve_gpu.render import notices as notice
+from reserve_gpu.reservation import feature, joining, refresh
 from reserve_gpu.reservation.holding import NOTHING
 from reserve_gpu.reservation.session import Reservation, Savepoint, Session
-from reserve_gpu.system import containers, executor, loader, procfs, settings
+from reserve_gpu.system import containers, executor, procfs, settings
 from reserve_gpu.system.executor import GivenUpError
 from reserve_gpu.system.jupyter_kernel import kernels_file
 
@@ -103,7 +103,7 @@ def reserve(
     """
     if session.is_waiting:  # another thread is waiting, and keeps waiting
         session.hide_if_unreserved()
-        raise NoFreeDeviceError(render.notices.ANOTHER_THREAD_WAITS)
+        raise NoFreeDeviceError(notice.ANOTHER_THREAD_WAITS)
     notices = _begin(session, request)
     savepoint = Savepoint(session.reservation, waits=deadline.waits)
     try:
@@ -113,7 +113,7 @@ def reserve(
         request = held.as_held(request) if held else request
         if active_rules:
             before = held or NOTHING
-            request, more = allocation.quota.allowed(
+            request, more = quota.allowed(
                 request, active_rules, before.lease, before.since_of(request), procfs.now()
             )
             notices += [*active_rules.problems, *more]
@@ -138,11 +138,11 @@ def _acquire_devices(
 ) -> list[str]:
     """Reserve devices that this process does not hold yet, and return notices about them."""
     if active_rules:
-        allocation.quota.require_amount(request, active_rules)
+        quota.require_amount(request, active_rules)
     # Once CUDA has started, it ignores changes to the environment variables, so this process can
     # reserve only the devices that CUDA already sees.
     if (is_late := cuda_environment.cuda_started()) and not cuda_environment.cuda_uuids():
-        raise Failure(render.notices.TooLate(session.devices))
+        raise Failure(notice.TooLate(session.devices))
     with Nvml() as gpus:
         gpus.count()  # if there is no driver, fail before creating the lock directory
         request = _name_held_devices(session.holding, request)
@@ -213,7 +213,7 @@ def _count_caller(session: Session) -> Reservation:
     if reservation := session.reservation:
         reservation.count_call(executor.caller())
         return reservation
-    raise RequestError(render.notices.ALREADY_RELEASED)
+    raise RequestError(notice.ALREADY_RELEASED)
 
 
 def _record_notices(session: Session) -> list[str]:
@@ -222,7 +222,7 @@ def _record_notices(session: Session) -> list[str]:
         return []
     devices, (directory, *_), (reason, *_) = zip(*session.unsigned, strict=True)
     is_part = session.holding.terms.memory_limit_mib is not None
-    return [render.notices.unsigned(devices, directory, reason, is_part=is_part)]
+    return [notice.unsigned(devices, directory, reason, is_part=is_part)]
 
 
 def _name_held_devices(held: Holding, request: Request) -> Request:
@@ -252,7 +252,7 @@ def _begin(session: Session, request: Request) -> list[str]:
     notices = session.renew()
     features = session.features_for(request.terms)
     notices += [notice for each in features for notice in each.begins()]
-    return notices + _refresh(session) if session.held else notices
+    return notices + refresh.refresh(session).notices if session.held else notices
 
 
 def _wait(
@@ -284,7 +284,7 @@ def _wait(
             return denied, []
         try:
             with session.waiting():
-                return allocation.wait.wait_for_offers(context, try_again, session.between), []
+                return wait.wait_for_offers(context, try_again, session.between), []
         except BaseException:
             session.hide_if_unreserved()
             raise
@@ -295,9 +295,7 @@ def _wait(
     began, start, how = time.time(), time.monotonic(), End.GAVE_UP
     try:
         with session.waiting():
-            outcome = allocation.wait.wait_in_queue(
-                context, denied, deadline, try_again, session.between
-            )
+            outcome = wait.wait_in_queue(context, denied, deadline, try_again, session.between)
         if isinstance(outcome, Granted):
             how = End.GRANTED
     finally:
@@ -305,13 +303,7 @@ def _wait(
         for each in session.features.values():
             each.waited(waited)
     # GPUs might have been added or removed during the wait.
-    return outcome, _refresh(session)
-
-
-def _refresh(session: Session) -> list[str]:
-    """Update the held devices' numbers, and return notices about GPUs that changed."""
-    refresh = loader.load("reservation.refresh")  # a first reservation has nothing to update
-    return list(refresh.refresh(session).notices)
+    return outcome, refresh.refresh(session).notices
 
 
 def _failure(
@@ -324,22 +316,20 @@ def _failure(
     """
     request, visible = context.request, context.inherited[cuda_environment.VISIBLE]
     if visible is not None and not denied.rows:
-        return Failure(
-            render.notices.HidesAll(request, visible, context.gpus.count(), session.devices)
-        )
+        return Failure(notice.HidesAll(request, visible, context.gpus.count(), session.devices))
     if policy.is_impossible(denied.rows, request):
-        return render.notices.impossible(request, denied.rows, visible)
+        return notice.impossible(request, denied.rows, visible)
     is_above = _is_above(session, context, denied)
     if not is_above:
         # Hide the GPUs first, because reading their processes can be slow and can be interrupted.
         session.hide_if_unreserved()
-    rows = allocation.snapshot.add_processes(context.gpus, denied.rows, context.idle_mib, WATCH_S)
+    rows = snapshot.add_processes(context.gpus, denied.rows, context.idle_mib, WATCH_S)
     if is_above:
         environ = {name: context.inherited[name] for name in cuda_environment.CUDA}
-        return Failure(render.notices.ReservedAbove(rows, environ))
+        return Failure(notice.ReservedAbove(rows, environ))
     has_waited = deadline.waits and policy.may_come_free(rows, request)
     return Failure(
-        render.notices.Refused(
+        notice.Refused(
             request,
             rows,
             kept=session.devices,
@@ -392,7 +382,7 @@ def _free_alternatives(context: AttemptContext, rows: Sequence[DeviceStatus]) ->
     is_limited = context.inherited[cuda_environment.VISIBLE] is not None or context.is_taking_back
     if is_limited or any(row.state is State.LIMITED for row in rows):
         return []
-    machine = allocation.snapshot.take_snapshot(
+    machine = snapshot.take_snapshot(
         context.gpus, idle_mib=context.idle_mib, active_rules=context.rules
     )
     return [
@@ -430,22 +420,20 @@ def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Requ
     is_limited = len(visible) < len(everything) or len(everything) == 1
     held = {device.uuid for device in session.devices}
     is_held = all(device.uuid in held for device in visible)
-    raise Failure(
-        render.notices.TooLate(session.devices, visible if is_limited and not is_held else ())
-    )
+    raise Failure(notice.TooLate(session.devices, visible if is_limited and not is_held else ()))
 
 
 def _cautions(context: AttemptContext, granted: Granted) -> list[str]:
     """Return warnings about the acquired devices."""
     rows = [_caution(context, locked) for locked in granted.locked if not locked.row.is_mine]
     cautions: list[str] = [
-        render.notices.caution(row, context.request)
+        notice.caution(row, context.request)
         for row in rows
         if row.use_state is not State.IDLE or (row.usage and row.usage.awaits_reset)
     ]
     path = context.locks.path
     if containers.is_any_private(preferred_paths(path)):
-        cautions.append(render.notices.private_directory(path, containers.bind_instruction(path)))
+        cautions.append(notice.private_directory(path, containers.bind_instruction(path)))
     return cautions
 
 
@@ -462,7 +450,7 @@ def _caution(context: AttemptContext, locked: LockedDevice) -> DeviceStatus:
     listed = context.gpus.processes(locked.device)
     processes = [
         process
-        for process in allocation.snapshot.identify_processes(context.gpus, listed, known_holders)
+        for process in snapshot.identify_processes(context.gpus, listed, known_holders)
         if process.has_reserved or not has_no_memory(process, row.usage.mode)
     ]
     # In a container, it might be unknown (None) whether another process has reserved the device. If

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu import render
 from reserve_gpu.gpus import cuda_environment, memory_caps, names
+from reserve_gpu.render import notices as notice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,13 +68,14 @@ class OurVariables:
         self.environ = set_only(values)
         count = cuda_environment.kept_torch_count()
         if count not in (None, len(held.devices)):
-            self.notices = [*self.notices, render.notices.early_count(count)]
+            self.notices = [*self.notices, notice.early_count(count)]
 
     def restore(self, held: Holding) -> list[str]:
         """Restore variables that other code has changed or removed, and return notices."""
         notices: list[str] = []
         if changed := self._changed(held.devices, cuda_environment.CUDA, is_restored=True):
-            cuda_environment.write({n: self.environ.get(n) for n in cuda_environment.CUDA})
+            values = {name: self.environ.get(name) for name in cuda_environment.CUDA}
+            cuda_environment.write(values)
             notices.append(changed)
         if held.terms.memory_limit_mib is None:
             return notices
@@ -120,7 +121,7 @@ class OurVariables:
         seen = {*cuda_environment.cuda_uuids()}
         sees_held = seen == {names.bare_uuid(device.uuid) for device in devices}
         is_late = cuda_environment.cuda_started() and not sees_held
-        return render.notices.changed(values, devices, is_late=is_late, is_restored=is_restored)
+        return notice.changed(values, devices, is_late=is_late, is_restored=is_restored)
 
 
 def set_only(values: Variables) -> dict[str, str]:
@@ -162,12 +163,10 @@ def memory_limit_notices(
         memory_caps.capped_by({**inherited, **written}),
     )
     frameworks = memory_caps.installed()
-    kept: list[str] = (
-        [render.notices.memory_limits_kept([*user_limits.values()])] if user_limits else []
-    )
-    late = [render.notices.CAPS_ARE_LATE] if is_late else []
+    kept: list[str] = [notice.memory_limits_kept([*user_limits.values()])] if user_limits else []
+    late = [notice.CAPS_ARE_LATE] if is_late else []
     lines = [
-        render.notices.framework_limit_hint(key, line)
+        notice.framework_limit_hint(key, line)
         for key, line in memory_caps.code_lines(devices, memory_limit_mib).items()
         if key in frameworks and key not in (user_limits if is_late else all_limits)
     ]

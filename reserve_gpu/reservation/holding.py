@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from reserve_gpu import render
 from reserve_gpu.allocation import policy
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import without_joined
@@ -14,6 +13,7 @@ from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.holders import Holder
 from reserve_gpu.model.requests import End, Fact, Lease, Request, ReservationTerms
+from reserve_gpu.render import notices as notice
 from reserve_gpu.system import procfs
 
 
@@ -173,7 +173,7 @@ class Holding(NamedTuple):
         """
         old = self.locks[device.uuid]
         path = old.path if old.held() else None
-        notice = render.notices.relocked(device, path)
+        text = notice.relocked(device, path)
         new: Lock | Holder
         if self.joined:
             new = directory.acquire_joined(device.uuid, old.taken)
@@ -182,13 +182,13 @@ class Holding(NamedTuple):
                 device.uuid, share=self.terms.memory_limit_mib is not None, taken=old.taken
             )
         if not isinstance(new, Lock):
-            raise render.notices.lost(device, path, [procfs.with_owner(new)])
+            raise notice.lost(device, path, [procfs.with_owner(new)])
         sharers = without_joined(directory.sharers_of(device.uuid, [new.name]), [old.since])
         if not self._has_room(device, sharers):
             new.release()
-            raise render.notices.lost(device, path, list(map(procfs.with_owner, sharers)))
+            raise notice.lost(device, path, list(map(procfs.with_owner, sharers)))
         held = self._replace(locks={**self.locks, device.uuid: new})
-        return held, notice
+        return held, text
 
     def _has_room(self, device: Device, sharers: Sequence[Holder]) -> bool:
         """Return whether the device has enough memory for this part and the sharers' parts."""

@@ -11,7 +11,7 @@ import os
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import allocation, render
+from reserve_gpu.allocation import quota
 from reserve_gpu.allocation.request import rules
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, LockDirectory
@@ -20,6 +20,7 @@ from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import LockError, RequestError, command_line
 from reserve_gpu.model.requests import NO_LEASE, Lease, ReservationTerms
+from reserve_gpu.render.notices import JUST_RELEASED, LEASE_EXPIRED
 from reserve_gpu.reservation.holding import Holding, Joined
 from reserve_gpu.system import procfs
 
@@ -50,13 +51,13 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Holding:
         holders = directory.holders_of(device.uuid)
         key = host.record.since, host.pid
         if not any((each.record.since, each.pid) == key for each in holders):
-            raise RequestError(f"{render.notices.JUST_RELEASED} {command_line('list')}")
+            raise RequestError(f"{JUST_RELEASED} {command_line('list')}")
     host, now = reserved.holder, procfs.now()
     taken = {device: _reserved_at(host, now) for device, host in host_of.items()}
     since = min(taken.values(), key=lambda instant: instant.boot)
     lease = _lease(host, since, now)
     if lease.until is not None and lease.until <= now.wall and not lease.if_wanted:
-        raise RequestError(render.notices.LEASE_EXPIRED)
+        raise RequestError(LEASE_EXPIRED)
     with ExitStack() as stack:  # release all locks if one can't be acquired
         locks = {}
         for device in host_of:
@@ -102,10 +103,8 @@ def _lease(holder: Holder, since: Instant, now: Instant) -> Lease:
     )
     if (active_rules := rules()) is None:
         return lease
-    lease = allocation.quota.lease(NO_LEASE if host_lease.is_strict else lease, active_rules).begun(
-        now
-    )
-    return allocation.quota.counted(lease, active_rules, since, now)._replace(idle_s=None)
+    lease = quota.lease(NO_LEASE if host_lease.is_strict else lease, active_rules).begun(now)
+    return quota.counted(lease, active_rules, since, now)._replace(idle_s=None)
 
 
 def own_pids(held: Holding) -> set[int]:

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from reserve_gpu import render
 from reserve_gpu.gpus import cuda_environment, names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import DriverError
 from reserve_gpu.model.requests import End
+from reserve_gpu.render import notices as notice
 from reserve_gpu.reservation.activity import DRIVER_LIMIT_S
 from reserve_gpu.reservation.feature import Owner
 from reserve_gpu.reservation.holding import Holding
@@ -109,12 +109,12 @@ def compare(
         if isinstance(reading, Device):
             devices.append(reading)
             if reading.number != device.number:
-                changes.append(render.notices.renumbered(device, reading, is_late=sees_others))
+                changes.append(notice.renumbered(device, reading, is_late=sees_others))
         elif reading.is_lost:
-            changes.append(render.notices.lost_device(device, str(reading), is_late=is_late))
+            changes.append(notice.lost_device(device, str(reading), is_late=is_late))
             devices += [device] if is_late else []
         else:
-            faults.append(render.notices.unusable(device, str(reading), is_late=is_late))
+            faults.append(notice.unusable(device, str(reading), is_late=is_late))
             devices.append(device)
     return Comparison(tuple(devices), changes, faults)
 

@@ -13,7 +13,6 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import render
 from reserve_gpu.allocation import policy
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks.directory import BRIEF_LIMIT_S, MUTEX_LIMIT_S, LockDirectory
@@ -22,11 +21,12 @@ from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import NO_LEASE, End, Lease, Request, ReservationTerms
-from reserve_gpu.reservation import feature, joining
+from reserve_gpu.render import notices as notice
+from reserve_gpu.reservation import feature, joining, refresh
 from reserve_gpu.reservation.environment_changes import OurVariables
 from reserve_gpu.reservation.feature import FEATURES
 from reserve_gpu.reservation.holding import NOTHING, Change, Holding
-from reserve_gpu.system import executor, loader, process_identity, procfs
+from reserve_gpu.system import executor, process_identity, procfs
 from reserve_gpu.system.executor import Executor
 from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.jupyter_kernel import cells
@@ -46,10 +46,6 @@ if TYPE_CHECKING:
 # At the end of a cell, the lock files' records are rewritten if they are older than this many
 # seconds, because other users might be able to write to the lock files.
 SIGN_S = 5.0
-
-# A refusal or a wait needs these modules on the session's thread, which might not be able to import
-# them: see `feature`.
-OF_REFUSALS = ("render.notices", "allocation.quota", "allocation.wait", "reservation.refresh")
 
 
 class Reservation:
@@ -193,8 +189,6 @@ class Session(Executor):
             terms: The terms of the request; None if they are not known yet.
         """
         self._required_features = feature.load_for_reserving(terms)
-        for name in OF_REFUSALS:
-            loader.load(name)
 
     def features_for(self, terms: ReservationTerms) -> Collection[Feature]:
         """Activate the features that these terms need, and return all active features."""
@@ -269,7 +263,7 @@ class Session(Executor):
             held = None  # without the holder, this process makes its own reservation
         is_longer = request.terms.lease.has_end  # a joined process can't extend its holder's lease
         if held and held.joined and (is_longer or not _matches(held, request)):
-            raise render.notices.has_joined(held.devices, held.joined.name)
+            raise notice.has_joined(held.devices, held.joined.name)
         devices = held and policy.matching_held(held.devices, request)
         if not (held and devices):
             return None
@@ -285,11 +279,11 @@ class Session(Executor):
         is_inside = self._reservation is not None and self._reservation.is_inside
         note = held.terms.note if request.terms.note is None else request.terms.note
         if is_inside and request.terms.memory_limit_mib != held.terms.memory_limit_mib:
-            return [*self._repeat_answer(held, note), render.notices.PART_STAYS]
+            return [*self._repeat_answer(held, note), notice.PART_STAYS]
         if rest and (is_late or is_inside):
             return [
                 *self._repeat_answer(held, note),
-                render.notices.devices_stay(rest, is_late=is_late),
+                notice.devices_stay(rest, is_late=is_late),
             ]
         if is_same and held.terms.memory_limit_mib == request.terms.memory_limit_mib:
             return self._repeat_answer(held, note)
@@ -383,7 +377,7 @@ class Session(Executor):
             RequestError: The reservation has ended.
         """
         if self.reservation is not reservation:
-            raise RequestError(render.notices.ALREADY_RELEASED)
+            raise RequestError(notice.ALREADY_RELEASED)
         reservation.enter(executor.caller())
 
     def leave(self, reservation: Reservation) -> None:
@@ -431,9 +425,6 @@ class Session(Executor):
         """
         if self._held is None or self.is_busy or cuda_environment.cuda_started():
             return []
-        with no_fork:
-            from reserve_gpu.reservation import refresh
-
         addresses = refresh.pci_addresses()
         if addresses is not None and addresses == self._addresses:
             return []
@@ -462,7 +453,7 @@ class Session(Executor):
             notices = self.renew(BRIEF_LIMIT_S)
             held = self.held
             if held and held.joined and joining.has_lost_holder(held):
-                notices.append(render.notices.holder_released(held.devices, held.joined.name))
+                notices.append(notice.holder_released(held.devices, held.joined.name))
         except LockError as error:
             notices = [str(error)]
         if self._held:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from reserve_gpu import render
 from reserve_gpu.gpus import memory_caps
 from reserve_gpu.model.requests import Request, ReservationTerms
+from reserve_gpu.render import notices as notice
 from reserve_gpu.reservation.feature import Feature, Owner
 from reserve_gpu.system import procfs
 
@@ -74,6 +74,4 @@ def exceeded(
     request = Request(terms=ReservationTerms(held.terms.size))
     names = sorted(memory_caps.capped_by(environ).values())
     new = [device for device in held.devices if device in over - before]
-    return over, [
-        render.notices.exceeded(device, uses[device] or 0.0, request, names) for device in new
-    ]
+    return over, [notice.exceeded(device, uses[device] or 0.0, request, names) for device in new]
