@@ -15,11 +15,24 @@ from tests.locked import locked
 from tests.machine import LIMIT_S
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
 
     from tests.machine import Machine
 
 US = (sys.executable, "-m", "reserve_gpu")
+
+
+def interrupted(process: subprocess.Popen[str], wait: Callable[[], object]) -> str:
+    """Press Ctrl-C in a process after a wait; returns what it has printed on stderr."""
+    try:
+        wait()
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+        process.wait()
+    return stderr
 
 
 def wait_for(condition: Callable[[], object], pause_s: float = 0.005) -> None:

@@ -28,7 +28,7 @@ from reserve_gpu.system import procfs
 from tests import driver
 from tests.forker import Forker
 from tests.machine import LIMIT_S, ROOT, Child, Machine, program
-from tests.processes import wait_for
+from tests.processes import interrupted, wait_for
 from tests.reserving import got, of_gpu, refused, variables, would_be_refused
 
 if TYPE_CHECKING:
@@ -862,13 +862,7 @@ def test_interrupting_a_script_that_hangs(here: Here, function: str) -> None:
         [sys.executable, "-c", RESERVE], env=here.environ(STAND_IN_SCENARIO=str(scenario)),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    try:
-        wait_for_call(here, process.pid, function)
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=LIMIT_S)
-    finally:
-        process.kill()
-        process.wait()
+    stderr = interrupted(process, lambda: wait_for_call(here, process.pid, function))
     assert "KeyboardInterrupt" in stderr
     assert process.returncode == -signal.SIGINT
     assert got("0,1") == "0,1"

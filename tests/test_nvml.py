@@ -28,10 +28,11 @@ from reserve_gpu.model.devices import ComputeMode, Device, Fault, Gauges, State
 from reserve_gpu.model.errors import DriverError, NoDriverError, NoFreeDeviceError, RequestError
 from reserve_gpu.system import procfs
 from reserve_gpu.system.executor import wait_for
-from tests import driver
+from tests import driver, processes
 from tests.here import Without
 from tests.locked import locked
 from tests.machine import LIMIT_S
+from tests.processes import interrupted
 from tests.reserving import got, of_gpu, refused, variables
 
 if TYPE_CHECKING:
@@ -934,13 +935,9 @@ def test_an_interrupt_stops_before_the_next_gpu(machine: Machine) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", STATUS], env=machine.environ(), stderr=subprocess.PIPE, text=True
     )
-    try:
-        assert wait_for(lambda: "nvmlDeviceGetUUID 1" in machine.calls(), LIMIT_S, 0.01)
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=LIMIT_S)
-    finally:
-        process.kill()
-        process.wait()
+    stderr = interrupted(
+        process, lambda: processes.wait_for(lambda: "nvmlDeviceGetUUID 1" in machine.calls())
+    )
     assert "KeyboardInterrupt" in stderr
     assert not any(call.endswith((" 2", " 3")) for call in machine.calls())
 

@@ -604,9 +604,7 @@ def test_a_new_request_does_not_read_the_open_files_of_waiters(queue: Queue) -> 
 def test_unlocked_files_of_another_user_are_not_looked_at(queue: Queue, name: str) -> None:
     """Any number of unlocked files of another user cost one listing and no look at each."""
     for number in range(2000):
-        path = queue.path / name.format(number)
-        path.touch()
-        os.chown(path, OTHER_UID, -1)
+        of_another_user(queue.path / name.format(number))
     place = queue.join()
     with counting(files.open_to_read, files.status_of) as looks:
         assert queue.ahead(place) == []
@@ -623,9 +621,7 @@ def test_unlocked_files_of_sharers_are_read_up_to_a_limit(queue: Queue, name: st
     """If a user creates thousands of sharers' files, only locked ones and usual names are read."""
     with ExitStack() as stack:
         for number in range(100, 3000):
-            path = queue.path / f"{UUIDS[0]}.{name.format(number)}"
-            path.touch()
-            os.chown(path, OTHER_UID, -1)
+            of_another_user(queue.path / f"{UUIDS[0]}.{name.format(number)}")
         with queue.directory.mutex():
             lock = queue.directory.lock_device(UUIDS[0], share=True)
         assert isinstance(lock, Lock)
@@ -750,9 +746,7 @@ def test_locked_files_count_for_64_of_each_owner(queue: Queue, name: str, uid: i
 def test_records_in_the_name_of_a_holder_cost_no_look(queue: Queue) -> None:
     """Thousands of records that another user has made in a holder's name neither cost nor hide."""
     for number in range(2000):
-        path = queue.path / f"{UUIDS[0]}.record-0-{number}"
-        path.touch()
-        os.chown(path, OTHER_UID, -1)
+        of_another_user(queue.path / f"{UUIDS[0]}.record-0-{number}")
     with queue.directory.mutex():
         lock = queue.directory.lock_device(UUIDS[0], share=False)
         assert isinstance(lock, Lock)
@@ -794,13 +788,18 @@ def test_few_files_are_tested_without_the_kernels_lock_list(queue: Queue) -> Non
 @pytest.mark.usefixtures("told")
 def test_unlocked_records_of_another_user_are_not_parsed(queue: Queue) -> None:
     """Records that no process has locked are not parsed to look for renumbered GPUs."""
+    record = json.dumps({"label": "GPU0", "index": 0})
     for number in range(100):
-        path = queue.path / f"GPU-{number:08x}.record-{OTHER_UID}-0"
-        path.write_text(json.dumps({"label": "GPU0", "index": 0}))
-        os.chown(path, OTHER_UID, -1)
+        of_another_user(queue.path / f"GPU-{number:08x}.record-{OTHER_UID}-0", record)
     with queue.directory.mutex(), counting(read_record) as parsed:
         assert not queue.directory.is_number_recorded(0, UUIDS[0])
     assert not parsed
+
+
+def of_another_user(path: Path, text: str = "") -> None:
+    """Create a file that belongs to another user."""
+    path.write_text(text)
+    os.chown(path, OTHER_UID, -1)
 
 
 @contextmanager

@@ -77,7 +77,8 @@ MUTEXES = (MUTEX, *(f"mutex.{number}" for number in range(1, 8)))
 MUTEX_LIMIT_S = 30.0
 BRIEF_LIMIT_S = 1.0  # mutex timeout for brief checks, for example after each cell
 MUTEX_POLL_S = 0.01
-MUTEX_LOOKS_S = 0.25, 1.0  # seconds between checks whether the mutex's holder is dying
+MUTEX_LOOK_S = 0.25  # seconds between checks whether the mutex's holder is dying
+MUTEX_LONG_LOOK_S = 1.0  # the same, after a wait of this many seconds
 FEW = 128  # testing the locks of more files is slower than reading /proc/locks
 LONG_S = 10.0  # if the mutex is held for more seconds than this, the driver has probably hung
 REPLACED_LIMIT = 10  # maximum attempts to lock a file that other processes keep replacing
@@ -155,13 +156,13 @@ class LockDirectory:
         while (mutex := self._lock_mutex(file, reads_only=reads_only)) is None:
             now = time.monotonic()
             if not look_at and not self._later_mutexes(0):
-                look_at = now + MUTEX_LOOKS_S[0]
+                look_at = now + MUTEX_LOOK_S
             if now >= look_at:
                 file = self._dying_holders()
                 # All processes that wait for the mutex read /proc/locks, so they do it less often
                 # after a while, unless a dying process holds the mutex.
-                is_long = not file and now - start > MUTEX_LOOKS_S[1]
-                look_at = now + MUTEX_LOOKS_S[is_long]
+                is_long = not file and now - start > MUTEX_LONG_LOOK_S
+                look_at = now + (MUTEX_LONG_LOOK_S if is_long else MUTEX_LOOK_S)
             if now - start >= limit_s:
                 raise MutexHeldError(_mutex_message(self._mutex_pid(), now - start))
             executor.sleep(MUTEX_POLL_S)
