@@ -211,7 +211,8 @@ class Bindings:
                 except HangError as error:
                     result = _hang_error(error)
                 except DeviceError as error:
-                    result = error
+                    # The traceback refers to this frame, and this frame to the error.
+                    result = error.with_traceback(None)
                 yield result
 
     def ask(
