@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from reserve_gpu.model.untrusted import sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from reserve_gpu.model.holders import DeviceStatus
 
@@ -297,13 +297,11 @@ def program_command() -> str:
     on_path = which(PROGRAM, path=os.pathsep.join(folders))
     if on_path and _runs_this_python(on_path):
         return PROGRAM
-    import sysconfig  # slow to import, and rarely needed, because most users activate environments
-
-    folders = [os.path.dirname(sys.executable), sysconfig.get_path("scripts")]
-    folders += [sysconfig.get_path("scripts", "posix_user")] if os.name == "posix" else []
-    for path in (os.path.join(folder, PROGRAM) for folder in folders):
+    for path in (os.path.join(folder, PROGRAM) for folder in _script_folders()):
         if os.access(path, os.X_OK) and _runs_this_python(path):
             return sanitize(quote(path), COMMAND_LIMIT)
+    import sysconfig
+
     command = f"{quote(sys.executable or 'python3')} -m reserve_gpu"
     # A new Python process does not have the directories that a notebook added to its sys.path.
     home = os.path.abspath(f"{__file__}/../../..")
@@ -313,6 +311,16 @@ def program_command() -> str:
     if os.path.realpath(home) not in map(os.path.realpath, filter(None, importable)):
         command = f"env PYTHONPATH={quote(home)} {command}"
     return sanitize(command, COMMAND_LIMIT)
+
+
+def _script_folders() -> Iterator[str]:
+    """Yield the directories in which installers place this Python's scripts."""
+    yield os.path.dirname(sys.executable)
+    import sysconfig  # slow to import, and not needed in a virtual environment
+
+    yield sysconfig.get_path("scripts")
+    if os.name == "posix":
+        yield sysconfig.get_path("scripts", "posix_user")
 
 
 def _runs_this_python(script: str) -> bool:
