@@ -13,7 +13,7 @@ import errno
 import os
 import re
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu.locks import files
@@ -81,7 +81,8 @@ class Holders:
         Raises:
             LockError: The directory can't be listed.
         """
-        return [entry.name for entry in self._entries()]
+        with self._scan() as entries:
+            return [entry.name for entry in entries]
 
     @property
     def names(self) -> set[str]:
@@ -102,11 +103,12 @@ class Holders:
         """
         if self._names is None:
             # Don't call a function for each of possibly 100,000 files.
-            inodes = {
-                name: entry.inode()
-                for entry in self._entries()
-                if (name := entry.name).endswith(".lock") or RECORD in name
-            }
+            with self._scan() as entries:
+                inodes = {
+                    name: entry.inode()
+                    for entry in entries
+                    if (name := entry.name).endswith(".lock") or RECORD in name
+                }
             self._inodes = inodes if len(inodes) <= MANY else self._without_unlocked(inodes)
             self._names = set()
             for name in self._inodes:
@@ -157,10 +159,16 @@ class Holders:
         """Return the GPU label in the record of a file, such as `GPU0`."""
         return self._record(name)[0].label
 
-    def _entries(self) -> Iterator[os.DirEntry[str]]:
+    @contextmanager
+    def _scan(self) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """Open an iterator over the files in the directory.
+
+        Raises:
+            LockError: The directory can't be listed.
+        """
         try:
             with os.scandir(f"/proc/self/fd/{self._directory}") as entries:
-                yield from entries
+                yield entries
         except OSError as error:
             text = f"{self._path} can't be listed: {error.strerror}."
             is_full = error.errno == errno.EMFILE
@@ -248,10 +256,9 @@ class Holders:
             LockError: The directory can't be listed.
         """
         names: dict[str, list[str]] = {device: [] for device in devices}
-        starts = tuple(f"{device}{kind}-" for device in devices for kind in (RECORD, SHARE))
-        for name in [name for name in self.listing() if name.startswith(starts)]:
-            device = _split(name)[0].removesuffix(RECORD).removesuffix(SHARE)
-            if device in names:
+        for name in self.listing():
+            device, kind, _ = name.partition(SHARE if SHARE in name else RECORD)
+            if kind and device in names:
                 names[device].append(name)
         return {device: self._previous(sorted(group, key=len)) for device, group in names.items()}
 
@@ -440,7 +447,8 @@ class Holders:
         if self._files is None:
             inodes = self._locked_inodes
             if not self._kernels_list.is_whole:
-                inodes = inodes.union(entry.inode() for entry in self._entries())
+                with self._scan() as entries:
+                    inodes = inodes.union(entry.inode() for entry in entries)
             self._files = procfs.LockedFiles(inodes)
         return self._files
 
