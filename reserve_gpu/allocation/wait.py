@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SECOND_S = 1.0  # seconds between progress reports
 OFFERS_LIMIT_S = 30.0  # maximum seconds for which a non-waiting request lets waiters go first
-EXPLAIN_EVERY_S = 5.0  # seconds between updates of an unchanged device's users and processes
+EXPLAIN_EVERY_S = 10.0  # seconds between updates of an unchanged device's users and processes
 
 
 def wait_in_queue(
