@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.gpus.usage import has_managed_memory, judge, promisable_mib, split_uses
+from reserve_gpu.gpus.usage import (
+    has_managed_memory,
+    judge,
+    promisable_mib,
+    split_graphics,
+    split_uses,
+)
 from reserve_gpu.locks.directory import LockDirectory, device_of, lock_name
 from reserve_gpu.locks.holders import with_hosts
 from reserve_gpu.model.devices import GRAPHICS, STUCK, Device, Fault, Process, State, Usage
@@ -151,14 +157,7 @@ def add_processes(
         zip(reserved, nvml.usages(reserved, lambda: READING_LIMIT_S), strict=True)
     )
     read = [_with_users(row, usages.get(row.device), idle_mib) for row in rows]
-    in_use = [row.device for row in read if row.usage and row.use_state is not State.IDLE]
-    listed = nvml.processes_of(in_use)
-    used = [
-        _with_certain_use(_used(nvml, row, listed.get(row.device, ()), idle_mib), idle_mib)
-        if row.usage
-        else row
-        for row in read
-    ]
+    used = [_with_processes(nvml, row, row.usage, idle_mib) if row.usage else row for row in read]
     return _with_traces(nvml, used, watch_s)
 
 
@@ -186,6 +185,15 @@ def _with_users(
     if reading:
         row = row._replace(usage=reading)
     return row._replace(use_state=row.use_state or judge(row.usage, idle_mib)) if row.usage else row
+
+
+def _with_processes(
+    nvml: Nvml, row: DeviceStatus, usage: Usage, idle_mib: float | None
+) -> DeviceStatus:
+    """Add the processes to a row if the device is in use. Desktop processes are left out."""
+    is_idle = row.use_state is State.IDLE
+    listed = [] if is_idle else split_graphics(usage.processes, usage.total_mib)[0]
+    return _with_certain_use(_used(nvml, row, listed, idle_mib), idle_mib)
 
 
 def identify_processes(
@@ -335,9 +343,9 @@ def _row(
     if isinstance(reading, DeviceError):
         state = State.RESERVED if row.holders else reading.state
         return row._replace(state=state, reason=str(reading), is_unreserved_use=None)
-    usage, processes, gauges = reading
+    usage, gauges = reading
     row = row._replace(usage=usage, use_state=judge(usage, idle_mib), **gauges._asdict())
-    row = _used(nvml, row, processes, idle_mib, is_complete=not fault)
+    row = _used(nvml, row, usage.processes, idle_mib, is_complete=not fault)
     if row.holders:
         row = row._replace(state=State.RESERVED)
     elif row.use_state and row.use_state is not State.IDLE:
