@@ -597,14 +597,13 @@ def multiprocessing_parent() -> int | None:
 
 def with_identity(process: Process) -> Process:
     """Return a copy of the process with its user and command filled in if they can be read."""
+    # A process that has exited or is exiting has no command line.
+    if name := command(_words(process.pid)):
+        return process._replace(user=user_of(process.pid), command=name)
     if (stat := _stat(process.pid)) is None:
         return process._replace(has_ended=has_exited(process.pid))
-    name = command(_words(process.pid))
-    # A process that is exiting has no command line.
-    is_exiting = not (name or stat[3]) and has_exited(process.pid)
-    process = process._replace(
-        user=user_of(process.pid), command=name or stat[0], has_ended=is_exiting
-    )
+    is_exiting = not stat[3] and has_exited(process.pid)
+    process = process._replace(user=user_of(process.pid), command=stat[0], has_ended=is_exiting)
     if stat[3]:
         parent = with_identity(process._replace(pid=stat[1], command="a process"))
         name = sanitize(parent.command or "", PARENT_LIMIT)
