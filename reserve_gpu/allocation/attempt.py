@@ -258,25 +258,26 @@ def _batches(
     def is_wanted(devices: Sequence[Device | Fault]) -> bool:
         return any(map(partial(_is_promising, context), devices))
 
-    last: list[Device | Fault] = []
+    with_screen: list[Device | Fault] = []
+    busy: list[Device | Fault] = []
     for batch in inherited_limit.candidates(gpus, request, context.inherited, is_wanted):
         first: list[Device | Fault] = []
         for device in batch:
-            (last if _comes_last(context, device) else first).append(device)
+            if _looks_busy(context, device):
+                busy.append(device)
+            else:
+                (with_screen if gpus.has_screen(device) else first).append(device)
         if first:
             yield first
-    if last:
-        yield sorted(last, key=partial(_looks_busy, context))
+    if last := [*with_screen, *busy]:
+        yield last
 
 
 def _is_promising(context: AttemptContext, device: Device | Fault) -> bool:
     """Return whether the request will probably get this device unless it is reserved."""
-    is_fit = not policy.unfit(device, context.request, context.driver)
-    return isinstance(device, Device) and is_fit and not _comes_last(context, device)
-
-
-def _comes_last(context: AttemptContext, device: Device | Fault) -> bool:
-    return _looks_busy(context, device) or context.gpus.has_screen(device)
+    if isinstance(device, Fault) or policy.unfit(device, context.request, context.driver):
+        return False
+    return not (_looks_busy(context, device) or context.gpus.has_screen(device))
 
 
 def _looks_busy(context: AttemptContext, device: Device | Fault) -> bool:

@@ -177,14 +177,15 @@ def _with_users(
     row: DeviceStatus, reading: Usage | DeviceError | None, idle_mib: float | None
 ) -> DeviceStatus:
     """Add users to a row, and the device's usage, if it was read after the attempt."""
-    first = row.awaited_by and procfs.with_owner(row.awaited_by)
-    holders = with_hosts([procfs.with_owner(holder) for holder in row.holders])
-    row = row._replace(holders=holders, awaited_by=first)
+    if row.awaited_by:
+        row = row._replace(awaited_by=procfs.with_owner(row.awaited_by))
+    if row.holders:
+        row = row._replace(holders=with_hosts([procfs.with_owner(h) for h in row.holders]))
     if isinstance(reading, DeviceError):
         return row._replace(reason=str(reading), is_unused=None)
     if reading:
-        row = row._replace(usage=reading)
-    return row._replace(use_state=row.use_state or judge(row.usage, idle_mib)) if row.usage else row
+        row = row._replace(usage=reading, use_state=row.use_state or judge(reading, idle_mib))
+    return row
 
 
 def _with_processes(
@@ -215,9 +216,9 @@ def identify_processes(
     identified = []
     for each in processes:
         has_reserved = procfs.is_descendant(each.pid, pids) or default
-        process = procfs.with_identity(each)._replace(has_reserved=has_reserved)
+        process = procfs.with_identity(each)
         beside = by_user.get(process.user) if process.user and not has_reserved else None
-        identified.append(process._replace(beside=beside))
+        identified.append(process._replace(has_reserved=has_reserved, beside=beside))
     return tuple(identified)
 
 

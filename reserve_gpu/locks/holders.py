@@ -253,7 +253,10 @@ class Holders:
             device = _split(name)[0].removesuffix(RECORD).removesuffix(SHARE)
             if device in names:
                 names[device].append(name)
-        return {device: self._previous(sorted(group, key=len)) for device, group in names.items()}
+        return {
+            device: self._previous(sorted(group, key=len)) if group else []
+            for device, group in names.items()
+        }
 
     def _previous(self, names: Sequence[str]) -> list[Holder]:
         """Return the previous holders according to one device's files, the latest first."""
