@@ -180,6 +180,8 @@ class Holders:
         groups: dict[int, list[tuple[int, str]]] = {}
         start = prefix if uid is None else f"{prefix}-{uid}-"
         names = self._by_prefix.get(prefix, ()) if self.names else ()
+        if not names:
+            return []
         for name in [name for name in names if name.startswith(start)]:
             if match := re.fullmatch(NUMBERED, name[len(prefix) :]):
                 groups.setdefault(int(match[1]), []).append((int(match[2]), name))
