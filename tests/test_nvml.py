@@ -282,7 +282,7 @@ def test_utilisation(here: Here) -> None:
     here.add("fail nvmlDeviceGetUtilizationRates 2 999")
     with Nvml() as nvml:
         devices = [device for device in nvml.walk() if isinstance(device, Device)]
-        assert [nvml.read_all(device)[2].utilisation for device in devices] == [97, None, None]
+        assert [nvml.read_all(device)[1].utilisation for device in devices] == [97, None, None]
 
 
 GAUGES = {

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 READINGS_LIMIT_S = 2.0
 LEAST_LIMIT_S = 0.1  # minimum timeout in seconds for a single NVML query
 # Maximum number of devices that are locked before they are read together. It is small because each
-# lock needs up to two file descriptors.
-MOST_LOCKED = 4
+# lock needs two file descriptors, or one if no record file is locked before the reading.
+MOST_LOCKED, MOST_LOCKED_WITHOUT_RECORD = 4, 8
 
 
 class AttemptContext(NamedTuple):
@@ -258,25 +258,26 @@ def _batches(
     def is_wanted(devices: Sequence[Device | Fault]) -> bool:
         return any(map(partial(_is_promising, context), devices))
 
-    last: list[Device | Fault] = []
+    with_screen: list[Device | Fault] = []
+    busy: list[Device | Fault] = []
     for batch in inherited_limit.candidates(gpus, request, context.inherited, is_wanted):
         first: list[Device | Fault] = []
         for device in batch:
-            (last if _comes_last(context, device) else first).append(device)
+            if _looks_busy(context, device):
+                busy.append(device)
+            else:
+                (with_screen if gpus.has_screen(device) else first).append(device)
         if first:
             yield first
-    if last:
-        yield sorted(last, key=partial(_looks_busy, context))
+    if last := [*with_screen, *busy]:
+        yield last
 
 
 def _is_promising(context: AttemptContext, device: Device | Fault) -> bool:
     """Return whether the request will probably get this device unless it is reserved."""
-    is_fit = not policy.unfit(device, context.request, context.driver)
-    return isinstance(device, Device) and is_fit and not _comes_last(context, device)
-
-
-def _comes_last(context: AttemptContext, device: Device | Fault) -> bool:
-    return _looks_busy(context, device) or context.gpus.has_screen(device)
+    if isinstance(device, Fault) or policy.unfit(device, context.request, context.driver):
+        return False
+    return not (_looks_busy(context, device) or context.gpus.has_screen(device))
 
 
 def _looks_busy(context: AttemptContext, device: Device | Fault) -> bool:
@@ -381,7 +382,9 @@ class DeviceScan:
         first_will_do = self._first_will_do
         # The devices of a waiter that needs several must not be locked when `_is_available` checks
         # whether the waiter could take them.
-        most = 1 if self._queue.is_behind_several else MOST_LOCKED
+        most = MOST_LOCKED_WITHOUT_RECORD if first_will_do else MOST_LOCKED
+        if self._queue.is_behind_several:
+            most = 1
         number = 1 if first_will_do else most
         left = list(devices)
         while left:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.gpus.usage import has_managed_memory, judge, promisable_mib, split_uses
+from reserve_gpu.gpus.usage import (
+    has_managed_memory,
+    judge,
+    promisable_mib,
+    split_graphics,
+    split_uses,
+)
 from reserve_gpu.locks.directory import LockDirectory, device_of, lock_name
 from reserve_gpu.locks.holders import with_hosts
 from reserve_gpu.model.devices import GRAPHICS, STUCK, Device, Fault, Process, State, Usage
@@ -151,14 +157,7 @@ def add_processes(
         zip(reserved, nvml.usages(reserved, lambda: READING_LIMIT_S), strict=True)
     )
     read = [_with_users(row, usages.get(row.device), idle_mib) for row in rows]
-    in_use = [row.device for row in read if row.usage and row.use_state is not State.IDLE]
-    listed = nvml.processes_of(in_use)
-    used = [
-        _with_certain_use(_used(nvml, row, listed.get(row.device, ()), idle_mib), idle_mib)
-        if row.usage
-        else row
-        for row in read
-    ]
+    used = [_with_processes(nvml, row, row.usage, idle_mib) if row.usage else row for row in read]
     return _with_traces(nvml, used, watch_s)
 
 
@@ -178,14 +177,24 @@ def _with_users(
     row: DeviceStatus, reading: Usage | DeviceError | None, idle_mib: float | None
 ) -> DeviceStatus:
     """Add users to a row, and the device's usage, if it was read after the attempt."""
-    first = row.awaited_by and procfs.with_owner(row.awaited_by)
-    holders = with_hosts([procfs.with_owner(holder) for holder in row.holders])
-    row = row._replace(holders=holders, awaited_by=first)
+    if row.awaited_by:
+        row = row._replace(awaited_by=procfs.with_owner(row.awaited_by))
+    if row.holders:
+        row = row._replace(holders=with_hosts([procfs.with_owner(h) for h in row.holders]))
     if isinstance(reading, DeviceError):
         return row._replace(reason=str(reading), is_unused=None)
     if reading:
-        row = row._replace(usage=reading)
-    return row._replace(use_state=row.use_state or judge(row.usage, idle_mib)) if row.usage else row
+        row = row._replace(usage=reading, use_state=row.use_state or judge(reading, idle_mib))
+    return row
+
+
+def _with_processes(
+    nvml: Nvml, row: DeviceStatus, usage: Usage, idle_mib: float | None
+) -> DeviceStatus:
+    """Add the processes to a row if the device is in use. Desktop processes are left out."""
+    is_idle = row.use_state is State.IDLE
+    listed = [] if is_idle else split_graphics(usage.processes, usage.total_mib)[0]
+    return _with_certain_use(_used(nvml, row, listed, idle_mib), idle_mib)
 
 
 def identify_processes(
@@ -207,9 +216,9 @@ def identify_processes(
     identified = []
     for each in processes:
         has_reserved = procfs.is_descendant(each.pid, pids) or default
-        process = procfs.with_identity(each)._replace(has_reserved=has_reserved)
+        process = procfs.with_identity(each)
         beside = by_user.get(process.user) if process.user and not has_reserved else None
-        identified.append(process._replace(beside=beside))
+        identified.append(process._replace(has_reserved=has_reserved, beside=beside))
     return tuple(identified)
 
 
@@ -335,9 +344,9 @@ def _row(
     if isinstance(reading, DeviceError):
         state = State.RESERVED if row.holders else reading.state
         return row._replace(state=state, reason=str(reading), is_unreserved_use=None)
-    usage, processes, gauges = reading
+    usage, gauges = reading
     row = row._replace(usage=usage, use_state=judge(usage, idle_mib), **gauges._asdict())
-    row = _used(nvml, row, processes, idle_mib, is_complete=not fault)
+    row = _used(nvml, row, usage.processes, idle_mib, is_complete=not fault)
     if row.holders:
         row = row._replace(state=State.RESERVED)
     elif row.use_state and row.use_state is not State.IDLE:

@@ -293,13 +293,15 @@ class Bindings:
         before R615 do not support these limits.
         https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html
         """
+        name = "nvmlDeviceGetMemoryLimits_v1"
         limits_type = getattr(self._pynvml, "c_nvmlGetMemoryLimits_v1_t", None)
-        if limits_type is None:  # old bindings lack the type
+        # Old bindings lack the type, and old drivers lack the function.
+        if limits_type is None or name in self._missing_names:
             return False
         unlimited = self._pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
         limits = limits_type(nameSpace=self._group, hardLimit=unlimited)
         try:
-            self.ask("nvmlDeviceGetMemoryLimits_v1", handle, limits, absent=NO_LIMIT)
+            self.ask(name, handle, limits, absent=NO_LIMIT)
         except DeviceError as error:
             if error.code in DOWN:
                 raise

@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from contextlib import closing, suppress
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from reserve_gpu.system.executor import T
 
     Place = Device | Fault
-    Reading = tuple[Usage, list[Process], Gauges]
-    Lists = Callable[[str], list[Process]]  # a function that reads the processes of one kind
+    Reading = tuple[Usage, Gauges]
 
 CALL_LIMIT_S = 20.0  # seconds; without persistence mode, initializing a GPU takes 1 to 3 s
 
@@ -327,7 +326,7 @@ class Nvml:
         return dict(zip(devices, self._read_each(self._read_all, devices), strict=True))
 
     def read_all(self, device: Device) -> Reading:
-        """Read a device's usage, its processes of all kinds, and its gauges, such as temperature.
+        """Read a device's usage, including its processes, and its gauges, such as temperature.
 
         They are read together, because separate readings would each switch to the worker thread and
         back.
@@ -570,34 +569,20 @@ class Nvml:
         return gpu_uuid, f"MIG-{gpu_uuid}/{gpu_instance}/{compute_instance}"
 
     def _read_all(self, device: Device) -> Reading:
-        listed = self._lists(device)
-        usage = self._read_usage(device, listed)
-        return usage, _all_listed(listed), self._read_gauges(device)
+        return self._read_usage(device), self._read_gauges(device)
 
-    def _lists(self, device: Device) -> Lists:
-        """Return a cached function that reads a device's processes of one kind."""
-        return cache(partial(self._read_list, self._handles[device.uuid][0]))
-
-    def _read_usage(self, device: Device, listed: Lists | None = None) -> Usage:
-        """Read a device's usage.
-
-        Args:
-            device: The device.
-            listed: A function from `_lists`, whose cached results are used. By default, the process
-                lists are read again.
-        """
+    def _read_usage(self, device: Device) -> Usage:
         handle, gpu = self._handles[device.uuid]
         board = self._boards[self._places[device.uuid][0]]
-        listed = listed or self._lists(device)
         _, used_mib, reserve_mib = self._read_memory(handle)
         # The compute mode belongs to the GPU, not to an instance.
         mode = self._driver.ask("nvmlDeviceGetComputeMode", gpu, faults=DOWN_OR_HUNG)
-        graphics = listed(GRAPHICS)
+        graphics = self._read_list(handle, GRAPHICS)
         compute = self._driver.process_count(handle, KINDS[COMPUTE])
         mps = self._driver.process_count(handle, KINDS[MPS])
         # An idle device needs no further call.
-        computing = listed(COMPUTE) if compute else []
-        clients = listed(MPS) if mps else []
+        computing = [] if compute == 0 else self._read_list(handle, COMPUTE)
+        clients = [] if mps == 0 else self._read_list(handle, MPS)
         sizes = [p.memory_mib for p in _distinct([*computing, *clients, *graphics])]
         missing = max(0, (compute or 0) - len(computing))
         is_all = (
@@ -607,9 +592,10 @@ class Nvml:
         if board.has_host_memory:
             used_mib = listed_mib
         if compute:  # processes missing from the list count as use
-            uses = [process for process in _jobs(listed) if not has_no_memory(process, mode)]
+            uses = [p for p in _jobs(computing, graphics) if not has_no_memory(p, mode)]
             # Driver 580 lists an MPS client as a compute process as well.
-            compute = len({p.pid for p in uses} - {p.pid for p in clients}) + missing
+            counted = {p.pid for p in clients} if mps else set()
+            compute = len({p.pid for p in uses} - counted) + missing
         return Usage(
             compute=compute,
             mps=mps,
@@ -623,6 +609,7 @@ class Nvml:
             awaits_reset=board.awaits_reset,
             has_host_memory=board.has_host_memory,
             listed_mib=listed_mib,
+            processes=tuple(_each_once(computing, clients, graphics)),
         )
 
     def _read_memory(self, handle: Any) -> tuple[float | None, float | None, float | None]:
@@ -665,7 +652,11 @@ class Nvml:
 
     def _read_uses_of(self, devices: Sequence[Place]) -> dict[Place, list[Process]]:
         known = [d for d in devices if isinstance(d, Device) and d.uuid in self._handles]
-        return {d: split_graphics(_all_listed(self._lists(d)), d.memory_mib)[0] for d in known}
+        return {d: split_graphics(self._read_processes(d), d.memory_mib)[0] for d in known}
+
+    def _read_processes(self, device: Device) -> list[Process]:
+        handle, _ = self._handles[device.uuid]
+        return _each_once(*(self._read_list(handle, kind) for kind in KINDS))
 
     def _read_list(self, handle: Any, kind: str) -> list[Process]:
         """Read the processes of one kind. The list is empty if the driver does not report them.
@@ -733,15 +724,17 @@ def _nth(
     return is_enough
 
 
-def _jobs(listed: Lists) -> list[Process]:
+def _jobs(computing: Sequence[Process], graphics: Sequence[Process]) -> list[Process]:
     """Return the compute processes that do not belong to a desktop."""
-    drawing = {process.pid for process in listed(GRAPHICS)}
-    return [process for process in listed(COMPUTE) if not is_desktop(process, drawing)]
+    drawing = {process.pid for process in graphics}
+    return [process for process in computing if not is_desktop(process, drawing)]
 
 
-def _all_listed(listed: Lists) -> list[Process]:
+def _each_once(
+    computing: Sequence[Process], clients: Sequence[Process], graphics: Sequence[Process]
+) -> list[Process]:
     """Return one entry for each process, preferring compute entries, and then MPS entries."""
-    return _distinct([*_jobs(listed), *listed(MPS), *listed(GRAPHICS)])
+    return _distinct([*_jobs(computing, graphics), *clients, *graphics])
 
 
 def _distinct(listed: Iterable[Process]) -> list[Process]:

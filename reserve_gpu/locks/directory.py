@@ -286,7 +286,7 @@ class LockDirectory:
             descriptor = files.open_to_lock(self.descriptor, name, path, new_mode)
             try:
                 status = os.fstat(descriptor)
-                if name != MUTEX and files.is_current(self.descriptor, MUTEX, descriptor):
+                if name != MUTEX and files.is_same(self.descriptor, MUTEX, status):
                     raise LockError(_hard_link_message(path, MUTEX, status))
                 if is_own and files.is_open_to_others(status):  # other processes would not trust it
                     return None
@@ -342,8 +342,8 @@ class LockDirectory:
             if problem := self._problem(name):
                 raise LockError(problem)
             return self.holders.of(name)
-        with ExitStack() as stack:
-            stack.callback(device_lock.release)
+        is_kept = False
+        try:
             if share:
                 return self.acquire_any_user_file(prefix, taken)
             sharers = map(self.holders.of, self._owner_locked(prefix, held_names))
@@ -356,8 +356,11 @@ class LockDirectory:
                 return other
             if has_record:
                 self.lock_record(uuid, device_lock)
-            stack.pop_all()
+            is_kept = True
             return device_lock
+        finally:
+            if not is_kept:
+                device_lock.release()
 
     def acquire_again(self, name: str, taken: Instant) -> Lock | None:
         """Lock a device's file after another of this user's processes has released it.
@@ -917,8 +920,7 @@ class LockDirectory:
         """Return whether `other` is another name for a device's lock file."""
         if other == name or has_owner(other) or not other.endswith(".lock"):
             return False
-        existing = files.status_of(self.descriptor, other)
-        return existing is not None and os.path.samestat(existing, status)
+        return files.is_same(self.descriptor, other, status)
 
     def _held_by_record(self, holders: Holders, uid: int | None) -> set[str]:
         """Return the lock file names of the devices for which a user has locked a record file."""

@@ -189,10 +189,15 @@ def is_current(directory: int, name: str, descriptor: int) -> bool:
         name: The file's name or absolute path.
         descriptor: The open file's descriptor.
     """
-    status = status_of(directory, name)
     with suppress(OSError):  # other code might have closed the descriptor
-        return status is not None and os.path.samestat(status, os.fstat(descriptor))
+        return is_same(directory, name, os.fstat(descriptor))
     return False
+
+
+def is_same(directory: int, name: str, file: os.stat_result) -> bool:
+    """Return whether a path refers to the given file, as in `is_current`."""
+    status = status_of(directory, name)
+    return status is not None and os.path.samestat(status, file)
 
 
 def _open(directory: int, name: str, path: str, flags: int, mode: int | None = None) -> int:

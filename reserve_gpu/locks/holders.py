@@ -188,6 +188,8 @@ class Holders:
         groups: dict[int, list[tuple[int, str]]] = {}
         start = prefix if uid is None else f"{prefix}-{uid}-"
         names = self._by_prefix.get(prefix, ()) if self.names else ()
+        if not names:
+            return []
         for name in [name for name in names if name.startswith(start)]:
             if match := re.fullmatch(NUMBERED, name[len(prefix) :]):
                 groups.setdefault(int(match[1]), []).append((int(match[2]), name))
@@ -260,7 +262,10 @@ class Holders:
             device, kind, _ = name.partition(SHARE if SHARE in name else RECORD)
             if kind and device in names:
                 names[device].append(name)
-        return {device: self._previous(sorted(group, key=len)) for device, group in names.items()}
+        return {
+            device: self._previous(sorted(group, key=len)) if group else []
+            for device, group in names.items()
+        }
 
     def _previous(self, names: Sequence[str]) -> list[Holder]:
         """Return the previous holders according to one device's files, the latest first."""

@@ -247,6 +247,7 @@ class Usage(NamedTuple):
             memory as a NUMA node. Memory in use on such a node might not belong to any process.
         listed_mib: The memory used by all listed processes, in MiB, or None if the lists are
             incomplete or a process's memory is unknown.
+        processes: The listed processes of all kinds, with one entry for each process.
     """
 
     compute: int | None = None
@@ -261,6 +262,7 @@ class Usage(NamedTuple):
     is_wsl: bool = False
     has_host_memory: bool = False
     listed_mib: float | None = None
+    processes: tuple[Process, ...] = ()
 
     @property
     def unexplained_mib(self) -> float | None:

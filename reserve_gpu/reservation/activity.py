@@ -67,15 +67,15 @@ def _of_device(gpus: Nvml, device: Device, pids: Collection[int], since: Instant
     use, because a notebook that has started CUDA keeps its context even while it is idle.
     """
     try:
-        usage, processes, gauges = gpus.read_all(device)
+        usage, gauges = gpus.read_all(device)
     except DeviceError:
         return DeviceActivity()
     share = gpus.share(device)
     if not gpus.sees_all:  # the driver's pids might belong to another PID namespace
         return DeviceActivity(_is_above_zero(gauges.utilisation), share=share)
     is_listed = usage.compute is not None
-    is_own = {process.pid: procfs.is_descendant(process.pid, pids) for process in processes}
-    own_processes = [process for process in processes if is_own[process.pid]]
+    is_own = {process.pid: procfs.is_descendant(process.pid, pids) for process in usage.processes}
+    own_processes = [process for process in usage.processes if is_own[process.pid]]
     sizes = [process.memory_mib for process in own_processes]
     mib = float(sum(size or 0 for size in sizes)) if is_listed and None not in sizes else None
     try:

@@ -33,6 +33,7 @@ HOLDER_LIMIT = 60  # maximum length of the string that HOLDER matches, in charac
 PARENT_LIMIT = 40  # maximum length of a zombie's parent's command in a message, in characters
 EXITING = 0x4  # PF_EXITING in Linux's include/linux/sched.h
 KILLED = 1 << 8  # SIGKILL in a bitmap of signals
+STATUS_START = 1024  # number of bytes of /proc/PID/status that contain the UIDs
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h
 
 
@@ -422,14 +423,14 @@ def _uids(pid: int | str) -> list[int]:
     Raises:
         OSError: The process has ended.
     """
-    with open(f"/proc/{pid}/status", "rb") as status:
-        line = next((line for line in status if line.startswith(b"Uid:")), b"")
-        return [int(uid) for uid in line.split()[1:4]]
+    with open(f"/proc/{pid}/status", "rb", buffering=0) as status:
+        _, _, rest = status.read(STATUS_START).partition(b"\nUid:")
+        return [int(uid) for uid in rest.split(maxsplit=3)[:3]]
 
 
 def _words(pid: int | str) -> list[str]:
     """Return a process's command line; empty if the process has ended or is hidden."""
-    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
         return os.fsdecode(file.read(COMMAND_LIMIT)).removesuffix("\0").split("\0")
     return []
 
@@ -597,14 +598,13 @@ def multiprocessing_parent() -> int | None:
 
 def with_identity(process: Process) -> Process:
     """Return a copy of the process with its user and command filled in if they can be read."""
+    # A process that has exited or is exiting has no command line.
+    if name := command(_words(process.pid)):
+        return process._replace(user=user_of(process.pid), command=name)
     if (stat := _stat(process.pid)) is None:
         return process._replace(has_ended=has_exited(process.pid))
-    name = command(_words(process.pid))
-    # A process that is exiting has no command line.
-    is_exiting = not (name or stat[3]) and has_exited(process.pid)
-    process = process._replace(
-        user=user_of(process.pid), command=name or stat[0], has_ended=is_exiting
-    )
+    is_exiting = not stat[3] and has_exited(process.pid)
+    process = process._replace(user=user_of(process.pid), command=stat[0], has_ended=is_exiting)
     if stat[3]:
         parent = with_identity(process._replace(pid=stat[1], command="a process"))
         name = sanitize(parent.command or "", PARENT_LIMIT)
