@@ -180,10 +180,10 @@ def taken_whole(here: Here, uuid: str) -> str:
 
 def test_many_busy_gpus_need_no_more_descriptors(here: Here) -> None:
     """With just enough descriptors for a reservation, a refusal names each of many GPUs."""
-    here.write("gpu\n used 6000\n" * 16)
+    here.write("gpu\n used 6000\n" * 32)
     with free_descriptors(procfs.DESCRIPTORS):
         text = refused()
-    assert text.count(" busy ") == 16
+    assert text.count(" busy ") == 32
 
 
 BEFORE = ["reserve_gpu.reserve", "reserve_gpu.reserve(); reserve_gpu.release()"]

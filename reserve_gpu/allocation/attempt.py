@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 READINGS_LIMIT_S = 2.0
 LEAST_LIMIT_S = 0.1  # minimum timeout in seconds for a single NVML query
 # Maximum number of devices that are locked before they are read together. It is small because each
-# lock needs two file descriptors, or one if no record file is locked before the reading.
-MOST_LOCKED, MOST_LOCKED_WITHOUT_RECORD = 4, 8
+# lock needs up to two file descriptors.
+MOST_LOCKED = 4
 
 
 class AttemptContext(NamedTuple):
@@ -382,9 +382,7 @@ class DeviceScan:
         first_will_do = self._first_will_do
         # The devices of a waiter that needs several must not be locked when `_is_available` checks
         # whether the waiter could take them.
-        most = MOST_LOCKED_WITHOUT_RECORD if first_will_do else MOST_LOCKED
-        if self._queue.is_behind_several:
-            most = 1
+        most = 1 if self._queue.is_behind_several else MOST_LOCKED
         number = 1 if first_will_do else most
         left = list(devices)
         while left:
