@@ -57,7 +57,7 @@ class AttemptContext(NamedTuple):
             device, or None if it holds whole devices.
         idle_mib: The maximum memory use of an idle device in MiB, or None for the default.
         driver: The driver version, if it matters for the request.
-        rules: The administrator's rules for this user, or None if there are none.
+        rules: The administrator's rules for this user, or None without rules.
         is_taking_back: Whether CUDA has already started, in which case this process itself might be
             using the devices.
     """
@@ -258,26 +258,25 @@ def _batches(
     def is_wanted(devices: Sequence[Device | Fault]) -> bool:
         return any(map(partial(_is_promising, context), devices))
 
-    with_screen: list[Device | Fault] = []
-    busy: list[Device | Fault] = []
+    last: list[Device | Fault] = []
     for batch in inherited_limit.candidates(gpus, request, context.inherited, is_wanted):
         first: list[Device | Fault] = []
         for device in batch:
-            if _looks_busy(context, device):
-                busy.append(device)
-            else:
-                (with_screen if gpus.has_screen(device) else first).append(device)
+            (last if _comes_last(context, device) else first).append(device)
         if first:
             yield first
-    if last := [*with_screen, *busy]:
-        yield last
+    if last:
+        yield sorted(last, key=partial(_looks_busy, context))
 
 
 def _is_promising(context: AttemptContext, device: Device | Fault) -> bool:
     """Return whether the request will probably get this device unless it is reserved."""
-    if isinstance(device, Fault) or policy.unfit(device, context.request, context.driver):
-        return False
-    return not (_looks_busy(context, device) or context.gpus.has_screen(device))
+    is_fit = not policy.unfit(device, context.request, context.driver)
+    return isinstance(device, Device) and is_fit and not _comes_last(context, device)
+
+
+def _comes_last(context: AttemptContext, device: Device | Fault) -> bool:
+    return _looks_busy(context, device) or context.gpus.has_screen(device)
 
 
 def _looks_busy(context: AttemptContext, device: Device | Fault) -> bool:
@@ -346,7 +345,7 @@ class DeviceScan:
         everything: All of the machine's devices, or empty if neither the rules nor a waiter ahead
             requires them.
         by_rules: A function that returns a row if the rules deny this user the device, and
-            otherwise None. The argument itself is None if there are no rules.
+            otherwise None. The argument itself is None without rules.
         readings_limit_s: The time for all readings of the scan, in seconds.
     """
 

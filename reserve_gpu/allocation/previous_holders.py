@@ -55,7 +55,7 @@ def add_traces(
         previous = reader.previous(devices.values())
         holders = {label: previous[device] for label, device in devices.items()}
         rows = [
-            _with_processes(row, left, reader) if (left := holders.get(row.label)) else row
+            _with_processes(row, holders[row.label], reader) if row.label in holders else row
             for row in rows
         ]
         rows = _with_openers(nvml, rows, holders, reader)
@@ -113,7 +113,7 @@ def _with_openers(
     unexplained = {
         row.device: row.label
         for row in rows
-        if is_unexplained(row) and isinstance(row.device, Device) and row.label in holders
+        if row.label in holders and isinstance(row.device, Device) and is_unexplained(row)
     }
     if not unexplained:
         return [*rows]

@@ -243,6 +243,8 @@ class Bindings:
         """
         called = getattr(self._pynvml, name, self._missing) if function is None else function
         if name in self._missing_names:
+            if Code.FUNCTION_NOT_FOUND in absent:
+                return None
             called = self._missing
         self._worker.doing[get_ident()] = name
         try:
@@ -293,15 +295,13 @@ class Bindings:
         before R615 do not support these limits.
         https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html
         """
-        name = "nvmlDeviceGetMemoryLimits_v1"
         limits_type = getattr(self._pynvml, "c_nvmlGetMemoryLimits_v1_t", None)
-        # Old bindings lack the type, and old drivers lack the function.
-        if limits_type is None or name in self._missing_names:
+        if limits_type is None:  # old bindings lack the type
             return False
         unlimited = self._pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
         limits = limits_type(nameSpace=self._group, hardLimit=unlimited)
         try:
-            self.ask(name, handle, limits, absent=NO_LIMIT)
+            self.ask("nvmlDeviceGetMemoryLimits_v1", handle, limits, absent=NO_LIMIT)
         except DeviceError as error:
             if error.code in DOWN:
                 raise
@@ -626,7 +626,7 @@ class Worker:
         return not all(call.is_done for call in self._hanging)
 
     def when_free(self, function: Callable[[], object]) -> None:
-        """Call a function on the thread of a hanging call, once no call is hanging any more."""
+        """Call a function on a hanging call's thread after all hanging calls have returned."""
         self._last.append(function)
 
     def end(self) -> None:

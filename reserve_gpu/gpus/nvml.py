@@ -120,7 +120,7 @@ class Nvml:
         limit_s: Timeout for each reading, in seconds.
 
     Attributes:
-        sees_all: Whether an empty process list proves that there are no processes.
+        sees_all: Whether an empty process list proves that no process exists.
     """
 
     def __init__(self, limit_s: float = CALL_LIMIT_S) -> None:
@@ -146,7 +146,7 @@ class Nvml:
 
         Raises:
             DriverError: The driver does not start.
-            NoDeviceError: There is no GPU.
+            NoDeviceError: The machine has no GPU.
         """
         count = self._driver.count()
         if not count:

@@ -104,11 +104,9 @@ def split_graphics(
     Returns:
         The processes that are using the device, and the desktop processes.
     """
-    graphics = [process for process in processes if process.kind == GRAPHICS]
-    if not graphics:
-        return [*processes], []
     remaining_mib = graphics_limit_mib(total_mib, idle_mib)
     drawing = set()
+    graphics = (process for process in processes if process.kind == GRAPHICS)
     for process in sorted(graphics, key=lambda process: process.memory_mib or 0):
         remaining_mib -= process.memory_mib or 0
         if remaining_mib >= 0:

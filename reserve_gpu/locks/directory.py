@@ -342,8 +342,8 @@ class LockDirectory:
             if problem := self._problem(name):
                 raise LockError(problem)
             return self.holders.of(name)
-        is_kept = False
-        try:
+        with ExitStack() as stack:
+            stack.callback(device_lock.release)
             if share:
                 return self.acquire_any_user_file(prefix, taken)
             sharers = map(self.holders.of, self._owner_locked(prefix, held_names))
@@ -356,11 +356,8 @@ class LockDirectory:
                 return other
             if has_record:
                 self.lock_record(uuid, device_lock)
-            is_kept = True
+            stack.pop_all()
             return device_lock
-        finally:
-            if not is_kept:
-                device_lock.release()
 
     def acquire_again(self, name: str, taken: Instant) -> Lock | None:
         """Lock a device's file after another of this user's processes has released it.

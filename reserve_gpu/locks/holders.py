@@ -188,8 +188,6 @@ class Holders:
         groups: dict[int, list[tuple[int, str]]] = {}
         start = prefix if uid is None else f"{prefix}-{uid}-"
         names = self._by_prefix.get(prefix, ()) if self.names else ()
-        if not names:
-            return []
         for name in [name for name in names if name.startswith(start)]:
             if match := re.fullmatch(NUMBERED, name[len(prefix) :]):
                 groups.setdefault(int(match[1]), []).append((int(match[2]), name))
@@ -262,10 +260,7 @@ class Holders:
             device, kind, _ = name.partition(SHARE if SHARE in name else RECORD)
             if kind and device in names:
                 names[device].append(name)
-        return {
-            device: self._previous(sorted(group, key=len)) if group else []
-            for device, group in names.items()
-        }
+        return {device: self._previous(sorted(group, key=len)) for device, group in names.items()}
 
     def _previous(self, names: Sequence[str]) -> list[Holder]:
         """Return the previous holders according to one device's files, the latest first."""
@@ -292,7 +287,7 @@ class Holders:
     ) -> tuple[Record, os.stat_result] | None:
         """Return a whole device's record, and the record file's stat result.
 
-        The result is None if there is no record of the process that holds the device.
+        The result is None if the process that holds the device has no record.
 
         Args:
             name: The name of the device's lock file.
