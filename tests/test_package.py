@@ -104,6 +104,26 @@ def test_a_reservation_loads_what_it_needs(machine: Machine) -> None:
     assert not modules & NOT_NEEDED
 
 
+IGNORES_REFUSAL = """
+import sys
+import reserve_gpu
+try:
+    reserve_gpu.reserve()
+except reserve_gpu.NoFreeDeviceError as error:
+    print('reserve_gpu.render.pictures' in sys.modules)
+    str(error)
+    print('reserve_gpu.render.pictures' in sys.modules)
+"""
+
+
+@pytest.mark.process
+def test_a_refusal_that_is_not_displayed_loads_no_display(machine: Machine) -> None:
+    """A script that only catches a refusal does not load the modules that draw the GPU table."""
+    machine.write("gpu\n used 6000\n")
+    done = machine.python(IGNORES_REFUSAL)
+    assert (done.stdout.split(), done.stderr) == (["False", "True"], "")
+
+
 DEFERRED = """
 import __future__, sys
 import reserve_gpu

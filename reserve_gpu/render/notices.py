@@ -379,13 +379,14 @@ class Refused(Refusal):
     """The request was refused because no device is available."""
 
     def error(self, frontend: Frontend) -> errors.NoFreeDeviceError:
-        with no_fork:
-            from reserve_gpu.render import pictures  # only needed for a refusal
-
         kind = errors.NoFreeDeviceError if self.waited_s is None else errors.WaitTimeoutError
-        return kind(
-            lambda: pictures.refusal(self, frontend), self.rows, lambda: self._to_dict(frontend)
-        )
+        return kind(lambda: self._draw(frontend), self.rows, lambda: self._to_dict(frontend))
+
+    def _draw(self, frontend: Frontend) -> "errors.Showable":
+        with no_fork:
+            from reserve_gpu.render import pictures  # only needed if the refusal is displayed
+
+        return pictures.refusal(self, frontend)
 
     def _to_dict(self, frontend: Frontend) -> dict[str, Any]:
         """Return the refusal as JSON data, in the format described in docs/formats.md.
