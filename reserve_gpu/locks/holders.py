@@ -14,6 +14,7 @@ import os
 import re
 from collections import Counter
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from reserve_gpu.locks import files
@@ -37,6 +38,7 @@ RECORD = ".record"  # part of record file names: UUID.record-UID-N
 # A pattern for the rest of these file names. `re` compiles this string only when such files exist.
 NUMBERED = r"-([0-9]{1,10})-([0-9]{1,10})(?:\.lock)?"
 MANY = 1000  # if the directory has more files than this, a user might be flooding it
+MOST_LISTED = 10_000  # maximum number of files to list when searching for previous holders
 MOST_OF_ONE_USER = 64  # maximum sharers of a device, and maximum waiters, per user
 # A file's mtime marks the end of a cell only if it differs from the time in the file's record by
 # more than this many seconds.
@@ -249,6 +251,8 @@ class Holders:
         Only records that no other user can write count. A process that exits leaves its record in
         the unlocked file. The mutex is not required, because no lock is tested.
 
+        If another user has created more than `MOST_LISTED` files, some processes are missing.
+
         Args:
             devices: The devices, in the form used in lock file names.
 
@@ -256,10 +260,11 @@ class Holders:
             LockError: The directory can't be listed.
         """
         names: dict[str, list[str]] = {device: [] for device in devices}
-        for name in self.listing():
-            device, kind, _ = name.partition(SHARE if SHARE in name else RECORD)
-            if kind and device in names:
-                names[device].append(name)
+        with self._scan() as entries:
+            for name in (entry.name for entry in islice(entries, MOST_LISTED)):
+                device, kind, _ = name.partition(SHARE if SHARE in name else RECORD)
+                if kind and device in names:
+                    names[device].append(name)
         return {device: self._previous(sorted(group, key=len)) for device, group in names.items()}
 
     def _previous(self, names: Sequence[str]) -> list[Holder]:
