@@ -96,7 +96,7 @@ WAIT = f"""
     directory = LockDirectory().__enter__()
     os.setuid({FIRST_UID} + number // {MOST_OF_ONE_USER})
     lock = directory.acquire(name(number), OWN_MODE)
-    ahead = tuple(str(TicketAhead(name(place), 10**12 + place)) for place in range(number))
+    ahead = "\\n".join(str(TicketAhead(name(place), 10**12 + place)) for place in range(number))
     lock.write(Record(
         describe_this_process(),
         asks=WaitRequest("one GPU", wants=frozenset({{wants!r}}), tickets_ahead=ahead),

@@ -256,7 +256,7 @@ def test_a_record_with_long_texts_is_read(two: Here, letter: str) -> None:
     long = 300 * letter
     who = ProcessInfo(None, long, long, long, long, long, None, long, long, long)
     names = (f"queue-4294967294-{number}.lock" for number in range(512))
-    before = tuple(sorted(str(TicketAhead(name, 10**18, 1e9)) for name in names))
+    before = "\n".join(sorted(str(TicketAhead(name, 10**18, 1e9)) for name in names))
     wanted = frozenset(f"{UUIDS[0][:-3]}{number:03}" for number in range(128))
     asks = WaitRequest(long, 2, wanted, before)
     with LockDirectory(str(two.locks)) as directory, directory.mutex():

@@ -415,7 +415,7 @@ def test_a_device_file_with_a_second_name(queue: Queue) -> None:
 def a_ticket(number: int, *behind: int) -> Ticket:
     """Return a ticket that lists the tickets with these numbers as ahead of it."""
     listed = (TicketAhead(f"{each}", each) for each in behind)
-    return Ticket(number, f"{number}", None, Holder(), tickets_ahead=tuple(map(str, listed)))
+    return Ticket(number, f"{number}", None, Holder(), tickets_ahead="\n".join(map(str, listed)))
 
 
 def test_the_order_of_tickets() -> None:

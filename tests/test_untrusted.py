@@ -19,7 +19,7 @@ from reserve_gpu.model.holders import DeviceStatus, ProcessInfo
 from reserve_gpu.model.progress import Waiting
 from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Request
-from reserve_gpu.model.untrusted import sanitize
+from reserve_gpu.model.untrusted import Fields, sanitize
 from reserve_gpu.render import pictures
 from reserve_gpu.render.frontends import SHELL
 from reserve_gpu.render.phrases import plain
@@ -157,3 +157,10 @@ def test_nothing_of_it_reaches_a_reader() -> None:
         assert "forged" in text
         assert not [line for line in lines if line.startswith("forged")]
         assert {each for line in lines for each in faults(line)} == set()
+
+
+@pytest.mark.parametrize("value", [None, "a", 5, {"a": "b"}, ["a", 5], ["a", None], [["a"]]])
+def test_invalid_lines(value: object) -> None:
+    """Lines are only read from a list that contains nothing but strings."""
+    assert Fields({"behind": value}).lines("behind") is None
+    assert Fields({"behind": ["a", "b", "c"]}).lines("behind", 2) == "a\nb"

@@ -165,9 +165,9 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         behind = _all_behind(tickets, old) if old else set()
         in_front = [ticket for ticket in tickets if ticket.key not in behind]
         # Waiters also list the tickets of processes that have left the queue and might return.
-        listed: dict[int | None, set[str]] = {None: set(old.tickets_ahead or ()) if old else set()}
+        listed: dict[int | None, set[str]] = {None: set(old.lines_ahead) if old else set()}
         for ticket in in_front:
-            listed.setdefault(ticket.holder.uid, set()).update(ticket.tickets_ahead or ())
+            listed.setdefault(ticket.holder.uid, set()).update(ticket.lines_ahead)
         earlier: dict[str, RememberedTicket] = {}
         names = {name, *(ticket.name for ticket in tickets)}
         for uid, listing in listed.items():
@@ -486,7 +486,7 @@ def _all_behind(tickets: Sequence[Ticket], old: Ticket) -> set[str]:
 def _behind(record: Record, before: Mapping[str, RememberedTicket]) -> Record:
     request = record.asks or WaitRequest()
     listed = (TicketAhead(name, each.number, each.left) for name, each in before.items())
-    return record._replace(asks=request._replace(tickets_ahead=tuple(map(str, listed))))
+    return record._replace(asks=request._replace(tickets_ahead="\n".join(map(str, listed))))
 
 
 def other_tickets(tickets: Iterable[Ticket], devices: Sequence[Device]) -> Iterator[Ticket]:

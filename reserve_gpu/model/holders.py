@@ -129,7 +129,7 @@ class Record(NamedTuple):
             **(lease._asdict() if lease.has_end else {}),
             **({"asks": asks.text, "needs": asks.needs} if asks else {}),
             **({"wants": sorted(asks.wants)} if asks and asks.wants is not None else {}),
-            **({} if tickets is None else {"behind": sorted(map(str, tickets))[:MOST_AHEAD]}),
+            **({} if tickets is None else {"behind": sorted(tickets.splitlines())[:MOST_AHEAD]}),
             **dict(zip(self._fields[3:], self[3:], strict=True)),
         }
         limit = untrusted.TEXT_LIMIT
@@ -144,10 +144,7 @@ class Record(NamedTuple):
         size = (
             Size(memory_limit_mib, unit if unit in UNITS else "GiB") if memory_limit_mib else None
         )
-        wants, tickets = (
-            reader.texts(name, MOST_WANTED) if isinstance(fields.get(name), list) else None
-            for name in ("wants", "behind")
-        )
+        is_any = not isinstance(fields.get("wants"), list)
         lease = Lease(**untrusted.fields_of(Lease, fields))
         return cls(
             ProcessInfo(**untrusted.fields_of(ProcessInfo, fields)),
@@ -155,8 +152,8 @@ class Record(NamedTuple):
             WaitRequest(
                 reader.text("asks"),
                 reader.integer("needs") or 1,
-                None if wants is None else frozenset(wants),
-                None if tickets is None else tuple(tickets),
+                None if is_any else frozenset(reader.texts("wants", MOST_WANTED)),
+                reader.lines("behind", MOST_AHEAD),
             ),
             **untrusted.fields_of(cls, fields),
         )

@@ -1,6 +1,6 @@
 """The waiters' tickets and the order of the queue."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ class Ticket(NamedTuple):
         needs: The number of devices that the waiter needs at the same time.
         memory_limit_mib: The memory in MiB that the waiter needs on each device, or None if it
             needs whole devices.
-        tickets_ahead: The tickets that the waiter lists as being ahead of this one, as text. See
-            `WaitRequest`.
+        tickets_ahead: The tickets that the waiter lists as being ahead of this one, one per line.
+            See `WaitRequest`.
     """
 
     number: int
@@ -33,7 +33,7 @@ class Ticket(NamedTuple):
     heartbeat: int = 0
     needs: int = 1
     memory_limit_mib: float | None = None
-    tickets_ahead: tuple[str, ...] | None = None
+    tickets_ahead: str | None = None
 
     @property
     def key(self) -> str:
@@ -44,12 +44,17 @@ class Ticket(NamedTuple):
         return f"{self.name} {self.number}"
 
     @property
-    def keys_ahead(self) -> Sequence[str]:
+    def lines_ahead(self) -> list[str]:
+        """Return the lines of `tickets_ahead`."""
+        return (self.tickets_ahead or "").splitlines()
+
+    @property
+    def keys_ahead(self) -> list[str]:
         """Return the keys of the listed tickets, without the times when their waiters left."""
-        texts = self.tickets_ahead or ()
-        if "".join(texts).count(" ") <= len(texts):  # usually, none of them contains a time
-            return texts
-        return [text if text.count(" ") < 2 else text.rpartition(" ")[0] for text in texts]
+        lines = self.lines_ahead
+        if (self.tickets_ahead or "").count(" ") <= len(lines):  # usually, no line contains a time
+            return lines
+        return [line if line.count(" ") < 2 else line.rpartition(" ")[0] for line in lines]
 
     def could_use(self, uuid: str) -> bool:
         """Return whether the waiter could use the device with this UUID."""

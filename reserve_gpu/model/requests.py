@@ -232,15 +232,15 @@ class WaitRequest(NamedTuple):
         text: The request in words.
         needs: The number of devices that the waiter needs at the same time.
         wants: The UUIDs of the devices that the waiter could use, or None for any device.
-        tickets_ahead: The tickets ahead of the waiter's own, each in the form that
+        tickets_ahead: The tickets ahead of the waiter's own, one per line in the form that
             `TicketAhead.parse` accepts, or None if an older version wrote the record. A record
-            might contain invalid entries.
+            might contain invalid lines.
     """
 
     text: str | None = None
     needs: int = 1
     wants: frozenset[str] | None = None
-    tickets_ahead: tuple[str, ...] | None = None
+    tickets_ahead: str | None = None
 
 
 class Rule(NamedTuple):

@@ -196,6 +196,18 @@ class Fields:
         """Return the strings among the first `limit` items of a list field."""
         return [value[:TEXT_LIMIT] for value in self._items(name, limit) if isinstance(value, str)]
 
+    def lines(self, name: str, limit: int = LIST_LIMIT) -> str | None:
+        """Return the first `limit` items of a list of strings as the lines of a single string.
+
+        For many items, this is faster than `texts` and needs less memory.
+        """
+        if not isinstance(self.fields.get(name), list):
+            return None
+        try:
+            return "\n".join(self._items(name, limit))
+        except TypeError:  # not all items are strings
+            return None
+
     def tables(self, name: str, limit: int = LIST_LIMIT) -> "list[Fields]":
         """Return the JSON objects among the first `limit` items of a list field."""
         return [Fields(value) for value in self._items(name, limit) if isinstance(value, dict)]
