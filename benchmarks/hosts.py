@@ -16,6 +16,7 @@ from tests.hosts import KEYGEN, SSH, SSHD, Hosts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+COMMAND = "reserve-gpu"
 NAMES = ("lab1", "lab2", "lab3")
 GPUS, LIMIT_S = 8, 0.3
 LABEL = f"status of {len(NAMES)} hosts, time beyond that of the slowest host alone"
@@ -31,10 +32,13 @@ def hosts(*, quick: bool) -> Iterator[Row]:
     if not (SSH and SSHD and KEYGEN):
         yield Row(LABEL, "not measured: OpenSSH server not found", bar)
         return
+    if not Path(sys.executable).with_name(COMMAND).exists():
+        yield Row(LABEL, "not measured: the package is not installed", bar)
+        return
     extra_s = []
     with tempfile.TemporaryDirectory() as folder, Hosts(Path(folder), *NAMES, gpus=GPUS) as lab:
         for _ in range(3 if quick else 15):
-            alone = [_timed(lab, "ssh", name, "reserve-gpu status --json") for name in NAMES]
+            alone = [_timed(lab, "ssh", name, f"{COMMAND} status --json") for name in NAMES]
             words = ("-m", "reserve_gpu", "status", "--json", "--hosts", *NAMES)
             extra_s.append(_timed(lab, sys.executable, *words) - max(alone))
     measured_s = statistics.median(extra_s[1:])
