@@ -913,6 +913,46 @@ def test_a_free_gpu_is_reserved_while_a_later_one_hangs(here: Here) -> None:
         assert f"{here.uuid('5')}.lock" not in locked(here.locks)
 
 
+def test_a_slow_gpu_is_reserved_although_another_one_hangs(here: Here) -> None:
+    """If a GPU has used up the time for all readings, each other GPU still gets some time."""
+    delays = ("0 1000", "1 0.15")
+    here.write("gpu\n" * 2 + "".join(f"delay nvmlDeviceGetComputeMode {each}\n" for each in delays))
+    assert got() == "1"
+
+
+def test_repeated_reservations_while_a_later_gpu_hangs_leave_one_thread(here: Here) -> None:
+    """A reservation does not wait for a reading that has been hanging since an earlier one."""
+    usual = "gpu\n" * 8
+    here.write(f"{usual}delay nvmlDeviceGetComputeMode 5 1000")
+    with ExitStack() as rivals:
+        for number in "0123":
+            rivals.enter_context(here.rival(number))
+        before = _thread._count()
+        for _ in range(3):
+            assert got() == "4"
+            reserve_gpu.release()
+        assert here.calls().count("nvmlDeviceGetComputeMode 5") == 1
+        assert wait_for(lambda: _thread._count() - before <= 1, LIMIT_S, 0.01)
+        here.write(usual)  # ends the delay
+
+
+def test_a_reading_that_was_not_awaited_does_not_delay_others(here: Here) -> None:
+    """A session that no longer needs a reading that hangs in another session reads other GPUs."""
+    usual = "gpu\n" * 4
+    here.write(usual)
+    with Nvml(HANGING_S) as one, Nvml() as other:
+        devices = [device for device in one.walk() if isinstance(device, Device)]
+        assert len(list(other.walk())) == len(devices)
+        here.add("delay nvmlDeviceGetComputeMode 2 1000")
+        list(one.usages(devices))
+        usages = other.usages(devices)
+        next(usages)
+        next(usages)
+        usages.close()
+        assert ask(other, devices[3]) is ComputeMode.DEFAULT
+        here.write(usual)  # ends the delay
+
+
 @pytest.mark.process
 def test_gpus_are_locked_before_they_are_read(here: Here) -> None:
     """When GPUs are read together, all of them are locked, and the others are still open."""

@@ -546,9 +546,7 @@ class Worker:
                     if not left[0].is_over:
                         self._wait_while_quick(series, new)
                         self._wait_until_over(left[0], limit_s(), series)
-                        is_hanging = bool(left[0].given_up)
-                        if is_hanging:  # the next series makes the remaining calls
-                            series.given_up = left[0].given_up
+                        is_hanging = bool(left[0].given_up)  # the next series makes the rest
                     if not left[0].is_over:
                         series.result()  # raises the error if `is_enough` failed
                         break
@@ -602,9 +600,9 @@ class Worker:
                 if waited_s >= SLOW_S:
                     executor.report_progress(Slow(self.doing.get(call.thread, ""), waited_s))
                 if waited_s >= limit_s:
-                    self._give_up(call, f"no answer within {limit_s:g} s")
+                    self._give_up(call, f"no answer within {limit_s:g} s", series)
         except BaseException:  # for example, an interrupt
-            self._give_up(call, "interrupted before the driver answered")
+            self._give_up(call, "interrupted before the driver answered", series)
             raise
 
     def _wait_while_quick(self, series: Call[None], calls: Sequence[Call[Any]]) -> None:
@@ -653,13 +651,16 @@ class Worker:
             with suppress(IndexError):  # several threads can end at the same time
                 self._last.pop()()
 
-    def _give_up(self, call: Call[Any], reason: str) -> None:
+    def _give_up(self, call: Call[Any], reason: str, series: Call[None] | None = None) -> None:
         """Give up on a call, and replace this worker's thread if the thread is hanging.
 
-        The replaced thread exits when its call returns.
+        The replaced thread exits when its call returns. It makes no further call of the series that
+        the call is part of.
         """
         if call.is_done:
             return
+        if series:
+            series.given_up = reason
         blocker = None if call.thread else _hanging_function(call)
         activity = self.doing.get(call.thread) or blocker or "waiting for another call"
         call.given_up = f"{reason} ({activity})"
@@ -688,7 +689,7 @@ def _make_each(calls: Sequence[Call[T]], is_enough: Callable[[T], bool] | None) 
 def _make(call: Call[Any]) -> None:
     """Make a call once no identical call of another worker is hanging."""
     while _hanging and not call.given_up and _hanging_function(call):
-        time.sleep(POLL_S)
+        executor.sleep(POLL_S)  # ends at once if the series that the call is part of is given up
     call.make()
 
 

@@ -205,7 +205,7 @@ class Nvml:
                 if batch:
                     yield batch
                 batch = []
-                unread = self._read_gpus(unread, is_wanted and _nth(is_wanted, most))
+                unread = self._read_gpus(unread, is_wanted and _count_wanted(is_wanted, most))
                 most *= 2
             batch += self._devices[index]
         if batch:
@@ -435,7 +435,7 @@ class Nvml:
             try:
                 self._require(device)
             except DeviceError as error:  # noqa: PERF203 - the other devices might be there
-                lost[device] = error
+                lost[device] = error.with_traceback(None)  # its traceback refers to `lost`
         known = [device for device in devices if device not in lost]
         with closing(self._driver.run_each(reading, known, limit_s)) as outcomes:
             for device in devices:
@@ -710,10 +710,15 @@ class Nvml:
         return Link.SYSTEM
 
 
-def _nth(
+def _count_wanted(
     is_wanted: Callable[[Sequence[Place]], bool], number: int
 ) -> Callable[[Sequence[Place]], bool]:
-    """Return a function that returns whether it was called with this many wanted GPUs."""
+    """Return a function that returns whether it has been called with at least `number` wanted GPUs.
+
+    Args:
+        is_wanted: A function that returns whether a GPU, given as its devices, is wanted.
+        number: The number of wanted GPUs.
+    """
     wanted = 0
 
     def is_enough(devices: Sequence[Place]) -> bool:

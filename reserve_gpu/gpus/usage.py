@@ -29,8 +29,8 @@ DRIVER_RESERVE_MIB = 640.0
 # In these modes, a process with a context keeps all others off the device.
 EXCLUSIVE = frozenset({ComputeMode.EXCLUSIVE_THREAD, ComputeMode.EXCLUSIVE_PROCESS})
 # A sample that seems to be older than OLDEST_SAMPLE_S by every clock, or more than EARLY_SAMPLE_S
-# ahead, can't be understood. Drivers keep samples for seconds (15 s: driver 580 on an H100) or
-# minutes.
+# ahead, can't be understood. Drivers keep samples for seconds or minutes. Driver 580 keeps them for
+# 15 s on an H100.
 OLDEST_SAMPLE_S = 3600.0
 EARLY_SAMPLE_S = 5.0
 MOST_PERCENT = 100
