@@ -2,11 +2,13 @@
 
 import json
 import math
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.model.option import Option
+from reserve_gpu.system import procfs
 from reserve_gpu.system.nonblocking import Printer
 
 if TYPE_CHECKING:
@@ -75,9 +77,12 @@ def print_stderr(text: str, *, is_event: bool = False) -> None:
         text: The text to print.
         is_event: Whether the text is an event. For events, the wait is always limited.
     """
-    # Importing the module here could lose the text: Ctrl-C would end the process without it.
+    # Importing the module here could lose the text: Ctrl-C would end the process without it. A
+    # reservation that was inherited over exec might not have been adopted.
     module = sys.modules.get("reserve_gpu.reservation.session")
-    is_holding = module is not None and module.session().reservation is not None
+    is_holding = (module is not None and module.session().reservation is not None) or (
+        procfs.reservation_pid() == os.getpid()
+    )
     printer = Printer(sys.stderr)
     printer.print(f"{text}\n", READER_LIMIT_S if is_event or is_holding else math.inf)
     printer.close()

@@ -168,6 +168,20 @@ def test_a_refusal_with_a_full_stderr(machine: Machine, writer: int) -> None:
     assert (done.returncode, done.stdout) == (2, b"")
 
 
+@pytest.mark.parametrize("arguments", [["sttus"], ["hosts", "--bogus"]])
+def test_a_mistake_with_a_full_stderr(machine: Machine, writer: int, arguments: list[str]) -> None:
+    """A command that `run` has started, and that fails at once, ends although stderr is not read.
+
+    It has replaced `run` and holds its GPU.
+    """
+    done = subprocess.run(
+        [*US, "run", "--quiet", "--", *US, *arguments], env=machine.environ(), cwd=machine.folder,
+        timeout=LIMIT_S, stdout=subprocess.PIPE, stderr=writer, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert not [name for name in locked(machine.locks) if name.startswith("GPU-")]
+
+
 def test_lost_events_are_counted(machine: Machine) -> None:
     """The next event that is written says how many were lost before."""
     reader, writer = full_pipe(machine.folder)
