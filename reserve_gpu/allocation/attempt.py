@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # processes might be waiting for the mutex. An initialized GPU responds within milliseconds unless
 # the driver hangs.
 READINGS_LIMIT_S = 2.0
-LEAST_LIMIT_S = 0.1  # minimum timeout in seconds for a single NVML query
+LEAST_LIMIT_S = 0.5  # minimum timeout in seconds for a single NVML query
 # Maximum number of devices that are locked before they are read together. It is small because each
 # lock needs up to two file descriptors.
 MOST_LOCKED = 4
@@ -57,7 +57,7 @@ class AttemptContext(NamedTuple):
             device, or None if it holds whole devices.
         idle_mib: The maximum memory use of an idle device in MiB, or None for the default.
         driver: The driver version, if it matters for the request.
-        rules: The administrator's rules for this user, or None without rules.
+        rules: The administrator's rules for this user, or None if there are no rules.
         is_taking_back: Whether CUDA has already started, in which case this process itself might be
             using the devices.
     """
@@ -242,8 +242,9 @@ def _batches(
     """Yield the candidates in batches that are scanned together.
 
     Initializing a GPU can take seconds, so the iterator initializes GPUs between batches, when the
-    mutex is not held. If any free GPU will do, no GPU is initialized before it is needed. GPUs that
-    look busy then come last, because locking and reading them takes time.
+    mutex is not held. If any free GPU will do, no GPU is initialized before it is needed. GPUs with
+    a display then come last, followed by GPUs that look busy, because locking and reading them
+    takes time.
     """
     request, gpus = context.request, context.gpus
     if candidates is not None:
@@ -276,6 +277,7 @@ def _is_promising(context: AttemptContext, device: Device | Fault) -> bool:
 
 
 def _comes_last(context: AttemptContext, device: Device | Fault) -> bool:
+    """Return whether a device is only reserved if no other is available."""
     return _looks_busy(context, device) or context.gpus.has_screen(device)
 
 
@@ -345,7 +347,7 @@ class DeviceScan:
         everything: All of the machine's devices, or empty if neither the rules nor a waiter ahead
             requires them.
         by_rules: A function that returns a row if the rules deny this user the device, and
-            otherwise None. The argument itself is None without rules.
+            otherwise None. The argument itself is None if there are no rules.
         readings_limit_s: The time for all readings of the scan, in seconds.
     """
 

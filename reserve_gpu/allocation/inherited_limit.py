@@ -31,7 +31,9 @@ def candidates(
     inherited: Variables,
     is_wanted: Callable[[Sequence[Device | Fault]], bool] | None = None,
 ) -> Iterator[Sequence[Device | Fault]]:
-    """Yield the devices that the request names, or else all devices within the inherited limit.
+    """Return the devices that the request names, or else all devices within the inherited limit.
+
+    The devices are returned as an iterator over batches.
 
     Args:
         gpus: The NVML session.
