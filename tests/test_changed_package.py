@@ -56,6 +56,19 @@ def test_removed_before_the_first_use(kernel: Kernel, copy: Path) -> None:
     assert kernel.run("1 + 1").all.strip() == "2"
 
 
+def test_removed_before_a_refusal_is_displayed(kernel: Kernel, copy: Path, here: Here) -> None:
+    """A refusal whose table can't be loaded is one line that says why."""
+    here.write("gpu\n used 6000\n")
+    code = (
+        "try: reserve_gpu.reserve()\nexcept reserve_gpu.NoFreeDeviceError as error: refusal = error"
+    )
+    assert not kernel.run(code).error
+    shutil.rmtree(copy)
+    told = kernel.run("print(refusal)").stdout
+    assert told.startswith("No device is available. The devices can't be displayed: ")
+    assert told.count("\n") == 1
+
+
 def test_removed_while_a_gpu_is_held(kernel: Kernel, copy: Path, here: Here) -> None:
     """A kernel keeps its GPU without the package, and its cells say nothing."""
     assert not kernel.run("%reserve_gpu 1").error

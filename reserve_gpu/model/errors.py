@@ -123,7 +123,7 @@ class NoFreeDeviceError(ReserveGPUError):
 
     def __init__(
         self,
-        draw: Callable[[], Showable] | Showable | str,
+        draw: Callable[[], Showable | str] | Showable | str,
         rows: Sequence[DeviceStatus] = (),
         values: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
     ) -> None:
@@ -142,10 +142,13 @@ class NoFreeDeviceError(ReserveGPUError):
         return self._values() if callable(self._values) else self._values or {}
 
     @cached_property
+    def _drawn(self) -> Showable | str:
+        return self._draw() if callable(self._draw) else self._draw
+
+    @property
     def picture(self) -> Showable | None:
         """Return the table of the devices, or None if the error has only text."""
-        drawn = self._draw() if callable(self._draw) else self._draw
-        return None if isinstance(drawn, str) else drawn
+        return None if isinstance(self._drawn, str) else self._drawn
 
     @property
     def args(self) -> tuple[Any, ...]:  # type: ignore[override]
@@ -153,7 +156,7 @@ class NoFreeDeviceError(ReserveGPUError):
         return (str(self),)
 
     def __str__(self) -> str:
-        return str(self.picture or self._draw)
+        return str(self._drawn)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -162,7 +165,7 @@ class NoFreeDeviceError(ReserveGPUError):
         notes = {name: value for name, value in vars(self).items() if name == "__notes__"}
         # The picture and the values describe this machine's current state, so compute them before
         # pickling.
-        return type(self), (self.picture or str(self), self.rows, self._seen), notes
+        return type(self), (self._drawn, self.rows, self._seen), notes
 
     def _render_traceback_(self) -> list[str]:
         """Display the picture and return its one-line summary.

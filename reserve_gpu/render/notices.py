@@ -382,10 +382,13 @@ class Refused(Refusal):
         kind = errors.NoFreeDeviceError if self.waited_s is None else errors.WaitTimeoutError
         return kind(lambda: self._draw(frontend), self.rows, lambda: self._to_dict(frontend))
 
-    def _draw(self, frontend: Frontend) -> "errors.Showable":
-        with no_fork:
-            from reserve_gpu.render import pictures  # only needed if the refusal is displayed
-
+    def _draw(self, frontend: Frontend) -> "errors.Showable | str":
+        """Return the table of the devices, or only text if its modules can't be loaded."""
+        try:
+            with no_fork:
+                from reserve_gpu.render import pictures  # only needed if the refusal is displayed
+        except (ImportError, OSError) as error:  # such as a removed package
+            return f"No device is available. The devices can't be displayed: {error}"
         return pictures.refusal(self, frontend)
 
     def _to_dict(self, frontend: Frontend) -> dict[str, Any]:
