@@ -159,8 +159,10 @@ def test_nothing_of_it_reaches_a_reader() -> None:
         assert {each for line in lines for each in faults(line)} == set()
 
 
-@pytest.mark.parametrize("value", [None, "a", 5, {"a": "b"}, ["a", 5], ["a", None], [["a"]]])
+@pytest.mark.parametrize(
+    "value", [None, "a", 5, {"a": "b"}, ["a", 5], ["a", None], [["a"]], ["a\nb"]]
+)
 def test_invalid_lines(value: object) -> None:
-    """Lines are only read from a list that contains nothing but strings."""
+    """Lines are only read from a list that contains nothing but strings of one line each."""
     assert Fields({"behind": value}).lines("behind") is None
     assert Fields({"behind": ["a", "b", "c"]}).lines("behind", 2) == "a\nb"

@@ -122,6 +122,7 @@ class Record(NamedTuple):
         """Return the record as JSON-compatible data, leaving out fields that are None."""
         (size, lease, note), asks = self.terms, self.asks
         tickets = asks.tickets_ahead if asks else None
+        behind = sorted(untrusted.split_lines(tickets))[:MOST_AHEAD]
         fields = {
             **self.who._asdict(),
             "note": note,
@@ -129,7 +130,7 @@ class Record(NamedTuple):
             **(lease._asdict() if lease.has_end else {}),
             **({"asks": asks.text, "needs": asks.needs} if asks else {}),
             **({"wants": sorted(asks.wants)} if asks and asks.wants is not None else {}),
-            **({} if tickets is None else {"behind": sorted(tickets.splitlines())[:MOST_AHEAD]}),
+            **({} if tickets is None else {"behind": behind}),
             **dict(zip(self._fields[3:], self[3:], strict=True)),
         }
         limit = untrusted.TEXT_LIMIT

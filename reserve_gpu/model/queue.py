@@ -5,6 +5,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from reserve_gpu.model.holders import Holder
+from reserve_gpu.model.untrusted import split_lines
 
 
 class Ticket(NamedTuple):
@@ -39,14 +40,15 @@ class Ticket(NamedTuple):
     def key(self) -> str:
         """Return the file name and the number, which together identify the ticket.
 
-        If the file name is used again, the new ticket has a different number.
+        Other waiters list the ticket in this form (`TicketAhead`). If the file name is used again,
+        the new ticket has a different number.
         """
         return f"{self.name} {self.number}"
 
     @property
     def lines_ahead(self) -> list[str]:
         """Return the lines of `tickets_ahead`."""
-        return (self.tickets_ahead or "").splitlines()
+        return split_lines(self.tickets_ahead)
 
     @property
     def keys_ahead(self) -> list[str]:
@@ -70,7 +72,7 @@ def in_order(tickets: Iterable[Ticket]) -> list[Ticket]:
     """
     waiting = {ticket.key: ticket for ticket in sorted(tickets)}
     # Each waiting ticket is either in this heap or among the followers of a ticket that it lists.
-    # Usually, a ticket has a higher number than all that it lists, and has never to be put back.
+    # Usually, a ticket has a higher number than all that it lists, so it is rarely put back.
     heap = list(waiting.values())
     followers: dict[str, list[Ticket]] = {}
     ahead: dict[str, Iterator[str]] = {}  # for each ticket, the listed ones that are still waiting

@@ -233,8 +233,8 @@ class WaitRequest(NamedTuple):
         needs: The number of devices that the waiter needs at the same time.
         wants: The UUIDs of the devices that the waiter could use, or None for any device.
         tickets_ahead: The tickets ahead of the waiter's own, one per line in the form that
-            `TicketAhead.parse` accepts, or None if an older version wrote the record. A record
-            might contain invalid lines.
+            `TicketAhead.parse` accepts. None if an older version wrote the record, or if its list
+            is invalid. Single lines might be invalid as well.
     """
 
     text: str | None = None

@@ -199,14 +199,17 @@ class Fields:
     def lines(self, name: str, limit: int = LIST_LIMIT) -> str | None:
         """Return the first `limit` items of a list of strings as the lines of a single string.
 
-        For many items, this is faster than `texts` and needs less memory.
+        For many items, this is faster than `texts` and needs less memory. `split_lines` returns
+        the items. The list is invalid if an item is not a string or contains a line break.
         """
         if not isinstance(self.fields.get(name), list):
             return None
+        items = self._items(name, limit)
         try:
-            return "\n".join(self._items(name, limit))
+            text = "\n".join(items)
         except TypeError:  # not all items are strings
             return None
+        return text if text.count("\n") == max(0, len(items) - 1) else None
 
     def tables(self, name: str, limit: int = LIST_LIMIT) -> "list[Fields]":
         """Return the JSON objects among the first `limit` items of a list field."""
@@ -215,6 +218,11 @@ class Fields:
     def _items(self, name: str, limit: int) -> list[Any]:
         value = self.fields.get(name)
         return value[:limit] if isinstance(value, list) else []
+
+
+def split_lines(text: str | None) -> list[str]:
+    """Return the lines of a string from `Fields.lines`, or an empty list for None."""
+    return text.split("\n") if text else []
 
 
 class FormatError(ValueError):
