@@ -72,7 +72,7 @@ class RealStage(Stage):
     """A machine with the installed driver and a real GPU."""
 
     def on_driver(self, base: dict[str, str]) -> dict[str, str]:
-        """Return the environment variables, with which packages on PYTHONPATH are found."""
+        """Return the environment variables, including the caller's PYTHONPATH."""
         path = filter(None, (base["PYTHONPATH"], os.environ.get("PYTHONPATH")))
         made = base | {"PYTHONPATH": os.pathsep.join(path)}
         made.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -251,7 +251,7 @@ class Holders:
         Only records that no other user can write count. A process that exits leaves its record in
         the unlocked file. The mutex is not required, because no lock is tested.
 
-        If another user has created more than `MOST_LISTED` files, some processes are missing.
+        If there are more than `MOST_LISTED` files, some or all of these processes are missing.
 
         Args:
             devices: The devices, in the form used in lock file names.

@@ -172,8 +172,6 @@ class Holding(NamedTuple):
                 is still available.
         """
         old = self.locks[device.uuid]
-        path = old.path if old.held() else None
-        text = notice.relocked(device, path)
         new: Lock | Holder
         if self.joined:
             new = directory.acquire_joined(device.uuid, old.taken)
@@ -181,6 +179,7 @@ class Holding(NamedTuple):
             new = directory.lock_device(
                 device.uuid, share=self.terms.memory_limit_mib is not None, taken=old.taken
             )
+        path = old.path if old.held() else None
         if not isinstance(new, Lock):
             raise notice.lost(device, path, [procfs.with_owner(new)])
         sharers = without_joined(directory.sharers_of(device.uuid, [new.name]), [old.since])
@@ -188,7 +187,7 @@ class Holding(NamedTuple):
             new.release()
             raise notice.lost(device, path, list(map(procfs.with_owner, sharers)))
         held = self._replace(locks={**self.locks, device.uuid: new})
-        return held, text
+        return held, notice.relocked(device, path)
 
     def _has_room(self, device: Device, sharers: Sequence[Holder]) -> bool:
         """Return whether the device has enough memory for this part and the sharers' parts."""

@@ -281,10 +281,7 @@ class Session(Executor):
         if is_inside and request.terms.memory_limit_mib != held.terms.memory_limit_mib:
             return [*self._repeat_answer(held, note), notice.PART_STAYS]
         if rest and (is_late or is_inside):
-            return [
-                *self._repeat_answer(held, note),
-                notice.devices_stay(rest, is_late=is_late),
-            ]
+            return [*self._repeat_answer(held, note), notice.devices_stay(rest, is_late=is_late)]
         if is_same and held.terms.memory_limit_mib == request.terms.memory_limit_mib:
             return self._repeat_answer(held, note)
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
