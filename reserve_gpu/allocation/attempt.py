@@ -57,7 +57,7 @@ class AttemptContext(NamedTuple):
             device, or None if it holds whole devices.
         idle_mib: The maximum memory use of an idle device in MiB, or None for the default.
         driver: The driver version, if it matters for the request.
-        rules: The administrator's rules for this user, or None if there are no rules.
+        rules: The administrator's rules for this user, or None if the user has none.
         is_taking_back: Whether CUDA has already started, in which case this process itself might be
             using the devices.
     """
@@ -347,7 +347,7 @@ class DeviceScan:
         everything: All of the machine's devices, or empty if neither the rules nor a waiter ahead
             requires them.
         by_rules: A function that returns a row if the rules deny this user the device, and
-            otherwise None. The argument itself is None if there are no rules.
+            otherwise None. The argument itself is None if the user has no rules.
         readings_limit_s: The time for all readings of the scan, in seconds.
     """
 

@@ -230,7 +230,7 @@ class Nvml:
         """Return a GPU's devices, which are the GPU itself or its MIG instances.
 
         A Fault represents a device that can't be used. A fault might be temporary, so the next call
-        reads the GPU again. If there is no fault, the result is cached for the session.
+        reads the GPU again. Unless a device is faulty, the result is cached for the session.
 
         Args:
             index: The GPU's index.

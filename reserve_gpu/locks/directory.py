@@ -212,7 +212,7 @@ class LockDirectory:
         return any(map(self._is_mutex_held, self._later_mutexes(file)))
 
     def _later_mutexes(self, file: int) -> list[str]:
-        """Return the names of the mutex's later files. Usually, there are none."""
+        """Return the names of the mutex's later files. Usually, none exist."""
         return [name for name in MUTEXES[file + 1 :] if files.status_of(self.descriptor, name)]
 
     def _is_mutex_held(self, name: str) -> bool:

@@ -231,8 +231,8 @@ class Holders:
         taker = self._listed_pid(status)
         pid = self.keeper(taker, status) if taker else None
         owned = self._owned_record(name, procfs.uid_of(pid) if pid else None, {pid, taker})
-        # There is no record file if an older version or an unrelated program took the lock, or if
-        # write locks are not supported.
+        # The record file is missing if an older version or an unrelated program took the lock, or
+        # if write locks are not supported.
         record, record_status = owned or (record, status)
         if owned and taker and not pid:
             pid = self.keeper(taker, status, record.written_boot)

@@ -420,7 +420,7 @@ class EndOfQueue(QueueEntry):
     """The position of a request that does not wait. It is behind all waiters and has no ticket."""
 
     def is_valid(self) -> bool:
-        """Return True, because there is no ticket that could be missing."""
+        """Return True, because a ticket that does not exist can't be missing."""
         return True
 
 

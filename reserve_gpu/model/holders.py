@@ -73,8 +73,9 @@ class Record(NamedTuple):
         overdue: The time at which the reservation should have ended, if it is overdue.
         kept_until: The time until which the device is kept while the Jupyter kernel restarts.
         guest_of: The value of `since` for the holder whose reservation this process joined.
-        since_boot: `since` as measured by the boot clock. Older versions do not write this.
-        written_boot: `written` as measured by the boot clock. Older versions do not write this.
+        since_boot: The same time as `since` by the boot clock. Older versions do not write this.
+        written_boot: The same time as `written` by the boot clock. Older versions do not write
+            this.
         write_locked: Whether the process locked the file with `file_control.write_lock`. If this is
             true but the file is no longer locked, the process has exited.
         released: Whether the process released the lock when it wrote the record.
@@ -230,7 +231,7 @@ class Holder(NamedTuple):
 
     @property
     def since(self) -> float | None:
-        """Return when the lock was acquired, adjusted for changes to the wall clock."""
+        """Return the time when the lock was acquired, adjusted for changes to the wall clock."""
         since = self.record.since
         return None if since is None else max(0.0, since + self.clock_set_s)
 
