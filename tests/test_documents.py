@@ -250,8 +250,8 @@ def test_first_notebook(machine: Machine) -> None:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    """docs/reference.md shows the docstring of each public name."""
-    page = (ROOT / "docs" / "reference.md").read_text()
+    """docs/python.md shows the docstring of each public name."""
+    page = (ROOT / "docs" / "python.md").read_text()
     shown = re.findall(r"^::: reserve_gpu\.(\w+)$", page, re.MULTILINE)
     assert sorted(shown) == sorted(reserve_gpu.__all__)
     shown = re.findall(r"^::: reserve_gpu\.public\.(\w+)$", page, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""docs/recipes.md: what it says to type is typed, with a stand-in for what needs a GPU."""
+"""docs/processes.md: what it says to type is typed, with a stand-in for what needs a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.process
 
-PAGE = (ROOT / "docs" / "recipes.md").read_text()
+PAGE = (ROOT / "docs" / "processes.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 TRAIN = """\
 import os

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 NO_DEVICE, NOT_READY = 100, 802
 TEXT_LIMIT = 200  # maximum length of a framework's message, in characters
 
-# Advice for errors returned by cuInit; docs/check.md lists the sources. Each command is on its own
-# line.
+# Advice for errors returned by cuInit; docs/frameworks.md lists the sources. Each command is on
+# its own line.
 REMEDIES: dict[int, str] = {
     MISSING: "The CUDA library of the NVIDIA driver was not found. In a container, set "
     "NVIDIA_DRIVER_CAPABILITIES=compute,utility. On Debian, install the libcuda1 package.",

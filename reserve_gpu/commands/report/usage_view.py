@@ -218,7 +218,7 @@ def _devices(gpus: Sequence[str]) -> str:
 def _foot(report: Report) -> Iterator[Line]:
     if not report.is_kept:
         yield "Turn it on with ", SWITCH, f" in {sanitize(report.file, REASON_LIMIT)}"
-        yield (("See docs/history.md for what is logged, and where.", FAINT),)
+        yield (("See reserve-gpu report --help for what is logged.", FAINT),)
         return
     total, columns = report.total, _used_columns([*report.rows.items()])
     if total.unknown > max(LEAST_UNKNOWN * total.reserved, phrases.LEAST_HOURS):
@@ -227,8 +227,9 @@ def _foot(report: Report) -> Iterator[Line]:
     if meanings := [f"{kind}: {COLUMNS[kind][1]}" for kind in columns if COLUMNS[kind][1]]:
         yield (("; ".join(meanings), FAINT),)
     if report.user:
-        text = f"This is {sanitize(report.user)}'s history only."
-        yield ((f"{text} See docs/history.md for how root can see all users.", FAINT),)
+        yield (
+            (f"This covers only {sanitize(report.user)}. Root's report covers all users.", FAINT),
+        )
 
 
 def _used_columns(rows: Sequence[tuple[str, Hours]]) -> list[str]:

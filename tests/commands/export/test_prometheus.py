@@ -1,4 +1,4 @@
-"""A real Prometheus evaluates the queries of docs/prometheus.md and of the board for Grafana.
+"""A real Prometheus evaluates the queries of docs/formats.md and of the board for Grafana.
 
 What it is given are the metrics that our exporter makes of five hours on two machines. They are
 made up here, minute by minute. What it answers is compared with sums that loops make of the same
@@ -554,7 +554,7 @@ WEEK_S = 7 * 86400
 
 def queries() -> dict[str, str]:
     """Return the queries of the page, by the headings that they stand under."""
-    text = (DOCS / "prometheus.md").read_text()
+    text = (DOCS / "formats.md").read_text()
     found = QUERY.findall(text)
     assert len(found) == text.count("```promql"), "a query has no heading of its own"
     return dict(found)

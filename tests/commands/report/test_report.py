@@ -475,7 +475,7 @@ def test_users_read_their_own_alone() -> None:
         folder = next(path for path in made.folder.iterdir() if path.owner() == DAEMON)
         code = f"import os; print(os.access({str(folder)!r}, os.R_OK | os.X_OK))"
         assert run(NOBODY, "-c", code) == "False\n"
-        assert "nobody's history only" in run(NOBODY, "-m", "reserve_gpu", "report")
+        assert "This covers only nobody." in run(NOBODY, "-m", "reserve_gpu", "report")
 
 
 # -- since when ------------------------------------------------------------------------------------
