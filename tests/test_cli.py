@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager, suppress
-from fcntl import LOCK_EX, LOCK_NB, flock
+from fcntl import F_ADD_SEALS, LOCK_EX, LOCK_NB, fcntl, flock
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,8 +237,8 @@ def test_a_job_in_the_background_keeps_the_gpu(here: Here, typed: CommandLine) -
 
 
 @pytest.mark.process
-def test_nothing_of_ours_is_open_in_the_command(here: Here) -> None:
-    """A command has the lock of each GPU beside its standard descriptors, and nothing else."""
+def test_nothing_else_is_open_in_the_command(here: Here) -> None:
+    """Besides its own files, a command has the lock files and the file that describes them open."""
     code = "import os\nfor n in range(3, 200):\n try: print(os.readlink(f'/proc/self/fd/{n}'))\n"
     code += " except OSError: pass"
     before = set(here.python(code).stdout.splitlines())
@@ -247,7 +247,7 @@ def test_nothing_of_ours_is_open_in_the_command(here: Here) -> None:
     locks = {
         str(here.locks / f"{here.uuid(number)}.{end}") for number in "01" for end in ("lock", own)
     }
-    assert with_us - before == locks
+    assert with_us - before == locks | {"/memfd:reserve_gpu (deleted)"}
 
 
 CLOSED = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "-")
@@ -935,7 +935,9 @@ def test_what_is_true_is_adopted(here: Here) -> None:
     [
         ("PID", True),
         ("PID BEGAN", True),
+        ("PID BEGAN 100", True),
         ("PID 1", False),
+        ("PID 1 100", False),
         ('PID {"began": BEGAN, "before": {}}', True),
         ('PID {"began": 1, "before": {}}', False),
         ('PID {"began": null, "before": {}}', True),
@@ -955,11 +957,14 @@ def test_a_later_process_with_the_same_pid(
 
 
 @pytest.mark.process
-def test_a_command_hands_on_its_start_time(here: Here) -> None:
-    """The variable that `run` leaves names the process by its pid and start time."""
-    done = here.command(*US, "run", "-q", "--", "sh", "-c", "echo $$; printenv RESERVE_GPU_HELD")
-    pid, told = done.stdout.splitlines()
-    assert re.match(rf'{pid} {{"began": [0-9]+, "before"', told)
+def test_a_command_gets_one_short_variable(here: Here) -> None:
+    """`run` sets RESERVE_GPU_HELD to the pid, the start time and a descriptor, and no more."""
+    done = here.command(*US, "run", "-q", "--", "sh", "-c", "echo $$; env")
+    pid, *lines = done.stdout.splitlines()
+    variables = dict(line.split("=", 1) for line in lines)
+    (own,) = {name for name in variables if name.startswith("RESERVE_GPU_")} - here.environ().keys()
+    assert own == "RESERVE_GPU_HELD"
+    assert re.fullmatch(rf"{pid} [0-9]+ 1[0-9][0-9]", variables[own])
 
 
 @pytest.mark.parametrize("name", FORGERIES)
@@ -967,6 +972,48 @@ def test_forgeries_are_ignored(here: Here, name: str) -> None:
     """What the environment says of a reservation is ignored without a word where it is not so."""
     with forged(here, FORGERIES[name]):
         assert exec_handover.received() is None
+
+
+def memory_file(text: str, seals: int) -> int:
+    """Return the descriptor of a file in memory that contains the text."""
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.write(descriptor, text.encode())
+    fcntl(descriptor, F_ADD_SEALS, seals)
+    return descriptor
+
+
+@pytest.mark.parametrize(("seals", "is_read"), [(exec_handover.SEALS, True), (0, False)])
+def test_only_a_sealed_file_is_read(here: Here, *, seals: int, is_read: bool) -> None:
+    """A file that can still be changed is neither read nor closed, even if its content is valid."""
+    with forged(here, TRUE):
+        data = os.environ["RESERVE_GPU_HELD"].partition(" ")[2]
+        descriptor = memory_file(data, seals)
+        os.environ["RESERVE_GPU_HELD"] = f"{procfs.stamp(os.getpid())} {descriptor}"
+        assert (exec_handover.received() is not None) == is_read
+    assert os.path.exists(f"/proc/self/fd/{descriptor}") != is_read
+
+
+@pytest.mark.parametrize("descriptor", ["0", "999", "9" * 30, "-1", "x"])
+def test_another_descriptor_is_ignored(here: Here, descriptor: str) -> None:
+    """A descriptor that is no sealed file in memory is ignored."""
+    with forged(here, f"{procfs.stamp(os.getpid())} {descriptor}"):
+        assert exec_handover.received() is None
+
+
+@pytest.mark.process
+def test_a_handover_without_files_in_memory(here: Here) -> None:
+    """Without memfd_create, `run` puts the data into the variable, and the program gets its GPU."""
+    code = """if True:
+        import os, sys
+        del os.memfd_create
+        from reserve_gpu.cli.main import main
+        show = "import reserve_gpu; print(reserve_gpu.current().devices[0].label)"
+        script = 'printenv RESERVE_GPU_HELD; exec "$0" -c "$1"'
+        main(["run", "-q", "--", "sh", "-c", script, sys.executable, show])
+    """
+    variable, label = here.command(sys.executable, "-c", code).stdout.splitlines()
+    assert '"devices"' in variable
+    assert label == "GPU0"
 
 
 @pytest.mark.parametrize("is_absolute", [False, True])

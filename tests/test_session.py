@@ -348,8 +348,9 @@ def test_adopt_all_or_nothing(here: Here) -> None:
     """Where one of several locks is lost none is adopted, and none stays locked for nobody."""
     got("0,1")
     api.before_exec()
-    told: dict[str, Any] = json.loads(os.environ[HELD].partition(" ")[2])
-    os.close(told["locks"][1][0])
+    descriptor = int(os.environ[HELD].split()[2])
+    handover: dict[str, Any] = json.loads(os.pread(descriptor, 10_000, 0))
+    os.close(handover["locks"][1][0])
     assert held(here) == [0]
     with next_program():
         assert (reserve_gpu.current(), held(here)) == (None, [])

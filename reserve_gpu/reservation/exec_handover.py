@@ -1,11 +1,13 @@
 """Hand over a reservation from one program to the next when a process calls exec.
 
-The lock files' descriptors stay open across that one exec, so the process keeps its locks. All
-other data is passed in an environment variable. The variable includes the process's pid and start
-time, so that child processes ignore it. Nothing that the variable says about the locks is trusted
-unless the operating system confirms it.
+The lock files' descriptors stay open across that one exec, so the process keeps its locks. So does
+an anonymous file in memory with all other data; no other user can open it. An environment variable
+contains the process's pid and start time, so that child processes ignore it, and the descriptor of
+this file. Nothing that the data says about the locks is trusted unless the operating system
+confirms it.
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import LockDirectory, default_path, device_of, lock_name
 from reserve_gpu.locks.holders import has_owner, is_sharers
-from reserve_gpu.locks.lock import Lock, kernel_device
+from reserve_gpu.locks.lock import HIGH, Lock, kernel_device
 from reserve_gpu.model import untrusted
 from reserve_gpu.model.clocks import Instant
 from reserve_gpu.model.devices import Device
@@ -25,9 +27,13 @@ from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import Fact
 from reserve_gpu.reservation.holding import Holding, Joined
 from reserve_gpu.system import procfs, settings, subprocesses
-from reserve_gpu.system.file_control import write_lock
+from reserve_gpu.system.file_control import duplicate, write_lock
+from reserve_gpu.system.forks import no_fork
 
 ERRORS = (ValueError, TypeError, KeyError, AttributeError)  # raised for invalid handover data
+# F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE: no process can change the file anymore.
+# The names are missing in the same builds of Python as memfd_create.
+SEALS = 0b1111
 LIMIT = 100_000  # maximum handover data length in characters; Linux allows 128 KiB per variable
 REASON_LIMIT = 5_000  # maximum length of the reason; one character can become 12 in JSON
 
@@ -52,18 +58,56 @@ def offer(handover: Handover) -> None:
     """Pass the data to the program that this process will run after its next exec."""
     for lock in handover.held.locks.values():
         lock.keep_over_exec()
-    pid, _, began = procfs.stamp(os.getpid()).partition(" ")
+    stamp = procfs.stamp(os.getpid())
+    pid, _, began = stamp.partition(" ")
     fields = {
-        "began": int(began)
-        if began
-        else None,  # must be first, because procfs.reservation_pid reads it
+        # procfs.reservation_pid reads the first field if the variable contains all data.
+        "began": int(began) if began else None,
         "before": dict(handover.changes.before),
         "written": dict(handover.changes.written),
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
         **handover.facts,
         **serialize(handover.held),
     }
-    os.environ[settings.HELD] = f"{pid} {json.dumps(fields)}"
+    data = json.dumps(fields)
+    descriptor = _store(data) if began else None
+    os.environ[settings.HELD] = f"{pid} {data}" if descriptor is None else f"{stamp} {descriptor}"
+
+
+def _store(data: str) -> int | None:
+    """Write data to an anonymous file in memory that the next program inherits.
+
+    Returns:
+        The file's descriptor. None if the sandbox forbids such files, or if Python was built for a
+        C library without them (glibc before 2.27).
+    """
+    with no_fork, suppress(OSError, AttributeError):
+        first = os.memfd_create("reserve_gpu", os.MFD_ALLOW_SEALING)
+        with open(first, "wb", buffering=0) as file:
+            file.write(data.encode())  # memory takes all of it in one call
+            fcntl.fcntl(first, fcntl.F_ADD_SEALS, SEALS)
+            descriptor = duplicate(first, HIGH)
+        os.set_inheritable(descriptor, True)  # noqa: FBT003 - positional-only
+        return descriptor
+    return None
+
+
+def _stored(value: str) -> str:
+    """Return the data of the process that set the variable, and close the file that contains it.
+
+    Args:
+        value: The variable, after the pid: the data, or the start time and a descriptor.
+    """
+    descriptor = value.partition(" ")[2]
+    if value.startswith("{") or not descriptor.isdecimal():
+        return value
+    # Only a file that nobody can write to is read. The descriptor's number can belong to another
+    # file if the program in between has closed all files.
+    with no_fork, suppress(OSError, OverflowError, AttributeError):
+        if fcntl.fcntl(int(descriptor), fcntl.F_GET_SEALS) == SEALS:
+            with open(int(descriptor), "rb") as file:
+                return os.pread(file.fileno(), LIMIT + 1, 0).decode(errors="replace")
+    return ""
 
 
 def serialize(held: Holding) -> dict[str, Any]:
@@ -128,13 +172,13 @@ def received() -> Handover | None:
     """Return the data that was handed over to this process, or None if there is no valid data.
 
     After reading the data, this function deletes the environment variable. If devices are held, it
-    shortens the variable to this process's pid and start time instead.
+    keeps this process's pid and start time in the variable.
     """
     value = os.environ.get(settings.HELD, "")
     if procfs.reservation_pid() != os.getpid():
         return None
     try:
-        handover = _checked(untrusted.parsed(value.partition(" ")[2], LIMIT))
+        handover = _checked(untrusted.parsed(_stored(value.partition(" ")[2]), LIMIT))
     except (*ERRORS, LockError):
         return None
     if handover and handover.held.devices:
