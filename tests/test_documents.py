@@ -178,8 +178,8 @@ def test_first_example(here: Here) -> None:
 
 
 def test_the_front_page_is_short() -> None:
-    """The README has at most 150 lines; the rest stands in the pages of docs/."""
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    """The README has at most 85 lines; the rest is in the pages of docs/."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 85
 
 
 def test_beta_until_several_gpus_and_mig_are_confirmed() -> None:
@@ -200,14 +200,15 @@ def lines_to_type(first: str) -> list[str]:
     return [re.split(r"  +", line)[0] for line in block.splitlines()]
 
 
-FRONT, COMMAND_LINE = "%reserve_gpu   ", "reserve-gpu run -- python train.py   "
+FRONT = "%reserve_gpu 1,3   "
+COMMAND_LINE = "reserve-gpu run -- python train.py   "
 
 
 @pytest.mark.parametrize("first", [FRONT, COMMAND_LINE])
 def test_what_people_type(first: str) -> None:
     """The lines of the front page's list, and of the command line's, can be understood."""
     typed = lines_to_type(first)
-    assert len(typed) > 9
+    assert len(typed) > 5
     for line in typed:
         name, *words = shlex.split(line)
         if name == "%reserve_gpu":
