@@ -29,6 +29,8 @@ from tests import driver
 from tests.processes import own_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.here import Here
     from tests.machine import Machine
 
@@ -334,6 +336,23 @@ def test_each_page_has_its_place() -> None:
     """The site's contents name each page once, and none that is not there."""
     others = [ROOT / "CHANGELOG.md", ROOT / "tests" / "driver" / "README.md"]
     assert sorted(contents()) == sorted(DOCUMENTS + others)
+
+
+def test_messages_name_no_document() -> None:
+    """No message refers to a file of the repository, because a wheel does not contain it."""
+    for path in (ROOT / "reserve_gpu").rglob("*.py"):
+        named = [text for text in messages(path) if re.search(r"\b(docs|tests)/|\w\.md\b", text)]
+        assert [text for text in named if text != "SKILL.md"] == [], path
+
+
+def messages(path: Path) -> Iterator[str]:
+    """Yield the strings of a module that are not docstrings."""
+    tree = ast.parse(path.read_text())
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    for node in constants:
+        if isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
 
 
 def contents() -> list[Path]:
