@@ -20,9 +20,9 @@ GPUS = 4
 LIMIT_S = 200  # Ray alone starts seven processes, each with all of Python, on however few cores
 
 
-def examples(title: str, name: str = "clusters") -> list[str]:
-    """Return the code blocks of the section with that title on a page of docs/."""
-    page = (ROOT / "docs" / f"{name}.md").read_text()
+def examples(title: str) -> list[str]:
+    """Return the code blocks of the section with that title in docs/clusters.md."""
+    page = (ROOT / "docs" / "clusters.md").read_text()
     section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
 

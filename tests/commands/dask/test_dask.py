@@ -114,7 +114,7 @@ def test_plugin(machine: Machine) -> None:
     No task ever sees another number of GPUs than one, and who got none says so, in its log and in
     the client. Each is called by its name and its scheduler, not by the notebook that started it.
     """
-    (plugin, _) = examples("A plugin", "dask")
+    (plugin, _) = examples("Dask")
     done = script(machine, plugin + PLUGIN, JPY_SESSION_NAME="/home/alice/train.ipynb")
     first, holders, address, restarted, tasks, replaced, scaled, others, warned, logs = said(
         done.stdout
@@ -297,7 +297,7 @@ def test_two_hosts(tmp_path: Path) -> None:
     reserves nothing and says so.
     """
     one, other = (host(tmp_path / name, number) for number, name in enumerate(("one", "other")))
-    (_, line) = examples("A plugin", "dask")
+    (_, line) = examples("Dask")
     with ExitStack() as stack:
         preload = ("--preload", "reserve_gpu.dask")
         address, told = stack.enter_context(scheduler(one, *preload))

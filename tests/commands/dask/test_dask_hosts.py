@@ -46,7 +46,7 @@ def test_dask(tmp_path: Path) -> None:
 
     Two workers that are killed come back with theirs. When the cluster is shut down all are free.
     """
-    cluster, line = examples("On several hosts", "dask")
+    cluster, line = examples("Dask on several hosts")
     with Hosts(tmp_path, "lab1", "lab2", "lab3", gpus=GPUS) as hosts:
         found, again = ask(hosts, "-c", cluster + DASK.format(line=line))
         assert found == again == [[uuid] for number in range(3) for uuid in uuids(number, GPUS)]
