@@ -35,6 +35,9 @@ COMMANDS = {
     "check": Command(
         "check.frameworks", "Check whether each framework uses exactly the reserved GPUs."
     ),
+    "setup": Command(
+        "setup.setup", "Load the extension whenever IPython or a Jupyter kernel starts."
+    ),
     "kernel install": Command(
         "kernels.kernelspec", "Install a Jupyter kernel that starts with its own GPU."
     ),
