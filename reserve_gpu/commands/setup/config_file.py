@@ -380,7 +380,7 @@ class Config:
         if path == self.path or not is_writable:
             raise SetupError(
                 f"{self.path} can't be created, because {path} is not a writable folder. To use "
-                "another one, set IPYTHONDIR."
+                "another folder, set IPYTHONDIR."
             )
 
     def add(self) -> bool:

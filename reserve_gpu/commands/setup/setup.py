@@ -11,6 +11,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 
 LIMIT_S = 120  # timeout for starting IPython or a kernel, in seconds
 ERROR = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(:|$)")  # the last line of a traceback
-# Files that mark an environment which contains one tool, and which only that tool uses.
-TOOL_FILES = ("uv-receipt.toml", "pipx_metadata.json")
+TOOL_FILES = ("uv-receipt.toml", "pipx_metadata.json")  # in each environment of uv tool or pipx
+CACHE_FILE = "CACHEDIR.TAG"  # in each cache directory: https://bford.info/cachedir/
+ALREADY = "Your configuration or the system's already loads the extension."
 
 MORE = """\
 This adds a few marked lines to ipython_config.py in IPython's default profile,
@@ -58,11 +60,11 @@ def run(arguments: Namespace) -> Output:
     """Add or remove the lines.
 
     Raises:
-        RequestError: Neither IPython nor kernels run in this environment, or there is no home
-            directory.
+        RequestError: The user starts neither IPython nor kernels from this environment, or has no
+            home directory.
         SetupError: The lines can't be added or removed, or don't load the extension.
     """
-    _exit_on_signals()
+    exit_on_signals()
     directory = ipython_directory()
     path = os.path.join(directory, "profile_default", "ipython_config.py")
     config = Config(path, os.fsencode(python_name()))
@@ -75,9 +77,7 @@ def run(arguments: Namespace) -> Output:
     if not config.has_block():
         with suppress(NotLoadedError):
             programs = programs_with_extension(directory)
-            return _done(
-                "Nothing was changed. Your configuration, or the system's, is enough.", programs
-            )
+            return _done(f"Nothing was changed. {ALREADY}", programs)
     if conflict := _ask("conflict", directory)[0]:
         raise SetupError(f"The lines were not added to {path}. {conflict}.")
     if config.add():
@@ -92,10 +92,10 @@ def run(arguments: Namespace) -> Output:
 
 
 def ipython_directory() -> str:
-    """Return the directory of IPython's profiles, by the rules of IPython.paths.get_ipython_dir.
+    """Return the directory that contains IPython's profiles, as IPython.paths.get_ipython_dir does.
 
     Raises:
-        RequestError: There is no home directory.
+        RequestError: The user has no home directory.
     """
     home = os.path.expanduser("~")
     directory = os.path.join(home, ".ipython")
@@ -123,7 +123,7 @@ def programs_with_extension(directory: str) -> str:
     """Start IPython, and a kernel if ipykernel is installed, and return the names of both.
 
     Args:
-        directory: The directory of IPython's profiles.
+        directory: The directory that contains IPython's profiles.
 
     Raises:
         NotLoadedError: One of them does not load the extension.
@@ -185,10 +185,8 @@ def _done(result: str, programs: str) -> Output:
 
 
 def _require_ipython_user() -> None:
-    """Raise RequestError in a tool's environment from which nobody starts IPython or kernels."""
-    is_tool = any(os.path.exists(os.path.join(sys.prefix, name)) for name in TOOL_FILES)
-    path = shutil.which("ipython")
-    if is_tool and not find_spec("ipykernel") and not (path and errors.runs_this_python(path)):
+    """Raise RequestError in a tool's environment from which the user starts no IPython."""
+    if _is_tool_environment() and not (find_spec("ipykernel") or _links_ipython()):
         raise RequestError(
             f"This reserve-gpu is installed in a separate environment, {sys.prefix}. Your IPython "
             "and kernels run in other ones and can't import it, so nothing was changed. Install it "
@@ -196,7 +194,22 @@ def _require_ipython_user() -> None:
         )
 
 
-def _exit_on_signals() -> None:
+def _is_tool_environment() -> bool:
+    """Return whether uv or pipx made this environment for one tool, perhaps only in its cache."""
+    prefix = Path(sys.prefix)
+    is_cached = any((parent / CACHE_FILE).exists() for parent in prefix.parents)
+    return is_cached or any((prefix / name).exists() for name in TOOL_FILES)
+
+
+def _links_ipython() -> bool:
+    """Return whether another directory on PATH contains this environment's `ipython`."""
+    path = shutil.which("ipython")
+    if not path or os.path.samefile(os.path.dirname(path), os.path.dirname(sys.executable)):
+        return False
+    return errors.runs_this_python(path)
+
+
+def exit_on_signals() -> None:
     """Exit normally on SIGTERM and SIGHUP, so that temporary files are removed."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
