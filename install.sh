@@ -36,7 +36,9 @@ fi
 # https://setuptools.pypa.io/en/latest/deprecated/distutils/configfile.html
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-trap 'exit 1' HUP INT TERM
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
 mkdir "$scratch/info"
 printf '[build]\nbuild_base=%s\n[egg_info]\negg_base=%s\n' "$scratch/build" "$scratch/info" >"$scratch/setup.cfg"
 echo "Installing reserve_gpu into $python ..."
