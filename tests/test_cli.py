@@ -486,7 +486,7 @@ def test_a_command_after_options_or_devices_needs_a_sign(
     [
         "--help", "run --help", "run -h", "run --wait --help", "run --help env", "status --help",
         "check --help", "report --help", "kernel --help", "kernel install --help", "top --help",
-        "join --help", "list --help", "release --help",
+        "join --help", "list --help", "release --help", "setup --help",
     ],
 )  # fmt: skip
 def test_help(here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch, words: str) -> None:

@@ -36,7 +36,7 @@ COMMANDS = {
         "check.frameworks", "Check whether each framework uses exactly the reserved GPUs."
     ),
     "setup": Command(
-        "setup.setup", "Load the extension whenever IPython or a Jupyter kernel starts."
+        "setup.setup", "Make IPython and Jupyter kernels load the extension at startup."
     ),
     "kernel install": Command(
         "kernels.kernelspec", "Install a Jupyter kernel that starts with its own GPU."
