@@ -23,7 +23,7 @@ OTHER_LIST = b'{"%s": {"extensions": ["autoreload"]}}'
 
 
 def run_ipython(home: Home) -> str:
-    """Return what IPython in a terminal prints about the extension."""
+    """Return the output of IPython in a terminal, including whether the extension is loaded."""
     code = "print('loaded:', 'reserve_gpu' in get_ipython().extension_manager.loaded)"
     command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code]
     done = subprocess.run(
