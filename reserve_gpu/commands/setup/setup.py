@@ -136,7 +136,7 @@ def programs_with_extension(directory: str) -> str:
             loading.append(name)
         elif answer != find_extension.NO_KERNELS:
             reason = sanitize(answer or _last_error(output), errors.REASON_LIMIT)
-            raise NotLoadedError(f"{name} does not load the extension: {reason}")
+            raise NotLoadedError(f"{name} does not load the extension: {reason.rstrip('.')}.")
     return " or ".join(loading)
 
 
