@@ -1,7 +1,7 @@
 # An example configuration for IPython and Jupyter that loads %reserve_gpu at every start.
 #
 # One user:   copy this file to ~/.ipython/profile_default/ipython_config.py, or add its line to
-#             your existing file. install.sh does this for you.
+#             your existing file. `reserve-gpu setup` does this for you.
 # All users:  copy this file to /etc/ipython/ipython_config.py.
 
 c = get_config()

@@ -52,7 +52,7 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Lab:
-    """A JupyterLab server; its kernels load the extension by themselves, as install.sh has it.
+    """A JupyterLab server; its kernels load the extension as after `reserve-gpu setup`.
 
     prefix: what the server is run with, such as setpriv to be another user.
     program: `jupyterlab`, or `notebook`. options: more of the server's. environ: more variables.

@@ -326,8 +326,8 @@ def test_a_script_without_a_first_line(here: Here) -> None:
 BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
 
 
-EVERY = ["run", "status", "top", "report", "join", "list", "release", "check", "kernel install"]
-EVERY += ["why", "skill"]
+EVERY = ["run", "status", "top", "report", "join", "list", "release", "check", "setup"]
+EVERY += ["kernel install", "why", "skill"]
 NO_SUCH = f"Unknown command {{}}. Choose from: {', '.join(EVERY)}. See"
 
 
@@ -358,6 +358,7 @@ USAGE = [
     ("reserve", "Did you mean run, or %reserve_gpu in a notebook? See"),
     ("reserve 2 -n 3", "Did you mean run, or %reserve_gpu in a notebook? See"),
     ("free", "Did you mean release or status? See"),
+    ("install", "Did you mean setup or kernel install? See"),
     ("ps aux", "Did you mean status or list? See"),
     ("help nonsense", NO_SUCH.format("nonsense")),
     ("run -n two -- true", "'two' is not a valid number of GPUs. Example: -n 2.\n"),
@@ -485,7 +486,7 @@ def test_a_command_after_options_or_devices_needs_a_sign(
     [
         "--help", "run --help", "run -h", "run --wait --help", "run --help env", "status --help",
         "check --help", "report --help", "kernel --help", "kernel install --help", "top --help",
-        "join --help", "list --help", "release --help",
+        "join --help", "list --help", "release --help", "setup --help",
     ],
 )  # fmt: skip
 def test_help(here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch, words: str) -> None:

@@ -32,6 +32,7 @@ SUGGESTIONS = {  # hints for command names from similar tools
     "free": "Did you mean release or status?",
     "ps": "Did you mean status or list?",
     "kill": "Did you mean release?",
+    "install": "Did you mean setup or kernel install?",
 }
 OPTIONS = ("-h", "--help", "--version")
 

@@ -35,6 +35,9 @@ COMMANDS = {
     "check": Command(
         "check.frameworks", "Check whether each framework uses exactly the reserved GPUs."
     ),
+    "setup": Command(
+        "setup.setup", "Make IPython and Jupyter kernels load the extension at startup."
+    ),
     "kernel install": Command(
         "kernels.kernelspec", "Install a Jupyter kernel that starts with its own GPU."
     ),

@@ -258,7 +258,7 @@ class ReserveGPUWarning(UserWarning):
 
 
 PROGRAM = "reserve-gpu"
-# `_runs_this_python` reads at most SCRIPT_HEAD bytes of a script. The second line
+# `runs_this_python` reads at most SCRIPT_HEAD bytes of a script. The second line
 # of a script that `sh` starts begins with EXEC.
 SCRIPT_HEAD, EXEC = 4096, "'''exec' "
 COMMAND_LIMIT = 10_000  # maximum command length in characters: two long paths plus options
@@ -298,10 +298,10 @@ def program_command() -> str:
     # Skip relative PATH entries, because they depend on the shell's working directory.
     folders = [folder for folder in os.get_exec_path() if os.path.isabs(folder)]
     on_path = which(PROGRAM, path=os.pathsep.join(folders))
-    if on_path and _runs_this_python(on_path):
+    if on_path and runs_this_python(on_path):
         return PROGRAM
     for path in (os.path.join(folder, PROGRAM) for folder in _script_folders()):
-        if os.access(path, os.X_OK) and _runs_this_python(path):
+        if os.access(path, os.X_OK) and runs_this_python(path):
             return sanitize(quote(path), COMMAND_LIMIT)
     import sysconfig
 
@@ -326,7 +326,7 @@ def _script_folders() -> Iterator[str]:
         yield sysconfig.get_path("scripts", "posix_user")
 
 
-def _runs_this_python(script: str) -> bool:
+def runs_this_python(script: str) -> bool:
     """Return whether a script runs with this Python, and not with another environment's.
 
     pip and uv normally write the interpreter's path into the first line of a script. If the path is

@@ -3,32 +3,28 @@
 The lines are placed between two marks, and list the path of each Python that they were added for.
 Only lines that were written by this module, or by an older version of it, are removed. The file is
 replaced atomically, so an interrupted run leaves either the old or the new content.
-
-install.sh runs this module as a program before the package is installed and after it is removed, so
-this module imports only the standard library.
 """
 
 from __future__ import annotations
 
 import ast
 import os
-import pwd
 import re
-import shlex
 import shutil
-import signal
-import sys
 import warnings
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu.model.errors import ReserveGPUError
+from reserve_gpu.system import accounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BEGIN, END = b"# >>> reserve_gpu ", b"# <<< reserve_gpu "
-HEAD = BEGIN + b"(added by install.sh, which takes it away with --uninstall%s) >>>"
+HEAD = BEGIN + b"(added by reserve-gpu setup; reserve-gpu setup --undo removes it%s) >>>"
 BREAK = b"; new: break"  # part of the first mark if a line break was inserted before the mark
 IMPORT = b"import importlib.util"
 # The user's other environments share the file, but the package might not be installed in them.
@@ -42,8 +38,10 @@ SIZE_LIMIT = 1 << 20  # maximum size of ipython_config.py in bytes; parsing a la
 OWN_LINE = re.compile(rb"^[^#\r\n]*reserve_gpu", re.MULTILINE)
 
 
-class StartupError(Exception):
-    """The lines can't be added or removed. The message states the reason."""
+class SetupError(ReserveGPUError):
+    """The lines can't be added or removed, or don't make IPython load the extension."""
+
+    exit_code = 73  # EX_CANTCREAT
 
 
 class Block(NamedTuple):
@@ -88,7 +86,7 @@ def added(data: bytes, name: bytes) -> bytes:
         The new content.
 
     Raises:
-        StartupError: The change would make the user's code invalid or change its meaning.
+        SetupError: The change would make the user's code invalid or change its meaning.
     """
     result = _added(data, name)
     _check_code(data, result)
@@ -134,7 +132,7 @@ def removed(data: bytes, name: bytes) -> Removal:
         The new content, and details about what was kept.
 
     Raises:
-        StartupError: The change would make the user's code invalid or change its meaning.
+        SetupError: The change would make the user's code invalid or change its meaning.
     """
     result = _removed(data, name)
     _check_code(data, result.data)
@@ -233,21 +231,21 @@ def _text(line: bytes) -> bytes:
 
 
 def _check_code(before: bytes, after: bytes) -> None:
-    """Raise StartupError if a change to the added lines would affect the user's code."""
+    """Raise SetupError if a change to the added lines would affect the user's code."""
     old, new = _parsed(before), _parsed(after)
     if old is None:  # IPython reports the syntax error and ignores the file
         return
     ours = _our_lines(before)
     if new is None or _users_code(old) != _users_code(new):
-        raise StartupError(_explain_conflict(old, before.splitlines(), ours))
+        raise SetupError(_explain_conflict(old, before.splitlines(), ours))
     imports, uses = _importlib(old)
     if imports < min(uses, default=imports):
         imports, remaining = _importlib(new)
         if remaining and imports > min(remaining):
             first = min(uses - ours, default=min(uses))
-            raise StartupError(
-                f"line {first} uses the added import. Write `{IMPORT.decode()}` above the marked "
-                "lines, and try again"
+            raise SetupError(
+                f"Line {first} uses the added import. Write `{IMPORT.decode()}` above the marked "
+                "lines, and try again."
             )
 
 
@@ -286,10 +284,10 @@ def _explain_conflict(tree: ast.Module, lines: list[bytes], ours: set[int]) -> s
         users = [at for at in sorted(span - ours) if span & ours and _has_code(lines[at - 1])]
         if users:
             return (
-                f"line {users[0]} is part of the same statement as the added lines. Move it "
-                "elsewhere, and try again"
+                f"Line {users[0]} is part of the same statement as the added lines. Move it "
+                "elsewhere, and try again."
             )
-    return "the added lines were edited. Delete them by hand, and try again"
+    return "The added lines were edited. Delete them by hand, and try again."
 
 
 def _our_lines(data: bytes) -> set[int]:
@@ -336,7 +334,7 @@ class Config:
         self._copy = f"{path}.before-reserve_gpu"
 
     def check_owner(self, command: str) -> None:
-        """Raise StartupError if root would create files in another user's home directory.
+        """Raise SetupError if root would create files in another user's home directory.
 
         Args:
             command: The command that the error message suggests to that user.
@@ -344,7 +342,7 @@ class Config:
         if os.geteuid():
             return
         ipython = os.path.dirname(self._folder)
-        home = os.path.realpath(pwd.getpwuid(0).pw_dir)
+        home = os.path.realpath(os.path.expanduser("~root"))
         # In a container, root's home can be a mounted folder that belongs to another user.
         if f"{os.path.realpath(ipython)}/".startswith(f"{home}/"):
             return
@@ -354,7 +352,7 @@ class Config:
         for path in (os.path.realpath(self.path), self._folder, ipython, parent):
             if os.path.exists(path) and (uid := os.stat(path).st_uid):
                 user = _user(uid)
-                raise StartupError(
+                raise SetupError(
                     f"{path} belongs to {user}. Root-owned files in it would prevent IPython from "
                     f"starting for {user}. Nothing was changed. As {user}, without sudo, "
                     f"run: {command}"
@@ -365,7 +363,7 @@ class Config:
         return bool(blocks_in(self._read().splitlines(keepends=True)))
 
     def check_add(self) -> None:
-        """Raise StartupError if the lines are needed but can't be added.
+        """Raise SetupError if the lines are needed but can't be added.
 
         The lines are not needed if one of the user's own lines might already load the extension.
         """
@@ -380,90 +378,89 @@ class Config:
             path = os.path.dirname(path)
         is_writable = os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
         if path == self.path or not is_writable:
-            raise StartupError(
-                f"{self.path} can't be created: {path} is not a writable folder; set IPYTHONDIR to "
-                "use another one"
+            raise SetupError(
+                f"{self.path} can't be created, because {path} is not a writable folder. To use "
+                "another folder, set IPYTHONDIR."
             )
 
-    def check_remove(self) -> None:
-        """Raise StartupError if the lines can't be removed."""
-        data = self._read()
-        if self._removed(data).data != data:
-            self._check_change()
-
-    def add(self) -> None:
+    def add(self) -> bool:
         """Add the lines for this Python, unless the file already contains them.
 
+        Returns:
+            Whether the file was changed.
+
         Raises:
-            StartupError: The lines can't be added.
+            SetupError: The lines can't be added.
         """
         data = self._read()
         if (new := self._added(data)) == data:
-            return
+            return False
         if not os.path.isfile(self.path):
             try:
                 os.makedirs(self._folder, exist_ok=True)
             except OSError as error:
-                text = f"{self._folder} could not be created ({error.strerror})"
-                raise StartupError(text) from error
+                text = f"{self._folder} can't be created: {error.strerror}."
+                raise SetupError(text) from error
             self._write(data, new)
-            return
+            return True
         self._check_change()
         is_first = not self.has_block() and not os.path.lexists(self._copy)
         if is_first:
             _replace(self._copy, data, like=os.path.realpath(self.path))
         try:
             self._write(data, new)
-        except StartupError:
+        except SetupError:
             if is_first:
                 os.unlink(self._copy)
             raise
+        return True
 
     def remove(self) -> list[str]:
         """Remove the lines for this Python, and return messages for the user.
 
         Raises:
-            StartupError: The lines can't be removed.
+            SetupError: The lines can't be removed.
         """
         data = self._read()
         if not self.has_block():
-            return [f"Nothing to remove from {self.path}", *self._user_mentions()]
+            return [f"{self.path} contains no added lines.", *self._user_mentions()]
         new, other_pythons, user_lines = self._removed(data)
+        if new != data:
+            self._check_change()
         copy = self._read_copy()
         if other_pythons:
             if new != data:
                 self._write(data, new)
-            names = "\n".join(map(os.fsdecode, other_pythons))
-            return [f"The lines in {self.path} are kept for\n{names}"]
+            action = "not for this Python" if new == data else "no longer for this Python"
+            names = ", ".join(map(os.fsdecode, other_pythons))
+            return [f"The lines in {self.path} are {action}, and are kept for {names}."]
         if not (new or os.path.lexists(self._copy) or os.path.islink(self.path)):
             self._delete(data)  # the file was created only for the lines
-            return [f"Removed {self.path}, which contained nothing else", *self._user_mentions()]
+            return [f"Removed {self.path}, which contained nothing else.", *self._user_mentions()]
         # An older version did not record that it had added a line break.
         if copy is not None and new in (copy + b"\n", copy + b"\r\n") and not user_lines:
             new = copy
         self._write(data, new)
         if copy == new:
             os.unlink(self._copy)
-        rest = "the rest of the file is unchanged"
+        rest = "The rest of the file is unchanged."
         if user_lines:
             lines = "1 line" if user_lines == 1 else f"{user_lines} lines"
-            rest = (
-                f"the rest of the file, and {lines} that you added between the marks, are unchanged"
-            )
-        return [f"Removed the added lines from {self.path}; {rest}", *self._user_mentions()]
+            rest = f"The rest of the file and {lines} that you added between them are unchanged."
+        return [f"Removed the added lines from {self.path}. {rest}", *self._user_mentions()]
 
     def _user_mentions(self) -> list[str]:
         files = self.path, os.path.join(self._folder, "ipython_kernel_config.py")
-        text = "Not removed: a line of your own in {} that mentions reserve_gpu"
+        text = "Not removed: your own line in {} that mentions reserve_gpu."
         return [text.format(file) for file in files if _mentions_us(file)]
 
     def _read(self) -> bytes:
         try:
             data = _read(self.path)
         except OSError as error:
-            raise StartupError(f"no permission to read {self.path}") from error
+            raise SetupError(f"{self.path} can't be read: {error.strerror}.") from error
         if len(data) > SIZE_LIMIT:
-            raise StartupError(f"{self.path} is larger than 1 MiB, and was not changed")
+            raise SetupError(f"{self.path} is larger than 1 MiB, and was not changed.")
         return data
 
     def _read_copy(self) -> bytes | None:
@@ -484,31 +481,33 @@ class Config:
     def _naming_file(self) -> Iterator[None]:
         try:
             yield
-        except StartupError as error:
-            raise StartupError(f"{self.path} was not changed: {error}") from error
+        except SetupError as error:
+            raise SetupError(f"{self.path} was not changed. {error}") from error
 
     def _check_change(self) -> None:
         target = os.path.realpath(self.path)
         for path in (self.path, self._folder, os.path.dirname(target)):
             if not os.access(path, os.W_OK):
-                raise StartupError(f"no permission to change {path}")
+                raise SetupError(f"{path} can't be changed: Permission denied.")
         owner = os.stat(target).st_uid
         if os.geteuid() not in (0, owner):
-            raise StartupError(f"{target} belongs to {_user(owner)}; only its owner can replace it")
+            raise SetupError(
+                f"{target} belongs to {_user(owner)}, and only its owner can replace it."
+            )
 
     def _write(self, before: bytes, data: bytes) -> None:
         target = os.path.realpath(self.path)
         if os.path.isfile(target):
             self._check_change()
         if self._read() != before:
-            raise StartupError(f"{self.path} was changed by another program. Try again")
+            raise SetupError(f"{self.path} was changed by another program. Try again.")
         _replace(target, data, like=target)
 
     def _delete(self, before: bytes) -> None:
         """Delete the file.
 
         Raises:
-            StartupError: The file's content has changed, or the file can't be deleted.
+            SetupError: The file's content has changed, or the file can't be deleted.
         """
         draft, is_same = _draft(self.path), False
         try:
@@ -520,10 +519,10 @@ class Config:
                     os.link(draft, self.path)  # fails if an editor has created the file again
                 os.unlink(draft)
         except OSError as error:
-            text = f"{self.path} could not be removed ({error.strerror})"
-            raise StartupError(text) from error
+            text = f"{self.path} can't be removed: {error.strerror}."
+            raise SetupError(text) from error
         if not is_same:
-            raise StartupError(f"{self.path} was changed by another program. Try again")
+            raise SetupError(f"{self.path} was changed by another program. Try again.")
 
 
 def _read(path: str) -> bytes:
@@ -556,7 +555,7 @@ def _replace(path: str, data: bytes, like: str) -> None:
         like: The path of a file whose owner, mode and extended attributes are copied if it exists.
 
     Raises:
-        StartupError: The file can't be written.
+        SetupError: The file can't be written.
     """
     draft = _draft(path)
     try:
@@ -575,8 +574,8 @@ def _replace(path: str, data: bytes, like: str) -> None:
         with suppress(OSError):  # some file systems can't sync directories
             _sync(os.path.dirname(path))
     except OSError as error:
-        text = f"{path} could not be written ({error.strerror}), and is unchanged"
-        raise StartupError(text) from error
+        text = f"{path} can't be written, and is unchanged: {error.strerror}."
+        raise SetupError(text) from error
     finally:
         with suppress(OSError):
             os.unlink(draft)
@@ -591,42 +590,5 @@ def _sync(folder: str) -> None:
 
 
 def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
-
-
-# -- the program ---------------------------------------------------------------------------------
-
-
-def main(verb: str, path: str, name: str) -> int:
-    """Run one step of install.sh, and return the exit code."""
-    config = Config(path, os.fsencode(name))
-    script = os.path.abspath(f"{__file__}/../../../install.sh")
-    if verb == "has-block":
-        return 0 if config.has_block() else 1
-    if verb == "add":
-        config.add()
-    elif verb == "remove":
-        print(*config.remove(), sep="\n")
-    else:
-        config.check_owner(f"sh {shlex.quote(script)}" + " --uninstall" * (verb != "check-add"))
-        config.check_add() if verb == "check-add" else config.check_remove()
-    return 0
-
-
-def _end(number: int, _: object) -> NoReturn:
-    sys.exit(128 + number)
-
-
-if __name__ == "__main__":
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(each) is not signal.SIG_IGN:
-            signal.signal(each, _end)  # exit normally, so that the temporary file is removed
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
-    try:
-        sys.exit(main(*sys.argv[1:]))
-    except StartupError as caught:
-        sys.exit(f"install.sh: {caught}")
+    entry = accounts.find_user(uid)
+    return entry.pw_name if entry else f"user {uid}"

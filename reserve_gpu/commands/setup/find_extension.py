@@ -1,53 +1,76 @@
 """Check whether IPython loads reserve_gpu, and find any setting that prevents this.
 
-install.sh runs this file with the Python into which it installs reserve_gpu. That Python might have
-no packages except IPython and its dependencies.
+`reserve-gpu setup` runs this file as a program, because a process can contain only one IPython. The
+file imports nothing from this package, so the package is found as in any other IPython.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NO_KERNELS = "no kernels"
 LOADED = "loaded"
-LIMIT_S = 120  # seconds until SIGALRM ends this process
 
 
-def answer(kind: str, connection_file: str) -> str:
-    """Return LOADED, NO_KERNELS, or advice about a setting that conflicts with reserve_gpu.
-
-    If the extension is not loaded and no setting conflicts with it, the result is empty.
+def answer(check: str, connection_file: str) -> str:
+    """Run one check, and return its result.
 
     Args:
-        kind: The check to perform. `kernel` initializes a Jupyter kernel. `terminal` reads the
-            configuration of IPython in a terminal. `appends` looks in both configurations for an
-            `append` call that conflicts with the one that install.sh writes.
+        check: `terminal` starts IPython as in a terminal, and `kernel` starts a Jupyter kernel.
+            `conflict` starts neither, and looks for a reason not to add the lines.
         connection_file: The path to which the kernel writes its connection file.
-    """
-    if kind != "terminal" and find_spec("ipykernel"):
-        from ipykernel.kernelapp import IPKernelApp
 
-        app: Any = IPKernelApp.instance()
-        if kind == "kernel":
-            app.initialize(["-f", connection_file])
-            is_loaded = app.shell.find_line_magic("reserve_gpu")
-            return LOADED if is_loaded else replacing_setting(app)
-        if setting := appending_setting(app):
-            return setting
-    elif kind == "kernel":
+    Returns:
+        For `conflict`, the reason, or an empty string. Otherwise LOADED, NO_KERNELS, the setting
+        that replaces the extensions, or an empty string if the extension is not loaded and no such
+        setting exists.
+    """
+    if check == "conflict":
+        return missing_package() or next(filter(None, map(appending_setting, new_apps())), "")
+    if check == "kernel" and not find_spec("ipykernel"):
         return NO_KERNELS
+    if check == "kernel":
+        app, options = kernel_class().instance(), ["-f", connection_file]
+    else:
+        app, options = terminal_class().instance(), ["--no-banner", "--colors=NoColor"]
+    app.initialize(options)
+    return LOADED if app.shell.find_line_magic("reserve_gpu") else replacing_setting(app)
+
+
+def missing_package() -> str:
+    """Return a message if a new process can't import IPython or this package."""
+    for package in ("IPython", "reserve_gpu"):
+        if not getattr(find_spec(package), "origin", None):  # a namespace package has none
+            return f"{package} is not installed for {sys.executable}"
+    return ""
+
+
+def terminal_class() -> Any:
+    """Return the class of the application that runs IPython in a terminal."""
     from IPython.terminal.ipapp import TerminalIPythonApp
 
-    terminal = cast("Any", TerminalIPythonApp)()
-    return replacing_setting(terminal) if kind == "terminal" else appending_setting(terminal)
+    return TerminalIPythonApp
+
+
+def kernel_class() -> Any:
+    """Return the class of the application that runs a Jupyter kernel."""
+    from ipykernel.kernelapp import IPKernelApp
+
+    return IPKernelApp
+
+
+def new_apps() -> Iterator[Any]:
+    """Yield an application of each kind that is installed."""
+    yield terminal_class()()
+    if find_spec("ipykernel"):
+        yield kernel_class()()
 
 
 def appending_setting(app: Any) -> str:
@@ -61,7 +84,10 @@ def appending_setting(app: Any) -> str:
 
     for section, setting, extensions in settings(app):
         if section != "InteractiveShellApp" and isinstance(extensions, LazyConfigValue):
-            return f"{setting} also appends; use c.InteractiveShellApp.extensions there instead"
+            return (
+                f"With them, IPython or kernels would not start, because {setting} also appends. "
+                "Use c.InteractiveShellApp.extensions there"
+            )
     return ""
 
 
@@ -76,9 +102,7 @@ def replacing_setting(app: Any) -> str:
     for _, setting, extensions in settings(app):
         if not isinstance(extensions, LazyConfigValue):
             replacing = "" if "reserve_gpu" in extensions else setting
-    return (
-        replacing and f'the extensions are replaced by {replacing}; add "reserve_gpu" to that list'
-    )
+    return replacing and f'{replacing} replaces the extensions. Add "reserve_gpu" to that list'
 
 
 def settings(app: Any) -> Iterator[tuple[str, str, Any]]:
@@ -120,10 +144,10 @@ def read(app: Any, file: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Write the answer to the file that is named on the command line."""
-    signal.alarm(LIMIT_S)
-    kind, output = sys.argv[1:]
-    del sys.path[0]  # this folder is not on a kernel's sys.path
-    text = answer(kind, f"{output}.json")
+    check, output = sys.argv[1:]
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # this file's folder is not on a kernel's sys.path
+    text = answer(check, f"{output}.json")
     Path(output).write_text(text, encoding="utf-8", errors="surrogateescape")
     sys.stderr.flush()
     os._exit(0)  # a kernel's threads would keep the process alive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -17,12 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reserve_gpu.ipython import config_file
+from reserve_gpu.commands.setup import config_file, setup
+from tests.locked import watched
+from tests.machine import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROGRAM = Path(config_file.__file__).resolve()
 ONE, TWO = b"/one/bin/python3.11", b"/a b/two/bin/python3.10"
 # What version 2.0.0 added, to a file with a line break at its end, without one, and to a new one.
 OLD_BLOCKS = [
@@ -89,10 +91,10 @@ def test_the_rest_of_the_file_is_valid_python(inside: str, stays: str) -> None:
 
 
 IN_THE_WAY = [
-    ("else:\n    x = 1\n", "", "line 6 is part of the same statement"),
-    ("", "    x = 1\n", "line 7 is part of the same statement"),
-    ("", "\n# a remark\n    x = 1\nelse:\n    x = 2\n", "line 9 is part of the same statement"),
-    ("", "x = importlib.util\nimport importlib\n", "line 7 uses the added import"),
+    ("else:\n    x = 1\n", "", "Line 6 is part of the same statement"),
+    ("", "    x = 1\n", "Line 7 is part of the same statement"),
+    ("", "\n# a remark\n    x = 1\nelse:\n    x = 2\n", "Line 9 is part of the same statement"),
+    ("", "x = importlib.util\nimport importlib\n", "Line 7 uses the added import"),
     ("", "# coding: latin-1\nx = '\xe9'\n", "Delete them by hand"),
 ]
 
@@ -103,7 +105,7 @@ def test_lines_that_can_not_be_removed_are_left(inside: str, behind: str, messag
     end = BLOCK.index(config_file.TAIL)
     data = BLOCK[:end] + inside.encode() + BLOCK[end:] + behind.encode()
     compile(data, "", "exec")
-    with pytest.raises(config_file.StartupError, match=message):
+    with pytest.raises(config_file.SetupError, match=message):
         without(data)
 
 
@@ -111,7 +113,7 @@ def test_lines_that_can_not_be_added_are_not() -> None:
     """If added lines would change a statement of the user, the error names its line."""
     data = b"".join(BLOCK.splitlines(keepends=True)[:-2]) + b"\tx = 1\n"
     compile(data, "", "exec")
-    with pytest.raises(config_file.StartupError, match="line 5 is part of the same statement"):
+    with pytest.raises(config_file.SetupError, match="Line 5 is part of the same statement"):
         config_file.added(data, TWO)
 
 
@@ -159,9 +161,9 @@ def test_the_code_of_the_user_does_the_same_afterwards(
         lines.insert(at, line)
     data = eol.join(lines) + eol
     new = []
-    with suppress(config_file.StartupError):
+    with suppress(config_file.SetupError):
         new.append(config_file.added(data, b"/bin/python3.9"))
-    with suppress(config_file.StartupError):
+    with suppress(config_file.SetupError):
         new.append(without(without(data), TWO))
     for is_installed in (True, False):
         before = logged(data, is_installed=is_installed)
@@ -210,8 +212,22 @@ def test_the_lines_of_the_user_stay_when_a_name_is_added() -> None:
 # -- the file ------------------------------------------------------------------------------------
 
 
+# Runs one step of `reserve-gpu setup`, which starts IPython between the others.
+STEP = """
+import sys
+from reserve_gpu.commands.setup import config_file, setup
+verb, path, name = sys.argv[1:]
+config = config_file.Config(path, name.encode())
+setup.exit_on_signals()
+try:
+    config.check_owner("COMMAND") if verb == "check_owner" else getattr(config, verb)()
+except config_file.SetupError as error:
+    sys.exit(str(error))
+"""
+
+
 class Profile:
-    """An IPython profile, and the steps of install.sh on it."""
+    """An IPython profile, and the steps of `reserve-gpu setup` on it."""
 
     def __init__(self, folder: Path) -> None:
         self.config = folder / "home" / ".ipython" / "profile_default" / "ipython_config.py"
@@ -220,8 +236,9 @@ class Profile:
 
     def run(self, verb: str, *prefix: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*prefix, sys.executable, str(PROGRAM), verb, str(self.config), ONE.decode()],
-            env={**os.environ, **environ}, text=True, capture_output=True, check=False, cwd="/",
+            [*prefix, sys.executable, "-c", STEP, verb, str(self.config), ONE.decode()],
+            env={**os.environ, "PYTHONPATH": f"{self.folder}:{ROOT}", **environ},
+            text=True, capture_output=True, check=False, cwd="/",
         )  # fmt: skip
 
     def files(self) -> dict[str, bytes]:
@@ -248,20 +265,29 @@ def test_the_file_is_replaced(profile: Profile) -> None:
     assert profile.files() == {"ipython_config.py": b"x = 1\n"}
 
 
-# Gets a signal at one of its system calls that Python tells of, once it has started.
-INTERRUPTED = """
-import os, signal, sys
-count = 0
-def watch(event, _):
-    global count
-    has_started = signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
-    if event.startswith(("open", "os.", "shutil.")) and has_started:
-        count += 1
-        if count == int(os.environ["AT"]):
-            os.kill(os.getpid(), int(os.environ["SIGNAL"]))
-if os.environ.get("AT"):
-    sys.addaudithook(watch)
-"""
+def interrupted(profile: Profile, verb: str, number: int, at: int) -> int:
+    """Run a step in a child process that gets a signal, and return the exit status.
+
+    at: The number of the system call before which the signal is sent.
+    """
+    calls = itertools.count(1)
+
+    def send(event: str, _: object) -> None:
+        if event.startswith(("open", "os.", "shutil.")) and next(calls) == at:
+            signal.raise_signal(number)
+
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    status: object = 128 + number
+    try:
+        setup.exit_on_signals()
+        with watched(send):
+            getattr(config_file.Config(str(profile.config), ONE), verb)()
+        status = 0
+    except SystemExit as end:
+        status = end.code
+    finally:
+        os._exit(int(f"{status}"))
 
 
 @pytest.mark.process
@@ -270,8 +296,7 @@ if os.environ.get("AT"):
 def test_an_interruption_leaves_the_old_file_or_the_new(
     verb: str, number: signal.Signals, profile: Profile
 ) -> None:
-    """Whenever a signal comes, the file is whole, and what it was is there."""
-    (profile.folder / "sitecustomize.py").write_text(INTERRUPTED)
+    """A signal at any time leaves the old or the new file, and no lost content."""
     without_lines = b"x = 1\n" * 1000
     before = without_lines + (BLOCK if verb == "remove" else b"")
     after = without_lines + (BLOCK if verb == "add" else b"")
@@ -281,10 +306,8 @@ def test_an_interruption_leaves_the_old_file_or_the_new(
         at += 1
         profile.config.write_bytes(before)
         copy.unlink(missing_ok=True)
-        path = {"PYTHONPATH": str(profile.folder), "AT": str(at), "SIGNAL": str(int(number))}
-        done = profile.run(verb, **path)
-        code = done.returncode
-        assert code in (0, -number, 128 + number), done.stderr
+        code = interrupted(profile, verb, number, at)
+        assert code in (0, -number, 128 + number)
         files = profile.files()
         seen.add(files.pop("ipython_config.py"))
         assert files.pop(copy.name, without_lines) == without_lines
@@ -312,8 +335,7 @@ def run_edited(profile: Profile, verb: str, when: str, mode: str) -> None:
     when: The condition on `event` and `arguments`. mode: The mode in which the editor opens it.
     """
     (profile.folder / "sitecustomize.py").write_text(EDITED % when)
-    environ = {"MODE": mode, "CONFIG": str(profile.config)}
-    done = profile.run(verb, PYTHONPATH=str(profile.folder), **environ)
+    done = profile.run(verb, MODE=mode, CONFIG=str(profile.config))
     assert "was changed by another program" in done.stderr
 
 
@@ -343,19 +365,17 @@ def test_a_folder_that_can_not_be_made(profile: Profile) -> None:
     folder.parent.rmdir()
     folder.parent.touch()
     done = profile.run("add")
-    assert done.stderr == f"install.sh: {folder} could not be created (Not a directory)\n"
+    assert done.stderr == f"{folder} can't be created: Not a directory.\n"
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("verb", ["check-add", "check-remove", "add", "remove"])
+@pytest.mark.parametrize("verb", ["check_add", "add", "remove"])
 def test_a_file_that_is_too_large(verb: str, profile: Profile) -> None:
     """A file of more than 1 MiB is neither parsed nor changed."""
     with profile.config.open("wb") as file:
         file.truncate(1 << 40)
     done = profile.run(verb, "sh", "-c", 'ulimit -v 1000000; exec "$0" "$@"')
-    assert (
-        done.stderr == f"install.sh: {profile.config} is larger than 1 MiB, and was not changed\n"
-    )
+    assert done.stderr == f"{profile.config} is larger than 1 MiB, and was not changed.\n"
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
@@ -369,17 +389,15 @@ def own(path: Path) -> None:
 
 @needs_root
 @pytest.mark.process
-@pytest.mark.parametrize("verb", ["check-add", "check-remove"])
 @pytest.mark.parametrize("owned", ["home", "home/.ipython", "home/.ipython/profile_default"])
-def test_root_takes_over_no_home(verb: str, owned: str, profile: Profile) -> None:
-    """As root in another user's home, it says in one line what to type, and changes nothing."""
+def test_root_takes_over_no_home(owned: str, profile: Profile) -> None:
+    """In another user's home, root gets one line that tells this user what to type."""
     own(profile.folder / owned)
-    done = profile.run(verb)
+    done = profile.run("check_owner")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert f"belongs to user {OTHER}" in line
-    end = " --uninstall" if verb == "check-remove" else ""
-    assert line.endswith(f"run: sh {PROGRAM.parents[2]}/install.sh{end}")
+    assert line.endswith("run: COMMAND")
 
 
 @needs_root
@@ -390,7 +408,7 @@ def test_root_follows_no_link_to_a_file_of_another_user(profile: Profile) -> Non
     dotfile.touch()
     own(dotfile)
     profile.config.symlink_to(dotfile)
-    assert f"{dotfile} belongs to user {OTHER}" in profile.run("check-add").stderr
+    assert f"{dotfile} belongs to user {OTHER}" in profile.run("check_owner").stderr
 
 
 @needs_root
@@ -410,14 +428,17 @@ def test_the_file_keeps_its_owner(verb: str, profile: Profile) -> None:
 
 
 class OtherUser(NamedTuple):
-    """Runs the steps of install.sh as another user, on a profile that this user can reach."""
+    """Runs the steps as another user, on a profile that this user can reach."""
 
     profile: Profile
     command: tuple[str, ...]
 
     def run(self, verb: str) -> subprocess.CompletedProcess[str]:
         words = (*self.command, verb, str(self.profile.config), ONE.decode())
-        return subprocess.run(words, text=True, capture_output=True, check=False, cwd="/")
+        environ = {"PYTHONPATH": str(self.profile.folder)}
+        return subprocess.run(
+            words, env=environ, text=True, capture_output=True, check=False, cwd="/"
+        )
 
 
 @pytest.fixture
@@ -428,10 +449,11 @@ def other() -> Iterator[OtherUser]:
         pytest.skip("needs setpriv, and a Python that other users can run")
     with tempfile.TemporaryDirectory() as folder:  # which other users can reach
         profile = Profile(Path(folder))
-        program = shutil.copy(PROGRAM, folder)
+        unwanted = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "reserve_gpu", Path(folder, "reserve_gpu"), ignore=unwanted)
         for path in (profile.folder, *profile.folder.rglob("*")):
             path.chmod(0o777)
-        yield OtherUser(profile, (*user, python, program))
+        yield OtherUser(profile, (*user, python, "-c", STEP))
 
 
 @needs_root
@@ -459,9 +481,8 @@ def test_another_file_that_can_not_be_read(name: str, other: OtherUser) -> None:
     unreadable = other.profile.config.with_name(name)
     unreadable.write_bytes(b"y = 1\n")
     unreadable.chmod(0o600)
-    for verb in ("check-remove", "remove"):
-        done = other.run(verb)
-        assert (done.returncode, done.stderr) == (0, "")
+    done = other.run("remove")
+    assert (done.returncode, done.stderr) == (0, "")
     assert other.profile.files() == {"ipython_config.py": b"x = 1\n", name: b"y = 1\n"}
 
 
@@ -476,6 +497,6 @@ def test_a_file_that_can_not_be_replaced_stays(profile: Profile) -> None:
     done = profile.run("add", "unshare", "-m", "sh", "-c", mount, str(mounted), str(profile.config))
     if done.returncode == 99 or "unshare" in done.stderr:
         pytest.skip("nothing can be mounted here")
-    assert f"{profile.config} could not be written (Device or resource busy)" in done.stderr
+    assert f"{profile.config} can't be written, and is unchanged: Device" in done.stderr
     assert mounted.read_bytes() == b"x = 1\n"
     assert profile.files() == {"ipython_config.py": b""}

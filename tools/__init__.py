@@ -1,1 +1,0 @@
-"""Tools that run from a checkout and are not part of the wheel."""
