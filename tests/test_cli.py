@@ -21,6 +21,7 @@ import reserve_gpu
 from reserve_gpu.model import errors
 from reserve_gpu.reservation import exec_handover
 from reserve_gpu.system import procfs
+from reserve_gpu.system.file_control import SEALS
 from tests.commandline import CommandLine
 from tests.frameworks import STANDINS, installed
 from tests.locked import have, held
@@ -983,7 +984,7 @@ def memory_file(text: str, seals: int) -> int:
     return descriptor
 
 
-@pytest.mark.parametrize(("seals", "is_read"), [(exec_handover.SEALS, True), (0, False)])
+@pytest.mark.parametrize(("seals", "is_read"), [(SEALS, True), (0, False)])
 def test_only_a_sealed_file_is_read(here: Here, *, seals: int, is_read: bool) -> None:
     """A file that can still be changed is neither read nor closed, even if its content is valid."""
     with forged(here, TRUE):

@@ -232,8 +232,8 @@ def test_the_page_of_the_command_line_has_each_command() -> None:
 
 
 def test_the_page_of_the_magic_has_each_option() -> None:
-    """docs/using.md has a row for each option of the magic."""
-    page = (ROOT / "docs" / "using.md").read_text()
+    """docs/options.md has a row for each option of the magic."""
+    page = (ROOT / "docs" / "options.md").read_text()
     for option in (*REQUEST, *OTHERS):
         assert option is DEVICES or re.search(rf"^\|.*`[^`]*{option.flag}\b", page, re.MULTILINE), (
             option.flag

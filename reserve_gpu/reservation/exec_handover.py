@@ -7,7 +7,6 @@ this file. Nothing that the data says about the locks is trusted unless the oper
 confirms it.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -27,13 +26,10 @@ from reserve_gpu.model.holders import Record
 from reserve_gpu.model.requests import Fact
 from reserve_gpu.reservation.holding import Holding, Joined
 from reserve_gpu.system import procfs, settings, subprocesses
-from reserve_gpu.system.file_control import duplicate, write_lock
+from reserve_gpu.system.file_control import is_sealed, sealed_file, write_lock
 from reserve_gpu.system.forks import no_fork
 
 ERRORS = (ValueError, TypeError, KeyError, AttributeError)  # raised for invalid handover data
-# F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE: no process can change the file anymore.
-# The names are missing in the same builds of Python as memfd_create.
-SEALS = 0b1111
 LIMIT = 100_000  # maximum handover data length in characters; Linux allows 128 KiB per variable
 REASON_LIMIT = 5_000  # maximum length of the reason; one character can become 12 in JSON
 
@@ -75,18 +71,13 @@ def offer(handover: Handover) -> None:
 
 
 def _store(data: str) -> int | None:
-    """Write data to an anonymous file in memory that the next program inherits.
+    """Write data to a file in memory that the next program inherits.
 
     Returns:
-        The file's descriptor. None if the sandbox forbids such files, or if Python was built for a
-        C library without them (glibc before 2.27).
+        The file's descriptor, or None if such files are not available.
     """
     with no_fork, suppress(OSError, AttributeError):
-        first = os.memfd_create("reserve_gpu", os.MFD_ALLOW_SEALING)
-        with open(first, "wb", buffering=0) as file:
-            file.write(data.encode())  # memory takes all of it in one call
-            fcntl.fcntl(first, fcntl.F_ADD_SEALS, SEALS)
-            descriptor = duplicate(first, HIGH)
+        descriptor = sealed_file(data.encode(), HIGH)
         os.set_inheritable(descriptor, True)  # noqa: FBT003 - positional-only
         return descriptor
     return None
@@ -101,10 +92,10 @@ def _stored(value: str) -> str:
     descriptor = value.partition(" ")[2]
     if value.startswith("{") or not descriptor.isdecimal():
         return value
-    # Only a file that nobody can write to is read. The descriptor's number can belong to another
-    # file if the program in between has closed all files.
+    # The number can belong to another file if the program in between has closed all files. Such a
+    # file is not sealed, so it is left alone.
     with no_fork, suppress(OSError, OverflowError, AttributeError):
-        if fcntl.fcntl(int(descriptor), fcntl.F_GET_SEALS) == SEALS:
+        if is_sealed(int(descriptor)):
             with open(int(descriptor), "rb") as file:
                 return os.pread(file.fileno(), LIMIT + 1, 0).decode(errors="replace")
     return ""

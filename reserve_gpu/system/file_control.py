@@ -1,4 +1,4 @@
-"""Wrappers around `fcntl` for file locks, duplicate descriptors, and pipe sizes."""
+"""Wrappers around `fcntl` for file locks, descriptors, files in memory, and pipe sizes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ with suppress(ImportError):  # fcntl is missing on Windows, where reservations a
 
 # struct flock from fcntl(2): type, whence, start, length (0 means to the end of the file), pid.
 RANGE = struct.Struct("hhqqi4x")
+# F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE: no process can change the file anymore.
+SEALS = 0b1111
 
 
 def lock_file(descriptor: int) -> None:
@@ -116,6 +118,37 @@ def _set(descriptor: int, kind: int) -> None:
 def duplicate(descriptor: int, lowest: int) -> int:
     """Duplicate a descriptor to `lowest` or a higher number, with the close-on-exec flag set."""
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
+
+
+def sealed_file(data: bytes, lowest: int) -> int:
+    """Create an unnamed file in memory with this content, which no process can change.
+
+    Args:
+        data: The content.
+        lowest: The lowest number for the descriptor.
+
+    Returns:
+        The file's descriptor, with the close-on-exec flag set.
+
+    Raises:
+        OSError: The file can't be created, for example because a sandbox forbids it.
+        AttributeError: Python was built for a C library without such files (glibc before 2.27).
+    """
+    with open(os.memfd_create("reserve_gpu", os.MFD_ALLOW_SEALING), "wb", buffering=0) as file:
+        file.write(data)  # memory takes all of it in one call
+        fcntl.fcntl(file.fileno(), fcntl.F_ADD_SEALS, SEALS)
+        return duplicate(file.fileno(), lowest)
+
+
+def is_sealed(descriptor: int) -> bool:
+    """Return whether an open file comes from `sealed_file`.
+
+    Raises:
+        OSError: The descriptor is closed, or its file can't have seals.
+        OverflowError: The number is too large.
+        AttributeError: As for `sealed_file`.
+    """
+    return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) == SEALS
 
 
 def pipe_use(descriptor: int) -> tuple[int, int]:
