@@ -10,7 +10,7 @@ import {
   type IUse,
   isFree
 } from './status';
-import { clock, duration, inGiB } from './words';
+import { clock, duration, inGiB, pastEnd } from './words';
 
 const NEW_S = 600; // idle seconds before the user's own device is displayed as idle
 const MINUTE_S = 60;
@@ -257,8 +257,14 @@ function end(holder: IHolder, now: number): IDetail[] {
     return [{ text, isMark: true }];
   }
   if (holder.until !== null && holder.until < now) {
-    const text = `past ${clock(holder.until, now)}: join the queue to get it`;
-    return [{ text, isMark: true }];
+    return holder.is_own
+      ? [{ text: pastEnd(holder.until, now) }]
+      : [
+          {
+            text: `past ${clock(holder.until, now)}: join the queue to get it`,
+            isMark: true
+          }
+        ];
   }
   const after = idleS === null ? '' : `after ${duration(idleS)} idle`;
   if (holder.until === null) {

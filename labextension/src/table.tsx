@@ -123,7 +123,7 @@ function Line({
 }): JSX.Element {
   return (
     <div className="jp-ReserveGPU-line">
-      <span title={title}>
+      <span title={prefix + title}>
         {prefix}
         <bdi className="jp-ReserveGPU-name">{title}</bdi>
       </span>

@@ -90,6 +90,8 @@ export function ofReservation(
   if (holder.overdue !== null) {
     texts.push(`overdue since ${clock(holder.overdue, now)}`);
     level = 'over';
+  } else if (holder.until !== null && holder.until < now) {
+    texts.push(pastEnd(holder.until, now));
   } else if (holder.until !== null) {
     const leftS = holder.until - now;
     const isNear = leftS < NEAR_S;
@@ -103,6 +105,11 @@ export function ofReservation(
     level = 'over';
   }
   return { text: texts.filter(Boolean).join(' · '), level };
+}
+
+/** Describe a reservation of the reader that continues because no other process is waiting. */
+export function pastEnd(until: number, now: number): string {
+  return `past ${clock(until, now)}, kept until another process waits`;
 }
 
 /** Return the status bar's text for a kernel; null means that no notebook is active. */
