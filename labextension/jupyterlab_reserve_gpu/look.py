@@ -60,10 +60,9 @@ def look(kernels: Mapping[int | str, str]) -> dict[str, Any]:
         kernels: The ids of this server's kernels, by pid and by connection file.
 
     Returns:
-        The JSON object of `reserve-gpu status` with additional fields: `html` is the rendered
-        status, and `failure` says why the GPUs can't be read, or is null if they can. For each
-        holder and waiter, `is_own` says whether it belongs to this user, and `kernel` is the id of
-        its kernel.
+        The JSON object of `reserve-gpu status` with additional fields: `failure` says why the GPUs
+        can't be read, or is null if they can. For each holder and waiter, `is_own` says whether it
+        belongs to this user, and `kernel` is the id of its kernel.
     """
     failure = None
     try:
@@ -80,22 +79,16 @@ def look(kernels: Mapping[int | str, str]) -> dict[str, Any]:
     for holder, fields in [*pairs, *zip(holders, answer["waiting"], strict=True)]:
         fields["is_own"] = is_own = public.is_own(holder)
         fields["kernel"] = public.kernel_of(holder, kernels) if is_own else None
-    return {
-        **public.printable(answer),
-        "failure": failure,
-        "html": "" if failure else public.html(status),
-    }
+    return {**public.printable(answer), "failure": failure}
 
 
 def look_elsewhere() -> dict[str, Any]:
-    """Return the status of the configured hosts, as `reserve-gpu status --hosts` does."""
+    """Return the status of the configured hosts, as `reserve-gpu status --hosts --json` does."""
     try:
         machines = public.other_machines()
     except reserve_gpu.RequestError as error:
-        return {"hosts": [], "html": "", "failure": str(error)}
-    if machines is None:
-        return {"hosts": [], "html": ""}
-    return {**public.printable(machines.to_dict()), "html": machines.picture()._repr_html_()}
+        return {"hosts": [], "failure": str(error)}
+    return {"hosts": []} if machines is None else public.printable(machines.to_dict())
 
 
 def release(pid: int, *, since: float | None = None, is_end: bool) -> dict[str, Any]:

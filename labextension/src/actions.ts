@@ -70,7 +70,9 @@ export class Actions {
     const { holder, pid } = await this._findCurrent(shown);
     const { waiting } = this._machine.status ?? { waiting: [] };
     if (ticket && !waiting.some(each => isSame(each, ticket))) {
-      throw new Error('The waiter has left the queue. Nothing was released.');
+      throw new Error(
+        'The other process is no longer waiting. Nothing was released.'
+      );
     }
     const isIdle =
       holder.kernel &&
@@ -117,7 +119,7 @@ export class Actions {
     const isKernel = shown.holder.kernel !== null;
     const label = isKernel ? 'Shut Down' : 'End Process';
     const dialog = await showDialog({
-      title: `${isKernel ? 'Shut down the kernel of' : 'End'} ${name(shown.holder)}?`,
+      title: `${isKernel ? 'Shut Down Kernel of' : 'End Process'} ${name(shown.holder)}?`,
       body: `Everything in its memory will be lost, and ${labels(shown)} will be freed.`,
       buttons: [Dialog.cancelButton(), Dialog.warnButton({ label })],
       defaultButton: 0
@@ -162,7 +164,7 @@ export class Actions {
     const reason = machine.status && refusal(machine.status);
     const id = Notification.warning(reason ?? text, {
       autoClose: false,
-      actions: [{ label: 'Wait for one', callback }]
+      actions: [{ label: 'Wait for GPU', callback }]
     });
     const check = () => {
       const { status, asking } = machine;

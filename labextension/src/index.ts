@@ -5,7 +5,7 @@ import {
   type JupyterFrontEnd,
   type JupyterFrontEndPlugin
 } from '@jupyterlab/application';
-import { ICommandPalette, ISanitizer, Sanitizer } from '@jupyterlab/apputils';
+import { ICommandPalette } from '@jupyterlab/apputils';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
@@ -19,24 +19,17 @@ const ID = 'jupyterlab-reserve-gpu:plugin';
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: ID,
-  description: "Shows and manages the notebooks' GPU reservations",
+  description: "Shows and manages notebooks' GPU reservations",
   autoStart: true,
   requires: [INotebookTracker],
-  optional: [
-    IStatusBar,
-    ICommandPalette,
-    ISettingRegistry,
-    ILayoutRestorer,
-    ISanitizer
-  ],
+  optional: [IStatusBar, ICommandPalette, ISettingRegistry, ILayoutRestorer],
   activate: (
     app: JupyterFrontEnd,
     tracker: INotebookTracker,
     statusBar: IStatusBar | null,
     palette: ICommandPalette | null,
     registry: ISettingRegistry | null,
-    restorer: ILayoutRestorer | null,
-    sanitizer: ISanitizer | null
+    restorer: ILayoutRestorer | null
   ) => {
     const { kernels, serverSettings } = app.serviceManager;
     const machine: Machine = new Machine(serverSettings, () => panel.isVisible);
@@ -44,7 +37,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const notices = new Notices(actions);
     const open = () => app.shell.activateById(panel.id);
     const options = { machine, actions, open };
-    const panel: Panel = new Panel(options, sanitizer ?? new Sanitizer());
+    const panel: Panel = new Panel(options);
     const item = new Item(options);
     item.id = 'jupyterlab-reserve-gpu-item';
     machine.changed.connect(() => {
@@ -85,7 +78,7 @@ function follow(
     const { currentWidget: notebook } = tracker;
     const isInFront = notebook && notebook === shell.currentWidget;
     const kernel = isInFront && notebook.sessionContext.session?.kernel;
-    machine.show(kernel ? kernel.id : null);
+    machine.show(kernel ? kernel.id : null, notebook?.title.label ?? '');
   };
   shell.currentChanged?.connect(show);
   tracker.currentChanged.connect(show);
@@ -111,7 +104,7 @@ function addCommands(
   const commands = {
     'reserve-gpu:reserve': {
       label: 'Reserve GPU',
-      isEnabled: () => machine.kernel !== null,
+      isEnabled: () => machine.offer !== null,
       execute: () => machine.kernel && attempt(actions.reserve(machine.kernel))
     },
     'reserve-gpu:release': {

@@ -4,7 +4,7 @@ import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 import { Debouncer, Poll } from '@lumino/polling';
 import { type ISignal, Signal } from '@lumino/signaling';
-import { type IHosts, type IStatus } from './status';
+import { heldBy, type IHosts, type IStatus, place } from './status';
 
 const SHARED_MS = 2100; // the server caches its answer for two seconds
 const HOSTS_MS = 10_000;
@@ -23,6 +23,8 @@ export class Machine {
   problem = '';
   /** The ID of the active notebook's kernel. */
   kernel: string | null = null;
+  /** The active notebook's file name. */
+  notebook = '';
   /** IDs of the kernels for which a request made by a click is pending. */
   asking = new Set<string>();
 
@@ -58,6 +60,19 @@ export class Machine {
     return this._ahead_s + Date.now() / 1000;
   }
 
+  /** What a click can reserve for the active notebook: a GPU, the kept one, or nothing. */
+  get offer(): 'new' | 'kept' | null {
+    const { kernel, status } = this;
+    if (!status || status.failure !== null || kernel === null) {
+      return null;
+    }
+    if (this.asking.has(kernel) || place(status, kernel)) {
+      return null;
+    }
+    const held = heldBy(status, kernel);
+    return !held ? 'new' : held.holder.kept_until !== null ? 'kept' : null;
+  }
+
   get changed(): ISignal<this, void> {
     return this._changed;
   }
@@ -69,9 +84,10 @@ export class Machine {
     };
   }
 
-  /** Show a different kernel's reservation. */
-  show(kernel: string | null): void {
+  /** Show the reservation of a notebook's kernel. */
+  show(kernel: string | null, notebook: string): void {
     this.kernel = kernel;
+    this.notebook = notebook;
     this._changed.emit();
   }
 

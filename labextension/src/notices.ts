@@ -9,7 +9,14 @@ import {
   ownReservations,
   wish
 } from './status';
-import { clock, labels, name, NEAR_S, waiting as describeWait } from './words';
+import {
+  clock,
+  labels,
+  name,
+  NEAR_S,
+  releaseLabel,
+  waiting as describeWait
+} from './words';
 
 const LAST_S = 60;
 
@@ -142,7 +149,6 @@ export class Notices {
     if (!wanted) {
       return null;
     }
-    const { length } = reservation.devices;
     const are = wanted.devices.length > 1 ? 'are' : 'is';
     return {
       which: 'tellWanted',
@@ -150,7 +156,7 @@ export class Notices {
       text: `${labels(wanted)} ${are} idle in ${name(reservation.holder)}, and ${describeWait(wanted)}.`,
       type: 'warning',
       action: {
-        label: length > 1 ? `Release all ${length}` : 'Release',
+        label: releaseLabel(reservation),
         callback: () =>
           attempt(this._actions.release(reservation, wanted.ticket))
       }
@@ -171,7 +177,11 @@ function keyOf({ text, reservation: { holder } }: INotice): string {
 }
 
 function ended(reservation: IReservation): INotice {
-  const text = `${name(reservation.holder)}'s reservation of ${labels(reservation)} has ended.`;
+  const { holder } = reservation;
+  // The text identifies the notification, so it must not change at midnight.
+  const end = holder.overdue ?? holder.until;
+  const at = end === null ? '' : ` at ${clock(end, end)}`;
+  const text = `${name(holder)}'s reservation of ${labels(reservation)} ended${at}.`;
   return { which: 'tellEnded', reservation, text, type: 'info' };
 }
 
@@ -181,7 +191,7 @@ function overdue(reservation: IReservation): INotice | null {
     ? {
         which: 'tellEnded',
         reservation,
-        text: `${text} The kernel still uses it.`,
+        text: `${text} The kernel is still using it.`,
         type: 'error'
       }
     : null;

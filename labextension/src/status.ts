@@ -4,33 +4,73 @@
 export interface IProcess {
   pid: number | null;
   user: string | null;
+  agent: string | null;
   notebook: string | null;
   command: string | null;
-  kernel: string | null;
+  /** The machine from which the kernel was started, if it is a different machine. */
+  origin: string | null;
+  job: string | null;
+  note: string | null;
   since: number | null;
-  is_own: boolean;
+  /** Whether the operating system confirms the process's pid. */
+  confirmed: boolean;
+  /** Whether the process runs in another container. */
+  elsewhere: boolean;
+  /** The kernel's ID. Only in the status of this machine. */
+  kernel: string | null;
+  /** Whether the process belongs to the reader. Only in the status of this machine. */
+  is_own?: boolean;
 }
 
 export interface IHolder extends IProcess {
   until: number | null;
   /** Whether `until` is the end time of the holder's job, which cannot be changed. */
   is_job_end: boolean;
+  /** The idle time in seconds after which the reservation ends. */
+  idle_s: number | null;
+  /** Whether the reservation ends only if another process is waiting. */
+  if_wanted: boolean;
   overdue: number | null;
   kept_until: number | null;
+  last_cell: number | null;
+  is_dying: boolean;
   is_over: boolean | null;
   is_guest: boolean;
+  /** The name of the process whose reservation this process has joined. */
+  beside: string | null;
   memory_promised_mib: number | null;
   memory_used_mib: number | null;
+}
+
+/** A process that is using a device. */
+export interface IUse {
+  pid: number;
+  user: string | null;
+  command: string | null;
+  memory_mib: number | null;
+  kind: string;
+  /** Whether a holder of the device started the process. */
+  has_reserved: boolean | null;
+  /** The holder that started the process and has ended. */
+  left_by: string | null;
 }
 
 export interface IDevice {
   label: string;
   state: string;
+  reason: string | null;
+  index: number;
+  instance: unknown;
   uuid: string | null;
+  name: string | null;
   memory_total_mib: number | null;
   memory_used_mib: number | null;
+  memory_promisable_mib: number | null;
+  utilisation_percent: number | null;
+  temperature_c: number | null;
+  power_w: number | null;
   holders: IHolder[];
-  processes: { user: string | null; memory_mib: number | null }[];
+  processes: IUse[];
   compute_mode: string | null;
   is_reserved_but_idle: boolean | null;
   idle_for_s: number | null;
@@ -43,19 +83,34 @@ export interface ITicket extends IProcess {
   wants: string[];
 }
 
-/** The status. If the server cannot import reserve_gpu, it has only the field `failure`. */
-export interface IStatus {
+/** The status of one machine. */
+export interface IMachine {
   time: number;
   devices: IDevice[];
   waiting: ITicket[];
-  failure: string | null;
-  html: string;
+  /** Why some reservations could not be read. */
+  problem: string | null;
+  /** The administrator's message. */
+  message: string | null;
+  rules: IRules | null;
 }
 
-/** The status of other machines. */
+/** The administrator's limits for the user. */
+export interface IRules {
+  gpus: number | null;
+  time_s: number | null;
+  idle_s: number | null;
+  problems: string[];
+}
+
+/** This machine's status. If the server can't import reserve_gpu, only `failure` is present. */
+export interface IStatus extends IMachine {
+  failure: string | null;
+}
+
+/** The status of other machines. `problem` says why a machine sent none. */
 export interface IHosts {
-  hosts: unknown[];
-  html: string;
+  hosts: { name: string; problem: string | null; status: IMachine | null }[];
   failure?: string;
 }
 
@@ -103,6 +158,11 @@ export function heldBy(
 /** Return a kernel's position in the queue, starting at 1, or 0 if it is not waiting. */
 export function place(status: IStatus, kernel: string): number {
   return status.waiting.findIndex(ticket => ticket.kernel === kernel) + 1;
+}
+
+/** Return whether a device is free and not offered to a waiter. */
+export function isFree({ state, next_in_line: next }: IDevice): boolean {
+  return state === 'free' && next === null;
 }
 
 /** Return whether two entries describe the same reservation, or the same wait. */

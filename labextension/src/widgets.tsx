@@ -1,25 +1,29 @@
 /** The status bar item, and the panel that shows the machine's status. */
 
-import { type IRenderMime } from '@jupyterlab/rendermime-interfaces';
 import { LabIcon, ReactWidget, UseSignal } from '@jupyterlab/ui-components';
 import React from 'react';
+import { waitedFor } from './details';
 import { type Actions, attempt } from './actions';
 import { type Machine } from './model';
 import {
   type IReservation,
   type IStatus,
-  heldBy,
-  ownReservations,
-  place
+  type ITicket,
+  isFree,
+  ownReservations
 } from './status';
-import { name, ofKernel, ofReservation, ordinal } from './words';
+import { MachineView } from './table';
+import {
+  fullName,
+  ofKernel,
+  ofReservation,
+  ordinal,
+  releaseLabel
+} from './words';
 
 const SVG = `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 16 16">
 <g class="jp-icon3" fill="#616161"><path fill-rule="evenodd" d="M1 4h14v8H1zm1.5 1.5v5h11v-5z"/>
 <circle cx="5.5" cy="8" r="1.7"/><circle cx="10.5" cy="8" r="1.7"/><path d="M3 13h7v1.5H3z"/></g></svg>`;
-
-const RESERVE = 'reserve one';
-const AGAIN = 'reserve it again';
 
 export const cardIcon = new LabIcon({
   name: 'jupyterlab-reserve-gpu:card',
@@ -46,7 +50,7 @@ export class Item extends ReactWidget {
 
   private _item(): JSX.Element {
     const { machine, actions, open } = this._options;
-    const { status, kernel, problem } = machine;
+    const { status, kernel, offer, problem } = machine;
     if (!status) {
       return (
         <button onClick={open} title={problem}>
@@ -56,7 +60,6 @@ export class Item extends ReactWidget {
     }
     const { text, level } = ofKernel(status, kernel, machine.now);
     const isAsking = kernel !== null && machine.asking.has(kernel);
-    const offer = kernel !== null && !isAsking && offered(status, kernel);
     return (
       <>
         <button
@@ -66,9 +69,9 @@ export class Item extends ReactWidget {
         >
           {isAsking && text === 'no GPU' ? 'requesting a GPU' : text}
         </button>
-        {offer && (
+        {offer && kernel && (
           <button onClick={() => attempt(actions.reserve(kernel))}>
-            {offer}
+            {offer === 'kept' ? 'Reserve Again' : 'Reserve GPU'}
           </button>
         )}
       </>
@@ -77,10 +80,7 @@ export class Item extends ReactWidget {
 }
 
 export class Panel extends ReactWidget {
-  constructor(
-    private _options: IOptions,
-    private _sanitizer: IRenderMime.ISanitizer
-  ) {
+  constructor(private _options: IOptions) {
     super();
     this.id = 'jupyterlab-reserve-gpu';
     this.addClass('jp-ReserveGPU-panel');
@@ -105,65 +105,84 @@ export class Panel extends ReactWidget {
       <>
         {problem && <p className="jp-ReserveGPU-problem">{problem}</p>}
         {status && this._yours(status)}
-        {status && this._picture('This machine', status.html)}
+        {status && !status.failure && (
+          <section>
+            <h2>This Machine</h2>
+            <MachineView machine={status} />
+          </section>
+        )}
         {hosts?.failure && <p>{hosts.failure}</p>}
-        {hosts?.html && this._picture('Other machines', hosts.html)}
+        {hosts?.hosts.map(({ name, problem: reason, status: other }) => (
+          <section key={name}>
+            <h2>{name}</h2>
+            {other ? <MachineView machine={other} /> : <p>{reason}</p>}
+          </section>
+        ))}
       </>
     );
   }
 
-  /** Render the HTML status, in which the server has already escaped untrusted text. */
-  private _picture(title: string, html: string): JSX.Element | null {
-    return html ? (
-      <section>
-        <h2>{title}</h2>
-        <div
-          className="jp-ReserveGPU-picture"
-          dangerouslySetInnerHTML={{
-            __html: labelCells(this._sanitizer.sanitize(html))
-          }}
-        />
-      </section>
-    ) : null;
-  }
-
   private _yours(status: IStatus): JSX.Element {
-    const { machine, actions } = this._options;
+    const { kernel, notebook, offer } = this._options.machine;
     const reservations = ownReservations(status);
-    const waiting = status.waiting.filter(({ is_own }) => is_own);
-    const { kernel, asking } = machine;
-    const isWithout =
-      kernel !== null &&
-      !asking.has(kernel) &&
-      offered(status, kernel) === RESERVE;
+    const waiting = status.waiting.filter(({ is_own: isOwn }) => isOwn);
+    const without =
+      offer === 'new' && kernel && this._without(kernel, notebook, status);
     return (
       <section>
         <h2>Yours</h2>
-        {!reservations.length && !waiting.length && (
+        {!reservations.length && !waiting.length && !without && (
           <p>You hold no GPU on this machine.</p>
         )}
         <ul>
           {reservations.map(each => this._reservation(each, status))}
-          {waiting.map(ticket => (
-            <li key={`waits ${ticket.pid}`}>
-              <b>{name(ticket)}</b>
-              <div>
-                Waiting for {ticket.asks ?? 'a GPU'},{' '}
-                {ordinal(status.waiting.indexOf(ticket) + 1)} in line
-              </div>
-              {ticket.kernel && (
-                <div className="jp-ReserveGPU-buttons">
-                  {button('Stop Waiting', () => actions.stop(ticket))}
-                </div>
-              )}
-            </li>
-          ))}
+          {waiting.map(ticket => this._waiter(ticket, status))}
+          {without}
         </ul>
-        {isWithout &&
-          button('Reserve a GPU for this notebook', () =>
-            actions.reserve(kernel)
-          )}
       </section>
+    );
+  }
+
+  /** Offer a GPU for the active notebook, which has none. */
+  private _without(
+    kernel: string,
+    notebook: string,
+    status: IStatus
+  ): JSX.Element {
+    const { actions } = this._options;
+    const canReserve = status.devices.some(isFree);
+    return (
+      <li key="without">
+        {heading(notebook)}
+        <div>No GPU</div>
+        <div className="jp-ReserveGPU-buttons">
+          {canReserve
+            ? button('Reserve GPU', 'accept', () => actions.reserve(kernel))
+            : button('Wait for GPU', 'accept', () =>
+                actions.reserve(kernel, true)
+              )}
+        </div>
+      </li>
+    );
+  }
+
+  private _waiter(ticket: ITicket, status: IStatus): JSX.Element {
+    const { actions } = this._options;
+    const waited = waitedFor(ticket, status.time);
+    const position = ordinal(status.waiting.indexOf(ticket) + 1);
+    return (
+      <li key={`waits ${ticket.pid}`}>
+        {heading(fullName(ticket))}
+        <div>
+          Waiting for {ticket.asks ?? 'a GPU'}, {position} in line
+          {waited && ` · ${waited} so far`}
+        </div>
+        {ticket.kernel && (
+          <div className="jp-ReserveGPU-buttons">
+            {button('Stop Waiting', 'reject', () => actions.stop(ticket))}
+          </div>
+        )}
+      </li>
     );
   }
 
@@ -175,22 +194,25 @@ export class Panel extends ReactWidget {
     const { holder, pid } = reservation;
     const { text, level } = ofReservation(reservation, status, machine.now);
     const { kernel, kept_until: kept } = holder;
+    const canReserve = kernel && kept !== null && !machine.asking.has(kernel);
+    const canExtend =
+      kernel && kept === null && holder.until !== null && !holder.is_job_end;
     return (
       <li key={pid} className={`jp-mod-${level}`}>
-        <b>{name(holder)}</b>
+        {heading(fullName(holder))}
         <div>{text}</div>
         <div className="jp-ReserveGPU-buttons">
-          {kernel &&
-            kept !== null &&
-            button('Reserve Again', () => actions.reserve(kernel))}
-          {button('Release', () => actions.release(reservation))}
-          {kernel &&
-            kept === null &&
-            holder.until !== null &&
-            !holder.is_job_end &&
-            button('Extend by 2 h', () => actions.prolong(reservation))}
+          {canReserve &&
+            button('Reserve Again', 'accept', () => actions.reserve(kernel))}
+          {canExtend &&
+            button('Extend by 2 h', 'accept', () =>
+              actions.prolong(reservation)
+            )}
+          {button(releaseLabel(reservation), 'reject', () =>
+            actions.release(reservation)
+          )}
           {kept === null &&
-            button(kernel ? 'Shut Down Kernel' : 'End Process', () =>
+            button(kernel ? 'Shut Down Kernel' : 'End Process', 'warn', () =>
               actions.end(reservation)
             )}
         </div>
@@ -199,37 +221,26 @@ export class Panel extends ReactWidget {
   }
 }
 
-function button(label: string, act: () => Promise<void>): JSX.Element {
+function heading(text: string): JSX.Element {
   return (
-    <button className="jp-mod-styled" onClick={() => attempt(act())}>
-      {label}
-    </button>
+    <div className="jp-ReserveGPU-name" title={text}>
+      {text}
+    </div>
   );
 }
 
-/** Label each cell with its column, for the style sheet, and show truncated text as a tooltip. */
-function labelCells(html: string): string {
-  const { body } = new DOMParser().parseFromString(html, 'text/html');
-  for (const table of body.querySelectorAll('table')) {
-    const titles = [...table.querySelectorAll('th')].map(
-      title => title.textContent
-    );
-    for (const row of table.tBodies[0].rows) {
-      [...row.cells].forEach((cell, index) => {
-        cell.dataset.column = titles[index] ?? '';
-      });
-      const lines = [...(row.cells[row.cells.length - 1]?.children ?? [])];
-      row.title = lines.map(line => line.textContent).join('\n');
-    }
-  }
-  return body.innerHTML;
-}
-
-/** Return the status bar's action for a kernel, or an empty string if there is none. */
-function offered(status: IStatus, kernel: string): string {
-  const held = heldBy(status, kernel);
-  if (status.failure !== null || place(status, kernel)) {
-    return '';
-  }
-  return held ? (held.holder.kept_until !== null ? AGAIN : '') : RESERVE;
+/** kind: The JupyterLab class for the main action, another action, or one that loses work. */
+function button(
+  label: string,
+  kind: 'accept' | 'reject' | 'warn',
+  act: () => Promise<void>
+): JSX.Element {
+  return (
+    <button
+      className={`jp-mod-styled jp-mod-${kind}`}
+      onClick={() => attempt(act())}
+    >
+      {label}
+    </button>
+  );
 }

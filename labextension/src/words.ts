@@ -1,4 +1,4 @@
-/** Text about reservations for the status bar, the panel, and notifications. */
+/** Text about reservations for the status bar, the user's own list, and notifications. */
 
 import {
   type IDevice,
@@ -6,6 +6,7 @@ import {
   type IReservation,
   type IStatus,
   type IWish,
+  isFree,
   ownReservations,
   place,
   wish
@@ -27,13 +28,31 @@ export function labels({ devices }: { devices: IDevice[] }): string {
   return listed(devices.map(device => device.label));
 }
 
-/** Return a short name for a process: its notebook, command, or pid. */
-export function name(of: {
+/** Return a name for a process: its notebook, command, or pid. */
+export function fullName(of: {
   notebook: string | null;
   command: string | null;
   pid: number | null;
 }): string {
-  return short(of.notebook ?? of.command ?? `process ${of.pid ?? '?'}`);
+  return of.notebook ?? of.command ?? `process ${of.pid ?? '?'}`;
+}
+
+/** Return a process's name, truncated for a sentence. */
+export function name(of: Parameters<typeof fullName>[0]): string {
+  return short(fullName(of));
+}
+
+/** Return a duration such as `45 s`, `12 min`, `2 h 10 min` or `3 d`, rounded down. */
+export function duration(seconds: number): string {
+  const [minutes, hours, days] = [60, 3600, 86_400].map(unit =>
+    Math.floor(seconds / unit)
+  );
+  const texts = days
+    ? [`${days} d`, hours % 24 && `${hours % 24} h`]
+    : hours
+      ? [`${hours} h`, minutes % 60 && `${minutes % 60} min`]
+      : [minutes ? `${minutes} min` : `${Math.floor(seconds)} s`];
+  return texts.filter(Boolean).join(' ');
 }
 
 /** Return a time such as `18:00`, with the weekday if it is not today. */
@@ -58,7 +77,8 @@ export function ofReservation(
   const gpus = labels(reservation);
   if (holder.kept_until !== null) {
     const leftS = Math.max(0, Math.ceil(holder.kept_until - now));
-    return { text: `${gpus}, kept for ${leftS} s`, level: 'near' };
+    const text = `${gpus} · kept for the restart (${leftS} s left)`;
+    return { text, level: 'near' };
   }
   const texts = [gpus, memory(reservation)];
   let level: Level = 'calm';
@@ -70,6 +90,8 @@ export function ofReservation(
   if (holder.overdue !== null) {
     texts.push(`overdue since ${clock(holder.overdue, now)}`);
     level = 'over';
+  } else if (holder.until !== null && holder.until < now) {
+    texts.push(pastEnd(holder.until, now));
   } else if (holder.until !== null) {
     const leftS = holder.until - now;
     const isNear = leftS < NEAR_S;
@@ -83,6 +105,11 @@ export function ofReservation(
     level = 'over';
   }
   return { text: texts.filter(Boolean).join(' · '), level };
+}
+
+/** Describe a reservation of the reader that continues because no other process is waiting. */
+export function pastEnd(until: number, now: number): string {
+  return `past ${clock(until, now)}, kept until another process waits`;
 }
 
 /** Return the status bar's text for a kernel; null means that no notebook is active. */
@@ -134,6 +161,11 @@ export function has(reservation: IReservation, now: number): string {
 /** Return text such as `bob is waiting for 2 GPUs` or `your fold.ipynb is waiting for a GPU`. */
 export function waiting({ ticket }: IWish): string {
   return `${owner(ticket)} is waiting for ${short(ticket.asks ?? 'a GPU')}`;
+}
+
+/** Return how much a button releases: `Release GPU`, or `Release All 3 GPUs`. */
+export function releaseLabel({ devices: { length } }: IReservation): string {
+  return length > 1 ? `Release All ${length} GPUs` : 'Release GPU';
 }
 
 /** Return the user's name, such as `bob`, or `your fold.ipynb` for the reader's process. */
@@ -189,10 +221,6 @@ function reasonParts(status: IStatus, device: IDevice): [string, string] {
   return ['', ` is ${state}`];
 }
 
-function isFree({ state, next_in_line: next }: IDevice): boolean {
-  return state === 'free' && next === null;
-}
-
 /** Return untrusted text on one line, truncated to the limit. */
 function short(text: string): string {
   const line = text.replaceAll(/\s+/g, ' ');
@@ -224,7 +252,11 @@ function memory({ devices, parts }: IReservation): string {
   }
   const text = `${inGiB(used)} of ${inGiB(total)} GiB`;
   const isOver = parts.some(part => part.is_over);
-  return isOver ? `${text}, over its part` : isPart ? `a part, ${text}` : text;
+  return isOver
+    ? `${text}, over its limit`
+    : isPart
+      ? `${text} reserved`
+      : text;
 }
 
 function sum(values: (number | null)[]): number | null {
@@ -235,6 +267,6 @@ function sum(values: (number | null)[]): number | null {
 }
 
 /** Return an amount of memory in GiB, such as `9.5`. */
-function inGiB(mib: number | null): string {
+export function inGiB(mib: number | null): string {
   return mib === null ? '?' : (mib / 1024).toFixed(1);
 }
