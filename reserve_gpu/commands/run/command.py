@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import time
 from shlex import join
@@ -18,7 +19,7 @@ from reserve_gpu.commands.run import handoff, lookup
 from reserve_gpu.commands.run.reporter import Reporter
 from reserve_gpu.gpus import names
 from reserve_gpu.model import errors
-from reserve_gpu.model.errors import PROGRAM, CommandError, program_command
+from reserve_gpu.model.errors import COMMAND_LIMIT, PROGRAM, CommandError, program_command
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.model.requests import NO_LEASE
 from reserve_gpu.model.untrusted import sanitize
@@ -115,9 +116,51 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
     """
     if "--" in words or not words or {"-h", "--help"} & set(words):
         return split_at_sign(words)
-    if words[0].startswith("-") or names.is_name(words[0]):
-        raise errors.RequestError(f"Put -- before the command, as in: {_synopsis()}")
-    return [], words
+    own, command = _separate(words)
+    if own and command:
+        line = f"{program_command()} run {join(own)} -- {join(command)}"
+        text = f"Put -- before the command: {sanitize(line, COMMAND_LIMIT)}"
+        raise errors.RequestError(text)
+    return own, command
+
+
+def complete(words: list[str]) -> str:
+    """Return a `run` command for words that were typed without `run`, or an empty string.
+
+    Args:
+        words: The typed words, such as `["0", "python", "train.py"]`. The result is empty unless
+            they start with a GPU, an option of `run` or a program.
+    """
+    own, command = split_at_sign(words) if "--" in words else _separate(words)
+    if own:
+        flags = [flag for option in OPTIONS for flag in option.flags if flag.startswith("-")]
+        is_valid = names.is_name(own[0]) or own[0].partition("=")[0] in flags
+    else:
+        is_valid = bool(shutil.which(command[0]) or os.path.isfile(command[0]))
+    child = join(command) or frontends.COMMAND
+    line = " ".join(filter(None, ["run", join(own), "--", child]))
+    return sanitize(line, COMMAND_LIMIT) if is_valid else ""
+
+
+def _separate(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split the arguments of `run` before the first word that is probably part of the command.
+
+    Args:
+        words: The arguments, without a `--`.
+
+    Returns:
+        The options and GPUs, and the command. Either may be empty.
+    """
+    options = {flag: option.settings for option in OPTIONS for flag in option.flags}
+    takes_value = False
+    for position, word in enumerate(words):
+        is_option = word.startswith("-")
+        if not (is_option or takes_value or names.is_name(word)):
+            return words[:position], words[position:]
+        settings = options.get(word, {}) if is_option else {}
+        is_digit = "".join(words[position + 1 : position + 2])[:1].isdigit()
+        takes_value = "metavar" in settings and (settings.get("nargs") != "?" or is_digit)
+    return words, []
 
 
 def split_at_sign(words: list[str]) -> tuple[list[str], list[str]]:
