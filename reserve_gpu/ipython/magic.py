@@ -65,7 +65,10 @@ def _words(line: str) -> list[str]:
     try:
         return shlex.split(line, comments=True)
     except ValueError as error:  # an unclosed quotation mark
-        raise errors.RequestError(f"{error}: {sanitize(line)}") from error
+        hint = ""
+        if line.count("'") % 2:
+            hint = '. Put text with an apostrophe in double quotes: "it\'s"'
+        raise errors.RequestError(f"{error}: {sanitize(line)}{hint}") from error
 
 
 def _do(arguments: Namespace) -> None:

@@ -32,7 +32,7 @@ split = command.split_at_sign
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the same arguments that `run` accepts, and hide those that make no difference here."""
+    """Add the arguments of `run`, and hide the options that have no effect here."""
     parser.usage, parser.epilog = "reserve-gpu why [options] [DEVICE ...]", MORE
     add(OPTIONS, parser)
     listed = {option.flag for option in OPTIONS}

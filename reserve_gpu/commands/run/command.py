@@ -116,7 +116,7 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
     """
     if "--" in words or not words or {"-h", "--help"} & set(words):
         return split_at_sign(words)
-    own, command = _separate(words)
+    own, command = _separate(words) or (words, [])
     if own and command:
         line = f"{program_command()} run {join(own)} -- {join(command)}"
         text = f"Put -- before the command: {sanitize(line, COMMAND_LIMIT)}"
@@ -129,38 +129,47 @@ def complete(words: list[str]) -> str:
 
     Args:
         words: The typed words, such as `["0", "python", "train.py"]`. The result is empty unless
-            they start with a GPU, an option of `run` or a program.
+            they are GPUs or options of `run`, perhaps with a program, or only a program.
     """
-    own, command = split_at_sign(words) if "--" in words else _separate(words)
-    if own:
-        flags = [flag for option in OPTIONS for flag in option.flags if flag.startswith("-")]
-        is_valid = names.is_name(own[0]) or own[0].partition("=")[0] in flags
-    else:
-        is_valid = bool(shutil.which(command[0]) or os.path.isfile(command[0]))
+    own, command = _separate(words) or ([], [])
+    if "--" in words:
+        own, command = split_at_sign(words)
+        if _separate(own) != (own, []):
+            return ""
+    elif not own and not (command and _is_program(command[0])):
+        return ""
     child = join(command) or frontends.COMMAND
-    line = " ".join(filter(None, ["run", join(own), "--", child]))
-    return sanitize(line, COMMAND_LIMIT) if is_valid else ""
+    return sanitize(" ".join(filter(None, ["run", join(own), "--", child])), COMMAND_LIMIT)
 
 
-def _separate(words: list[str]) -> tuple[list[str], list[str]]:
+def _separate(words: list[str]) -> tuple[list[str], list[str]] | None:
     """Split the arguments of `run` before the first word that is probably part of the command.
 
     Args:
         words: The arguments, without a `--`.
 
     Returns:
-        The options and GPUs, and the command. Either may be empty.
+        The options and GPUs, and the command. Either may be empty. None if an option is unknown, or
+        if the first word of a command after options or GPUs is not a program.
     """
     options = {flag: option.settings for option in OPTIONS for flag in option.flags}
     takes_value = False
     for position, word in enumerate(words):
         is_option = word.startswith("-")
         if not (is_option or takes_value or names.is_name(word)):
+            if position and not _is_program(word):
+                return None
             return words[:position], words[position:]
+        if is_option and not {word.partition("=")[0], word[:2]} & options.keys():
+            return None
         settings = options.get(word, {}) if is_option else {}
         is_digit = "".join(words[position + 1 : position + 2])[:1].isdigit()
         takes_value = "metavar" in settings and (settings.get("nargs") != "?" or is_digit)
     return words, []
+
+
+def _is_program(word: str) -> bool:
+    return bool(shutil.which(word) or os.path.isfile(word))
 
 
 def split_at_sign(words: list[str]) -> tuple[list[str], list[str]]:
