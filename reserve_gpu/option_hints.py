@@ -116,7 +116,7 @@ def is_value(text: str, kind: str) -> bool:
 
     Args:
         text: The text.
-        kind: The placeholder in the help, such as `SIZE`.
+        kind: The placeholder in the help, such as `SIZE`, or `SINCE` for the option `--since`.
     """
     with suppress(RequestError):
         if kind == "SIZE":
@@ -125,6 +125,8 @@ def is_value(text: str, kind: str) -> bool:
             return parsing.parse_duration(text) >= 0
         if kind == "TIME":
             return parsing.parse_moment(text, time.time()) > 0
+        if kind == "SINCE":
+            return parsing.parse_since(text, time.time())[0] >= 0
         if kind == "COUNT":
             return text.isdecimal()
         return kind == "TEXT"
@@ -141,12 +143,13 @@ def _as_one_value(flag: str, words: Sequence[str], kind: str) -> str:
     joined, spaced = "".join(words), " ".join(words)
     if kind == "COUNT" and words[0].isdecimal():
         return f"Did you mean {flag} {words[0]}?"
-    if kind in ("SIZE", "DURATION") and is_value(joined, kind):
+    kind = "SINCE" if flag == "--since" else kind  # accepts durations and times in the past
+    if kind in ("SIZE", "DURATION", "SINCE") and is_value(joined, kind):
         return f"Leave out the space: {flag} {joined}"
     if kind == "DURATION" and flag == "--for" and is_value(spaced, "TIME"):
         return f"For an end time: --until {quoted(spaced)}"
     for text in (spaced, " ".join(reversed(words))):
-        if kind in ("TEXT", "TIME") and is_value(text, kind):
+        if kind in ("TEXT", "TIME", "SINCE") and is_value(text, kind):
             return f"Put the value in quotes: {flag} {sanitize(quoted(text), VALUE_LIMIT)}"
     return ""
 

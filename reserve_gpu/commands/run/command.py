@@ -280,8 +280,10 @@ found, and 130 if interrupted
 OPTIONS = (
     *request_options.REQUEST_OF_COMMAND,
     Option("-q --quiet", "print only warnings and errors, for example under make or cron"),
-    Option("--json", "write reserve-gpu's messages to stderr as lines of JSON"),
-    Option("--events PLACE", "like --json, but write to a file descriptor (3) or a file instead"),
+    Option("--json", "write events to stderr as lines of JSON instead of messages"),
+    Option(
+        "--events PLACE", "write the events of --json to a file or a file descriptor (3) instead"
+    ),
 )
 
 
