@@ -219,8 +219,8 @@ def test_interrupting_a_cell_that_waits(two: Two) -> None:
     assert two.second.reply(cell)["ename"] == "WaitInterrupted"
     assert (done.error, done.traceback) == (None, [])
     assert done.stdout == (
-        "Stopped waiting; nothing is reserved. No GPU is visible to this notebook. Your place in "
-        "the queue is kept for 2 min; the same request returns to it.\n"
+        "Stopped waiting; nothing is reserved. No GPU is visible to this notebook.\n"
+        "Your place in the queue is kept for 2 min; the same request returns to it.\n"
     )
     assert done.values[-1]["text/plain"] == ""
     assert not queue(two.machine)

@@ -1724,8 +1724,8 @@ def test_waiting_briefly(row: DeviceStatus, expected: str) -> None:
             [],
             120.0,
             (
-                "Stopped waiting; nothing is reserved. Your place in the queue is kept for 2 min; "
-                "the same request returns to it."
+                "Stopped waiting; nothing is reserved.\n"
+                "Your place in the queue is kept for 2 min; the same request returns to it."
             ),
         ),
         (MAGIC, [GPU0, GPU1], None, "Stopped waiting. This kernel keeps GPU0 and GPU1."),

@@ -155,7 +155,7 @@ def interrupted(
         text = f"Stopped waiting. {frontend.here.capitalize()} keeps {labels(held)}."
     if place_kept_s:
         kept = durations.duration(place_kept_s)
-        text += f" Your place in the queue is kept for {kept}; the same request returns to it."
+        text += f"\nYour place in the queue is kept for {kept}; the same request returns to it."
     return text
 
 
