@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 from reserve_gpu.allocation.request import Deadline, parse
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.names import DeviceNames
+from reserve_gpu.locks.queue import RETURN_LIMIT_S
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.errors import Failure
@@ -21,6 +22,7 @@ from reserve_gpu.render import messages
 from reserve_gpu.render import notices as notice
 from reserve_gpu.render.durations import duration
 from reserve_gpu.render.frontends import MAGIC, PYTHON, Frontend, for_this_process
+from reserve_gpu.render.phrases import labels
 from reserve_gpu.reservation import acquire, feature
 from reserve_gpu.reservation.session import Reservation, session
 from reserve_gpu.system.executor import Call
@@ -150,6 +152,7 @@ class Outcome(NamedTuple):
         is_new: Whether the request created or changed the reservation.
         waited_s: The time that the request spent in the queue, in seconds.
         excused: The error that `--optional` allows the caller to ignore, or None.
+        released: The devices that the process held before the request and no longer holds.
     """
 
     reservation: Reservation | None
@@ -157,6 +160,7 @@ class Outcome(NamedTuple):
     is_new: bool = False
     waited_s: float = 0.0
     excused: errors.ReserveGPUError | None = None
+    released: Sequence[Device] = ()
 
     @property
     def text(self) -> str:
@@ -164,7 +168,8 @@ class Outcome(NamedTuple):
         if self.excused:
             return continue_after(self.excused)
         waited = f"Waited for {duration(self.waited_s)}.\n" if self.waited_s >= 1 else ""
-        return f"{waited}{self.reservation}"
+        released = f"Released {labels(self.released)}.\n" if self.released else ""
+        return f"{waited}{released}{self.reservation}"
 
 
 def ask(
@@ -190,7 +195,7 @@ def ask(
 
     Raises:
         ReserveGPUError: Any error that `reserve()` can raise.
-        WaitInterrupted: The user pressed Ctrl-C while the magic was waiting.
+        WaitInterrupted: The user pressed Ctrl-C while the magic or a command was waiting.
     """
     this_session, deadline = session(), Deadline.after(wait)
     waited_s: float | None = None  # None until the first progress report of a wait
@@ -221,7 +226,13 @@ def ask(
                 undo=undo,
             )
         is_new = acquired.reservation is not acquired.savepoint.reservation
-        return Outcome(acquired.reservation, acquired.notices, is_new, waited_s or 0.0)
+        return Outcome(
+            acquired.reservation,
+            acquired.notices,
+            is_new,
+            waited_s or 0.0,
+            released=acquired.released,
+        )
     except (Failure, errors.ReserveGPUError) as error:
         explained_error = explained(error, frontend)
         if is_optional and isinstance(explained_error, errors.EXCUSED):
@@ -232,8 +243,9 @@ def ask(
         savepoint = acquired.savepoint if acquired else None
         this_session.run_in_any_case(this_session.roll_back, savepoint)
         has_waited = deadline.waits or waited_s is not None
-        if isinstance(error, KeyboardInterrupt) and has_waited and frontend is MAGIC:
-            text = messages.interrupted(this_session.devices, MAGIC)
+        if isinstance(error, KeyboardInterrupt) and has_waited and frontend.program:
+            kept_s = RETURN_LIMIT_S if this_session.has_place else None
+            text = messages.interrupted(this_session.devices, frontend, kept_s)
             raise errors.WaitInterrupted(text) from None
         raise
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentError, ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace
 from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu.gpus import names
 from reserve_gpu.model.errors import PROGRAM, RequestError, program_command
 from reserve_gpu.model.option import likely
 from reserve_gpu.model.untrusted import sanitize
+from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
 
 MESSAGE_LIMIT = 200  # maximum length of a message from argparse, in characters
 
@@ -20,6 +22,18 @@ def _command_line(program: str) -> str:
     """Return a parser's `prog` as a command, with the path of `reserve-gpu` if necessary."""
     first, *rest = program.split()
     return " ".join([program_command() if first == PROGRAM else first, *rest])
+
+
+def _flag(word: str) -> str:
+    """Return an argument without the value that follows `=`."""
+    return word.partition("=")[0]
+
+
+def _hints() -> ModuleType:
+    with no_fork:
+        from reserve_gpu import option_hints  # only needed for mistakes
+
+    return option_hints
 
 
 class Parser(ArgumentParser):
@@ -47,26 +61,50 @@ class Parser(ArgumentParser):
         except ArgumentError as error:
             if isinstance(error.__context__, RequestError):  # raised by the option's `type`
                 raise error.__context__ from None
-            flag = (error.argument_name or "").partition("/")[0]
-            action = self._option_string_actions.get(flag)
-            needs = f"needs a value: {action.help}" if action and action.nargs != 0 else ""
-            self.error(f"{flag} {needs or error.message}".replace("%%", "%"))
+            flags = (error.argument_name or "").split("/")
+            action = self._option_string_actions.get(flags[0])
+            flag = next((flag for flag in map(_flag, args) if flag in flags), flags[0])
+            problem = error.message
+            if action and action.nargs == 0:
+                problem = "takes no value"
+            elif action:
+                text = "" if action.help is SUPPRESS else f": {action.help}"
+                problem = f"needs a value{text}"
+            self.error(f"{flag} {problem}".replace("%%", "%"))
         # Compare names without the hyphens, because the hyphens make all options look similar.
         known = [each[2:] for each in self._option_string_actions if each.startswith("--")]
         for word in unknown:
-            flag = word.partition("=")[0]
+            flag = _flag(word)
             if flag.startswith("-") and flag != "--":
-                suggestion = likely(flag.lstrip("-"), known, "--")
-                raise RequestError(f"Unknown option {sanitize(flag)}. {suggestion}")
-        if unknown:
-            self.error(
-                f"Unexpected argument: {' '.join(unknown)}. Quote values that contain spaces"
-            )
-        if devices := getattr(arguments, "devices", ()):
-            for word in {*known}.intersection(devices):
-                raise RequestError(f"{word!r} is not a GPU name. Did you mean --{word}?")
-            names.parse(devices)
+                hint = _hints().of_unknown_option(word, args, self._option_string_actions)
+                hint = hint or likely(flag.lstrip("-"), known, "--")
+                raise RequestError(f"Unknown option {sanitize(flag)}. {hint}")
+        devices = getattr(arguments, "devices", None)
+        wrong = (word for word in devices or () if word.strip(", ") and not names.is_name(word))
+        for word in (*unknown, *wrong):
+            self._refuse(word, args, devices)
         return arguments, unknown
+
+    def _refuse(self, word: str, args: Sequence[str], devices: Sequence[str] | None) -> NoReturn:
+        """Raise RequestError for an unexpected argument, with a hint for common mistakes.
+
+        Args:
+            word: The argument.
+            args: All arguments.
+            devices: The arguments that were parsed as GPU names, or None if this parser has none.
+        """
+        options = self._option_string_actions
+        if text := _hints().of_spaced_value(word, args, options):
+            raise RequestError(text)
+        if devices is None:
+            self.error(f"Unexpected argument: {word}")
+        if names.is_name(word):
+            typed = sanitize(",".join([*devices, word]), MESSAGE_LIMIT)
+            raise RequestError(f"Name all GPUs in one place: {typed}")
+        if hint := _hints().of_word(word, args, options):
+            raise RequestError(f"{sanitize(word)!r} is not a GPU name. {hint}")
+        names.parse(word)
+        self.error(f"Unexpected argument: {word}")
 
     def error(self, message: str) -> NoReturn:
         """Raise RequestError with a message and the command that shows the help.

@@ -264,7 +264,8 @@ def test_interrupting_a_wait(on_lab: Machine, open_notebook: Callable[..., Noteb
         notebook.see(0, "Waiting for a GPU")
         notebook.interrupt()
         assert notebook.finish(0) == (
-            "Stopped waiting; nothing is reserved. No GPU is visible to this notebook."
+            "Stopped waiting; nothing is reserved. No GPU is visible to this notebook.\n"
+            "Your place in the queue is kept for 2 min; the same request returns to it."
         )
     notebook.run(1)
     assert notebook.finish(1) == "['']"

@@ -324,9 +324,6 @@ def test_a_script_without_a_first_line(here: Here) -> None:
     assert held(here) == []
 
 
-BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
-
-
 EVERY = ["run", "status", "top", "report", "join", "list", "release", "check", "setup"]
 EVERY += ["kernel install", "why", "skill"]
 NO_SUCH = f"Unknown command {{}}. Choose from: {', '.join(EVERY)}. See"
@@ -341,13 +338,30 @@ USAGE = [
     ("run --wait soon -- true", "'soon' is not a valid duration"),
     (
         "run --for 99999999d -- true",
-        "is out of range. Give a duration above 0 and up to 34722d, such",
+        "'99999999d' is too long. Give 34722d or less.\n",
     ),
     ("run 7 -- true", "There is no GPU7"),
     ("run -n 9 -- true", "9"),
     ("nonsense", NO_SUCH.format("nonsense")),
     ("kill 3", "Unknown command kill. Did you mean release? See"),
-    ("wait", NO_SUCH.format("wait")),
+    ("wait", "Unknown command wait. Did you mean run --wait? See"),
+    ("nonsense -- true", NO_SUCH.format("nonsense")),
+    ("0 nonsense", NO_SUCH.format("0")),
+    ("--gpus 2 true", NO_SUCH.format("--gpus")),
+    ("0", "Unknown command 0. To run a program on a GPU: reserve-gpu run 0 -- COMMAND ...\n"),
+    ("env A=1", "Unknown command env. To run a program on a GPU: reserve-gpu run -- env A=1\n"),
+    ("-n 2 env", "To run a program on a GPU: reserve-gpu run -n 2 -- env\n"),
+    ("start env", "Did you mean run, or %reserve_gpu in a notebook? See"),
+    ("run 0", "The command is missing. Usage: reserve-gpu run "),
+    ("run --quiet", "The command is missing. Usage: reserve-gpu run "),
+    ("run 0 nonsense", "'nonsense' is not a GPU name"),
+    ("run --memory 10 GB env", "Leave out the space: --memory 10GB\n"),
+    ("run --memory 10 GB -- env", "Leave out the space: --memory 10GB\n"),
+    ("run all -- env", "'all' is not a GPU name. For all "),
+    ("report --since 7 d", "Leave out the space: --since 7d\n"),
+    ("report --since yesterday 18:00", 'in quotes: --since "yesterday 18:00"\n'),
+    ("kernel install --model A100", "Unknown option --model. Did you mean --gpu-name A100?\n"),
+    ("why --note", "--note needs a value. See reserve-gpu why --help\n"),
     ("release GPU0", "You hold no GPU on this machine."),
     ("kernel show", "Did you mean kernel install? See"),
     (
@@ -382,17 +396,17 @@ USAGE = [
     ("report --by users", "Invalid value 'users' for --by. Did you mean user?\n"),
     ("status 3", "Unexpected argument: 3. "),
     ("--status --json", "Unknown command --status. Did you mean status? See"),
-    ("0-1 -- true", NO_SUCH.format("0-1")),
+    ("0-1 -- env", "To run a program on a GPU: reserve-gpu run 0-1 -- env\n"),
     ("kernel list", "Unknown command kernel list. Did you mean kernel install? See"),
     ("status --watch", "Unknown option --watch. Choose from: "),
     ("status --jsno", "Unknown option --jsno. Did you mean --json?\n"),
     ("run --wiat=1h -- true x", "Unknown option --wiat. Did you mean --wait?\n"),
-    ("run --gpu=1 -- true", "Unknown option --gpu. Choose from: --help, --count, "),
+    ("run --gpu=1 -- true", "Unknown option --gpu. Name GPUs without an option: 1\n"),
     ("run -w -- true", "Unknown option -w. Choose from: --help, --count, "),
     ("run wait -- true", "'wait' is not a GPU name. Did you mean --wait?\n"),
     (
         "run 0 --name RTX 2080 Ti -- true",
-        "Unexpected argument: 2080 Ti. Quote values that contain spaces. See",
+        "Unexpected '2080' after --name RTX. Put the value in quotes: --name \"RTX 2080 Ti\"\n",
     ),
 ]
 
@@ -467,18 +481,19 @@ def test_where_the_command_begins(typed: CommandLine, words: str, argv: str) -> 
 
 
 @pytest.mark.parametrize(
-    "words",
+    "own",
     [
-        "0 env", "1:0 env", "1,3 env", "GPU-8f2a env", "0000:01:00.0 env", "-n 1 env", "-n1 env",
-        "--note=0 env", "--wait env", "--nonsense env",
+        "0", "1:0", "1,3", "GPU-8f2a", "0000:01:00.0", "-n 1", "-n1", "--note=0", "--note x",
+        "--wait", "--wait 1h", "0 --optional",
     ],
 )  # fmt: skip
 def test_a_command_after_options_or_devices_needs_a_sign(
-    here: Here, typed: CommandLine, words: str
+    here: Here, typed: CommandLine, own: str
 ) -> None:
-    """Behind an option or a device a command needs `--` before it."""
-    done = typed("run", *words.split())
-    assert (done.code, done.stderr) == (2, f"{BEFORE}\n")
+    """A command after options or GPUs, but without `--`, is refused with the corrected line."""
+    done = typed("run", *own.split(), "env", "-u", "A")
+    line = f"reserve-gpu run {own} -- env -u A"
+    assert (done.code, done.stderr) == (2, f"Put -- before the command: {line}\n")
     assert here.calls() == []
 
 
@@ -701,6 +716,7 @@ def test_a_signal_ends_a_wait(here: Here, number: str, code: int) -> None:
         out, said = process.communicate(timeout=LIMIT_S)
         assert (process.returncode, out) == (code, "")
         assert "Traceback" not in said
+        assert ("Your place in the queue is kept for 2 min" in said) is (number == "SIGINT")
         assert not queue(here)
     assert held(here) == []
 

@@ -305,7 +305,7 @@ def test_interrupting_a_terminal(machine: Machine, terminal: Terminal) -> None:
         terminal.process.sendintr()
         left = terminal.screen(terminal.finish())
         assert left.endswith(
-            "Stopped waiting; nothing is reserved. No GPU is visible to this notebook."
+            "Your place in the queue is kept for 2 min; the same request returns to it."
         )
         assert "Waiting" not in left
         assert not queue(machine)

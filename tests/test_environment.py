@@ -481,7 +481,10 @@ def test_too_late(asking: Asking, wishes: str) -> None:
     """Who never reserved anything can't after CUDA has started, is told why, nothing is changed."""
     (_, refused, visible), warnings = asking(START, f"ask({wishes})", VARIABLE)
     assert refused.startswith("TooLateError: Too late: CUDA has already started")
-    assert refused.endswith(f"Nothing was reserved or changed. R{RESTART}")
+    seen = (
+        "CUDA sees GPU0, GPU1 and GPU2 here: a reservation can no longer limit it to some of them."
+    )
+    assert refused.endswith(f"Nothing was reserved or changed. {seen} R{RESTART}")
     assert (visible, warnings) == (None, [])
     assert not asking.here.locks.exists()
 
@@ -636,7 +639,8 @@ def test_another_wish_comes_late(asking: Asking, then: str) -> None:
         "ask(devices='1,2')", START, f"ask({then})", VARIABLE, "len(reserve_gpu.release())"
     )
     assert answers[2].startswith("TooLateError: ")
-    assert f"This process keeps GPU1 and GPU2. R{RESTART}" in answers[2]
+    seen = "CUDA sees GPU1 and GPU2 here, and nothing else can be reserved."
+    assert f"This process keeps GPU1 and GPU2. {seen} R{RESTART}" in answers[2]
     assert answers[3:] == ["1,2", 2]
     assert warnings == []
 

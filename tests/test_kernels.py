@@ -218,8 +218,10 @@ def test_interrupting_a_cell_that_waits(two: Two) -> None:
     done = two.second.finish(cell)
     assert two.second.reply(cell)["ename"] == "WaitInterrupted"
     assert (done.error, done.traceback) == (None, [])
-    stopped = "Stopped waiting; nothing is reserved. No GPU is visible to this notebook.\n"
-    assert done.stdout == stopped
+    assert done.stdout == (
+        "Stopped waiting; nothing is reserved. No GPU is visible to this notebook.\n"
+        "Your place in the queue is kept for 2 min; the same request returns to it.\n"
+    )
     assert done.values[-1]["text/plain"] == ""
     assert not queue(two.machine)
     assert variables(two.second) == {"CUDA_VISIBLE_DEVICES": ""}

@@ -196,6 +196,29 @@ def test_a_gpu_that_fails_is_told_to_its_holder(here: Here) -> None:
 # -- what a request changes ------------------------------------------------------------------------
 
 
+# Each with the GPUs that the request releases, in the order in which a kernel runs them.
+REPLACEMENTS = [
+    ("0 2", ""),
+    ("1 2", "Released GPU0."),
+    ("0 3", "Released GPU1 and GPU2."),
+    ("3", "Released GPU0."),
+    ("3", ""),
+    ("--memory 1GB", ""),
+    ("--memory 1GB 0", "Released GPU3."),
+]
+
+
+def test_replaced_gpus_are_named(here: Here) -> None:
+    """A request that replaces GPUs prints which ones it released, before the new ones."""
+    here.write(FOUR)
+    shell = here.shell()
+    for line, released in REPLACEMENTS:
+        first, *rest = shell.run(f"%reserve_gpu {line}").stdout.splitlines()
+        assert (first if first.startswith("Released") else "") == released, line
+        assert rest[-1].startswith(("CUDA_VISIBLE_DEVICES", "XLA_")), line
+        assert not [text for text in rest if text.startswith("Released")], line
+
+
 @pytest.mark.ipython
 def test_fails_closed_and_recovers(here: Here) -> None:
     """Nothing free: no GPU is visible, until one can be had or --release undoes the failure."""
@@ -385,12 +408,42 @@ RUBBISH = [
     ("status", "'status' is not a GPU name"),
     ("0 --wiat=1h", "Unknown option --wiat. Did you mean --wait?"),
     ("-w 1h", "Unknown option -w. Choose from: --count, --min-memory, "),
-    ("--note until May 3", "'May' is not a GPU name"),
+    ("--note until May 3", 'after --note until. Put the value in quotes: --note "until May 3"'),
+    ("--note=my thesis", 'Put the value in quotes: --note "my thesis"'),
+    ("--note my 'first $x' --wait", "--note 'my first $x'"),
+    ("--note Bob's thesis", 'thesis. Put text with an apostrophe in double quotes: "it\'s"'),
+    ("--memory 10 GB", "Unexpected 'GB' after --memory 10. Leave out the space: --memory 10GB"),
+    ("--min-memory=10 GB 0", "Leave out the space: --min-memory 10GB"),
+    ("--memory 50 %", "--memory 50%"),
+    ("--for 4 hours", "Unexpected 'hours' after --for 4. Leave out the space: --for 4hours"),
+    ("--wait 1h 30 min", "Leave out the space: --wait 1h30min"),
+    ("--for tomorrow 9am", 'For an end time: --until "tomorrow 9am"'),
+    ("--until 9am tomorrow", 'Put the value in quotes: --until "tomorrow 9am"'),
+    ("--name A100 80GB", 'Put the value in quotes: --name "A100 80GB"'),
+    ("--gpu 0", "Unknown option --gpu. Name GPUs without an option: 0"),
+    ("--id=3", "Unknown option --id. Name GPUs without an option: 3"),
+    ("-g", "Unknown option -g. Name GPUs without an option, such as 0 or 1,3"),
+    ("--gpus 2", "Unknown option --gpus. Did you mean -n 2?"),
+    ("--gpus 0,1", "Unknown option --gpus. Name GPUs without an option: 0,1"),
+    ("--gpus all", "Unknown option --gpus. For all 4 GPUs: 0-3 or -n 4"),
+    ("--timeout 5m", "Unknown option --timeout. Did you mean --wait 5m?"),
+    ("--mem 10GB", "Unknown option --mem. Did you mean --memory 10GB?"),
+    ("-t soon", "Unknown option -t. Did you mean --for?"),
+    ("*", "'*' is not a GPU name. For all 4 GPUs: 0-3 or -n 4"),
+    ("count=2", "'count=2' is not a GPU name. Did you mean --count 2?"),
+    ("gpu 0", "'gpu' is not a GPU name. Did you mean 0?"),
+    ("2 GPUs", "'GPUs' is not a GPU name. Did you mean -n 2?"),
+    ("A100", "'A100' is not a GPU name. Did you mean --name A100?"),
+    ("0 --optional 1", "Name all GPUs in one place: 0,1"),
+    ("--for tomorrow", "'tomorrow' is a time, not a duration. Use --until tomorrow"),
+    ("--wait=forever", "To wait without a limit, leave it out: --wait"),
+    ("--count", "--count needs a value: number of GPUs"),
+    ("--help=1", "--help takes no value. See %reserve_gpu?"),
     ("--min-memory 16", "16 MiB or 16 GB? Write 16GB or 16MiB."),
     ("0;1", "0;1"),
     ("\N{ARABIC-INDIC DIGIT ONE}", "\N{ARABIC-INDIC DIGIT ONE}"),
     ("\N{SUPERSCRIPT TWO}", "\N{SUPERSCRIPT TWO}"),
-    ("all", "all"),
+    ("all", "'all' is not a GPU name. For all 4 GPUs: 0-3 or -n 4"),
     ("''", "GPU"),
     (",", "GPU"),
     ("'1", "quot"),
@@ -398,7 +451,7 @@ RUBBISH = [
     ("--nonsense", "--nonsense"),
     ("1 --nonsense", "--nonsense"),
     ("--release=1", "--release"),
-    ("--release 1", "--release"),
+    ("--release 1", "--release takes no GPU names: it releases everything that this kernel holds."),
     ("\x1b[31mred", "is not a GPU name"),
     ("-n 0", "0"),
     ("-n two", "two"),
@@ -408,7 +461,7 @@ RUBBISH = [
     ("1 -n 2", "2"),
     ("--min-memory lots", "lots"),
     ("--min-memory -1", "-1"),
-    ("--min-memory 1TB", "none has 931.3 GiB"),
+    ("--min-memory 1TB", "none has 1TB (931.3 GiB)"),
     ("--name Voodoo", "Voodoo"),
     ("status", "'status' is not a GPU name. Did you mean --status?"),
     ("--exclude 1", "Unknown option --exclude. Choose from: "),
@@ -447,12 +500,37 @@ def test_rubbish_is_one_line_and_changes_nothing(here: Here, before: dict[str, s
         assert (variables(), held(here)) == (before, []), line
 
 
+SUGGESTED = re.compile(
+    r"(?:the space|in quotes|end time|option|one place): (.+)|Did you mean (.+)\?|Use (--.+) \(in"
+)
+
+
+def test_suggestions_work(here: Here) -> None:
+    """A suggested argument is accepted in place of the mistake, or only lacks a value."""
+    here.write(FOUR)
+    shell = here.shell()
+    suggested = [
+        next(filter(None, match.groups()))
+        for line, _ in RUBBISH
+        if (match := SUGGESTED.search(run(shell, f"%reserve_gpu {line}").stderr))
+    ]
+    assert len(suggested) > 20
+    for line in (*suggested, "0-3", "-n 4"):
+        cell = run(shell, f"%reserve_gpu {line}")
+        is_understood = " needs a value: " in cell.stderr or "in its name" in cell.stderr
+        assert cell.error is None or is_understood, (line, cell.stderr)
+
+
 def test_rubbish_leaves_a_reservation_alone(here: Here) -> None:
     """A bad argument after a good one changes neither the reservation nor its variables."""
     shell = here.shell()
     good = shell.run("%reserve_gpu 1")
     before = variables()
-    for line in ("7", "0,0", "'x"):
+    release = shell.run("%reserve_gpu --release 0")
+    assert release.stderr.endswith(
+        "releases everything that this kernel holds. This kernel holds GPU1.\n"
+    )
+    for line in ("7", "0,0", "'x", "--release 0"):
         assert shell.run(f"%reserve_gpu {line}").error == "UsageError"
         assert (variables(), held(here)) == (before, [1])
     assert shell.run("%reserve_gpu").stdout == good.stdout

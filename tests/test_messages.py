@@ -972,9 +972,9 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
                 DeviceStatus(GPU0._replace(index=n), State.UNFIT, unfit=Unfit.MEMORY)
                 for n in range(8)
             ],
-            Request(min_memory_mib=190734.86, memory_unit="GB"),
+            Request(min_memory_mib=190734.86328125, memory_unit="GB"),
             None,
-            "Of 8 GPUs, none has 186.3 GiB; the largest has 40.0 GiB.",
+            "Of 8 GPUs, none has 200GB (186.3 GiB); the largest has 40.0 GiB.",
         ),
         (
             [DeviceStatus(GPU, State.UNFIT, unfit=Unfit.MODEL) for GPU in (GPU0, GPU0, GPU1, GPU2)],
@@ -1032,13 +1032,13 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             [DeviceStatus(GPU0._replace(reserve_mib=600), State.UNFIT, unfit=Unfit.PART)],
             Request(terms=ReservationTerms(Size(40959.0, "MiB")), min_memory_mib=1024.0),
             None,
-            "Of 1 GPU, none has 40.0 GiB; the largest has 39.4 GiB.",
+            "Of 1 GPU, none has 40959MiB (40.0 GiB); the largest has 39.4 GiB.",
         ),
         (
             [DeviceStatus(GPU, State.UNFIT, unfit=Unfit.PART) for GPU in (GPU0, GPU1)],
-            Request(terms=ReservationTerms(Size(95367.4, "GB"))),
+            Request(terms=ReservationTerms(Size(95367.431640625, "GB"))),
             None,
-            "Of 2 GPUs, none has 93.1 GiB; the largest has 40.0 GiB.",
+            "Of 2 GPUs, none has 100GB (93.1 GiB); the largest has 40.0 GiB.",
         ),
         (
             [
@@ -1059,11 +1059,11 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
                 DeviceStatus(GPU1, State.UNFIT, unfit=Unfit.PART),
                 DeviceStatus(LOST, State.BROKEN),
             ],
-            Request(terms=ReservationTerms(Size(95367.4, "GB"))),
+            Request(terms=ReservationTerms(Size(95367.431640625, "GB"))),
             None,
             (
-                "Of 3 GPUs, none has 93.1 GiB; the largest has 40.0 GiB; GPU4 can't be read: GPU "
-                "is lost."
+                "Of 3 GPUs, none has 100GB (93.1 GiB); the largest has 40.0 GiB; GPU4 can't be "
+                "read: GPU is lost."
             ),
         ),
     ],
@@ -1102,13 +1102,32 @@ RESTART = "estart the kernel and run %reserve_gpu before anything that uses a GP
 
 
 @pytest.mark.parametrize(
-    ("held", "seen", "expected"),
+    ("held", "seen", "can_reserve", "expected"),
     [
-        ([], [], f"Nothing was reserved or changed. R{RESTART}"),
-        ([GPU0], [], f"This kernel keeps GPU0. R{RESTART}"),
+        ([], [], False, f"Nothing was reserved or changed. R{RESTART}"),
+        ([GPU0], [], False, f"This kernel keeps GPU0. R{RESTART}"),
+        (
+            [GPU0],
+            [GPU0],
+            False,
+            (
+                "This kernel keeps GPU0. CUDA sees GPU0 here, and nothing else can be reserved. "
+                f"R{RESTART}"
+            ),
+        ),
+        (
+            [],
+            [GPU0, GPU1],
+            False,
+            (
+                "Nothing was reserved or changed. CUDA sees GPU0 and GPU1 here: a reservation can "
+                f"no longer limit it to some of them. R{RESTART}"
+            ),
+        ),
         (
             [],
             [GPU1],
+            True,
             (
                 "Nothing was reserved or changed. CUDA sees GPU1 here: it can still be reserved, "
                 f"with %reserve_gpu 1. For another GPU, r{RESTART}"
@@ -1117,6 +1136,7 @@ RESTART = "estart the kernel and run %reserve_gpu before anything that uses a GP
         (
             [],
             [PART, GPU1],
+            True,
             (
                 "Nothing was reserved or changed. CUDA sees GPU3:0 and GPU1 here: these can still "
                 f"be reserved, with %reserve_gpu 3:0,1. For another GPU, r{RESTART}"
@@ -1124,14 +1144,16 @@ RESTART = "estart the kernel and run %reserve_gpu before anything that uses a GP
         ),
     ],
 )
-def test_too_late(held: list[Device], seen: list[Device], expected: str) -> None:
-    """Once CUDA has started it is said what is kept, what can be taken back, and what to do."""
-    assert str(TooLate(held, seen).error(MAGIC)) == TOO_LATE + expected
+def test_too_late(
+    held: list[Device], seen: list[Device], *, can_reserve: bool, expected: str
+) -> None:
+    """After CUDA has started, the error lists the GPUs that it sees, and those still available."""
+    assert str(TooLate(held, seen, can_reserve).error(MAGIC)) == TOO_LATE + expected
 
 
 def test_too_late_in_python() -> None:
     """A program is told the call that takes its GPU back, and to start again itself."""
-    text = str(TooLate([], [PART, GPU1]).error(PYTHON_CODE))
+    text = str(TooLate([], [PART, GPU1], can_reserve=True).error(PYTHON_CODE))
     assert "started in this process" in text
     assert (
         "with reserve_gpu.reserve('3:0,1'). For another GPU, restart the process and run " in text
@@ -1689,15 +1711,31 @@ def test_waiting_briefly(row: DeviceStatus, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("frontend", "held", "expected"),
+    ("frontend", "held", "kept_s", "expected"),
     [
-        (MAGIC, [], "Stopped waiting; nothing is reserved. No GPU is visible to this notebook."),
-        (MAGIC, [GPU0, GPU1], "Stopped waiting. This kernel keeps GPU0 and GPU1."),
-        (PYTHON_CODE, [GPU0], "Stopped waiting. This process keeps GPU0."),
-        (SHELL, [], "Stopped waiting; nothing is reserved."),
-        (SHELL, [GPU0], "Stopped waiting. This process keeps GPU0."),
+        (
+            MAGIC,
+            [],
+            None,
+            "Stopped waiting; nothing is reserved. No GPU is visible to this notebook.",
+        ),
+        (
+            SHELL,
+            [],
+            120.0,
+            (
+                "Stopped waiting; nothing is reserved.\n"
+                "Your place in the queue is kept for 2 min; the same request returns to it."
+            ),
+        ),
+        (MAGIC, [GPU0, GPU1], None, "Stopped waiting. This kernel keeps GPU0 and GPU1."),
+        (PYTHON_CODE, [GPU0], None, "Stopped waiting. This process keeps GPU0."),
+        (SHELL, [], None, "Stopped waiting; nothing is reserved."),
+        (SHELL, [GPU0], None, "Stopped waiting. This process keeps GPU0."),
     ],
 )
-def test_interrupted(frontend: Frontend, held: list[Device], expected: str) -> None:
-    """Who interrupts a wait is told what is reserved then."""
-    assert messages.interrupted(held, frontend) == expected
+def test_interrupted(
+    frontend: Frontend, held: list[Device], kept_s: float | None, expected: str
+) -> None:
+    """The message about an interrupted wait says what is reserved and whether a place is kept."""
+    assert messages.interrupted(held, frontend, kept_s) == expected

@@ -170,6 +170,7 @@ def test_coming_back_too_late(queue: Queue) -> None:
     for back_s, is_served in ((0.0, False), (LONG_S, True)):
         first, second = queue.join(command="python a.py", back_s=back_s), queue.join()
         first.is_served = is_served
+        assert first.keeps_place is not is_served
         first.__exit__()
         again = queue.join(command="python a.py", back_s=back_s)
         assert len(queue.ahead(again)) == 1

@@ -95,6 +95,23 @@ def test_request(arguments: dict[str, Any], expected: Request, needed: int) -> N
         ({"devices": None, "min_memory": "999.9"}, "Write 999.9GB"),
         ({"devices": None, "name": 5}, "5"),
         ({"devices": None, "note": 5}, "5"),
+        ({"devices": None, "for_": "0s"}, "Give a duration above 0, such as 30m, 4h or 2d."),
+        ({"devices": None, "for_": "34723d"}, "'34723d' is too long. Give 34722d or less."),
+        (
+            {"devices": None, "for_": "tomorrow"},
+            "is a time, not a duration. Use --until tomorrow (in Python: until='tomorrow').",
+        ),
+        (
+            {"devices": None, "for_": "tomorrow 9am"},
+            "Use --until 'tomorrow 9am' (in Python: until='tomorrow 9am').",
+        ),
+        ({"devices": None, "for_": "someday"}, "'someday' is not a valid duration. Examples: 90s"),
+        ({"devices": None, "idle": "tomorrow"}, "'tomorrow' is not a valid duration. Examples: "),
+        (
+            {"devices": None, "until": "10m"},
+            "is a duration, not a time. Use --for 10m (in Python: for_='10m').",
+        ),
+        ({"devices": None, "if_wanted": True}, "also say when: for_ (--for 4h), until (--until"),
     ],
 )
 def test_bad_request(arguments: dict[str, Any], said: str) -> None:
@@ -190,6 +207,10 @@ def test_bad_idle_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         ("10M", 600),
         (" 10 m ", 600),
         ("10min", 600),
+        ("10mins", 600),
+        ("2 hours", 7200),
+        ("1hr 1 minute", 3660),
+        ("1Day30secs", 86430),
         (True, math.inf),
     ],
 )
@@ -208,7 +229,7 @@ def test_longest_duration(longest: str | float) -> None:
     "text",
     [
         *("", " ", "m", "-1", "-1m", "+1", "1e3", "0x10", "1,5h", "1.h", ".5h", "1 0m", "1h30"),
-        *("10mins", "5ms", "1w", "nan", "1_000", "\u0661m", "10m\x00", "forever", "True"),
+        *("10minx", "5ms", "1mo", "1w", "nan", "1_000", "\u0661m", "10m\x00", "forever", "True"),
         *(-1, -0.5, math.nan, False, None, [], b"90"),
     ],
 )
@@ -230,6 +251,13 @@ def test_a_number_that_somebody_typed_is_asked_back(text: str) -> None:
 def test_devices_in_place_of_a_duration(text: str) -> None:
     """Who gives devices after --wait is told where they belong."""
     with pytest.raises(RequestError, match=f"To wait for specific GPUs: {text} --wait"):
+        Deadline.after(text)
+
+
+@pytest.mark.parametrize("text", ["forever", "Inf", " unlimited "])
+def test_a_wait_without_a_limit_has_no_duration(text: str) -> None:
+    """A word for an unlimited wait is answered with the option alone."""
+    with pytest.raises(RequestError, match=r"leave it out: --wait \(in Python: wait=True\)\."):
         Deadline.after(text)
 
 

@@ -284,6 +284,7 @@ def test_interrupting_a_cell_that_gives_waiters_time(one: Machine) -> None:
             done = kernel.finish(cell)
         assert (done.error, done.traceback) == (None, [])
         assert re.fullmatch("Stopped waiting.*\n", done.stdout)
+        assert "place" not in done.stdout
         visible = kernel.run("import os; print([os.environ['CUDA_VISIBLE_DEVICES']])")
         assert visible.stdout == "['']\n"
 
@@ -321,7 +322,7 @@ def test_interrupting_a_cell_that_waits(one: Machine) -> None:
         done = kernel.finish(cell)
         assert kernel.reply(cell)["status"] == "error"
         assert (done.error, done.traceback) == (None, [])
-        assert re.fullmatch("Stopped waiting.*\n", done.stdout)
+        assert re.fullmatch("Stopped waiting.*\n.* is kept for 2 min; .*\n", done.stdout)
         assert done.values[-1]["text/plain"] == ""
         assert queued(one) == []
         visible = kernel.run("import os; print([os.environ['CUDA_VISIBLE_DEVICES']])")

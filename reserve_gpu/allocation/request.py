@@ -1,6 +1,8 @@
 """Parse requests, timeouts and settings, and read the administrator's rules."""
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from reserve_gpu.gpus import cuda_environment, names
@@ -14,6 +16,7 @@ from reserve_gpu.system import settings
 # A number without a unit is in MiB. Every CUDA GPU has more memory than this, so a smaller number
 # such as 16 probably means 16 GB.
 _LEAST_BARE_MIB = 1000
+_WITHOUT_LIMIT = {"forever", "always", "inf", "infinite", "infinity", "indefinitely", "unlimited"}
 
 
 class Deadline(NamedTuple):
@@ -39,8 +42,11 @@ class Deadline(NamedTuple):
         Raises:
             RequestError: The duration is invalid.
         """
-        is_name = isinstance(wait, str) and names.is_name(wait)
-        hint = f" To wait for specific GPUs: {sanitize(str(wait))} --wait." if is_name else ""
+        hint = ""
+        if isinstance(wait, str) and names.is_name(wait):
+            hint = f" To wait for specific GPUs: {sanitize(wait)} --wait."
+        elif isinstance(wait, str) and wait.strip().lower() in _WITHOUT_LIMIT:
+            hint = " To wait without a limit, leave it out: --wait (in Python: wait=True)."
         limit_s = None if wait is None else parsing.parse_duration(wait, hint=hint)
         return cls(limit_s, time.monotonic() + (limit_s or 0.0))
 
@@ -92,8 +98,8 @@ def parse(  # noqa: PLR0913 - takes the same arguments as reserve()
     if for_ is not None and until is not None:
         raise RequestError("Give either a duration or an end time, not both.")
     lease = Lease(
-        lasts_s=None if for_ is None else _limited_duration(for_),
-        until=None if until is None else parsing.parse_moment(until, time.time()),
+        lasts_s=None if for_ is None else _lease_duration(for_),
+        until=None if until is None else _end_time(until),
         idle_s=None if idle is None else _limited_duration(idle),
         if_wanted=if_wanted,
         end_kernel=end_kernel,
@@ -104,7 +110,7 @@ def parse(  # noqa: PLR0913 - takes the same arguments as reserve()
             if if_wanted
             else "end the kernel with the lease"
         )
-        when = "after 4h, at 18:00, or when idle for 1h"
+        when = "for_ (--for 4h), until (--until 18:00) or idle (--idle 1h)"
         raise RequestError(f"To {action}, also say when: {when}.")
     return Request(
         devices=named,
@@ -162,10 +168,46 @@ def _memory(keyword: str, size: str | float) -> Size:
 def _limited_duration(text: float | str) -> float:
     """Parse a finite duration above 0, or raise RequestError if it is invalid."""
     duration_s = parsing.parse_duration(text)
-    if not 0 < duration_s < parsing.LONGEST_S:  # longer durations are parsed as LONGEST_S
-        advice = "Give a duration above 0 and up to 34722d, such as 30m, 4h or 2d."
-        raise RequestError(f"{sanitize(str(text))!r} is out of range. {advice}")
+    if duration_s <= 0:
+        raise RequestError("Give a duration above 0, such as 30m, 4h or 2d.")
+    if duration_s >= parsing.LONGEST_S:  # longer durations are parsed as LONGEST_S
+        raise RequestError(f"{sanitize(str(text))!r} is too long. Give 34722d or less.")
     return duration_s
+
+
+def _lease_duration(text: float | str) -> float:
+    """Parse the duration of a lease, or raise RequestError if it is invalid or a time."""
+    try:
+        return _limited_duration(text)
+    except RequestError:
+        if isinstance(text, str) and _is_valid(parsing.parse_moment, text, time.time()):
+            raise RequestError(_swapped(text, "a time, not a duration", "until")) from None
+        raise
+
+
+def _end_time(text: object) -> float:
+    """Parse the end time of a lease, or raise RequestError if it is invalid or a duration."""
+    try:
+        return parsing.parse_moment(text, time.time())
+    except RequestError:
+        if isinstance(text, str) and _is_valid(parsing.parse_duration, text):
+            raise RequestError(_swapped(text, "a duration, not a time", "for")) from None
+        raise
+
+
+def _is_valid(parser: Callable[..., object], *arguments: object) -> bool:
+    """Return whether a parser accepts these arguments."""
+    with suppress(RequestError):
+        parser(*arguments)
+        return True
+    return False
+
+
+def _swapped(text: str, problem: str, keyword: str) -> str:
+    """Return the message that `for` and `until` were confused."""
+    word = text if text.split() == [text] else repr(text)
+    python = f"{keyword.replace('for', 'for_')}={text!r}"
+    return f"{text!r} is {problem}. Use --{keyword} {word} (in Python: {python})."
 
 
 def _unit_question(keyword: str, size: str | float) -> str:

@@ -28,10 +28,35 @@ OFFERS_LIMIT_S = 30.0  # maximum seconds for which a non-waiting request lets wa
 EXPLAIN_EVERY_S = 10.0  # seconds between updates of an unchanged device's users and processes
 
 
-def wait_in_queue(
+def queue_entry(context: AttemptContext, denied: Denied, deadline: Deadline) -> QueueEntry:
+    """Return the queue entry for a request that has been denied, before it joins the queue.
+
+    Args:
+        context: The inputs to the attempts.
+        denied: The result of the first attempt.
+        deadline: The deadline for the wait.
+    """
+    request, size = context.request, context.request.terms.size
+    # A percentage means a different amount of memory on each size of device, so record the largest
+    # amount. If the amount were smaller, other processes might expect this waiter to take a device
+    # that has too little free memory for it, and skip the waiter when it doesn't.
+    size = size and max(map(size.of, _fitting_devices(denied)), default=size)
+    terms = request.terms._replace(lease=NO_LEASE, size=size)
+    record = Record(describe_this_process(), terms, WaitRequest(deadline.asks, request.needed))
+    return QueueEntry(context.locks, policy.wanted_uuids(denied.rows), record)
+
+
+def _fitting_devices(denied: Denied) -> list[Device]:
+    fitting = [row.device for row in denied.rows if row.state is not State.UNFIT]
+    return [device for device in fitting if isinstance(device, Device)]
+
+
+def wait_in_queue(  # noqa: PLR0913 - the last three are keyword-only
     context: AttemptContext,
     denied: Denied,
     deadline: Deadline,
+    *,
+    entry: QueueEntry,
     attempt: Callable[[QueueEntry], Granted | Denied],
     between: Callable[[], object],
 ) -> Granted | Denied:
@@ -43,6 +68,7 @@ def wait_in_queue(
         context: The inputs to the attempts.
         denied: The result of the first attempt.
         deadline: The deadline for the wait.
+        entry: The queue entry. This function joins the queue and leaves it.
         attempt: A function that makes another attempt.
         between: A function called repeatedly during the wait.
 
@@ -52,20 +78,12 @@ def wait_in_queue(
     Raises:
         LockError: This process can't join the queue.
     """
-    request, size = context.request, context.request.terms.size
-    fitting = [row.device for row in denied.rows if row.state is not State.UNFIT]
-    devices = [device for device in fitting if isinstance(device, Device)]
-    # A percentage means a different amount of memory on each size of device, so record the largest
-    # amount. If the amount were smaller, other processes might expect this waiter to take a device
-    # that has too little free memory for it, and skip the waiter when it doesn't.
-    size = size and max(map(size.of, devices), default=size)
-    terms = request.terms._replace(lease=NO_LEASE, size=size)
-    record = Record(describe_this_process(), terms, WaitRequest(deadline.asks, request.needed))
+    request, devices = context.request, _fitting_devices(denied)
     explain = Explainer(context)
     outcome: Granted | Denied = denied
     start = due = time.monotonic()
     lively_until = 0.0
-    with QueueEntry(context.locks, policy.wanted_uuids(denied.rows), record) as entry:
+    with entry:
         news = LockChanges(context)
         while isinstance(outcome, Denied):
             if time.monotonic() >= min(due, deadline.at) or not entry.is_valid():

@@ -27,11 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LAST_STANDARD = 2  # stderr's file descriptor
+_RUN, _RELEASE = "Did you mean run, or %reserve_gpu in a notebook?", "Did you mean release?"
 SUGGESTIONS = {  # hints for command names from similar tools
-    "reserve": "Did you mean run, or %reserve_gpu in a notebook?",
+    **dict.fromkeys(("reserve", "acquire", "get", "start", "exec", "lock", "allocate"), _RUN),
+    **dict.fromkeys(("kill", "stop", "unlock", "unreserve", "cancel"), _RELEASE),
     "free": "Did you mean release or status?",
     "ps": "Did you mean status or list?",
-    "kill": "Did you mean release?",
+    "ls": "Did you mean list?",
+    "queue": "Did you mean status?",
+    "wait": "Did you mean run --wait?",
+    "watch": "Did you mean top?",
     "install": "Did you mean setup or kernel install?",
 }
 OPTIONS = ("-h", "--help", "--version")
@@ -58,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except errors.ReserveGPUError as error:
         print_stderr(_error_text(error, words), is_event="--json" in words)
         return error.exit_code
-    except KeyboardInterrupt:
-        print_stderr("Interrupted. Nothing was reserved.")
+    except KeyboardInterrupt as error:  # its text is empty unless a wait was interrupted
+        print_stderr(str(error) or "Interrupted. Nothing was reserved.")
         return errors.INTERRUPTED
 
 
@@ -127,9 +132,11 @@ def _require_command(words: list[str]) -> None:
         return
     unknown = " ".join(words[: 1 + is_group])
     suggestion = SUGGESTIONS.get(unknown) or option.likely(unknown, known)
-    help_line = errors.command_line("--help")
-    text = f"Unknown command {sanitize(unknown)}. {suggestion} See {help_line}"
-    raise errors.RequestError(text)
+    hint = f"{suggestion} See {errors.command_line('--help')}"
+    is_similar = unknown in SUGGESTIONS or is_group or option.closest(unknown, known)
+    if not is_similar and (line := registry.load("run").complete(words)):
+        hint = f"To run a program on a GPU: {errors.command_line(line)}"
+    raise errors.RequestError(f"Unknown command {sanitize(unknown)}. {hint}")
 
 
 def _parser(*, has_arguments: bool = False) -> Parser:

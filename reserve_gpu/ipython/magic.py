@@ -16,6 +16,7 @@ from reserve_gpu.model import errors
 from reserve_gpu.model.requests import Request
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.frontends import MAGIC
+from reserve_gpu.render.phrases import labels
 from reserve_gpu.reservation.activity import DRIVER_LIMIT_S
 from reserve_gpu.reservation.feature import Leaving
 from reserve_gpu.reservation.session import session
@@ -64,7 +65,10 @@ def _words(line: str) -> list[str]:
     try:
         return shlex.split(line, comments=True)
     except ValueError as error:  # an unclosed quotation mark
-        raise errors.RequestError(f"{error}: {sanitize(line)}") from error
+        hint = ""
+        if line.count("'") % 2:
+            hint = '. Put text with an apostrophe in double quotes: "it\'s"'
+        raise errors.RequestError(f"{error}: {sanitize(line)}{hint}") from error
 
 
 def _do(arguments: Namespace) -> None:
@@ -81,8 +85,8 @@ def _do(arguments: Namespace) -> None:
     if arguments.help:
         print(parser.magic_parser().format_help())
     elif commands and arguments.devices:
-        device = sanitize(arguments.devices[0])
-        raise errors.RequestError(parser.COMMANDS[commands[0]].format(device))
+        device, held = sanitize(arguments.devices[0]), labels(session().devices) or "no GPU"
+        raise errors.RequestError(parser.COMMANDS[commands[0]].format(device, held=held))
     elif commands:
         result = registry.load(commands[0]).run_in_notebook(arguments)
         if result is not None:

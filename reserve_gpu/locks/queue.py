@@ -74,7 +74,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         self._directory = directory
         self._stopped_s = stopped_s
         self._record = _wanting(record, wants)
-        self.is_served = False
+        self.is_served = self._is_recorded = False
         self._lock: Lock | None = None
         self._number: float = math.inf
         # When each heartbeat was first seen, keyed by the ticket's name and ctime.
@@ -96,6 +96,11 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
     def has_joined(self) -> bool:
         """Return whether this process has joined the queue."""
         return self._lock is not None
+
+    @property
+    def keeps_place(self) -> bool:
+        """Return whether this process can return to its position after it has left the queue."""
+        return self.has_joined and self._is_recorded and not self.is_served
 
     def is_valid(self) -> bool:
         """Return whether the ticket is locked and other processes can see it."""
@@ -143,7 +148,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
             self._lock.release()
         self._lock = lock
         self._record = _behind(self._record, self._before)
-        lock.write(self._record)
+        self._is_recorded = lock.write(self._record) is None
         self.heartbeat()
         # Read the number as other processes see it, because some file systems round times.
         self._number = os.fstat(lock.descriptor).st_mtime_ns

@@ -243,7 +243,7 @@ class CommandError(ReserveGPUError):
 
 
 class WaitInterrupted(KeyboardInterrupt):
-    """Ctrl-C interrupted the magic's wait or check. The message describes the resulting state."""
+    """Ctrl-C interrupted a wait or a check. The message describes the resulting state."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]

@@ -101,8 +101,13 @@ def likely(word: str, known: Sequence[str], before: str = "") -> str:
     Returns:
         `Did you mean WORD?` if a valid word is similar, or else a list of all valid words.
     """
-    from difflib import get_close_matches
-
-    for match in get_close_matches(word, known, 1):
+    if match := closest(word, known):
         return f"Did you mean {before}{match}?"
     return f"Choose from: {', '.join(before + each for each in known)}."
+
+
+def closest(word: str, known: Sequence[str]) -> str | None:
+    """Return the valid word that is most similar to a mistyped word, or None if none is similar."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, known, 1)), None)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 _NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
-_DURATION = rf"({_NUMBER})\s*(s|m|min|h|d)\s*"
-_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_DURATION = rf"({_NUMBER})\s*(s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:(?:ou)?rs?)?|d(?:ays?)?)\s*"
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}  # by the first letter of the unit
 LONGEST_S = 3e9  # maximum duration in seconds: about a century, still valid for time.sleep()
 _SIZE = rf"({_NUMBER})\s*(?:([kmgt])(i?)b?)?"
 _DATE, _DAY = r"(?P<date>[0-9]{4}-[0-9]{1,2}-[0-9]{1,2})", r"(?P<day>[a-z]{2,9})"
@@ -120,7 +120,7 @@ def parse_duration(text: object, *, hint: str = "") -> float:
             f"{sanitize(typed)!r} is not a valid duration. Examples: 90s, 10m, 2h, 1h30m.{hint}"
         )
     parts = re.findall(_DURATION, typed, flags)
-    return min(sum(float(n) * _SECONDS[unit.lower()] for n, unit in parts), LONGEST_S)
+    return min(sum(float(n) * _SECONDS[unit[0].lower()] for n, unit in parts), LONGEST_S)
 
 
 def parse_moment(text: object, now: float) -> float:

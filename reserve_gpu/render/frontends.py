@@ -127,7 +127,8 @@ def _options(request: Request) -> dict[str, Any]:
     values = {
         "devices": request.devices,
         "count": None if request.devices else request.count,
-        "min_memory": request.min_memory_mib and _size(request.min_memory_mib, request.memory_unit),
+        "min_memory": request.min_memory_mib
+        and typed_size(request.min_memory_mib, request.memory_unit),
         "name": request.model,
         "memory": terms.size and _part(terms.size),
         "note": terms.note,
@@ -157,9 +158,9 @@ def _seconds(seconds: float) -> str:
 
 
 def _part(size: Size) -> str:
-    return _size(size.mib, size.unit) if size.percent is None else f"{size.percent:.12g}%"
+    return typed_size(size.mib, size.unit) if size.percent is None else f"{size.percent:.12g}%"
 
 
-def _size(mib: float, unit: str) -> str:
+def typed_size(mib: float, unit: str) -> str:
     """Format a size in the unit that the user typed, such as `16GB`, without rounding it."""
     return f"{mib * MIB / UNITS[unit]:.12g}{unit}"

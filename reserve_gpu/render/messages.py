@@ -139,11 +139,24 @@ def slow(news: Slow) -> str:
     )
 
 
-def interrupted(held: Sequence[Device], frontend: Frontend) -> str:
-    """Return the message about an interrupted wait."""
+def interrupted(
+    held: Sequence[Device], frontend: Frontend, place_kept_s: float | None = None
+) -> str:
+    """Return the message about an interrupted wait.
+
+    Args:
+        held: The devices that this process keeps.
+        frontend: The frontend.
+        place_kept_s: The time for which the position in the queue is kept, in seconds, or None if
+            this process has no position in the queue.
+    """
+    text = f"Stopped waiting; nothing is reserved. {left_with((), frontend)}".rstrip()
     if held:
-        return f"Stopped waiting. {frontend.here.capitalize()} keeps {labels(held)}."
-    return f"Stopped waiting; nothing is reserved. {left_with((), frontend)}".rstrip()
+        text = f"Stopped waiting. {frontend.here.capitalize()} keeps {labels(held)}."
+    if place_kept_s:
+        kept = durations.duration(place_kept_s)
+        text += f"\nYour place in the queue is kept for {kept}; the same request returns to it."
+    return text
 
 
 # -- helpers ---------------------------------------------------------------------------------------

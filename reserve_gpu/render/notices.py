@@ -20,7 +20,7 @@ from reserve_gpu.model.progress import Refusal
 from reserve_gpu.model.requests import Request, ReservationTerms, Rule, Size, Variables
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import durations, messages, phrases, reasons
-from reserve_gpu.render.frontends import MAGIC, Frontend, for_this_process
+from reserve_gpu.render.frontends import MAGIC, Frontend, for_this_process, typed_size
 from reserve_gpu.render.messages import VARIABLE, pronoun
 from reserve_gpu.render.phrases import NOTEBOOK_LIMIT, labels, listed, named
 from reserve_gpu.system.forks import no_fork
@@ -326,24 +326,30 @@ class TooLate(NamedTuple):
 
     Attributes:
         held: The devices that this process keeps.
-        seen: The devices that CUDA can see and that this process may still reserve.
+        seen: The devices that CUDA sees, or an empty sequence if they are unknown.
+        can_reserve: Whether this process can still reserve the devices that CUDA sees.
     """
 
     held: Sequence[Device]
     seen: Sequence[Device] = ()
+    can_reserve: bool = False
 
     def error(self, frontend: Frontend) -> errors.TooLateError:
         keeps, restart = "Nothing was reserved or changed.", "Restart"
         if self.held:
             keeps = f"This {frontend.place} keeps {labels(self.held)}."
         if self.seen:
-            these = "it" if len(self.seen) == 1 else "these"
-            numbers = ",".join(device.number for device in self.seen)
-            keeps += (
-                f" CUDA sees {labels(self.seen)} here: {these} can still be reserved, with "
-                f"{frontend.typed(Request(devices=(numbers,)))}."
-            )
-            restart = "For another GPU, restart"
+            keeps += f" CUDA sees {labels(self.seen)} here"
+            if self.can_reserve:
+                these = "it" if len(self.seen) == 1 else "these"
+                numbers = ",".join(device.number for device in self.seen)
+                typed = frontend.typed(Request(devices=(numbers,)))
+                keeps += f": {these} can still be reserved, with {typed}."
+                restart = "For another GPU, restart"
+            elif self.held:
+                keeps += ", and nothing else can be reserved."
+            else:
+                keeps += ": a reservation can no longer limit it to some of them."
         return errors.TooLateError(
             f"Too late: CUDA has already started in this {frontend.place}, and it reads "
             f"CUDA_VISIBLE_DEVICES only when it starts. {keeps} {restart} the {frontend.place} and "
@@ -474,14 +480,14 @@ def _unfit(request: Request, group: Sequence[DeviceStatus], total: int) -> str:
     devices = [row.device for row in group if isinstance(row.device, Device)]
     is_all, unfit = len(group) == total, group[0].unfit
     if unfit in (Unfit.MEMORY, Unfit.PART):
-        required_mib = request.min_memory_mib or 0.0
+        required = Size(request.min_memory_mib or 0.0, request.memory_unit)
         most_mib = max(device.memory_mib or 0 for device in devices)
         if unfit is Unfit.PART:
-            required_mib = request.terms.memory_limit_mib or 0.0
+            required = request.terms.size or required
             most_mib = max(device.usable_mib or 0 for device in devices)
         largest = phrases.room(most_mib)
         if is_all:
-            return f"none has {phrases.gib(required_mib)}; the largest has {largest}"
+            return f"none has {_as_typed(required)}; the largest has {largest}"
         return f"{labels(group)} {'has' if len(group) == 1 else 'have at most'} {largest}"
     if unfit is Unfit.MODEL:
         models = Counter(sanitize(device.name or NAMELESS) for device in devices)
@@ -495,6 +501,12 @@ def _unfit(request: Request, group: Sequence[DeviceStatus], total: int) -> str:
         described += [NAMELESS] if NAMELESS in short else []
         return f"{labels(group)} {phrases.be(len(group))} {listed(described)}"
     return "; ".join(f"{row.label} {reasons.reason(row)}" for row in group)
+
+
+def _as_typed(asked: Size) -> str:
+    """Format a requested size as it was typed, and in GiB if it was typed in another unit."""
+    gib = phrases.gib(asked.mib)
+    return gib if asked.unit == "GiB" else f"{typed_size(asked.mib, asked.unit)} ({gib})"
 
 
 class HidesAll(NamedTuple):

@@ -74,22 +74,30 @@ def ambiguous(every: Sequence[Reserved], command: str, now: float) -> str:
     return "\n".join([f"There are {len(every)} reservations. Which one do you mean?", *lines])
 
 
-def no_match(word: str, every: Sequence[Reserved], command: str, now: float) -> str:
-    """Return the error message for a name that matches none of the user's reservations.
+def no_match(
+    word: str, every: Sequence[Reserved], command: str, now: float, *, are_own: bool = True
+) -> str:
+    """Return the error message for a name that matches none of the reservations.
 
     Args:
         word: The name that the user typed.
-        every: All of the user's reservations.
+        every: All reservations that the command can select.
         command: The command that the user typed before the name.
         now: The current time, in seconds since the epoch.
+        are_own: Whether all reservations are this user's. Root can also release those of others.
     """
     host, colon, remote_name = word.partition(":")
     if colon and not names.is_name(word) and not command.startswith("%"):
         _, _, verb = command.rpartition(" ")
         typed = errors.command_line(f"{verb} {remote_name}", f"ssh -t {host} ")
         return f"'{word}' is not on this machine. Run: {typed}"
-    lines = [line(each, now) for each in every]
-    return "\n".join([f"You don't hold '{word}'. You hold:", *lines] if lines else [NONE])
+    if not every:
+        return NONE
+    hint = " Did you mean --all?" if word == "all" and command.endswith(" release") else ""
+    head = f"You don't hold '{word}'.{hint} You hold:"
+    if not are_own:
+        head = f"No reservation matches '{word}'.{hint} There are:"
+    return "\n".join([head, *(line(each, now) for each in every)])
 
 
 def still_in_use(done: Sequence[Reserved], rows: Sequence[DeviceStatus]) -> list[str]:

@@ -48,10 +48,18 @@ class Acquired:
         reservation: The reservation that satisfies the request.
         notices: Notices for the user.
         savepoint: The state before the request, for undoing the request.
+        released: The devices that were held before the request and are not held anymore.
     """
 
-    def __init__(self, reservation: Reservation, notices: list[str], savepoint: Savepoint) -> None:
+    def __init__(
+        self,
+        reservation: Reservation,
+        notices: list[str],
+        savepoint: Savepoint,
+        released: Sequence[Device],
+    ) -> None:
         self.reservation, self.notices, self.savepoint = reservation, notices, savepoint
+        self.released = released
 
 
 class WouldReserve(Exception):  # noqa: N818 - not an error, but the result of a preview
@@ -104,25 +112,31 @@ def reserve(
     if session.is_waiting:  # another thread is waiting, and keeps waiting
         session.hide_if_unreserved()
         raise NoFreeDeviceError(notice.ANOTHER_THREAD_WAITS)
+    session.has_place = False
     notices = _begin(session, request)
-    savepoint = Savepoint(session.reservation, waits=deadline.waits)
+    savepoint, before = Savepoint(session.reservation, waits=deadline.waits), session.devices
     try:
         if request.devices:
             inherited_limit.require_absolute(request.devices, session.variables.inherited())
         held, active_rules = session.held, rules()
         request = held.as_held(request) if held else request
         if active_rules:
-            before = held or NOTHING
+            now = held or NOTHING
             request, more = quota.allowed(
-                request, active_rules, before.lease, before.since_of(request), procfs.now()
+                request, active_rules, now.lease, now.since_of(request), procfs.now()
             )
             notices += [*active_rules.problems, *more]
         # If the held devices satisfy the request, return the current reservation again.
         outcome = session.satisfy_from_current(request) if held else None
         if outcome is None:
             outcome = _acquire_devices(session, request, deadline, active_rules, hold)
+        reservation = _count_caller(session)
+        held_uuids = {device.uuid for device in session.devices}
         return Acquired(
-            _count_caller(session), [*notices, *outcome, *_record_notices(session)], savepoint
+            reservation,
+            [*notices, *outcome, *_record_notices(session)],
+            savepoint,
+            released=[device for device in before if device.uuid not in held_uuids],
         )
     except GivenUpError:
         session.roll_back(savepoint)
@@ -293,12 +307,21 @@ def _wait(
     ):
         return denied, []
     began, start, how = time.time(), time.monotonic(), End.GAVE_UP
+    entry = wait.queue_entry(context, denied, deadline)
     try:
         with session.waiting():
-            outcome = wait.wait_in_queue(context, denied, deadline, try_again, session.between)
+            outcome = wait.wait_in_queue(
+                context,
+                denied,
+                deadline,
+                entry=entry,
+                attempt=try_again,
+                between=session.between,
+            )
         if isinstance(outcome, Granted):
             how = End.GRANTED
     finally:
+        session.has_place = entry.keeps_place
         waited = feature.Wait(deadline.asks, began, time.monotonic() - start, how)
         for each in session.features.values():
             each.waited(waited)
@@ -420,7 +443,8 @@ def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Requ
     is_limited = len(visible) < len(everything) or len(everything) == 1
     held = {device.uuid for device in session.devices}
     is_held = all(device.uuid in held for device in visible)
-    raise Failure(notice.TooLate(session.devices, visible if is_limited and not is_held else ()))
+    can_reserve = is_limited and not is_held
+    raise Failure(notice.TooLate(session.devices, visible, can_reserve))
 
 
 def _cautions(context: AttemptContext, granted: Granted) -> list[str]:

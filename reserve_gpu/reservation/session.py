@@ -151,6 +151,7 @@ class Session(Executor):
         variables: The environment variables that this process has changed.
         reason: Why the program before the last exec did not hand over any devices, or None.
         is_waiting: Whether a call is waiting in the queue for a device.
+        has_place: Whether the latest request left the queue and can return to its position.
         features: The active features by name, in the order of FEATURES.
         last_look: The latest check, by any feature, of whether the held devices are in use.
         unsigned: The devices whose lock files could not be written, each with the lock directory
@@ -162,7 +163,7 @@ class Session(Executor):
         super().__init__(self._step)
         self.variables = OurVariables()
         self.reason: str | None = None
-        self.is_waiting = False
+        self.is_waiting = self.has_place = False
         self.last_look: UseLook | None = None
         self._held: Holding | None = None
         self._reservation: Reservation | None = None  # the `Reservation` object for `_held`

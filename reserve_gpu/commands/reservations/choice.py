@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +49,12 @@ def choices(words: Sequence[str], reservations: Sequence[Reserved], command: str
         # A holder takes precedence over the processes that have joined its reservation.
         matches = [each for each in matches if not each.reserved.holder.beside] or matches
         if not matches:
-            text = reservation_list.no_match(sanitize(word), reservations, command, now)
-            raise RequestError(text)
+            are_own = all(each.holder.uid in (None, os.geteuid()) for each in reservations)
+            raise RequestError(
+                reservation_list.no_match(
+                    sanitize(word), reservations, command, now, are_own=are_own
+                )
+            )
         if len(matches) > 1:
             candidates = [each.reserved for each in matches]
             raise RequestError(reservation_list.ambiguous(candidates, command, now))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import time
 from shlex import join
@@ -18,7 +19,7 @@ from reserve_gpu.commands.run import handoff, lookup
 from reserve_gpu.commands.run.reporter import Reporter
 from reserve_gpu.gpus import names
 from reserve_gpu.model import errors
-from reserve_gpu.model.errors import PROGRAM, CommandError, program_command
+from reserve_gpu.model.errors import COMMAND_LIMIT, PROGRAM, CommandError, program_command
 from reserve_gpu.model.option import Option, add
 from reserve_gpu.model.requests import NO_LEASE
 from reserve_gpu.model.untrusted import sanitize
@@ -115,9 +116,60 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
     """
     if "--" in words or not words or {"-h", "--help"} & set(words):
         return split_at_sign(words)
-    if words[0].startswith("-") or names.is_name(words[0]):
-        raise errors.RequestError(f"Put -- before the command, as in: {_synopsis()}")
-    return [], words
+    own, command = _separate(words) or (words, [])
+    if own and command:
+        line = f"{program_command()} run {join(own)} -- {join(command)}"
+        text = f"Put -- before the command: {sanitize(line, COMMAND_LIMIT)}"
+        raise errors.RequestError(text)
+    return own, command
+
+
+def complete(words: list[str]) -> str:
+    """Return a `run` command for words that were typed without `run`, or an empty string.
+
+    Args:
+        words: The typed words, such as `["0", "python", "train.py"]`. The result is empty unless
+            they are GPUs or options of `run`, perhaps with a program, or only a program.
+    """
+    own, command = _separate(words) or ([], [])
+    if "--" in words:
+        own, command = split_at_sign(words)
+        if _separate(own) != (own, []):
+            return ""
+    elif not own and not (command and _is_program(command[0])):
+        return ""
+    child = join(command) or frontends.COMMAND
+    return sanitize(" ".join(filter(None, ["run", join(own), "--", child])), COMMAND_LIMIT)
+
+
+def _separate(words: list[str]) -> tuple[list[str], list[str]] | None:
+    """Split the arguments of `run` before the first word that is probably part of the command.
+
+    Args:
+        words: The arguments, without a `--`.
+
+    Returns:
+        The options and GPUs, and the command. Either may be empty. None if an option is unknown, or
+        if the first word of a command after options or GPUs is not a program.
+    """
+    options = {flag: option.settings for option in OPTIONS for flag in option.flags}
+    takes_value = False
+    for position, word in enumerate(words):
+        is_option = word.startswith("-")
+        if not (is_option or takes_value or names.is_name(word)):
+            if position and not _is_program(word):
+                return None
+            return words[:position], words[position:]
+        if is_option and not {word.partition("=")[0], word[:2]} & options.keys():
+            return None
+        settings = options.get(word, {}) if is_option else {}
+        is_digit = "".join(words[position + 1 : position + 2])[:1].isdigit()
+        takes_value = "metavar" in settings and (settings.get("nargs") != "?" or is_digit)
+    return words, []
+
+
+def _is_program(word: str) -> bool:
+    return bool(shutil.which(word) or os.path.isfile(word))
 
 
 def split_at_sign(words: list[str]) -> tuple[list[str], list[str]]:
@@ -228,8 +280,10 @@ found, and 130 if interrupted
 OPTIONS = (
     *request_options.REQUEST_OF_COMMAND,
     Option("-q --quiet", "print only warnings and errors, for example under make or cron"),
-    Option("--json", "write reserve-gpu's messages to stderr as lines of JSON"),
-    Option("--events PLACE", "like --json, but write to a file descriptor (3) or a file instead"),
+    Option("--json", "write events to stderr as lines of JSON instead of messages"),
+    Option(
+        "--events PLACE", "write the events of --json to a file or a file descriptor (3) instead"
+    ),
 )
 
 

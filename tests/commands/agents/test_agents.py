@@ -256,6 +256,15 @@ def test_why(here: Here, typed: CommandLine) -> None:
     assert held(here) == []
 
 
+def test_help_of_why(typed: CommandLine) -> None:
+    """The help lists only options that change the answer; others of `run` are accepted."""
+    listed = set(re.findall(r"--[a-z-]+", typed("why", "--help").stdout.partition("options:")[2]))
+    assert listed == {
+        *("--help", "--count", "--min-memory", "--name", "--memory", "--for", "--until", "--json")
+    }
+    assert typed("why", "--wait", "1h", "--note=x", "--optional", "-q").code == 0
+
+
 def test_why_comes_after_who_waits(here: Here, typed: CommandLine) -> None:
     """Who only asks is told that those who wait come first."""
     record = Record.from_dict({"user": "alice", "asks": "2 GPUs", "needs": 2})

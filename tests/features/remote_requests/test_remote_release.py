@@ -95,6 +95,7 @@ def test_which_one(two: Two) -> None:
     assert reserve_gpu(two.machine, "release", "nonsense").stderr.startswith(
         "You don't hold 'nonsense'. You hold:\nGPU0  "
     )
+    assert "Did you mean --all?" in reserve_gpu(two.machine, "release", "all").stderr
     assert held(two.machine) == [0, 1]
     done = reserve_gpu(two.machine, "release", "--all")
     assert len(done.stdout.splitlines()) == 2
@@ -269,6 +270,8 @@ def test_root_releases_what_anybody_has(users: Machine) -> None:
         first.reserve("'1'")
         release = [*US, "release", "1", "--end"]
         assert "You hold no GPU" in users.command(*as_user(DAEMON), *release).stderr
+        missing = users.command(*US, "release", "0").stderr
+        assert missing.startswith("No reservation matches '0'. There are:\nGPU1  nobody")
         assert users.command(*release).stdout.startswith("Ended ")
         assert not is_running(first.pid)
 
