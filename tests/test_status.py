@@ -635,7 +635,8 @@ def test_the_queue_says_who_waits_for_what(here: Here) -> None:
     assert [device["next_in_line"] for device in found["devices"]] == [1, 1, None]
     assert re.search(rf"^0 +awaited .* by {ME} \(", text, re.MULTILINE)
     assert re.search(
-        rf"1\. .*\(pid {child.pid}\) has waited for 2 GPUs of 16.0 GiB.*: \"thesis\"", text
+        rf"1\. your python \S+ \(pid {child.pid}\) has waited \d+ s for 2 GPUs of 16.0 GiB.*: \"thesis\"",
+        text,
     )
 
 
@@ -816,7 +817,7 @@ def test_what_the_rows_say() -> None:
         "7 broken GPU is lost",
         "2 awaited 5.0 of 15.0 GiB 3 % by carol (sweep.ipynb)",
         "waiting in the queue",
-        "1. carol, sweep.ipynb (pid 99) has waited for 2 GPUs for 12 min",
+        "1. carol, sweep.ipynb (pid 99) has waited 12 min for 2 GPUs",
     ]
 
 

@@ -120,7 +120,7 @@ class Status(NamedTuple):
 def queue(status: Status) -> list[Line]:
     """Return a line for each waiter in the queue."""
     return [
-        phrases.holder_line(ticket.holder, status.time, f"{place}. ", asks=ticket.asks or "a GPU")
+        phrases.waiter_line(ticket, status.time, f"{place}. ", status.user)
         for place, ticket in enumerate(status.waiting, 1)
     ]
 

@@ -16,7 +16,7 @@ from reserve_gpu.model.devices import GRAPHICS, Device, Process, State
 from reserve_gpu.model.errors import LockError
 from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.untrusted import sanitize
-from reserve_gpu.render import durations, frontends, phrases
+from reserve_gpu.render import frontends, phrases
 from reserve_gpu.render.notices import used_by_others
 from reserve_gpu.reservation import activity
 from reserve_gpu.reservation.feature import Feature, Owner
@@ -129,7 +129,7 @@ def first_waiter(devices: Sequence[Device], known: Collection[tuple[str, int]]) 
     with suppress(LockError), LockDirectory() as directory:
         for ticket in queue.other_tickets(_tickets(directory), devices):
             if key(ticket) not in known:
-                return ticket._replace(holder=procfs.with_owner(ticket.holder))
+                return queue.identified(ticket)
     return None
 
 
@@ -193,20 +193,8 @@ def waiter_message(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) 
         recipient = phrases.owner_or_own_process(ticket.holder, ticket.holder.user)
         subject = recipient[:1].upper() + recipient[1:]
     note = f' ("{sanitize(ticket.holder.note)}")' if ticket.holder.note else ""
-    request = sanitize(ticket.asks or "a GPU")
+    waits = phrases.plain(phrases.wait(ticket.holder, time.time(), ticket.asks))
     restart = " and restart this kernel" if is_late else ""
-    waited = durations.duration(_waited_s(ticket))
     idle = f"{phrases.labels(devices)} {phrases.be(len(devices))} idle here"
     advice = f"Run %reserve_gpu --release{restart} to give it to {recipient}."
-    return f"{subject} has waited {waited} for {request}{note}. {idle}. {advice}"
-
-
-def _waited_s(ticket: Ticket) -> float:
-    """Return the seconds since a waiter joined the queue.
-
-    The waiter's user can write any time into the ticket file. This function therefore assumes that
-    the waiter joined at most `RETURN_LIMIT_S` seconds before its process started.
-    """
-    now = procfs.now().boot
-    began = procfs.start_time_boot(ticket.holder.listed_pid) if ticket.holder.listed_pid else None
-    return max(0.0, now - max(ticket.number / 1e9, (began or 0.0) - queue.RETURN_LIMIT_S))
+    return f"{subject}{waits}{note}. {idle}. {advice}"
