@@ -281,8 +281,8 @@ def test_a_wait_that_runs_out(on_lab: Machine, open_notebook: Callable[..., Note
     *picture, asked, left, error = filter(None, map(str.strip, shown.splitlines()))
     assert f"train.ipynb (pid {child.pid})" in picture[-1]
     assert "Waiting" not in shown
-    own = f"You hold GPU0 yourself, in train.ipynb (pid {child.pid}), idle"
-    assert asked == f"{own}: !reserve-gpu release {child.pid}"
+    own = f"You hold GPU0 in train.ipynb (pid {child.pid})"
+    assert asked == f"{own}. To release it: !reserve-gpu release {child.pid}"
     assert left == "No GPU is visible to this notebook."
     assert error == "Waited for 1.5 s. No free GPU devices: GPU0 is reserved by your train.ipynb."
 

@@ -406,7 +406,7 @@ def test_the_status_has_drained_gpus_with_their_holders(here: Here) -> None:
         assert of_gpu(text).startswith("drained: ")
         assert f"(pid {holder.pid})" in of_gpu(text)
         assert "still available" not in text
-        assert "You hold GPU1 yourself" in text
+        assert "You hold GPU1 in" in text
         assert "You hold GPU0" not in text
         assert reserve_gpu.status().to_dict()["devices"][0]["holders"]
     with here.rival("0"):

@@ -290,6 +290,12 @@ def owner_or_own_process(holder: Holder, user: str | None) -> str:
     return f"your {sanitize(holder.name or f'process {holder.pid}', NOTEBOOK_LIMIT)}"
 
 
+def person_or_own_process(holder: Holder, user: str | None) -> str:
+    """Return `alice (train.ipynb)`, or `your train.ipynb` if `user` owns the process."""
+    is_own = is_of(holder, user)
+    return owner_or_own_process(holder, user) if is_own else person(holder)
+
+
 def name_of(holder: Holder) -> str:
     """Return a holder's name and pid, such as `train.ipynb (pid 4321)`, or just the name."""
     name = sanitize(holder.name or "a process", NOTEBOOK_LIMIT)

@@ -91,9 +91,13 @@ class Status(NamedTuple):
         """Return a tuple that contains only this status, because it is about a single machine."""
         return (self,)
 
+    def for_any_reader(self) -> Status:
+        """Return a copy that does not call any user's processes "yours"."""
+        return self._replace(user=None)
+
     def picture(self) -> Picture:
         """Return the status as a table for users."""
-        view = View(self.time, self.frontend.here, is_all=self.is_all)
+        view = View(self.time, self.frontend.here, is_all=self.is_all, user=self.user)
         entries = layout.entries(self.rows, view)
         return Picture(Layout(_head(self), entries, queue(self), _foot(self)))
 

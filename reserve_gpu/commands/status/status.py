@@ -44,6 +44,8 @@ def run(arguments: Namespace) -> Output:
         from reserve_gpu.commands.export import prometheus
 
         return Output(prometheus.text(result), code, arguments.format)
+    if arguments.format == "html":
+        result = result.for_any_reader()
     return output.answer(result, arguments.format, "GPUs", code)
 
 

@@ -123,7 +123,7 @@ def test_a_refusal_says_what_is_ones_own(two: Two) -> None:
     cell = two.second.run("%reserve_gpu")
     line = next(line for line in cell.shown.splitlines() if line.startswith("You hold"))
     assert line == (
-        f"You hold GPU0 and GPU1 yourself, in train.ipynb (pid {two.first.pid}), idle: "
+        f"You hold GPU0 and GPU1 in train.ipynb (pid {two.first.pid}). To release them: "
         f"!reserve-gpu release {two.first.pid}"
     )
     assert "Ask " not in cell.shown

@@ -98,6 +98,22 @@ def test_nothing_is_called_idle_in_its_first_ten_minutes(here: Here) -> None:
         assert "has waited" in shell.run("pass").all
 
 
+def test_a_restarted_kernel_is_not_idle(here: Here) -> None:
+    """A GPU that was kept for a restart is not called idle in the next ten minutes."""
+    here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    for lock in session().holding.locks.values():
+        lock.taken = lock.taken.later(-3600.0)
+    waiters = WaiterNotices(session(), pause_s=0.0)  # the new kernel's
+    session().features = {**session().features, "WaiterNotices": waiters}
+    with here.child() as child:
+        Waiter(here, child)
+        assert "has waited" not in shell.run("pass").all
+        waiters._used_at -= 600.0
+        assert "has waited" in shell.run("pass").all
+
+
 def test_another_user_who_waits_is_named() -> None:
     """A waiter of another user is called by that user's name, and a user's own by its notebook."""
     own = a_holder(os.getpid(), own_name(), "b.ipynb", seen=True, since=time.time())
