@@ -560,7 +560,7 @@ def test_the_wait_ran_out(here: Here, typed: CommandLine) -> None:
     with both(here):
         done = typed("run", "--wait", "0.1s", "--", "echo", "ran")
     assert (done.code, done.argv) == (75, None)
-    assert "Waited for 0.1 s. No free GPU devices" in done.stderr
+    assert "Timed out after 0.1 s. No free GPU devices" in done.stderr
 
 
 DRIVER_NOT_LOADED = "fail nvmlInitWithFlags * 9"

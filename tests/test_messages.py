@@ -521,7 +521,7 @@ def test_what_would_be_taken_is_no_advice() -> None:
 def test_nothing_free_after_a_wait(waited_s: float, expected: str) -> None:
     """Who has waited is told for how long, and not to wait."""
     picture = refused(RESERVED, waited_s=waited_s)
-    assert headline(picture) == f"Waited for {expected}. {NONE_FREE}"
+    assert headline(picture) == f"Timed out after {expected}. {NONE_FREE}"
     assert picture.brief.startswith(headline(picture))
     assert QUEUE not in ways_out(picture)
 

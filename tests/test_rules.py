@@ -382,7 +382,7 @@ def test_a_drained_gpu_is_not_handed_out(here: Here) -> None:
     text = refused("0", wait=30)
     assert of_gpu(text) == f"drained: by drain ([devices] in {here.rules})"
     assert "Waiting alone won't help: ask the administrator." in text
-    assert "Waited for" not in text
+    assert "Timed out" not in text
     with here.rival("1"):
         assert "wait='1h'" in refused()
 

@@ -38,7 +38,7 @@ NAMED_SHARERS = 3
 MOST_NAMED = 12  # maximum number of GPUs and GPU ranges in a list
 NAMED_IDLE = 3  # maximum number of hints about idle reservations
 UNKNOWN_USER = "unknown user"
-DYING = "killed, but has not ended (state D): if this lasts, only a reboot may free the GPU"
+DYING = "killed, but has not ended (state D): if this lasts, only a reboot can free the GPU"
 
 
 def gib(mib: float) -> str:

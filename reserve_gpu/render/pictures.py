@@ -102,9 +102,9 @@ class Picture(NamedTuple):
         ipython_shell.display(picture)
 
 
-def of_line(text: str) -> Picture:
-    """Return a picture that contains only one line of text."""
-    return Picture(Layout([(text,)]), text)
+def of_text(text: str) -> Picture:
+    """Return a picture that contains only text."""
+    return Picture(Layout([(line,) for line in text.splitlines()]), text)
 
 
 def warn(warnings: Sequence[str]) -> None:
@@ -154,7 +154,7 @@ def refusal(reason: Refusal, frontend: Frontend) -> Picture:
     it.
     """
     request, rows, now = reason.request, reason.rows, time.time()
-    waited = f"Waited for {durations.time_limit(reason.waited_s)}. " if reason.waited_s else ""
+    waited = f"Timed out after {durations.time_limit(reason.waited_s)}. " if reason.waited_s else ""
     headline = waited + _none_free(request, rows, now, reason.user)
     foot = _hints(reason, frontend, now)
     if len(reason.free) >= request.needed:

@@ -63,7 +63,7 @@ def run_in_notebook(arguments: Namespace) -> None:
         from reserve_gpu import api  # loaded here because the shell command does not need it
 
     if text := api.kept():
-        pictures.tell(pictures.of_line(text))
+        pictures.tell(pictures.of_text(text))
 
 
 def _read(

@@ -17,6 +17,7 @@ from reserve_gpu.model.errors import LockError
 from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render import frontends, phrases
+from reserve_gpu.render.messages import pronoun
 from reserve_gpu.render.notices import used_by_others
 from reserve_gpu.reservation import activity
 from reserve_gpu.reservation.feature import Feature, Owner
@@ -81,7 +82,7 @@ class WaiterNotices(Feature):
             with no_fork:
                 from reserve_gpu.render import pictures  # most cells don't need this module
 
-            pictures.tell(pictures.of_line(text))
+            pictures.tell(pictures.of_text(text))
         took_s = time.monotonic() - began
         self._look_at = began + took_s + self._pause_s * max(1.0, took_s / QUICK_S)
         return [] if is_new else [*map(used_by_others, rows)]  # %reserve_gpu has already warned
@@ -190,13 +191,14 @@ def waiter_message(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) 
         is_late: Whether CUDA has started in this process. If so, only a restart frees the GPU
             memory.
     """
-    subject, recipient = sanitize(ticket.holder.user or "Another user"), "them"
+    subject = recipient = sanitize(ticket.holder.user or "Another user")
     if phrases.is_of(ticket.holder, procfs.user_of(os.getpid())):
         recipient = phrases.owner_or_own_process(ticket.holder, ticket.holder.user)
         subject = recipient[:1].upper() + recipient[1:]
     note = f' ("{sanitize(ticket.holder.note)}")' if ticket.holder.note else ""
     waits = phrases.plain(phrases.wait(ticket.holder, time.time(), ticket.asks))
-    restart = " and restart this kernel" if is_late else ""
     idle = f"{phrases.labels(devices)} {phrases.be(len(devices))} idle here"
-    advice = f"Run %reserve_gpu --release{restart} to give it to {recipient}."
-    return f"{subject}{waits}{note}. {idle}. {advice}"
+    it = pronoun(devices)
+    give = f"To give {it} to {recipient}"
+    advice = f"{give}, release {it} and restart this kernel" if is_late else give
+    return f"{subject}{waits}{note}. {idle}. {advice}:\n%reserve_gpu --release"

@@ -63,7 +63,7 @@ def test_release(two: Two) -> None:
     cell = two.first.run(VISIBLE)
     assert cell.stdout == "['']\n"
     assert "You released GPU1 at " in cell.shown
-    assert " with reserve-gpu release. Run %reserve_gpu to get another one." in cell.shown
+    assert " with reserve-gpu release. To get another one:\n%reserve_gpu" in cell.shown
     assert "released" not in two.first.run("1").all
     assert reserve_gpu(two.machine, "list").stdout == "You hold no GPU on this machine.\n"
     assert "CUDA_VISIBLE_DEVICES = '0'" in two.first.run("%reserve_gpu").stdout

@@ -71,7 +71,7 @@ def test_who_waits_is_told_once(here: Here) -> None:
         feature(WaiterNotices)._tell_at = 0.0  # a moment later
         told = shell.run("pass").shown.strip()
         assert told.startswith(f"Your {CHILD} has waited ")
-        how = f"GPU0 is idle here. Run %reserve_gpu --release to give it to your {CHILD}."
+        how = f"GPU0 is idle here. To give it to your {CHILD}:\n%reserve_gpu --release"
         assert told.endswith(f' for GPU0 ("thesis"). {how}')
         assert "has waited" not in shell.run("pass").all
         shell.run("%reserve_gpu --release")
@@ -118,13 +118,14 @@ def test_another_user_who_waits_is_named() -> None:
     """A waiter of another user is called by that user's name, and a user's own by its notebook."""
     own = a_holder(os.getpid(), own_name(), "b.ipynb", seen=True, since=time.time())
     for holder, who, them in (
-        (own._replace(owner="bob"), "bob", "them"),
+        (own._replace(owner="bob"), "bob", "bob"),
         (own, "Your b.ipynb", "your b.ipynb"),
     ):
         ticket = Ticket(procfs.boot_clock_ns(), "queue-1-0.lock", None, holder)
         told = waiter_message(ticket, [Device(0, "GPU-a")], is_late=True)
         assert told.startswith(f"{who} has waited 0 s for a GPU. GPU0 is idle here. ")
-        assert told.endswith(f"and restart this kernel to give it to {them}.")
+        give = f"To give it to {them}, release it and restart this kernel"
+        assert told.endswith(f"{give}:\n%reserve_gpu --release")
 
 
 def test_a_wait_has_one_duration(here: Here) -> None:
