@@ -135,7 +135,7 @@ class ReserveGPU(WorkerPlugin):
         except Exception as error:
             is_reserved_above = isinstance(error, errors.ReservedAboveError)
             reason = RESERVED_BY_PARENT if is_reserved_above else error
-            leaves = " and leaves" if self.required else ""
+            leaves = " and leaves the cluster" if self.required else ""
             text = f"Dask worker {worker.address} got no GPU{leaves}: {reason}"
             logger.exception(text, exc_info=not isinstance(error, errors.ReserveGPUError))
             if self.required:
@@ -180,7 +180,7 @@ def _refuse(worker: Worker, error: errors.TooLateError) -> None:
         text = f"Dask worker {worker.address}: {error} To restart it, call client.restart()."
         _resume(worker)
         raise errors.TooLateError(text) from None
-    text = f"Dask worker {worker.address} leaves: {error}"
+    text = f"Dask worker {worker.address} leaves the cluster: {error}"
     logger.critical(text)
     _leave(worker, text)
 

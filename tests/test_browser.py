@@ -106,7 +106,7 @@ def test_a_restart(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> N
         notebook.run(1)
         notebook.finish(1)
         kept = notebook.see(1, "GPU1 is kept for this kernel until ")
-        assert kept.rstrip().endswith("To reserve it again, run %reserve_gpu.")
+        assert kept.rstrip().endswith("To reserve it again:\n%reserve_gpu")
         notebook.run(2)
         shown = notebook.finish(2)
         assert "kept for its restart (" in shown
@@ -282,10 +282,12 @@ def test_a_wait_that_runs_out(on_lab: Machine, open_notebook: Callable[..., Note
     *picture, asked, left, error = filter(None, map(str.strip, shown.splitlines()))
     assert f"train.ipynb (pid {child.pid})" in picture[-1]
     assert "Waiting" not in shown
-    own = f"You hold GPU0 yourself, in train.ipynb (pid {child.pid}), idle"
-    assert asked == f"{own}: !reserve-gpu release {child.pid}"
+    own = f"You hold GPU0 in train.ipynb (pid {child.pid})"
+    assert asked == f"{own}. To release it: !reserve-gpu release {child.pid}"
     assert left == "No GPU is visible to this notebook."
-    assert error == "Waited for 1.5 s. No free GPU devices: GPU0 is reserved by your train.ipynb."
+    assert (
+        error == "Timed out after 1.5 s. No free GPU devices: GPU0 is reserved by your train.ipynb."
+    )
 
 
 def test_an_error_stops_run_all(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:

@@ -566,7 +566,8 @@ def test_nothing_free(here: Here, typed: CommandLine) -> None:
         assert of_gpu(done.stderr, number).startswith("reserved: ")
         assert f"rival.ipynb (pid {os.getpid()})" in of_gpu(done.stderr, number)
     name = f"rival.ipynb (pid {os.getpid()})"
-    held = f"You hold GPU0 and GPU1 yourself, in {name}, idle: reserve-gpu release {os.getpid()}"
+    release = f"reserve-gpu release {os.getpid()}"
+    held = f"You hold GPU0 and GPU1 in {name}. To release them: {release}"
     assert ask == held
     assert wait == "Or wait in the queue: reserve-gpu run --wait -- echo ran"
 
@@ -576,7 +577,7 @@ def test_the_wait_ran_out(here: Here, typed: CommandLine) -> None:
     with both(here):
         done = typed("run", "--wait", "0.1s", "--", "echo", "ran")
     assert (done.code, done.argv) == (75, None)
-    assert "Waited for 0.1 s. No free GPU devices" in done.stderr
+    assert "Timed out after 0.1 s. No free GPU devices" in done.stderr
 
 
 DRIVER_NOT_LOADED = "fail nvmlInitWithFlags * 9"
@@ -1164,7 +1165,7 @@ def test_kernels_are_no_ranks(here: Here) -> None:
     with here.kernel() as first, here.kernel() as second:
         first.run("%reserve_gpu -n 2")
         shown = str(second.run("%reserve_gpu"))
-    assert "You hold GPU0 and GPU1 yourself, in kernel in" in shown
+    assert "You hold GPU0 and GPU1 in kernel in" in shown
     assert "Start at most" not in shown
 
 

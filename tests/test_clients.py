@@ -157,7 +157,7 @@ def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
             "Waiting for a GPU: next in the queue, 0 s so far (1.5 s at most).  "
             "2 x A100-SXM4-80GB\n"
         )
-        check_refused(rest, "Waited for 1.5 s. ", child)
+        check_refused(rest, "Timed out after 1.5 s. ", child)
     assert mistake == "UsageError: 'soon' is not a valid duration. Examples: 90s, 10m, 2h, 1h30m.\n"
     said, rest = waited.split("idle\n", 1)
     assert said.startswith(
@@ -262,7 +262,7 @@ def test_a_terminal(machine: Machine, terminal: Terminal) -> None:
     with holder(machine) as child:
         check_refused(terminal.screen(terminal.run("%reserve_gpu")), "", child)
         limit = terminal.run("%reserve_gpu --wait 0.5s")
-        check_refused(terminal.screen(limit), "Waited for 0.5 s. ", child)
+        check_refused(terminal.screen(limit), "Timed out after 0.5 s. ", child)
 
 
 def test_status_fits_a_terminal(machine: Machine, terminal: Terminal) -> None:

@@ -216,7 +216,7 @@ def test_too_late(here: Here) -> None:
         other.reserve("'1'")
         answer = other.run(JOIN.format("'0'"))
         assert answer.error == "RequestError"
-        assert answer.text == "This kernel holds GPU1. Release it first: %reserve_gpu --release"
+        assert answer.text == "This kernel holds GPU1. Release it first:\n%reserve_gpu --release"
         late.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
         assert late.run(JOIN.format("'0'")).error == "TooLateError"
 

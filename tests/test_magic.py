@@ -181,8 +181,8 @@ def test_a_gpu_that_fails_is_told_to_its_holder(here: Here) -> None:
         assert again.stdout == ONE_DEVICE
         assert again.stderr == (
             "Warning: This kernel holds GPU0, but the NVIDIA driver currently can't use it: "
-            "Unknown Error (nvmlDeviceGetHandleByIndex). To get another GPU, run %reserve_gpu "
-            "--release and then %reserve_gpu. Send the administrator the output of nvidia-smi.\n"
+            "Unknown Error (nvmlDeviceGetHandleByIndex). Send the output of nvidia-smi to the "
+            "administrator. To get another GPU, run:\n%reserve_gpu --release\n%reserve_gpu\n"
         )
     here.write(f"{before}\nfail nvmlInitWithFlags * 18")  # which says nothing of that GPU
     assert shell.run("%reserve_gpu").stderr == ""

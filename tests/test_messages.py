@@ -508,9 +508,9 @@ def test_what_would_be_taken_is_no_advice() -> None:
     )
     picture = refused(RESERVED, shared, named, request=Request(("0", "1", "2")), user="alice")
     assert headline(picture) == "No free GPU devices: 2 of 3 reserved, 1 busy."
-    held = "You hold GPU0 yourself, in train.ipynb (pid 4321000)"
+    held = "You hold GPU0 in train.ipynb (pid 4321000). To release it: "
     assert ways_out(picture) == [
-        f"{held}: reserve-gpu release 4321000",
+        f"{held}reserve-gpu release 4321000",
         "Or wait in the queue: %reserve_gpu 0 1 2 --wait",
     ]
 
@@ -521,7 +521,7 @@ def test_what_would_be_taken_is_no_advice() -> None:
 def test_nothing_free_after_a_wait(waited_s: float, expected: str) -> None:
     """Who has waited is told for how long, and not to wait."""
     picture = refused(RESERVED, waited_s=waited_s)
-    assert headline(picture) == f"Waited for {expected}. {NONE_FREE}"
+    assert headline(picture) == f"Timed out after {expected}. {NONE_FREE}"
     assert picture.brief.startswith(headline(picture))
     assert QUEUE not in ways_out(picture)
 
@@ -798,16 +798,36 @@ def test_each_is_asked_once() -> None:
             [mine[0], used],
             f"{both} GPU0, idle for 2 h, and GPU7, overdue since 11:59.",
         ),
-        ([new], "Ask bob (/home/bob) for GPU4, idle for 1 min."),
+        ([new], ""),  # in its first ten minutes
+        ([idle(GPU0, BOB, since=now - 601)], "Ask bob (/home/bob) for GPU0, idle for 10 min."),
     ):
         assert phrases.plain(contacts.users_to_ask(rows, now)) == expected
+
+
+def test_own_idle_gpus_come_first() -> None:
+    """A refusal names the user's own idle GPUs first, and nothing as idle for ten minutes."""
+    now = time.time()
+    other = a_holder(4322, "alice", "eval.ipynb", seen=True)
+    idle_for = "GPU0 has been idle for 2 h in your train.ipynb (pid 4321000)"
+    picture = refused(
+        idle(GPU1, BOB, since=now - 9000),
+        idle(GPU2, other, since=now - 590),
+        idle(GPU0, ALICE, since=now - 9000, cell=now - 7200),
+        user="alice",
+    )
+    assert ways_out(picture) == [
+        f"{idle_for}. To release it: reserve-gpu release 4321000",
+        "You hold GPU2 in eval.ipynb (pid 4322). To release it: reserve-gpu release 4322",
+        "Ask bob (/home/bob) for GPU1, idle for 2 h 30 min.",
+        QUEUE.replace("Wait", "Or wait"),
+    ]
 
 
 def test_all_who_share_are_asked() -> None:
     """Of those who share an idle device the first three are named; since when is not clear."""
     holders = tuple(a_holder(i, name, since=1.0) for i, name in enumerate("abcd", 1))
     row = DeviceStatus(GPU0, State.RESERVED, EMPTY, holders=holders, is_unused=True)
-    line, _ = Status((row,), frontend=MAGIC).picture().layout.foot
+    line, _ = Status((row,), time=3600.0, frontend=MAGIC).picture().layout.foot
     assert phrases.plain(line) == "Ask a, b and c for GPU0, idle."
 
 

@@ -19,7 +19,7 @@ from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import QueueEntry
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.holders import Record
-from tests.processes import own_name, wait_for
+from tests.processes import wait_for
 from tests.reserving import of_gpu, would_be_refused
 from tests.test_machines import on_a_host
 from tests.test_parts import ONE, part, promised
@@ -81,7 +81,7 @@ def test_what_sharers_run_is_theirs_where_others_wait(here: Here) -> None:
         with waiting(here, 9000):
             text = of_gpu(str(would_be_refused(memory="2000MiB")))
     assert text.startswith("awaited: ")
-    assert f"by {own_name()}" in text
+    assert f"by your process {os.getpid()}" in text
     assert "reservation" not in text
 
 

@@ -315,7 +315,7 @@ def test_a_restart_drops_a_lost_gpu(here: Here) -> None:
         kernel.run("import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)")
         here.write(LOST.format(0) + A + B)
         told = kernel.run("%reserve_gpu").all
-        assert "To reserve another GPU, restart the kernel and run %reserve_gpu." in told
+        assert "To reserve another GPU, restart the kernel and run:\n%reserve_gpu" in told
         kernel.restart()
         kernel.load()
         cell = kernel.run("%reserve_gpu")

@@ -382,7 +382,7 @@ def test_a_drained_gpu_is_not_handed_out(here: Here) -> None:
     text = refused("0", wait=30)
     assert of_gpu(text) == f"drained: by drain ([devices] in {here.rules})"
     assert "Waiting alone won't help: ask the administrator." in text
-    assert "Waited for" not in text
+    assert "Timed out" not in text
     with here.rival("1"):
         assert "wait='1h'" in refused()
 
@@ -406,7 +406,7 @@ def test_the_status_has_drained_gpus_with_their_holders(here: Here) -> None:
         assert of_gpu(text).startswith("drained: ")
         assert f"(pid {holder.pid})" in of_gpu(text)
         assert "still available" not in text
-        assert "You hold GPU1 yourself" in text
+        assert "You hold GPU1 in" in text
         assert "You hold GPU0" not in text
         assert reserve_gpu.status().to_dict()["devices"][0]["holders"]
     with here.rival("0"):

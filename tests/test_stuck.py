@@ -256,7 +256,7 @@ def test_the_gpu_of_a_process_stuck_in_the_driver_stays_reserved(here: Here) -> 
         run_refused = here.command(sys.executable, "-m", "reserve_gpu", "run", "0", "--", "true")
         assert child.reserve().value == "1"
     who = f"{getpass.getuser()}, {os.path.basename(sys.executable)} child.py (pid {holder.pid})"
-    state = "killed, but has not ended (state D): if this lasts, only a reboot may free the GPU"
+    state = "killed, but has not ended (state D): if this lasts, only a reboot can free the GPU"
     for shown in (text, refused.text):
         assert who in " ".join(shown.split())
         assert state in " ".join(shown.split())

@@ -205,7 +205,7 @@ def test_who_does_not_wait_does_not_overtake(here: Here, wishes: dict[str, Any])
     with reserved(here, "0") as (free,), Other(here) as other:
         free()
         text = str(would_be_refused(**wishes))
-        assert of_gpu(text) == f'awaited: by {own_name()}: "the thesis"'
+        assert of_gpu(text) == f'awaited: by your process {os.getpid()}: "the thesis"'
         assert "wait='1h'" in text
         assert other.look() == "0"
 
@@ -302,7 +302,7 @@ def test_what_runs_out_of_patience_leaves_the_queue(here: Here) -> None:
 
 @pytest.mark.parametrize(
     ("wait", "said"),
-    [(0, ""), ("0.1s", "Waited for 0.1 s. "), (0.1 + 0.2, "Waited for 0.3 s. ")],
+    [(0, ""), ("0.1s", "Timed out after 0.1 s. "), (0.1 + 0.2, "Timed out after 0.3 s. ")],
 )
 @pytest.mark.parametrize("is_thread", [False, True], ids=["here", "in a thread"])
 def test_limit(here: Here, wait: float | str, said: str, *, is_thread: bool) -> None:
@@ -824,7 +824,7 @@ def test_where_the_limit_runs_out_only_optional_goes_on(
     assert cell.error == error
     output = cell.all
     assert ("went on" in cell.stdout) == (error is None)
-    assert "Waited for 0.1 s. " in output
+    assert "Timed out after 0.1 s. " in output
     assert "busy" in of_gpu(cell.shown)
     assert "Traceback" not in output
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""

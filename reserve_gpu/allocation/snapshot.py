@@ -17,6 +17,7 @@ from reserve_gpu.gpus.usage import (
     split_graphics,
     split_uses,
 )
+from reserve_gpu.locks import queue
 from reserve_gpu.locks.directory import LockDirectory, device_of, lock_name
 from reserve_gpu.locks.holders import with_hosts
 from reserve_gpu.model.devices import GRAPHICS, STUCK, Device, Fault, Process, State, Usage
@@ -92,7 +93,7 @@ def take_snapshot(
     devices = list(nvml.walk())
     reservations = _reservations(devices)
     # Look up users only after the mutex is released, because a directory server can be slow.
-    waiting = [t._replace(holder=procfs.with_owner(t.holder)) for t in reservations.waiting]
+    waiting = [*map(queue.identified, reservations.waiting)]
     reservations = reservations._replace(waiting=waiting)
     readings = nvml.readings([device for device in devices if isinstance(device, Device)])
     rows = [_row(nvml, device, reservations, readings, idle_mib) for device in devices]

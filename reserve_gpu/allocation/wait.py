@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from reserve_gpu.allocation import policy, snapshot
 from reserve_gpu.allocation.attempt import Denied, Granted
 from reserve_gpu.locks.lock import describe_this_process
-from reserve_gpu.locks.queue import EndOfQueue, QueueEntry, wait_for_news
+from reserve_gpu.locks.queue import EndOfQueue, QueueEntry, identified, wait_for_news
 from reserve_gpu.model.devices import Device, State
 from reserve_gpu.model.errors import LockError, MutexHeldError
 from reserve_gpu.model.holders import DeviceStatus, Record
 from reserve_gpu.model.progress import Waiting
 from reserve_gpu.model.requests import NO_LEASE, WaitRequest
-from reserve_gpu.system import executor, procfs
+from reserve_gpu.system import executor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ def wait_in_queue(  # noqa: PLR0913 - the last three are keyword-only
     request, devices = context.request, _fitting_devices(denied)
     explain = Explainer(context)
     outcome: Granted | Denied = denied
-    start = due = time.monotonic()
+    due = time.monotonic()
     lively_until = 0.0
     with entry:
         news = LockChanges(context)
@@ -100,17 +100,17 @@ def wait_in_queue(  # noqa: PLR0913 - the last three are keyword-only
             if not deadline.left_s:
                 break
             entry.heartbeat()
-            waited_s = time.monotonic() - start
+            waited_s = entry.waited_s
             ahead = [
                 t for t in outcome.ahead if any(t.could_use(device.uuid) for device in devices)
             ]
             rows = explain(outcome.rows)
             first = explain.ticket(ahead[0]) if ahead else None
-            limit_s = deadline.limit_s or 0.0
+            limit_s = (deadline.limit_s or 0.0) + entry.earlier_s
             executor.report_progress(
                 Waiting(request, 1 + len(ahead), waited_s, rows, limit_s, first)
             )
-            next_second = start + waited_s - waited_s % SECOND_S + SECOND_S
+            next_second = time.monotonic() + SECOND_S - waited_s % SECOND_S
             if wait_for_news(min(due, deadline.at, next_second), news, between):
                 # Let the first waiter in the queue check first. If all waiters checked at the same
                 # time, the first waiter would have to wait for the mutex.
@@ -207,7 +207,7 @@ class Explainer:
     def ticket(self, first: Ticket) -> Ticket:
         """Return the queue's first ticket with the waiter's user added."""
         if self._first is None or self._first[0] != first.name:
-            self._first = first.name, first._replace(holder=procfs.with_owner(first.holder))
+            self._first = first.name, identified(first)
         return self._first[1]
 
     def __call__(self, rows: Sequence[DeviceStatus]) -> tuple[DeviceStatus, ...]:

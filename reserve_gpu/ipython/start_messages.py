@@ -17,13 +17,13 @@ from reserve_gpu.system import jupyter_kernel, procfs
 def show_kept() -> None:
     """Show the devices that were kept for this Jupyter kernel during its restart."""
     if text := api.kept():
-        pictures.tell(pictures.of_line(text))
+        pictures.tell(pictures.of_text(text))
 
 
 def show_start() -> None:
     """Show the devices that this Jupyter kernel was started with, or explain why it has none."""
     if reason := session().reason:
-        picture = pictures.of_line(reason)
+        picture = pictures.of_text(reason)
         with suppress(errors.DriverError):  # the reason already mentions the driver's error
             picture = status.status()._replace(frontend=for_this_process(MAGIC)).picture()
             picture = picture.below(reason.splitlines())

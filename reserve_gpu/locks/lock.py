@@ -251,14 +251,14 @@ def read_record(descriptor: int) -> Record:
 
 
 def write_record(descriptor: int, record: Record) -> str | None:
-    """Write a record to an open lock file, unless only the times in the record would change.
+    """Write a record to an open lock file, unless only the time of writing would change.
 
     Returns:
         The system's error message if the record can't be written, for example because the disk is
         full, or None on success.
     """
     new, old = record.to_dict(), read_fields(descriptor)
-    if old and _without_times(new) == _without_times(old):
+    if old and _without_time(new) == _without_time(old):
         return None
     data = untrusted.encoded(new, RECORD_LIMIT)
     try:
@@ -285,6 +285,6 @@ def read_fields(descriptor: int) -> dict[str, Any]:
     return {}
 
 
-def _without_times(fields: Mapping[str, Any]) -> dict[str, Any]:
-    times = ("since", "written", "since_boot", "written_boot")
+def _without_time(fields: Mapping[str, Any]) -> dict[str, Any]:
+    times = ("written", "written_boot")
     return {name: value for name, value in fields.items() if name not in times}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.locks.lock import Lock
+    from reserve_gpu.model.clocks import Instant
     from reserve_gpu.model.devices import Device
 
 RETURN_LIMIT_S = 120.0  # seconds within which a process can return to its position in the queue
@@ -71,6 +72,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
         back_s: float = RETURN_LIMIT_S,
     ) -> None:
         self._back_s = back_s
+        self._start = procfs.now()
         self._directory = directory
         self._stopped_s = stopped_s
         self._record = _wanting(record, wants)
@@ -101,6 +103,21 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
     def keeps_place(self) -> bool:
         """Return whether this process can return to its position after it has left the queue."""
         return self.has_joined and self._is_recorded and not self.is_served
+
+    @property
+    def waited_s(self) -> float:
+        """Return the seconds for which this process has waited.
+
+        A process that has returned to its position has waited since it joined the queue for the
+        first time. Other processes compute the same duration from its record.
+        """
+        start = self._lock.taken if self._lock else self._start
+        return max(0.0, procfs.now().boot - start.boot)
+
+    @property
+    def earlier_s(self) -> float:
+        """Return the part of `waited_s` that had passed before this object was created."""
+        return max(0.0, self._start.boot - self._lock.taken.boot) if self._lock else 0.0
 
     def is_valid(self) -> bool:
         """Return whether the ticket is locked and other processes can see it."""
@@ -148,6 +165,7 @@ class QueueEntry(AbstractContextManager["QueueEntry"]):
             self._lock.release()
         self._lock = lock
         self._record = _behind(self._record, self._before)
+        lock.taken = _began(self._number)
         self._is_recorded = lock.write(self._record) is None
         self.heartbeat()
         # Read the number as other processes see it, because some file systems round times.
@@ -492,6 +510,31 @@ def _behind(record: Record, before: Mapping[str, RememberedTicket]) -> Record:
     request = record.asks or WaitRequest()
     listed = (TicketAhead(name, each.number, each.left) for name, each in before.items())
     return record._replace(asks=request._replace(tickets_ahead="\n".join(map(str, listed))))
+
+
+def identified(ticket: Ticket) -> Ticket:
+    """Return a ticket with its waiter's user, and with the time when it joined the queue.
+
+    This is a separate step, because looking up a user can take a long time. The waiter's user can
+    write any time into the record, but no process can have waited since before it started.
+    """
+    holder, now = procfs.with_owner(ticket.holder), procfs.now()
+    began = procfs.start_time_boot(holder.listed_pid) if holder.listed_pid else None
+    earliest = -math.inf if began is None else math.floor(now.wall - now.boot + began)
+    if holder.since is not None and holder.since < earliest:
+        record = holder.record._replace(since=earliest)
+        holder = holder._replace(record=record, clock_set_s=0.0)
+    return ticket._replace(holder=holder)
+
+
+def _began(number: float) -> Instant:
+    """Return when the wait of a ticket began, given its number.
+
+    If this program returns to a position that an earlier process left, the wait of this process
+    began when the process started.
+    """
+    now = procfs.now()
+    return now.later(max(number / 1e9, procfs.start_time_boot(os.getpid()) or 0.0) - now.boot)
 
 
 def other_tickets(tickets: Iterable[Ticket], devices: Sequence[Device]) -> Iterator[Ticket]:

@@ -16,9 +16,10 @@ class Waiting(NamedTuple):
     Attributes:
         request: The request that is waiting.
         place: The position in the queue, starting at 1.
-        waited_s: The seconds elapsed since the wait began.
+        waited_s: The seconds since this process joined the queue. If the process has returned to
+            its position, an earlier wait is included.
         rows: The status of each device, including why it is unavailable.
-        limit_s: The timeout in seconds.
+        limit_s: The value of `waited_s` at which the request is refused, or infinity.
         first: The first ticket in the queue, or None if this process is first.
     """
 

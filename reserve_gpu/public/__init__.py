@@ -54,7 +54,7 @@ def html(status: Status) -> str:
     """
     rows = [row._replace(is_mine=any(map(is_own, row.holders))) for row in status.rows]
     picture = status._replace(frontend=MAGIC).picture()
-    entries = layout.entries(rows, layout.View(status.time))
+    entries = layout.entries(rows, layout.View(status.time, user=status.user))
     return picture._replace(layout=picture.layout._replace(entries=entries))._repr_html_()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import command_line
 from reserve_gpu.model.holders import DeviceStatus, Holder, Reserved
-from reserve_gpu.render import durations, layout, phrases, reservation_list
+from reserve_gpu.render import durations, layout, phrases
 from reserve_gpu.render.phrases import MARK, STRONG, TYPED, Line, listed
 
 if TYPE_CHECKING:
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 def own_reservations(
     rows: Sequence[DeviceStatus], now: float, user: str | None, frontend: Frontend, at: str = ""
 ) -> list[Line]:
-    """Return a line for each reservation that the user holds in another process.
+    """Return a line for each reservation that the user holds in another process, idle ones first.
 
-    Each line includes the command that releases the reservation:
-    `You hold GPU0 and GPU1 yourself, in mine.ipynb, idle for 3 h: reserve-gpu release 4321`
+    Each line ends with the command that releases the reservation:
+    `GPU0 has been idle for 3 h in your mine.ipynb (pid 4321). To release it: reserve-gpu release
+    4321`
 
     The command uses the pid that the Linux kernel reports, rather than the notebook's name, which
     another user might have written. A program gets no lines, because it might run the command
@@ -48,23 +49,58 @@ def own_reservations(
         if phrases.is_of(each.holder, user)
         and not (each.holder.is_kept(now) or each.holder.beside or each.holder.is_dying)
     ]
+    reservations.sort(key=lambda each: -(_idle_s(each, now) or 0.0))
+    reservations.sort(key=lambda each: not _is_idle(each, now))
     return [
         (
-            f"You hold {phrases.labels(each.rows)} yourself, in ",
-            (phrases.name_of(each.holder), STRONG),
-            *reservation_list.idle(each, now),
-            ": ",
+            *_own(each, now),
+            f". To release {'it' if len(each.rows) == 1 else 'them'}: ",
             (command_line(f"release {each.holder.pid}", at), TYPED),
         )
         for each in reservations[: phrases.NAMED_IDLE]
     ]
 
 
+def _own(reserved: Reserved, now: float) -> Line:
+    """Return `GPU0 has been idle for 3 h in your mine.ipynb`, or `You hold GPU0 in mine.ipynb`."""
+    labels, name = phrases.labels(reserved.rows), (phrases.name_of(reserved.holder), STRONG)
+    if not _is_idle(reserved, now):
+        return f"You hold {labels} in ", name
+    count, seconds = len(reserved.rows), _idle_s(reserved, now)
+    verb = phrases.be(count)
+    if seconds is not None and seconds >= durations.MINUTE_S:
+        verb = "has been" if count == 1 else "have been"
+    return f"{labels} {verb} ", (durations.idle(seconds), MARK), " in your ", name
+
+
+def _is_idle(reserved: Reserved, now: float) -> bool:
+    """Return whether all devices of a reservation are idle and none was reserved recently."""
+    return all(row.is_unused for row in reserved.rows) and not _is_new(reserved.holder, now)
+
+
+def _idle_s(reserved: Reserved, now: float) -> float | None:
+    """Return how many seconds a reservation's devices have all been idle, or None if unknown."""
+    known = [layout.idle_s(row, now) for row in reserved.rows]
+    return min((each for each in known if each is not None), default=None)
+
+
+def _is_new(holder: Holder, now: float) -> bool:
+    """Return whether a holder reserved its device recently, and might not have started to use it.
+
+    Args:
+        holder: The holder.
+        now: The current time, in seconds since the epoch.
+    """
+    held_s = None if holder.since is None else durations.time_since(holder.since, now)
+    return held_s is not None and held_s < layout.NEW_S
+
+
 def users_to_ask(rows: Sequence[DeviceStatus], now: float, user: str | None = None) -> Line:
     """Return a line that suggests which users to ask for a device.
 
     Holders of idle devices come first, starting with the device that has been idle longest.
-    Overdue holders come next. Devices with the same holders are listed together.
+    Overdue holders come next. Devices with the same holders are listed together. A device is not
+    called idle during the first ten minutes of its reservation.
 
     Args:
         rows: All devices.
@@ -80,7 +116,11 @@ def users_to_ask(rows: Sequence[DeviceStatus], now: float, user: str | None = No
             for row in rows
             if not all(phrases.is_of(holder, user) for holder in row.holders)
         ]
-    idle = _longest_idle(rows, now)
+    idle = [
+        row
+        for row in _longest_idle(rows, now)
+        if not all(_is_new(holder, now) for holder in row.holders)
+    ]
     overdue = [row for row in _other_rows(rows) if row not in idle and _overdue(row, now)]
     groups: dict[tuple[str, ...], list[DeviceStatus]] = {}
     for row in [*idle, *overdue]:

@@ -98,11 +98,13 @@ class View(NamedTuple):
         now: The time of the snapshot, in seconds since the epoch.
         this_process: The phrase for this process, such as `this kernel`.
         is_all: Whether to show similar free GPUs as separate entries.
+        user: The user who reads the table, whose own waiters are called `your train.ipynb`.
     """
 
     now: float
     this_process: str = ""
     is_all: bool = False
+    user: str | None = None
 
 
 def entries(rows: Sequence[DeviceStatus], view: View) -> list[Entry]:
@@ -269,9 +271,8 @@ def _lines(row: DeviceStatus, view: View) -> list[Line]:
     """Return the lines about a device: its holders, other processes, and remarks."""
     lines = [_holder(row, holder, view) for holder in row.holders]
     if row.awaited_by and is_awaited(row):
-        lines.append(
-            (("by ", FAINT), phrases.person(row.awaited_by), *phrases.note(row.awaited_by))
-        )
+        waiter = phrases.person_or_own_process(row.awaited_by, view.user)
+        lines.append((("by ", FAINT), waiter, *phrases.note(row.awaited_by)))
     lines += _uses(row)
     if is_in_parts(row):
         lines.append((reasons.promisable(row),))

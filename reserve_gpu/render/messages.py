@@ -106,7 +106,7 @@ def kept_for_restart(devices: Sequence[Device], until: float) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(until))
     return (
         f"{labels(devices)} {phrases.be(len(devices))} kept for this kernel until {at}. "
-        f"To reserve {pronoun(devices)} again, run %reserve_gpu."
+        f"To reserve {pronoun(devices)} again:\n%reserve_gpu"
     )
 
 

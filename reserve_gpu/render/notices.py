@@ -106,11 +106,11 @@ def unusable(device: Device, reason: str, *, is_late: bool) -> str:
         reason: The driver's error message.
         is_late: Whether CUDA has started.
     """
-    run = "restart the kernel, then run" if is_late else "run"
+    run = "restart the kernel and run" if is_late else "run"
     return (
         f"This kernel holds {device.label}, but the NVIDIA driver currently can't use it: "
-        f"{sanitize(reason, REASON_LIMIT)}. To get another GPU, {run} %reserve_gpu "
-        "--release and then %reserve_gpu. Send the administrator the output of nvidia-smi."
+        f"{sanitize(reason, REASON_LIMIT)}. Send the output of nvidia-smi to the administrator. "
+        f"To get another GPU, {run}:\n%reserve_gpu --release\n%reserve_gpu"
     )
 
 
@@ -124,7 +124,7 @@ def lost_device(device: Device, reason: str, *, is_late: bool) -> str:
     """
     text = f"{device.label} is lost: {sanitize(reason, REASON_LIMIT)}."
     if is_late:
-        return f"{text} To reserve another GPU, restart the kernel and run %reserve_gpu."
+        return f"{text} To reserve another GPU, restart the kernel and run:\n%reserve_gpu"
     return f"{text} It is no longer reserved for this kernel."
 
 
@@ -225,8 +225,8 @@ def holder_released(devices: Sequence[Device], name: str | None) -> str:
     it = pronoun(devices)
     return (
         f"{sanitize(name or 'The process', NOTEBOOK_LIMIT)} has released "
-        f"{labels(devices)}, which this kernel had joined. Reserve {it} with "
-        f"%reserve_gpu, or release {it} with %reserve_gpu --release."
+        f"{labels(devices)}, which this kernel had joined. Reserve {it} for this kernel, or "
+        f"release {it}:\n%reserve_gpu\n%reserve_gpu --release"
     )
 
 
@@ -577,15 +577,15 @@ def has_joined(devices: Sequence[Device], name: str | None) -> errors.RequestErr
     """
     holder = sanitize(name or "another process", NOTEBOOK_LIMIT)
     return errors.RequestError(
-        f"This kernel has joined {holder} on {labels(devices)}. To reserve something else, "
-        f"release {pronoun(devices)} first: %reserve_gpu --release"
+        f"This kernel has joined {holder} on {labels(devices)}. To reserve other GPUs, "
+        f"release {pronoun(devices)} first:\n%reserve_gpu --release"
     )
 
 
 def holds_already(devices: Sequence[Device]) -> errors.RequestError:
     """Return the error for a kernel that holds devices but tries to join a reservation."""
     return errors.RequestError(
-        f"This kernel holds {labels(devices)}. Release {pronoun(devices)} first: "
+        f"This kernel holds {labels(devices)}. Release {pronoun(devices)} first:\n"
         "%reserve_gpu --release"
     )
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.model.holders import DeviceStatus, Holder, ProcessInfo
+    from reserve_gpu.model.queue import Ticket
     from reserve_gpu.model.requests import Rule, Size
 
 
@@ -37,7 +38,7 @@ NAMED_SHARERS = 3
 MOST_NAMED = 12  # maximum number of GPUs and GPU ranges in a list
 NAMED_IDLE = 3  # maximum number of hints about idle reservations
 UNKNOWN_USER = "unknown user"
-DYING = "killed, but has not ended (state D): if this lasts, only a reboot may free the GPU"
+DYING = "killed, but has not ended (state D): if this lasts, only a reboot can free the GPU"
 
 
 def gib(mib: float) -> str:
@@ -130,22 +131,20 @@ def holder(holder: Holder, what: str = "reserved") -> str:
     return plain(holder_line(holder, time.time(), f"{what} by "))
 
 
-def holder_line(  # noqa: PLR0913 - the last three are keyword-only
+def holder_line(
     holder: Holder,
     now: float,
     what: str = "",
     *,
-    asks: str = "",
     more: Line = (),
     this_process: str = "",
 ) -> Line:
-    """Describe a holder or a waiter in a styled line.
+    """Describe a holder in a styled line.
 
     Args:
-        holder: A holder of a device, or a waiter.
+        holder: A holder of a device.
         now: The current time, in seconds since the epoch.
         what: Text to put before the description.
-        asks: A waiter's request, in words. Empty for a holder.
         more: Styled text to put before the note.
         this_process: The phrase for this process, such as `this kernel`. Empty if another process
             is the holder.
@@ -153,27 +152,66 @@ def holder_line(  # noqa: PLR0913 - the last three are keyword-only
     line: Line = ((what, FAINT),) if what else ()
     if this_process:
         line += (this_process, MARK), ": "
-    line += ((user_of(holder), STRONG),)
-    if name := holder.name:
-        line += ", ", (sanitize(name, NOTEBOOK_LIMIT), STRONG)
+    line += _user_and_name(holder)
+    line += _where(holder)
+    line += _part(holder)
+    seconds = None if holder.since is None else durations.time_since(holder.since, now)
+    if seconds is not None:
+        line += (f"{',' if holder.is_over else ''} for {durations.duration(seconds)}",)
+    if holder.is_dying:
+        line += ", ", (DYING, MARK)
+    else:
+        line += lease_end(holder, now, is_own=bool(this_process))
+    line += more
+    return line + note(holder)
+
+
+def waiter_line(ticket: Ticket, now: float, what: str, user: str | None) -> Line:
+    """Describe a waiter: `bob, sweep.ipynb (pid 99) has waited 12 min for 2 GPUs: "thesis"`.
+
+    Args:
+        ticket: The waiter's ticket.
+        now: The current time, in seconds since the epoch.
+        what: Text to put before the description.
+        user: The user who reads the line, whose own waiters are called `your sweep.ipynb`.
+    """
+    holder = ticket.holder
+    is_own = is_of(holder, user)
+    name = ((owner_or_own_process(holder, user), STRONG),) if is_own else _user_and_name(holder)
+    line: Line = ((what, FAINT), *name, *_where(holder), *wait(holder, now, ticket.asks))
+    return line + note(holder)
+
+
+def wait(holder: Holder, now: float, asks: str | None) -> Line:
+    """Describe a wait, such as ` has waited 12 min for 2 GPUs`.
+
+    Args:
+        holder: The waiter.
+        now: The current time, in seconds since the epoch.
+        asks: The waiter's request, in words.
+    """
+    seconds = None if holder.since is None else durations.time_since(holder.since, now)
+    verb = "is waiting" if seconds is None else f"has waited {durations.duration(seconds)}"
+    return f" {verb}", (" for ", FAINT), (sanitize(asks or "a GPU"), STRONG)
+
+
+def _user_and_name(holder: Holder) -> Line:
+    """Return `alice, train.ipynb`, or just the user."""
+    name = holder.name
+    line: Line = ((user_of(holder), STRONG),)
+    return (*line, ", ", (sanitize(name, NOTEBOOK_LIMIT), STRONG)) if name else line
+
+
+def _where(holder: Holder) -> Line:
+    """Return ` from lab1 (pid 4321) joined to train.ipynb`, or just the parts that apply."""
+    line: Line = ()
     if origin := holder.record.who.origin:
         line += (" from ", FAINT), (sanitize(origin, NOTEBOOK_LIMIT), STRONG)
     if process := _process_of(holder):
         line += (f" ({process})",)
     if holder.beside:
         line += (" joined to ", FAINT), (sanitize(holder.beside, NOTEBOOK_LIMIT), STRONG)
-    line += _part(holder)
-    if asks:
-        line += (" has waited for ", FAINT), (sanitize(asks), STRONG)
-    seconds = None if holder.since is None else durations.time_since(holder.since, now)
-    if seconds is not None:
-        line += (f"{',' if holder.is_over else ''} for {durations.duration(seconds)}",)
-    if holder.is_dying and not asks:
-        line += ", ", (DYING, MARK)
-    elif not asks:
-        line += lease_end(holder, now, is_own=bool(this_process))
-    line += more
-    return line + note(holder)
+    return line
 
 
 def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
@@ -250,6 +288,12 @@ def owner_or_own_process(holder: Holder, user: str | None) -> str:
     if not is_of(holder, user):
         return sanitize(holder.user or UNKNOWN_USER)
     return f"your {sanitize(holder.name or f'process {holder.pid}', NOTEBOOK_LIMIT)}"
+
+
+def person_or_own_process(holder: Holder, user: str | None) -> str:
+    """Return `alice (train.ipynb)`, or `your train.ipynb` if `user` owns the process."""
+    is_own = is_of(holder, user)
+    return owner_or_own_process(holder, user) if is_own else person(holder)
 
 
 def name_of(holder: Holder) -> str:

@@ -102,9 +102,9 @@ class Picture(NamedTuple):
         ipython_shell.display(picture)
 
 
-def of_line(text: str) -> Picture:
-    """Return a picture that contains only one line of text."""
-    return Picture(Layout([(text,)]), text)
+def of_text(text: str) -> Picture:
+    """Return a picture that contains only text."""
+    return Picture(Layout([(line,) for line in text.splitlines()]), text)
 
 
 def warn(warnings: Sequence[str]) -> None:
@@ -154,7 +154,7 @@ def refusal(reason: Refusal, frontend: Frontend) -> Picture:
     it.
     """
     request, rows, now = reason.request, reason.rows, time.time()
-    waited = f"Waited for {durations.time_limit(reason.waited_s)}. " if reason.waited_s else ""
+    waited = f"Timed out after {durations.time_limit(reason.waited_s)}. " if reason.waited_s else ""
     headline = waited + _none_free(request, rows, now, reason.user)
     foot = _hints(reason, frontend, now)
     if len(reason.free) >= request.needed:
@@ -165,7 +165,7 @@ def refusal(reason: Refusal, frontend: Frontend) -> Picture:
     if end := messages.left_with(reason.kept, frontend):
         foot.append((end,))
     foot += [(("Warning: ", MARK), problem) for problem in reason.problems]
-    entries = layout.entries(rows, View(now, frontend.here))
+    entries = layout.entries(rows, View(now, frontend.here, user=reason.user))
     head: Line = ((headline, STRONG), *layout.common_model(rows))
     return Picture(Layout([head], entries, (), foot), headline)
 
@@ -216,9 +216,7 @@ def _state_in_words(row: DeviceStatus, now: float, user: str | None) -> str:
         named = phrases.listed([*dict.fromkeys(people)][: phrases.NAMED_SHARERS])
         if state == State.KEPT.value:
             (holder, *_) = row.holders
-            is_own = phrases.is_of(holder, user)
-            owner = phrases.owner_or_own_process(holder, user) if is_own else phrases.person(holder)
-            return f"is kept for the restart of {owner}"
+            return f"is kept for the restart of {phrases.person_or_own_process(holder, user)}"
         return f"is {state} by {named}" if named else f"is {state}"
     return f"has {state}" if state.startswith("no ") else f"is {state}"
 
@@ -330,23 +328,18 @@ def wait(waiting: Waiting) -> Picture:
     """
     head = " ".join(filter(None, [awaited(waiting), rule_text.limited(waiting.rows)]))
     rows = messages.fit(waiting.rows)
-    now = time.time()
+    now, user = time.time(), procfs.user_of(os.getpid())
     first = contacts.next_free(rows, now)
     foot = reasons.unseen(rows)
     if (ticket := waiting.first) is not None:
-        asks, user = sanitize(ticket.asks or "a GPU"), procfs.user_of(os.getpid())
-        is_own = phrases.is_of(ticket.holder, user)
-        waiter = (
-            phrases.owner_or_own_process(ticket.holder, user)
-            if is_own
-            else phrases.person(ticket.holder)
-        )
-        waits = f", {'which' if is_own else 'who'} is waiting for {asks}."
-        foot.append(("First in the queue is ", (waiter, STRONG), waits))
+        waiter = phrases.person_or_own_process(ticket.holder, user)
+        pronoun = ", which" if phrases.is_of(ticket.holder, user) else ", who"
+        waits = phrases.wait(ticket.holder, now, ticket.asks)
+        foot.append(("First in the queue is ", (waiter, STRONG), pronoun, *waits, "."))
     foot += [("Probably free next: ", *first)] if first else []
-    holders = ", ".join(f"{row.label} {_owner(row, now)}" for row in rows)
+    holders = ", ".join(f"{row.label} {_owner(row, now, user)}" for row in rows)
     first_line: Line = ((head, STRONG), *layout.common_model(rows))
-    picture = Layout([first_line], layout.entries(rows, View(now)), (), foot)
+    picture = Layout([first_line], layout.entries(rows, View(now, user=user)), (), foot)
     return Picture(picture, f"{head} {holders}".rstrip())
 
 
@@ -362,14 +355,14 @@ def awaited(waiting: Waiting) -> str:
     return f"Waiting for {messages.request_text(waiting.request)}: {place} in the queue, {time_}."
 
 
-def _owner(row: DeviceStatus, now: float) -> str:
+def _owner(row: DeviceStatus, now: float, user: str | None) -> str:
     """Return a device's owner, the available memory of a full device, or the device's state."""
     if row.state is State.FULL:
         return f"has room for {phrases.room(row.promisable_mib or 0.0)}"
-    user = row.holders[0].user if row.holders else None
+    owner = row.holders[0].user if row.holders else None
     if layout.state(row, now) is State.KEPT:
-        return f"kept for the restart of {phrases.person(row.holders[0])}"
-    return sanitize(user) if user and row.state is State.RESERVED else row.state.value
+        return f"kept for the restart of {phrases.person_or_own_process(row.holders[0], user)}"
+    return sanitize(owner) if owner and row.state is State.RESERVED else row.state.value
 
 
 # -- helpers ---------------------------------------------------------------------------------------

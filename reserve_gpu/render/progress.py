@@ -70,7 +70,7 @@ class Live(AbstractContextManager["Live"]):
         A log gets a line when the position in the queue, a holder or a device's state changes.
         """
         if isinstance(news, Slow):
-            self._show(news.waited_s, Frame(pictures.of_line(messages.slow(news)), Slow))
+            self._show(news.waited_s, Frame(pictures.of_text(messages.slow(news)), Slow))
             return
         self.has_waited = True
         self._show(news.waited_s, Frame(pictures.wait(news), state_of(news)))
@@ -80,7 +80,7 @@ class Live(AbstractContextManager["Live"]):
 
         A check takes only a few seconds, so nothing is written to a log.
         """
-        self._show(waited_s, Frame(pictures.of_line(line)))
+        self._show(waited_s, Frame(pictures.of_text(line)))
 
     def _show(self, waited_s: float, frame: Frame) -> None:
         """Show a frame, unless another frame was shown during the same second of the wait."""

@@ -140,7 +140,8 @@ def released(
         Answer.CHILD: f"A process that {process} started is using {devices}. {end}",
         Answer.PROGRAM: f"{process} can't release {devices} on request, only by ending. {end}",
         Answer.SILENT: f"{process} does not respond: it is suspended, or it hangs. {end}",
-        Answer.ANOTHER: f"{process} did not confirm your choice. Nothing was released. {by_pid}",
+        Answer.ANOTHER: f"{process} did not confirm that it is the one that you chose. Nothing was "
+        f"released. {by_pid}",
         Answer.GONE: f"{process} no longer holds {devices}.",
         Answer.ENDED: f"Ended {process}, which held {devices}.",
         Answer.STAYS: f"{process} can't be ended from here; it still holds {devices}.",

@@ -80,7 +80,7 @@ def limited(rows: Sequence[DeviceStatus]) -> str:
     """
     for row in rows:
         if row.state is State.LIMITED and row.rule:
-            held = list(map(_held, row.counted)) or ["nothing else"]
+            held = list(map(_held, row.counted)) or ["no other GPU"]
             return f"Limit reached: {named(row.rule)}. You have {listed(held)}."
     return ""
 

@@ -91,9 +91,13 @@ class Status(NamedTuple):
         """Return a tuple that contains only this status, because it is about a single machine."""
         return (self,)
 
+    def for_any_reader(self) -> Status:
+        """Return a copy that does not call any user's processes "yours"."""
+        return self._replace(user=None)
+
     def picture(self) -> Picture:
         """Return the status as a table for users."""
-        view = View(self.time, self.frontend.here, is_all=self.is_all)
+        view = View(self.time, self.frontend.here, is_all=self.is_all, user=self.user)
         entries = layout.entries(self.rows, view)
         return Picture(Layout(_head(self), entries, queue(self), _foot(self)))
 
@@ -120,7 +124,7 @@ class Status(NamedTuple):
 def queue(status: Status) -> list[Line]:
     """Return a line for each waiter in the queue."""
     return [
-        phrases.holder_line(ticket.holder, status.time, f"{place}. ", asks=ticket.asks or "a GPU")
+        phrases.waiter_line(ticket, status.time, f"{place}. ", status.user)
         for place, ticket in enumerate(status.waiting, 1)
     ]
 

@@ -41,6 +41,16 @@ class Hosts(NamedTuple):
     typed: tuple[str, ...] = ()
     is_all: bool = False
 
+    def for_any_reader(self) -> Hosts:
+        """Return a copy that does not call any user's processes "yours"."""
+        answers = self.answers.items()
+        return self._replace(
+            answers={
+                name: each if isinstance(each, str) else each.for_any_reader()
+                for name, each in answers
+            }
+        )
+
     def picture(self) -> Picture:
         """Render a summary of the free GPUs, and a section for each host."""
         sections = [
@@ -124,7 +134,8 @@ def _section(name: str, status: Status) -> Layout:
     hints = contacts.own_reservations(
         status.rows, status.time, status.user, for_this_process(SHELL), f"ssh {name} "
     )
-    entries = layout.entries(status.rows, View(status.time, is_all=status.is_all))
+    view = View(status.time, is_all=status.is_all, user=status.user)
+    entries = layout.entries(status.rows, view)
     return Layout([head, *message], entries, status_view.queue(status), [*hints, *foot])
 
 

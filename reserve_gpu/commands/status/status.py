@@ -44,6 +44,8 @@ def run(arguments: Namespace) -> Output:
         from reserve_gpu.commands.export import prometheus
 
         return Output(prometheus.text(result), code, arguments.format)
+    if arguments.format == "html":
+        result = result.for_any_reader()
     return output.answer(result, arguments.format, "GPUs", code)
 
 
@@ -61,7 +63,7 @@ def run_in_notebook(arguments: Namespace) -> None:
         from reserve_gpu import api  # loaded here because the shell command does not need it
 
     if text := api.kept():
-        pictures.tell(pictures.of_line(text))
+        pictures.tell(pictures.of_text(text))
 
 
 def _read(

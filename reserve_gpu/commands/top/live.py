@@ -152,7 +152,7 @@ class Top:
         """Yield the lines that show the status, or the driver's error."""
         height, width = self._screen.getmaxyx()
         if isinstance(status, DriverError):
-            yield from terminal.rows(pictures.of_line(str(status)).layout, width - 1)
+            yield from terminal.rows(pictures.of_text(str(status)).layout, width - 1)
             return
         picture = status._replace(frontend=for_this_process(SHELL), is_all=True).picture().layout
         lines = list(terminal.rows(picture, width - 1))

@@ -135,7 +135,7 @@ class LeaseNotice(NamedTuple):
         count = len(self.devices)
         return (
             f" {labels(self.devices)} {phrases.be(count)} still visible to processes started from "
-            f"here: {phrases.listed(named)}. End those that could use "
+            f"here: {phrases.listed(named)}. End any that might use "
             f"{'it' if count == 1 else 'them'} later."
         )
 

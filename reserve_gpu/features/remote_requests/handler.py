@@ -138,7 +138,7 @@ def released_by(devices: Sequence[Device], user: str, at: float) -> str:
     subject = "You" if user == procfs.user_name(os.geteuid()) else sanitize(user)
     moment = durations.moment(at, at)
     text = f"{subject} released {labels(devices)} at {moment} with reserve-gpu release"
-    return f"{text}. Run %reserve_gpu to get another one."
+    return f"{text}. To get another one:\n%reserve_gpu"
 
 
 def unreachable(devices: Sequence[Device], error: Exception) -> str:

@@ -16,7 +16,8 @@ from reserve_gpu.model.devices import GRAPHICS, Device, Process, State
 from reserve_gpu.model.errors import LockError
 from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.untrusted import sanitize
-from reserve_gpu.render import durations, frontends, phrases
+from reserve_gpu.render import frontends, phrases
+from reserve_gpu.render.messages import pronoun
 from reserve_gpu.render.notices import used_by_others
 from reserve_gpu.reservation import activity
 from reserve_gpu.reservation.feature import Feature, Owner
@@ -71,6 +72,8 @@ class WaiterNotices(Feature):
         is_new = held.number != self._seen
         if began < self._look_at and not is_new:
             return []
+        if is_new:  # also if the reservation is from before a restart of the kernel
+            self._used_at = began
         self._seen = held.number
         is_part = held.terms.memory_limit_mib is not None
         is_unused = is_new and held.were_idle
@@ -79,7 +82,7 @@ class WaiterNotices(Feature):
             with no_fork:
                 from reserve_gpu.render import pictures  # most cells don't need this module
 
-            pictures.tell(pictures.of_line(text))
+            pictures.tell(pictures.of_text(text))
         took_s = time.monotonic() - began
         self._look_at = began + took_s + self._pause_s * max(1.0, took_s / QUICK_S)
         return [] if is_new else [*map(used_by_others, rows)]  # %reserve_gpu has already warned
@@ -129,7 +132,7 @@ def first_waiter(devices: Sequence[Device], known: Collection[tuple[str, int]]) 
     with suppress(LockError), LockDirectory() as directory:
         for ticket in queue.other_tickets(_tickets(directory), devices):
             if key(ticket) not in known:
-                return ticket._replace(holder=procfs.with_owner(ticket.holder))
+                return queue.identified(ticket)
     return None
 
 
@@ -188,25 +191,14 @@ def waiter_message(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) 
         is_late: Whether CUDA has started in this process. If so, only a restart frees the GPU
             memory.
     """
-    subject, recipient = sanitize(ticket.holder.user or "Another user"), "them"
+    subject = recipient = sanitize(ticket.holder.user or "Another user")
     if phrases.is_of(ticket.holder, procfs.user_of(os.getpid())):
         recipient = phrases.owner_or_own_process(ticket.holder, ticket.holder.user)
         subject = recipient[:1].upper() + recipient[1:]
     note = f' ("{sanitize(ticket.holder.note)}")' if ticket.holder.note else ""
-    request = sanitize(ticket.asks or "a GPU")
-    restart = " and restart this kernel" if is_late else ""
-    waited = durations.duration(_waited_s(ticket))
+    waits = phrases.plain(phrases.wait(ticket.holder, time.time(), ticket.asks))
     idle = f"{phrases.labels(devices)} {phrases.be(len(devices))} idle here"
-    advice = f"Run %reserve_gpu --release{restart} to give it to {recipient}."
-    return f"{subject} has waited {waited} for {request}{note}. {idle}. {advice}"
-
-
-def _waited_s(ticket: Ticket) -> float:
-    """Return the seconds since a waiter joined the queue.
-
-    The waiter's user can write any time into the ticket file. This function therefore assumes that
-    the waiter joined at most `RETURN_LIMIT_S` seconds before its process started.
-    """
-    now = procfs.now().boot
-    began = procfs.start_time_boot(ticket.holder.listed_pid) if ticket.holder.listed_pid else None
-    return max(0.0, now - max(ticket.number / 1e9, (began or 0.0) - queue.RETURN_LIMIT_S))
+    it = pronoun(devices)
+    give = f"To give {it} to {recipient}"
+    advice = f"{give}, release {it} and restart this kernel" if is_late else give
+    return f"{subject}{waits}{note}. {idle}. {advice}:\n%reserve_gpu --release"

@@ -126,7 +126,7 @@ def test_plugin(machine: Machine) -> None:
     assert scaled == ["", "0", "1", "2", "3"]
     assert others == [[]]
     (log,) = logs
-    assert "got no GPU: Waited for 10 s. No free GPU devices: 4 of 4 reserved." in log
+    assert "got no GPU: Timed out after 10 s. No free GPU devices: 4 of 4 reserved." in log
     assert [one in log for one in warned] == [True]
 
 
@@ -179,7 +179,8 @@ def test_required(machine: Machine) -> None:
     assert first == ["0", "1", "2", "3"]
     assert left == 3
     assert seen == [1]
-    text = "got no GPU and leaves: Waited for 1 s. No free GPU devices: 4 of 4 reserved."
+    refusal = "Timed out after 1 s. No free GPU devices: 4 of 4 reserved."
+    text = f"got no GPU and leaves the cluster: {refusal}"
     assert [text in one for one in warned] == [True, True]
 
 
@@ -202,7 +203,7 @@ say(sorted({{tuple(found) for _, found in client.gather(client.map(look, range(5
             for more in ((), ("--no-nanny",)):
                 late = machine.command(sys.executable, "-m", *argv, *more, *preload)
                 assert late.returncode == 0
-                assert "got no GPU and leaves: " in late.stderr
+                assert "got no GPU and leaves the cluster: " in late.stderr
             assert worker.poll() is None
 
 
@@ -376,7 +377,7 @@ def test_too_late(machine: Machine) -> None:
     assert unchanged == [None]
     assert restarted == ["0"]
     assert joined == {}
-    assert "leaves: Too late: CUDA has already started" in done.stderr
+    assert "leaves the cluster: Too late: CUDA has already started" in done.stderr
 
 
 THREADS = """

@@ -319,9 +319,12 @@ class Tags(HTMLParser):
         self.text += data
 
 
+@pytest.mark.usefixtures("terminal")
 def test_page(here: Here, typed: CommandLine) -> None:
-    """The page has a title, its encoding and both themes, and stands alone."""
-    with here.rival(note="until Friday"):
+    """The page has a title, its encoding and both themes, stands alone, and is for any reader."""
+    here.write("gpu")
+    with here.child() as holder:
+        holder.reserve("note='until Friday'")
         text = typed("status", "--format", "html").stdout
     assert text.startswith("<!DOCTYPE html>\n")
     tags = Tags(text)
@@ -329,6 +332,7 @@ def test_page(here: Here, typed: CommandLine) -> None:
     assert {"charset": "utf-8"} in metas
     assert f"GPUs of {reserve_gpu.status().host}" in tags.text
     assert "until Friday" in tags.text
+    assert "You hold" not in tags.text
     assert "prefers-color-scheme: dark" in tags.text
     assert "table" in dict(tags.elements)
     assert not [

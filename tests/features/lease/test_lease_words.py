@@ -14,6 +14,7 @@ from reserve_gpu.commands.export import prometheus
 from reserve_gpu.model.devices import Device, State, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.progress import Waiting
+from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Lease, Request, ReservationTerms
 from reserve_gpu.render import columns, contacts, durations, html, phrases, pictures, terminal
 from reserve_gpu.render.frontends import MAGIC
@@ -139,7 +140,8 @@ def test_what_makes_no_sense_is_not_shown(
 
 def test_who_waits_has_no_end() -> None:
     """A place in the queue has no end, whatever its file says."""
-    line = phrases.holder_line(with_lease(ALICE, until(6)), NOW, asks="a GPU")
+    ticket = Ticket(0, "queue-1-0.lock", None, with_lease(ALICE, until(6)))
+    line = phrases.waiter_line(ticket, NOW, "1. ", None)
     assert "18:00" not in phrases.plain(line)
 
 

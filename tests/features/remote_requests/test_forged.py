@@ -126,7 +126,7 @@ def test_renamed_lock_files(idle: Machine) -> None:
         one.reserve("'1'")
         renamed(idle, *UUIDS)
         done = as_nobody(idle, "0", "--end")
-        assert "did not confirm your choice." in done.stdout
+        assert "did not confirm that it is the one" in done.stdout
         assert is_running(zero.pid)
         assert is_running(one.pid)
         assert as_nobody(idle, str(one.pid), "--end").stdout.startswith("Ended ")

@@ -25,4 +25,4 @@ def test_who_has_released_it(user: str, text: str) -> None:
     """Who has released a GPU from elsewhere is called you, another one by their name."""
     at = time.mktime((2026, 11, 20, 18, 0, 0, 0, 0, -1))
     said = released_by((GPU0, GPU1), user, at)
-    assert said == f"{text} release. Run %reserve_gpu to get another one."
+    assert said == f"{text} release. To get another one:\n%reserve_gpu"

@@ -63,7 +63,7 @@ def test_release(two: Two) -> None:
     cell = two.first.run(VISIBLE)
     assert cell.stdout == "['']\n"
     assert "You released GPU1 at " in cell.shown
-    assert " with reserve-gpu release. Run %reserve_gpu to get another one." in cell.shown
+    assert " with reserve-gpu release. To get another one:\n%reserve_gpu" in cell.shown
     assert "released" not in two.first.run("1").all
     assert reserve_gpu(two.machine, "list").stdout == "You hold no GPU on this machine.\n"
     assert "CUDA_VISIBLE_DEVICES = '0'" in two.first.run("%reserve_gpu").stdout
@@ -124,7 +124,7 @@ def test_a_refusal_says_what_is_ones_own(two: Two) -> None:
     cell = two.second.run("%reserve_gpu")
     line = next(line for line in cell.shown.splitlines() if line.startswith("You hold"))
     assert line == (
-        f"You hold GPU0 and GPU1 yourself, in train.ipynb (pid {two.first.pid}), idle: "
+        f"You hold GPU0 and GPU1 in train.ipynb (pid {two.first.pid}). To release them: "
         f"!reserve-gpu release {two.first.pid}"
     )
     assert "Ask " not in cell.shown

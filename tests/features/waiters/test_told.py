@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ import reserve_gpu
 from reserve_gpu.features.waiters.notifier import WaiterNotices, waiter_message
 from reserve_gpu.model.devices import Device
 from reserve_gpu.model.queue import Ticket
+from reserve_gpu.render.pictures import awaited
 from reserve_gpu.reservation.session import session
 from reserve_gpu.system import procfs
 from tests.here import feature
@@ -27,6 +30,7 @@ from tests.waiters import Waiter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from reserve_gpu.model.progress import Waiting
     from tests.here import Here
     from tests.shell import Shell
 
@@ -37,6 +41,11 @@ from reserve_gpu.reservation.session import session
 from reserve_gpu.features.waiters.notifier import WaiterNotices
 waiters = WaiterNotices(session(), pause_s=0.0, idle_s=0.0)
 session().features = {**session().features, "WaiterNotices": waiters}
+"""
+TELL = """
+from reserve_gpu.features.waiters import notifier
+devices = reserve_gpu.reserve().devices
+notifier.waiter_message(notifier.first_waiter(devices, ()), devices, is_late=False)
 """
 IDLE = "gpu\n  memory 8192\n"
 
@@ -62,7 +71,7 @@ def test_who_waits_is_told_once(here: Here) -> None:
         feature(WaiterNotices)._tell_at = 0.0  # a moment later
         told = shell.run("pass").shown.strip()
         assert told.startswith(f"Your {CHILD} has waited ")
-        how = f"GPU0 is idle here. Run %reserve_gpu --release to give it to your {CHILD}."
+        how = f"GPU0 is idle here. To give it to your {CHILD}:\n%reserve_gpu --release"
         assert told.endswith(f' for GPU0 ("thesis"). {how}')
         assert "has waited" not in shell.run("pass").all
         shell.run("%reserve_gpu --release")
@@ -89,17 +98,56 @@ def test_nothing_is_called_idle_in_its_first_ten_minutes(here: Here) -> None:
         assert "has waited" in shell.run("pass").all
 
 
+def test_a_restarted_kernel_is_not_idle(here: Here) -> None:
+    """A GPU that was kept for a restart is not called idle in the next ten minutes."""
+    here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    for lock in session().holding.locks.values():
+        lock.taken = lock.taken.later(-3600.0)
+    waiters = WaiterNotices(session(), pause_s=0.0)  # the new kernel's
+    session().features = {**session().features, "WaiterNotices": waiters}
+    with here.child() as child:
+        Waiter(here, child)
+        assert "has waited" not in shell.run("pass").all
+        waiters._used_at -= 600.0
+        assert "has waited" in shell.run("pass").all
+
+
 def test_another_user_who_waits_is_named() -> None:
     """A waiter of another user is called by that user's name, and a user's own by its notebook."""
-    own = a_holder(os.getpid(), own_name(), "b.ipynb", seen=True)
+    own = a_holder(os.getpid(), own_name(), "b.ipynb", seen=True, since=time.time())
     for holder, who, them in (
-        (own._replace(owner="bob"), "bob", "them"),
+        (own._replace(owner="bob"), "bob", "bob"),
         (own, "Your b.ipynb", "your b.ipynb"),
     ):
         ticket = Ticket(procfs.boot_clock_ns(), "queue-1-0.lock", None, holder)
         told = waiter_message(ticket, [Device(0, "GPU-a")], is_late=True)
         assert told.startswith(f"{who} has waited 0 s for a GPU. GPU0 is idle here. ")
-        assert told.endswith(f"and restart this kernel to give it to {them}.")
+        give = f"To give it to {them}, release it and restart this kernel"
+        assert told.endswith(f"{give}:\n%reserve_gpu --release")
+
+
+def test_a_wait_has_one_duration(here: Here) -> None:
+    """A waiter that has returned to its position has waited equally long on every screen."""
+    here.write(IDLE)
+    screens: list[str] = []
+    with here.child() as holder:
+        holder.reserve()
+
+        def look(waiting: Waiting) -> None:
+            screens.extend([awaited(waiting), str(reserve_gpu.status()), holder.run(TELL).value])
+            holder.run("reserve_gpu.release()")
+
+        with pytest.raises(reserve_gpu.WaitTimeoutError):
+            reserve_gpu.reserve(wait=0.1)
+        (ticket,) = here.locks.glob("queue-*")
+        os.utime(ticket, ns=(0, 0))  # as if it had joined before this process started
+        reserve_gpu.reserve(wait=30, progress=look)
+    matches = [re.search(r"(\d+) (s|min) (so far|for a GPU)", text) for text in screens]
+    shown = [int(each[1]) * (60 if each[2] == "min" else 1) for each in matches if each]
+    assert len(shown) == 3
+    assert 0 < min(shown) >= max(shown) - 2  # read one after another
 
 
 def test_at_most_every_ten_minutes(here: Here) -> None:
