@@ -126,7 +126,7 @@ def test_plugin(machine: Machine) -> None:
     assert scaled == ["", "0", "1", "2", "3"]
     assert others == [[]]
     (log,) = logs
-    assert "got no GPU: Waited for 10 s. No free GPU devices: 4 of 4 reserved." in log
+    assert "got no GPU: Waited for 10 s. No free GPU: 4 reserved." in log
     assert [one in log for one in warned] == [True]
 
 
@@ -179,7 +179,7 @@ def test_required(machine: Machine) -> None:
     assert first == ["0", "1", "2", "3"]
     assert left == 3
     assert seen == [1]
-    text = "got no GPU and leaves: Waited for 1 s. No free GPU devices: 4 of 4 reserved."
+    text = "got no GPU and leaves: Waited for 1 s. No free GPU: 4 reserved."
     assert [text in one for one in warned] == [True, True]
 
 
