@@ -38,6 +38,7 @@ NOTEBOOKS = ("train.ipynb", "finetune.ipynb", "explore.ipynb", "sweep.ipynb")
 MINUTE_S, HOUR_S = 60, 3600
 TABS_PX, MARGIN_PX = 25, 10
 FRAME_S, LAST_FRAME_MS = 0.5, 4000
+COLORS = 256  # of an animation, as many as GIF allows
 MODEL = """
 gpu
   name NVIDIA A100-SXM4-80GB
@@ -198,13 +199,19 @@ def handover(scene: Scene, lab: Lab, page: Page) -> None:
 
 
 def save_film(frames: Sequence[bytes], path: Path) -> None:
-    """Write the pictures as one that moves; the last one stays for some seconds."""
+    """Write the frames as an animation; the last frame stays for some seconds.
+
+    The frames share a palette in which each color counts once. By its number of pixels, the green
+    of a short bar would have no color of its own.
+    """
     from PIL import Image
 
-    first, *others = (
-        Image.open(BytesIO(frame)).convert("RGB").quantize(128, dither=Image.Dither.NONE)
-        for frame in frames
-    )
+    images = [Image.open(BytesIO(frame)).convert("RGB") for frame in frames]
+    colors = {color for image in images for _, color in image.getcolors(image.width * image.height)}
+    all_colors = Image.new("RGB", (len(colors), 1))
+    all_colors.putdata(sorted(colors))
+    palette = all_colors.quantize(COLORS)
+    first, *others = (image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images)
     times_ms = [round(FRAME_S * 1000)] * len(others) + [LAST_FRAME_MS]
     first.save(path, save_all=True, append_images=others, duration=times_ms, loop=0, optimize=True)
 

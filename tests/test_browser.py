@@ -161,12 +161,12 @@ def test_status(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None
         r"reserved.*mine\.ipynb",
         "free",
         r"reserved.*train\.ipynb.*" + re.escape(HOSTILE),
-        rf"busy.*39\.1 of 80\.0 GiB.*pid {child.pid}",
+        rf"39\.1 of 80\.0 GiB.*busy.*pid {child.pid}",
         "broken",
         "unknown",
     ]
     for index, (row, pattern) in enumerate(zip(rows, expected, strict=True)):
-        assert re.match(rf"{index}\b.*{pattern}", " ".join(row.split())), row
+        assert re.match(rf"{index}\b.*\b{pattern}", " ".join(row.split())), row
     assert notebook.page.title() != "gotcha"
 
 
@@ -184,6 +184,35 @@ def test_status_is_legible(on_lab: Machine, open_notebook: Callable[..., Noteboo
         assert notebook.finish(cell)
     check_looks(notebook, 1)
     check_looks(notebook, 2)
+
+
+# For each memory cell, the number of lines that its text takes, and where the text ends.
+TEXT_BOXES = """cells => cells.map(cell => {
+    const range = document.createRange();
+    range.selectNodeContents(cell.querySelector('span') ?? cell);
+    const boxes = [...range.getClientRects()];
+    return [new Set(boxes.map(box => box.top)).size, Math.round(boxes.at(-1)?.right)];
+})"""
+
+
+@pytest.mark.parametrize("width", [700, 1000])
+def test_a_narrow_window(
+    on_lab: Machine, open_notebook: Callable[..., Notebook], width: int
+) -> None:
+    """In a narrow window, numbers stay on one line, end at one edge, and nothing is cut off."""
+    notebook = open_notebook("mine.ipynb", "%reserve_gpu --status", "%reserve_gpu")
+    note = "for the thesis, until Friday evening; then it is all yours"
+    with holder(on_lab, f"0, note={note!r}") as child:
+        on_lab.write(f"{ONE}compute {child.pid} 40000\n{ONE}compute 4321000 9000\n")
+        notebook.page.set_viewport_size({"width": width, "height": 900})
+        for cell in (0, 1):
+            notebook.run(cell)
+            notebook.finish(cell)
+            boxes = notebook.outputs(cell).locator("td:nth-child(2)").evaluate_all(TEXT_BOXES)
+            assert [lines for lines, _ in boxes] == [1, 1]
+            assert len({end for _, end in boxes}) == 1
+            assert notebook.cut_off(cell) == []
+    notebook.page.set_viewport_size({"width": 1400, "height": 900})
 
 
 def test_bars_of_a_notebook_that_is_not_trusted(on_lab: Machine, lab: Lab, page: Page) -> None:
@@ -232,7 +261,7 @@ def test_waiting_for_the_other_notebook(
     for seconds in (1, 2):
         waiting = right.see(0, rf"next in the queue, {seconds} s so far")
         assert waiting.count("Waiting for a GPU") == 1
-    assert re.search(r"\b0\s+reserved\b[^:]*\w+, left\.ipynb \(pid \d+\) for \d+ s", waiting)
+    assert re.search(r"\b0\b[^:]*\breserved\b[^:]*\w+, left\.ipynb \(pid \d+\) for \d+ s", waiting)
     check_looks(right, 0)
     left.shut_down()
     before, *lines = right.finish(0).split("\n", 1)
@@ -279,15 +308,14 @@ def test_a_wait_that_runs_out(on_lab: Machine, open_notebook: Callable[..., Note
     with holder(on_lab) as child:
         notebook.run(0)
         shown = notebook.finish(0)
-    *picture, asked, left, error = filter(None, map(str.strip, shown.splitlines()))
+    head, asked, left, *picture, error = filter(None, map(str.strip, shown.splitlines()))
     assert f"train.ipynb (pid {child.pid})" in picture[-1]
     assert "Waiting" not in shown
     own = f"You hold GPU0 in train.ipynb (pid {child.pid})"
     assert asked == f"{own}. To release it: !reserve-gpu release {child.pid}"
     assert left == "No GPU is visible to this notebook."
-    assert (
-        error == "Timed out after 1.5 s. No free GPU devices: GPU0 is reserved by your train.ipynb."
-    )
+    assert error == "Timed out after 1.5 s. No free GPU: GPU0 is reserved by your train.ipynb."
+    assert head == error
 
 
 def test_an_error_stops_run_all(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
@@ -298,9 +326,9 @@ def test_an_error_stops_run_all(on_lab: Machine, open_notebook: Callable[..., No
     notebook = open_notebook("mine.ipynb", slow, "print('went on')")
     notebook.run_all()
     shown = notebook.finish(0)
-    assert re.search(r"\b0\s+busy\b[^:]*no reservation: pid 4321000\n", shown)
+    assert re.search(r"\b0\b[^:]*\bbusy\b[^:]*no reservation: pid 4321000\n", shown)
     assert "Traceback" not in shown
-    assert shown.endswith("\nNo free GPU devices: GPU0 is busy.")
+    assert shown.endswith("\nNo free GPU: GPU0 is busy.")
     assert notebook.shown(1) == ""
     check_looks(notebook, 0)
 

@@ -560,8 +560,8 @@ def test_nothing_free(here: Here, typed: CommandLine) -> None:
     with both(here):
         done = typed("run", "--", "echo", "ran")
     assert (done.code, done.stdout, done.argv) == (75, "", None)
-    first, *_, ask, wait = done.stderr.splitlines()
-    assert first == "No free GPU devices: 2 of 2 reserved.  2 x GeForce GTX 1050 Ti"
+    first, ask, wait, *_ = done.stderr.splitlines()
+    assert first == "No free GPU: 2 reserved.  2 x GeForce GTX 1050 Ti"
     for number in "01":
         assert of_gpu(done.stderr, number).startswith("reserved: ")
         assert f"rival.ipynb (pid {os.getpid()})" in of_gpu(done.stderr, number)
@@ -577,7 +577,7 @@ def test_the_wait_ran_out(here: Here, typed: CommandLine) -> None:
     with both(here):
         done = typed("run", "--wait", "0.1s", "--", "echo", "ran")
     assert (done.code, done.argv) == (75, None)
-    assert "Timed out after 0.1 s. No free GPU devices" in done.stderr
+    assert "Timed out after 0.1 s. No free GPU" in done.stderr
 
 
 DRIVER_NOT_LOADED = "fail nvmlInitWithFlags * 9"
@@ -611,7 +611,7 @@ def test_optional(here: Here, typed: CommandLine) -> None:
     with both(here):
         done = typed("run", "--optional", "--", "env")
     assert (done.argv, done.visible) == (["env"], "")
-    assert done.stderr.startswith("No free GPU devices")
+    assert done.stderr.startswith("No free GPU")
     assert done.stderr.endswith("\nContinuing without a GPU.\n")
 
 
@@ -1146,7 +1146,7 @@ def test_more_ranks_than_gpus(here: Here) -> None:
     with ranks(here, 8):
         ninth = here.command(*US, "run", "--", *RANK)
         other = here.command(*US, "run", "--", "true")
-    *_, last = ninth.stderr.splitlines()
+    _, last, *_ = ninth.stderr.splitlines()
     assert ninth.returncode == 75
     assert last == (
         "Processes that were started together with this one hold GPU0 to GPU7. Start at most 8 of "

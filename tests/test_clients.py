@@ -121,15 +121,12 @@ def check_free(shown: str) -> None:
 
 def check_refused(shown: str, first: str, child: Child) -> None:
     """Return what is said where no GPU is to be had."""
-    left = "No GPU is visible to this notebook."
-    shown = shown.replace(left, f"{left}\n")  # the next output of the notebook file
-    *picture, left, error = filter(None, shown.splitlines())
-    assert error == f"{first}No free GPU devices: 1 of 2 reserved, 1 busy."
-    assert left == "No GPU is visible to this notebook."
-    text = "\n".join(picture)
-    assert re.match(rf"reserved: .*\b\w+, train.ipynb \(pid {child.pid}\) for", of_gpu(text))
-    assert of_gpu(text).endswith(f'"{NOTE}"')
-    assert of_gpu(text, "1").endswith("no reservation: pid 4321000")
+    headline = f"{first}No free GPU: 1 reserved, 1 busy."
+    assert any(line.startswith(headline) for line in shown.splitlines())
+    assert "No GPU is visible to this notebook." in shown.splitlines()
+    assert re.match(rf"reserved: .*\b\w+, train.ipynb \(pid {child.pid}\) for", of_gpu(shown))
+    assert of_gpu(shown).endswith(f'"{NOTE}"')
+    assert "no reservation: pid 4321000" in of_gpu(shown, "1")
     assert "Traceback" not in shown
 
 
@@ -180,14 +177,14 @@ def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
 
 @pytest.mark.needs("browser")  # which brings nbconvert
 def test_the_log_of_a_run_without_a_gpu(machine: Machine) -> None:
-    """Who runs a notebook unattended reads in its log who has the GPUs, and last what happened."""
+    """The log of an unattended notebook says why it got no GPU, and who has the GPUs."""
     path = machine.folder / "run.ipynb"
     path.write_text(json.dumps(notebook("%load_ext reserve_gpu", "%reserve_gpu")))
     with holder(machine) as child:
         convert = (sys.executable, "-m", "jupyter", "nbconvert", "--to=notebook", "--execute")
         done = machine.command(*convert, str(path))
     assert done.returncode != 0
-    check_refused(done.stderr[done.stderr.rindex("GPU  state") :].rstrip(), "", child)
+    check_refused(done.stderr[done.stderr.rindex("No free GPU") :].rstrip(), "", child)
 
 
 def test_interrupting_jupyter_execute(machine: Machine) -> None:

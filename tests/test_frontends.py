@@ -123,8 +123,10 @@ THERE = DeviceStatus(GPU0, State.FREE, Usage(compute=0, mps=0), would_be_taken=T
 def test_each_way_out_is_what_it_says(frontend: Frontend) -> None:
     """The queue asks for the same, the smaller request for what is free, the name for that GPU."""
     request = parse(None, count=2, name="A100", note="a b")
-    foot = pictures.refusal(Refused(request, (THERE, BUSY), user="alice"), frontend).layout.foot
-    lines = [phrases.plain(line).split(": ", 1) for line in foot]
+    _, *hints = pictures.refusal(
+        Refused(request, (THERE, BUSY), user="alice"), frontend
+    ).layout.head
+    lines = [phrases.plain(line).split(": ", 1) for line in hints]
     (text, queue), (less, smaller), (_, named) = lines[:3]
     assert (text, less) == ("Wait in the queue", "1 is available now")
     assert read(queue)[0] == request
@@ -186,8 +188,8 @@ def test_what_only_oneself_uses_may_be_named(
 ) -> None:
     """A busy GPU is offered by name only where nobody else can be on it, or waits for it."""
     row = BUSY._replace(usage=usage, processes=tuple(processes), awaited_by=awaited_by)
-    foot = pictures.refusal(Refused(parse(None), (row,), user="alice"), frontends.MAGIC).layout.foot
-    assert any("name it" in phrases.plain(line) for line in foot) is is_offered
+    head = pictures.refusal(Refused(parse(None), (row,), user="alice"), frontends.MAGIC).layout.head
+    assert any("name it" in phrases.plain(line) for line in head) is is_offered
 
 
 @pytest.mark.parametrize("frontend", FACES.values(), ids=FACES.keys())
@@ -208,7 +210,7 @@ def test_what_would_fit_does_fit(frontend: Frontend) -> None:
             full = DeviceStatus(GPU0, State.FULL, promisable_mib=promisable_mib)
             (line,) = [
                 phrases.plain(line)
-                for line in pictures.refusal(Refused(request, (full, BUSY)), frontend).layout.foot
+                for line in pictures.refusal(Refused(request, (full, BUSY)), frontend).layout.head
                 if " available now: " in phrases.plain(line)
             ]
             typed = read(line.split(": ", 1)[1])[0]

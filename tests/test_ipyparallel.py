@@ -72,7 +72,7 @@ def test_magic(machine: Machine) -> None:
     shown, (first, error, visible, found) = ipython(machine, PRELUDE + magic + MAGIC)
     assert first == [[one] for one in uuids()]
     assert shown.count("Reserving GPU") == 8
-    assert shown.count("No free GPU devices: 4 of 4 reserved.") == 1
+    assert shown.count("No free GPU: 4 reserved.") == 1
     assert error != "NoneType"
     assert visible == ["", "0", "1", "2", "3"]
     assert found == [[], *first]
@@ -115,4 +115,4 @@ def test_profile(machine: Machine) -> None:
     assert numbers < {f"engine {number}" for number in range(5)}
     assert reserved == [0, 1, 1, 1, 1]
     assert without == [0, 0, 0, 0, 1]
-    assert "No free GPU devices: 4 of 4 reserved." in shown
+    assert "No free GPU: 4 reserved." in shown

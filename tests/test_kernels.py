@@ -116,7 +116,7 @@ def test_failure_shows_who_has_it(two: Two) -> None:
     cell = two.second.run("%reserve_gpu")
     assert cell.error == "NoFreeDeviceError"
     assert has_no_traceback(cell)
-    assert cell.traceback == ["No free GPU devices: 2 of 2 reserved."]
+    assert cell.traceback == ["No free GPU: 2 reserved."]
     assert of_gpu(cell.shown).startswith("reserved: ")
     assert f"train.ipynb (pid {two.first.pid})" in of_gpu(cell.shown)
 

@@ -420,37 +420,37 @@ def headline(picture: Picture) -> str:
 
 
 def ways_out(picture: Picture) -> list[str]:
-    """Return what stands below the devices, but for how things are left."""
-    lines = list(map(phrases.plain, picture.layout.foot))
-    return lines[:-1] if lines[-1:] == [left(picture)] else lines
+    """Return the lines around the devices, except the headline and what `left` returns."""
+    lines = map(phrases.plain, (*picture.layout.head[1:], *picture.layout.foot))
+    return [line for line in lines if line != left(picture)]
 
 
 def left(picture: Picture) -> str:
-    """Return how things are left, in the last line; empty where nothing is said of that."""
-    last = phrases.plain(picture.layout.foot[-1]) if picture.layout.foot else ""
+    """Return the line that says which GPUs remain visible, or an empty string."""
+    last = phrases.plain(picture.layout.head[-1])
     return last if last.startswith(("No GPU is visible", "This ")) else ""
 
 
 RESERVED = DeviceStatus(GPU0, State.RESERVED, COMPUTED_ON, holders=(ALICE,))
 QUEUE = "Wait in the queue: %reserve_gpu --wait"
-NONE_FREE = "No free GPU devices: GPU0 is reserved by alice."
+NONE_FREE = "No free GPU: GPU0 is reserved by alice."
 
 
 def test_nothing_free() -> None:
-    """There is a headline, a line for each device that says who has it, and the queue."""
+    """A headline comes first, then what to type, then the devices and their holders."""
     picture = refused(
         RESERVED,
         DeviceStatus(GPU1, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True),
     )
-    head = "No free GPU devices: 1 of 2 reserved, 1 busy."
+    head = "No free GPU: 1 reserved, 1 busy."
     text = re.sub("[\u2588\u2591]", "", str(picture))
     assert [" ".join(line.split()) for line in text.splitlines()] == [
         head,
+        QUEUE,
+        "No GPU is visible to this notebook.",
         "GPU state name memory who",
         "0 reserved A100 3.4 of 40.0 GiB alice, train.ipynb (pid 4321000)",
         "1 busy Tesla T4 3.4 of 15.0 GiB no reservation: alice, python (pid 4321000)",
-        QUEUE,
-        "No GPU is visible to this notebook.",
     ]
     assert (picture.brief, left(picture)) == (head, "No GPU is visible to this notebook.")
 
@@ -458,33 +458,33 @@ def test_nothing_free() -> None:
 @pytest.mark.parametrize(
     ("states", "count", "expected"),
     [
-        ([State.RESERVED], 1, "No free GPU devices: GPU0 is reserved."),
-        ([State.RESERVED] * 2, 1, "No free GPU devices: 2 of 2 reserved."),
+        ([State.RESERVED], 1, "No free GPU: GPU0 is reserved."),
+        ([State.RESERVED] * 2, 1, "No free GPU: 2 reserved."),
         (
             [State.RESERVED, State.AWAITED],
             1,
-            "No free GPU devices: 1 of 2 reserved, 1 awaited.",
+            "No free GPU: 1 reserved, 1 awaited.",
         ),
         (
             [State.BROKEN, State.BUSY, State.DENIED, State.BUSY],
             1,
-            "No free GPU devices: 2 of 4 busy, 1 broken, 1 no permission.",
+            "No free GPU: 2 busy, 1 broken, 1 no permission.",
         ),
-        ([State.UNKNOWN], 1, "No free GPU devices: GPU0 is unknown."),
-        ([State.EMPTY], 1, "No free GPU devices: GPU0 has no instance."),
-        ([State.RESERVED, State.UNFIT], 1, "No free GPU devices: GPU0 is reserved."),
+        ([State.UNKNOWN], 1, "No free GPU: GPU0 is unknown."),
+        ([State.EMPTY], 1, "No free GPU: GPU0 has no instance."),
+        ([State.RESERVED, State.UNFIT], 1, "No free GPU: GPU0 is reserved."),
         (
             [State.FREE, State.BUSY],
             2,
-            "Not enough free GPU devices: 1 of 2 is free, but 2 are needed.",
+            "Not enough free GPUs: 1 of 2 is free, but 2 are needed.",
         ),
         (
             [State.FREE, State.FREE, State.BUSY, State.UNFIT],
             3,
-            "Not enough free GPU devices: 2 of 3 are free, but 3 are needed.",
+            "Not enough free GPUs: 2 of 3 are free, but 3 are needed.",
         ),
-        ([], 1, "No free GPU devices."),
-        ([State.UNFIT], 1, "No free GPU devices."),
+        ([], 1, "No free GPU."),
+        ([State.UNFIT], 1, "No free GPU."),
     ],
 )
 def test_headline(states: list[State], count: int, expected: str) -> None:
@@ -507,7 +507,7 @@ def test_what_would_be_taken_is_no_advice() -> None:
         would_be_taken=True,
     )
     picture = refused(RESERVED, shared, named, request=Request(("0", "1", "2")), user="alice")
-    assert headline(picture) == "No free GPU devices: 2 of 3 reserved, 1 busy."
+    assert headline(picture) == "None of GPU0 to GPU2 is free: 2 reserved, 1 busy."
     held = "You hold GPU0 in train.ipynb (pid 4321000). To release it: "
     assert ways_out(picture) == [
         f"{held}reserve-gpu release 4321000",
@@ -610,8 +610,8 @@ def test_what_is_left(frontend: Frontend, kept: list[Device], expected: str) -> 
 @pytest.mark.parametrize(
     ("states", "head", "offered"),
     [
-        ([], "No other free GPU devices.", None),
-        ([State.BUSY], "No other free GPU devices: GPU1 is busy.", None),
+        ([], "No other free GPU.", None),
+        ([State.BUSY], "No other free GPU: GPU1 is busy.", None),
         (
             [State.FREE, State.BUSY],
             "You have GPU0 and asked for 3: 2 more are needed, but only 1 is free.",
@@ -638,7 +638,7 @@ def test_what_one_has_is_not_free(states: list[State], head: str, offered: str |
 def test_who_is_in_the_way_of_what_one_shares() -> None:
     """Who shares a GPU and asks for it whole is told of the others who share it."""
     picture = refused(RESERVED, request=Request(("0",)), kept=[GPU0])
-    assert headline(picture) == NONE_FREE
+    assert headline(picture) == "GPU0 is reserved by alice."
     assert phrases.plain(picture.layout.entries[0].who) == "alice, train.ipynb (pid 4321000)"
 
 
@@ -1359,7 +1359,7 @@ def test_full(row: DeviceStatus, expected: str) -> None:
             "Not enough GPU devices have room for 9.3 GiB: none of 2 does, but 2 are needed.",
         ),
         ([RESERVED], TEN_GB, NONE_FREE),
-        ([FULL_GPU], ANY, "No free GPU devices: GPU0 is full."),
+        ([FULL_GPU], ANY, "No free GPU: GPU0 is full."),
     ],
 )
 def test_headline_of_parts(rows: list[DeviceStatus], request_: Request, expected: str) -> None:
@@ -1389,13 +1389,43 @@ def test_a_smaller_part_is_offered(
     assert [line.split("--memory ")[1] for line in offers] == ([expected] if expected else [])
 
 
+WHOLE = Ticket(1, "queue-1-0.lock", None, BOB)  # waits for a whole GPU
+SHARED = RESERVED._replace(holders=(A_PART,), promisable_mib=33600.0)  # 35.2 GB
+
+
+@pytest.mark.parametrize(
+    ("rows", "request_", "more", "offered"),
+    [
+        ([SHARED], ANY, {}, "--memory 30GB"),
+        ([SHARED._replace(promisable_mib=18600.0), RESERVED], ANY, {}, "--memory 19GB"),
+        ([SHARED], Request(("0",)), {}, "0 --memory 30GB"),
+        ([SHARED], Request(min_memory_mib=20000.0), {}, "--min-memory 19.53125GiB --memory 30GB"),
+        ([SHARED], Request(min_memory_mib=40000.0), {}, None),  # less than was asked for
+        ([SHARED._replace(promisable_mib=1000.0)], ANY, {}, None),  # no program starts in that
+        ([RESERVED._replace(promisable_mib=0.0)], ANY, {}, None),  # held as a whole
+        ([SHARED._replace(state=State.LIMITED)], ANY, {}, None),  # by a rule
+        ([SHARED, SHARED], Request(count=2), {}, None),
+        ([SHARED._replace(is_mine=True)], ANY, {}, None),
+        ([SHARED], ANY, {"ahead": [WHOLE]}, "--memory 30GB"),  # that waiter can't use a part
+        ([SHARED], ANY, {"ahead": [WHOLE._replace(memory_limit_mib=2048.0)]}, None),
+    ],
+)
+def test_a_part_is_offered(
+    rows: list[DeviceStatus], request_: Request, more: dict[str, Any], offered: str | None
+) -> None:
+    """Instead of a whole GPU, a refusal offers the free part of a shared one in round GB."""
+    lines = ways_out(refused(*rows, request=request_, **more))
+    offers = [line.split("%reserve_gpu ")[1] for line in lines if " of GPU0 is available" in line]
+    assert offers == ([offered] if offered else [])
+
+
 def test_a_larger_part_beside_the_own_one() -> None:
     """Who has a part and wants a larger one is told how much there would be in all."""
     own = changed(A_PART, pid=17)
     row = FULL_GPU._replace(holders=(own, BOB), is_mine=True)
     picture = refused(row, request=TEN_GB, kept=[GPU0])
     assert "this kernel: alice, train.ipynb (pid 17) up to 37.3 GiB\n" in str(picture)
-    assert "\n     your part can grow to 5.8 GiB\n" in str(picture)
+    assert str(picture).endswith("\n     your part can grow to 5.8 GiB")
     assert "still available" not in str(picture)
     assert left(picture) == "This kernel keeps GPU0; nothing was changed."
 
@@ -1556,11 +1586,11 @@ def test_your_own_waiter_is_first_in_the_queue() -> None:
 def test_your_own_holder_in_a_headline(user: str | None, expected: str) -> None:
     """The headline of a refusal calls a holder of the user who reads it by its notebook."""
     picture = refused(RESERVED, user=user)
-    assert headline(picture) == f"No free GPU devices: GPU0 is reserved by {expected}."
+    assert headline(picture) == f"No free GPU: GPU0 is reserved by {expected}."
     kept = RESERVED._replace(holders=(changed(ALICE, kept_until=time.time() + 30),))
     whose = "alice (train.ipynb)" if user != "alice" else expected
     assert headline(refused(kept, user=user)) == (
-        f"No free GPU devices: GPU0 is kept for the restart of {whose}."
+        f"No free GPU: GPU0 is kept for the restart of {whose}."
     )
 
 

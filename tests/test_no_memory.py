@@ -166,7 +166,7 @@ def test_they_are_shown(here: Here) -> None:
     assert [entry.who for entry in read.picture().layout.entries] == [
         entry.who for entry in status.picture().layout.entries
     ]
-    assert len(live.processes(status.rows, 20)) == len(["", "processes", *range(4)])
+    assert len(live.processes(status.rows, 80, 20)) == len(["", "processes", *range(4)])
 
 
 @pytest.mark.parametrize(

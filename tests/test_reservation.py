@@ -438,8 +438,8 @@ def test_a_reason_for_each_device(here: Here) -> None:
     with here.rival("4"):
         text = refused()
     first = text.splitlines()[0]
-    states = "3 of 6 busy, 1 prohibited, 1 reserved, 1 broken"
-    assert first == f"No free GPU devices: {states}.  5 x Stand-in and 1 that can't be read"
+    states = "3 busy, 1 prohibited, 1 reserved, 1 broken"
+    assert first == f"No free GPU: {states}.  5 x Stand-in and 1 that can't be read"
     parts = ["4321000", "2.9 GiB", "prohibited", "777", f"pid {os.getpid()}", "lost"]
     for index, part in enumerate(parts):
         assert part in of_gpu(text, str(index))
@@ -455,7 +455,7 @@ def test_what_is_free_in_place_of_a_named_gpu(here: Here) -> None:
         assert "GPU2 and GPU3 are free: reserve_gpu.reserve()\n" in refused("0")
         assert "GPU2 and GPU3 are free: reserve_gpu.reserve(count=2)\n" in refused("0,1")
         os.environ[VISIBLE] = "0,1"  # others are not for this process
-        assert " free: " not in refused("0,1")
+        assert " are free: " not in refused("0,1")
 
 
 def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
@@ -465,7 +465,7 @@ def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
         named = refused("0,1")
         with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
             reserve_gpu.reserve("0,1")
-    head = "No free GPU devices: 1 of 2 busy, 1 reserved.  2 x Stand-in"
+    head = "None of GPU0 and GPU1 is free: 1 busy, 1 reserved.  2 x Stand-in"
     assert named.splitlines()[0] == head
     line = of_gpu(named)
     assert line.startswith("busy: no reservation: pid 5000001, ")
@@ -505,7 +505,7 @@ def test_a_refusal_goes_to_other_processes(here: Here) -> None:
         reserve_gpu.reserve()
     received = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
     assert (str(received), received.rows) == (str(caught.value), caught.value.rows)
-    assert str(received).startswith("No free GPU devices")
+    assert str(received).startswith("No free GPU")
 
 
 def test_who_holds_is_for_programs(here: Here) -> None:

@@ -56,7 +56,7 @@ def test_jobs(slurm: Slurm) -> None:
         assert refused.text.startswith("There are 2 GPUs here; you asked for 3.")
         assert outside.reserve().value == "1"
         refusal = first.run(f"say(*{run})").value
-        assert refusal.startswith("No free GPU devices: 2 of 2 reserved.")
+        assert refusal.startswith("No free GPU: 2 reserved.")
         slurm.cancel()
         assert outside.reserve("count=4").value == "0,1,2,3"
 

@@ -46,6 +46,20 @@ def test_parts_and_what_is_left(here: Here) -> None:
         assert "27.7 GiB still available" in str(reserve_gpu.status())
 
 
+@pytest.mark.ipython
+def test_the_part_that_a_refusal_offers(here: Here) -> None:
+    """The line that a refusal offers reserves part of the shared GPU, and names no other GPU."""
+    here.write("gpu\n memory 81920\ngpu\n memory 81920\ngpu\n memory 81920\n compute 4321000 9000")
+    with here.rival("0"), here.rival("1", part_mib=48000):
+        shell = here.shell()
+        refusal = shell.run("%reserve_gpu")
+        typed = "%reserve_gpu --memory 30GB"
+        assert refusal.error == "NoFreeDeviceError"
+        assert f"33.1 GiB of GPU1 is available now: {typed}\n" in refusal.shown
+        granted = shell.run(typed)
+    assert granted.stdout.startswith("Reserving GPU1: ")
+
+
 @pytest.mark.parametrize("unit", ["GB", "MiB", "parsec", 3])
 def test_a_promise_is_told_in_gib(here: Here, unit: object) -> None:
     """Whatever the unit that somebody has asked in, all of a picture is in GiB."""

@@ -135,7 +135,7 @@ def of_commands(seen: Status) -> Iterator[str]:
         yield picture._repr_html_()
     with suppress(ModuleNotFoundError):
         live = import_module("reserve_gpu.commands.top.live")
-        yield "\n".join(map(plain, live.processes(seen.rows, 99)))
+        yield "\n".join(map(plain, live.processes(seen.rows, 999, 99)))
     with suppress(ModuleNotFoundError):
         yield import_module("reserve_gpu.commands.export.html_page").page(seen, "GPUs")
         yield import_module("reserve_gpu.commands.export.prometheus").text(seen)

@@ -310,7 +310,7 @@ def test_limit(here: Here, wait: float | str, said: str, *, is_thread: bool) -> 
     here.write(ONE)
     with reserved(here, "0"), ThreadPoolExecutor(1) as pool:
         text = pool.submit(refused, wait=wait).result() if is_thread else refused(wait=wait)
-    assert text.startswith(f"{said}No free GPU devices: GPU0 is reserved by your ")
+    assert text.startswith(f"{said}No free GPU: GPU0 is reserved by your ")
     assert f"pid {os.getpid()}" in of_gpu(text)
     assert ("wait='1h'" in text) == (not said)
 

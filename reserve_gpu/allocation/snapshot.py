@@ -159,7 +159,18 @@ def add_processes(
     )
     read = [_with_users(row, usages.get(row.device), idle_mib) for row in rows]
     used = [_with_processes(nvml, row, row.usage, idle_mib) if row.usage else row for row in read]
-    return _with_traces(nvml, used, watch_s)
+    return _with_traces(nvml, [_with_available_part(row) for row in used], watch_s)
+
+
+def _with_available_part(row: DeviceStatus) -> DeviceStatus:
+    """Add the memory that is still available to a reserved device of which only parts are held."""
+    if row.state is not State.RESERVED or row.is_mine or row.promisable_mib is not None:
+        return row
+    parts = [(each.memory_limit_mib, each.used_mib) for each in row.holders if not each.beside]
+    is_shared = bool(parts) and all(size is not None for size, _ in parts)
+    if not is_shared or row.usage is None or not isinstance(row.device, Device):
+        return row
+    return row._replace(promisable_mib=promisable_mib(row.device, row.usage, parts))
 
 
 def _with_traces(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         def is_watched(self) -> bool:
             """Return whether a person is reading this process's output."""
 
-        def show(self, *, has_head: bool = True, values: Mapping[str, Any] | None = None) -> None:
+        def show(self, *, values: Mapping[str, Any] | None = None) -> None:
             """Display the picture in the current cell."""
 
         def to_text(self, stream: TextIO | None = None) -> str:
@@ -173,13 +173,11 @@ class NoFreeDeviceError(ReserveGPUError):
         A program that runs a notebook unattended only logs the returned lines. If no person is
         reading the output, the full text is therefore returned instead.
         """
-        if self.picture is None:
+        if self.picture is None or not self.picture.is_watched:
             return super()._render_traceback_()
-        if not self.picture.is_watched:
-            return [*str(self).splitlines()[1:], self.picture.brief]
         if not self._is_shown:  # IPython calls this a second time for its history
             self._is_shown = True
-            self.picture.show(has_head=False, values=self.to_dict())
+            self.picture.show(values=self.to_dict())
         return [self.picture.brief]
 
 

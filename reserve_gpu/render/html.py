@@ -2,6 +2,8 @@
 
 In an untrusted notebook, Jupyter keeps inline styles and <meter>, but removes <style>, <svg> and
 theme variables. So plain text uses the notebook's color, and colored text has its own background.
+Each row of devices is a flexbox, because a media query needs a <style>. Without inline styles, such
+as on GitHub, it is an ordinary table row.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from reserve_gpu.render.phrases import (
     QUEUE_TITLE,
     STRONG,
     TAKEN,
-    TITLES,
     TYPED,
     escape,
 )
@@ -54,16 +55,25 @@ CELL = "text-align:left;vertical-align:top;padding:3px 4px"
 NOWRAP = "white-space:nowrap"
 SHORT = f"{CELL};{NOWRAP}"
 LONG = f"{CELL};overflow-wrap:break-word"
-NAME = f"{LONG};min-width:5em"  # a model name next to a long note wraps to about two lines
 WHO = f"{CELL};overflow-wrap:anywhere;min-width:7em"
+
+# The columns of devices, in the order of the JupyterLab panel. The last one moves below the others
+# if less than WHO_EM is left for it.
+COLUMNS = ("GPU", "memory", "state", "util", "name", "who")
+FIGURES = ("memory", "util")
+FLEX_ROW = "display:flex;flex-wrap:wrap"
+FLEX_CELL = "box-sizing:content-box;border:0;padding:2px 5px;text-align:left;vertical-align:top"
+WHO_EM = 30
+LETTER_EM = 0.6  # width of a digit, with some reserve
+METER_EM = 4
+CAPITAL_EM = 0.75
+NAME_EM = 12  # longer names wrap
 
 
 def html(layout: Layout) -> str:
     """Render a layout as HTML."""
-    entries = queue = ""
-    if layout.entries:
-        titles = _titles(layout.entries)
-        entries = table(titles, "".join(_row(entry, titles) for entry in layout.entries))
+    entries = _devices(layout.entries) if layout.entries else ""
+    queue = ""
     if layout.queue:
         queue = f'<div style="margin-top:6px"><b>{QUEUE_TITLE}</b></div>{divs(layout.queue)}'
     below = "".join(f'<div style="margin-top:12px">{html(each)}</div>' for each in layout.sections)
@@ -140,36 +150,95 @@ def _piece(width: str, color: str) -> str:
     )
 
 
+def _devices(entries: Sequence[Entry]) -> str:
+    """Return the table of devices.
+
+    Numbers never wrap. The text about holders moves below its device in a narrow notebook.
+    """
+    titles = _titles(entries)
+    memory_em = _width([entry.memory for entry in entries])
+    rows = [_cells(entry, memory_em) for entry in entries]
+    styles = [_style(title, entries) for title in titles]
+    heads = (title if title != "who" else "" for title in titles)
+    head = "".join(
+        f'<th style="{style};font-weight:normal;opacity:0.75">{title}</th>'
+        for title, style in zip(heads, styles, strict=True)
+    )
+    body = ""
+    for entry, contents in zip(entries, rows, strict=True):
+        cells = "".join(
+            f'<td style="{style}">{contents[title]}</td>'
+            for title, style in zip(titles, styles, strict=True)
+        )
+        color = OWN_ROW if entry.is_mine else ROW
+        body += f'<tr style="{FLEX_ROW};{LINE};{color}">{cells}</tr>'
+    block = "display:block;border:0"
+    return (
+        f'<table style="{block};border-collapse:collapse;margin:6px 0;color:inherit">'
+        f'<thead style="{block}"><tr style="{FLEX_ROW};{ROW}">{head}</tr></thead>'
+        f'<tbody style="{block}">{body}</tbody></table>'
+    )
+
+
 def _titles(entries: Sequence[Entry]) -> list[str]:
     """Return the titles of the columns that have content.
 
     Temperature and power have no columns. They appear in the utilization's tooltip instead.
     """
-    hidden = {"temp", "power"}
+    hidden = set()
     if all(entry.load is None for entry in entries):
         hidden.add("util")
     if not any(entry.name for entry in entries):
         hidden.add("name")
-    return [title for title in TITLES if title not in hidden]
+    return [title for title in COLUMNS if title not in hidden]
 
 
-def _row(entry: Entry, titles: Sequence[str]) -> str:
+def _style(title: str, entries: Sequence[Entry]) -> str:
+    """Return the style of a column's cells, which have the same width in every row."""
+    if title == "who":
+        return f"{FLEX_CELL};flex:1 1 {WHO_EM}em;min-width:0;overflow-wrap:anywhere"
+    texts = {
+        "GPU": [f"{entry.number}{'  ' * entry.is_instance}" for entry in entries],
+        "memory": [entry.memory for entry in entries],
+        "state": [f"{entry.state.value}   " if entry.state else "" for entry in entries],
+        "util": [entry.util for entry in entries],
+        "name": [entry.name for entry in entries],
+    }
+    if title == "name":
+        width = min(NAME_EM, CAPITAL_EM * max(map(len, texts[title])))
+        return f"{FLEX_CELL};flex:none;width:{width:.1f}em;overflow-wrap:anywhere"
+    width = _width([title, *texts[title]])
+    if title == "memory" and any(entry.share is not None for entry in entries):
+        width += METER_EM + LETTER_EM
+    align = ";text-align:right" if title in FIGURES else ""
+    return f"{FLEX_CELL}{align};flex:none;min-width:{width:.1f}em;{NOWRAP}"
+
+
+def _width(texts: Sequence[str]) -> float:
+    """Return the width of the longest text in em."""
+    return LETTER_EM * max(map(len, texts))
+
+
+def _cells(entry: Entry, memory_em: float) -> dict[str, str]:
+    """Return the HTML of each column's cell.
+
+    Args:
+        entry: The device.
+        memory_em: The width of the longest text about memory, in em.
+    """
     number = entry.number
     if entry.is_instance:
         number = f'<span style="margin-left:1em">{number}</span>'
     lines = [entry.who, *entry.more]
     heat = " ".join(filter(None, [entry.temperature, entry.power]))
-    contents = {
-        "GPU": (SHORT, f"<b>{number}</b>" if entry.is_mine else number),
-        "state": (SHORT, _state(entry.state)),
-        "name": (NAME, _isolated(entry.name)),
-        "memory": (CELL, _memory(entry)),  # the text moves below the bar in a narrow notebook
-        "util": (SHORT, f'<span title="{escape(heat)}">{entry.util}</span>'),
-        "who": (WHO, divs([line for line in lines if line])),
+    return {
+        "GPU": f"<b>{number}</b>" if entry.is_mine else number,
+        "memory": _memory(entry, memory_em),
+        "state": _state(entry.state),
+        "util": f'<span title="{escape(heat)}">{entry.util}</span>',
+        "name": _isolated(entry.name),
+        "who": divs([line for line in lines if line]),
     }
-    shown = (contents[title] for title in titles)
-    cells = "".join(f'<td style="{LINE};{style}">{cell}</td>' for style, cell in shown)
-    return f'<tr style="{OWN_ROW if entry.is_mine else ROW}">{cells}</tr>'
 
 
 def divs(lines: Sequence[Line]) -> str:
@@ -177,12 +246,13 @@ def divs(lines: Sequence[Line]) -> str:
     return "".join(f"<div>{_line(line)}</div>" for line in lines)
 
 
-def _memory(entry: Entry) -> str:
+def _memory(entry: Entry, width_em: float) -> str:
     if entry.share is None:
         return escape(entry.memory)
-    cell = f'{_meter(entry.share)} <span style="{NOWRAP}">{escape(entry.memory)}</span>'
+    style = f"display:inline-block;min-width:{width_em:.1f}em"
+    cell = f'{_meter(entry.share)} <span style="{style}">{escape(entry.memory)}</span>'
     if entry.taken is not None:
-        cell += f'<div>{_meter(entry.taken)} <span style="{NOWRAP}">promised</span></div>'
+        cell += f'<div>{_meter(entry.taken)} <span style="{style}">promised</span></div>'
     return cell
 
 
@@ -191,7 +261,7 @@ def _meter(share: float) -> str:
     # browser treats low values as good and shows them in green.
     return (
         f'<meter min="0" max="1" low="0.5001" high="0.9" value="{share:.3f}"'
-        ' style="width:4em"></meter>'
+        f' style="width:{METER_EM}em"></meter>'
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model.devices import State
-from reserve_gpu.model.requests import Request, ReservationTerms, Size
+from reserve_gpu.model.devices import MIB, Device, State
+from reserve_gpu.model.requests import UNITS, Request, Size
 from reserve_gpu.render import phrases
 from reserve_gpu.render.phrases import TYPED, Line
 
@@ -14,29 +14,54 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.model.holders import DeviceStatus
+    from reserve_gpu.model.queue import Ticket
     from reserve_gpu.render.frontends import Frontend
 
-OFFERED_MIB = 10240.0  # the suggested size in MiB, which is enough for most notebooks
 # The smallest suggested size in MiB. The CUDA context alone would take up most of a smaller part.
 LEAST_MIB = 1024.0
 
 
-def offer(rows: Sequence[DeviceStatus], frontend: Frontend) -> Line:
-    """Suggest a command that reserves part of a shared device.
+def offer(
+    rows: Sequence[DeviceStatus], request: Request, frontend: Frontend, ahead: Sequence[Ticket]
+) -> Line:
+    """Suggest a command that reserves part of a shared device instead of a whole one.
 
-    Devices with waiters are not considered. The line is empty if too little memory is available.
+    For example, `35.2 GiB of GPU6 is available now: %reserve_gpu --memory 30GB`. The line is empty
+    if too little memory is available, or if a part is not what the request needs.
+
+    Args:
+        rows: The devices that match the request.
+        request: A request for a whole device.
+        frontend: The frontend in which to run the command.
+        ahead: The queue. Devices whose memory a waiter needs are not considered.
     """
-    sizes = [
-        row.promisable_mib or 0.0
-        for row in rows
-        if row.state is State.RESERVED and row.holders and not row.awaited_by
-    ]
-    most_mib = max(sizes, default=0.0)
-    if most_mib < LEAST_MIB:
+    if request.needed > 1 or request.terms.size or any(row.is_mine for row in rows):
         return ()
-    memory_limit_mib = min(OFFERED_MIB, phrases.rounded_down(most_mib))
-    part = Request(terms=ReservationTerms(Size(memory_limit_mib)))
-    return "Get a part of a GPU with ", (frontend.typed(part), TYPED)
+    shared = [
+        row
+        for row in rows
+        if row.state is State.RESERVED and row.holders and not _needs_part(row, ahead)
+    ]
+    roomiest = max(shared, key=lambda row: row.promisable_mib or 0.0, default=None)
+    most_mib = roomiest.promisable_mib or 0.0 if roomiest else 0.0
+    size = Size(_round_gb(most_mib) * UNITS["GB"] / MIB, "GB")
+    if roomiest is None or most_mib < LEAST_MIB or size.mib < (request.min_memory_mib or 0.0):
+        return ()
+    part = request._replace(terms=request.terms._replace(size=size))
+    text = f"{phrases.room(most_mib)} of {roomiest.label} is available now: "
+    return text, (frontend.typed(part), TYPED)
+
+
+def _needs_part(row: DeviceStatus, ahead: Sequence[Ticket]) -> bool:
+    """Return whether a waiter could use part of a shared device."""
+    uuid = row.device.uuid if isinstance(row.device, Device) else ""
+    return any(each.memory_limit_mib is not None and each.could_use(uuid) for each in ahead)
+
+
+def _round_gb(mib: float) -> int:
+    """Return a size in GB, rounded down to a whole number, or to a multiple of 10 from 20 on."""
+    gb = int(mib * MIB / UNITS["GB"])
+    return gb - gb % 10 if gb >= 20 else gb
 
 
 def no_room(request: Request, size: Size, rows: Sequence[DeviceStatus]) -> str:

@@ -87,19 +87,13 @@ class Picture(NamedTuple):
         """
         return terminal.text(self.layout, stream)
 
-    def show(self, *, has_head: bool = True, values: Mapping[str, Any] | None = None) -> None:
+    def show(self, *, values: Mapping[str, Any] | None = None) -> None:
         """Display the table in the current cell.
 
         Args:
-            has_head: Whether to show the headline. It is left out if an error message below the
-                table repeats it.
             values: JSON data for programs, which a notebook stores along with the table.
         """
-        picture = self._replace(values=values)
-        if not has_head:
-            rest = [line[1:] for line in self.layout.head if line[1:]]
-            picture = picture._replace(layout=self.layout._replace(head=rest))
-        ipython_shell.display(picture)
+        ipython_shell.display(self._replace(values=values))
 
 
 def of_text(text: str) -> Picture:
@@ -148,7 +142,7 @@ class Shown(Protocol):
 
 
 def refusal(reason: Refusal, frontend: Frontend) -> Picture:
-    """Return the GPU table for a refusal, with the state of each device and hints below it.
+    """Return the GPU table for a refusal, with a headline and hints above it.
 
     A hint might suggest reserving a busy GPU by number if only the user's own processes are using
     it.
@@ -156,18 +150,19 @@ def refusal(reason: Refusal, frontend: Frontend) -> Picture:
     request, rows, now = reason.request, reason.rows, time.time()
     waited = f"Timed out after {durations.time_limit(reason.waited_s)}. " if reason.waited_s else ""
     headline = waited + _none_free(request, rows, now, reason.user)
-    foot = _hints(reason, frontend, now)
+    head: list[Line] = [((headline, STRONG), *layout.common_model(rows))]
     if len(reason.free) >= request.needed:
         are_free = f"{phrases.ranges(reason.free)} {phrases.be(len(reason.free))} free: "
-        foot.insert(0, (are_free, (_alternative(reason, frontend), TYPED)))
+        head.append((are_free, (_alternative(reason, frontend), TYPED)))
+    head += _hints(reason, frontend, now)
+    if end := messages.left_with(reason.kept, frontend):
+        head.append((end,))
+    foot: list[Line] = []
     if reason.limit is not None:
         foot.append((messages.limit_line(reason.limit, len(rows)),))
-    if end := messages.left_with(reason.kept, frontend):
-        foot.append((end,))
     foot += [(("Warning: ", MARK), problem) for problem in reason.problems]
     entries = layout.entries(rows, View(now, frontend.here, user=reason.user))
-    head: Line = ((headline, STRONG), *layout.common_model(rows))
-    return Picture(Layout([head], entries, (), foot), headline)
+    return Picture(Layout(head, entries, (), foot), headline)
 
 
 def _none_free(request: Request, rows: Sequence[DeviceStatus], now: float, user: str | None) -> str:
@@ -184,9 +179,10 @@ def _none_free(request: Request, rows: Sequence[DeviceStatus], now: float, user:
     other_rows = [row for row in fit if row not in held]
     states = [layout.state(row, now) for row in other_rows]
     total, free = len(states), states.count(State.FREE)
-    devices = f"{'other ' if held else ''}free GPU devices"
+    is_split = any(row.device.instance is not None for row in other_rows)
+    device = f"{'other ' if held else ''}free GPU{' device' if is_split else ''}"
     if not total:
-        return f"No {devices}."
+        return f"No {device}."
     if free and held:
         needed = request.needed - len(held)
         return (
@@ -195,12 +191,15 @@ def _none_free(request: Request, rows: Sequence[DeviceStatus], now: float, user:
         )
     if free:
         available = f"{free} of {total} {phrases.be(free)} free"
-        return f"Not enough {devices}: {available}, but {request.needed} are needed."
+        return f"Not enough {device}s: {available}, but {request.needed} are needed."
     if total == 1:
-        return f"No {devices}: {other_rows[0].label} {_state_in_words(other_rows[0], now, user)}."
-    (first, most), *rest = Counter(state.value for state in states).most_common()
-    counts = [f"{most} of {total} {first}", *(f"{count} {state}" for state, count in rest)]
-    return f"No {devices}: {', '.join(counts)}."
+        text = f"{other_rows[0].label} {_state_in_words(other_rows[0], now, user)}."
+        return text if request.devices else f"No {device}: {text}"
+    counts = Counter(state.value for state in states).most_common()
+    text = ", ".join(f"{count} {state}" for state, count in counts)
+    if request.devices:
+        return f"None of {phrases.ranges(other_rows)} is free: {text}."
+    return f"No {device}: {text}."
 
 
 def _state_in_words(row: DeviceStatus, now: float, user: str | None) -> str:
@@ -241,6 +240,8 @@ def _hints(reason: Refusal, frontend: Frontend, now: float) -> list[Line]:
     if siblings:
         held = f"Processes that were started together with this one hold {phrases.ranges(siblings)}"
         lines.append((f"{held}. Start at most {len(reason.siblings)} of these processes.",))
+    if part := memory_parts.offer(fit, request, frontend, reason.ahead):
+        lines.append(part)
     lines += [*([first] if first else []), *reasons.unseen(missing, frontend, user)]
     if reasons.is_trouble(states, request.needed):
         lines.append((reasons.trouble(states),))

@@ -221,10 +221,11 @@ def _advice(status: Status) -> list[Line]:
     queued: Line = ("The free GPUs are offered to the queue first.",) if available else ()
     own = contacts.own_reservations(rows, status.time, status.user, frontend)
     ask = contacts.users_to_ask(rows, status.time, status.user)
+    part = memory_parts.offer(rows, messages.ANY, frontend, status.waiting)
     lines = [*own, *([ask] if ask else []), *reasons.unseen(rows, frontend, status.user)]
     if not all(map(reasons.is_dark, rows)):
         lines.append(queueing(frontend.typed(messages.ANY, waits=True), is_second=bool(lines)))
-    return [line for line in (memory_parts.offer(rows, frontend), queued, *lines) if line]
+    return [line for line in (part, queued, *lines) if line]
 
 
 # -- for programs ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from reserve_gpu.render.phrases import plain as text_of
 from reserve_gpu.system.forks import no_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from reserve_gpu.render.layout import Entry, Layout
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36", TYPED: "1"}
 STATES = {State.FREE: "1;32", **dict.fromkeys(TAKEN, "1;33"), State.BUSY: "1;31"}
 OTHER_STATE = "1;35"
-BAR, LONGEST_BAR = 6, 20  # columns
+SHORTEST_BAR, BAR, LONGEST_BAR = 3, 6, 20  # columns
 # The lowest share for each bar color (red, yellow and green), as in a notebook's <meter>.
 LOADS = ((0.9, "31"), (0.5, "33"), (0.0, "32"))
 HEAD = (*TITLES[:3], "", TITLES[3], "", *TITLES[4:])  # columns of bars have no title
@@ -132,8 +132,7 @@ def rows(
         breaks_commands: Whether to wrap long commands.
         spare: The number of additional lines that the terminal has room for.
     """
-    for line in layout.head:
-        yield from columns.wrapped(line, width)
+    yield from _sentences(layout.head, width, breaks_commands=breaks_commands)
     if layout.entries:
         yield from _table(layout.entries, width, spare)
     if layout.queue:
@@ -145,7 +144,15 @@ def rows(
             from reserve_gpu.render import tables  # only a report has such tables
 
         yield from tables.rows(sheet, width)
-    for line in layout.foot:
+    yield from _sentences(layout.foot, width, breaks_commands=breaks_commands)
+    for section in layout.sections:
+        yield ("",)
+        yield from rows(section, width, breaks_commands=breaks_commands)
+
+
+def _sentences(lines: Sequence[Line], width: int, *, breaks_commands: bool) -> Iterator[Line]:
+    """Wrap the lines above or below a table."""
+    for line in lines:
         is_command = bool(line) and columns.part(line[-1])[1] == TYPED
         if breaks_commands or not is_command or columns.width_of_line(line) <= width:
             yield from columns.wrapped(line, width)
@@ -153,9 +160,6 @@ def rows(
         if introduction := line[:-1]:
             yield from columns.wrapped(introduction, width)
         yield (line[-1],)
-    for section in layout.sections:
-        yield ("",)
-        yield from rows(section, width, breaks_commands=breaks_commands)
 
 
 def _table(entries: Sequence[Entry], width: int, spare: int) -> Iterator[Line]:
@@ -167,13 +171,14 @@ def _table(entries: Sequence[Entry], width: int, spare: int) -> Iterator[Line]:
     widths = _widths(rows)
     if width < PLAIN_COLUMNS:
         _fit(widths, entries, width, spare)
-    has_room = sum(widths) + columns.width_of(HEAD[-1]) <= width
+    room = width - sum(widths)
+    has_who = any(0 < columns.width_of_line(entry.who) <= room for entry in entries)
     rooms = (max(0, width - GAP) for width in widths)
     titles = [((columns.cut(*each), FAINT),) for each in zip(HEAD, rooms, strict=False)]
-    yield (*_row(titles, widths), (HEAD[-1] if has_room else "", FAINT))
+    yield (*_row(titles, widths), (HEAD[-1] if has_who else "", FAINT))
     for entry, cells in zip(entries, rows, strict=True):
         who, below = entry.who, list(entry.more)
-        if who and sum(widths) + columns.width_of_line(who) > width:
+        if who and columns.width_of_line(who) > room:
             who, below = (), [entry.who, *below]
         yield (*_row(_styled_cells(entry, cells, widths), widths), *who)
         for line in below:
@@ -193,7 +198,7 @@ def _fit(widths: list[int], entries: Sequence[Entry], width: int, spare: int) ->
     """Fit the table into the terminal, and lengthen the bars if there is room.
 
     Columns that do not fit are left out or narrowed. It is more useful to show a holder next to its
-    device than to show the bars or the temperature.
+    device than to show the bars or the temperature. So bars become shorter, and then disappear.
 
     Args:
         widths: The width of each column. This function changes the list in place.
@@ -214,9 +219,7 @@ def _fit(widths: list[int], entries: Sequence[Entry], width: int, spare: int) ->
         widths[TEMPERATURE], widths[POWER] = heat
     if sum(widths) > width or count_wrapped() > wrapped_without_heat + spare:
         widths[TEMPERATURE] = widths[POWER] = 0
-    rest = width - sum(widths)
-    if not spare and any(rest < holder <= rest + widths[BARS] for holder in holder_widths):
-        widths[BARS] = 0
+    _shorten_bars(widths, count_wrapped)
     room = width + GAP
     if sum(widths) > room:
         widths[BARS] = 0
@@ -225,9 +228,26 @@ def _fit(widths: list[int], entries: Sequence[Entry], width: int, spare: int) ->
             widths[column] = 0
     if widths[NAME]:
         widths[NAME] = max(1 + GAP, min(widths[NAME], room - sum(widths) + widths[NAME]))
-    rest = width - sum(widths)
-    shown = [columns.width_of(HEAD[-1]), *(holder for holder in holder_widths if holder <= rest)]
-    _lengthen_bars(widths, entries, rest - max(shown))
+    if not count_wrapped():
+        longest = max(columns.width_of(HEAD[-1]), *holder_widths)
+        _lengthen_bars(widths, entries, width - sum(widths) - longest)
+
+
+def _shorten_bars(widths: list[int], count_wrapped: Callable[[], int]) -> None:
+    """Shorten or remove the bars if more holders then fit next to their device.
+
+    Args:
+        widths: The width of each table column. This function changes the list in place.
+        count_wrapped: A function that counts the holders that do not fit.
+    """
+    bars = range(widths[BARS], SHORTEST_BAR + GAP - 1, -1)
+    widths[BARS] = 0
+    least = count_wrapped()
+    for bar in bars:
+        widths[BARS] = bar
+        if count_wrapped() == least:
+            return
+    widths[BARS] = 0
 
 
 def _lengthen_bars(widths: list[int], entries: Sequence[Entry], rest: int) -> None:

@@ -366,7 +366,7 @@ def last_line(text: str) -> str:
 
 def refusal(text: str) -> str:
     """Return the line of a refusal that says why, or else the last line."""
-    lines = [line for line in text.splitlines() if line.startswith("No free GPU devices")]
+    lines = [line for line in text.splitlines() if line.startswith("No free GPU")]
     return lines[0] if lines else last_line(text)
 
 

@@ -76,11 +76,12 @@ def run(_arguments: Namespace) -> Output:
     return Output()
 
 
-def processes(rows: Sequence[DeviceStatus], max_lines: int) -> list[Line]:
+def processes(rows: Sequence[DeviceStatus], width: int, max_lines: int) -> list[Line]:
     """Return lines that list the processes on all devices, sorted by memory use.
 
     Args:
         rows: The status of each device.
+        width: The width of the terminal in columns.
         max_lines: The maximum number of lines, including a blank line and the title. If there is
             too little space for one process, no lines are returned.
     """
@@ -91,14 +92,14 @@ def processes(rows: Sequence[DeviceStatus], max_lines: int) -> list[Line]:
     lines: list[Line] = [("",), (("processes", FAINT),)]
     available = max_lines - len(lines)
     shown = pairs if len(pairs) <= available else pairs[: available - 1]
-    for row, process in shown:
+    users = [sanitize(process.user or "?") for _, process in shown]
+    user_width = max(map(columns.width_of, users))
+    for (row, process), user in zip(shown, users, strict=True):
         memory = "" if process.memory_mib is None else gib(process.memory_mib)
-        user, command = (
-            sanitize(process.user or "?"),
-            sanitize(process.command or "?", COMMAND_LIMIT),
-        )
         start = f"{row.label:<6}{memory:>10}  {process.kind:<8}  {process.pid:>8}"
-        lines.append((f"{start}  {user}  {command}",))
+        padding = " " * (user_width - columns.width_of(user))
+        command = sanitize(process.command or "?", COMMAND_LIMIT)
+        lines.append((columns.cut(f"{start}  {user}{padding}  {command}", width),))
     if hidden := len(pairs) - len(shown):
         lines.append((f"{hidden} more",))
     return lines
@@ -158,7 +159,7 @@ class Top:
         lines = list(terminal.rows(picture, width - 1))
         lines = list(terminal.rows(picture, width - 1, spare=max(0, height - 1 - len(lines))))
         yield from lines
-        yield from processes(status.rows, height - 1 - len(lines))
+        yield from processes(status.rows, width - 1, height - 1 - len(lines))
 
     def _key(self, timeout_s: float) -> str:
         """Return the pressed key or its curses name, or an empty string after the timeout."""

@@ -200,7 +200,7 @@ def test_the_option_of_a_command_is_its_own(here: Here, typed: CommandLine) -> N
         "There are 2 GPUs here"
     )
     with here.rival("0"), here.rival("1"):  # without the sign, too
-        assert typed("run", "true", "--json").stderr.startswith("No free GPU devices")
+        assert typed("run", "true", "--json").stderr.startswith("No free GPU")
 
 
 @pytest.mark.process
@@ -250,7 +250,7 @@ def test_why(here: Here, typed: CommandLine) -> None:
     with here.rival("0"), here.rival("1"):
         ended = typed("why")
         assert (ended.code, ended.stderr) == (75, "")
-        assert ended.stdout.startswith("No free GPU devices: 2 of 2 reserved.")
+        assert ended.stdout.startswith("No free GPU: 2 reserved.")
         refusal = json.loads(typed("why", "--json").stdout)
         assert (refusal["reason"], refusal["place"]) == ("no_free_device", 1)
     assert held(here) == []

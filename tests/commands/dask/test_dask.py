@@ -126,7 +126,7 @@ def test_plugin(machine: Machine) -> None:
     assert scaled == ["", "0", "1", "2", "3"]
     assert others == [[]]
     (log,) = logs
-    assert "got no GPU: Timed out after 10 s. No free GPU devices: 4 of 4 reserved." in log
+    assert "got no GPU: Timed out after 10 s. No free GPU: 4 reserved." in log
     assert [one in log for one in warned] == [True]
 
 
@@ -179,7 +179,7 @@ def test_required(machine: Machine) -> None:
     assert first == ["0", "1", "2", "3"]
     assert left == 3
     assert seen == [1]
-    refusal = "Timed out after 1 s. No free GPU devices: 4 of 4 reserved."
+    refusal = "Timed out after 1 s. No free GPU: 4 reserved."
     text = f"got no GPU and leaves the cluster: {refusal}"
     assert [text in one for one in warned] == [True, True]
 

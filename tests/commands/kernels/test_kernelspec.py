@@ -271,7 +271,7 @@ def test_no_gpu_free(here: Here, typed: CommandLine) -> None:
             first = kernel.run(VISIBLE)
             assert first.stdout == "['']\n"
             assert first.shown.startswith("This kernel was started without a GPU of its own.\n")
-            assert "\nNo free GPU devices: 2 of 2 reserved." in first.shown
+            assert "\nNo free GPU: 2 reserved." in first.shown
             assert "None of 2 GPUs is free" in first.shown  # as the machine stands then
             assert any("<table" in value.get("text/html", "") for value in first.values)
             assert f"(pid {holder.pid})" in first.shown
@@ -305,7 +305,7 @@ def test_a_profile_that_loads_the_extension_too(here: Here, typed: CommandLine) 
         holder.reserve("[0, 1]")
         NotebookClient(notebook, kernel_name="python3-gpu", timeout=LIMIT_S).execute()
     told, printed = cell["outputs"]
-    assert told["data"]["text/plain"].count("No free GPU devices") == 1
+    assert told["data"]["text/plain"].count("No free GPU") == 1
     assert printed["text"] == "['']\n"
 
 
@@ -564,4 +564,4 @@ def test_a_refusal_is_a_line(machine: Machine, holding: Any) -> None:
     with machine.child() as rival:
         assert not rival.reserve("count=2").error
         out, _ = holding().communicate("keep\n", LIMIT_S)
-    assert json.loads(out) == {"refused": "No free GPU devices: 2 of 2 reserved."}
+    assert json.loads(out) == {"refused": "No free GPU: 2 reserved."}

@@ -91,13 +91,21 @@ def test_processes_where_there_is_room() -> None:
     """Below the picture stand the processes, those with the most memory first, as room is left."""
     found = [Process(pid, pid * 1024, "bob", "python\x1b") for pid in (1, 3, 2)]
     rows = (row(0)._replace(processes=(*found[:2],)), row(1)._replace(background=(found[2],)))
-    texts = ["".join(map(plain, top.processes(rows, room))) for room in (5, 4, 3)]
+    texts = ["".join(map(plain, top.processes(rows, 80, room))) for room in (5, 4, 3)]
     assert [re.findall(r"(GPU\d) +(\d)\.0 GiB", text) for text in texts] == [
         [("GPU0", "3"), ("GPU1", "2"), ("GPU0", "1")], [("GPU0", "3")], [],
     ]  # fmt: skip
     assert "2 more" in texts[1]
     assert "\x1b" not in texts[0]
-    assert top.processes((row(0),), 20) == []
+    assert top.processes((row(0),), 80, 20) == []
+
+
+def test_users_are_aligned() -> None:
+    """Commands start in one column, however long the users are, and end with the terminal."""
+    found = [Process(pid, 1024, "bob" * pid, "python" * 9) for pid in (1, 2)]
+    _, _, *lines = map(plain, top.processes((row(0)._replace(processes=tuple(found)),), 60, 20))
+    assert len({line.index("python") for line in lines}) == 1
+    assert [len(line) for line in lines] == [60, 60]
 
 
 @pytest.mark.process

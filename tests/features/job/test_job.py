@@ -654,7 +654,7 @@ def test_other_errors_stay(here: Here, batch: Batch, gpus: str) -> None:
     os.environ[gpus] = "1"
     with here.rival("0"), here.rival("1"), pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
         reserve_gpu.reserve()
-    assert str(caught.value).startswith("No free GPU devices: 2 of 2 reserved.")
+    assert str(caught.value).startswith("No free GPU: 2 reserved.")
     here.add("fail nvmlInitWithFlags * 9")
     with pytest.raises(reserve_gpu.DriverError):
         reserve_gpu.reserve()
