@@ -528,7 +528,7 @@ def identified(ticket: Ticket) -> Ticket:
 
 
 def _began(number: float) -> Instant:
-    """Return when the wait of a ticket began, given its number.
+    """Return the time at which this process's wait began, given its ticket's number.
 
     If this program returns to a position that an earlier process left, the wait of this process
     began when the process started.

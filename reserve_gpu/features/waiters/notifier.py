@@ -72,7 +72,7 @@ class WaiterNotices(Feature):
         is_new = held.number != self._seen
         if began < self._look_at and not is_new:
             return []
-        if is_new:  # also if the reservation is from before a restart of the kernel
+        if is_new:  # a kernel that has restarted counts from its own first cell
             self._used_at = began
         self._seen = held.number
         is_part = held.terms.memory_limit_mib is not None
