@@ -738,11 +738,11 @@ def test_memory_of_nobody(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.use("orphan")
     text = refused(count=2)
     assert of_gpu(text) == "busy: 2.9 GiB in use by no visible process"
-    lines = text.splitlines()
-    assert lines[4].endswith(": fuser -v /dev/nvidia*")
-    assert lines[5].startswith("Or wait in the queue: ")
+    _, _, advice, wait, *_ = text.splitlines()
+    assert advice.endswith(": fuser -v /dev/nvidia*")
+    assert wait.startswith("Or wait in the queue: ")
     here.write("gpu\n memory 8192\n used 3000")
-    assert lines[4] in str(reserve_gpu.status())
+    assert advice in str(reserve_gpu.status())
     here.use("orphan")
     assert got() == "1"
     reserve_gpu.release()
@@ -935,7 +935,7 @@ def test_two_of_eight_are_a_pair(here: Here) -> None:
 # What can never be had, and what must be said of it.
 IMPOSSIBLE: list[tuple[str, dict[str, Any], list[str]]] = [
     ("eight", {"count": 9}, ["There are 8 GPUs here; you asked for 9"]),
-    ("mixed", {"min_memory": "80GB"}, ["none has 74.5 GiB; the largest has 23.9 GiB"]),
+    ("mixed", {"min_memory": "80GB"}, ["none has 80GB (74.5 GiB); the largest has 23.9 GiB"]),
     ("mixed", {"name": "H100"}, ["H100", "1 GeForce RTX 2080 Ti"]),
     ("mixed", {"count": 3, "min_memory": "10GB"}, ["3 GPUs", "GPU1 and GPU3 are suitable"]),
 ]
