@@ -178,8 +178,9 @@ def test_a_wait_is_one_display(two: Two) -> None:
     kinds = [kind for kind, content in shown if "data" in content or kind == "stream"]
     assert kinds.index("stream") == len(displays)
     (output,) = [content["text"] for _, content in shown if content.get("name") == "stdout"]
-    waited, reserving, *_ = output.splitlines()
+    waited, released, reserving, *_ = output.splitlines()
     assert re.match(r"Waited for \d+ s\.$", waited)
+    assert released == "Released GPU1."
     assert reserving.startswith("Reserving GPU0: ")
 
 

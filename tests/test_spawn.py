@@ -202,7 +202,7 @@ def test_one_module_builds_the_command_of_a_python() -> None:
 
 def test_few_modules_start_programs() -> None:
     """A module that starts a program has its path from `spawn`, or from the user's own command."""
-    starters = {"subprocesses.py", "srun.py", "node.py", "handoff.py", "command.py"}
+    starters = {"subprocesses.py", "srun.py", "node.py", "handoff.py", "command.py", "setup.py"}
     calls = ("subprocess.", "asyncio.create_subprocess", "os.exec", "os.spawn", "os.posix_spawn")
     for path in (ROOT / "reserve_gpu").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
