@@ -738,7 +738,7 @@ def test_memory_of_nobody(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.use("orphan")
     text = refused(count=2)
     assert of_gpu(text) == "busy: 2.9 GiB in use by no visible process"
-    _, _, advice, wait, *_ = text.splitlines()
+    _, advice, wait, *_ = text.splitlines()
     assert advice.endswith(": fuser -v /dev/nvidia*")
     assert wait.startswith("Or wait in the queue: ")
     here.write("gpu\n memory 8192\n used 3000")
