@@ -192,7 +192,7 @@ def wait(holder: Holder, now: float, asks: str | None) -> Line:
     """
     seconds = None if holder.since is None else durations.time_since(holder.since, now)
     verb = "is waiting" if seconds is None else f"has waited {durations.duration(seconds)}"
-    return f" {verb}", (" for ", FAINT), (sanitize(asks or "a GPU"), STRONG)
+    return f" {verb} for ", (sanitize(asks or "a GPU"), STRONG)
 
 
 def _user_and_name(holder: Holder) -> Line:
