@@ -30,10 +30,20 @@ GPU_WORDS = {"gpu", "gpus", "card", "cards", "device", "devices"}
 MODEL = r"(?:rtx|gtx|[a-z]{1,2})[0-9]{1,4}[a-z]*"  # such as A100, L40S or RTX3090
 # Names of options in nvidia-smi, Docker, Slurm and similar tools.
 FOR_A_GPU = {"g", "gpu", "i", "id", "ids", "index", "device", "devices", "gpu-id", "gpu-ids"}
-FOR_A_COUNT = {"gpus", "num-gpus", "num_gpus", "ngpus", "gpu-count", "gpus-per-node", "N"}
+FOR_A_COUNT = {
+    "gpus",
+    "number",
+    "num",
+    "num-gpus",
+    "num_gpus",
+    "ngpus",
+    "gpu-count",
+    "gpus-per-node",
+    "N",
+}
 _SAME = {
-    "--wait": "timeout block queue",
-    "--for": "time duration t walltime lease",
+    "--wait": "timeout block queue w",
+    "--for": "time duration t walltime lease extend renew prolong",
     "--until": "deadline end",
     "--note": "comment message msg m",
     "--name": "model type constraint",
@@ -74,13 +84,15 @@ def of_word(word: str, args: Sequence[str], options: Options) -> str:
     if equals:
         return _suggest(key, value, options)
     if word.lower() in GPU_WORDS and before.isdecimal():
-        return f"Did you mean -n {before}?"
+        return f"Did you mean -n {sanitize(before, VALUE_LIMIT)}?"
     if word.lower() in GPU_WORDS and names.is_name(after):
         return f"Did you mean {sanitize(after)}?"
     if f"--{word}" in options:
         return f"Did you mean --{word}?"
+    if word.lower() in SAME and (hint := _suggest(word.lower(), after, options)):
+        return hint
     if name_flag and re.fullmatch(MODEL, word, re.IGNORECASE | re.ASCII):
-        return f"Did you mean {name_flag} {word}?"
+        return f"Did you mean {name_flag} {sanitize(word, VALUE_LIMIT)}?"
     return ""
 
 
@@ -156,7 +168,7 @@ def _as_one_value(flag: str, words: Sequence[str], kind: str) -> str:
 
 def _suggest(name: str, value: str, options: Options) -> str:
     """Return a hint for an option name of another tool, or for `count=2` without hyphens."""
-    if name in FOR_A_COUNT and value.isdecimal() and "-n" in options:
+    if name in FOR_A_COUNT and "-n" in options and re.fullmatch("[1-9][0-9]{0,3}", value, re.ASCII):
         return f"Did you mean -n {value}?"
     if name in FOR_A_GPU | FOR_A_COUNT and "-n" in options:
         if value.lower() in EVERY:
@@ -166,8 +178,10 @@ def _suggest(name: str, value: str, options: Options) -> str:
     flag = _flag(name, options)
     if not flag or (value and options[flag].nargs == 0):
         return ""
-    has_value = value and is_value(value, str(options[flag].metavar))
-    return f"Did you mean {flag}{f' {shlex.quote(value)}' if has_value else ''}?"
+    has_unit = not (options[flag].metavar == "SIZE" and value.isdecimal())
+    has_value = value and has_unit and is_value(value, str(options[flag].metavar))
+    typed = f" {sanitize(shlex.quote(value), VALUE_LIMIT)}" if has_value else ""
+    return f"Did you mean {flag}{typed}?"
 
 
 def _flag(name: str, options: Options) -> str:
@@ -180,10 +194,10 @@ def _flag(name: str, options: Options) -> str:
 
 def _every_gpu() -> str:
     """Return how to request all GPUs of this machine."""
-    try:
-        with Nvml(DRIVER_LIMIT_S) as gpus:
-            count = gpus.count()
-    except DriverError:
+    count = 0
+    with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
+        count = gpus.count()
+    if not count:
         return "To reserve several GPUs, give a range (0-3) or a number (-n 4)."
     if count == 1:
         return "This machine has one GPU: 0"

@@ -1001,7 +1001,12 @@ def memory_file(text: str, seals: int) -> int:
     return descriptor
 
 
-@pytest.mark.parametrize(("seals", "is_read"), [(SEALS, True), (0, False)])
+F_SEAL_EXEC = 0x20  # added by the kernel if the sysctl vm.memfd_noexec is set
+
+
+@pytest.mark.parametrize(
+    ("seals", "is_read"), [(SEALS, True), (SEALS | F_SEAL_EXEC, True), (0, False)]
+)
 def test_only_a_sealed_file_is_read(here: Here, *, seals: int, is_read: bool) -> None:
     """A file that can still be changed is neither read nor closed, even if its content is valid."""
     with forged(here, TRUE):

@@ -146,7 +146,7 @@ def test_pick(name: str, found: Sequence[Device | Fault], expected: Device | Fau
         ("2", [C, D, BROKEN], ["split into MIG instances", "2:0, 2:3"]),
         ("2:4", [C, D], ["2:0, 2:3"]),
         ("2:4", [C, D, BROKEN], ["2:0, 2:3"]),
-        ("0:1", [A], ["0:1", "This machine has GPU0."]),
+        ("0:1", [A], ["0:1, because GPU0 has no MIG instances", "range of GPUs, write 0-1."]),
         (
             "GPU-ffff",
             EVERYTHING,

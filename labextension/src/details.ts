@@ -188,7 +188,8 @@ function isShown(device: IDevice, process: IUse): boolean {
 
 /** Return remarks about a device, such as `32.8 GiB available`. */
 export function remarks(device: IDevice): string[] {
-  const { compute_mode: mode, holders, memory_promisable_mib: rest } = device;
+  const { compute_mode: mode, holders } = device;
+  const rest = device.memory_promisable_mib ?? null; // older servers leave it out
   const texts: string[] = [];
   const isShared = holders.some(each => each.memory_promised_mib !== null);
   if (isShared && rest !== null) {

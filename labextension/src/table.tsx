@@ -47,15 +47,15 @@ export function MachineView({ machine }: { machine: IMachine }): JSX.Element {
           <h3>Queue</h3>
           {waiting.map((ticket, index) => (
             <Line
-              key={`${ticket.pid} ${ticket.since}`}
+              key={index}
               line={ofWaiter(ticket, time)}
               prefix={`${index + 1}. `}
             />
           ))}
         </>
       )}
-      {remarksBelow.map(text => (
-        <p key={text}>{text}</p>
+      {remarksBelow.map((text, index) => (
+        <p key={index}>{text}</p>
       ))}
     </>
   );
@@ -103,8 +103,8 @@ function Row({ group, now, showsModel }: IRowProps): JSX.Element {
         {lines.map((line, index) => (
           <Line key={index} line={line} />
         ))}
-        {texts.filter(Boolean).map(text => (
-          <div key={text} className="jp-ReserveGPU-remark" title={text}>
+        {texts.filter(Boolean).map((text, index) => (
+          <div key={index} className="jp-ReserveGPU-remark" title={text}>
             {text}
           </div>
         ))}

@@ -38,6 +38,10 @@ SUGGESTIONS = {  # hints for command names from similar tools
     "wait": "Did you mean run --wait?",
     "watch": "Did you mean top?",
     "install": "Did you mean setup or kernel install?",
+    "uninstall": "Did you mean setup --undo?",
+    **dict.fromkeys(
+        ("extend", "renew"), "To extend a reservation, run %reserve_gpu --for 2h in its notebook."
+    ),
 }
 OPTIONS = ("-h", "--help", "--version")
 

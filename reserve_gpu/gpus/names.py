@@ -89,6 +89,12 @@ def pick(name: str, devices: Sequence[Device | Fault]) -> Device | Fault:
         raise RequestError(
             f"GPU{index} is split into MIG instances. Name one of them: {', '.join(instances)}."
         )
+    if (match := _match(_INSTANCE, name)) and any(device.index == index for device in usable):
+        is_range = int(match[1]) < int(match[2])
+        hint = f" For a range of GPUs, write {match[1]}-{match[2]}." if is_range else ""
+        raise RequestError(
+            f"No GPU is named {sanitize(name)}, because GPU{index} has no MIG instances.{hint}"
+        )
     faults = "".join(f" {_describe(each)}." for each in devices if isinstance(each, Fault))
     first, last = devices[0].label, devices[-1].label
     short_lists = {1: first, 2: f"{first} and {last}"}

@@ -516,11 +516,12 @@ def identified(ticket: Ticket) -> Ticket:
     """Return a ticket with its waiter's user, and with the time when it joined the queue.
 
     This is a separate step, because looking up a user can take a long time. The waiter's user can
-    write any time into the record, but no process can have waited since before it started.
+    write any time into the record, but no process can have waited since before it started, or
+    since before this machine was booted.
     """
     holder, now = procfs.with_owner(ticket.holder), procfs.now()
     began = procfs.start_time_boot(holder.listed_pid) if holder.listed_pid else None
-    earliest = -math.inf if began is None else math.floor(now.wall - now.boot + began)
+    earliest = math.floor(now.wall - now.boot + (began or 0.0))
     if holder.since is not None and holder.since < earliest:
         record = holder.record._replace(since=earliest)
         holder = holder._replace(record=record, clock_set_s=0.0)

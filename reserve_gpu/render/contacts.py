@@ -63,14 +63,21 @@ def own_reservations(
 
 def _own(reserved: Reserved, now: float) -> Line:
     """Return `GPU0 has been idle for 3 h in your mine.ipynb`, or `You hold GPU0 in mine.ipynb`."""
-    labels, name = phrases.labels(reserved.rows), (phrases.name_of(reserved.holder), STRONG)
+    holder, labels = reserved.holder, phrases.labels(reserved.rows)
+    name = (phrases.name_of(holder), STRONG)
     if not _is_idle(reserved, now):
         return f"You hold {labels} in ", name
     count, seconds = len(reserved.rows), _idle_s(reserved, now)
     verb = phrases.be(count)
     if seconds is not None and seconds >= durations.MINUTE_S:
         verb = "has been" if count == 1 else "have been"
-    return f"{labels} {verb} ", (durations.idle(seconds), MARK), " in your ", name
+    return (
+        f"{labels} {verb} ",
+        (durations.idle(seconds), MARK),
+        " in ",
+        ("your " if holder.name else ""),
+        name,
+    )
 
 
 def _is_idle(reserved: Reserved, now: float) -> bool:

@@ -52,9 +52,9 @@ ROW = "background:transparent"
 OWN_ROW = "background:rgba(9,105,218,0.16)"
 LINE = "border-top:1px solid rgba(128,128,128,0.4)"
 CELL = "text-align:left;vertical-align:top;padding:3px 4px"
+LONG = f"{CELL};overflow-wrap:break-word"
 NOWRAP = "white-space:nowrap"
 SHORT = f"{CELL};{NOWRAP}"
-LONG = f"{CELL};overflow-wrap:break-word"
 WHO = f"{CELL};overflow-wrap:anywhere;min-width:7em"
 
 # The columns of devices, in the order of the JupyterLab panel. The last one moves below the others

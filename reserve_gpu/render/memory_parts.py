@@ -45,7 +45,7 @@ def offer(
     roomiest = max(shared, key=lambda row: row.promisable_mib or 0.0, default=None)
     most_mib = roomiest.promisable_mib or 0.0 if roomiest else 0.0
     size = Size(_round_gb(most_mib) * UNITS["GB"] / MIB, "GB")
-    if roomiest is None or most_mib < LEAST_MIB or size.mib < (request.min_memory_mib or 0.0):
+    if roomiest is None or size.mib < LEAST_MIB or size.mib < (request.min_memory_mib or 0.0):
         return ()
     part = request._replace(terms=request.terms._replace(size=size))
     text = f"{phrases.room(most_mib)} of {roomiest.label} is available now: "

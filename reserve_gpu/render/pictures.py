@@ -320,12 +320,16 @@ def _may_be_named(row: DeviceStatus, user: str | None) -> bool:
 # -- waits -----------------------------------------------------------------------------------------
 
 
-def wait(waiting: Waiting) -> Picture:
+def wait(waiting: Waiting, this_process: str = "this process") -> Picture:
     """Return the GPU table for a wait.
 
     The headline shows the request, the position in the queue and the elapsed time. The lines below
     the devices name the first waiter in the queue and the device that will probably be free next.
     The one-line summary gives only the owner or the state of each device.
+
+    Args:
+        waiting: The state of the wait.
+        this_process: The phrase for this process, such as `this kernel`.
     """
     head = " ".join(filter(None, [awaited(waiting), rule_text.limited(waiting.rows)]))
     rows = messages.fit(waiting.rows)
@@ -340,7 +344,9 @@ def wait(waiting: Waiting) -> Picture:
     foot += [("Probably free next: ", *first)] if first else []
     holders = ", ".join(f"{row.label} {_owner(row, now, user)}" for row in rows)
     first_line: Line = ((head, STRONG), *layout.common_model(rows))
-    picture = Layout([first_line], layout.entries(rows, View(now, user=user)), (), foot)
+    picture = Layout(
+        [first_line], layout.entries(rows, View(now, this_process, user=user)), (), foot
+    )
     return Picture(picture, f"{head} {holders}".rstrip())
 
 

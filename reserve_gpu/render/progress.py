@@ -73,7 +73,8 @@ class Live(AbstractContextManager["Live"]):
             self._show(news.waited_s, Frame(pictures.of_text(messages.slow(news)), Slow))
             return
         self.has_waited = True
-        self._show(news.waited_s, Frame(pictures.wait(news), state_of(news)))
+        here = "this process" if self._stream else "this kernel"
+        self._show(news.waited_s, Frame(pictures.wait(news, here), state_of(news)))
 
     def show_check(self, line: str, waited_s: float) -> None:
         """Show the progress of a check.

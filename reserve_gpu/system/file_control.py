@@ -148,7 +148,8 @@ def is_sealed(descriptor: int) -> bool:
         OverflowError: The number is too large.
         AttributeError: As for `sealed_file`.
     """
-    return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) == SEALS
+    # The kernel adds F_SEAL_EXEC if the sysctl vm.memfd_noexec is set.
+    return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS == SEALS
 
 
 def pipe_use(descriptor: int) -> tuple[int, int]:

@@ -12,13 +12,13 @@ import os
 import re
 import shutil
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.model.errors import ReserveGPUError
-from reserve_gpu.system import accounts
+from reserve_gpu.system import accounts, file_control
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -392,15 +392,19 @@ class Config:
         Raises:
             SetupError: The lines can't be added.
         """
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+        except OSError as error:
+            text = f"{self._folder} can't be created: {error.strerror}."
+            raise SetupError(text) from error
+        with self._exclusive():
+            return self._add()
+
+    def _add(self) -> bool:
         data = self._read()
         if (new := self._added(data)) == data:
             return False
         if not os.path.isfile(self.path):
-            try:
-                os.makedirs(self._folder, exist_ok=True)
-            except OSError as error:
-                text = f"{self._folder} can't be created: {error.strerror}."
-                raise SetupError(text) from error
             self._write(data, new)
             return True
         self._check_change()
@@ -421,6 +425,10 @@ class Config:
         Raises:
             SetupError: The lines can't be removed.
         """
+        with self._exclusive():
+            return self._remove()
+
+    def _remove(self) -> list[str]:
         data = self._read()
         if not self.has_block():
             return [f"{self.path} contains no added lines.", *self._user_mentions()]
@@ -433,7 +441,10 @@ class Config:
                 self._write(data, new)
             action = "not for this Python" if new == data else "no longer for this Python"
             names = ", ".join(map(os.fsdecode, other_pythons))
-            return [f"The lines in {self.path} are {action}, and are kept for {names}."]
+            return [
+                f"The lines in {self.path} are {action}, and are kept for {names}.",
+                "While they are there, this Python also loads the extension if it is installed.",
+            ]
         if not (new or os.path.lexists(self._copy) or os.path.islink(self.path)):
             self._delete(data)  # the file was created only for the lines
             return [f"Removed {self.path}, which contained nothing else.", *self._user_mentions()]
@@ -476,6 +487,25 @@ class Config:
     def _removed(self, data: bytes) -> Removal:
         with self._naming_file():
             return removed(data, self.name)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Keep other runs of `reserve-gpu setup` from changing the file at the same time.
+
+        Raises:
+            SetupError: Another run is changing the file.
+        """
+        with ExitStack() as stack:
+            with suppress(OSError):  # the folder does not exist, or NFS can't lock a folder
+                folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, folder)
+                try:
+                    file_control.lock_file(folder)
+                except BlockingIOError as error:
+                    raise SetupError(
+                        f"Another reserve-gpu setup is changing {self.path}. Try again."
+                    ) from error
+            yield
 
     @contextmanager
     def _naming_file(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
@@ -346,6 +347,22 @@ def test_a_change_meanwhile_is_kept(profile: Profile) -> None:
     opens_copy = "event == 'open' and 'before-reserve' in str(arguments[0])"
     run_edited(profile, "add", f"event == 'os.access' or ({opens_copy})", "w")
     assert profile.config.read_bytes() == b"y = 2"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("verb", ["add", "remove"])
+def test_another_run_at_the_same_time(verb: str, profile: Profile) -> None:
+    """While another run is changing the file, a run fails and changes nothing."""
+    profile.config.write_bytes(b"x = 1\n")
+    folder = os.open(profile.config.parent, os.O_RDONLY)
+    try:
+        flock(folder, LOCK_EX)
+        done = profile.run(verb)
+    finally:
+        os.close(folder)
+    assert "is changing" in done.stderr
+    assert "Try again." in done.stderr
+    assert profile.files() == {"ipython_config.py": b"x = 1\n"}
 
 
 @pytest.mark.process

@@ -67,7 +67,10 @@ def test_setup_and_undo(home: Home) -> None:
         ),
         (
             BLOCK_OF_ANOTHER,
-            "The lines in {} are not for this Python, and are kept for /x/bin/python3.9.\n",
+            (
+                "The lines in {} are not for this Python, and are kept for /x/bin/python3.9.\n"
+                "While they are there, this Python also loads the extension if it is installed.\n"
+            ),
         ),
         (
             OWN_LINE,
