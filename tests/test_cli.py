@@ -402,7 +402,7 @@ USAGE = [
     ("status --jsno", "Unknown option --jsno. Did you mean --json?\n"),
     ("run --wiat=1h -- true x", "Unknown option --wiat. Did you mean --wait?\n"),
     ("run --gpu=1 -- true", "Unknown option --gpu. Name GPUs without an option: 1\n"),
-    ("run -w -- true", "Unknown option -w. Choose from: --help, --count, "),
+    ("run -w -- true", "Unknown option -w. Did you mean --wait?"),
     ("run wait -- true", "'wait' is not a GPU name. Did you mean --wait?\n"),
     (
         "run 0 --name RTX 2080 Ti -- true",
