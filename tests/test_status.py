@@ -635,7 +635,7 @@ def test_the_queue_says_who_waits_for_what(here: Here) -> None:
     assert [device["next_in_line"] for device in found["devices"]] == [1, 1, None]
     assert re.search(r"^0 +awaited .* by your python3? \S+: ", text, re.MULTILINE)
     waits = r"has waited \d+ s for 2 GPUs of 16.0 GiB"
-    assert re.search(rf'1\. your python \S+ \(pid {child.pid}\) {waits}.*: "thesis"', text)
+    assert re.search(rf'1\. your python3? \S+ \(pid {child.pid}\) {waits}.*: "thesis"', text)
 
 
 def test_hostile_tickets(here: Here) -> None:
