@@ -913,6 +913,7 @@ def test_a_free_gpu_is_reserved_while_a_later_one_hangs(here: Here) -> None:
         assert f"{here.uuid('5')}.lock" not in locked(here.locks)
 
 
+@pytest.mark.process
 def test_a_slow_gpu_is_reserved_although_another_one_hangs(here: Here) -> None:
     """If a GPU has used up the time for all readings, each other GPU still gets some time."""
     delays = ("0 1000", "1 0.15")

@@ -529,6 +529,7 @@ def test_signs_of_life(queue: Queue) -> None:
 # -- what others may have put there ----------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_most_of_one_user(queue: Queue) -> None:
     """One user has 64 places at most; who can't join has the next one that is left."""
     places = [queue.join() for _ in range(MOST_OF_ONE_USER)]

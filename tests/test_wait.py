@@ -429,6 +429,7 @@ def test_a_gpu_that_could_not_be_read_is_taken_once_it_can(here: Here) -> None:
     assert isinstance(steps.shown[0].rows[0].device, Fault)
 
 
+@pytest.mark.process
 def test_who_finds_the_queue_full_is_told_so(here: Here) -> None:
     """Who can't join the queue, as this user has no place left, does not wait in vain."""
     here.write(ONE)
@@ -733,6 +734,7 @@ def test_a_script_in_a_pipe(here: Here, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.process
 @pytest.mark.ipython
 def test_a_call_in_a_notebook(here: Here) -> None:
     """reserve(wait=...) in a notebook shows what the magic shows, and progress=None nothing."""

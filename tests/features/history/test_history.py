@@ -263,7 +263,6 @@ def test_what_was_held_for_a_moment_is_not_noted(here: Here) -> None:
     assert list(folder_of(here).iterdir()) == []
 
 
-@pytest.mark.promise
 @pytest.mark.process
 def test_the_end_of_a_process_is_logged(here: Here) -> None:
     """A script that ends by itself, also by an error, ends its line."""
@@ -581,7 +580,6 @@ def test_an_instance_without_a_process_is_idle(
 # -- commands and kernels --------------------------------------------------------------------------
 
 
-@pytest.mark.promise
 @pytest.mark.process
 def test_a_command_is_logged(here: Here) -> None:
     """A command is logged from its begin to its end, by its own name."""
@@ -831,7 +829,6 @@ def users() -> Iterator[Machine]:
         yield machine
 
 
-@pytest.mark.promise
 @pytest.mark.process
 @pytest.mark.xdist_group("users")
 def test_users_do_not_read_each_other(users: Machine) -> None:
