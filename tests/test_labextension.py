@@ -966,7 +966,8 @@ def test_only_actions_that_apply(
     on_lab.write(ONE)
     notebook = open_notebook("train.ipynb", "%reserve_gpu", "%reserve_gpu --for 2h")
     says(item(page), "^no GPU")
-    assert offers(page) == (["Reserve GPU"], [True, False])
+    # The panel is updated every few seconds, and might still show an earlier test's reservations.
+    wait_for(lambda: offers(page) == (["Reserve GPU"], [True, False]))
     notebook.run(0)
     says(item(page), "^GPU0 · ")
     assert offers(page) == (["Release GPU", "Shut Down Kernel"], [False, True])
