@@ -443,7 +443,7 @@ class EndOfQueue(QueueEntry):
     """The position of a request that does not wait. It is behind all waiters and has no ticket."""
 
     def is_valid(self) -> bool:
-        """Return True, because a ticket that does not exist can't be missing."""
+        """Return True, because this position has no ticket that another process could delete."""
         return True
 
 

@@ -71,13 +71,8 @@ def _own(reserved: Reserved, now: float) -> Line:
     verb = phrases.be(count)
     if seconds is not None and seconds >= durations.MINUTE_S:
         verb = "has been" if count == 1 else "have been"
-    return (
-        f"{labels} {verb} ",
-        (durations.idle(seconds), MARK),
-        " in ",
-        ("your " if holder.name else ""),
-        name,
-    )
+    where = " in your " if holder.name else " in "
+    return f"{labels} {verb} ", (durations.idle(seconds), MARK), where, name
 
 
 def _is_idle(reserved: Reserved, now: float) -> bool:
