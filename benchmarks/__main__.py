@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from benchmarks import choosing, growth, history, hosts, real, rush, shell, table, waiting
-from tests.hardware.machine import missing_driver
+from tests.support.hardware.machine import missing_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,8 +15,8 @@ from benchmarks.stage import Stage, crowd, in_turn, machine, stage
 from benchmarks.table import Growth, Row, milliseconds
 from benchmarks.waiting import anonymous_kib
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
-from tests.here import default_uuid
-from tests.machine import Kernel
+from tests.support.here import default_uuid
+from tests.support.machine import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

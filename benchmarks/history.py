@@ -13,7 +13,7 @@ from benchmarks.table import Row
 from reserve_gpu.commands.report import totals
 from reserve_gpu.log import log_reader
 from reserve_gpu.system import settings
-from tests.histories import DAY_S, PEOPLE, Histories, write_year, year
+from tests.support.histories import DAY_S, PEOPLE, Histories, write_year, year
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

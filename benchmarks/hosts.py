@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.table import Row
-from tests.hosts import KEYGEN, SSH, SSHD, Hosts
+from tests.support.hosts import KEYGEN, SSH, SSHD, Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import choosing, shell
 from benchmarks.stage import real_stage
-from tests.hardware.machine import COMPUTE
+from tests.support.hardware.machine import COMPUTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks import ways
 from benchmarks.stage import Stage, machine, stage
 from benchmarks.table import Row, milliseconds
-from tests.machine import Kernel
+from tests.support.machine import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -20,7 +20,7 @@ import psutil
 
 from benchmarks.stage import Stage, crowd, machine, stage
 from benchmarks.table import Row, percentile
-from tests.machine import Child
+from tests.support.machine import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

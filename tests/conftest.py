@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import driver
-from tests.here import Here, Two
-from tests.locked import held
-from tests.machine import Machine
+from tests.support.here import Here, Two
+from tests.support.locked import held
+from tests.support.machine import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,10 @@ EXTRAS = {
 }
 
 
-pytest_plugins = ("tests.hardware.plugin",)
+TESTS = Path(__file__).parent
+LAYER_MARKERS = {"process": "process", "e2e": "full", "driver": "full"}
+
+pytest_plugins = ("tests.support.fixtures", "tests.support.hardware.plugin")
 
 BY_DEFAULT = "not full and (promise or not process)"  # as pyproject.toml says
 HOME = pytest.StashKey[Path]()
@@ -84,13 +87,12 @@ def import_share(worker: dict[str, Any]) -> None:
     fresh clone each of them would do the same work otherwise. What fails is imported again, by who
     reports it.
     """
-    tests = Path(__file__).parent
-    files = sorted(tests.rglob("test_*.py"))
+    files = sorted(TESTS.rglob("test_*.py"))
     first = int(worker["workerid"].removeprefix("gw"))
     for path in files[first :: worker["workercount"]]:
         with suppress(Exception, pytest.skip.Exception), warnings.catch_warnings():
             warnings.simplefilter("error")
-            import_module(".".join(path.relative_to(tests.parent).with_suffix("").parts))
+            import_module(".".join(path.relative_to(TESTS.parent).with_suffix("").parts))
 
 
 def move_into_a_home() -> Path:
@@ -149,6 +151,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     crowd = []
     for item in items:
+        mark_layer(item)
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.xdist_group("gpu"))
         needed = {mark.args[0] for mark in item.iter_markers("needs")}
@@ -156,6 +159,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("crowd"))
             crowd.append(item)
     items[:] = [*crowd, *(item for item in items if item not in crowd)]
+
+
+def mark_layer(item: pytest.Item) -> None:
+    """Add the marker of the layer that the test's folder belongs to."""
+    layer = item.path.relative_to(TESTS).parts[0]
+    if layer in LAYER_MARKERS:
+        item.add_marker(LAYER_MARKERS[layer])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     if missing:
         print(f"{', '.join(missing)} not installed: {INSTALL}", file=sys.stderr)
         return 2
-    from tests.hardware.machine import missing_driver
+    from tests.support.hardware.machine import missing_driver
 
     reason = "" if options.stand_in else missing_driver()
     if reason:
@@ -63,9 +63,9 @@ def run(options: argparse.Namespace) -> int:
 
 def describe(options: argparse.Namespace) -> int:
     """Print NVML's values in a process that can be given up if the driver hangs."""
-    from tests.hardware.describe import environment
+    from tests.support.hardware.describe import environment
 
-    argv = [sys.executable, "-m", "tests.hardware.describe"]
+    argv = [sys.executable, "-m", "tests.support.hardware.describe"]
     process = subprocess.Popen(argv, cwd=ROOT, env=environment(is_stand_in=options.stand_in))
     try:
         return process.wait(min(options.limit, DESCRIBE_S))

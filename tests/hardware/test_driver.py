@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reserve_gpu.gpus.memory_caps import DEFAULT_CONTEXT_MIB
-from tests.hardware.machine import (
+from tests.support.hardware.machine import (
     COMPUTE,
     CUDA,
     USER,
@@ -21,11 +21,11 @@ from tests.hardware.machine import (
     seconds,
     until,
 )
-from tests.hardware.report import check
+from tests.support.hardware.report import check
 
 if TYPE_CHECKING:
-    from tests.hardware.machine import Hardware
-    from tests.hardware.report import Findings
+    from tests.support.hardware.machine import Hardware
+    from tests.support.hardware.report import Findings
 
 READINGS = {  # the queries of a reservation and a status
     "name": "pynvml.nvmlDeviceGetName(handle)",

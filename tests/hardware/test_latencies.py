@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.ways import CODE, FLOOR, NVITOP, OURS, PRINT_CHOICE
-from tests.hardware.machine import COMPUTE, CUDA, milliseconds, seconds, until
-from tests.hardware.report import check
+from tests.support.hardware.machine import COMPUTE, CUDA, milliseconds, seconds, until
+from tests.support.hardware.report import check
 
 if TYPE_CHECKING:
-    from tests.hardware.machine import Hardware
-    from tests.hardware.report import Findings
+    from tests.support.hardware.machine import Hardware
+    from tests.support.hardware.report import Findings
 
 ROUNDS = 3
 KILLED_S = 30.0  # limit for everything that a killed process leaves behind

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tests.hardware.machine import COMPUTE, CUDA, milliseconds, refusal, until
-from tests.hardware.report import check
 from tests.hardware.test_reservations import CHECK
+from tests.support.hardware.machine import COMPUTE, CUDA, milliseconds, refusal, until
+from tests.support.hardware.report import check
 
 if TYPE_CHECKING:
-    from tests.hardware.machine import Hardware
-    from tests.hardware.report import Findings
-    from tests.machine import Child
+    from tests.support.hardware.machine import Hardware
+    from tests.support.hardware.report import Findings
+    from tests.support.machine import Child
 
 LIMITED = ("PyTorch", "TensorFlow", "JAX", "CuPy")
 # The available memory, according to the refusal of a request for all of it.

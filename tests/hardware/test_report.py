@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.hardware.plugin import LateError, time_limit
-from tests.hardware.report import Result, Row, from_plain, one_line, page, post_hint, to_plain
-from tests.machine import ROOT, Machine
+from tests.support.hardware.plugin import LateError, time_limit
+from tests.support.hardware.report import (
+    Result,
+    Row,
+    from_plain,
+    one_line,
+    page,
+    post_hint,
+    to_plain,
+)
+from tests.support.machine import ROOT, Machine
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.hardware.machine import (
+from tests.support.hardware.machine import (
     CLI,
     COMPUTE,
     CUDA,
@@ -23,15 +23,15 @@ from tests.hardware.machine import (
     seconds,
     until,
 )
-from tests.hardware.report import check
-from tests.processes import own_name
+from tests.support.hardware.report import check
+from tests.support.processes import own_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.hardware.machine import Hardware
-    from tests.hardware.report import Findings
-    from tests.machine import Kernel
+    from tests.support.hardware.machine import Hardware
+    from tests.support.hardware.report import Findings
+    from tests.support.machine import Kernel
 
 FRAMEWORKS = ("CUDA driver", "PyTorch", "TensorFlow", "JAX", "CuPy", "Numba")
 CHECK = "import json, reserve_gpu; print(json.dumps(reserve_gpu.check().to_dict()))"

@@ -1,0 +1,477 @@
+"""Kernels that start where a GPU is free: real servers, real kernels over real tunnels."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.hosts import Hosts, needs_ssh
+from tests.support.machine import LIMIT_S
+from tests.support.processes import is_running, wait_for
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+
+    from tests.support.machine import Child
+
+pytest.importorskip("sshpyk")
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.needs("hosts"),
+    needs_ssh,
+    pytest.mark.xdist_group("hosts"),
+]
+
+NOTEBOOK = "/home/alice/my thesis/train it's.ipynb"
+# What a client of Jupyter does, in a process of its own.
+CLIENT = '''
+import os, threading, time
+from jupyter_client.manager import KernelManager
+
+def start(name):
+    """Start a kernel; return why that can't be, None if it can."""
+    global manager, client
+    manager = KernelManager(kernel_name=name)
+    try:
+        manager.start_kernel()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    client = manager.blocking_client()
+    client.start_channels()
+    client.wait_for_ready(timeout=200)
+
+def run(code):
+    """Run a cell; return what it has printed, and the name of the error that it came to."""
+    said = []
+    def hear(message):
+        content = message["content"]
+        if message["msg_type"] in ("stream", "error"):
+            said.append(content.get("text") or content["ename"])
+    client.execute_interactive(code, output_hook=hear, timeout=200)
+    return "".join(said)
+
+def where():
+    """Return the kernel's folder, which tells the host, its process, and the GPUs that it sees."""
+    return run("import os; print(os.environ['HOME'], os.getpid(), "
+               "os.environ['CUDA_VISIBLE_DEVICES'])").split()
+
+def restart():
+    manager.restart_kernel()
+    client.wait_for_ready(timeout=200)
+
+def interrupted():
+    """Interrupt a cell in its midst; return what it came to."""
+    def hear(message):
+        if message["msg_type"] == "stream":
+            manager.interrupt_kernel()
+    code = "import time; print('here', flush=True); time.sleep(60)"
+    reply = client.execute_interactive(code, output_hook=hear, timeout=200)
+    return reply["content"].get("ename")
+
+def shut_down():
+    client.stop_channels()
+    manager.shutdown_kernel()
+'''
+
+
+class Lab:
+    """Hosts with the kernel that has a GPU, and a machine with kernels for them."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.machines = hosts.machines
+        for machine in self.machines.values():
+            done = machine.command(sys.executable, "-m", "reserve_gpu", "kernel", "install")
+            assert done.returncode == 0, done.stderr
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.hosts.asking.command(sys.executable, "-m", "reserve_gpu", *words)
+
+    def install(self, *words: str) -> str:
+        """Install a kernel on the machine that asks; returns its name."""
+        done = self.command("kernel", "install", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.partition(" as ")[2].partition(",")[0]
+
+    @contextmanager
+    def client(self) -> Iterator[Child]:
+        """Make a process that starts kernels; killed at the end, and all kernels with it."""
+        with self.hosts.asking.child(JPY_SESSION_NAME=NOTEBOOK) as client:
+            assert not client.run(CLIENT).error
+            yield client
+
+    def name_of(self, home: str) -> str:
+        """Return the host with that home."""
+        return Path(home).parent.name
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._status(name)["devices"]
+        return found
+
+    def waiting(self, name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._status(name)["waiting"]
+        return found
+
+    def states(self) -> list[str]:
+        return [row["state"] for name in self.machines for row in self.rows(name)]
+
+    def _status(self, name: str) -> dict[str, Any]:
+        done = self.machines[name].command(sys.executable, "-m", "reserve_gpu", "status", "--json")
+        status: dict[str, Any] = json.loads(done.stdout)
+        return status
+
+    @contextmanager
+    def full(self, *names: str) -> Iterator[list[Child]]:
+        """Take all GPUs of these hosts."""
+        with ExitStack() as stack:
+            children = [stack.enter_context(self.machines[name].child()) for name in names]
+            for child in children:
+                assert not child.reserve("count=2").error
+            yield children
+
+    def end(self) -> None:
+        """End what a test has left on the hosts."""
+        for machine in self.machines.values():
+            machine.command(sys.executable, "-m", "reserve_gpu", "release", "--all", "--end")
+        wait_for(lambda: {"free"} == {*self.states()})
+
+
+@pytest.fixture(scope="module")
+def all_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Hosts(tmp_path_factory.mktemp("kernels"), "lab1", "lab2", "lab3") as hosts:
+        yield Lab(hosts)
+
+
+@pytest.fixture
+def lab(all_hosts: Lab) -> Iterator[Lab]:
+    yield all_hosts
+    all_hosts.end()
+
+
+def started(client: Child, kernel: str) -> list[str]:
+    """Start a kernel; return the host's home, the kernel's pid and its GPUs."""
+    answer = client.run(f"start({kernel!r})")
+    assert (answer.value, answer.error) == (None, None), answer
+    where: list[str] = client.run("where()").value
+    return where
+
+
+def test_its_life(lab: Lab) -> None:
+    """A kernel gets the free GPU, keeps it over a restart, and frees it at its end."""
+    kernel = lab.install("--hosts", "lab1", "lab2")
+    with lab.full("lab1"), lab.machines["lab2"].child() as other, lab.client() as client:
+        assert other.reserve().value == "0"
+        home, pid, visible = started(client, kernel)
+        assert (lab.name_of(home), visible) == ("lab2", "1")
+        (holder,) = lab.rows("lab2")[1]["holders"]
+        assert holder["pid"] == int(pid)
+        assert holder["notebook"] == os.path.basename(NOTEBOOK)
+        assert holder["origin"] == os.uname().nodename
+        assert (holder["idle_s"], holder["if_wanted"]) == (7200, True)
+        with lab.machines["lab2"].child() as waiter:
+            waiter.send("reserve_gpu.reserve(wait='60s').environ['CUDA_VISIBLE_DEVICES']")
+            wait_for(lambda: bool(lab.waiting("lab2")))
+            assert not client.run("restart()").error
+            after = client.run("where()").value
+            assert (after[0], after[2]) == (home, "1")
+            assert after[1] != pid
+            assert client.run("interrupted()").value == "KeyboardInterrupt"
+            assert not client.run("shut_down()").error
+            assert waiter.answer().value == "1"
+
+
+def test_nothing_is_free(lab: Lab) -> None:
+    """Where no host has a GPU, the error has a line with the reason of each."""
+    kernel = lab.install("--hosts", "lab1", "lab2", "nowhere")
+    with lab.full("lab1", "lab2"), lab.client() as client:
+        text = client.run(f"start({kernel!r})").value
+    first, *lines = text.splitlines()
+    assert first == "NoHostError: No kernel was started because no host could provide a GPU."
+    assert lines[0] == "lab1, lab2: None of 2 GPUs is free."
+    assert lines[1].startswith("nowhere: ssh can't connect: ")
+
+
+def test_what_does_not_fit(lab: Lab) -> None:
+    """A host whose free GPUs are too small is not chosen, and the error says so."""
+    kernel = lab.install("--hosts", "lab1", "--min-memory", "80GiB", "--name", "large")
+    with lab.client() as client:
+        text = client.run(f"start({kernel!r})").value
+    assert text.endswith(
+        "No kernel was started because no host could provide a GPU of 80.0 GiB or more.\n"
+        "lab1: Both GPUs are free, but that does not meet the request."
+    )
+
+
+def test_it_waits_on_all_hosts(lab: Lab) -> None:
+    """With --wait a kernel stands in the queue of each host, and takes the first GPU."""
+    kernel = lab.install("--hosts", "lab1", "lab2", "--wait", "45s", "--name", "waits")
+    with lab.full("lab1") as _, lab.full("lab2") as (second,), lab.client() as client:
+        client.send(f"start({kernel!r})")
+        wait_for(lambda: bool(lab.waiting("lab1") and lab.waiting("lab2")))
+        second.run("reserve_gpu.release()")
+        assert client.answer().value is None
+        home, _, visible = client.run("where()").value
+        assert (lab.name_of(home), visible) == ("lab2", "0")
+        wait_for(lambda: not lab.waiting("lab1"))
+        client.run("shut_down()")
+
+
+def test_who_waits_may_go(lab: Lab) -> None:
+    """If the client that waits is killed, nobody stands in the queues any more."""
+    kernel = lab.install("--hosts", "lab1", "--wait", "45s", "--name", "waits")
+    with lab.full("lab1"):
+        with lab.client() as client:
+            client.send(f"start({kernel!r})")
+            wait_for(lambda: bool(lab.waiting("lab1")))
+        wait_for(lambda: not lab.waiting("lab1"))
+
+
+def test_twenty_for_six(lab: Lab) -> None:
+    """Of 20 kernels that start together six have a GPU each, and the others are told why not."""
+    kernel = lab.install("--hosts", "lab[1-3]", "--name", "crowd")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(lab.client()) for _ in range(20)]
+        for client in clients:  # what is imported at first would keep them apart
+            assert not client.run("from reserve_gpu.commands.hosts import provisioner").error
+        for client in clients:
+            client.send(f"start({kernel!r})")
+        answers = [client.answer() for client in clients]
+        refused = [answer for answer in answers if answer.value or answer.error]
+        texts = [f"{answer.value or answer.error} {answer.text}" for answer in refused]
+        assert len(refused) == 14, "\n".join(sorted(texts))
+        assert all(text.startswith("NoHostError: No kernel was sta") for text in texts), texts
+        winners = [c for c, answer in zip(clients, answers, strict=True) if answer not in refused]
+        places = [client.run("where()") for client in winners]
+        assert all(answer.value for answer in places), places
+        assert len({(home, visible) for home, _, visible in (p.value for p in places)}) == 6
+        for client in winners:
+            client.send("shut_down()")
+        for client in winners:
+            client.answer()
+
+
+def test_the_local_side_is_killed(lab: Lab) -> None:
+    """What a killed client leaves behind is released by the line in its host's status."""
+    kernel = lab.install("--hosts", "lab1")
+    with lab.client() as client:
+        _, pid, _ = started(client, kernel)
+    words = (sys.executable, "-m", "reserve_gpu", "status", "--hosts", "lab1")
+    text = lab.hosts.asking.typed(*words).stdout
+    line = next(line for line in text.splitlines() if "ssh lab1 reserve-gpu release " in line)
+    typed = line[line.index("ssh lab1") :].split()
+    assert is_running(int(pid))
+    assert lab.hosts.asking.command(*typed).returncode == 0
+    assert lab.rows("lab1")[0]["state"] == "free"
+    os.kill(int(pid), signal.SIGKILL)
+
+
+def test_the_kernel_is_killed(lab: Lab) -> None:
+    """Kill -9 of the kernel frees its GPU at once."""
+    kernel = lab.install("--hosts", "lab1")
+    with lab.client() as client:
+        _, pid, _ = started(client, kernel)
+        os.kill(int(pid), signal.SIGKILL)
+        wait_for(lambda: {*lab.states()} == {"free"})
+
+
+def test_a_host_that_hangs(lab: Lab) -> None:
+    """A host that does not answer is left out, and another one taken."""
+    kernel = lab.install("--hosts", "lab1", "lab2", "--name", "two-hosts")
+    lab.hosts.freeze("lab1")
+    try:
+        with lab.client() as client:
+            home, _, _ = started(client, kernel)
+            assert lab.name_of(home) == "lab2"
+            client.run("shut_down()")
+    finally:
+        lab.hosts.thaw("lab1")
+
+
+def test_a_host_that_dies(lab: Lab) -> None:
+    """If the host of a kernel dies, the next kernel starts on another one."""
+    kernel = lab.install("--hosts", "lab3", "lab2", "--name", "dies")
+    with lab.full("lab2") as (other,), lab.client() as client:
+        home, _, _ = started(client, kernel)
+        assert lab.name_of(home) == "lab3"
+        lab.hosts.kill("lab3")
+        other.run("reserve_gpu.release()")
+        with lab.client() as second:
+            home, _, _ = started(second, kernel)
+            assert lab.name_of(home) == "lab2"
+            second.run("shut_down()")
+    lab.hosts.start("lab3")
+
+
+def test_a_kernel_without_its_gpu(lab: Lab) -> None:
+    """A kernel that has started but has no GPU is ended, and the next host is tried."""
+    place = lab.machines["lab1"].home / ".local/share/jupyter/kernels/python3-gpu"
+    spec = json.loads((place / "kernel.json").read_text())
+    plain = {**spec, "argv": spec["argv"][spec["argv"].index("--") + 1 :]}
+    (place / "kernel.json").write_text(json.dumps(plain))
+    kernel = lab.install("--hosts", "lab1", "lab2", "--name", "two-hosts")
+    try:
+        with lab.machines["lab2"].child() as other, lab.client() as client:
+            other.reserve()  # so that lab1 comes first
+            home, _, _ = started(client, kernel)
+            assert lab.name_of(home) == "lab2"
+            client.run("shut_down()")
+    finally:
+        (place / "kernel.json").write_text(json.dumps(spec))
+
+
+def test_what_was_asked_for_outlives_a_release(lab: Lab) -> None:
+    """After a release and a restart the kernel has again what it was installed with."""
+    kernel = lab.install("--hosts", "lab1", "-n", "2", "--name", "pair")
+    with lab.client() as client:
+        assert started(client, kernel)[2] == "0,1"
+        client.run("run('%reserve_gpu --release')")
+        assert not client.run("restart()").error
+        assert client.run("where()").value[2] == "0,1"
+        (holder,) = lab.rows("lab1")[1]["holders"]
+        assert (holder["idle_s"], holder["if_wanted"]) == (7200, True)
+        client.run("shut_down()")
+
+
+def test_a_slow_start_is_no_end(lab: Lab) -> None:
+    """A kernel that takes a moment to get its GPU is not taken for dead meanwhile."""
+    place = lab.machines["lab1"].home / ".local/share/jupyter/kernels/python3-gpu" / "kernel.json"
+    before = place.read_text()
+    spec = json.loads(before)
+    slow = ["/bin/sh", "-c", 'sleep 1.5; exec "$0" "$@"', *spec["argv"]]
+    place.write_text(json.dumps({**spec, "argv": slow}))
+    kernel = lab.install("--hosts", "lab1")
+    try:
+        with lab.client() as client:
+            _, pid, _ = started(client, kernel)
+            assert [client.run("manager.is_alive()").value for _ in range(3)] == [True] * 3
+            assert client.run("where()").value[1] == pid
+            client.run("shut_down()")
+    finally:
+        place.write_text(before)
+
+
+def test_a_crash_and_then_an_end(lab: Lab) -> None:
+    """A kernel that was started anew after a crash can be restarted and shut down as any other."""
+    kernel = lab.install("--hosts", "lab1")
+    with lab.client() as client:
+        _, pid, _ = started(client, kernel)
+        os.kill(int(pid), signal.SIGKILL)
+        # As Jupyter's restarter does it.
+        assert not client.run("manager.restart_kernel(now=True); client.wait_for_ready(60)").error
+        assert not client.run("restart()").error
+        assert client.run("where()").value[2] == "0"
+        assert not client.run("shut_down()").error
+        wait_for(lambda: {*lab.states()} == {"free"})
+
+
+@contextmanager
+def ssh_does_once(lab: Lab, words: str, what: str) -> Iterator[None]:
+    """Let ssh do something before, the first time that its words have these among them."""
+    wrapper = lab.hosts.asking.folder.parent / "bin" / "ssh"
+    once = lab.hosts.asking.folder / "once"
+    before = wrapper.read_text()
+    does = f'case "$*" in *"{words}"*) [ -e {once} ] || {{ touch {once}; {what}; }};; esac\n'
+    wrapper.write_text(before.replace("\n", f"\n{does}", 1))
+    try:
+        yield
+        assert once.exists()
+    finally:
+        wrapper.write_text(before)
+        once.unlink(missing_ok=True)
+
+
+def test_an_answer_that_is_lost_ends_no_kernel(lab: Lab) -> None:
+    """If ssh fails once when it is asked for the kernel, the kernel is not taken for dead."""
+    kernel = lab.install("--hosts", "lab1")
+    with lab.client() as client:
+        _, pid, _ = started(client, kernel)
+        with ssh_does_once(lab, "ps -p", "exit 1"):
+            assert client.run("manager.is_alive()").value is True
+        assert client.run("where()").value[1] == pid
+        client.run("shut_down()")
+
+
+def test_a_slow_host_has_a_second_chance(lab: Lab) -> None:
+    """A host whose first answer comes too late is asked again where no other one has a GPU."""
+    kernel = lab.install("--hosts", "lab1", "lab2", "--name", "two-hosts")
+    with (
+        lab.full("lab2"),
+        lab.client() as client,
+        ssh_does_once(lab, "lab1 reserve-gpu status", f"exec sleep {LIMIT_S}"),
+    ):
+        home, _, _ = started(client, kernel)
+        assert lab.name_of(home) == "lab1"
+        client.run("shut_down()")
+
+
+def test_a_host_without_the_kernel(lab: Lab) -> None:
+    """A host that has no such kernel is a line that says what to type there."""
+    place = lab.machines["lab1"].home / ".local/share/jupyter/kernels/python3-gpu"
+    aside = place.with_name("aside")
+    place.rename(aside)
+    kernel = lab.install("--hosts", "lab1")
+    try:
+        with lab.client() as client:
+            text = client.run(f"start({kernel!r})").value
+    finally:
+        aside.rename(place)
+    reason = "lab1: the kernel python3-gpu is not installed. Run there: reserve-gpu kernel install."
+    assert reason in text
+
+
+def test_ssh_keeps_no_connection(lab: Lab) -> None:
+    """Where ssh is not configured to keep a connection, the error says what to write."""
+    kernel = lab.install("--hosts", "lab1")
+    before = lab.hosts.config.read_text()
+    lab.hosts.config.write_text(before.replace("ControlMaster auto", "ControlMaster no"))
+    try:
+        with lab.client() as client:
+            text = client.run(f"start({kernel!r})").value
+    finally:
+        lab.hosts.config.write_text(before)
+    assert "lab1: sshpyk needs an ssh connection that stays open" in text
+    assert "ControlMaster auto" in text
+
+
+def test_a_client_without_provisioners(lab: Lab, tmp_path: Path) -> None:
+    """The command of the kernelspec alone is such a kernel too: so VS Code starts kernels."""
+    kernel = lab.install("--hosts", "lab1")
+    folder = lab.hosts.asking.home / ".local/share/jupyter/kernels" / kernel
+    argv = json.loads((folder / "kernel.json").read_text())["argv"]
+    code = f"""
+from jupyter_client.connect import write_connection_file
+from jupyter_client.blocking.client import BlockingKernelClient
+import subprocess
+file, _ = write_connection_file({str(tmp_path / "kernel.json")!r}, key=b"secret")
+argv = [word.replace("{{connection_file}}", file) for word in {argv!r}]
+program = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+client = BlockingKernelClient(connection_file=file)
+client.load_connection_file()
+client.start_channels()
+until = time.monotonic() + 60
+while True:
+    try:
+        client.wait_for_ready(timeout=60)
+        break
+    except RuntimeError:  # nobody listens yet
+        assert time.monotonic() < until
+        time.sleep(0.2)
+where()
+"""
+    with lab.client() as client:
+        answer = client.run(code)
+        assert not answer.error, answer
+        home, _, visible = answer.value
+        assert (lab.name_of(home), visible) == ("lab1", "0")
+        assert lab.rows("lab1")[0]["state"] == "reserved"
+        client.run("program.terminate(); program.wait(60)")
+        wait_for(lambda: {*lab.states()} == {"free"})

@@ -1,1 +1,0 @@
-"""Tests of the features, each in a folder of its feature's name."""

@@ -1,0 +1,117 @@
+"""What the driver says, through the real bindings, and what becomes of it."""
+
+from __future__ import annotations
+
+import ctypes.util
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from reserve_gpu.allocation.attempt import MOST_LOCKED
+from reserve_gpu.system.executor import wait_for
+from tests.support import processes
+from tests.support.locked import locked
+from tests.support.machine import LIMIT_S
+from tests.support.processes import interrupted
+from tests.support.reserving import got
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.here import Here
+    from tests.support.machine import Child, Machine
+HANGING_S = 0.1  # a call that takes longer hangs
+
+
+def check_no_driver_in(child: Child, words: str) -> None:
+    before = child.run("str(os.environ)").value
+    answer = child.reserve()
+    assert answer.error in ("DriverError", "NoDriverError")
+    assert words in answer.text.lower()
+    assert "\n" not in answer.text
+    assert child.run("str(os.environ)").value == before
+
+
+@pytest.mark.promise
+@pytest.mark.skipif(
+    ctypes.util.find_library("nvidia-ml") is not None, reason="there is an NVIDIA driver here"
+)
+def test_no_driver(machine: Machine) -> None:
+    """Without the driver's library one line says so and no variable is changed."""
+    with machine.child(LD_LIBRARY_PATH="", CUDA_VISIBLE_DEVICES="1") as child:
+        check_no_driver_in(child, "no nvidia driver")
+
+
+def test_library_that_cannot_be_loaded(machine: Machine, tmp_path: Path) -> None:
+    """A file in the place of the driver's library that is none is the same as no driver."""
+    (tmp_path / "libnvidia-ml.so.1").write_text("no library")
+    with machine.child(LD_LIBRARY_PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="1") as child:
+        check_no_driver_in(child, "no nvidia driver")
+
+
+LOOK_AT_ALL = f"""
+import _thread
+from reserve_gpu.model.errors import DriverError
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Nvml
+def look():
+    with Nvml({HANGING_S}) as nvml:
+        try:
+            return [nvml.usage(device).used_mib for device in nvml.walk()]
+        except (DriverError, DeviceError) as error:
+            return str(error)
+"""
+
+
+@pytest.mark.parametrize("function", ["nvmlInitWithFlags *", "nvmlDeviceGetComputeMode 0"])
+def test_looks_at_a_driver_that_hangs_leave_one_thread(machine: Machine, function: str) -> None:
+    """A process that starts NVML repeatedly while the driver hangs leaves one thread behind."""
+    usual = machine.scenario.read_text()
+    with machine.child() as child:
+        child.run(LOOK_AT_ALL)
+        before = child.run("_thread._count()").value
+        machine.add(f"delay {function} 1000")
+        for _ in range(5):
+            assert "hangs: no answer within 0.1 s (nvml" in child.run("look()").value
+        assert machine.calls().count(function.replace(" *", "")) == 1
+        assert wait_for(lambda: child.run("_thread._count()").value == before + 1, LIMIT_S, 0.01)
+        machine.scenario.unlink()  # ends the delay
+        assert wait_for(lambda: child.run("_thread._count()").value == before, LIMIT_S, 0.01)
+        machine.write(usual)
+        assert child.run("look()").value == [0.0, 0.0]
+
+
+def test_a_slow_gpu_is_reserved_although_another_one_hangs(here: Here) -> None:
+    """If a GPU has used up the time for all readings, each other GPU still gets some time."""
+    delays = ("0 1000", "1 0.15")
+    here.write("gpu\n" * 2 + "".join(f"delay nvmlDeviceGetComputeMode {each}\n" for each in delays))
+    assert got() == "1"
+
+
+def test_gpus_are_locked_before_they_are_read(here: Here) -> None:
+    """When GPUs are read together, all of them are locked, and the others are still open."""
+    here.write("gpu\n" * 8 + "delay nvmlDeviceGetComputeMode 1 1000")
+    with here.child() as child:
+        child.send("reserve_gpu.reserve(count=8)")
+        assert wait_for(lambda: "nvmlDeviceGetComputeMode 1" in here.calls(), LIMIT_S, 0.01)
+        names = {here.uuid(str(number)): number for number in range(8)}
+        files = {name.removesuffix(".lock") for name in locked(here.locks)}
+        assert {names[file] for file in files & {*names}} == {*range(MOST_LOCKED)}
+
+
+STATUS = "import reserve_gpu; reserve_gpu.status()"
+
+
+def test_an_interrupt_stops_before_the_next_gpu(machine: Machine) -> None:
+    """After Ctrl-C while a GPU is initialized, no further GPU is accessed."""
+    machine.write("gpu\n" * 4 + "delay nvmlDeviceGetUUID 1 100000")
+    process = subprocess.Popen(
+        [sys.executable, "-c", STATUS], env=machine.environ(), stderr=subprocess.PIPE, text=True
+    )
+    stderr = interrupted(
+        process, lambda: processes.wait_for(lambda: "nvmlDeviceGetUUID 1" in machine.calls())
+    )
+    assert "KeyboardInterrupt" in stderr
+    assert not any(call.endswith((" 2", " 3")) for call in machine.calls())

@@ -1,0 +1,46 @@
+"""Many processes want the same few GPUs at the same moment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import race
+from tests.support.machine import ROOT
+
+if TYPE_CHECKING:
+    from tests.support.machine import Machine
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(8, marks=pytest.mark.full)])
+def test_of_64_contenders_8_win_8_different_gpus(machine: Machine, rounds: int) -> None:
+    """Of 64 processes that reserve at once 8 get a GPU each, and the rest are told so."""
+    machine.write(race.SCENARIO)
+    done = machine.python(f"from tests.support import race; race.print_contests(64, {rounds})")
+    assert not done.returncode, done.stderr
+    contests = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(contests) == rounds
+    for contest in contests:
+        winners = [[pid, device] for pid, device in contest["said"] if device.isdigit()]
+        losers = [answer for _, answer in contest["said"] if not answer.isdigit()]
+        assert sorted(device for _, device in winners) == list("01234567")
+        assert losers == 56 * ["NoFreeDeviceError"]
+        assert sorted(contest["kernel"]) == sorted(winners)
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(15, marks=pytest.mark.full)])
+def test_a_race(seconds: int) -> None:
+    """Under random kill -9, sharing, waits and releases no GPU has two holders, or a dead one."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.race", f"--seconds={seconds}"],
+        cwd=ROOT, text=True, capture_output=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert not done.returncode, f"{done.stdout}{done.stderr}"
+    reservations, looks, shared = (int(line.split()[0]) for line in done.stdout.splitlines()[:3])
+    assert reservations > 10, done.stdout
+    assert looks > 10, done.stdout
+    assert shared > 0, done.stdout

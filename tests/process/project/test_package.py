@@ -1,0 +1,111 @@
+"""The package as a whole: the names that it exports, and what importing it does and loads."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+import reserve_gpu
+
+if TYPE_CHECKING:
+    from tests.support.machine import Machine
+
+# Programs, and modules that need Jupyter's packages or those of an extra.
+NOT_IMPORTED = re.compile(r"__main__|\.dask|\.check\.(probes|frameworks)|provisioner|\.slurm\.")
+IMPORTS = """
+import os, sys, threading
+opened = []
+def watch(event, arguments):
+    if event == 'open' and isinstance(arguments[0], str):
+        opened.append(arguments[0])
+    elif event in ('os.mkdir', 'os.fork', 'subprocess.Popen', 'os.putenv', 'ctypes.dlopen'):
+        opened.append(f'{event} {arguments}')
+import IPython.core.magic, IPython.core.magic_arguments
+before, environ = set(sys.modules), dict(os.environ)
+import ctypes  # opens the program itself
+for slow in ('asyncio', 'subprocess'):
+    before.discard(slow); sys.modules.pop(slow, None)
+sys.addaudithook(watch)
+import MODULES
+places = tuple(path for path in sys.path if path)
+is_module = lambda o: o.startswith(places) and o.endswith(('.py', '.pyc', '.so'))
+print([o for o in opened if not is_module(o) and '__pycache__' not in o])
+print(threading.active_count(), os.environ == environ)
+print(*{name.split('.')[0] for name in set(sys.modules) - before})
+"""
+
+
+@pytest.mark.promise
+def test_nothing_happens_at_import(machine: Machine) -> None:
+    """Importing the modules opens no other file, starts nothing, and sets no variable."""
+    found = pkgutil.walk_packages(reserve_gpu.__path__, "reserve_gpu.")
+    names = [module.name for module in found if not NOT_IMPORTED.search(module.name)]
+    done = machine.python(IMPORTS.replace("MODULES", ", ".join(names)))
+    assert done.stderr == ""
+    opened, state, modules = done.stdout.splitlines()
+    assert opened == "[]"
+    assert state == "1 True"
+    assert not set(modules.split()) & {"pynvml", "IPython", "asyncio"}
+    assert machine.calls() == []
+    assert not machine.locks.exists()
+
+
+RESERVES = """
+import sys, pynvml
+before = set(sys.modules)
+import reserve_gpu
+reserve_gpu.reserve()
+print(*set(sys.modules) - before)
+"""
+NOT_NEEDED = {"IPython", "argparse", "asyncio", "shlex", "subprocess", "tomllib"}
+NOT_NEEDED |= {"reserve_gpu.cli", "reserve_gpu.commands", "reserve_gpu.ipython"}
+NOT_NEEDED |= {"reserve_gpu.render.pictures", "reserve_gpu.render.progress"}
+
+
+@pytest.mark.promise
+def test_a_reservation_loads_what_it_needs(machine: Machine) -> None:
+    """A script that gets a GPU at once loads no slow module."""
+    done = machine.python(RESERVES)
+    assert done.stderr == ""
+    modules = set(done.stdout.split())
+    assert "reserve_gpu.allocation" in modules
+    assert not modules & NOT_NEEDED
+
+
+IGNORES_REFUSAL = """
+import sys
+import reserve_gpu
+try:
+    reserve_gpu.reserve()
+except reserve_gpu.NoFreeDeviceError as error:
+    print('reserve_gpu.render.pictures' in sys.modules)
+    str(error)
+    print('reserve_gpu.render.pictures' in sys.modules)
+"""
+
+
+def test_a_refusal_that_is_not_displayed_loads_no_display(machine: Machine) -> None:
+    """A script that only catches a refusal does not load the modules that draw the GPU table."""
+    machine.write("gpu\n used 6000\n")
+    done = machine.python(IGNORES_REFUSAL)
+    assert (done.stdout.split(), done.stderr) == (["False", "True"], "")
+
+
+DEFERRED = """
+import __future__, sys
+import reserve_gpu
+reserve_gpu.reserve()
+for name, module in [*sys.modules.items()]:
+    is_deferred = getattr(module, 'annotations', None) is __future__.annotations
+    if name.startswith('reserve_gpu.') and is_deferred:
+        kinds = [kind for kind in vars(module).values() if isinstance(kind, type)]
+        print(*[kind for kind in kinds if kind.__module__ == name and hasattr(kind, '_fields')])
+"""
+
+
+def test_a_reservation_compiles_no_annotations(machine: Machine) -> None:
+    """No module of a reservation with a NamedTuple defers annotations, which would compile them."""
+    assert machine.python(DEFERRED).stdout.split() == []

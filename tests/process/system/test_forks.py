@@ -1,0 +1,642 @@
+"""A lock is its holder's alone: what the holder starts neither keeps nor frees nor has it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.machine import LIMIT_S, Machine
+from tests.support.processes import is_running, living
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.machine import Child
+
+# How a process comes to have a child: code whose value is the pid of one that lives on. A child
+# that is made by fork has said that it runs.
+FORKED = """
+told, tell = os.pipe()
+pid, *_ = {fork}
+if not pid:
+    import signal
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    os.write(tell, b"x")
+    while True:
+        signal.pause()
+os.read(told, 1)
+pid
+"""
+MULTIPROCESSING = """
+import multiprocessing
+del sys.modules["__main__"].__file__  # as in a notebook: no file that a child could import
+context = multiprocessing.get_context("{method}")
+told, tell = context.Pipe(duplex=False)
+code = "import time; tell.send(1); time.sleep(1000)"
+process = context.Process(target=exec, args=(code, dict(tell=tell)), daemon=True)
+process.start()
+told.recv()
+process.pid
+"""
+# A script whose child asks for a GPU, and what it says then. Its fork server, if it has one, runs
+# before anything is reserved.
+ASKING = """
+import multiprocessing, os, sys
+
+def ask(tell):
+    import reserve_gpu
+    try:
+        said = repr(reserve_gpu.reserve())
+    except reserve_gpu.ReserveGPUError as error:
+        said = type(error).__name__
+    tell.send((said, os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+def run(context, target, *arguments):
+    process = context.Process(target=target, args=arguments)
+    process.start()
+    process.join()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    run(context, os.getpid)
+    import reserve_gpu
+    if sys.argv[2]:
+        reserve_gpu.reserve(sys.argv[2])
+    told, tell = context.Pipe(duplex=False)
+    run(context, ask, tell)
+    print(*told.recv(), sep=", ")
+"""
+CHILDREN = {
+    "fork": FORKED.format(fork="os.fork(),"),
+    "forkpty": FORKED.format(fork="os.forkpty()"),
+    "multiprocessing fork": MULTIPROCESSING.format(method="fork"),
+    "multiprocessing spawn": MULTIPROCESSING.format(method="spawn"),
+    "multiprocessing forkserver": MULTIPROCESSING.format(method="forkserver"),
+    "Popen": "import subprocess; subprocess.Popen(['sleep', '1000']).pid",
+    "Popen that closes nothing": "import subprocess; "
+    "subprocess.Popen(['sleep', '1000'], close_fds=False).pid",
+    "Popen with code before": "import subprocess; "
+    "subprocess.Popen(['sleep', '1000'], close_fds=False, preexec_fn=os.setsid).pid",
+    "os.system": "os.system('sleep 1000 & echo $! >pid'); int(open('pid').read())",
+    "posix_spawn": "os.posix_spawn('/bin/sleep', ['sleep', '1000'], os.environ)",
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """Make a machine for many tests, each of which leaves all its GPUs free."""
+    return Machine(tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture(scope="module")
+def processes(shared: Machine) -> Iterator[tuple[Child, Child]]:
+    with shared.child() as holder, shared.child() as other:
+        holder.run(IN_FORK)
+        yield holder, other
+
+
+@pytest.fixture
+def holder(processes: tuple[Child, Child]) -> Iterator[Child]:
+    """Make a process that can be told to do something in a fork."""
+    yield processes[0]
+    processes[0].run("reserve_gpu.release()")
+
+
+@pytest.fixture
+def other(processes: tuple[Child, Child]) -> Iterator[Child]:
+    """Start another process on the same machine."""
+    yield processes[1]
+    processes[1].run("reserve_gpu.release()")
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_a_living_child_does_not_keep_the_lock_of_a_killed_holder(
+    shared: Machine, other: Child, kind: str
+) -> None:
+    """A GPU is free as soon as its holder is killed with -9, whatever of its children lives on."""
+    with shared.child() as holder:
+        assert holder.reserve("0").value == "0"
+        started = holder.run(CHILDREN[kind])
+        assert isinstance(started.value, int), started
+        with living(started.value):
+            assert other.reserve("0").error == "NoFreeDeviceError"
+            holder.kill()
+            assert other.reserve("0").value == "0"
+
+
+def test_a_background_command_of_a_killed_ipython_does_not_keep_its_lock(machine: Machine) -> None:
+    """`!command &` in an IPython on a terminal outlives the shell without its GPU."""
+    keyboard, terminal = pty.openpty()
+    shell = subprocess.Popen(
+        [sys.executable, "-m", "IPython", "--no-banner", "--simple-prompt", "--ext=reserve_gpu"],
+        env=machine.environ(TERM="dumb"), cwd=machine.folder, start_new_session=True,
+        stdin=terminal, stdout=terminal, stderr=terminal,
+    )  # fmt: skip
+    os.close(terminal)
+    try:
+        os.write(keyboard, b"%reserve_gpu 0\n!sleep 1000 & echo started $!.\n")
+        started = read_until(keyboard, rb"started (\d+)\.")
+        with living(int(started)), machine.child() as other:
+            assert other.reserve("0").error == "NoFreeDeviceError"
+            shell.kill()
+            shell.wait(LIMIT_S)
+            assert other.reserve("0").value == "0"
+    finally:
+        shell.kill()
+        shell.wait(LIMIT_S)
+        os.close(keyboard)
+
+
+def read_until(descriptor: int, pattern: bytes) -> bytes:
+    """Return what the group in the pattern matched, once it has come."""
+    read, end = b"", time.monotonic() + LIMIT_S
+    while not (match := re.search(pattern, read)):
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+        assert ready, read
+        read += os.read(descriptor, 4096)
+    return match[1]
+
+
+def test_a_foreground_command_of_a_killed_kernel_does_not_keep_its_lock(machine: Machine) -> None:
+    """A `!command` that runs when its kernel is killed with -9 goes on without the GPU."""
+    with machine.kernel() as kernel, machine.child() as other:
+        assert not kernel.run("%reserve_gpu 0").error
+        pid = kernel.pid
+        pipe = machine.folder / "started"
+        os.mkfifo(pipe)
+        kernel.start(f"!trap '' HUP; echo $$ >{pipe}; sleep 1000")
+        with living(int(pipe.read_text())):
+            os.kill(pid, signal.SIGKILL)
+            while is_running(pid):  # the kernel's parent is the one to wait for it
+                os.sched_yield()
+            assert other.reserve("0").value == "0"
+
+
+# -- what a forked child does ---------------------------------------------------------------------
+
+IN_FORK = """
+def in_fork(code):
+    told, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            answer = repr(eval(code))
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        try:
+            os.write(tell, answer.encode())
+        finally:
+            os._exit(0)
+    os.close(tell)
+    os.waitpid(pid, 0)
+    with os.fdopen(told) as answers:
+        return answers.read()
+"""
+
+
+def in_fork(child: Child, code: str) -> str:
+    """Return what the code comes to in a fork of the child: the value as text, or an error."""
+    answer = child.run(f"in_fork({code!r})")
+    assert answer.error is None, answer
+    return str(answer.value)
+
+
+HOLD = """
+from reserve_gpu.model.holders import Record
+from reserve_gpu.reservation.session import session
+held = reserve_gpu.reserve(0)
+locks = list(session()._held.locks.values())
+"""
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize(
+    "code",
+    [
+        "reserve_gpu.release()",
+        "held.release()",
+        "held.__exit__(None, None, None)",
+        "[lock.release() for lock in locks]",
+        "[reserve_gpu.current(), globals().pop('held'), __import__('gc').collect()]",
+        "__import__('atexit')._run_exitfuncs()",
+        "reserve_gpu.reserve()",
+        "os.closerange(3, 1000)",
+    ],
+)
+def test_what_a_forked_child_does_does_not_free_its_parents_gpu(
+    holder: Child, other: Child, code: str
+) -> None:
+    """A forked child can release, collect garbage and end: its parent holds its GPU anyway."""
+    assert holder.run(HOLD).error is None
+    in_fork(holder, code)
+    refused = other.reserve("0")
+    assert refused.error == "NoFreeDeviceError"
+    assert f"pid {holder.pid}" in refused.text
+    assert holder.run("reserve_gpu.current() is held").value is True
+    assert holder.visible() == "0"
+
+
+def test_a_child_forked_in_c_does_not_free_its_parents_gpu(holder: Child, other: Child) -> None:
+    """A child of which Python was not told can let go as well: its parent holds its GPU."""
+    assert holder.run(HOLD).error is None
+    in_c = IN_FORK.replace("in_fork", "in_fork_in_c").replace("os.fork", "ctypes.PyDLL(None).fork")
+    assert holder.run(f"import ctypes\n{in_c}").error is None
+    for code in ("[lock.release() for lock in locks]", "[lock.write(Record()) for lock in locks]"):
+        assert holder.run(f"in_fork_in_c({code!r})").value == "[None]"
+        assert f"pid {holder.pid}" in other.reserve("0").text
+    assert holder.run("reserve_gpu.current() is held").value is True
+
+
+def test_the_end_of_a_forked_child_does_not_free_its_parents_gpu(machine: Machine) -> None:
+    """A forked child that ends as programs do, with all that Python does then, frees nothing."""
+    script = """if True:
+        import os, reserve_gpu, subprocess, sys
+        held = reserve_gpu.reserve(0)
+        if not os.fork():
+            sys.exit()
+        assert os.wait()[1] == 0
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("CUDA")}
+        other = "import reserve_gpu; reserve_gpu.reserve(0)"
+        done = subprocess.run([sys.executable, "-c", other], env=environ, capture_output=True)
+        print(b"NoFreeDeviceError" in done.stderr, b"pid %d" % os.getpid() in done.stderr)
+    """
+    done = machine.python(script)
+    assert done.stdout == "True True\n", done.stderr
+
+
+@pytest.mark.promise
+def test_a_forked_child_holds_nothing(holder: Child) -> None:
+    """A forked child has no reservation of its own, and its parent still has it."""
+    holder.reserve()
+    assert in_fork(holder, "reserve_gpu.current()") == "None"
+    assert in_fork(holder, "reserve_gpu.release()") == "()"
+    assert holder.run("reserve_gpu.current().devices[0].label").value == "GPU0"
+
+
+def test_a_forked_child_that_reserves_is_told_who_holds_it(holder: Child) -> None:
+    """A forked child may use its parent's GPU alone, and is told that the parent holds it."""
+    holder.reserve("0")
+    told = in_fork(holder, "reserve_gpu.reserve()")
+    assert told.startswith("ReservedAboveError")
+    assert f"pid {holder.pid}" in told
+    assert holder.visible() == "0"
+
+
+@pytest.mark.promise
+def test_a_forked_child_can_reserve_for_itself(holder: Child, other: Child) -> None:
+    """A fork of a process that holds nothing holds what it reserves, until it ends."""
+    holder.reserve()
+    holder.run("reserve_gpu.release()")
+    forked = FORKED.format(fork="os.fork(),").replace(
+        "os.write", "reserve_gpu.reserve(0), os.write"
+    )
+    pid = holder.run(forked).value
+    with living(pid):
+        refused = other.reserve("0")
+        assert f"pid {pid}" in refused.text
+        assert holder.run("reserve_gpu.current()").value is None
+    holder.run(f"os.waitpid({pid}, 0)")
+    assert other.reserve("0").value == "0"
+
+
+WHILE_RESERVING = """
+import signal, threading
+from reserve_gpu.locks.directory import LockDirectory
+stop = threading.Event()
+def lock_and_release():
+    with LockDirectory() as directory:
+        while not stop.is_set():
+            for name in ("a.lock", "b.lock"):
+                directory.acquire(name).release()
+thread = threading.Thread(target=lock_and_release)
+thread.start()
+def fork(number):
+    told, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with LockDirectory() as directory:
+            lock = directory.acquire(f"child-{number}.lock")
+            os.write(tell, b"x")
+        lock.release()
+        while True:
+            signal.pause()
+    os.read(told, 1)
+    return pid
+pids = [fork(number) for number in range(60)]
+stop.set()
+thread.join()
+pids
+"""
+
+
+def test_a_fork_in_one_thread_while_another_locks(machine: Machine) -> None:
+    """Wherever in another thread's locking a fork falls, the child has no lock and can lock."""
+    with machine.child() as holder:
+        pids = holder.run(WHILE_RESERVING).value
+        try:
+            open_in_children = [
+                os.readlink(path) for pid in pids for path in Path(f"/proc/{pid}/fd").iterdir()
+            ]
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+    assert len(pids) == 60
+    assert [path for path in open_in_children if path.endswith(".lock")] == []
+
+
+# The interpreter calls the hook when the new file is open and nobody has taken note of that.
+FORK_AT_THE_WORST_MOMENT = """
+import signal, threading
+from reserve_gpu.locks.directory import LockDirectory
+opened, forked, pids = threading.Event(), threading.Event(), []
+def hook(event, arguments):
+    if event == "os.chmod" and arguments[1] == 0o666:
+        opened.set()
+        forked.wait(0.3)  # a fork that does not wait for this thread comes now
+def fork():
+    opened.wait(30)
+    told, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(tell, b"x")
+        while True:
+            signal.pause()
+    os.read(told, 1)
+    pids.append(pid)
+    forked.set()
+thread = threading.Thread(target=fork)
+thread.start()
+sys.addaudithook(hook)
+with LockDirectory() as directory:
+    lock = directory.acquire("a.lock")
+thread.join()
+[pids[0], opened.is_set()]
+"""
+
+
+def test_a_fork_waits_until_another_thread_has_opened_its_lock(machine: Machine) -> None:
+    """A fork in the moment in which another thread opens a lock gives the child no part in it."""
+    with machine.child() as holder:
+        pid, hooked = holder.run(FORK_AT_THE_WORST_MOMENT).value
+        with living(pid):
+            there = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+            assert hooked
+            assert str(machine.locks / "a.lock") not in there
+
+
+# While a thread has come to an event of its interpreter, the process is forked; what the child does
+# then has a time limit. `{seen}` is of an event and its arguments.
+FORK_IN_THE_MIDST = """
+import signal, threading
+there, forked = threading.Event(), threading.Event()
+def hook(event, arguments):
+    if threading.current_thread() is not threading.main_thread() and not there.is_set():
+        if {seen}:
+            there.set()
+            forked.wait(0.5)  # a fork that does not wait for this thread comes now
+def act():
+    try:
+        return {code}
+    except reserve_gpu.NoFreeDeviceError as error:
+        return type(error).__name__
+sys.addaudithook(hook)
+thread = threading.Thread(target=act)
+thread.start()
+assert there.wait(30)
+pid = os.fork()
+if not pid:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, 10)
+    act()
+    os._exit(0)
+forked.set()
+thread.join()
+os.waitpid(pid, 0)[1]
+"""
+
+
+def importing(file: str) -> str:
+    return f"event == 'exec' and getattr(arguments[0], 'co_filename', '').endswith({file!r})"
+
+
+@pytest.mark.parametrize(
+    ("seen", "code"),
+    [
+        (importing("pynvml.py"), "reserve_gpu.reserve()"),
+        (importing("pynvml.py"), "reserve_gpu.status()"),
+        (importing("render/status_view.py"), "reserve_gpu.status()"),
+        (importing("ctypes/__init__.py"), "reserve_gpu.reserve()"),
+        # The bindings have a lock of their own.
+        ("event == 'ctypes.dlsym' and 'nvml' in arguments[1]", "reserve_gpu.reserve()"),
+    ],
+    ids=["bindings", "bindings for a look", "status", "C", "in the bindings"],
+)
+def test_a_fork_in_the_midst_of_a_first_call(machine: Machine, seen: str, code: str) -> None:
+    """A child that is forked while another thread loads what it needs can reserve and look."""
+    machine.use("busy")
+    with machine.child() as child:
+        answer = child.run(FORK_IN_THE_MIDST.format(seen=seen, code=code))
+    assert answer.error is None, answer
+    assert answer.value == 0
+
+
+LOADED = """
+import warnings
+from reserve_gpu.system import forks
+warnings.simplefilter("ignore")
+loaded = []
+def hook(event, arguments):
+    if event == "exec" and arguments[0].co_name == "<module>":
+        is_own = forks.no_fork._is_owned()
+        if not is_own and forks.no_fork.acquire(blocking=False):  # nor has who waits for the import
+            forks.no_fork.release()
+            loaded.append(arguments[0].co_filename)
+def in_vain(**wishes):
+    try:
+        reserve_gpu.reserve(**wishes)
+    except reserve_gpu.NoFreeDeviceError:
+        pass
+sys.addaudithook(hook)
+{calls}
+[file for file in loaded if file != "<told>"]
+"""
+CALLS = (
+    "reserve_gpu.status()",
+    "in_vain(memory='1GB')\nreserve_gpu.release()",
+    "in_vain(wait=0.1)",
+)
+
+
+@pytest.mark.parametrize("scenario", ["two", "busy"])
+@pytest.mark.parametrize("first", range(len(CALLS)))
+def test_no_call_loads_a_module_that_a_fork_could_cut_short(
+    machine: Machine, scenario: str, first: int
+) -> None:
+    """What a first call still loads, codecs too, it loads while no other thread can fork."""
+    machine.use(scenario)
+    with machine.child() as child:
+        answer = child.run(LOADED.format(calls="\n".join(CALLS[first:] + CALLS[:first])))
+    assert answer.value == [], answer
+
+
+FORK_THAT_HAS_BEGUN = """
+import signal, threading
+starting, opened, forked = (threading.Event() for _ in range(3))
+def before():
+    starting.set()
+    opened.wait(30)
+os.register_at_fork(before=before)
+def hook(event, arguments):
+    if event == "os.chmod" and arguments[1] == 0o666 and not opened.is_set():
+        opened.set()
+        forked.wait(0.5)
+def reserve():
+    starting.wait(30)
+    reserve_gpu.reserve(0)
+sys.addaudithook(hook)
+thread = threading.Thread(target=reserve)
+thread.start()
+pid = os.fork()
+if not pid:
+    signal.setitimer(signal.ITIMER_REAL, 10)
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the thread may have set it by then
+    reserve_gpu.reserve(1)
+    os._exit(0)
+forked.set()
+thread.join()
+os.waitpid(pid, 0)[1], opened.is_set()
+"""
+
+
+def test_a_fork_that_began_before_a_first_call(machine: Machine) -> None:
+    """A child can reserve whose fork had begun before another thread's first reservation."""
+    with machine.child() as child:
+        assert child.run(FORK_THAT_HAS_BEGUN).value == [0, True]
+
+
+FORK_IN_A_CALL = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+pids = []
+def progress(waiting):
+    pids.append(os.fork())
+    if not pids[-1]:
+        os._exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)
+    if len(pids) == 2:
+        1 / 0
+try:
+    reserve_gpu.reserve(0, wait=60, progress=progress)
+except ZeroDivisionError:
+    pass
+[os.waitpid(pid, 0)[1] for pid in pids]
+"""
+
+
+def test_a_child_forked_in_a_call_can_be_interrupted(machine: Machine) -> None:
+    """A child that is forked in the midst of its parent's call has Ctrl-C as it was before that."""
+    with machine.child() as child, machine.child() as other:
+        assert other.reserve("0").value == "0"
+        answer = child.run(FORK_IN_A_CALL)
+    assert answer.value, answer
+    assert not any(answer.value)
+
+
+RESERVING_IN_A_THREAD = """
+import threading
+stop = threading.Event()
+def reserve_and_release():
+    while not stop.is_set():
+        reserve_gpu.reserve().release()
+thread = threading.Thread(target=reserve_and_release)
+thread.start()
+answers = [in_fork("reserve_gpu.reserve(1).devices[0].label") for _ in range(12)]
+stop.set()
+thread.join()
+sorted(set(answers))
+"""
+
+
+@pytest.mark.promise
+def test_a_fork_in_one_thread_while_another_reserves(machine: Machine) -> None:
+    """A child forked in the middle of a reservation can make its own."""
+    with machine.child() as child:
+        child.run(IN_FORK)
+        answers = child.run(RESERVING_IN_A_THREAD)
+    assert answers.error is None, answers
+    while_held = [answer for answer in answers.value if answer != "'GPU1'"]
+    assert all(a.startswith("RequestError: GPU1 is not in ") for a in while_held), while_held
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ("1", "ReservedAboveError, 1"),
+        ("1,0", "ReservedAboveError, 1,0"),
+        ("", "<Reservation of GPU0>, 0"),
+    ],
+)
+def test_a_child_of_multiprocessing_that_asks(
+    machine: Machine, method: str, held: str, said: str
+) -> None:
+    """A child of whatever kind is told that its parent has the GPUs, and sees exactly those."""
+    script = machine.folder / "asking.py"
+    script.write_text(ASKING)
+    done = machine.command(sys.executable, str(script), method, held)
+    assert done.stdout.strip() == said, done
+
+
+def test_what_is_released_during_a_fork_is_free(machine: Machine) -> None:
+    """A child that has not yet closed what its parent held does not keep it reserved."""
+    with machine.child() as child:
+        child.run("import time; os.register_at_fork(after_in_child=lambda: time.sleep(0.05))")
+        assert child.reserve().value == "0"
+        child.run(
+            "pid = os.fork()\nif not pid: os._exit(0)\nreserve_gpu.release()\n"
+            "again = reserve_gpu.reserve().devices[0].label\nos.waitpid(pid, 0)"
+        )
+        assert child.run("again").value == "GPU0"
+
+
+START_CUDA = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("reserve_gpu.reserve()", START_CUDA),
+        ("reserve_gpu.reserve(); reserve_gpu.release()", START_CUDA),
+        (START_CUDA, "reserve_gpu.reserve()"),
+    ],
+)
+def test_a_forked_child_knows_that_cuda_had_started(
+    machine: Machine, before: str, after: str
+) -> None:
+    """A fork of a process that has started CUDA can never use it, so it is refused as too late."""
+    with machine.child() as child:
+        child.run(IN_FORK)
+        child.run(before)
+        child.run(after)
+        assert in_fork(child, "reserve_gpu.reserve(0)").startswith("TooLateError")
+
+
+def test_a_spawned_child_starts_afresh(machine: Machine) -> None:
+    """A new process of one that has started CUDA may reserve: for it, it is not too late."""
+    with machine.child() as child:
+        assert child.run(START_CUDA).value == 0
+        spawned = child.run(
+            "import subprocess; subprocess.check_output([sys.executable, '-c', "
+            "'import reserve_gpu; print(reserve_gpu.reserve(0).devices[0].label)'], text=True)"
+        )
+    assert spawned.value == "GPU0\n"

@@ -1,0 +1,49 @@
+"""Processes that the driver lists with 0 MiB: they show up, but do not make a GPU busy.
+
+https://github.com/llm-d-incubation/llm-d-rl-time-slicing/issues/148
+https://github.com/pytorch/pytorch/issues/54564
+"""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.platforms import CONTAINER, behind, on_a_host
+
+if TYPE_CHECKING:
+    from tests.support.here import Here
+
+pytestmark = on_a_host
+
+
+def test_a_context_without_memory_in_a_container(here: Here) -> None:
+    """In a container, any process keeps a GPU in use, even one that is listed with 0 MiB."""
+    with behind(here, *CONTAINER) as child:
+        assert child.reserve("0").value == "0"
+        child.run(
+            "from reserve_gpu.reservation import activity\n"
+            "from reserve_gpu.reservation.session import session"
+        )
+        assert child.run("activity.by_child(session().held)").value is False
+        here.write("gpu\n compute 5000001 0\ngpu")
+        assert child.run("activity.by_child(session().held)").value is True
+
+
+@pytest.mark.ipython
+@pytest.mark.parametrize("mode", ["default", "exclusive_process"])
+def test_after_a_restart(here: Here, mode: str) -> None:
+    """A process without memory is not reported after a restart, unless it blocks the GPU."""
+    with here.kernel() as kernel, subprocess.Popen(["sleep", "99"]) as other:
+        try:
+            kernel.run("%reserve_gpu 0")
+            here.write(f"gpu\n mode {mode}\n compute {other.pid} 0\ngpu")
+            kernel.restart()
+            kernel.load()
+            told = kernel.run("%reserve_gpu").all
+        finally:
+            other.kill()
+        assert "Reserving GPU0" in told
+        assert ("still in use by your own process" in told) is (mode != "default")

@@ -1,5 +1,0 @@
-"""A stand-in for JAX's library, whose version once named the CUDA that it was built for."""
-
-from tests.standins.standin import trouble
-
-__version__ = "0.4.20" if trouble("jax") == "cpu" else "0.4.20+cuda11.cudnn86"

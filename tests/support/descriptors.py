@@ -1,0 +1,31 @@
+"""Helpers of tests: descriptors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reserve_gpu.model.errors import TOO_MANY_FILES
+
+if TYPE_CHECKING:
+    from tests.support.machine import Machine
+
+
+BEFORE = ["reserve_gpu.reserve", "reserve_gpu.reserve(); reserve_gpu.release()"]
+
+
+def assert_all_are_told(machine: Machine, before: str, options: str) -> None:
+    done = machine.python(
+        "import os, resource, reserve_gpu\n"
+        "del os.environ['STAND_IN_LOG']\n"
+        f"{before}\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "taken = [os.open('/dev/null', os.O_RDONLY) for _ in range(64 - 3)]\n"
+        "for left in range(60):\n"
+        f"    try: reserve_gpu.reserve({options})\n"
+        "    except reserve_gpu.ReserveGPUError as error: print(error)\n"
+        "    else: break\n"
+        "    assert 'CUDA_VISIBLE_DEVICES' not in os.environ\n"
+        "    os.close(taken.pop())\n"
+    )
+    assert done.stderr == ""
+    assert {*done.stdout.splitlines()} == {TOO_MANY_FILES}

@@ -1,0 +1,6 @@
+"""Helpers of tests: exec_handover."""
+
+from __future__ import annotations
+
+
+# -- tmux ------------------------------------------------------------------------------------------

@@ -1,0 +1,3 @@
+"""Helpers of tests: feature."""
+
+from __future__ import annotations

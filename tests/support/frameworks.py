@@ -1,0 +1,29 @@
+"""Which frameworks this process has: stand-ins, or none."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from tests.support.machine import ROOT
+
+if TYPE_CHECKING:
+    import pytest
+
+FOLDER = str(ROOT / "tests" / "support" / "standins")
+STANDINS = f"{ROOT}:{FOLDER}"  # a PYTHONPATH
+KEYS = ("torch", "tensorflow", "jax", "cupy", "numba")
+NAMES = ("PyTorch", "TensorFlow", "JAX", "CuPy", "Numba")
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, *keys: str, **troubles: str) -> None:
+    """Let this process have stand-ins of these frameworks, and no other framework.
+
+    troubles: what becomes of it, by framework; see tests/support/standins/standin.py.
+    """
+    told = ",".join(f"{key}={what}" for key, what in troubles.items())
+    os.environ["STAND_IN_TROUBLE"] = told  # the fixture `here` takes it back
+    monkeypatch.setattr(sys, "path", [str(ROOT), FOLDER, *sys.path])
+    for key in {*KEYS} - {*keys, *troubles}:
+        monkeypatch.setitem(sys.modules, key, None)

@@ -1,0 +1,188 @@
+"""Which lock files are locked, asked of the kernel by trying; what is opened; what is warned of."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import struct
+import sys
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    import warnings
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from tests.support.here import Here
+
+MUTEX = "mutex.lock"
+PRECIOUS = b"years of work\n"
+
+# What may stand in the place of a lock file, and how it comes there.
+OBSTACLES: dict[str, Callable[[Path], object]] = {
+    "link": lambda path: path.symlink_to("../precious.txt"),
+    "dangling link": lambda path: path.symlink_to("../nowhere"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "second name of a file": lambda path: path.hardlink_to(path.parent.parent / "precious.txt"),
+    "directory": lambda path: path.mkdir(),
+    "pipe": os.mkfifo,
+    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o666),
+    "device node": lambda path: os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3)),
+}
+# CI runs the layer `process` as root, and the default layer as an ordinary user.
+AS_ROOT = (
+    pytest.mark.process,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+)
+obstacles = pytest.mark.parametrize(
+    "obstacle",
+    [pytest.param(o, marks=AS_ROOT if o == "device node" else ()) for o in OBSTACLES],
+)
+
+
+def needs_root(test: Callable[..., None]) -> Callable[..., None]:
+    """Let only root run a test."""
+    for mark in AS_ROOT:
+        test = mark(test)
+    return test
+
+
+@contextmanager
+def obstructed(path: Path, obstacle: str) -> Iterator[None]:
+    """Have something else where a lock file should be.
+
+    It must survive, and what a link leads to: a file beside the lock directory, or nothing.
+    """
+    precious = path.parent.parent / "precious.txt"
+    precious.write_bytes(PRECIOUS)
+    path.parent.mkdir(exist_ok=True)
+    OBSTACLES[obstacle](path)
+    before = path.lstat()
+    yield
+    after = path.lstat()
+    assert (after.st_mode, after.st_ino) == (before.st_mode, before.st_ino)
+    assert precious.read_bytes() == PRECIOUS
+    assert not precious.with_name("nowhere").exists()
+    path.rmdir() if obstacle == "directory" else path.unlink()
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether somebody has the file locked."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def locked(folder: Path) -> set[str]:
+    """Return the names of the files in a lock directory that somebody has locked."""
+    with suppress(FileNotFoundError):
+        files = [path for path in folder.iterdir() if stat.S_ISREG(path.lstat().st_mode)]
+        return {path.name for path in files if is_locked(path)}
+    return set()
+
+
+def held(here: Here) -> list[int]:
+    """Return the GPUs that somebody has reserved, whole or as one who shares."""
+    names = locked(here.locks)
+    count = here.scenario.read_text().split().count("gpu")
+    uuids = [here.uuid(str(index)) for index in range(count)]
+    return [i for i, uuid in enumerate(uuids) if any(name.startswith(uuid) for name in names)]
+
+
+def make_older(path: Path, since_s: float, idle_s: float | None = None) -> None:
+    """Make a reservation older, in the record of its lock file.
+
+    Args:
+        path: The lock file. This also changes the file with the owner's record.
+        since_s: The age of the reservation.
+        idle_s: The seconds since the last cell; by default no cell has run.
+    """
+    then = time.time() - since_s
+    for each in (path, *path.parent.glob(f"{path.stem}.record-*")):
+        if each.stat().st_size:  # an earlier owner's file is empty
+            _make_older(each, then, idle_s)
+
+
+def _make_older(path: Path, then: float, idle_s: float | None) -> None:
+    # Without O_CREAT, which fs.protected_regular refuses on another user's file.
+    with path.open("r+") as file:
+        record = json.loads(file.read())
+        fields = {name: record[name] for name in record if not name.endswith("_boot")}
+        file.seek(0)
+        file.write(json.dumps({**fields, "since": then, "written": then}))
+        file.truncate()
+    os.utime(path, (time.time(), then if idle_s is None else time.time() - idle_s))
+
+
+WRITE_LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+@contextmanager
+def have(path: Path, content: bytes = b"") -> Iterator[int]:
+    """Have a file locked as its owner has it: made if need be, and with that content."""
+    path.parent.mkdir(mode=0o1777, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, WRITE_LOCK)
+        os.truncate(descriptor, 0)
+        os.write(descriptor, content)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+_watchers: list[Callable[[str, tuple[Any, ...]], object]] = []
+
+
+@contextmanager
+def watched(watcher: Callable[[str, tuple[Any, ...]], object]) -> Iterator[None]:
+    """Call the watcher with each audit event of this process, as `open` and its arguments.
+
+    https://docs.python.org/3/library/audit_events.html; a hook stays for good, so there is one.
+    """
+    if not _hooked:
+        _hooked.append(True)
+        sys.addaudithook(_tell)
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
+_hooked: list[bool] = []
+
+
+def _tell(event: str, arguments: tuple[Any, ...]) -> None:
+    for watcher in _watchers:
+        watcher(event, arguments)
+
+
+@contextmanager
+def opened(name: str) -> Iterator[list[str]]:
+    """Return how often this process opens a file of that name: an entry for each time."""
+    times: list[str] = []
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        path = arguments[0] if event == "open" else None
+        if isinstance(path, str) and os.path.basename(path) == name:
+            times.append(path)
+
+    with watched(note):
+        yield times
+
+
+def texts(caught: Iterable[warnings.WarningMessage]) -> list[str]:
+    """Return what was warned of, less what every reservation in a container is told."""
+    told = [str(warning.message) for warning in caught]
+    return [text for text in told if not text.startswith("this container sees only")]

@@ -1,0 +1,3 @@
+"""Helpers of tests: memory_caps."""
+
+from __future__ import annotations

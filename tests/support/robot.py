@@ -1,0 +1,205 @@
+"""Programs that know nothing but the output of `reserve-gpu skill`, and share a machine.
+
+`python -m tests.commands.agents.robot TASKS` runs so many tasks of 16 robots on 4 GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tests.support.machine import Machine
+from tests.support.processes import US
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROBOTS, GPUS = 16, 4
+CALL_S = 6.0  # after which the tool that runs a robot's commands ends them
+IMPATIENT = 0.1  # of the calls: their caller kills them, wherever they are
+
+# A task: it notes when it began and ended on which GPU, each line at once.
+WORK = """\
+import os, sys, time
+def note(word):
+    line = f"{word} {sys.argv[1]} {os.environ['CUDA_VISIBLE_DEVICES']} {time.time()}\\n"
+    os.write(log, line.encode())
+log = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+note("begin")
+time.sleep(float(sys.argv[3]))
+note("end")
+"""
+
+
+class Page(NamedTuple):
+    """What the page teaches.
+
+    line: to type, with a command at its end. again: the exit codes after which the same line is to
+    be typed again. events: that are to be read.
+    """
+
+    line: Sequence[str]
+    again: set[int]
+    events: set[str]
+
+
+def read(page: str) -> Page:
+    """Read the page as a robot does. Raises ValueError for a page that does not teach that."""
+    line, *_ = re.findall(r"^ {4}(reserve-gpu run .* --) .*$", page, re.MULTILINE)
+    codes = re.findall(r"^- ([\d, ]+): (.*(?:\n  .*)*)", page, re.MULTILINE)
+    again = {
+        int(code) for each, text in codes if "same line again" in text for code in each.split(",")
+    }
+    said = re.search(r'object with an "event": ([\w,\s]+?)\.', page)
+    events = set(re.findall(r"\w+", said[1])) - {"or"} if said else set()
+    return Page(shlex.split(line), again, events)
+
+
+class Robot:
+    """One that does its tasks one after the other. machine: that it shares."""
+
+    def __init__(self, name: str, machine: Machine, page: Page, log: Path) -> None:
+        self._name, self._machine, self._page, self._log = name, machine, page, log
+        self._random = random.Random(name)  # noqa: S311 - no secret
+        self.seen: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self.done: list[str] = []
+        self.late_s = 0.0  # between the end of the work and the word that its GPU is free, at most
+
+    def work(self, tasks: Sequence[str]) -> None:
+        """Do the tasks; whatever it can't understand is a fault."""
+        try:
+            for task in tasks:
+                while not self._try(task):
+                    self.seen["again"] += 1
+        except (ValueError, KeyError, OSError) as error:
+            self.faults.append(repr(error)[:1000])
+
+    def _try(self, task: str) -> bool:
+        """Run the task once, or until its caller has had enough; tells whether it is done.
+
+        Some are in a hurry, and are refused.
+        """
+        self.seen["calls"] += 1
+        seconds = self._random.uniform(0, 0.5)
+        ours = [*US, *self._page.line[1:-1]]
+        ours[ours.index("--wait") + 1] = self._random.choice(("5s", "0.3s"))
+        name = f"{task}/{self.seen['calls']}"
+        work = [sys.executable, "-S", "-c", WORK, name, str(self._log), str(seconds)]
+        environ = self._machine.environ(RESERVE_GPU_AGENT=self._name)
+        process = subprocess.Popen(
+            [*ours, "--", *work], env=environ, cwd=self._machine.folder, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+        limit_s = self._random.uniform(0, 2) if self._random.random() < IMPATIENT else CALL_S
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            self.seen["killed"] += 1
+        end = time.monotonic()
+        _, said = process.communicate()  # to the end of what is told of it
+        self.late_s = max(self.late_s, time.monotonic() - end)
+        self._understand(said)
+        if process.returncode == 0:
+            self.done.append(task)
+        elif process.returncode > 0 and process.returncode not in self._page.again:
+            raise ValueError(f"{process.returncode}: {said}")
+        return process.returncode == 0
+
+    def _understand(self, said: str) -> None:
+        """Read each line that was said. Raises ValueError for one that is no event of the page."""
+        for line in said.splitlines():
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] not in self._page.events or event["version"] != 1:
+                raise ValueError(line)
+            self.seen[event["event"]] += 1
+            if event["event"] == "refused":
+                self._require_next(event)
+
+    def _require_next(self, refusal: dict[str, Any]) -> None:
+        """Raise ValueError for a refusal that does not say what to do."""
+        harmful = [each for each in refusal["next"] if "release" in each or "--end" in each]
+        is_seen = refusal["reason"] != "mutex_held"  # then nobody could look at the GPUs
+        if harmful or not refusal["retry_after_s"]:
+            raise ValueError(str(refusal))
+        if is_seen and not (refusal["next"] and refusal["place"]):
+            raise ValueError(str(refusal))
+
+
+class Result(NamedTuple):
+    """What came of it.
+
+    overlaps: calls that had a GPU at the same time. late_s: between the end of the work and the
+    word that its GPU is free, at most. held: labels of what somebody has at the end.
+    """
+
+    done: list[str]
+    faults: list[str]
+    seen: Counter[str]
+    late_s: float
+    overlaps: list[str]
+    held: list[str]
+    seconds: float
+
+
+def run(folder: Path, tasks: int) -> Result:
+    """Let the robots share the tasks."""
+    machine = Machine(folder)
+    machine.write("gpu\n" * GPUS)
+    page = read(machine.command(*US, "skill").stdout)
+    log = folder / "work.log"
+    robots = [Robot(f"robot{number}", machine, page, log) for number in range(ROBOTS)]
+    names = [f"task{number}" for number in range(tasks)]
+    threads = [
+        threading.Thread(target=robot.work, args=[names[place::ROBOTS]])
+        for place, robot in enumerate(robots)
+    ]
+    start = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    status = json.loads(machine.command(*US, "status", "--json").stdout)
+    return Result(
+        [task for robot in robots for task in robot.done],
+        [fault for robot in robots for fault in robot.faults],
+        sum((robot.seen for robot in robots), Counter()),
+        max(robot.late_s for robot in robots),
+        overlaps(log.read_text().splitlines()),
+        [each["label"] for each in status["devices"] if each["holders"]],
+        time.monotonic() - start,
+    )
+
+
+def overlaps(lines: Sequence[str]) -> list[str]:
+    """Return the calls that began on a GPU while another one, that came to its end, was on it."""
+    found, at_work = [], dict[str, str]()
+    ended = {line.split()[1] for line in lines if line.startswith("end")}
+    for line in sorted(lines, key=lambda line: float(line.split()[3])):
+        word, task, gpu, _ = line.split()
+        if word == "end":
+            at_work.pop(gpu, None)
+        else:
+            if (other := at_work.get(gpu)) and other in ended:
+                found.append(f"{task} and {other} on {gpu}")
+            at_work[gpu] = task
+    return found
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        print(run(Path(temporary), int(sys.argv[1]))._replace(done=[]))

@@ -1,0 +1,478 @@
+"""Create the pictures of README and docs/ (as root): `python -m tests.support.screenshots [NAME]`.
+
+All that is to be seen is real, but for the driver: users, kernels, reservations and waits, and a
+browser that shows them. Names, times and the host's name are this machine's in a namespace alone.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, closing
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.hosts import Hosts
+from tests.support.lab import Lab, Notebook, browser, show_theme
+from tests.support.locked import make_older
+from tests.support.machine import ROOT, Child, Machine
+from tests.support.processes import queue, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from playwright.sync_api import Page
+
+IMAGES = ROOT / "docs" / "images"
+NAMESPACE = ["unshare", "--mount", "--uts", "--propagation=private"]
+HOST = "gpu-box"
+USERS = {"alice": 70001, "bob": 70002, "carol": 70003, "dave": 70004, "erin": 70005}
+NOTEBOOKS = ("train.ipynb", "finetune.ipynb", "explore.ipynb", "sweep.ipynb")
+MINUTE_S, HOUR_S = 60, 3600
+TABS_PX, MARGIN_PX = 25, 10
+FRAME_S, LAST_FRAME_MS = 0.5, 4000
+COLORS = 256  # of an animation, as many as GIF allows
+MODEL = """
+gpu
+  name NVIDIA A100-SXM4-80GB
+  vbios 92.00.45.00.03
+  memory 81920
+  reserved 620
+"""
+LOST, UNREADABLE = 4, 5  # GPUs that have a trouble of their own
+TROUBLE = f"""
+fail nvmlDeviceGetHandleByIndex_v2 {LOST} 15
+fail nvmlDeviceGetComputeRunningProcesses_v3 {UNREADABLE} 999
+fail nvmlDeviceGetMemoryInfo {UNREADABLE} 4
+fail nvmlDeviceGetMemoryInfo_v2 {UNREADABLE} 4
+"""
+
+
+class Scene:
+    """A machine with eight GPUs and several people."""
+
+    def __init__(self, folder: Path) -> None:
+        self.machine = Machine(folder)
+        self.machine.log.touch()
+        self.uses: dict[int, list[str]] = {}
+        self._people = ExitStack()
+        self._update()
+
+    def use(self, gpu: int, pid: int, mib: int, percent: int) -> None:
+        """Let a process have memory on a GPU besides others, and the GPU be at work."""
+        self.uses.setdefault(gpu, []).extend([f"compute {pid} {mib}", f"utilisation {percent}"])
+        self._update()
+
+    def free(self, gpu: int) -> None:
+        """Let nobody have memory on a GPU any more."""
+        del self.uses[gpu]
+        self._update()
+
+    def person(self, user: str, notebook: str) -> Child:
+        """Start a Python of that user, as the kernel of a notebook."""
+        environ = self.machine.environ(HOME="/nonexistent", JPY_SESSION_NAME=notebook)
+        child = Child(environ, self.machine.folder, *as_user(user))
+        self._people.callback(child.kill)
+        return child
+
+    def stranger(self, user: str, script: str) -> int:
+        """Start a script of that user that reserves nothing; return its pid."""
+        path = self.machine.folder / script
+        path.write_text("import time; time.sleep(900)")
+        process = subprocess.Popen([*as_user(user), sys.executable, str(path)])
+        self._people.callback(process.kill)
+        return process.pid
+
+    def holder(
+        self,
+        user: str,
+        notebook: str,
+        gpu: int,
+        *,
+        since_s: float,
+        idle_s: float = 0,
+        wishes: str = "",
+    ) -> Child:
+        """Let somebody reserve a GPU, or a part, as long ago as the record is made to say."""
+        child = self.person(user, notebook)
+        answer = child.reserve(f"{gpu}, {wishes}")
+        assert answer.value == str(gpu), answer
+        for path in self.machine.locks.glob("*.lock"):
+            record = json.loads(path.read_text() or "{}")
+            if record.get("pid") == child.pid:
+                make_older(path, since_s, idle_s)
+        return child
+
+    def pid_of(self, notebook: str) -> int:
+        """Return the pid of a notebook that holds a GPU, as it has written it."""
+        texts = [path.read_text() or "{}" for path in self.machine.locks.glob("GPU-*.lock")]
+        (record,) = (r for r in map(json.loads, texts) if r.get("notebook") == notebook)
+        return int(record["pid"])
+
+    def close(self) -> None:
+        """Let everybody go."""
+        self._people.close()
+
+    def _update(self) -> None:
+        gpus = [MODEL + "".join(f"  {use}\n" for use in self.uses.get(n, [])) for n in range(8)]
+        self.machine.write("".join(gpus) + TROUBLE)
+
+
+def as_user(user: str) -> list[str]:
+    return ["setpriv", f"--reuid={user}", "--regid=65534", "--clear-groups"]
+
+
+def a_day(scene: Scene) -> None:
+    """Have a bit of everything, but for what the notebooks of the picture do."""
+    alice = scene.holder(
+        "alice", "train.ipynb", 0, since_s=9.3 * HOUR_S, wishes="note='for the thesis'"
+    )
+    scene.use(0, alice.pid, 70900, 97)
+    bob = scene.holder("bob", "finetune.ipynb", 1, since_s=130 * MINUTE_S, wishes="for_='3h'")
+    scene.use(1, bob.pid, 38300, 64)
+    scene.holder("carol", "explore.ipynb", 2, since_s=6 * HOUR_S, idle_s=5.4 * HOUR_S)
+    scene.use(3, scene.stranger("dave", "train.py"), 21500, 88)
+
+
+def status(scene: Scene, lab: Lab, page: Page) -> None:
+    """Return a notebook gets a GPU and shows who has the others."""
+    take_after(lab, page, "status.png", "sweep.ipynb", "%reserve_gpu", "%reserve_gpu --status")
+
+
+def waiting(scene: Scene, lab: Lab, page: Page) -> None:
+    """Show two notebooks: one has the last free GPU, and the other waits for one."""
+    bob = scene.holder("bob", "fold.ipynb", 7, since_s=25 * MINUTE_S)
+    scene.use(7, bob.pid, 52000, 90)
+    lab.write("baseline.ipynb", "%reserve_gpu")
+    lab.write("ablation.ipynb", "%reserve_gpu --wait 1h")
+    with (
+        closing(Notebook(page, "baseline.ipynb")) as left,
+        closing(Notebook(page, "ablation.ipynb", beside=left)) as right,
+    ):
+        left.run(0)
+        left.finish(0)
+        scene.person("carol", "/home/carol/explore.ipynb").send("reserve_gpu.reserve(wait=True)")
+        wait_for(lambda: queue(scene.machine))
+        right.run(0)
+        right.see(0, "number 2 in the queue, 4 s so far")
+        take(page, "waiting.png", left, right)
+
+
+def handover(scene: Scene, lab: Lab, page: Page) -> None:
+    """Film a notebook that waits, and gets the GPU that the other one releases."""
+    bob = scene.holder("bob", "fold.ipynb", 7, since_s=25 * MINUTE_S)
+    scene.use(7, bob.pid, 52000, 90)
+    lab.write("baseline.ipynb", "%reserve_gpu", "%reserve_gpu --release")
+    lab.write("ablation.ipynb", "%reserve_gpu --wait")
+    frames: list[bytes] = []
+
+    def film(count: int) -> None:
+        for _ in range(count):
+            frames.append(page.screenshot())
+            time.sleep(FRAME_S)
+
+    with (
+        closing(Notebook(page, "baseline.ipynb")) as left,
+        closing(Notebook(page, "ablation.ipynb", beside=left)) as right,
+    ):
+        left.run(0)
+        left.finish(0)
+        film(2)
+        right.run(0)
+        right.see(0, "in the queue, 1 s so far")
+        film(8)
+        left.run(1)
+        left.finish(1)
+        film(2)
+        right.finish(0)
+        film(1)
+    bob.kill()
+    scene.free(7)
+    save_film(frames, IMAGES / "handover.gif")
+
+
+def save_film(frames: Sequence[bytes], path: Path) -> None:
+    """Write the frames as an animation; the last frame stays for some seconds.
+
+    The frames share a palette in which each color counts once. By its number of pixels, the green
+    of a short bar would have no color of its own.
+    """
+    from PIL import Image
+
+    images = [Image.open(BytesIO(frame)).convert("RGB") for frame in frames]
+    colors = {color for image in images for _, color in image.getcolors(image.width * image.height)}
+    all_colors = Image.new("RGB", (len(colors), 1))
+    all_colors.putdata(sorted(colors))
+    palette = all_colors.quantize(COLORS)
+    first, *others = (image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images)
+    times_ms = [round(FRAME_S * 1000)] * len(others) + [LAST_FRAME_MS]
+    first.save(path, save_all=True, append_images=others, duration=times_ms, loop=0, optimize=True)
+
+
+def refusal(scene: Scene, lab: Lab, page: Page) -> None:
+    """Return a notebook asks for more GPUs than are free."""
+    del scene
+    take_after(lab, page, "refusal.png", "three.ipynb", "%reserve_gpu -n 3")
+
+
+def parts(scene: Scene, lab: Lab, page: Page) -> None:
+    """Return a notebook gets a part of a GPU, and shows who has the others."""
+    alice = scene.holder("alice", "probe.ipynb", 6, since_s=2 * HOUR_S, wishes="memory='10GiB'")
+    scene.use(6, alice.pid, 12400, 71)
+    bob = scene.holder("bob", "fold.ipynb", 6, since_s=25 * MINUTE_S, wishes="memory='32GiB'")
+    scene.use(6, bob.pid, 9500, 71)
+    cells = ("%reserve_gpu --memory 10GiB", "%reserve_gpu --status")
+    take_after(lab, page, "parts.png", "small.ipynb", *cells)
+    for child in (alice, bob):  # the next picture has that GPU whole
+        child.kill()
+    scene.free(6)
+
+
+def ends(scene: Scene, lab: Lab, page: Page) -> None:
+    """Return a notebook has a GPU for some hours, and sees until when others have theirs."""
+    scene.machine.rules.write_text('message = "Maintenance on Friday at 17:00"\n')
+    wishes = "idle='1h', if_wanted=True"
+    carol = scene.holder("carol", "demo.ipynb", 7, since_s=2600, idle_s=2400, wishes=wishes)
+    cells = ("%reserve_gpu --for 4h", "%reserve_gpu --status")
+    take_after(lab, page, "ends.png", "sweep.ipynb", *cells)
+    carol.kill()
+    scene.machine.rules.write_text("")
+
+
+def terminal(scene: Scene, lab: Lab, page: Page) -> None:
+    """Draw the status in a terminal of 120 columns, of the kind that JupyterLab has."""
+    del lab
+    shown = scene.machine.command(
+        *as_user("erin"), sys.executable, "-m", "reserve_gpu", "status",
+        COLUMNS="120", NO_COLOR="", FORCE_COLOR="1",
+    )  # fmt: skip
+    page.set_content(TERMINAL.format(as_html(f"$ reserve-gpu status\n{shown.stdout}")))
+    page.locator("pre").screenshot(path=IMAGES / "terminal.png")
+
+
+def hosts(scene: Scene, lab: Lab, page: Page) -> None:
+    """Draw three machines in a terminal, of which one does not answer."""
+    del lab
+    folder = scene.machine.folder / "hosts"
+    folder.mkdir()
+    with Hosts(folder, "lab1", "lab2", "lab3", gpus=4) as machines, ExitStack() as people:
+        for name, gpu, user, notebook in (
+            ("lab1", 0, "alice", "train.ipynb"),
+            ("lab1", 1, "bob", "finetune.ipynb"),
+            ("lab2", 3, "carol", "explore.ipynb"),
+        ):
+            machine = machines.machines[name]
+            environ = machine.environ(JPY_SESSION_NAME=notebook)
+            child = Child(environ, machine.folder, *as_user(user))
+            people.callback(child.kill)
+            assert child.reserve(f"{gpu}, for_='3h'").value == str(gpu)
+        machines.freeze("lab3")
+        typed = ["status", "--hosts", "lab1,lab2,lab3"]
+        shown = subprocess.run(
+            [sys.executable, "-m", "reserve_gpu", *typed],
+            env=machines.environ(COLUMNS="100", NO_COLOR="", FORCE_COLOR="1"),
+            capture_output=True, check=True, text=True,
+        ).stdout  # fmt: skip
+    page.set_content(TERMINAL.format(as_html(f"$ reserve-gpu {' '.join(typed)}\n{shown}")))
+    page.locator("pre").screenshot(path=IMAGES / "hosts.png")
+
+
+def jupyterlab(scene: Scene, lab: Lab, page: Page) -> None:
+    """Show a notebook that has a GPU, with the status bar and the panel of the extension."""
+    cells = ("%reserve_gpu --for 4h", "import torch\nmodel = torch.nn.Linear(512, 512)")
+    lab.write("sweep.ipynb", *cells)
+    with closing(Notebook(page, "sweep.ipynb")) as notebook:
+        show_panel(page, 720)
+        notebook.run(0)
+        notebook.finish(0)
+        scene.use(6, scene.pid_of("sweep.ipynb"), 12400, 71)
+        see(page, "GPU6 · 12.1 of 80.0 GiB · until")
+        page.screenshot(path=IMAGES / "jupyterlab.png")
+    scene.free(6)
+
+
+def jupyterlab_wanted(scene: Scene, lab: Lab, page: Page) -> None:
+    """Show an idle GPU for which somebody waits, and what is told of it."""
+    bob = scene.holder("bob", "fold.ipynb", 7, since_s=25 * MINUTE_S)
+    scene.use(7, bob.pid, 52000, 90)
+    lab.write("baseline.ipynb", "%reserve_gpu")
+    with closing(Notebook(page, "baseline.ipynb")) as notebook:
+        show_panel(page, 300)
+        notebook.run(0)
+        notebook.finish(0)
+        for path in scene.machine.locks.glob("GPU-*.lock"):
+            if json.loads(path.read_text() or "{}").get("notebook") == "baseline.ipynb":
+                make_older(path, 12 * MINUTE_S)  # else it is not called idle
+        carol = scene.person("carol", "/home/carol/explore.ipynb")
+        carol.send("reserve_gpu.reserve(wait=True)")
+        see(page, "idle; carol is waiting for a GPU")
+        page.evaluate("window.jupyterapp.commands.execute('apputils:display-notifications')")
+        page.locator(".jp-Notification-Center").get_by_text("carol is waiting for a GPU").wait_for()
+        page.screenshot(path=IMAGES / "jupyterlab_wanted.png")
+        carol.kill()
+    bob.kill()
+    scene.free(7)
+
+
+def jupyterlab_end(scene: Scene, lab: Lab, page: Page) -> None:
+    """Show the panel as narrow as it may be, with a reservation that ends soon."""
+    lab.write("probe.ipynb", "%reserve_gpu --for 9m")
+    with closing(Notebook(page, "probe.ipynb")) as notebook:
+        show_panel(page, 300)
+        notebook.run(0)
+        notebook.finish(0)
+        see(page, "9 min left")
+        page.screenshot(path=IMAGES / "jupyterlab_end.png")
+
+
+def show_panel(page: Page, width: int) -> None:
+    """Show the panel of the extension, as wide as that."""
+    page.evaluate("window.jupyterapp.commands.execute('reserve-gpu:show')")
+    edge = page.locator(".jp-ReserveGPU-panel").bounding_box()
+    assert edge
+    page.mouse.move(edge["x"] - 1, 300)
+    page.mouse.down()
+    page.mouse.move(edge["x"] + edge["width"] - width, 300, steps=5)
+    page.mouse.up()
+
+
+def see(page: Page, text: str) -> None:
+    """Wait until the status bar says that."""
+    page.locator(".jp-ReserveGPU-item", has_text=text).wait_for()
+
+
+# What terminals make of the codes that a status has.
+TERMINAL = """<body style="margin:0"><pre style="margin:0;padding:14px;width:max-content;
+font:14px 'DejaVu Sans Mono',monospace;line-height:1.25;background:#1e1e1e;color:#ddd">{}</pre>"""
+COLOURS = {"31": "#f47067", "32": "#6bc46d", "33": "#daaa3f", "35": "#dcbdfb", "36": "#76e3ea"}
+
+
+def as_html(text: str) -> str:
+    """Return the text with its colours in HTML."""
+    made = ""
+    for part in re.split("(\x1b\\[[0-9;]*m)", text):
+        code = part[2:-1] if part.startswith("\x1b[") else None
+        if code is None:
+            made += html.escape(part)
+            continue
+        styles = [f"color:{COLOURS[each]}" for each in code.split(";") if each in COLOURS]
+        styles += ["font-weight:bold"] if "1" in code.split(";") else []
+        styles += ["opacity:0.7"] if code == "2" else []
+        made += "</span>" if code == "0" else f'<span style="{";".join(styles)}">'
+    return made
+
+
+def take_after(lab: Lab, page: Page, picture: str, name: str, *cells: str) -> None:
+    """Run the cells of a notebook of that name, and take a picture of it."""
+    lab.write(name, *cells)
+    with closing(Notebook(page, name)) as notebook:
+        for cell in range(len(cells)):
+            notebook.run(cell)
+            notebook.finish(cell)
+        take(page, picture, notebook)
+
+
+def take(page: Page, name: str, *notebooks: Notebook) -> None:
+    """Take a picture of the notebooks, down to the end of the longest."""
+    panels = [notebook.panel.bounding_box() for notebook in notebooks]
+    ends = [
+        notebook.panel.locator(".jp-Notebook-cell").last.bounding_box() for notebook in notebooks
+    ]
+    left, top = min(p["x"] for p in panels), min(p["y"] for p in panels) - TABS_PX
+    right, bottom = (
+        max(p["x"] + p["width"] for p in panels),
+        max(e["y"] + e["height"] for e in ends),
+    )
+    clip = {"x": left, "y": top, "width": right - left, "height": bottom + MARGIN_PX - top}
+    page.screenshot(path=IMAGES / name, clip=clip)
+
+
+# The theme that the page starts with, what is drawn, and the size of the window.
+PICTURES: tuple[tuple[str, Callable[[Scene, Lab, Page], None], dict[str, int]], ...] = (
+    ("light", status, {"width": 1130, "height": 1400}),
+    ("light", refusal, {"width": 1130, "height": 1000}),
+    ("light", parts, {"width": 1130, "height": 1400}),
+    ("light", ends, {"width": 1130, "height": 1400}),
+    ("light", handover, {"width": 1300, "height": 640}),
+    ("dark", waiting, {"width": 1600, "height": 900}),
+    ("dark", terminal, {"width": 1300, "height": 800}),
+    ("dark", hosts, {"width": 1300, "height": 800}),
+    ("light", jupyterlab, {"width": 1400, "height": 640}),
+    ("dark", jupyterlab_wanted, {"width": 1100, "height": 640}),
+    ("light", jupyterlab_end, {"width": 1000, "height": 780}),
+)
+
+
+def name_people(folder: Path) -> None:
+    """Give the people and the host their names, which only this namespace knows."""
+    passwd = folder / "passwd"
+    people = "".join(f"{user}:x:{n}:{n}::/nonexistent:/bin/sh\n" for user, n in USERS.items())
+    passwd.write_text(Path("/etc/passwd").read_text() + people)
+    subprocess.run(["mount", "--bind", passwd, "/etc/passwd"], check=True)
+    subprocess.run(["hostname", HOST], check=True)
+
+
+def draw(folder: Path, names: Sequence[str]) -> None:
+    """Make the pictures of these names, or all. folder: for everybody to write in."""
+    name_people(folder)
+    with ExitStack() as opened:
+        scene = Scene(folder)
+        opened.callback(scene.close)
+        a_day(scene)
+        lab = Lab(scene.machine, *as_user("erin"))
+        opened.callback(lab.close)
+        for theme, picture, viewport in PICTURES:
+            if names and picture.__name__ not in names:
+                continue
+            with browser(lab, viewport=viewport) as page:
+                show_theme(page, theme)
+                page.evaluate("window.jupyterapp.shell.collapseLeft()")
+                picture(scene, lab, page)
+
+
+def main() -> None:
+    """Make the pictures, in a namespace of their own."""
+    if os.geteuid():
+        sys.exit("python -m tests.support.screenshots: run it as root, as it shows several users.")
+    inside = "--inside"
+    if inside not in sys.argv:
+        again = [
+            *NAMESPACE,
+            sys.executable,
+            "-m",
+            "tests.support.screenshots",
+            inside,
+            *sys.argv[1:],
+        ]
+        sys.exit(subprocess.run(again, check=False).returncode)
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    os.umask(0)  # in the folder, not for the pictures: all people write there
+    with tempfile.TemporaryDirectory(prefix="reserve_gpu-screenshots-") as folder:
+        Path(folder).chmod(0o1777)
+        require_python(folder)
+        draw(Path(folder), [name for name in sys.argv[1:] if name != inside])
+    for image in IMAGES.iterdir():
+        image.chmod(0o644)
+
+
+def require_python(folder: str) -> None:
+    """Leave with one line where the people can't run this Python, as their kernels have to."""
+    kernel = (
+        "import subprocess, sys; subprocess.check_call([sys.executable, '-m', 'ipykernel', '-h'])"
+    )
+    command = [*as_user("nobody"), sys.executable, "-c", kernel]
+    if subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode:
+        sys.exit(
+            f"Other users can't run {sys.executable}; take the Python of a place that they can."
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The contracts of import-linter in pyproject.toml: each one finds an import that breaks it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.machine import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.full, pytest.mark.needs("lint")]
+
+LINT = "from importlinter.cli import lint_imports_command as lint; lint()"
+# A contract, a file, and an import in it that the contract forbids.
+PLANTS = {
+    "Modules import only from lower layers": (
+        "reserve_gpu/locks/lock.py",
+        "reserve_gpu.render.tables",
+    ),
+    "No import cycles": ("reserve_gpu/model/clocks.py", "reserve_gpu.model.holders"),
+    "Features are independent": (
+        "reserve_gpu/features/job/no_gpu.py",
+        "reserve_gpu.features.lease.schedule",
+    ),
+    "Commands are independent": (
+        "reserve_gpu/commands/top/live.py",
+        "reserve_gpu.commands.status.status",
+    ),
+    "The core imports no feature and no command": (
+        "reserve_gpu/request_options.py",
+        "reserve_gpu.features.lease.schedule",
+    ),
+    "Only bindings imports pynvml": ("reserve_gpu/gpus/nvml.py", "pynvml"),
+    "Only file_control imports fcntl": ("reserve_gpu/locks/lock.py", "fcntl"),
+    "Only ipython_shell and the IPython frontend import IPython": (
+        "reserve_gpu/render/progress.py",
+        "IPython.display",
+    ),
+    "The JupyterLab extension imports only the public modules": (
+        "jupyterlab_reserve_gpu/look.py",
+        "reserve_gpu.model.devices",
+    ),
+}
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """Return a folder with a copy of both packages and their contracts."""
+    for package in (ROOT / "reserve_gpu", ROOT / "labextension" / "jupyterlab_reserve_gpu"):
+        skipped = shutil.ignore_patterns("__pycache__", "labextension")
+        shutil.copytree(package, tmp_path / package.name, ignore=skipped)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def contracts(folder: Path, state: str) -> set[str]:
+    """Return the names of the contracts in a state: KEPT or BROKEN."""
+    command = [sys.executable, "-c", LINT, "--no-cache"]
+    environ = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"}
+    done = subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, check=False
+    )
+    names = {*re.findall(rf"^(.+) {state}\b", done.stdout, re.MULTILINE)}
+    assert (done.returncode == 0) == (" BROKEN" not in done.stdout), done.stdout + done.stderr
+    return names
+
+
+def test_all_contracts_are_kept(copy: Path) -> None:
+    """Every contract is kept, and each has a planted import below."""
+    assert contracts(copy, "KEPT") == PLANTS.keys()
+
+
+@pytest.mark.parametrize("contract", PLANTS)
+def test_a_wrong_import_breaks_its_contract(copy: Path, contract: str) -> None:
+    """An import that a contract forbids makes lint-imports fail and name that contract."""
+    file, module = PLANTS[contract]
+    with (copy / file).open("a") as source:
+        source.write(f"\nimport {module}\n")
+    assert contract in contracts(copy, "BROKEN")

@@ -1,0 +1,50 @@
+"""What a type checker sees: of ours, every wrong call; of a user's, every wrong use of ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+from tests.support.type_checks import assert_mypy_sees
+
+pytestmark = [pytest.mark.full, pytest.mark.needs("lint")]
+
+# Each line with a comment is wrong, and no other one; the comment is what mypy calls it.
+USER = """\
+import reserve_gpu
+
+
+def show(waiting: reserve_gpu.Waiting) -> None:
+    print(waiting.place, waiting.waited_s, waiting.rows[0].device)
+    print(waiting.plaice)  # attr-defined
+
+
+@reserve_gpu.before_end
+def save() -> None: ...
+
+
+@reserve_gpu.before_end(limit=30)
+def save_too() -> int:
+    return 0
+
+
+with reserve_gpu.reserve(count=1, progress=show) as held:
+    print(held.devices[0].name, held.lease.until)
+    print(held.device)  # attr-defined
+reserve_gpu.before_end(save, limits=30)  # call-overload
+number: int = save_too()
+text: str = save_too()  # assignment
+reserve_gpu.resreve()  # attr-defined
+reserve_gpu.Waitingg  # attr-defined
+reserve_gpu.reserve(counts=1)  # call-arg
+reserve_gpu.status().rowss  # attr-defined
+"""
+
+
+def test_a_users_mistakes(tmp_path: Path) -> None:
+    """With mypy --strict a misspelt name, or a wrong argument, of a public name is an error."""
+    assert_mypy_sees(USER, tmp_path)
