@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 from tests.support.packaging import modules
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 ENDS = (VERSIONS[0], VERSIONS[-1])
 PIP = ("-m", "pip", "--disable-pip-version-check")

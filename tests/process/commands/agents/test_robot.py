@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support import robot
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-TASKS = 160  # by hand: python -m tests.commands.agents.robot 1000
+pytestmark = pytest.mark.full
+
+TASKS = 160  # by hand: python -m tests.support.robot 1000
 
 
 def test_they_share(tmp_path: Path) -> None:
