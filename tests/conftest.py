@@ -169,15 +169,19 @@ def mark_layer(item: pytest.Item) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose extra is not installed."""
+    """Skip a test whose extra is not installed, or fail it with --require-extras."""
     for marker in item.iter_markers("needs"):
         (name,) = marker.args
         if not all(map(find_spec, EXTRAS[name])):
-            pytest.skip(f"needs the extra `{name}`")
+            react = pytest.fail if item.config.getoption("--require-extras") else pytest.skip
+            react(f"needs the extra `{name}`")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Accept the options in pyproject.toml without the plugins that they belong to."""
+    """Add our option, and accept pyproject.toml's options if their plugins are not installed."""
+    parser.addoption(
+        "--require-extras", action="store_true", help="fail, not skip, tests whose extra is missing"
+    )
     if not pluginmanager.hasplugin("xdist"):
         for option in ("--numprocesses", "--dist"):
             parser.addoption(option, help="ignored without pytest-xdist")
