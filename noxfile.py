@@ -191,7 +191,7 @@ def tests(session: nox.Session) -> None:
 def readme_command(words: str) -> str:
     """Return the only line in README.md's code blocks that contains these words."""
     text = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE)
+    blocks: list[str] = re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE)
     (line,) = (line for block in blocks for line in block.splitlines() if words in line)
     return line
 
