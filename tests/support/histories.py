@@ -1,4 +1,4 @@
-"""Histories as reservations leave them: what was intended, and the lines that say so."""
+"""Usage histories: reservations, the lines that they leave, and the directory of the lines."""
 
 from __future__ import annotations
 
@@ -22,10 +22,16 @@ FIRST_UID = 70001
 
 
 class Stay(NamedTuple):
-    """One reservation as somebody meant it.
+    """One reservation of a whole GPU.
 
-    used: for which part of the time the device was in use. unknown: for which that is not known.
-    start: in seconds since the epoch. share: of a whole GPU.
+    Attributes:
+        person: The number of the user.
+        gpu: The index of the GPU.
+        start: The start time, in seconds since the epoch.
+        seconds: The length of the reservation.
+        used: The fraction of the time during which the GPU was in use.
+        unknown: The fraction of the time for which the use is unknown.
+        how: The reason why the reservation ended.
     """
 
     person: int
@@ -34,7 +40,6 @@ class Stay(NamedTuple):
     seconds: int
     used: float = 1.0
     unknown: float = 0.0
-    share: float = 1.0
     how: End = End.EXIT
 
     @property
@@ -46,7 +51,7 @@ class Stay(NamedTuple):
         return f"projects/person{self.person:02}.ipynb"
 
     def lines(self) -> Iterator[LogLine]:
-        """Yield its lines: one for each hour by the clock on the wall that it touches."""
+        """Yield the history lines: one for each hour of the clock."""
         at, end = self.start, self.start + self.seconds
         while at < end:
             until = min(end, at - at % HOUR_S + HOUR_S)
@@ -57,7 +62,7 @@ class Stay(NamedTuple):
                 float(self.start), float(at), float(until), seconds,
                 used_s=seconds * self.used,
                 idle_s=seconds * (1 - self.used - self.unknown),
-                gpu=self.uuid, label=f"GPU{self.gpu}", share=self.share, mib=12345.678,
+                gpu=self.uuid, label=f"GPU{self.gpu}", share=1.0, mib=12345.678,
                 percent=67.123, name=self.notebook, note="for the thesis",
                 how=self.how if until == end else None,
             )  # fmt: skip
@@ -65,8 +70,8 @@ class Stay(NamedTuple):
 
 
 def year(now: float, people: int = PEOPLE, days: int = DAYS) -> list[Stay]:
-    """Return a year of a lab: eight hours a day on a GPU, with a handful of restarts."""
-    dice = random.Random(7)  # noqa: S311 - an example, no secret
+    """Return the stays of a lab in a year: eight hours per user and day, with some restarts."""
+    dice = random.Random(7)  # noqa: S311 - not a secret
     midnight = int(now) - int(now) % DAY_S
     working = [day for day in range(364, 0, -1) if day % 7 not in (0, 1)][-days:]
     stays = []
@@ -86,7 +91,7 @@ def year(now: float, people: int = PEOPLE, days: int = DAYS) -> list[Stay]:
 
 
 class Histories:
-    """A directory with the histories of all users; each folder is made as its user makes it."""
+    """A history directory, with one folder per user."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -94,13 +99,13 @@ class Histories:
         self.folder.chmod(0o1733)
 
     def of(self, uid: int | None = None) -> Path:
-        """Return the folder of a user, by default of who runs the tests."""
+        """Return the folder of a user, by default of the current user."""
         own = self.folder / str(os.geteuid() if uid is None else uid)
         own.mkdir(mode=0o700, exist_ok=True)
         return own
 
     def write(self, entries: Iterable[LogLine], uid: int | None = None) -> None:
-        """Append the lines as a process of that user does; only root can give others theirs."""
+        """Append lines to a user's history; only root can write other users' histories."""
         folder = self.of(uid)
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -110,25 +115,21 @@ class Histories:
         self.give(uid)
 
     def page(self, entries: Iterable[LogLine]) -> log_writer.Page:
-        """Write the lines as those of a reservation that lasts."""
+        """Write lines to the page of a reservation that has not ended."""
         page = log_writer.Page.new(os.open(self.of(), os.O_RDONLY))
         page.write([*entries])
         return page
 
     def give(self, uid: int | None) -> None:
-        """Let a folder, and what is in it, belong to that user."""
+        """Make a user the owner of a folder and of the files in it."""
         if uid is not None and uid != os.geteuid():
             folder = self.of(uid)
             for path in (*folder.iterdir(), folder):
                 os.chown(path, uid, uid)
 
-    def size(self) -> int:
-        """Return the bytes that all of it has."""
-        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
-
 
 def write_year(histories: Histories, stays: Iterable[Stay]) -> int:
-    """Write what people did, for each person as a user if root runs this; returns the lines."""
+    """Write the stays, per user if root runs the tests, and return the number of lines."""
     of: dict[int, list[LogLine]] = {}
     for stay in stays:
         of.setdefault(stay.person, []).extend(stay.lines())
@@ -138,5 +139,5 @@ def write_year(histories: Histories, stays: Iterable[Stay]) -> int:
 
 
 def month_file(folder: Path, at: float) -> Path:
-    """Return the file in which a user's lines of that time are."""
+    """Return the file that has a user's lines of the month."""
     return folder / time.strftime("%Y-%m.jsonl", time.localtime(at))
