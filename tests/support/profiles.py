@@ -1,4 +1,4 @@
-"""A home directory on which tests run `reserve-gpu setup`."""
+"""A home directory with an IPython profile, and `reserve-gpu setup` in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.support.machine import ROOT
 
 OWN_LINE = b"get_config().InteractiveShellApp.extensions.append('reserve_gpu')\n"
-# What version 2.0.0 added to a file that it created.
+# The lines that version 2.0.0 added to a file that it created.
 OLD_BLOCK = b"""\
 # >>> reserve_gpu (added by install.sh, which takes it away with --uninstall; new: file) >>>
 import importlib.util
@@ -35,6 +35,7 @@ class Home(NamedTuple):
 
     @property
     def config(self) -> Path:
+        """The configuration file of the default profile."""
         return self.path / ".ipython" / "profile_default" / "ipython_config.py"
 
     def write(self, data: bytes, name: str = "ipython_config.py") -> Path:
@@ -54,6 +55,7 @@ class Home(NamedTuple):
         return {name: data for name, data in self.files().items() if "ipython_config" in name}
 
     def environ(self, **more: str | Path) -> dict[str, str]:
+        """Return an environment without other settings of Python, IPython and pip."""
         unwanted = ("IPYTHON", "PIP_", "PYTHON", "VIRTUAL_ENV", "XDG_", "COV_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
         kept |= {"HOME": str(self.path), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(ROOT)}
@@ -62,7 +64,7 @@ class Home(NamedTuple):
             **{name: str(value) for name, value in more.items()},
         }
 
-    def _run(
+    def _run_setup(
         self, words: tuple[str, ...], prefix: tuple[str, ...], python: Path, **environ: str | Path
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -75,15 +77,15 @@ class Home(NamedTuple):
             check=False,
         )
 
-    def run(
+    def setup(
         self, *words: str, prefix: tuple[str, ...] = (), **environ: str | Path
     ) -> subprocess.CompletedProcess[str]:
         """Run `reserve-gpu setup`, and check that it succeeds without a message on stderr."""
-        done = self._run(words, prefix, Path(sys.executable), **environ)
+        done = self._run_setup(words, prefix, Path(sys.executable), **environ)
         assert (done.returncode, done.stderr) == (0, "")
         return done
 
-    def refused(
+    def fail_setup(
         self,
         *words: str,
         prefix: tuple[str, ...] = (),
@@ -92,7 +94,7 @@ class Home(NamedTuple):
         **environ: str | Path,
     ) -> str:
         """Run `reserve-gpu setup`, check that it fails, and return the one line on stderr."""
-        done = self._run(words, prefix, python, **environ)
+        done = self._run_setup(words, prefix, python, **environ)
         assert (done.returncode, done.stdout) == (code, "")
         (line,) = done.stderr.splitlines()
         return line
