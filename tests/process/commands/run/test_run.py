@@ -1,0 +1,496 @@
+"""`reserve-gpu run` becomes the command, which then has the reservation."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import reserve_gpu
+from tests.support.frameworks import STANDINS, installed
+from tests.support.locked import held
+from tests.support.machine import LIMIT_S, program
+from tests.support.main import both_reserved, run_command, start_python
+from tests.support.processes import US, is_running, living, queue, wait_for
+from tests.support.reserving import of_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.commandline import CommandLine
+    from tests.support.here import Here
+
+RUN = f"{' '.join(US)} run"  # for a shell
+
+
+# -- the command is the process --------------------------------------------------------------------
+
+
+@pytest.mark.promise
+def test_command_is_the_same_process(here: Here) -> None:
+    """The command has the pid and the parent of `run`, and no child process of `run`."""
+    with start_python(here) as child:
+        assert child.pid == child.process.pid
+        assert child.run("os.getppid()").value == os.getpid()
+        assert child.run("open('/proc/self/task/%d/children' % os.getpid()).read()").value == ""
+        assert child.visible() == "0"
+        assert held(here) == [0]
+        child.kill()
+        assert held(here) == []
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("name", ["reserve-gpu", "python -m reserve_gpu"])
+def test_stdin_and_stdout_belong_to_the_command(here: Here, script: str, name: str) -> None:
+    """Messages about the reservation go to stderr."""
+    prefix = (script,) if name == "reserve-gpu" else US
+    done = subprocess.run(
+        [*prefix, "run", "--", "sh", "-c", "cat; echo $0 $CUDA_VISIBLE_DEVICES; exit 7", "--",
+         "-n"],
+        env=here.environ(), cwd=here.folder, text=True, capture_output=True, input="typed\n",
+        check=False, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (7, "typed\n-- 0\n")
+    assert "GPU0" in done.stderr
+
+
+@pytest.mark.parametrize("before", [(), ("nohup",)], ids=["", "nohup"])
+def test_signal_dispositions_are_unchanged(here: Here, before: tuple[str, ...]) -> None:
+    """A command ignores, catches and blocks the same signals as without `run`."""
+    show = ("grep", "-E", "^Sig(Blk|Ign|Cgt)", "/proc/self/status")
+    expected = here.command(*before, *show).stdout
+    assert expected.count("\n") == 3
+    assert here.command(*before, *US, "run", "--", *show).stdout == expected
+
+
+@pytest.mark.parametrize("number", ["INT", "PIPE"])
+def test_command_ends_by_a_signal(here: Here, number: str) -> None:
+    """A signal ends the command, even SIGPIPE, which Python ignores."""
+    done = run_command(here, "--", "sh", "-c", f"kill -{number} $$; sleep 1")
+    assert done.returncode == -getattr(signal, f"SIG{number}")
+    assert held(here) == []
+
+
+def test_stopped_command_keeps_its_gpu(here: Here) -> None:
+    with start_python(here) as child:
+        child.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        assert held(here) == [0]
+        child.process.send_signal(signal.SIGCONT)
+        assert child.run("1 + 1").value == 2
+
+
+def test_script_that_opens_low_descriptors_keeps_its_gpu(here: Here) -> None:
+    """A shell script that opens the descriptors 3 to 9 does not close the lock."""
+    opens = "".join(f"exec {number}>file; " for number in range(3, 10))
+    unset = "env -u CUDA_VISIBLE_DEVICES -u RESERVE_GPU_HELD"
+    done = run_command(here, "0", "--", "sh", "-c", f"{opens}{unset} {RUN} 0 -- echo acquired")
+    assert "acquired" not in done.stdout
+    assert of_gpu(done.stderr).startswith("reserved: ")
+
+
+@pytest.mark.promise
+def test_background_job_keeps_the_gpu(here: Here, typed: CommandLine) -> None:
+    """A job that outlives the command is the holder; a process with an open lock file is not."""
+    done = run_command(here, "--", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!")
+    job = int(done.stdout)
+    with living(job), (here.locks / f"{here.uuid('0')}.lock").open():
+        assert f"(pid {job})" in typed("status").stdout
+        assert held(here) == [0]
+    wait_for(lambda: not is_running(job))
+    assert held(here) == []
+
+
+def test_command_inherits_only_the_lock_files(here: Here) -> None:
+    """A command has the lock files and the file with the reservation open, besides its own."""
+    code = "import os\nfor n in range(3, 200):\n try: print(os.readlink(f'/proc/self/fd/{n}'))\n"
+    code += " except OSError: pass"
+    before = set(here.python(code).stdout.splitlines())
+    after = set(run_command(here, "-n", "2", "--", sys.executable, "-c", code).stdout.splitlines())
+    own = f"record-{os.geteuid()}-0"
+    locks = {
+        str(here.locks / f"{here.uuid(number)}.{end}") for number in "01" for end in ("lock", own)
+    }
+    assert after - before == locks | {"/memfd:reserve_gpu (deleted)"}
+
+
+@pytest.mark.parametrize("words", [["run"], ["run", "--wait"]])
+def test_closed_standard_streams_stay_closed(here: Here, words: list[str]) -> None:
+    """No lock file gets the descriptor of a closed stdin, stdout or stderr."""
+    code = """if True:
+        import os, reserve_gpu
+        found = [n for n in range(200) if os.path.exists(f"/proc/self/fd/{n}")]
+        locked = [n for n in found if os.readlink(f"/proc/self/fd/{n}").endswith(".lock")]
+        open("out.txt", "w").write(f"{min(found) > 2} {min(locked) > 2} {reserve_gpu.current()!r}")
+    """
+    close = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "-")
+    done = here.command(*close, *US, *words, "--", sys.executable, "-c", code)
+    assert done.returncode == 0
+    assert (here.folder / "out.txt").read_text() == "True True <Reservation of GPU0>"
+
+
+def test_script_without_an_interpreter_line(here: Here) -> None:
+    """A script that the system can't execute is an error with a remedy, and its GPU is free."""
+    path = here.folder / "script"
+    path.write_text("echo hello\n")
+    path.chmod(0o755)
+    done = run_command(here, "--", "./script")
+    assert done.returncode == 126
+    assert "#!/bin/sh" in done.stderr.splitlines()[-1]
+    assert held(here) == []
+
+
+# -- waiting ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def start_waiter(
+    here: Here, *words: str, stderr: int = subprocess.PIPE, **extra: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Start `reserve-gpu run --wait WORDS` until it waits, and kill it at the end."""
+    process = subprocess.Popen(
+        [*US, "run", "--wait", *words], env=here.environ(**extra), cwd=here.folder, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
+    )  # fmt: skip
+    try:
+        if process.stderr:
+            assert process.stderr.readline().startswith("Waiting")
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_wait_without_a_terminal(here: Here) -> None:
+    """The progress is written to stderr as lines, and then the command runs."""
+    with both_reserved(here) as rivals, start_waiter(here, "--", "echo", "ran") as process:
+        rivals.close()
+        out, err = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, out) == (0, "ran\n")
+    assert "GPU0" in err
+    assert "\x1b" not in err
+
+
+def test_wait_on_a_terminal(here: Here) -> None:
+    """The picture on stderr is replaced at each update, and deleted at the end of the wait."""
+    terminal, end = pty.openpty()
+    output = b""
+    with (
+        both_reserved(here) as rivals,
+        start_waiter(here, "--", "echo", "ran", stderr=end, TERM="vt100") as process,
+    ):
+        os.close(end)
+        while b"Waiting" not in output:
+            output += os.read(terminal, 4096)
+        rivals.close()
+        assert process.communicate(timeout=LIMIT_S)[0] == "ran\n"
+    with suppress(OSError):
+        while select.select([terminal], [], [], LIMIT_S)[0]:
+            output += os.read(terminal, 4096)
+    os.close(terminal)
+    before, _, after = output.decode().partition("Reserving GPU0")
+    assert before.startswith("\r\x1b[JWaiting")
+    first, *_, last = before.split("\x1b[J")[1:]
+    assert re.match(r"(Waited for \d+ s\.\r\n)?$", last)
+    assert f"\r\x1b[{first.count(chr(10))}A\x1b[J{last}" in before  # deletes all rows
+    assert "\x1b" not in after
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize(
+    ("number", "code"), [("SIGINT", 130), ("SIGTERM", -signal.SIGTERM), ("SIGHUP", -signal.SIGHUP)]
+)
+def test_signal_ends_a_wait(here: Here, number: str, code: int) -> None:
+    """A signal ends a wait without a traceback; only SIGINT keeps the place in the queue."""
+    with both_reserved(here), start_waiter(here, "--", "echo", "ran") as process:
+        assert len(queue(here)) == 1
+        process.send_signal(getattr(signal, number))
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert (process.returncode, out) == (code, "")
+        assert "Traceback" not in err
+        assert ("place in the queue" in err) == (number == "SIGINT")
+        assert not queue(here)
+    assert held(here) == []
+
+
+# -- the reservation in the command ----------------------------------------------------------------
+
+
+@pytest.mark.promise
+def test_python_command_has_the_reservation(here: Here) -> None:
+    """A Python command finds the reservation, can request it again, and can release it."""
+    with start_python(here, "-n", "2", "--note", "mine", CUDA_VISIBLE_DEVICES="0,1") as child:
+        assert child.run("repr(reserve_gpu.current())").value == "<Reservation of GPU0 and GPU1>"
+        assert child.reserve("count=2").value == "0,1"
+        assert child.run("reserve_gpu.current().note").value == "mine"
+        assert held(here) == [0, 1]
+        released = child.run("[d.label for d in reserve_gpu.release()]")
+        assert released.value == ["GPU0", "GPU1"]
+        assert child.visible() == "0,1"  # the limit from before the reservation
+        assert child.run("os.environ.get('CUDA_DEVICE_MEMORY')").value is None
+        assert held(here) == []
+        assert child.run("reserve_gpu.current()").value is None
+
+
+def test_python_command_can_change_its_reservation(here: Here) -> None:
+    """A `with` block in the command ends only its own reservation."""
+    with start_python(here) as child:
+        for _ in range(2):
+            assert child.run("with reserve_gpu.reserve(): pass").error is None
+        assert (held(here), child.visible()) == ([0], "0")
+        assert child.reserve("1").value == "1"
+        assert held(here) == [1]
+        assert child.reserve("[0, 1]").value == "0,1"
+        assert child.reserve("count=1").value == "0"
+        assert held(here) == [0]
+
+
+def test_python_command_without_a_gpu_can_reserve_later(here: Here) -> None:
+    """The empty CUDA_VISIBLE_DEVICES of --optional does not limit later reservations."""
+    with both_reserved(here) as rivals, start_python(here, "--optional") as child:
+        assert child.visible() == ""
+        rivals.close()
+        assert child.reserve().value == "0"
+        child.run("reserve_gpu.release()")
+        assert child.visible() is None
+
+
+# The child of the fork writes to a pipe once the fork hooks have run.
+FORK = """
+import time
+reader, writer = os.pipe()
+pid = os.fork()
+if not pid:
+    os.write(writer, b"x")
+    time.sleep(1000)
+os.read(reader, 1)
+pid
+"""
+EXEC = "import subprocess; subprocess.Popen(['sleep', '1000'], close_fds=False).pid"
+LOAD_EXTENSION = """
+import IPython
+shell = IPython.core.interactiveshell.InteractiveShell()
+shell.extension_manager.load_extension('reserve_gpu')
+"""
+
+
+@pytest.mark.parametrize(
+    ("adopt", "start"),
+    [
+        ("reserve_gpu.current()", EXEC),
+        ("reserve_gpu.current()", FORK),
+        (LOAD_EXTENSION, EXEC),
+    ],
+    ids=["exec", "fork", "extension"],
+)
+def test_children_do_not_keep_the_gpu(here: Here, adopt: str, start: str) -> None:
+    """The children of a Python command that has adopted its reservation do not hold the GPU."""
+    with start_python(here) as child:
+        assert child.run(adopt).error is None
+        with living(child.run(start).value):
+            child.kill()
+            assert held(here) == []
+
+
+def test_shared_gpu(here: Here) -> None:
+    """Each of two commands that share a GPU holds it until the command ends."""
+    part = "--memory=1GB"
+    with start_python(here, part, "0") as first, start_python(here, part, "0") as second:
+        for child in (first, second):
+            assert child.reserve("0, memory='1GB'").value == "0"
+        first.kill()
+        assert held(here) == [0]
+        second.run("reserve_gpu.release()")
+        assert held(here) == []
+
+
+@pytest.mark.parametrize("adopt", ["None", "reserve_gpu.current()"])
+def test_deleted_lock_file_is_locked_again(here: Here, adopt: str) -> None:
+    """A command whose lock file was deleted can reserve the GPU again."""
+    with start_python(here, "0") as child:
+        child.run(adopt)
+        (here.locks / f"{here.uuid('0')}.lock").unlink()
+        assert held(here) == []
+        assert child.reserve("0").value == "0"
+        assert held(here) == [0]
+
+
+@pytest.mark.promise
+def test_ipython_has_the_reservation(here: Here) -> None:
+    """In IPython, %reserve_gpu shows the reservation of the command again."""
+    lines = "%reserve_gpu\nseen = !echo $CUDA_VISIBLE_DEVICES\nprint(seen)\n%reserve_gpu --release"
+    shell = ("-m", "IPython", "--no-banner", "--colors=NoColor", "--ext=reserve_gpu", "-c", lines)
+    done = run_command(here, "--", sys.executable, *shell)
+    assert "GPU0" in done.stderr
+    assert done.stdout.startswith(f"{done.stderr}['0']\n"), done.stdout
+    assert "CUDA_VISIBLE_DEVICES is not set" in done.stdout
+
+
+def test_handover_uses_one_short_variable(here: Here) -> None:
+    """RESERVE_GPU_HELD contains the pid, the start time and a file descriptor."""
+    done = run_command(here, "-q", "--", "sh", "-c", "echo $$; env")
+    pid, *lines = done.stdout.splitlines()
+    variables = dict(line.split("=", 1) for line in lines)
+    (own,) = {name for name in variables if name.startswith("RESERVE_GPU_")} - here.environ().keys()
+    assert own == "RESERVE_GPU_HELD"
+    assert re.fullmatch(rf"{pid} [0-9]+ 1[0-9][0-9]", variables[own])
+
+
+def test_handover_without_memfd_create(here: Here) -> None:
+    """Without memfd_create, the variable contains the data, and the program has its GPU."""
+    code = """if True:
+        import os, sys
+        del os.memfd_create
+        from reserve_gpu.cli.main import main
+        show = "import reserve_gpu; print(reserve_gpu.current().devices[0].label)"
+        script = 'printenv RESERVE_GPU_HELD; exec "$0" -c "$1"'
+        main(["run", "-q", "--", "sh", "-c", script, sys.executable, show])
+    """
+    variable, label = here.command(sys.executable, "-c", code).stdout.splitlines()
+    assert '"devices"' in variable
+    assert label == "GPU0"
+
+
+def test_forged_handover_does_not_prevent_a_reservation(here: Here) -> None:
+    code = """if True:
+        import json, os, reserve_gpu
+        fields = {"before": {}, "written": {}, "record": {}, "reason": None,
+                  "devices": [{"index": 0, "uuid": "GPU-x"}], "locks": [[999, "GPU-x.lock"]]}
+        os.environ["RESERVE_GPU_HELD"] = f"{os.getpid()} {json.dumps(fields)}"
+        print(reserve_gpu.current(), reserve_gpu.reserve().devices[0].label)
+    """
+    done = here.command(sys.executable, "-c", code)
+    assert (done.stdout, done.stderr) == ("None GPU0\n", "")
+
+
+# -- processes below the command -------------------------------------------------------------------
+
+
+def test_second_reservation_below_a_command_is_refused(here: Here) -> None:
+    """A process below the command is told that the GPU is set for it; nothing changes."""
+    (here.folder / "inner.py").write_text(
+        "import os, reserve_gpu\n"
+        "try: reserve_gpu.reserve(wait=True)\n"
+        "except reserve_gpu.ReservedAboveError as error: print(str(error).replace('\\n', ' '))\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    shell = f"echo $$; {sys.executable} inner.py; {RUN} -- true; echo $?"
+    done = run_command(here, "--", "sh", "-c", shell)
+    pid, message, visible, code = done.stdout.splitlines()
+    assert "GPU0" in message
+    assert f"(pid {pid})" in message
+    assert "reserve()" in message
+    assert "leave out reserve-gpu run here" in done.stderr
+    assert (visible, code) == ("0", "75")
+
+
+def test_optional_and_part_below_a_command(here: Here) -> None:
+    """--optional continues with the GPU of the command; a part is possible on a shared GPU."""
+    show, part = "printenv CUDA_VISIBLE_DEVICES", "--memory=1GB"
+    shell = f"{RUN} --optional -- {show}\n{RUN} {part} -- {show}; echo $?"
+    done = run_command(here, "1", "--", "sh", "-c", shell)
+    assert done.stdout == "1\n75\n", done.stderr
+    done = run_command(here, part, "1", "--", "sh", "-c", f"{RUN} {part} -- {show}")
+    assert done.stdout == "1\n", done.stderr
+
+
+# -- launchers -------------------------------------------------------------------------------------
+
+
+RANK = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; read line")
+
+
+@contextmanager
+def start_ranks(here: Here, count: int) -> Iterator[list[str]]:
+    """Start commands at the same moment, as mpirun does, and return each one's output."""
+    ranks = [
+        subprocess.Popen(
+            [*US, "run", "--", *RANK], env=here.environ(), cwd=here.folder, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+    try:
+        yield [rank.stdout.readline() for rank in ranks if rank.stdout]
+    finally:
+        for rank in ranks:
+            rank.communicate()
+
+
+def test_ranks_get_one_gpu_each(here: Here) -> None:
+    """A rank without a GPU is told how many to start, and other commands are told to wait."""
+    here.use("eight")
+    with start_ranks(here, 8) as lines:
+        ninth = run_command(here, "--", *RANK)
+        other = run_command(here, "--", "true")
+    assert sorted(lines) == [f"{number}\n" for number in range(8)]
+    assert ninth.returncode == 75
+    assert "at most 8" in ninth.stderr.splitlines()[1]
+    for word in ("release", "--wait"):
+        assert word not in ninth.stderr
+    assert "at most" not in other.stderr
+    assert "reserve-gpu run --wait 5m -- true" in other.stderr
+
+
+def test_kernels_are_not_ranks(here: Here) -> None:
+    """Two kernels of one process are not treated as ranks of a launcher."""
+    with here.kernel() as first, here.kernel() as second:
+        first.run("%reserve_gpu -n 2")
+        shown = str(second.run("%reserve_gpu"))
+    assert "You hold GPU0 and GPU1" in shown
+    assert "at most" not in shown
+
+
+@pytest.mark.promise
+@pytest.mark.skipif(not program("make"), reason="there is no make")
+def test_parallel_make(here: Here, script: str) -> None:
+    """Jobs of one make get a GPU each, and wait for one if necessary."""
+    (here.folder / "Makefile").write_text(
+        "all: a b c\na b c:\n"
+        "\t@reserve-gpu run --wait -- sh -c 'echo $@ on $$CUDA_VISIBLE_DEVICES'\n"
+    )
+    path = f"{Path(script).parent}:{os.environ['PATH']}"
+    done = here.command("make", "-s", "-j3", "all", PATH=path)
+    assert done.returncode == 0, done.stderr
+    jobs, _, gpus = zip(*map(str.split, done.stdout.splitlines()), strict=True)
+    assert sorted(jobs) == ["a", "b", "c"]
+    assert {*gpus} <= {"0", "1"}
+
+
+# -- check -----------------------------------------------------------------------------------------
+
+
+def test_check(here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check` fails if a framework would not use the reserved GPU."""
+    installed(monkeypatch, "torch")
+    unreserved = typed("check")
+    assert unreserved.code == 0
+    assert "\nreserve-gpu run -- reserve-gpu check\n" in unreserved.stdout
+    reserve_gpu.reserve("1")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    changed = typed("check", "--json")
+    assert changed.code == 1
+    assert json.loads(changed.stdout)["is_well"] is False
+
+
+@pytest.mark.full
+def test_check_below_run(here: Here) -> None:
+    """`run -- reserve-gpu check` checks the GPU that a command would get."""
+    standins = {"PYTHONPATH": STANDINS}
+    correct = here.command(*US, "run", "1", "--", *US, "check", **standins)
+    assert (correct.returncode, "GPU1" in correct.stdout) == (0, True), correct
+    change = 'CUDA_VISIBLE_DEVICES=0 exec "$@"'  # `env CUDA_VISIBLE_DEVICES=0` would be refused
+    words = ("sh", "-c", change, "sh", *US, "check", "--json")
+    changed = here.command(*US, "run", "1", "--", *words, **standins)
+    assert json.loads(changed.stdout)
+    assert changed.returncode == 1, changed
