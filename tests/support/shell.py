@@ -1,4 +1,4 @@
-"""Real IPython shells in the test process, which show what a notebook would."""
+"""IPython shells in the test process, with the output that a notebook would show."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.machine import Cell
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What a shell adds, and to what.
+# The names that a shell adds to modules.
 ADDED: tuple[tuple[Any, str], ...] = (
     *((builtins, name) for name in ("__IPYTHON__", "display", "get_ipython")),
     *((sys, name) for name in ("ps1", "ps2", "ps3")),
@@ -32,35 +32,42 @@ ADDED: tuple[tuple[Any, str], ...] = (
 class Shell:
     """An IPython shell with the extension loaded, until `close`.
 
-    shell: the InteractiveShell, which IPython takes for the only one until the next is made or
-        runs a cell.
-    is_notebook: it says of itself that somebody sits in front of a notebook.
+    Attributes:
+        shell: The InteractiveShell; it is IPython's global instance until another shell is created
+            or runs a cell.
+
+    Args:
+        is_notebook: Whether the shell accepts input, as the kernel of an open notebook does.
     """
 
     def __init__(self, *, is_notebook: bool = False) -> None:
         self._before = {(where, name): vars(where).get(name, ABSENT) for where, name in ADDED}
         self._main = sys.modules["__main__"]
-        # With the list itself: a test may have put another in its place, and have taken it back.
+        # A test may replace the list, so keep the list itself and its entries.
         self._path = sys.path, list(sys.path)
         self._instances = {kind: kind._instance for kind in Displaying._walk_mro()}
         config, kind = Config(), cast("Any", Displaying)
-        config.HistoryManager.enabled = False  # it has a thread and a database
-        config.Completer.use_jedi = False  # it makes a folder in the home of who runs the tests
+        config.HistoryManager.enabled = False  # avoids a thread and a database
+        config.Completer.use_jedi = False  # takes seconds to load, and writes to the home directory
         config.InteractiveShell.colors = "nocolor" if version_info[0] > 8 else "NoColor"
         self.shell: Any = kind(config=config)
         if is_notebook:
             self.shell.kernel = object()
             self.shell.get_parent = lambda: {"content": {"allow_stdin": True}}
-        self._be_the_only_one()
+        self._activate()
         self.shell.extension_manager.load_extension("reserve_gpu")
 
     def run(self, code: str) -> Cell:
-        """Run a cell to its end."""
-        self._be_the_only_one()
+        """Run a cell, and return its output."""
+        self._activate()
         self.shell.seen = []
         outputs = self.shell.display_pub.outputs
         outputs.clear()
-        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err, printed():
+        with (
+            redirect_stdout(StringIO()) as out,
+            redirect_stderr(StringIO()) as err,
+            print_warnings(),
+        ):
             result = self.shell.run_cell(code, store_history=True)
         error = result.error_before_exec or result.error_in_exec
         name = type(error).__name__ if error else None
@@ -68,14 +75,14 @@ class Shell:
         return Cell(out.getvalue(), err.getvalue(), name, self.shell.seen, values)
 
     def complete(self, text: str) -> list[str]:
-        """Return what Tab offers at the end of the text, as kernels ask for it."""
-        self._be_the_only_one()
-        with provisionalcompleter(), redirect_stderr(StringIO()), printed():
+        """Return the completions at the end of the text, as a kernel returns them."""
+        self._activate()
+        with provisionalcompleter(), redirect_stderr(StringIO()), print_warnings():
             raw = self.shell.Completer.completions(text, len(text))
             return [completion.text for completion in rectify_completions(text, raw)]
 
     def close(self) -> None:
-        """Take back what a shell leaves in the process that it runs in."""
+        """Undo the changes of the shell to this process."""
         self.shell.extension_manager.unload_extension("reserve_gpu")
         atexit.unregister(self.shell.atexit_operations)
         for kind, instance in self._instances.items():
@@ -89,8 +96,8 @@ class Shell:
             elif hasattr(where, name):
                 delattr(where, name)
 
-    def _be_the_only_one(self) -> None:
-        """Become what get_ipython() gives, and the module that cells run in."""
+    def _activate(self) -> None:
+        """Make this shell the result of get_ipython(), and its module the main module."""
         for kind in self._instances:
             kind._instance = self.shell
         sys.modules["__main__"] = self.shell.user_module
@@ -100,20 +107,20 @@ ABSENT = object()
 
 
 class Output(DisplayHook):
-    """Keep the value of a cell as a notebook is sent it: in all its forms."""
+    """Store the value of a cell with all its MIME types."""
 
     def write_output_prompt(self) -> None:
-        """Leave out `Out[1]:`."""
+        """Omit `Out[1]:`."""
 
     def write_format_data(self, format_dict: Any, md_dict: Any = None) -> None:
-        """Keep it among what was displayed."""
+        """Add the value to the outputs."""
         del md_dict
         publisher: Any = self.shell and self.shell.display_pub
         publisher.outputs.append({"data": format_dict})
 
 
 class Displaying(InteractiveShell):
-    """Keep what a notebook would be sent. seen: the lines of tracebacks."""
+    """A shell that stores its outputs, and the lines of tracebacks in `seen`."""
 
     displayhook_class = Output
     display_pub_class = CapturingDisplayPublisher
@@ -124,8 +131,8 @@ class Displaying(InteractiveShell):
 
 
 @contextmanager
-def printed() -> Iterator[None]:
-    """Print warnings as a notebook does; to pytest each is an error."""
+def print_warnings() -> Iterator[None]:
+    """Print warnings as a notebook does, instead of raising them as pytest does."""
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object

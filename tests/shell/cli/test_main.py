@@ -8,21 +8,27 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
+from reserve_gpu.commands.registry import COMMANDS
 
 if TYPE_CHECKING:
     from tests.support.commandline import CommandLine
     from tests.support.here import Here
 
 
-@pytest.mark.parametrize("words", ["", "run", "kernel", "kernel install"])
-def test_three_ways_to_show_the_help(typed: CommandLine, words: str) -> None:
-    """`help run`, `run -h` and `run --help` show the same, and `kernel start` is hidden."""
+@pytest.mark.parametrize(
+    "words", ["", "kernel", *(name for name, command in COMMANDS.items() if command.help)]
+)
+def test_help(here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """`--help`, `-h` and `help` show the same text, within 80 columns and without the driver."""
+    monkeypatch.setenv("COLUMNS", "80")
     done = typed(*words.split(), "--help")
     assert (done.code, done.stderr, done.argv) == (0, "", None)
     assert done.stdout.startswith("usage: reserve-gpu")
+    assert max(map(len, done.stdout.splitlines())) <= 80
     assert "kernel start" not in done.stdout
     for command in ([*words.split(), "-h"], ["help", *words.split()]):
         assert typed(*command) == done
+    assert here.calls() == []
 
 
 @pytest.mark.parametrize("words", ["run --wait --help", "run --help env"])

@@ -1,4 +1,4 @@
-"""What Tab offers behind %reserve_gpu, in real shells; in a kernel: test_kernels.py."""
+"""Completion of %reserve_gpu in IPython shells; for kernels, see tests/process/ipython."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import IPython
 import pytest
 from IPython.core.completer import provisionalcompleter
 
-from tests.support.shell import printed
+from tests.support.shell import print_warnings
 
 if TYPE_CHECKING:
     from tests.support.here import Here
@@ -23,39 +23,35 @@ OPTIONS = [
     *("--check", "--help"),
 ]
 DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
-# Before 8.6 IPython adds to what is offered Python's own names; ours are there anyway.
+# IPython before 8.6 mixes Python's names into the completions.
 IS_OLD = IPython.version_info < (8, 6)
 
 
-def shell_of(here: Here) -> Shell:
-    """Return a shell without Jedi, which knows Python alone and takes seconds to load."""
-    shell = here.shell()
-    shell.shell.Completer.use_jedi = False
-    return shell
-
-
-def offered(shell: Shell, line: str) -> list[str]:
-    """Return what the line may become by Tab, which says nothing besides."""
+def completed_lines(shell: Shell, line: str) -> list[str]:
+    """Return the lines that Tab offers, and check that nothing is printed."""
     output = StringIO()
-    with redirect_stdout(output), redirect_stderr(output), printed(), provisionalcompleter():
+    with (
+        redirect_stdout(output), redirect_stderr(output), print_warnings(), provisionalcompleter()
+    ):  # fmt: skip
         found = list(shell.shell.Completer.completions(line, len(line)))
     assert output.getvalue() == ""
-    return [line[: each.start] + each.text for each in found]
+    return [line[: completion.start] + completion.text for completion in found]
 
 
 @pytest.mark.parametrize("magic", ["%reserve_gpu", "reserve_gpu", "  %reserve_gpu"])
 def test_options(here: Here, magic: str) -> None:
-    """Tab offers all options, with the percent sign and without, and completes a begun one."""
-    shell = shell_of(here)
-    everything, wanted = offered(shell, f"{magic} --"), [f"{magic} {text}" for text in OPTIONS]
-    assert set(wanted) <= set(everything) if IS_OLD else wanted == everything
-    assert offered(shell, f"{magic} 0 --na") == [f"{magic} 0 --name"]
+    """Tab offers all options, with and without the percent sign, and completes a prefix."""
+    shell = here.shell()
+    found, options = completed_lines(shell, f"{magic} --"), [f"{magic} {text}" for text in OPTIONS]
+    assert set(options) <= set(found) if IS_OLD else options == found
+    assert completed_lines(shell, f"{magic} 0 --na") == [f"{magic} 0 --name"]
 
 
 CASES = [
     ("%reserve_gpu ", OPTIONS),
     ("%reserve_gpu 0,", []),
     ("%reserve_gpu 1 -", OPTIONS),
+    ("%reserve_gpu pri", []),
     ("%reserve_gpu -n ", ["1", "2", "4", "8"]),
     ("%reserve_gpu -n 2 ", OPTIONS[1:]),
     ("%reserve_gpu --note x --wait 1h --", [f for f in OPTIONS if f not in ("--note", "--wait")]),
@@ -63,13 +59,9 @@ CASES = [
     ("%reserve_gpu --note pri", []),
     ("%reserve_gpu --note ", []),
     ("%reserve_gpu --note=", []),
-    ("%reserve_gpu --name ", []),
-    ("%reserve_gpu pri", []),
     ("%reserve_gpu --memory ", ["4GB", "10GB", "20GB", "40GB", "50%"]),
-    ("%reserve_gpu --memory 1", ["10GB"]),
     ("%reserve_gpu --min-memory 8g", ["8GiB"]),
     ("%reserve_gpu --min-memory=1", ["--min-memory=16GiB"]),
-    ("%reserve_gpu --wait ", ["10m", "1h", "8h", "1d"]),
     ("%reserve_gpu --wait 1", ["10m", "1h", "1d"]),
     ("%reserve_gpu --wait --st", ["--status"]),
     ("%reserve_gpu --for ", ["1h", "4h", "8h", "1d"]),
@@ -81,82 +73,69 @@ CASES = [
 
 
 @pytest.mark.ipython
-@pytest.mark.skipif(
-    IS_OLD, reason="IPython before 8.6 mixes Python's own names into what it offers"
-)
-def test_what_is_offered(here: Here) -> None:
-    """Tab offers the options that are not given yet, and behind one that takes a value, values."""
-    shell = shell_of(here)
+@pytest.mark.skipif(IS_OLD, reason="IPython before 8.6 mixes Python's names into the completions")
+def test_completions(here: Here) -> None:
+    """Tab offers the options that are not given yet, and values after an option with a value."""
+    shell = here.shell()
     for line, texts in CASES:
         start = line[: max(line.rfind(" "), line.rfind("\n")) + 1]
-        assert offered(shell, line) == ([start + text for text in texts] or [line]), line
+        assert completed_lines(shell, line) == ([start + text for text in texts] or [line]), line
 
 
-@pytest.mark.skipif(IS_OLD, reason="IPython before 8.6 shows texts alone")
-def test_kinds(here: Here) -> None:
-    """Beside each text stands whether it is an option or a value."""
-    shell = shell_of(here)
-    for line, kind in (("%reserve_gpu --w", "option"), ("%reserve_gpu --wait ", "value")):
-        with provisionalcompleter():
-            found = list(shell.shell.Completer.completions(line, len(line)))
-        assert {each.type for each in found} == {kind}
+@pytest.mark.skipif(IS_OLD, reason="IPython before 8.6 has no types of completions")
+@pytest.mark.parametrize(
+    ("line", "kind"), [("%reserve_gpu --w", "option"), ("%reserve_gpu --wait ", "value")]
+)
+def test_type_of_a_completion(here: Here, line: str, kind: str) -> None:
+    with provisionalcompleter():
+        found = list(here.shell().shell.Completer.completions(line, len(line)))
+    assert {completion.type for completion in found} == {kind}
 
 
 @pytest.mark.ipython
-@pytest.mark.skipif(IS_OLD, reason="the matchers of IPython from 8.6 on")
-def test_nothing_else_is_offered(here: Here) -> None:
-    """Jedi, files and Python's names are not even asked on the magic's line."""
+@pytest.mark.skipif(IS_OLD, reason="IPython before 8.6 has other matchers")
+def test_only_the_magic_completes_its_line(here: Here) -> None:
+    """Jedi, files and Python's names do not complete the magic's line."""
     shell = here.shell()
     shell.shell.Completer.use_jedi = True
     (here.folder / "print_me").touch()
     shell.run("print_too = printed = 1")
     for line in ("%reserve_gpu pri", "%reserve_gpu --note pri", "x = 1\n%reserve_gpu --name pri"):
-        assert offered(shell, line) == [line]
+        assert completed_lines(shell, line) == [line]
 
 
 @pytest.mark.ipython
-@pytest.mark.skipif(not IS_OLD, reason="the way of IPython before 8.6")
+@pytest.mark.skipif(not IS_OLD, reason="for IPython before 8.6")
 def test_values_in_an_old_shell(here: Here) -> None:
-    """An old IPython offers values too, beside Python's own names."""
-    assert "%reserve_gpu --wait 10m" in offered(shell_of(here), "%reserve_gpu --wait 1")
+    """An old IPython also offers values, next to Python's names."""
+    assert "%reserve_gpu --wait 10m" in completed_lines(here.shell(), "%reserve_gpu --wait 1")
 
 
 @pytest.mark.parametrize(
-    ("before", "lines"),
+    ("before", "line"),
     [
-        (
-            "",
-            [
-                "reserve_gpu = --stat",
-                "reserve_gpus --stat",
-                "print('%reserve_gpu') --stat",
-                "%reserve_gpu --status --stat",
-            ],
-        ),
-        ("import reserve_gpu", ["reserve_gpu --stat"]),
-        ("%automagic off", ["reserve_gpu --stat"]),
-        ("%unload_ext reserve_gpu", ["%reserve_gpu --stat"]),
+        ("", "reserve_gpu = --stat"),
+        ("", "reserve_gpus --stat"),
+        ("", "print('%reserve_gpu') --stat"),
+        ("", "%reserve_gpu --status --stat"),
+        ("import reserve_gpu", "reserve_gpu --stat"),
+        ("%automagic off", "reserve_gpu --stat"),
+        ("%unload_ext reserve_gpu", "%reserve_gpu --stat"),
     ],
 )
-def test_what_is_not_the_magic(here: Here, before: str, lines: list[str]) -> None:
-    """No option is offered for Python that only looks like the magic, nor once that is unloaded."""
-    shell = shell_of(here)
+def test_other_code_is_not_completed(here: Here, before: str, line: str) -> None:
+    """No option is offered for Python code, for a given option, or after unloading."""
+    shell = here.shell()
     shell.run(before)
-    for line in lines:
-        assert not any(text.endswith("--status") for text in offered(shell, line)), line
-
-
-def test_loading_again_offers_nothing_twice(here: Here) -> None:
-    """An extension that was loaded again offers everything once."""
-    shell = shell_of(here)
-    shell.run("%reload_ext reserve_gpu")
-    assert offered(shell, "%reserve_gpu --stat").count("%reserve_gpu --status") == 1
+    assert not any(text.endswith("--status") for text in completed_lines(shell, line))
 
 
 @pytest.mark.ipython
-def test_tab_touches_nothing(here: Here) -> None:
-    """Tab asks no driver and takes no lock, so it answers at once where the driver hangs."""
+def test_completion_does_not_call_the_driver(here: Here) -> None:
+    """Completion calls no driver and takes no lock, and offers each option once after reloads."""
     here.add("delay nvmlInitWithFlags * 3600")
-    assert "%reserve_gpu --status" in offered(shell_of(here), "%reserve_gpu ")
+    shell = here.shell()
+    shell.run("%reload_ext reserve_gpu")
+    assert completed_lines(shell, "%reserve_gpu --stat").count("%reserve_gpu --status") == 1
     assert here.calls() == []
     assert not here.locks.exists()

@@ -1,4 +1,4 @@
-"""%reserve_gpu in real IPython shells, most of them in the test process."""
+"""The parser of %reserve_gpu."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from reserve_gpu.ipython.parser import magic_parser
 from reserve_gpu.model.requests import Request
 
 
-def test_an_empty_line_has_the_parsers_defaults() -> None:
-    """A bare line, which is not parsed, is the request that the parser makes of an empty line."""
+def test_no_arguments_are_the_default_request() -> None:
+    """The magic does not parse an empty line, so the parser's defaults equal its request."""
     assert request_options.to_request(magic_parser().parse_args([])) == (Request(), None)
