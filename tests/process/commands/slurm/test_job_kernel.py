@@ -1,4 +1,4 @@
-"""Which process ends with its reservation, because its job was started for it alone."""
+"""Only the kernel for which a Slurm job was started ends with its reservation."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from reserve_gpu.system import procfs, settings
 from tests.support.locked import held
 from tests.support.machine import LIMIT_S
 from tests.support.processes import US, is_running, wait_for
+from tests.support.slurm_kernels import TcpKernel
 
 if TYPE_CHECKING:
     from tests.support.here import Here
     from tests.support.machine import Machine
-from tests.support.slurm_strangers import PlainKernel
 
 pytest.importorskip("ipykernel.kernelspec")
-JOB = {"SLURM_JOB_ID": "4711"}
-# It runs without the kernel's CUDA_VISIBLE_DEVICES, because the kernel has GPU0.
+
 SCRIPT = """
 import os, time, reserve_gpu
 reserve_gpu.reserve(for_=1)
 while reserve_gpu.current():
     time.sleep(0.05)
-print("goes on")
+print("continued")
 """
-RUN = """
+# Runs the script without the kernel's CUDA_VISIBLE_DEVICES, because the kernel has GPU0.
+RUN_SCRIPT = """
 import os, subprocess, sys
 environ = {name: os.environ[name] for name in os.environ if name != "CUDA_VISIBLE_DEVICES"}
 done = subprocess.run([sys.executable, "script.py"], env=environ, stdout=subprocess.PIPE, text=True)
@@ -37,46 +37,45 @@ print(done.returncode, done.stdout)
 """
 
 
-def test_a_script_of_a_jobs_kernel_goes_on(machine: Machine) -> None:
-    """A script that a job's kernel has started releases its GPU at the end, and goes on."""
+def test_script_in_a_job_continues_after_its_reservation(machine: Machine) -> None:
+    """A script that the job's kernel has started releases its GPU at the end time."""
     machine.write("gpu\ngpu")
     (machine.folder / "script.py").write_text(SCRIPT)
-    with closing(PlainKernel(machine, TEST_JOB="4711")) as kernel:
-        assert kernel.run(RUN).stdout.split() == ["0", "goes", "on"]
+    with closing(TcpKernel(machine, TEST_JOB="4711")) as kernel:
+        assert kernel.run(RUN_SCRIPT).stdout.split() == ["0", "continued"]
 
 
-def test_a_jobs_kernel_ends_with_its_reservation(machine: Machine) -> None:
-    """The kernel itself ends with its reservation, and its job with it."""
-    with closing(PlainKernel(machine, None, "--for", "10s", TEST_JOB="4711")) as kernel:
+def test_kernel_of_a_job_ends_with_its_reservation(machine: Machine) -> None:
+    with closing(TcpKernel(machine, None, "--for", "10s", TEST_JOB="4711")) as kernel:
         assert kernel.process.wait(LIMIT_S) == 1
 
 
 @pytest.mark.parametrize(
     "inherited", ["1", "own pid", "of its parent", "by its parent", "999999 7"]
 )
-def test_an_inherited_variable_ends_no_process(here: Here, inherited: str) -> None:
-    """A process that only inherits the variable releases its GPU at the end, and goes on."""
+def test_inherited_variable_ends_no_process(here: Here, inherited: str) -> None:
+    """A process that only inherits the variable releases its GPU at the end, and continues."""
     parent = procfs.stamp(os.getpid())
     values = {"of its parent": parent, "by its parent": f"{settings.STARTED_BY}{parent}"}
-    with here.child(**JOB) as child:
-        own = f"{child.pid} 1"  # of an earlier process with its pid
+    with here.child(SLURM_JOB_ID="4711") as child:
+        own = f"{child.pid} 1"  # the pid, with the start time of an earlier process
         value = own if inherited == "own pid" else values.get(inherited, inherited)
         child.run(f"os.environ[{settings.JOB_KERNEL!r}] = {value!r}")
         child.run("reserve_gpu.reserve(for_=1)")
         wait_for(lambda: not held(here), 0.05)
         child.run("reserve_gpu.current()")
         child.run("import threading")
-        names = child.run("[each.name for each in threading.enumerate()]").value
+        names = child.run("[thread.name for thread in threading.enumerate()]").value
         assert "reserve_gpu end" not in names
         assert is_running(child.pid)
 
 
-@pytest.mark.parametrize("by", [settings.STARTED_BY, ""])
-def test_a_nested_kernel_is_not_the_one_of_the_job(machine: Machine, by: str) -> None:
-    """A kernel takes the job's mark from the job alone, and not from another kernel."""
-    mark = f"{by}{procfs.stamp(os.getpid())}"
+@pytest.mark.parametrize("prefix", [settings.STARTED_BY, ""])
+def test_nested_kernel_is_not_the_kernel_of_the_job(machine: Machine, prefix: str) -> None:
+    """A kernel takes the mark of the job from the job, and not from another kernel."""
+    mark = f"{prefix}{procfs.stamp(os.getpid())}"
     code = f"import os; print(os.getpid(), os.environ[{settings.JOB_KERNEL!r}])"
     line = (*US, "kernel", "start", "--", sys.executable, "-c", code)
     pid, marked = machine.command(*line, **{settings.JOB_KERNEL: mark}).stdout.split(" ", 1)
-    assert (marked.partition(" ")[0] == pid) == bool(by)
-    assert (marked.strip() == mark) == (not by)
+    assert (marked.partition(" ")[0] == pid) == bool(prefix)
+    assert (marked.strip() == mark) == (not prefix)

@@ -1,0 +1,56 @@
+"""The messages of `kernel install --slurm` and of the relay."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from syrupy.assertion import SnapshotAssertion
+
+    from tests.support.commandline import CommandLine
+    from tests.support.here import Here
+
+MISTAKES = [
+    *("--slurm --hosts lab", "-- -p gpu", "--slurm --wait 1h", "--slurm nonsense"),
+    *("--slurm --memory much", "--slurm --for soon"),
+]
+
+
+def test_refused_options(srun: str, typed: CommandLine, snapshot: SnapshotAssertion) -> None:
+    lines = (
+        f"{words}\n    {typed('kernel', 'install', *words.split()).stderr}" for words in MISTAKES
+    )
+    assert "".join(lines) == snapshot
+
+
+def test_installed(srun: str, here: Here, typed: CommandLine, snapshot: SnapshotAssertion) -> None:
+    done = typed("kernel", "install", "--slurm", "--prefix", ".", "--note", "thesis")
+    assert done.stdout.replace(str(here.folder), "FOLDER") == snapshot
+
+
+def test_without_srun(here: Here, typed: CommandLine, snapshot: SnapshotAssertion) -> None:
+    os.environ["PATH"] = str(here.folder / "none")
+    assert typed("kernel", "install", "--slurm", "--prefix", ".").stderr == snapshot
+
+
+@pytest.mark.parametrize(
+    ("content", "command"),
+    [
+        pytest.param(None, ["--", "srun"], id="no connection file"),
+        pytest.param("", ["--", "srun"], id="invalid connection file"),
+        pytest.param("{}", [], id="no command"),
+    ],
+)
+def test_relay(
+    content: str | None,
+    command: list[str],
+    here: Here,
+    typed: CommandLine,
+    snapshot: SnapshotAssertion,
+) -> None:
+    if content is not None:
+        (here.folder / "file.json").write_text(content)
+    assert typed("kernel", "slurm", "-f", "file.json", *command).stderr == snapshot
