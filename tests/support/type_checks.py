@@ -1,4 +1,4 @@
-"""Helpers of tests: types."""
+"""Run mypy on a user's program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def assert_mypy_sees(code: str, folder: Path) -> None:
-    """Let mypy --strict find the lines with a comment, which names the error, and no other."""
+    """Check that mypy --strict reports the lines with a comment, which is the error's code."""
     (folder / "user.py").write_text(code)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "user.py"],

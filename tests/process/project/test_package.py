@@ -1,4 +1,4 @@
-"""The package as a whole: the names that it exports, and what importing it does and loads."""
+"""Imports are fast and have no side effects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import reserve_gpu
 if TYPE_CHECKING:
     from tests.support.machine import Machine
 
-# Programs, and modules that need Jupyter's packages or those of an extra.
+# Programs, and modules that need Jupyter or an extra.
 NOT_IMPORTED = re.compile(r"__main__|\.dask|\.check\.(probes|frameworks)|provisioner|\.slurm\.")
 IMPORTS = """
 import os, sys, threading
@@ -39,8 +39,8 @@ print(*{name.split('.')[0] for name in set(sys.modules) - before})
 
 
 @pytest.mark.promise
-def test_nothing_happens_at_import(machine: Machine) -> None:
-    """Importing the modules opens no other file, starts nothing, and sets no variable."""
+def test_import_has_no_side_effects(machine: Machine) -> None:
+    """Importing the modules opens no other file, starts no process, and sets no variable."""
     found = pkgutil.walk_packages(reserve_gpu.__path__, "reserve_gpu.")
     names = [module.name for module in found if not NOT_IMPORTED.search(module.name)]
     done = machine.python(IMPORTS.replace("MODULES", ", ".join(names)))
@@ -66,8 +66,8 @@ NOT_NEEDED |= {"reserve_gpu.render.pictures", "reserve_gpu.render.progress"}
 
 
 @pytest.mark.promise
-def test_a_reservation_loads_what_it_needs(machine: Machine) -> None:
-    """A script that gets a GPU at once loads no slow module."""
+def test_reservation_loads_no_slow_module(machine: Machine) -> None:
+    """A script that reserves a free GPU does not load the modules of other features."""
     done = machine.python(RESERVES)
     assert done.stderr == ""
     modules = set(done.stdout.split())
@@ -87,8 +87,8 @@ except reserve_gpu.NoFreeDeviceError as error:
 """
 
 
-def test_a_refusal_that_is_not_displayed_loads_no_display(machine: Machine) -> None:
-    """A script that only catches a refusal does not load the modules that draw the GPU table."""
+def test_caught_refusal_loads_no_display(machine: Machine) -> None:
+    """The modules that draw the table of GPUs are loaded when the error is displayed."""
     machine.write("gpu\n used 6000\n")
     done = machine.python(IGNORES_REFUSAL)
     assert (done.stdout.split(), done.stderr) == (["False", "True"], "")
@@ -106,6 +106,6 @@ for name, module in [*sys.modules.items()]:
 """
 
 
-def test_a_reservation_compiles_no_annotations(machine: Machine) -> None:
-    """No module of a reservation with a NamedTuple defers annotations, which would compile them."""
+def test_reservation_compiles_no_annotations(machine: Machine) -> None:
+    """No module with a NamedTuple defers annotations, because NamedTuple would compile them."""
     assert machine.python(DEFERRED).stdout.split() == []

@@ -1,4 +1,4 @@
-"""docs/processes.md: what it says to type is typed, with a stand-in for what needs a GPU."""
+"""The recipes of docs/processes.md run, with stand-ins for programs that need a GPU."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ with open("log", "a") as log:
 
 
 def block(language: str, word: str) -> str:
-    """Return the one block of the page in that language with that word."""
+    """Return the only block of the page in a language that contains a word."""
     (found,) = (text for each, text in BLOCKS if each == language and word in text)
     return str(found)
 
 
-def typed(here: Here, line: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Type a line of the page, in a shell that finds `reserve-gpu` and `python`."""
+def run_line(here: Here, line: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of the page in a shell that finds `reserve-gpu` and `python`."""
     folder = here.folder / "bin"
     folder.mkdir(exist_ok=True)
     for name, words in (("reserve-gpu", US), ("python", (sys.executable,))):
@@ -43,44 +43,44 @@ def typed(here: Here, line: str, **extra: str) -> subprocess.CompletedProcess[st
     return here.command("sh", "-c", line, PATH=path, **extra)
 
 
-def log(here: Here) -> list[str]:
-    """Return the GPUs that the runs of train.py have had."""
+def logged_gpus(here: Here) -> list[str]:
+    """Return the GPU of each run of train.py."""
     return sorted((here.folder / "log").read_text().split())
 
 
 @pytest.mark.skipif(not program("make"), reason="needs make")
 def test_make(here: Here) -> None:
-    """Each run has one of the two GPUs, and all are done."""
+    """Each run has one of the two GPUs, and all succeed."""
     (here.folder / "train.py").write_text(TRAIN)
     (here.folder / "Makefile").write_text(block("make", "reserve-gpu run"))
     for number in range(3):
         (here.folder / f"{number}.yaml").touch()
-    done = typed(here, "make -s -j 3 all")
+    done = run_line(here, "make -s -j 3 all")
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(log(here)) == 3
-    assert {*log(here)} <= {"0", "1"}
+    assert len(logged_gpus(here)) == 3
+    assert {*logged_gpus(here)} <= {"0", "1"}
 
 
 @pytest.mark.skipif(not program("parallel"), reason="needs GNU parallel")
 def test_parallel(here: Here) -> None:
-    """GNU parallel starts more runs than there are GPUs, and each gets one."""
+    """GNU parallel starts more runs than there are GPUs, and each run gets a GPU."""
     (here.folder / "train.py").write_text(TRAIN)
-    done = typed(here, block("sh", "parallel"))
+    done = run_line(here, block("sh", "parallel"))
     assert done.returncode == 0, done.stderr
-    assert len(log(here)) == 3
+    assert len(logged_gpus(here)) == 3
 
 
 @pytest.mark.parametrize(
-    "way", ["multiprocessing", pytest.param("joblib", marks=pytest.mark.needs("recipes"))]
+    "library", ["multiprocessing", pytest.param("joblib", marks=pytest.mark.needs("recipes"))]
 )
-def test_a_pool(here: Here, way: str) -> None:
-    """Each worker has a GPU of its own, the same for each of its tasks."""
+def test_pool(here: Here, library: str) -> None:
+    """Each worker keeps its own GPU for all of its tasks."""
     script = (
         block("python", "with Pool(4)")
         .replace("import torch\n\n    ...", TASK)
         .replace("Pool(4)", "Pool(2)")
     )
-    if way == "joblib":
+    if library == "joblib":
         last = script.index("    with Pool")
         script = (
             f"from joblib import Parallel, delayed\n{script[:last]}    rates = [0.1, 0.01, 0.001]\n"
@@ -92,7 +92,7 @@ def test_a_pool(here: Here, way: str) -> None:
     assert done.returncode == 0, done.stderr
     lines = (here.folder / "log").read_text().splitlines()
     assert len(lines) == 3
-    assert len({*lines}) == len({line.split()[0] for line in lines})  # one GPU a worker
+    assert len({*lines}) == len({line.split()[0] for line in lines})  # one GPU per worker
     assert held(here) == []
 
 
@@ -102,7 +102,7 @@ TASK = """import os
 
 
 def joblib_line() -> str:
-    """Return what the page says for joblib."""
+    """Return the line for joblib on the page."""
     (line,) = re.findall(r"`(Parallel\(.*?)`", PAGE)
     return str(line)
 
@@ -115,33 +115,33 @@ def joblib_line() -> str:
         ("clearml", "clearml-agent", ["daemon", "--queue", "gpu", "--foreground", "--gpus", "0"]),
     ],
 )
-def test_a_program_behind_it(here: Here, word: str, name: str, expected: list[str]) -> None:
-    """The program gets just these words: Docker with the double quotes that it wants."""
+def test_arguments_of_other_programs(here: Here, word: str, name: str, expected: list[str]) -> None:
+    """The program gets the arguments of the page; Docker gets the double quotes that it needs."""
     folder = here.folder / "bin"
     folder.mkdir()
     (folder / name).write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (folder / name).chmod(0o755)
-    done = typed(here, block("sh", word))
+    done = run_line(here, block("sh", word))
     assert done.stdout.splitlines()[: len(expected)] == expected
 
 
-def test_processes_of_one_study(here: Here) -> None:
-    """More processes than there are GPUs: each has one, and all are done."""
+def test_processes_of_a_study(here: Here) -> None:
+    """There are more processes than GPUs; each process gets a GPU, and all succeed."""
     (here.folder / "study.py").write_text(TRAIN)
-    done = typed(here, block("sh", "study.py"))
+    done = run_line(here, block("sh", "study.py"))
     assert done.returncode == 0
-    assert len(log(here)) == 4
+    assert len(logged_gpus(here)) == 4
 
 
-def test_a_run_that_has_begun(here: Here) -> None:
-    """The GPU is reserved until that process ends, though it is busy."""
+def test_running_process(here: Here) -> None:
+    """A busy GPU is reserved until a running process ends."""
     with here.child() as child:
         line = block("sh", "tail --pid").replace("4321", str(child.pid))
         here.use("two")
         here.write(
             here.scenario.read_text().replace("gpu\n", f"gpu\n  compute {child.pid} 1000\n", 1)
         )
-        typed(here, line.replace(" &", " >said 2>&1 &"))
+        run_line(here, line.replace(" &", " >output 2>&1 &"))
         wait_for(lambda: held(here))
         child.kill()
         wait_for(lambda: not held(here))

@@ -1,14 +1,16 @@
-"""The package as a whole: the names that it exports, and what importing it does and loads."""
+"""The public names of the package, its folders, and its entry point."""
 
 from __future__ import annotations
 
 import inspect
 import pkgutil
 import re
+from importlib import import_module
 
 import reserve_gpu
 from reserve_gpu import public
 from tests.support.machine import ROOT
+from tests.support.packaging import modules
 
 EXTENSION = ROOT / "labextension" / "jupyterlab_reserve_gpu"
 
@@ -22,11 +24,11 @@ def test_every_exported_name_exists() -> None:
 
 def test_no_module_hides_an_exported_name() -> None:
     """No top-level module has an exported name, because importing it would replace that name."""
-    modules = {module.name for module in pkgutil.iter_modules(reserve_gpu.__path__)}
-    assert not modules & set(reserve_gpu.__all__)
+    names = {module.name for module in pkgutil.iter_modules(reserve_gpu.__path__)}
+    assert not names & set(reserve_gpu.__all__)
 
 
-def test_the_extension_uses_public_functions() -> None:
+def test_extension_uses_only_public_functions() -> None:
     """The JupyterLab extension calls all of `public` except `html`, and only exported names."""
     text = "\n".join(path.read_text() for path in EXTENSION.glob("*.py"))
     functions = {
@@ -36,3 +38,15 @@ def test_the_extension_uses_public_functions() -> None:
     }
     assert set(re.findall(r"\bpublic\.(\w+)", text)) == functions - {"html"}  # for other programs
     assert set(re.findall(r"\breserve_gpu\.(\w+)", text)) <= set(reserve_gpu.__all__)
+
+
+def test_each_folder_of_modules_is_a_package() -> None:
+    """Setuptools leaves other folders out of the wheel."""
+    for name in modules():
+        assert (ROOT / name).with_name("__init__.py").exists(), name
+
+
+def test_entry_point_is_a_function() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    ((module, name),) = re.findall(r'^reserve-gpu = "(.+):(.+)"$', text, re.MULTILINE)
+    assert callable(getattr(import_module(module), name))

@@ -1,4 +1,4 @@
-"""What a type checker sees: of ours, every wrong call; of a user's, every wrong use of ours."""
+"""The types of the public names, as mypy checks them in a user's program."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.type_checks import assert_mypy_sees
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-from tests.support.type_checks import assert_mypy_sees
-
 pytestmark = [pytest.mark.full, pytest.mark.needs("lint")]
 
-# Each line with a comment is wrong, and no other one; the comment is what mypy calls it.
+# The lines with a comment are wrong; the comment is the code of mypy's error.
 USER = """\
 import reserve_gpu
 
@@ -45,6 +45,6 @@ reserve_gpu.status().rowss  # attr-defined
 """
 
 
-def test_a_users_mistakes(tmp_path: Path) -> None:
-    """With mypy --strict a misspelt name, or a wrong argument, of a public name is an error."""
+def test_misused_names_are_errors(tmp_path: Path) -> None:
+    """With mypy --strict, a misspelled name or a wrong argument is an error."""
     assert_mypy_sees(USER, tmp_path)

@@ -1,4 +1,4 @@
-"""The contracts of import-linter in pyproject.toml: each one finds an import that breaks it."""
+"""Each contract of import-linter in pyproject.toml forbids an import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.full, pytest.mark.needs("lint")]
 
 LINT = "from importlinter.cli import lint_imports_command as lint; lint()"
-# A contract, a file, and an import in it that the contract forbids.
+# For each contract, a file and an import that it forbids there.
 PLANTS = {
     "Modules import only from lower layers": (
         "reserve_gpu/locks/lock.py",
@@ -74,13 +74,13 @@ def contracts(folder: Path, state: str) -> set[str]:
 
 
 def test_all_contracts_are_kept(copy: Path) -> None:
-    """Every contract is kept, and each has a planted import below."""
+    """Every contract is kept, and PLANTS has an import for each."""
     assert contracts(copy, "KEPT") == PLANTS.keys()
 
 
 @pytest.mark.parametrize("contract", PLANTS)
-def test_a_wrong_import_breaks_its_contract(copy: Path, contract: str) -> None:
-    """An import that a contract forbids makes lint-imports fail and name that contract."""
+def test_forbidden_import_breaks_its_contract(copy: Path, contract: str) -> None:
+    """lint-imports fails and names the contract."""
     file, module = PLANTS[contract]
     with (copy / file).open("a") as source:
         source.write(f"\nimport {module}\n")
