@@ -1,4 +1,4 @@
-"""%reserve_gpu in real Jupyter kernels and notebooks."""
+"""%reserve_gpu in Jupyter kernels and notebooks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from tests.support.here import Two
     from tests.support.machine import Cell, Kernel
 
-# Here, as old ones set an environment variable when jupyter_client first imports them.
+# Old versions set an environment variable when jupyter_client first imports them.
 pytest.importorskip("ipykernel.kernelspec")
 
 START_CUDA = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
-LONG_S = 1000  # than any test takes
+HANG_S = 1000  # longer than any test
 
 
-def variables(kernel: Kernel) -> dict[str, str]:
+def read_variables(kernel: Kernel) -> dict[str, str]:
     """Return the CUDA variables of the kernel's process."""
     cell = kernel.run(
         "import os\nfor k in sorted(os.environ):\n  if k[:5] == 'CUDA_': print(k, os.environ[k])"
@@ -39,18 +39,14 @@ def variables(kernel: Kernel) -> dict[str, str]:
     return dict(line.partition(" ")[::2] for line in cell.stdout.splitlines())
 
 
-def visible(kernel: Kernel) -> str | None:
-    return variables(kernel).get("CUDA_VISIBLE_DEVICES")
-
-
-def has_no_traceback(cell: Cell) -> bool:
-    """Tell whether an error shows our lines alone: no frame, no file, no name of a class."""
-    text = "\n".join(cell.traceback)
+def shows_only_the_message(cell: Cell) -> bool:
+    """Return whether an error is one line, without frames, files or the name of its class."""
+    (text,) = cell.traceback
     return not any(sign in text for sign in ("Traceback", "File ", "---->", "Error:", "\x1b"))
 
 
-def messages(kernel: Kernel, cell: str) -> Iterator[tuple[str, Any]]:
-    """Return what the kernel publishes for a cell until that is done: the kind, and the content."""
+def published_messages(kernel: Kernel, cell: str) -> Iterator[tuple[str, Any]]:
+    """Yield the type and the content of each message that a kernel publishes for a cell."""
     while True:
         message = kernel.client.get_iopub_msg(timeout=LIMIT_S)
         if message["parent_header"].get("msg_id") == cell:
@@ -60,27 +56,27 @@ def messages(kernel: Kernel, cell: str) -> Iterator[tuple[str, Any]]:
                 return
 
 
-def status_of(kernel: Kernel, code: str) -> str:
-    """Return what the kernel replies to who has a cell run: `ok` or `error`."""
+def reply_status(kernel: Kernel, code: str) -> str:
+    """Run a cell, and return the status in the kernel's reply: `ok` or `error`."""
     reply: Any = kernel.client.execute(code, reply=True, stop_on_error=False, timeout=LIMIT_S)
     status: str = reply["content"]["status"]
     return status
 
 
-# -- two kernels that stay as they are -------------------------------------------------------------
+# -- two kernels -----------------------------------------------------------------------------------
 
 
-together = pytest.mark.xdist_group("two kernels")
+two_kernels = pytest.mark.xdist_group("two kernels")
 
 
 @pytest.mark.ipython
 @pytest.mark.promise
-@together
-def test_kernel_and_its_children_see_the_variables(two: Two) -> None:
-    """What is reserved is in the kernel's environment, in C's, and in that of what it starts."""
+@two_kernels
+def test_children_of_a_kernel_inherit_the_variables(two: Two) -> None:
+    """The variables are set for Python, for C libraries, and for child processes."""
     kernel = two.first
     assert kernel.run("%reserve_gpu 1").error is None
-    assert variables(kernel) == {
+    assert read_variables(kernel) == {
         "CUDA_DEVICE_MEMORY": "4038",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "1",
@@ -92,58 +88,56 @@ def test_kernel_and_its_children_see_the_variables(two: Two) -> None:
 
 
 @pytest.mark.promise
-@together
-def test_two_kernels_at_the_same_moment(two: Two) -> None:
-    """Two kernels that run the cell at the same moment never get the same GPU, in any round."""
-    two.machine.add("delay nvmlDeviceGetMemoryInfo_v2 * 0.02")  # time to be overtaken in
+@two_kernels
+def test_simultaneous_requests_get_different_gpus(two: Two) -> None:
+    two.machine.add("delay nvmlDeviceGetMemoryInfo_v2 * 0.02")  # makes the requests overlap
     kernels = (two.first, two.second)
     for _ in range(4):
         cells = [(kernel, kernel.start("%reserve_gpu")) for kernel in kernels]
         assert [kernel.finish(cell).error for kernel, cell in cells] == [None, None]
-        assert {visible(kernel) for kernel in kernels} == {"0", "1"}
+        visible = {read_variables(kernel)["CUDA_VISIBLE_DEVICES"] for kernel in kernels}
+        assert visible == {"0", "1"}
         cells = [(kernel, kernel.start("%reserve_gpu --release")) for kernel in kernels]
         assert [kernel.finish(cell).error for kernel, cell in cells] == [None, None]
 
 
 @pytest.mark.ipython
 @pytest.mark.promise
-@together
-def test_failure_shows_who_has_it(two: Two) -> None:
-    """A GPU that another kernel holds is said to be, with that kernel's notebook and pid."""
+@two_kernels
+def test_error_names_the_holder(two: Two) -> None:
+    """The error shows the notebook and the pid of another kernel that holds a GPU."""
     two.first.run("%reserve_gpu 0,1")
     cell = two.second.run("%reserve_gpu")
     assert cell.error == "NoFreeDeviceError"
-    assert has_no_traceback(cell)
-    assert cell.traceback == ["No free GPU: 2 reserved."]
+    assert shows_only_the_message(cell)
     assert of_gpu(cell.shown).startswith("reserved: ")
     assert f"train.ipynb (pid {two.first.pid})" in of_gpu(cell.shown)
 
 
 @pytest.mark.promise
-@together
+@two_kernels
 @pytest.mark.parametrize(
     "code",
     [
         "%reserve_gpu",
-        "%reserve_gpu --wait 0.01s",
         "%reserve_gpu nonsense",
         "import reserve_gpu; reserve_gpu.reserve()",
     ],
 )
-def test_who_runs_the_cell_is_told_that_it_failed(two: Two, code: str) -> None:
-    """However reserving fails, the reply says so: that is what stops `Run all` and nbclient."""
+def test_reply_to_a_failed_cell_is_an_error(two: Two, code: str) -> None:
+    """The status of the reply stops `Run all` and nbclient."""
     two.first.run("%reserve_gpu 0,1")
-    assert status_of(two.second, code) == "error"
-    assert status_of(two.second, "%reserve_gpu --release") == "ok"
+    assert reply_status(two.second, code) == "error"
+    assert reply_status(two.second, "%reserve_gpu --release") == "ok"
 
 
 @pytest.mark.ipython
 @pytest.mark.promise
-@together
+@two_kernels
 @pytest.mark.parametrize("code", ["%reserve_gpu --stat", "x = 1\nreserve_gpu --stat"])
-def test_tab(two: Two, code: str) -> None:
-    """A kernel answers a front end's request to complete, and takes nothing for it."""
-    two.first.run("get_ipython().Completer.use_jedi = False")  # which takes seconds to load
+def test_completion(two: Two, code: str) -> None:
+    """A kernel completes options, and reserves nothing."""
+    two.first.run("get_ipython().Completer.use_jedi = False")  # takes seconds to load
     reply: Any = two.first.client.complete(code, len(code), reply=True, timeout=LIMIT_S)
     content = reply["content"]
     assert content["status"] == "ok"
@@ -152,23 +146,23 @@ def test_tab(two: Two, code: str) -> None:
     assert held(two.machine) == []
 
 
-@together
-def test_a_wait_is_one_display(two: Two) -> None:
-    """A cell that waits has one display, updated in place and empty at the end, then the output."""
+@two_kernels
+def test_wait_updates_one_display(two: Two) -> None:
+    """A waiting cell updates one display, clears it at the end, and then prints its output."""
     two.first.run("%reserve_gpu 0 --note thesis")
     two.second.run("%reserve_gpu 1")
     cell = two.second.start("%reserve_gpu 0 --wait")
     shown = []
-    for kind, content in messages(two.second, cell):
+    for kind, content in published_messages(two.second, cell):
         shown.append((kind, content))
-        if sum("data" in content for _, content in shown) == 2:  # another second has come
+        if sum("data" in content for _, content in shown) == 2:  # after a second
             two.first.client.execute("%reserve_gpu --release")
     displays = [(kind, content) for kind, content in shown if "data" in content]
     assert displays[0][0] == "display_data"
     assert {kind for kind, _ in displays[1:]} == {"update_display_data"}
     assert len({content["transient"]["display_id"] for _, content in displays}) == 1
     texts = [content["data"]["text/plain"] for _, content in displays]
-    assert re.match(r"Waiting for GPU0: next in the queue, \d+ s so far\.\n", texts[0])
+    assert texts[0].startswith("Waiting")
     assert of_gpu(texts[0]).startswith("reserved: ")
     assert f"train.ipynb (pid {two.first.pid})" in texts[0]
     assert "thesis" in texts[0]
@@ -177,36 +171,35 @@ def test_a_wait_is_one_display(two: Two) -> None:
     assert kinds.index("stream") == len(displays)
     (output,) = [content["text"] for _, content in shown if content.get("name") == "stdout"]
     waited, released, reserving, *_ = output.splitlines()
-    assert re.match(r"Waited for \d+ s\.$", waited)
-    assert released == "Released GPU1."
-    assert reserving.startswith("Reserving GPU0: ")
+    assert re.search(r" \d+ s\b", waited)
+    assert "GPU1" in released
+    assert "GPU0" in reserving
 
 
-@together
-def test_a_wait_that_nobody_watches(two: Two) -> None:
-    """Where nobody could answer a question, as in nbclient, a wait is printed once."""
+@two_kernels
+def test_wait_without_a_reader_is_printed_once(two: Two) -> None:
+    """If the client accepts no input, as nbclient, the wait is one line instead of a display."""
     two.first.run("%reserve_gpu 0,1")
     cell = two.second.client.execute("%reserve_gpu --wait", allow_stdin=False)
     printed = ""
-    for kind, content in messages(two.second, cell):
+    for kind, content in published_messages(two.second, cell):
         assert "data" not in content
         if kind == "stream":
             printed += content["text"]
             two.first.client.execute("%reserve_gpu --release")
     waited, _, reserved = printed.partition("Reserving GPU0: ")
-    assert waited.startswith("Waiting for a GPU: next in the queue, ")
     assert of_gpu(waited).startswith("reserved: ")
-    assert waited.count("Waiting") == 1
+    assert printed.count("Waiting") == 1
     assert reserved
 
 
 @pytest.mark.ipython
 @pytest.mark.promise
-@together
-def test_interrupting_a_cell_that_waits(two: Two) -> None:
-    """Interrupting a waiting cell prints one line; nothing is held, nobody in the queue.
+@two_kernels
+def test_interrupted_wait(two: Two) -> None:
+    """An interrupt ends the wait without a traceback, and leaves neither lock nor queue entry.
 
-    It is an error to who runs the cell, as Run All has to stop, but none is shown.
+    The reply is an error, because `Run All` has to stop.
     """
     two.first.run("%reserve_gpu 0,1")
     cell = two.second.start("%reserve_gpu --wait")
@@ -217,28 +210,26 @@ def test_interrupting_a_cell_that_waits(two: Two) -> None:
     done = two.second.finish(cell)
     assert two.second.reply(cell)["ename"] == "WaitInterrupted"
     assert (done.error, done.traceback) == (None, [])
-    assert done.stdout == (
-        "Stopped waiting; nothing is reserved. No GPU is visible to this notebook.\n"
-        "Your place in the queue is kept for 2 min; the same request returns to it.\n"
-    )
+    assert "nothing is reserved" in done.stdout
+    assert "place in the queue is kept" in done.stdout
     assert done.values[-1]["text/plain"] == ""
     assert not queue(two.machine)
-    assert variables(two.second) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert read_variables(two.second) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
-@together
-def test_the_name_that_vs_code_tells_the_kernel(two: Two) -> None:
-    """A notebook's name that a kernel is told after it has reserved, as by VS Code, is shown."""
+@two_kernels
+def test_name_of_a_notebook_in_vs_code(two: Two) -> None:
+    """VS Code sets the name of the notebook after the reservation, and other users see it."""
     kernel = two.second
     kernel.run("%reserve_gpu")
-    look = (
+    read_names = (
         "import reserve_gpu; "
         "print([(h.notebook, h.record.who.cwd) for h in reserve_gpu.status().rows[0].holders])"
     )
-    assert two.first.run(look).stdout == f"{[(None, str(two.machine.folder))]}\n"
-    told = "__vsc_ipynb_file__ = '/home/bob/tune.ipynb'"
-    kernel.finish(kernel.client.execute(told, store_history=False))
-    assert two.first.run(look).stdout == f"{[('tune.ipynb', str(two.machine.folder))]}\n"
+    assert two.first.run(read_names).stdout == f"{[(None, str(two.machine.folder))]}\n"
+    set_name = "__vsc_ipynb_file__ = '/home/bob/tune.ipynb'"
+    kernel.finish(kernel.client.execute(set_name, store_history=False))
+    assert two.first.run(read_names).stdout == f"{[('tune.ipynb', str(two.machine.folder))]}\n"
     kernel.run("del __vsc_ipynb_file__")
 
 
@@ -248,7 +239,11 @@ def test_the_name_that_vs_code_tells_the_kernel(two: Two) -> None:
 class Started(NamedTuple):
     """A kernel that reserved GPU1 and GPU2 of three, and then started CUDA.
 
-    first: what its first reservation has shown. before: its variables then.
+    Attributes:
+        machine: The machine.
+        kernel: The kernel.
+        first: The output of the reservation.
+        before: The variables after the reservation.
     """
 
     machine: Here
@@ -259,62 +254,64 @@ class Started(NamedTuple):
 
 @pytest.fixture(scope="module")
 def started_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """Start the kernel once for all tests of the group."""
     machine = Here(tmp_path_factory.mktemp("started"))
     machine.write("gpu\ngpu\ngpu\n")
     with machine.kernel() as kernel:
         first = kernel.run("%reserve_gpu 1,2")
-        before = variables(kernel)
+        before = read_variables(kernel)
         assert kernel.run(START_CUDA).stdout == "0\n"
         yield Started(machine, kernel, first, before)
 
 
 @pytest.fixture
 def started(started_once: Started) -> Started:
-    """Return the same kernel again, which holds GPU1 and GPU2."""
+    """Return the kernel, holding GPU1 and GPU2."""
     assert started_once.kernel.run("%reserve_gpu 1,2").error is None
     assert held(started_once.machine) == [1, 2]
     return started_once
 
 
-one_cuda = pytest.mark.xdist_group("a kernel with CUDA")
+one_kernel = pytest.mark.xdist_group("a kernel with CUDA")
 
 
-@one_cuda
-@pytest.mark.parametrize("wish", ["", "1,2", "-n 2"])
-def test_cell_run_again(started: Started, wish: str) -> None:
-    """Once CUDA has started, the cell run again says the same and changes nothing."""
-    again = started.kernel.run(f"%reserve_gpu {wish}")
+@one_kernel
+@pytest.mark.parametrize("words", ["", "1,2", "-n 2"])
+def test_same_request_changes_nothing(started: Started, words: str) -> None:
+    """After CUDA has started, the same request prints the same and changes nothing."""
+    again = started.kernel.run(f"%reserve_gpu {words}")
     assert (again.stdout, again.stderr, again.error) == (started.first.stdout, "", None)
-    assert (variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
+    assert (read_variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
 
 
-@one_cuda
-def test_too_late_for_another(started: Started) -> None:
-    """Once CUDA has started, asking for another GPU fails without traceback; what is held stays."""
-    for wish in ("0", "0,1,2", "2,1"):
-        cell = started.kernel.run(f"%reserve_gpu {wish}")
+@one_kernel
+def test_other_gpu_is_refused_after_cuda_has_started(started: Started) -> None:
+    """The reservation stays, and the error suggests to restart the kernel."""
+    for words in ("0", "0,1,2", "2,1"):
+        cell = started.kernel.run(f"%reserve_gpu {words}")
         assert cell.error == "TooLateError"
-        assert has_no_traceback(cell)
-        assert "This kernel keeps GPU1 and GPU2." in cell.traceback[0]
+        assert shows_only_the_message(cell)
+        assert "GPU1 and GPU2" in cell.traceback[0]
         assert "estart the kernel" in cell.traceback[0]
-        assert (variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
+        assert (read_variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
 
 
-@one_cuda
-def test_less_once_cuda_has_started(started: Started) -> None:
-    """Once CUDA has started, asking for less keeps everything, and a warning says that it stays."""
+@one_kernel
+def test_smaller_request_keeps_all_after_cuda_has_started(started: Started) -> None:
+    """A warning names the GPU that stays reserved."""
     cell = started.kernel.run("%reserve_gpu 1")
     assert (cell.stdout, cell.error) == (started.first.stdout, None)
-    assert cell.shown.startswith("Warning: CUDA has started in this kernel and keeps using ")
-    assert cell.shown.endswith("GPU2 stays reserved as well.")
-    assert (variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
+    assert cell.shown.startswith("Warning: CUDA has started")
+    assert "GPU2" in cell.shown
+    assert (read_variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
 
 
-@one_cuda
-def test_taken_back(started: Started) -> None:
-    """What was released after CUDA has started can be had again, unless somebody else has it."""
+@one_kernel
+def test_released_gpus_can_be_reserved_again(started: Started) -> None:
+    """A released GPU can be reserved again after CUDA has started, if it is still free."""
     released = started.kernel.run("%reserve_gpu --release").stdout
-    assert released.startswith("Released GPU1 and GPU2.\nCUDA is still running in this kernel. ")
+    assert "GPU1 and GPU2" in released
+    assert "CUDA is still running" in released
     assert held(started.machine) == []
     with started.machine.child() as other:
         assert other.reserve("2").value == "2"
@@ -323,13 +320,14 @@ def test_taken_back(started: Started) -> None:
         assert f"(pid {other.pid})" in refused.shown
     cell = started.kernel.run("%reserve_gpu 1,2")
     assert (cell.stdout, cell.error) == (started.first.stdout, None)
-    assert (variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
+    assert (read_variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
 
 
-# -- the end of a kernel, and of a cell ------------------------------------------------------------
+# -- the end of kernels and cells ------------------------------------------------------------------
 
 
 def crash(kernel: Kernel) -> None:
+    """End the process of a kernel."""
     kernel.client.execute("import os; os._exit(1)")
     wait_for(lambda: not kernel.manager.is_alive())
 
@@ -343,7 +341,7 @@ def plain(tmp_path: Path) -> Here:
 @pytest.mark.ipython
 @pytest.mark.promise
 def test_gpu_is_free_when_the_kernel_ends(plain: Here) -> None:
-    """A kernel that crashes or is shut down frees its GPU at once."""
+    """A kernel that crashes or is shut down frees its GPU."""
     with plain.kernel() as kernel:
         kernel.run("%reserve_gpu")
         assert held(plain) == [0]
@@ -357,7 +355,7 @@ def test_gpu_is_free_when_the_kernel_ends(plain: Here) -> None:
 
 @pytest.mark.promise
 def test_gpu_is_free_when_children_outlive_the_kernel(plain: Here) -> None:
-    """A kernel that is killed with -9 frees its GPU although processes that it started live on."""
+    """A kernel that is killed with SIGKILL frees its GPU although its child processes survive."""
     start_children = """
 import os, subprocess, time
 pid = os.fork()
@@ -377,24 +375,25 @@ print(pid, subprocess.Popen(["sleep", "1000"], close_fds=False).pid)
 
 
 def has_called(machine: Here, function: str) -> bool:
+    """Return whether a driver function was called."""
     return any(call.startswith(function) for call in machine.calls())
 
 
-def test_interrupt_ends_a_call_that_hangs(plain: Here) -> None:
-    """Interrupting a cell that hangs in the driver ends it, and leaves nothing held or changed."""
+def test_interrupt_ends_a_hanging_driver_call(plain: Here) -> None:
+    """An interrupt ends the cell, and leaves no lock and no variable."""
     functions = [
-        "nvmlDeviceGetMemoryInfo_v2",  # when it is enumerated
-        "nvmlDeviceGetComputeRunningProcesses_v3",  # when it is read, with lock and mutex held
+        "nvmlDeviceGetMemoryInfo_v2",  # when the GPUs are listed
+        "nvmlDeviceGetComputeRunningProcesses_v3",  # when a locked GPU is read
     ]
     with plain.kernel() as kernel:
         for function in functions:
-            plain.write(f"gpu\ngpu\ndelay {function} * {LONG_S}")
+            plain.write(f"gpu\ngpu\ndelay {function} * {HANG_S}")
             plain.log.unlink(missing_ok=True)
             cell = kernel.start("%reserve_gpu")
             wait_for(partial(has_called, plain, function))
             kernel.manager.interrupt_kernel()
             assert kernel.finish(cell).error == "KeyboardInterrupt"
-            assert variables(kernel) == {}
+            assert read_variables(kernel) == {}
             assert held(plain) == []
             plain.write("gpu\ngpu")
             with plain.child() as child:
@@ -402,17 +401,14 @@ def test_interrupt_ends_a_call_that_hangs(plain: Here) -> None:
 
 
 @pytest.mark.parametrize("line", ["%reserve_gpu", "%reserve_gpu --status"])
-def test_a_driver_that_hangs_is_told(plain: Here, line: str) -> None:
-    """After 2 s the cell says that it waits for the driver, each second, and then nothing of it."""
+def test_hanging_driver_is_reported(plain: Here, line: str) -> None:
+    """After 2 s, a display names the driver call, until the call returns."""
     plain.write("gpu\ndelay-first nvmlDeviceGetMemoryInfo_v2 * 3.5")
     with plain.kernel() as kernel:
         cell = kernel.start(line)
-        shown = [content for _, content in messages(kernel, cell) if "data" in content]
+        shown = [content for _, content in published_messages(kernel, cell) if "data" in content]
     texts = [content["data"]["text/plain"] for content in shown]
-    first, *_ = texts
-    assert re.match(
-        r"Still waiting for the NVIDIA driver after \d s \(nvmlDeviceGetMemoryInfo\w*\)\.$", first
-    )
+    assert "nvmlDeviceGetMemoryInfo" in texts[0]
     assert "" in texts
 
 
@@ -421,9 +417,9 @@ def test_a_driver_that_hangs_is_told(plain: Here, line: str) -> None:
 
 @pytest.mark.ipython
 @pytest.mark.promise
-@pytest.mark.xdist_group("nbclient")  # nbformat takes seconds to load where JupyterLab is, too
-def test_notebook_runs_with_its_gpu_up_to_a_failure(here: Here) -> None:
-    """A notebook that reserves a GPU is run with it by nbclient, up to a cell that gets none."""
+@pytest.mark.xdist_group("nbclient")  # nbformat takes seconds to load next to JupyterLab
+def test_notebook_stops_at_a_failed_request(here: Here) -> None:
+    """Nbclient runs a notebook with its GPU, up to a request that fails."""
     import nbformat
     from nbclient.client import NotebookClient
     from nbclient.exceptions import CellExecutionError
@@ -433,14 +429,14 @@ def test_notebook_runs_with_its_gpu_up_to_a_failure(here: Here) -> None:
         "%reserve_gpu 1",
         "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])",
         "%reserve_gpu 7",
-        "print('went on')",
+        "print('continued')",
     ]
     cells = [nbformat.v4.new_code_cell(code) for code in codes]  # type: ignore[no-untyped-call]
     notebook = nbformat.v4.new_notebook(cells=cells)  # type: ignore[no-untyped-call]
     with pytest.raises(CellExecutionError):
         NotebookClient(notebook, kernel_name="python3", timeout=LIMIT_S).execute()
     _, reserved, shown, failed, unreached = [cell["outputs"] for cell in cells]
-    assert reserved[0]["text"].startswith("Reserving GPU1: 0000:02:00.0 16x GeForce")
+    assert "GPU1" in reserved[0]["text"]
     assert shown[0]["text"] == "1\n"
-    assert "There is no GPU7" in failed[0]["text"]
+    assert "GPU7" in failed[0]["text"]
     assert unreached == []

@@ -1,4 +1,4 @@
-"""What a process holds outlives a reload of the package's modules, as by %autoreload."""
+"""A reservation survives a reload of the package's modules, for example by %autoreload."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ FORK = """
 child = os.fork()
 if not child:
     os._exit(bool(reserve_gpu.current()))
-print("the child says", os.waitpid(child, 0)[1])
+print("status of the child", os.waitpid(child, 0)[1])
 """
 
 
 @pytest.mark.full
-def test_a_reload_of_every_module(machine: Machine) -> None:
-    """After a reload the reservation is said again and released; the next is closed in a fork."""
+def test_reload_of_every_module(machine: Machine) -> None:
+    """After a reload, the reservation is known, can be released, and is closed in a fork."""
     shutil.copytree(ROOT / "reserve_gpu", machine.folder / "changing" / "reserve_gpu")
     done = machine.ipython(
         "%load_ext autoreload\n%autoreload 2",
         "%reserve_gpu 1",
-        "%autoreload",  # notes how old the files of the modules are
+        "%autoreload",  # records the modification times of the modules
         CHANGE_ALL,
         "%autoreload",
         "import reserve_gpu.reservation.session as s; print('changed', s.changed)",
@@ -43,10 +43,10 @@ def test_a_reload_of_every_module(machine: Machine) -> None:
         FORK,
         PYTHONPATH=str(machine.folder / "changing"),
     )
-    words = [line for line in done.stdout.splitlines() if not line.startswith("CUDA_")]
-    reserved = [line.partition(":")[0] for line in words if line.startswith("Reserving")]
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("CUDA_")]
+    reserved = [line.partition(":")[0] for line in lines if line.startswith("Reserving")]
     assert reserved == ["Reserving GPU1", "Reserving GPU1", "Reserving GPU0"], done
-    assert "Released GPU1." in words
-    assert "changed True" in words
-    assert "the child says 0" in words
+    assert "Released GPU1." in lines
+    assert "changed True" in lines
+    assert "status of the child 0" in lines
     assert not done.stderr
