@@ -120,6 +120,10 @@ class Histories:
         page.write([*entries])
         return page
 
+    def size(self) -> int:
+        """Return the number of bytes in all files."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
     def give(self, uid: int | None) -> None:
         """Make a user the owner of a folder and of the files in it."""
         if uid is not None and uid != os.geteuid():

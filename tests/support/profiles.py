@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.machine import ROOT
 
+CONFIG_FILE = ".ipython/profile_default/ipython_config.py"  # below the home directory
 OWN_LINE = b"get_config().InteractiveShellApp.extensions.append('reserve_gpu')\n"
 # The lines that version 2.0.0 added to a file that it created.
 OLD_BLOCK = b"""\
@@ -36,7 +37,7 @@ class Home(NamedTuple):
     @property
     def config(self) -> Path:
         """The configuration file of the default profile."""
-        return self.path / ".ipython" / "profile_default" / "ipython_config.py"
+        return self.path / CONFIG_FILE
 
     def write(self, data: bytes, name: str = "ipython_config.py") -> Path:
         """Write a file of the profile, and return its path."""

@@ -217,22 +217,6 @@ def test_interrupted_wait(two: Two) -> None:
     assert read_variables(two.second) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
-@two_kernels
-def test_name_of_a_notebook_in_vs_code(two: Two) -> None:
-    """VS Code sets the name of the notebook after the reservation, and other users see it."""
-    kernel = two.second
-    kernel.run("%reserve_gpu")
-    read_names = (
-        "import reserve_gpu; "
-        "print([(h.notebook, h.record.who.cwd) for h in reserve_gpu.status().rows[0].holders])"
-    )
-    assert two.first.run(read_names).stdout == f"{[(None, str(two.machine.folder))]}\n"
-    set_name = "__vsc_ipynb_file__ = '/home/bob/tune.ipynb'"
-    kernel.finish(kernel.client.execute(set_name, store_history=False))
-    assert two.first.run(read_names).stdout == f"{[('tune.ipynb', str(two.machine.folder))]}\n"
-    kernel.run("del __vsc_ipynb_file__")
-
-
 # -- a kernel in which CUDA has started ------------------------------------------------------------
 
 

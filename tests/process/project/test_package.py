@@ -92,20 +92,3 @@ def test_caught_refusal_loads_no_display(machine: Machine) -> None:
     machine.write("gpu\n used 6000\n")
     done = machine.python(IGNORES_REFUSAL)
     assert (done.stdout.split(), done.stderr) == (["False", "True"], "")
-
-
-DEFERRED = """
-import __future__, sys
-import reserve_gpu
-reserve_gpu.reserve()
-for name, module in [*sys.modules.items()]:
-    is_deferred = getattr(module, 'annotations', None) is __future__.annotations
-    if name.startswith('reserve_gpu.') and is_deferred:
-        kinds = [kind for kind in vars(module).values() if isinstance(kind, type)]
-        print(*[kind for kind in kinds if kind.__module__ == name and hasattr(kind, '_fields')])
-"""
-
-
-def test_reservation_compiles_no_annotations(machine: Machine) -> None:
-    """No module with a NamedTuple defers annotations, because NamedTuple would compile them."""
-    assert machine.python(DEFERRED).stdout.split() == []

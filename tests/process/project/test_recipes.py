@@ -61,13 +61,22 @@ def test_make(here: Here) -> None:
     assert {*logged_gpus(here)} <= {"0", "1"}
 
 
-@pytest.mark.skipif(not program("parallel"), reason="needs GNU parallel")
-def test_parallel(here: Here) -> None:
-    """GNU parallel starts more runs than there are GPUs, and each run gets a GPU."""
-    (here.folder / "train.py").write_text(TRAIN)
-    done = run_line(here, block("sh", "parallel"))
+@pytest.mark.parametrize(
+    ("word", "script", "count"),
+    [
+        pytest.param(
+            "parallel", "train.py", 3,
+            marks=pytest.mark.skipif(not program("parallel"), reason="needs GNU parallel"),
+        ),
+        ("study.py", "study.py", 4),
+    ],
+)  # fmt: skip
+def test_more_runs_than_gpus(here: Here, word: str, script: str, count: int) -> None:
+    """Each run gets a GPU, and all succeed."""
+    (here.folder / script).write_text(TRAIN)
+    done = run_line(here, block("sh", word))
     assert done.returncode == 0, done.stderr
-    assert len(logged_gpus(here)) == 3
+    assert len(logged_gpus(here)) == count
 
 
 @pytest.mark.parametrize(
@@ -123,14 +132,6 @@ def test_arguments_of_other_programs(here: Here, word: str, name: str, expected:
     (folder / name).chmod(0o755)
     done = run_line(here, block("sh", word))
     assert done.stdout.splitlines()[: len(expected)] == expected
-
-
-def test_processes_of_a_study(here: Here) -> None:
-    """There are more processes than GPUs; each process gets a GPU, and all succeed."""
-    (here.folder / "study.py").write_text(TRAIN)
-    done = run_line(here, block("sh", "study.py"))
-    assert done.returncode == 0
-    assert len(logged_gpus(here)) == 4
 
 
 def test_running_process(here: Here) -> None:

@@ -73,23 +73,6 @@ def test_signal_dispositions_are_unchanged(here: Here, before: tuple[str, ...]) 
     assert here.command(*before, *US, "run", "--", *show).stdout == expected
 
 
-@pytest.mark.parametrize("number", ["INT", "PIPE"])
-def test_command_ends_by_a_signal(here: Here, number: str) -> None:
-    """A signal ends the command, even SIGPIPE, which Python ignores."""
-    done = run_command(here, "--", "sh", "-c", f"kill -{number} $$; sleep 1")
-    assert done.returncode == -getattr(signal, f"SIG{number}")
-    assert held(here) == []
-
-
-def test_stopped_command_keeps_its_gpu(here: Here) -> None:
-    with start_python(here) as child:
-        child.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-        assert held(here) == [0]
-        child.process.send_signal(signal.SIGCONT)
-        assert child.run("1 + 1").value == 2
-
-
 def test_script_that_opens_low_descriptors_keeps_its_gpu(here: Here) -> None:
     """A shell script that opens the descriptors 3 to 9 does not close the lock."""
     opens = "".join(f"exec {number}>file; " for number in range(3, 10))
@@ -359,18 +342,6 @@ def test_handover_without_memfd_create(here: Here) -> None:
     variable, label = here.command(sys.executable, "-c", code).stdout.splitlines()
     assert '"devices"' in variable
     assert label == "GPU0"
-
-
-def test_forged_handover_does_not_prevent_a_reservation(here: Here) -> None:
-    code = """if True:
-        import json, os, reserve_gpu
-        fields = {"before": {}, "written": {}, "record": {}, "reason": None,
-                  "devices": [{"index": 0, "uuid": "GPU-x"}], "locks": [[999, "GPU-x.lock"]]}
-        os.environ["RESERVE_GPU_HELD"] = f"{os.getpid()} {json.dumps(fields)}"
-        print(reserve_gpu.current(), reserve_gpu.reserve().devices[0].label)
-    """
-    done = here.command(sys.executable, "-c", code)
-    assert (done.stdout, done.stderr) == ("None GPU0\n", "")
 
 
 # -- processes below the command -------------------------------------------------------------------

@@ -109,7 +109,6 @@ def test_append_in_another_section_is_refused(name: str, section: str, home: Hom
 @pytest.mark.parametrize(
     ("check", "section", "name"),
     [
-        ("terminal", "InteractiveShellApp", "ipython_config.json"),
         ("terminal", "TerminalIPythonApp", "ipython_config.json"),
         ("kernel", "InteractiveShellApp", "ipython_config.json"),
         ("kernel", "IPKernelApp", "ipython_kernel_config.json"),

@@ -156,11 +156,3 @@ def test_unusable_lock_directory(here: Here, typed: CommandLine) -> None:
     os.environ["RESERVE_GPU_LOCK_DIR"] = "/dev/null/x"
     done = typed("run", "--", "true")
     assert (done.code, done.argv, done.stderr.count("\n")) == (78, None, 1)
-
-
-def test_busy_gpu_is_reserved_with_a_warning(here: Here, typed: CommandLine) -> None:
-    here.use("busy")
-    done = typed("run", "0", "--", "true")
-    assert done.argv == ["true"]
-    assert done.stderr.startswith("Warning: ")
-    assert "busy" in done.stderr.splitlines()[0]

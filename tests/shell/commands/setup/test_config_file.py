@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from reserve_gpu.commands.setup.config_file import Config, SetupError, added
-from tests.support.locked import needs_root
-from tests.support.profiles import BLOCK_OF_ANOTHER, OLD_BLOCK, OWN_LINE
+from tests.support.locked import needs_root, watched
+from tests.support.profiles import BLOCK_OF_ANOTHER, CONFIG_FILE, OLD_BLOCK, OWN_LINE, Home
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.support.profiles import Home
+    from collections.abc import Callable, Iterator
 
 PYTHON = b"/one/bin/python3.11"
 BLOCK = added(b"", PYTHON)
@@ -58,7 +58,7 @@ def test_file_is_replaced(home: Home) -> None:
     old.hardlink_to(home.config)
     config_of(home).remove()
     assert old.read_bytes() == b"x = 1\n" + BLOCK
-    assert home.configuration() == {".ipython/profile_default/ipython_config.py": b"x = 1\n"}
+    assert home.configuration() == {CONFIG_FILE: b"x = 1\n"}
 
 
 @pytest.mark.parametrize("verb", ["add", "remove"])
@@ -75,15 +75,38 @@ def test_concurrent_run_is_refused(verb: str, home: Home) -> None:
     assert [*home.files().values()] == [b"x = 1\n"]
 
 
-def make_folder(path: Path) -> None:
-    """Create a folder in place of the file."""
-    path.mkdir(parents=True)
+@pytest.mark.parametrize(
+    ("verb", "data", "mode", "left"),
+    [("add", b"x = 1\n", "w", b"y = 2"), ("remove", BLOCK, "a", BLOCK + b"y = 2")],
+)
+def test_change_of_an_editor_is_not_overwritten(
+    verb: str, data: bytes, mode: str, left: bytes, home: Home
+) -> None:
+    """A change that an editor saves during a step stays, and the step fails."""
+    home.write(data)
+    saved: list[str] = []
+
+    def save(event: str, arguments: tuple[Any, ...]) -> None:
+        is_copy = event == "open" and "before-reserve" in str(arguments[0])
+        is_moved = event in ("os.rename", "os.remove") and arguments[0] == str(home.config)
+        if (is_copy or is_moved) and not saved:
+            saved.append(event)
+            with home.config.open(mode) as file:
+                file.write("y = 2")
+
+    with watched(save), pytest.raises(SetupError, match="was changed by another program"):
+        getattr(config_of(home), verb)()
+    assert home.files()[CONFIG_FILE] == left
 
 
-def make_pipe(path: Path) -> None:
-    """Create a pipe in place of the file."""
-    path.parent.mkdir(parents=True)
-    os.mkfifo(path)
+@pytest.mark.parametrize("verb", ["check_add", "add", "remove"])
+def test_large_file_is_not_read(verb: str, home: Home) -> None:
+    """A file of more than 1 MiB is neither parsed nor changed."""
+    home.write(b"")
+    os.truncate(home.config, 1 << 40)
+    with pytest.raises(SetupError, match="larger than 1 MiB"):
+        getattr(config_of(home), verb)()
+    assert home.config.stat().st_size == 1 << 40
 
 
 def make_dead_link(path: Path) -> None:
@@ -92,12 +115,14 @@ def make_dead_link(path: Path) -> None:
     path.symlink_to("no folder/of this name")
 
 
-def make_file_for_folder(path: Path) -> None:
-    """Create a file in place of the folder of profiles."""
-    path.parents[1].write_text("a file")
-
-
-@pytest.mark.parametrize("make", [make_folder, make_pipe, make_dead_link, make_file_for_folder])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda path: path.mkdir(parents=True), id="folder"),
+        pytest.param(make_dead_link, id="dead link"),
+        pytest.param(lambda path: path.parents[1].write_text("a file"), id="file for a folder"),
+    ],
+)
 def test_file_that_cannot_be_created(make: Callable[[Path], None], home: Home) -> None:
     """Lines are refused if the file can't be created, and `--undo` finds no lines."""
     make(home.config)
@@ -109,29 +134,23 @@ def test_file_that_cannot_be_created(make: Callable[[Path], None], home: Home) -
 
 
 def test_folder_that_cannot_be_created(home: Home) -> None:
-    make_file_for_folder(home.config)
+    (home.path / ".ipython").write_text("a file")
     with pytest.raises(SetupError, match=r"profile_default can't be created"):
         config_of(home).add()
 
 
+# -- other users -----------------------------------------------------------------------------------
+
+
 @needs_root
-@pytest.mark.parametrize("owned", [".", ".ipython", ".ipython/profile_default"])
+@pytest.mark.parametrize("owned", [".", ".ipython", ".ipython/profile_default", "dotfile"])
 def test_root_does_not_change_the_home_of_another_user(owned: str, home: Home) -> None:
-    """The error tells the other user which command to run."""
+    """The error tells the other user which command to run; links are followed."""
     home.config.parent.mkdir(parents=True)
+    (home.path / "dotfile").touch()
+    home.config.symlink_to(home.path / "dotfile")
     os.chown(home.path / owned, OTHER_UID, OTHER_UID)
     with pytest.raises(SetupError, match=rf"belongs to user {OTHER_UID}\b.*run: COMMAND$"):
-        config_of(home).check_owner("COMMAND")
-
-
-@needs_root
-def test_root_does_not_change_the_file_of_another_user_behind_a_link(home: Home) -> None:
-    dotfile = home.path / "dotfile"
-    dotfile.touch()
-    os.chown(dotfile, OTHER_UID, OTHER_UID)
-    home.config.parent.mkdir(parents=True)
-    home.config.symlink_to(dotfile)
-    with pytest.raises(SetupError, match=rf"{dotfile} belongs to user {OTHER_UID}"):
         config_of(home).check_owner("COMMAND")
 
 
@@ -150,3 +169,48 @@ def test_file_keeps_its_owner_and_mode(verb: str, home: Home) -> None:
     assert (status.st_uid, status.st_gid) == (OTHER_UID, OTHER_UID + 1)
     assert status.st_mode & 0o777 == 0o640
     assert home.config.is_symlink()
+
+
+@pytest.fixture
+def open_home() -> Iterator[Home]:
+    """Make a home directory that other users can reach."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Home(Path(folder))
+
+
+@contextmanager
+def as_other_user(home: Home) -> Iterator[None]:
+    """Run the test process as another user, who may write to the home directory."""
+    for path in (home.path, *home.path.rglob("*")):
+        path.chmod(path.stat().st_mode | 0o777 * path.is_dir())
+    os.seteuid(OTHER_UID)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@needs_root
+@pytest.mark.parametrize("verb", ["add", "remove"])
+def test_file_of_another_user_is_not_replaced(verb: str, open_home: Home) -> None:
+    """A user who may write another user's file does not become its owner."""
+    before = b"x = 1\n" + BLOCK * (verb == "remove")
+    open_home.write(before).chmod(0o777)
+    with as_other_user(open_home), pytest.raises(SetupError, match="belongs to root"):
+        getattr(config_of(open_home), verb)()
+    assert open_home.configuration() == {CONFIG_FILE: before}
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "name", ["ipython_kernel_config.py", "ipython_config.py.before-reserve_gpu"]
+)
+def test_unreadable_file_does_not_prevent_removal(name: str, open_home: Home) -> None:
+    """An unreadable file of root in the same folder stays, and the lines are removed."""
+    os.chown(open_home.write(b"x = 1\n" + BLOCK), OTHER_UID, OTHER_UID)
+    unreadable = open_home.write(b"y = 1\n", name)
+    unreadable.chmod(0o600)
+    with as_other_user(open_home):
+        config_of(open_home).remove()
+    assert open_home.config.read_bytes() == b"x = 1\n"
+    assert unreadable.read_bytes() == b"y = 1\n"

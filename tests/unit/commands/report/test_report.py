@@ -17,7 +17,7 @@ from reserve_gpu.commands.report.usage_view import Report, read_report
 from reserve_gpu.log.log_reader import Logged
 from reserve_gpu.model import parsing
 from reserve_gpu.model.untrusted import FormatError
-from reserve_gpu.render import html, terminal
+from reserve_gpu.render import terminal
 from tests.support.machine import ROOT
 from tests.support.report import (
     DAYS,
@@ -231,18 +231,3 @@ def test_page_escapes_the_text_of_other_users() -> None:
     assert "<b>=" not in page
     assert "&lt;b&gt;=" in page
     assert not re.search("(?:src|href)=|<script|http", page)
-
-
-def luminance(color: str) -> float:
-    """Return the relative luminance, as https://www.w3.org/TR/WCAG21 defines it."""
-    parts = (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-@pytest.mark.parametrize("background", ["#ffffff", "#0d1117"])
-def test_bars_have_enough_contrast(background: str) -> None:
-    """Each color of a bar has a contrast of 3:1 with the light and the dark page."""
-    for color in html.PIECES:
-        low, high = sorted((luminance(color), luminance(background)))
-        assert (high + 0.05) / (low + 0.05) >= 3

@@ -1,4 +1,4 @@
-"""`reserve-gpu setup`: its output, the place of the file, and what it refuses."""
+"""The directory of IPython's profiles."""
 
 from __future__ import annotations
 
@@ -15,61 +15,52 @@ from reserve_gpu.model.errors import RequestError
 if TYPE_CHECKING:
     from pathlib import Path
 
-USER = pwd.getpwuid(os.geteuid()).pw_name
-
-
-# -- the place of the file -------------------------------------------------------------------------
+USER = pwd.getpwuid(os.geteuid())
 
 
 @pytest.mark.parametrize(
-    "case",
-    ["home", "no HOME", "IPYTHONDIR", "relative", "tilde", "user", "dots", "XDG", "XDG and home",
-     "XDG link"],
-)  # fmt: skip
-def test_same_directory_as_ipython(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ("variables", "folders"),
+    [
+        pytest.param({}, [], id="home"),
+        pytest.param({"IPYTHONDIR": "{home}/ipython dir"}, [], id="IPYTHONDIR"),
+        pytest.param({"IPYTHONDIR": "../ipython"}, [], id="relative path"),
+        pytest.param({"IPYTHONDIR": "~/ipython"}, [], id="tilde"),
+        pytest.param({"IPYTHONDIR": f"~{USER.pw_name}/{{below}}/ipython"}, [], id="user name"),
+        pytest.param({"IPYTHONDIR": "{home}/./x/..//ipython/"}, [], id="dots"),
+        pytest.param({"XDG_CONFIG_HOME": "{home}/xdg"}, ["xdg/ipython"], id="XDG"),
+        pytest.param(
+            {"XDG_CONFIG_HOME": "{home}/xdg"}, ["xdg/ipython", ".ipython"], id="XDG and home"
+        ),
+        pytest.param({"XDG_CONFIG_HOME": "{home}/xdg"}, ["xdg", "elsewhere"], id="XDG link"),
+    ],
+)
+def test_directory_is_the_same_as_ipython_s(
+    variables: dict[str, str], folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is in the directory that IPython.paths.get_ipython_dir returns."""
+    """The result equals that of IPython.paths.get_ipython_dir."""
     from IPython.paths import get_ipython_dir
 
     home = tmp_path / "home"
-    (home / "here").mkdir(parents=True)
+    for folder in ("here", *folders):
+        (home / folder).mkdir(parents=True)
+    if "elsewhere" in folders:
+        (home / "xdg" / "ipython").symlink_to("../elsewhere")
     monkeypatch.chdir(home / "here")
-    monkeypatch.setenv("HOME", str(home))
     for name in ("IPYTHONDIR", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
-    starts = {
-        "IPYTHONDIR": str(home),
-        "relative": "..",
-        "no HOME": str(home),
-        "tilde": "~",
-        "user": f"~{USER}/{os.path.relpath(home, pwd.getpwnam(USER).pw_dir)}",
-        "dots": f"{home}/./x/..//",
-    }
-    if case in starts:
-        monkeypatch.setenv("IPYTHONDIR", f"{starts[case]}/ipython dir" + "/" * (case == "dots"))
-    if case == "no HOME":
-        monkeypatch.delenv("HOME")
-    if case.startswith("XDG"):
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "xdg"))
-        (home / "elsewhere").mkdir()
-        (home / "xdg").mkdir()
-        if case == "XDG link":
-            (home / "xdg" / "ipython").symlink_to("../elsewhere")
-        else:
-            (home / "xdg" / "ipython").mkdir()
-    if case == "XDG and home":
-        (home / ".ipython").mkdir()
+    below = os.path.relpath(home, USER.pw_dir)
+    for name, value in {"HOME": "{home}", **variables}.items():
+        monkeypatch.setenv(name, value.format(home=home, below=below))
     ours = setup.ipython_directory()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = get_ipython_dir()  # IPython 7 moves the XDG directory
-    moved = str(home / ".ipython") if case == "XDG" and not os.path.exists(ours) else ours
-    assert os.path.realpath(moved) == os.path.realpath(theirs)
+    if folders == ["xdg/ipython"] and not os.path.exists(ours):
+        ours = str(home / ".ipython")
+    assert os.path.realpath(ours) == os.path.realpath(theirs)
 
 
-def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a home directory, one line names the variables to set."""
+def test_user_without_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IPYTHONDIR", "~no-such-user/ipython")
     with pytest.raises(RequestError, match="Set HOME or IPYTHONDIR"):
         setup.ipython_directory()
