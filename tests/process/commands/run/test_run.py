@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import reserve_gpu
-from tests.support.frameworks import STANDINS, installed
+from tests.support.frameworks import installed
 from tests.support.locked import held
 from tests.support.machine import LIMIT_S, program
 from tests.support.main import both_reserved, run_command, start_python
@@ -162,31 +160,6 @@ def test_wait_without_a_terminal(here: Here) -> None:
     assert (process.returncode, out) == (0, "ran\n")
     assert "GPU0" in err
     assert "\x1b" not in err
-
-
-def test_wait_on_a_terminal(here: Here) -> None:
-    """The picture on stderr is replaced at each update, and deleted at the end of the wait."""
-    terminal, end = pty.openpty()
-    output = b""
-    with (
-        both_reserved(here) as rivals,
-        start_waiter(here, "--", "echo", "ran", stderr=end, TERM="vt100") as process,
-    ):
-        os.close(end)
-        while b"Waiting" not in output:
-            output += os.read(terminal, 4096)
-        rivals.close()
-        assert process.communicate(timeout=LIMIT_S)[0] == "ran\n"
-    with suppress(OSError):
-        while select.select([terminal], [], [], LIMIT_S)[0]:
-            output += os.read(terminal, 4096)
-    os.close(terminal)
-    before, _, after = output.decode().partition("Reserving GPU0")
-    assert before.startswith("\r\x1b[JWaiting")
-    first, *_, last = before.split("\x1b[J")[1:]
-    assert re.match(r"(Waited for \d+ s\.\r\n)?$", last)
-    assert f"\r\x1b[{first.count(chr(10))}A\x1b[J{last}" in before  # deletes all rows
-    assert "\x1b" not in after
 
 
 @pytest.mark.promise
@@ -452,16 +425,3 @@ def test_check(here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch) 
     changed = typed("check", "--json")
     assert changed.code == 1
     assert json.loads(changed.stdout)["is_well"] is False
-
-
-@pytest.mark.full
-def test_check_below_run(here: Here) -> None:
-    """`run -- reserve-gpu check` checks the GPU that a command would get."""
-    standins = {"PYTHONPATH": STANDINS}
-    correct = here.command(*US, "run", "1", "--", *US, "check", **standins)
-    assert (correct.returncode, "GPU1" in correct.stdout) == (0, True), correct
-    change = 'CUDA_VISIBLE_DEVICES=0 exec "$@"'  # `env CUDA_VISIBLE_DEVICES=0` would be refused
-    words = ("sh", "-c", change, "sh", *US, "check", "--json")
-    changed = here.command(*US, "run", "1", "--", *words, **standins)
-    assert json.loads(changed.stdout)
-    assert changed.returncode == 1, changed

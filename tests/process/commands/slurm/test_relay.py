@@ -100,24 +100,6 @@ def test_invalid_message_does_not_end_a_kernel(kernel: TcpKernel) -> None:
     assert kernel.process.poll() is None
 
 
-@pytest.mark.full
-def test_other_protocol_does_not_end_a_kernel(kernel: TcpKernel) -> None:
-    """Connections with other bytes, without bytes, and many at once do not affect a kernel."""
-    before = kernel.run(PRINT_PID).stdout
-    sockets = []
-    for channel in CHANNELS:
-        for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(9), os.urandom(1 << 16)):
-            connection = socket.create_connection(("127.0.0.1", kernel.port(channel)))
-            connection.sendall(data)
-            sockets.append(connection)
-        for _ in range(50):
-            socket.create_connection(("127.0.0.1", kernel.port(channel))).close()
-    assert kernel.run(PRINT_PID).stdout == before
-    for connection in sockets:
-        connection.close()
-    assert kernel.run(PRINT_PID).stdout == before
-
-
 # Connects to each port, and prints the number of bytes that arrive: 0 if it is refused.
 CONNECT = """
 import socket, sys

@@ -149,15 +149,6 @@ def test_user_code_keeps_its_behavior(
             assert all(log_calls(new, is_installed=is_installed) == before for new in changed)
 
 
-def test_edited_line_stays() -> None:
-    data = BLOCK.replace(b"\nif ", b"\n# if ").replace(b"    get_config()", b"c")
-    stays = without(data)
-    first, second, third = stays.splitlines()
-    assert (first, second) == (config_file.IMPORT, b"# " + config_file.GUARD)
-    assert third.startswith(b"c.")
-    assert stays in data
-
-
 @pytest.mark.parametrize("lost", [config_file.BEGIN, config_file.END, b"none"])
 @pytest.mark.parametrize("block", [BLOCK, OLD_BLOCK])
 def test_block_without_a_mark(lost: bytes, block: bytes) -> None:
