@@ -20,7 +20,7 @@ def run_command(here: Here, *words: str, **extra: str) -> subprocess.CompletedPr
     return here.command(*US, "run", *words, **extra)
 
 
-run = run_command
+run = run_command  # for modules that import the earlier name
 
 
 @contextmanager

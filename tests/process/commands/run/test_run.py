@@ -121,7 +121,7 @@ def test_closed_standard_streams_stay_closed(here: Here, words: list[str]) -> No
 
 
 def test_script_without_an_interpreter_line(here: Here) -> None:
-    """A script that the system can't execute is an error with a remedy, and its GPU is free."""
+    """If the system can't execute a script, the error suggests a fix, and the GPU is free."""
     path = here.folder / "script"
     path.write_text("echo hello\n")
     path.chmod(0o755)
@@ -356,7 +356,7 @@ RANK = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; read line")
 
 @contextmanager
 def start_ranks(here: Here, count: int) -> Iterator[list[str]]:
-    """Start commands at the same moment, as mpirun does, and return each one's output."""
+    """Start commands at the same moment, as mpirun does, and return their first lines."""
     ranks = [
         subprocess.Popen(
             [*US, "run", "--", *RANK], env=here.environ(), cwd=here.folder, text=True,

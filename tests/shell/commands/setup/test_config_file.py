@@ -180,7 +180,7 @@ def open_home() -> Iterator[Home]:
 
 @contextmanager
 def as_other_user(home: Home) -> Iterator[None]:
-    """Run the test process as another user, who may write to the home directory."""
+    """Run the test process as another user with write access to the home directory."""
     for path in (home.path, *home.path.rglob("*")):
         path.chmod(path.stat().st_mode | 0o777 * path.is_dir())
     os.seteuid(OTHER_UID)

@@ -1,4 +1,4 @@
-"""The directory of IPython's profiles."""
+"""`reserve-gpu setup` finds the directory of IPython's profiles."""
 
 from __future__ import annotations
 
