@@ -1,4 +1,4 @@
-"""Helpers of tests: admin_rules."""
+"""Administrator's files for tests of leases."""
 
 from __future__ import annotations
 

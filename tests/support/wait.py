@@ -1,4 +1,4 @@
-"""Helpers of tests: wait."""
+"""What tests of a wait need: a terminal to write to, and the tickets in the queue."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 
 def queued(here: Here) -> list[Ticket]:
+    """Return the tickets in the queue."""
     with LockDirectory(str(here.locks)) as directory, directory.mutex():
         return directory.tickets()
 
 
 class Terminal(io.StringIO):
-    """A terminal, as far as Python asks."""
+    """A text file that says that it is a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The administrator's file: what it says to whom, what is wrong in it, and what becomes of it."""
+"""The administrator's rules for a command."""
 
 from __future__ import annotations
 
@@ -6,24 +6,17 @@ import sys
 from typing import TYPE_CHECKING
 
 from tests.support.processes import US
-from tests.support.reserving import got
 
 if TYPE_CHECKING:
-    from tests.support.here import Here
     from tests.support.machine import Machine
 
 
-def test_an_idle_time_is_none_of_a_command(machine: Machine) -> None:
-    """A rule's idle time is not said of a command, of which nobody knows what it does."""
+def test_the_idle_time_of_a_rule_does_not_apply_to_a_command(machine: Machine) -> None:
+    """It is unknown when a command uses its GPU; the rule's time does apply."""
     machine.rules.write_text('[limits]\nidle = "2h"\ntime = "24h"\n')
-    show = "import reserve_gpu, json; print(reserve_gpu.status())"
+    show = (
+        "import reserve_gpu\n(row, _) = reserve_gpu.status().rows\nlease = row.holders[0].lease\n"
+        "print(lease.has_end, lease.idle_s)"
+    )
     done = machine.command(*US, "run", "--", sys.executable, "-c", show)
-    assert ", until " in done.stdout
-    assert "2 h idle" not in done.stdout.partition("Rules for")[0]
-
-
-def test_who_has_a_drained_gpu_keeps_it_beside_another(here: Here) -> None:
-    """Who has it may have one more, and keeps it; nobody else gets it."""
-    assert got() == "0"
-    here.rules.write_text("[devices]\ndrain = [0]\n")
-    assert got(count=2) == "0,1"
+    assert done.stdout.splitlines()[-1:] == ["True None"], done

@@ -1,4 +1,4 @@
-"""The administrator's rules for real users in real groups, counted by what the kernel knows."""
+"""The administrator's rules for several Unix users, counted by the kernel's lock list."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import os
 import re
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import users
-from tests.support.machine import ROOT as FOLDER
+from tests.support.machine import ROOT as REPOSITORY
 from tests.support.machine import Child
 from tests.support.platforms import CONTAINER, behind
 from tests.support.processes import wait_for
@@ -29,12 +29,12 @@ pytestmark = [pytest.mark.xdist_group("users")]
 
 machine = users.machine  # for more than one Unix user
 FOUR = "".join(f"gpu\n uuid GPU-0000000{n}-0000-4000-8000-000000000000\n" for n in range(4))
-ONE_EACH = "[limits]\ngpus = 1\n"
+ONE_GPU = "[limits]\ngpus = 1\n"
 
 
 @contextmanager
 def member(machine: Machine, user: str, *groups: str) -> Iterator[Child]:
-    """Make a process of that user in these groups; killed at the end."""
+    """Run a process of a user in these groups, until the end of the block."""
     become = ["setpriv", f"--reuid={user}", "--regid=65534", f"--groups={','.join(groups)}"]
     environ = machine.environ(HOME="/nonexistent")
     one = Child(environ, machine.folder, *(become if groups else as_user(user)))
@@ -44,7 +44,7 @@ def member(machine: Machine, user: str, *groups: str) -> Iterator[Child]:
         one.kill()
 
 
-THREE = """
+TABLES = """
 [limits]
 gpus = 1
 [groups.games]
@@ -57,10 +57,10 @@ gpus = 4
 
 
 @pytest.mark.promise
-def test_three_users_and_two_groups(machine: Machine) -> None:
-    """Each user has what their own table says, or the most generous of their groups'."""
+def test_each_user_has_the_limits_of_the_most_specific_table(machine: Machine) -> None:
+    """Users have their own limit, or the most generous limit of their groups."""
     machine.write(FOUR)
-    machine.rules.write_text(THREE)
+    machine.rules.write_text(TABLES)
     with (
         member(machine, ROOT, "games") as root,
         member(machine, DAEMON, "games", "news") as both,
@@ -80,10 +80,10 @@ def test_three_users_and_two_groups(machine: Machine) -> None:
         assert root.reserve("count=4").value == "0,1,2,3"
 
 
-def test_only_ones_own_processes_count(machine: Machine) -> None:
-    """What other users hold is no part of a user's quota, whatever they write; kill -9 frees it."""
+def test_only_the_users_own_processes_count(machine: Machine) -> None:
+    """A record by another user does not count, and a killed process no longer counts."""
     machine.write(FOUR)
-    machine.rules.write_text(ONE_EACH)
+    machine.rules.write_text(ONE_GPU)
     with (
         child_of(machine, NOBODY) as holder,
         child_of(machine, NOBODY) as second,
@@ -96,17 +96,16 @@ def test_only_ones_own_processes_count(machine: Machine) -> None:
         other.run(f"open({str(path)!r}, 'w').write({record!r})")
         refused = second.reserve()
         assert refused.error == "NoFreeDeviceError"
-        line = refused.text.splitlines()[0]
-        assert f"gpus = 1 ([limits] in {machine.rules}). You have GPU1 in " in line
-        assert f"(pid {holder.pid})" in line
+        assert f"gpus = 1 ([limits] in {machine.rules}). You have GPU1 in " in refused.text
+        assert f"(pid {holder.pid})" in refused.text.splitlines()[0]
         assert of_gpu(refused.text, "2").startswith("limited")
         assert second.visible() == ""
         holder.kill()
         assert second.reserve().value == "1"
 
 
-def test_parts_count_by_the_owner_of_their_files(machine: Machine) -> None:
-    """A part counts for its user; a file under that user's number by another user does not."""
+def test_a_part_counts_for_the_owner_of_its_lock_file(machine: Machine) -> None:
+    """A file named with another user's UID counts for the user who owns the file."""
     machine.write(FOUR)
     machine.rules.write_text("[limits]\ngpus = 1\n")
     with child_of(machine, NOBODY) as holder, child_of(machine, DAEMON) as other:
@@ -118,34 +117,31 @@ def test_parts_count_by_the_owner_of_their_files(machine: Machine) -> None:
             "file.write('{\"part_mib\": 6000}'); file.flush()"
         )
         assert holder.reserve("0, memory='4GiB'").value == "0"
-        refused = other.reserve("0, memory='1GiB'")  # whose own file that is, by whatever name
+        refused = other.reserve("0, memory='1GiB'")
         assert refused.error == "NoFreeDeviceError"
         assert "gpus = 1 ([limits]" in refused.text
         other.run("file.close()")
         assert other.reserve("0, memory='1GiB'").value == "0"
 
 
-def test_two_at_the_same_moment_never_exceed_it(machine: Machine) -> None:
-    """Of a user's processes that ask at once as many get a GPU as the rule says, and no more."""
+def test_simultaneous_requests_never_exceed_the_quota(machine: Machine) -> None:
+    """As many of four simultaneous requests succeed as the rule allows."""
     machine.write(FOUR)
     machine.rules.write_text("[limits]\ngpus = 2\n")
-    children = [child_of(machine, NOBODY) for _ in range(4)]
-    with children[0] as a, children[1] as b, children[2] as c, children[3] as d:
+    with ExitStack() as stack:
+        children = [stack.enter_context(child_of(machine, NOBODY)) for _ in range(4)]
         for _ in range(25):
-            for one in (a, b, c, d):
-                one.send("reserve_gpu.reserve().environ['CUDA_VISIBLE_DEVICES']")
-            answers = [one.answer() for one in (a, b, c, d)]
+            for child in children:
+                child.send("reserve_gpu.reserve().environ['CUDA_VISIBLE_DEVICES']")
+            answers = [child.answer() for child in children]
             assert sum(answer.error is None for answer in answers) == 2, answers
-            for one in (a, b, c, d):
-                one.run("reserve_gpu.release()")
+            for child in children:
+                child.run("reserve_gpu.release()")
 
 
-def test_who_waits_for_their_own_quota_keeps_nobody_off(machine: Machine) -> None:
-    """Such a waiter has a place and wants nothing; it takes over once the own GPU is released.
-
-    Another user who came later passes it meanwhile.
-    """
-    machine.rules.write_text(ONE_EACH)
+def test_a_waiter_at_its_quota_keeps_no_gpu_from_others(machine: Machine) -> None:
+    """Another user's later request passes the waiter, which gets the user's released GPU."""
+    machine.rules.write_text(ONE_GPU)
     with (
         child_of(machine, NOBODY) as holder,
         child_of(machine, NOBODY) as second,
@@ -155,7 +151,7 @@ def test_who_waits_for_their_own_quota_keeps_nobody_off(machine: Machine) -> Non
         assert holder.reserve().value == "0"
         waiter = Waiter(machine, second)
         waiter.sees(1, "reserved", "limited")
-        assert other.reserve().value == "1"  # at once, though the first one waits
+        assert other.reserve().value == "1"
         later = Waiter(machine, root)
         later.sees(2, "reserved", "reserved")
         assert queued(machine) == [waiter.pid, later.pid]
@@ -167,16 +163,16 @@ def test_who_waits_for_their_own_quota_keeps_nobody_off(machine: Machine) -> Non
 
 
 def wants(machine: Machine, waiter: Waiter) -> list[str]:
-    """Return what others read that somebody in the queue wants."""
+    """Return the devices that the waiter's ticket names."""
     records = [json.loads(path.read_text() or "{}") for path in machine.locks.glob("queue-*.lock")]
     (record,) = (record for record in records if record.get("pid") == waiter.pid)
     listed: list[str] = record["wants"]
     return listed
 
 
-def test_a_waiter_whose_quota_is_full_meanwhile_wants_nothing(machine: Machine) -> None:
-    """Once another process of the same user got a GPU, who waits leaves the next one to others."""
-    machine.rules.write_text(ONE_EACH)
+def test_a_waiter_whose_user_reaches_the_quota_wants_fewer_devices(machine: Machine) -> None:
+    """After another process of the user got a GPU, the waiter wants only that GPU."""
+    machine.rules.write_text(ONE_GPU)
     with (
         child_of(machine, ROOT) as root,
         child_of(machine, DAEMON) as daemon,
@@ -195,9 +191,9 @@ def test_a_waiter_whose_quota_is_full_meanwhile_wants_nothing(machine: Machine) 
 
 
 @pytest.mark.full
-def test_a_waiters_rules_may_change(machine: Machine) -> None:
-    """Who waits is bound by the file as it is now: one that is more generous ends the wait."""
-    machine.rules.write_text(ONE_EACH)
+def test_a_changed_rule_applies_to_a_waiter(machine: Machine) -> None:
+    """A more generous rule ends the wait."""
+    machine.rules.write_text(ONE_GPU)
     with child_of(machine, NOBODY) as holder, child_of(machine, NOBODY) as second:
         assert holder.reserve().value == "0"
         waiter = Waiter(machine, second)
@@ -208,35 +204,34 @@ def test_a_waiters_rules_may_change(machine: Machine) -> None:
         assert waiter.answer().value == "1"
 
 
-def test_a_wait_says_that_it_is_for_ones_own_quota(machine: Machine) -> None:
-    """What is shown in a wait names the rule, and where the user has what counts."""
-    machine.rules.write_text(ONE_EACH)
+def test_the_progress_of_a_wait_names_the_rule(machine: Machine) -> None:
+    """It also names the user's process whose GPU counts towards the quota."""
+    machine.rules.write_text(ONE_GPU)
     with child_of(machine, NOBODY) as holder, child_of(machine, NOBODY) as second:
         assert holder.reserve().value == "0"
         second.run(
             "from reserve_gpu.render.pictures import wait\n"
-            "def see(waiting):\n    raise InterruptedError(wait(waiting).brief)"
+            "def show(waiting):\n    raise InterruptedError(wait(waiting).brief)"
         )
-        brief = second.run("reserve_gpu.reserve(wait='1m', progress=see)").text
-        assert "Waiting for a GPU: next in the queue" in brief
+        brief = second.run("reserve_gpu.reserve(wait='1m', progress=show)").text
         assert "gpus = 1 ([limits]" in brief
-        assert re.search(rf"You have GPU0 in python\d* child.py \(pid {holder.pid}\)\.", brief)
+        assert f"child.py (pid {holder.pid})" in brief
 
 
-def test_a_file_must_be_roots_or_ones_own(machine: Machine) -> None:
-    """A file that another user than root has made counts for that user alone."""
-    machine.rules.write_text(ONE_EACH)
+def test_a_file_must_belong_to_root_or_to_the_user(machine: Machine) -> None:
+    """A file of another user applies to that user alone."""
+    machine.rules.write_text(ONE_GPU)
     os.chown(machine.rules, 65534, -1)
     limits = "[(r := reserve_gpu.status().to_dict()['rules'])['gpus'], *r['problems']]"
     with child_of(machine, NOBODY) as nobody, child_of(machine, DAEMON) as daemon:
         assert nobody.run(limits).value == [1]
         (gpus, problem) = daemon.run(limits).value
         assert gpus is None
-        assert problem.endswith("it belongs to nobody, but must belong to root or daemon.")
+        assert "it belongs to nobody" in problem
 
 
-# A fresh /etc, and users who are there for the test alone.
-FRESH = """
+# Makes a fresh /etc with some users, and runs the documented commands.
+SETUP = """
 set -e
 cp -a /etc etc && mount --bind etc /etc && rm -f /etc/reserve_gpu.toml
 groupadd students && useradd -G students alice && useradd -G students bob && useradd carol
@@ -251,12 +246,12 @@ done
 """
 
 
-def test_the_administrators_page_can_be_typed(machine: Machine) -> None:
-    """What docs/rules.md says works word for word, with the file where it is."""
+def test_the_commands_in_the_administrators_page_work(machine: Machine) -> None:
+    """The shell commands in docs/rules.md create a file that applies to each user as described."""
     machine.write("gpu\n uuid GPU-8f2a0000-0000-4000-8000-000000000000\ngpu\n")
-    page = (FOLDER / "docs" / "rules.md").read_text()
+    page = (REPOSITORY / "docs" / "rules.md").read_text()
     (typed,) = (block for block in re.findall("```sh\n(.*?)```", page, re.DOTALL) if "tee" in block)
-    script = FRESH.replace("{typed}", typed)
+    script = SETUP.replace("{typed}", typed)
     done = machine.command(
         "unshare", "--mount", "sh", "-c", script, RESERVE_GPU_CONFIG="", PYTHON=sys.executable
     )  # fmt: skip
@@ -269,8 +264,8 @@ def test_the_administrators_page_can_be_typed(machine: Machine) -> None:
     assert "Warning" not in done.stdout
 
 
-def test_a_user_without_a_name_is_bound(machine: Machine) -> None:
-    """Where the system has no name for a user, as in containers, numbers and [limits] hold."""
+def test_rules_apply_to_a_user_without_a_name(machine: Machine) -> None:
+    """A container's user may have no name; the UID, the GID and [limits] still apply."""
     rules = "[limits]\ngpus = 2\n[users.54321]\ngpus = 1\n[groups.54322]\nidle = '1h'"
     machine.rules.write_text(rules)
     become = ["setpriv", "--reuid=54321", "--regid=54322", "--clear-groups"]
@@ -284,8 +279,8 @@ def test_a_user_without_a_name_is_bound(machine: Machine) -> None:
         one.kill()
 
 
-def test_in_a_container_parts_count_and_whole_gpus_do_not(machine: Machine) -> None:
-    """From another PID namespace whose process has a whole GPU is not seen; whose file, it is."""
+def test_only_parts_count_across_pid_namespaces(machine: Machine) -> None:
+    """A container hides the locks of processes outside, but not the owners of files."""
     machine.write(FOUR)
     machine.rules.write_text("[limits]\ngpus = 1\n")
     with machine.child() as outside, behind(machine, *CONTAINER) as inside:

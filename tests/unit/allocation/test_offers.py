@@ -38,7 +38,7 @@ def test_waiters_keep_a_free_device_for_a_limited_time(
 
 
 def test_each_device_is_offered_for_its_own_time(waiters: Waiters) -> None:
-    """After one device was offered in vain, another one is offered for the full time."""
+    """The time of an unused offer of one device does not shorten the offer of another."""
     _, second = waiters.join(), waiters.join()
     waiters.check(second)
     waiters.pass_time(STOPPED_S)

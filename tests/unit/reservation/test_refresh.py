@@ -1,4 +1,4 @@
-"""A reservation is of a device, whatever number the driver gives it, and ends with the device."""
+"""The new state of a reservation after the driver's device numbers changed, as a table."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.model.devices import Device
 from reserve_gpu.render import notices as notice
 from reserve_gpu.reservation.refresh import compare
-
-# -- the decision ----------------------------------------------------------------------------------
 
 GPU0, GPU1 = Device(0, "GPU-aaaa"), Device(1, "GPU-bbbb")
 GPU2 = GPU1._replace(index=2)
@@ -30,13 +28,13 @@ FAILURE = DeviceError("Unknown Error", 999)
         (FAILURE, [], False, (GPU1,), [notice.unusable(GPU1, "Unknown Error", is_late=False)]),
     ],
 )
-def test_compare(
+def test_a_device_is_renumbered_lost_or_kept(
     found: Device | DeviceError,
     seen: list[str],
     is_late: bool,  # noqa: FBT001 - a column of the table
     devices: tuple[Device, ...],
     notices: list[str],
 ) -> None:
-    """A device gets its new number; a lost one is released unless CUDA runs; others are kept."""
+    """A lost device is released unless CUDA runs on it, and one that can't be read is kept."""
     change = compare([GPU1], {GPU1: found}, seen, is_late=is_late)
     assert (change.devices, change.notices) == (devices, notices)
