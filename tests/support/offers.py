@@ -92,9 +92,7 @@ class EnoughError(Exception):
     """Raised by a progress callback to end a wait."""
 
 
-def request_context(
-    request: Request | str, gpus: Nvml, directory: LockDirectory
-) -> AttemptContext:
+def request_context(request: Request | str, gpus: Nvml, directory: LockDirectory) -> AttemptContext:
     """Return the context of attempts at a request, or at the device that the text names."""
     request = parse(request) if isinstance(request, str) else request
     return AttemptContext(request, gpus, directory, dict.fromkeys(cuda_environment.VARIABLES), {})

@@ -1,4 +1,4 @@
-"""Who has a part of a GPU asks again: for the same, for less, for more, for the whole."""
+"""A process that holds a part of a GPU requests the same, a smaller or a larger part, or all."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def one(here: Here) -> Here:
-    """Make a machine with one idle GPU, and the test process is on it."""
+    """Return a machine with one idle GPU."""
     here.write(ONE)
     return here
 
 
-def test_the_same_again(one: Here) -> None:
-    """The same size says it again and changes nothing, however full the GPU is meanwhile."""
+def size() -> str | None:
+    """Return the size of this process's parts, by the environment variable."""
+    return variables().get("CUDA_DEVICE_MEMORY")
+
+
+def test_the_same_size_changes_nothing(one: Here) -> None:
     first = reserve_gpu.reserve(memory="4000MiB")
     with promised(one, gpu0=[6000]):
         assert reserve_gpu.reserve(memory="4000MiB") is first
@@ -33,8 +37,8 @@ def test_the_same_again(one: Here) -> None:
     assert len(locked(one.locks)) == 1
 
 
-def test_a_size_that_was_lost_is_said_again(one: Here) -> None:
-    """A record without its size, as after a full disk, gets it back with the next call."""
+def test_a_record_without_a_size_is_written_again(one: Here) -> None:
+    """The next request restores a record that was lost, for example on a full disk."""
     reserve_gpu.reserve(memory="4000MiB", note="x")
     (name,) = locked(one.locks)
     (one.locks / name).write_text("{}")
@@ -44,42 +48,43 @@ def test_a_size_that_was_lost_is_said_again(one: Here) -> None:
     assert '"note": "x"' in (one.locks / name).read_text()
 
 
-def test_a_smaller_one_gives_back(one: Here) -> None:
-    """A smaller size gives the rest back at once, and the variable says so."""
+def test_a_smaller_part_uses_the_same_lock(one: Here) -> None:
     assert part(9000) == "0"
     before = locked(one.locks)
     assert part(4000) == "0"
-    assert locked(one.locks) == before
-    assert records(one) == [4000]
-    assert variables()["CUDA_DEVICE_MEMORY"] == "4000"
+    assert (locked(one.locks), records(one), size()) == (before, [4000], "4000")
 
 
-def test_a_larger_one_grows_in_place(one: Here) -> None:
-    """A larger size is had on the same GPU where there is room, in the same lock."""
+def test_a_larger_part_uses_the_same_lock_if_there_is_room(one: Here) -> None:
+    """The part grows on the same GPU, and its note stays."""
     one.write(ONE * 2)
     reserve_gpu.reserve(memory="4000MiB", note="until Friday")
     before = locked(one.locks)
     with promised(one, gpu0=[3000]):
         assert part(7000) == "0"
         assert before <= locked(one.locks)
-        assert variables()["CUDA_DEVICE_MEMORY"] == "7000"
+        assert size() == "7000"
         assert 7000 in records(one)
-    (row, _) = reserve_gpu.status().rows
-    assert [holder.note for holder in row.holders] == ["until Friday"]
+    assert [holder.note for holder in reserve_gpu.status().rows[0].holders] == ["until Friday"]
 
 
-def test_a_part_that_can_not_grow_is_offered_elsewhere(one: Here) -> None:
-    """Where a part has no room to grow another GPU that is free is offered by its name."""
+def test_a_part_that_can_not_grow_stays(one: Here) -> None:
+    """The refusal says how much fits, where the own part is counted once, and names a free GPU."""
     one.write(ONE * 2)
-    reserve_gpu.reserve(memory="4000MiB")
+    assert part(4000) == "0"
+    before = variables()
     with promised(one, gpu0=[3000]):
-        text = refused(memory="8000MiB")
-        assert "GPU1 is free: reserve_gpu.reserve('1', memory='8000MiB')\n" in text
+        assert rows(7001)[0].promisable_mib == 7000
+        assert "reserve_gpu.reserve('1', memory='8000MiB')\n" in refused(memory="8000MiB")
+        assert variables() == before
+        assert sorted(map(str, records(one))) == ["3000", "4000.0"]
         assert got("1", memory="8000MiB") == "1"
 
 
-def test_an_inner_block_that_grows_leaves_the_part_to_the_outer_one(one: Here) -> None:
-    """Another size is the same reservation, so whoever counts on it keeps it to their own end."""
+def test_a_part_that_grows_in_an_inner_block_stays_to_the_end_of_the_outer_block(
+    one: Here,
+) -> None:
+    """Another size does not make another reservation."""
     with reserve_gpu.reserve(memory="4000MiB") as outer:
         with reserve_gpu.reserve(memory="7000MiB") as inner:
             assert inner is outer
@@ -90,10 +95,9 @@ def test_an_inner_block_that_grows_leaves_the_part_to_the_outer_one(one: Here) -
     assert locked(one.locks) == set()
 
 
-def test_growing_that_ends_in_a_warning_keeps_the_part(
+def test_a_warning_that_is_an_error_keeps_the_larger_part(
     one: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where warnings are errors, who has a part and asks for more still has one."""
     reservation = reserve_gpu.reserve(memory="4000MiB")
     monkeypatch.setenv("CUPY_GPU_MEMORY_LIMIT", "1")
     with pytest.raises(reserve_gpu.ReserveGPUWarning):
@@ -102,40 +106,28 @@ def test_growing_that_ends_in_a_warning_keeps_the_part(
     assert records(one) == [7000]
 
 
-def test_growing_counts_what_it_has_once(one: Here) -> None:
-    """Who grows is refused what is not there, told the most that would fit, and keeps the part."""
-    assert part(4000) == "0"
-    before = variables()
-    with promised(one, gpu0=[3000]):
-        assert room(7001) == 7000
-        assert variables() == before
-        assert sorted(map(str, records(one))) == ["3000", "4000.0"]
-    assert reserve_gpu.current()
-
-
-def test_from_part_to_whole(one: Here) -> None:
-    """Who alone has a part can have the GPU whole; beside others the part stays."""
+def test_the_only_holder_of_a_part_can_get_the_whole_gpu(one: Here) -> None:
+    """While there are other holders, the request is refused and the part stays."""
     assert part(4000) == "0"
     with promised(one, gpu0=[3000]):
-        with pytest.raises(reserve_gpu.NoFreeDeviceError):
-            got("0")
-        assert variables()["CUDA_DEVICE_MEMORY"] == "4000"
+        assert [row.state for row in rows(TOTAL, "0")] == [State.FULL]
+        refused("0")
+        assert size() == "4000"
     assert got("0") == "0"
-    assert variables()["CUDA_DEVICE_MEMORY"] == str(TOTAL)
+    assert size() == str(TOTAL)
     assert locked(one.locks) == {f"{one.uuid('0')}.lock"}
 
 
-def test_from_whole_to_part(one: Here) -> None:
-    """Who has a GPU whole can go down to a part of it, and lets others in."""
+def test_the_holder_of_a_whole_gpu_can_reduce_it_to_a_part(one: Here) -> None:
+    """Other processes can then reserve the rest."""
     assert got() == "0"
     assert part(4000) == "0"
     with promised(one, gpu0=[6000]):
         assert records(one) == [4000, 6000]
-    assert variables()["CUDA_DEVICE_MEMORY"] == "4000"
+    assert size() == "4000"
 
 
-def test_a_part_of_other_gpus(here: Here) -> None:
-    """Who has a part of one GPU and asks for parts of others lets the first go."""
+def test_parts_of_other_gpus_replace_a_part(here: Here) -> None:
     here.write(ONE * 3)
     assert part(9000, "0") == "0"
     assert part(2000, "1") == "1"
@@ -143,11 +135,10 @@ def test_a_part_of_other_gpus(here: Here) -> None:
     assert part(1000, "1,2") == "1,2"
     assert records(here) == [1000, 1000]
     assert part(3000, "2,1") == "2,1"
-    assert variables()["CUDA_DEVICE_MEMORY"] == "3000,3000"
+    assert size() == "3000,3000"
 
 
-def test_growing_on_several_is_all_or_nothing(here: Here) -> None:
-    """Who has a part of each of two grows on both or on none."""
+def test_several_parts_grow_together_or_not_at_all(here: Here) -> None:
     here.write(ONE * 2)
     assert part(4000, count=2) == "0,1"
     with promised(here, gpu1=[3000]):
@@ -159,8 +150,8 @@ def test_growing_on_several_is_all_or_nothing(here: Here) -> None:
     assert records(here) == [7000, 7000]
 
 
-def test_growing_where_one_process_may_use_the_gpu(one: Here) -> None:
-    """On a GPU for one process at a time who is alone with a part grows, and no other gets one."""
+def test_a_part_can_grow_on_a_gpu_for_one_process(one: Here) -> None:
+    """In exclusive process mode, no other process gets a part of the GPU."""
     one.write(f"{ONE}  mode exclusive_process\n")
     assert part(4000) == "0"
     assert part(7000) == "0"
@@ -169,53 +160,65 @@ def test_growing_where_one_process_may_use_the_gpu(one: Here) -> None:
         assert room(1000) == 0
 
 
-END_OR_NOTE: list[dict[str, Any]] = [
+def test_the_same_percentage_keeps_the_part(here: Here) -> None:
+    """A smaller percentage gives the rest back."""
+    here.write(ONE * 2)
+    held = reserve_gpu.reserve(memory="50%")
+    assert held.memory_mib == TOTAL // 2
+    with promised(here, gpu0=[TOTAL / 2]):
+        assert reserve_gpu.reserve(memory="50%") is held
+        assert reserve_gpu.reserve("0", memory="40%") is held
+        assert held.memory_mib == TOTAL * 40 // 100
+        assert room(TOTAL, "0") == TOTAL / 2
+
+
+LEASES_AND_NOTES: list[dict[str, Any]] = [
     *({"for_": "2h"}, {"until": "23:59"}, {"idle": "1h"}, {"note": "thesis"}),
-    *({"for_": "2h", "if_wanted": True, "end_kernel": True}, {"idle": "1h", "note": "thesis"}),
+    {"for_": "2h", "if_wanted": True, "end_kernel": True},
 ]
 
 
-@pytest.mark.parametrize("wishes", END_OR_NOTE)
+@pytest.mark.parametrize("request_", LEASES_AND_NOTES, ids=str)
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_an_end_or_a_note_alone_keeps_the_part(
-    here: Here, wishes: dict[str, Any], *, is_shared: bool
+def test_a_lease_or_a_note_alone_keeps_the_parts(
+    here: Here, request_: dict[str, Any], *, is_shared: bool
 ) -> None:
-    """`--for 2h` alone prolongs the parts that are held, with their caps, shared GPUs or not."""
+    """Such a request extends all parts and keeps their size."""
     here.write(ONE * 2)
     first = reserve_gpu.reserve(memory="4000MiB", count=2)
     before = variables(), first.environ
     with promised(here, gpu0=[3000]) if is_shared else nullcontext():
-        again = reserve_gpu.reserve(**wishes)
+        again = reserve_gpu.reserve(**request_)
         assert again is first
         assert records(here).count(4000) == 2
     assert (variables(), again.environ, again.memory_mib) == (*before, 4000)
-    assert (again.note, again.lease.has_end) == (wishes.get("note"), wishes != {"note": "thesis"})
+    assert (again.note, again.lease.has_end) == (
+        request_.get("note"),
+        request_ != {"note": "thesis"},
+    )
 
 
-@pytest.mark.parametrize("wishes", [{}, {"count": 1}, {"name": "", "min_memory": "1GB"}])
-def test_a_request_without_an_end_or_a_note_is_for_a_whole_gpu(
-    one: Here, wishes: dict[str, Any]
-) -> None:
-    """A request without an end or a note turns the own part into the whole GPU."""
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {},
+        {"name": "", "min_memory": "1GB"},
+        {"for_": "2h", "devices": "0"},
+        {"for_": "2h", "count": 1},
+        {"for_": "2h", "min_memory": "1GB"},
+    ],
+    ids=str,
+)
+def test_any_other_request_is_for_a_whole_gpu(one: Here, request_: dict[str, Any]) -> None:
+    """A request without a size turns the own part into the whole GPU."""
     assert part(4000) == "0"
-    reserve_gpu.reserve(**wishes)
-    assert variables()["CUDA_DEVICE_MEMORY"] == str(TOTAL)
+    reserve_gpu.reserve(**request_)
+    assert size() == str(TOTAL)
 
 
-def test_an_end_with_another_wish_is_for_a_whole_gpu(one: Here) -> None:
-    """A request with a number, a count or a model, and an end, is for whole GPUs."""
-    others: list[dict[str, Any]] = [{"devices": "0"}, {"count": 1}, {"min_memory": "1GB"}]
-    for wishes in others:
-        assert part(4000) == "0"
-        reserve_gpu.reserve(for_="2h", **wishes)
-        assert variables()["CUDA_DEVICE_MEMORY"] == str(TOTAL)
-
-
-def test_a_rule_binds_who_prolongs_a_part(one: Here) -> None:
-    """The rule for a part that gets a new end counts from its first reservation."""
+def test_a_rule_limits_an_extended_part_from_its_first_reservation(one: Here) -> None:
     one.rules.write_text('[limits]\ntime = "2h"\n')
     until = reserve_gpu.reserve(memory="4000MiB").lease.until
-    told = "counts from the start of the reservation"
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match=told):
+    with pytest.warns(reserve_gpu.ReserveGPUWarning):
         assert reserve_gpu.reserve(for_="2h").lease.until == until
     assert records(one) == [4000]

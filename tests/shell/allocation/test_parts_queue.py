@@ -1,51 +1,41 @@
-"""Parts and the queue: nobody passes for one either, and an offer of too little is none."""
+"""Requests for parts of a GPU, and waiters for parts."""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import pytest
 
 import reserve_gpu
-from reserve_gpu.allocation.attempt import AttemptContext, Denied, Granted, attempt
+from reserve_gpu.allocation.attempt import Denied, Granted
 from reserve_gpu.allocation.request import parse
-from reserve_gpu.gpus import cuda_environment
-from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model.devices import State
-from tests.support.parts import ONE, part, promised
+from tests.support.offers import Waiters, attempts
+from tests.support.parts import ONE, part, promised, waiting
 from tests.support.reserving import would_be_refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from reserve_gpu.locks.queue import QueueEntry
     from tests.support.here import Here
 
-from tests.support.parts_queue import waiting
 
-STOPPED_S = 0.1
-TICK_S = 0.02  # in which the kernel's clock for files moves on, whatever its HZ
-
-
-# -- whose turn it is ------------------------------------------------------------------------------
-
-
-def test_a_small_one_does_not_pass_a_large_one(here: Here) -> None:
-    """First come, first served, among parts too, whether there is room for the first or not."""
+@pytest.mark.parametrize(
+    ("others", "ahead_mib", "whole"),
+    [([], 5000, State.AWAITED), ([2000], 9000, State.RESERVED), ([], None, State.AWAITED)],
+    ids=["enough room", "too little room", "whole GPU"],
+)
+def test_a_small_request_does_not_pass_a_large_one(
+    here: Here, others: list[object], ahead_mib: float | None, whole: State
+) -> None:
+    """The order of waiters for parts does not depend on the available memory."""
     here.write(ONE)
-    wishes: list[dict[str, Any]] = [{}, {"memory": "1000MiB"}]
-    for ahead in (5000, 9000, None):
-        with promised(here, gpu0=[2000] if ahead == 9000 else []), waiting(here, ahead):
-            for wish in wishes:
-                states = [row.state for row in would_be_refused(**wish).rows]
-                is_held = ahead == 9000 and not wish
-                assert states == [State.RESERVED if is_held else State.AWAITED]
+    with promised(here, gpu0=others), waiting(here, ahead_mib):
+        assert [row.state for row in would_be_refused(memory="1000MiB").rows] == [State.AWAITED]
+        assert [row.state for row in would_be_refused().rows] == [whole]
 
 
-def test_who_grows_passes_nobody(here: Here) -> None:
-    """Who has a part and wants more stands behind who waits for it, and keeps the part."""
+def test_a_larger_part_does_not_pass_waiters(here: Here) -> None:
+    """A holder of a part that requests a larger part keeps its part; a smaller one is granted."""
     here.write(ONE)
     assert part(1000) == "0"
     with promised(here, gpu0=[4000, 4000]), waiting(here, 5000):
@@ -55,66 +45,37 @@ def test_who_grows_passes_nobody(here: Here) -> None:
     assert reserve_gpu.current()
 
 
-def test_less_on_one_of_two(here: Here) -> None:
-    """Who gives some back and takes another GPU besides is in nobody's way on the first."""
+def test_a_smaller_part_on_another_gpu_as_well_passes_waiters(here: Here) -> None:
+    """A waiter for the first GPU is not delayed by a holder that gives back some of it."""
     here.write(ONE * 2)
     assert part(9000, "0") == "0"
     with waiting(here, 9500):
         assert part(2000, "0,1") == "0,1"
 
 
-@pytest.mark.parametrize("size", [-1, float("nan"), "10", [1]], ids=repr)
-def test_a_ticket_that_makes_no_sense(here: Here, size: object) -> None:
-    """Who waits for a size that makes no sense waits for the whole GPU."""
+@pytest.mark.parametrize("size", [-1, float("nan"), "10"], ids=repr)
+def test_a_waiter_for_an_invalid_size_waits_for_the_whole_gpu(here: Here, size: object) -> None:
     here.write(ONE)
     with promised(here, gpu0=[8000]), waiting(here, size):  # type: ignore[arg-type]
         (row,) = would_be_refused(memory="1000MiB").rows
         assert row.state is State.AWAITED
 
 
-# -- offers ----------------------------------------------------------------------------------------
-
-
-def outcomes(here: Here, mib: float, *ahead: QueueEntry) -> Iterator[Granted | Denied]:
-    """Look again and again, for much longer than an offer lasts, behind some who are well.
-
-    mib: of the part that is wanted.
-    """
-    inherited = dict.fromkeys(cuda_environment.VARIABLES)
-    request = parse(None, memory=f"{mib}MiB")
-    with (
-        waiting(here, mib, stopped_s=STOPPED_S) as entry,
-        Nvml() as gpus,
-        LockDirectory(str(here.locks)) as directory,
-    ):
-        context = AttemptContext(request, gpus, directory, inherited, {})
-        end = time.monotonic() + 5 * STOPPED_S
-        while time.monotonic() < end:
-            time.sleep(TICK_S)
-            for other in ahead:
-                other.heartbeat()
-            outcome = attempt(context, entry=entry)
-            yield outcome
-            if isinstance(outcome, Granted):
-                for locked in outcome.locked:
-                    locked.lock.release()
-                return
-
-
-@pytest.mark.parametrize("ahead", [8000, None], ids=["large", "whole"])
-def test_too_little_room_is_no_offer(here: Here, ahead: float | None) -> None:
-    """Who waits for more than there is lets nothing lie: however long, nobody passes."""
+@pytest.mark.parametrize(
+    ("others_mib", "ahead_mib", "last"),
+    [(6000, 8000, Denied), (6000, None, Denied), (1000, 8000, Granted)],
+    ids=["too little for a part", "too little for the whole GPU", "enough"],
+)
+def test_only_enough_memory_is_an_offer_to_a_waiter(
+    here: Here, others_mib: int, ahead_mib: float | None, last: type[Denied | Granted]
+) -> None:
+    """A waiter is passed only if it leaves enough memory unused for some time."""
     here.write(ONE)
-    with promised(here, gpu0=[6000]), waiting(here, ahead) as entry:
-        for outcome in outcomes(here, 3000, entry):
+    with promised(here, gpu0=[others_mib]), ExitStack() as stack:
+        waiters = Waiters(here.locks, stack)
+        waiters.join(here.uuid("0"), part_mib=ahead_mib)
+        outcomes = list(attempts(here, waiters, parse(None, memory="3000MiB")))
+        assert isinstance(outcomes[-1], last)
+        for outcome in outcomes[:-1]:
             assert isinstance(outcome, Denied)
             assert [row.state for row in outcome.rows] == [State.AWAITED]
-
-
-def test_an_offer_lapses(here: Here) -> None:
-    """Who could have what is waited for and does not take it is passed after a while."""
-    here.write(ONE)
-    with promised(here, gpu0=[1000]), waiting(here, 8000) as entry:
-        seen = list(outcomes(here, 3000, entry))
-        assert isinstance(seen[0], Denied)
-        assert isinstance(seen[-1], Granted)
