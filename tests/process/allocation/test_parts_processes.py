@@ -1,4 +1,4 @@
-"""A part of a GPU among real processes: what they use of it, kill -9, containers, exec."""
+"""Parts of a GPU that several processes hold: their use, kill -9, exec and containers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import reserve_gpu
 from tests.support.locked import locked
-from tests.support.parts import ONE, TOTAL, part, room
+from tests.support.parts import CUDA, ONE, TOTAL, part, room
 from tests.support.platforms import CONTAINER, behind, on_a_host, pid_outside
 from tests.support.processes import US, is_running, own_name, wait_for
 
@@ -25,41 +25,40 @@ if TYPE_CHECKING:
     from tests.support.here import Here
     from tests.support.machine import Answer, Child, Machine
 
-from tests.support.parts_processes import CUDA
 
 CONTEXT_MIB = 300
 
 
 @pytest.fixture
 def one(here: Here) -> Here:
-    """Make a machine with one GPU on which processes use memory, and the test process is on it."""
+    """Return a machine with one GPU whose memory processes can allocate."""
     here.write(f"contexts {here.folder}\n{ONE}")
     return here
 
 
 @contextmanager
-def sharer(machine: Machine, mib: int, use_mib: int | None = None) -> Iterator[Child]:
-    """Make a process with a part, which uses so much besides its context."""
+def part_holder(machine: Machine, mib: int, use_mib: int | None = None) -> Iterator[Child]:
+    """Run a process with a part, which allocates this much memory in addition to its context."""
     with machine.child() as child:
-        assert terms(child, mib).value == "0"
+        assert reserve_part(child, mib).value == "0"
         if use_mib is not None:
             assert child.run(f"{CUDA}\nuse({use_mib}) > 2").value is True
         yield child
 
 
-def terms(child: Child, mib: float) -> Answer:
-    """Have the process reserve a part."""
+def reserve_part(child: Child, mib: float) -> Answer:
+    """Let the process reserve a part."""
     return child.reserve(f"memory='{mib}MiB'")
 
 
-def most(child: Child) -> Any:
-    """Return what is left for the process, which is refused the whole of the GPU as a part."""
+def available(child: Child) -> Any:
+    """Return the memory that is available for the process, which is refused a full-size part."""
     child.run("try: reserve_gpu.reserve(memory='10000MiB')\nexcept Exception as e: refused = e")
     return child.run("[r.promisable_mib for r in refused.rows]").value
 
 
 def records(folder: Path) -> dict[int, float]:
-    """Return the size in each sharer's file that is locked, by the pid in it."""
+    """Return the size in each locked file of a part, by the PID in the file."""
     texts = [(folder / name).read_text() for name in locked(folder) if ".share-" in name]
     return {record["pid"]: record.get("part_mib") for record in map(json.loads, texts)}
 
@@ -70,17 +69,16 @@ def records(folder: Path) -> dict[int, float]:
 @pytest.mark.promise
 @on_a_host
 @pytest.mark.parametrize("use_mib", [None, 1, 3700, 5000], ids=["none", "little", "all", "over"])
-def test_the_greater_of_promise_and_use_counts(one: Here, use_mib: int | None) -> None:
-    """A part counts in full however little of it is used; what is used beyond counts as well."""
-    with sharer(one, 4000, use_mib):
+def test_the_greater_of_size_and_use_counts(one: Here, use_mib: int | None) -> None:
+    """An unused part counts in full, and so does use above the size of the part."""
+    with part_holder(one, 4000, use_mib):
         used = 0 if use_mib is None else CONTEXT_MIB + use_mib
         assert room(TOTAL) == TOTAL - max(4000, used)
 
 
 @on_a_host
-def test_what_a_sharers_children_use_is_its_own(one: Here) -> None:
-    """What the processes that a sharer has started use counts as the sharer's."""
-    with sharer(one, 4000) as child:
+def test_the_use_of_a_holders_children_counts_towards_its_part(one: Here) -> None:
+    with part_holder(one, 4000) as child:
         code = f"{CUDA}\nuse(2000)\nprint('there', flush=True)\ninput()"
         child.run(
             f"import subprocess\nstarted = subprocess.Popen([sys.executable, '-c', {code!r}],"
@@ -92,19 +90,19 @@ def test_what_a_sharers_children_use_is_its_own(one: Here) -> None:
 
 
 @on_a_host
-def test_what_others_use_is_left_out(one: Here) -> None:
-    """What a process uses that has reserved nothing can't be promised, and can be once it ends."""
-    with sharer(one, 4000, 1000), one.child() as stranger, one.child() as child:
+def test_unreserved_use_is_not_available(one: Here) -> None:
+    """The memory becomes available when the process without a reservation ends."""
+    with part_holder(one, 4000, 1000), one.child() as stranger, one.child() as child:
         stranger.run(f"{CUDA}\nuse(2000)")
-        assert most(child) == [TOTAL - 4000 - CONTEXT_MIB - 2000]
+        assert available(child) == [TOTAL - 4000 - CONTEXT_MIB - 2000]
         stranger.kill()
-        assert most(child) == [TOTAL - 4000]
+        assert available(child) == [TOTAL - 4000]
 
 
 @on_a_host
-def test_what_own_children_use_is_no_obstacle(one: Here) -> None:
-    """What the processes use that the one who asks has started is counted as its own."""
-    with sharer(one, 4000), one.child() as started:
+def test_the_use_of_own_children_is_available(one: Here) -> None:
+    """A request is not refused because of processes that the requesting process has started."""
+    with part_holder(one, 4000), one.child() as started:
         started.run(f"{CUDA}\nuse(2000)")
         assert room(TOTAL) == TOTAL - 4000
 
@@ -113,28 +111,28 @@ def test_what_own_children_use_is_no_obstacle(one: Here) -> None:
 
 
 @on_a_host
-def test_growing_and_giving_back_under_cuda(one: Here) -> None:
-    """Who has started CUDA grows in place where there is room, else keeps its part."""
-    with sharer(one, 4000, 1000) as child, sharer(one, 3000, 500):
-        assert terms(child, 7000).value == "0"
+def test_a_part_can_grow_and_shrink_after_cuda_has_started(one: Here) -> None:
+    """If there is too little memory, the part stays."""
+    with part_holder(one, 4000, 1000) as child, part_holder(one, 3000, 500):
+        assert reserve_part(child, 7000).value == "0"
         assert child.run("os.environ['CUDA_DEVICE_MEMORY']").value == "7000"
         assert records(one.locks)[child.pid] == 7000
-        refused = terms(child, 7001)
+        refused = reserve_part(child, 7001)
         assert refused.error == "NoFreeDeviceError"
-        assert most(child) == [7000]
+        assert available(child) == [7000]
         assert "reserve_gpu.reserve('0', memory=" in child.run("str(refused)").value
         assert records(one.locks)[child.pid] == 7000
-        assert terms(child, 5000).value == "0"
+        assert reserve_part(child, 5000).value == "0"
         assert part(2000) == "0"
 
 
 @on_a_host
-def test_cuda_without_a_reservation(one: Here) -> None:
-    """Who has started CUDA can have a part of the GPU that it is on; its use counts once."""
-    with sharer(one, 3000), one.child(CUDA_VISIBLE_DEVICES="0") as child:
+def test_a_process_that_runs_cuda_can_reserve_a_part_of_its_gpu(one: Here) -> None:
+    """Its own use counts only once."""
+    with part_holder(one, 3000), one.child(CUDA_VISIBLE_DEVICES="0") as child:
         child.run(f"{CUDA}\nuse(4000)")
-        assert most(child) == [7000]
-        assert terms(child, 7000).value == "0"
+        assert available(child) == [7000]
+        assert reserve_part(child, 7000).value == "0"
         assert records(one.locks)[child.pid] == 7000
 
 
@@ -142,12 +140,12 @@ def test_cuda_without_a_reservation(one: Here) -> None:
 
 
 @pytest.mark.promise
-def test_kill_frees_a_promise_at_once(one: Here) -> None:
-    """What a process was promised, and what it used, can be promised as soon as it is killed."""
-    with sharer(one, 4000, 1000) as child, sharer(one, 5000) as other:
-        assert terms(other, 6001).error == "NoFreeDeviceError"
+def test_a_killed_holders_part_is_available_at_once(one: Here) -> None:
+    """Its memory can be reserved as soon as the process is killed."""
+    with part_holder(one, 4000, 1000) as child, part_holder(one, 5000) as other:
+        assert reserve_part(other, 6001).error == "NoFreeDeviceError"
         child.kill()
-        assert terms(other, 10_000).value == "0"
+        assert reserve_part(other, 10_000).value == "0"
         assert records(one.locks) == {other.pid: 10_000}
         other.kill()
         assert part(TOTAL) == "0"
@@ -164,9 +162,9 @@ os.read(reading, 1) and pid
 """
 
 
-def test_a_fork_has_no_part_of_its_own(one: Here) -> None:
-    """The promise of a process ends with it, whatever it has forked lives on."""
-    with sharer(one, 9000) as child:
+def test_a_part_ends_with_its_process(one: Here) -> None:
+    """A forked child that survives its parent does not keep the part."""
+    with part_holder(one, 9000) as child:
         pid = child.run(FORK).value
         child.process.kill()
         child.process.wait()
@@ -180,8 +178,8 @@ def test_a_fork_has_no_part_of_its_own(one: Here) -> None:
 
 
 @pytest.mark.promise
-def test_a_command_has_the_part(machine: Machine) -> None:
-    """What `reserve-gpu run --memory` becomes keeps the part, and others count it."""
+def test_a_command_keeps_the_part(machine: Machine) -> None:
+    """The program that `reserve-gpu run --memory` executes holds the part."""
     machine.write(ONE)
     show = (
         "import reserve_gpu, signal\n"
@@ -196,11 +194,11 @@ def test_a_command_has_the_part(machine: Machine) -> None:
         with command.stdout as told:
             assert told.readline() == b"4000\n"
         assert records(machine.locks) == {command.pid: 4000}
-        assert terms(child, 6001).error == "NoFreeDeviceError"
-        assert terms(child, 6000).value == "0"
+        assert reserve_part(child, 6001).error == "NoFreeDeviceError"
+        assert reserve_part(child, 6000).value == "0"
 
 
-ASKING = """
+CHILD_REQUESTS = """
 import multiprocessing, os, sys
 
 def ask(tell):
@@ -221,7 +219,7 @@ if __name__ == "__main__":
         path = os.path.join(os.environ["RESERVE_GPU_LOCK_DIR"], name)
         with open(path) as file:
             text = file.read()
-        with open(path, "w") as file:  # as another user could
+        with open(path, "w") as file:
             file.write(text.replace('"visible"', '"part_mib": 1, "visible"'))
     told, tell = context.Pipe(duplex=False)
     second = context.Process(target=ask, args=(tell,))
@@ -233,109 +231,114 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_children_of_multiprocessing_are_told_of_the_part(machine: Machine, method: str) -> None:
-    """A child of whatever kind that asks has its parent's part and caps, marked as such."""
+@pytest.mark.parametrize(
+    ("method", "size", "forge"),
+    [
+        ("fork", "4000MiB", ()),
+        ("spawn", "4000MiB", ()),
+        ("forkserver", "4000MiB", ()),
+        ("forkserver", "", ("forge",)),
+    ],
+    ids=["fork", "spawn", "forkserver", "forged size of a whole GPU"],
+)
+def test_a_child_process_gets_its_parents_variables(
+    machine: Machine, method: str, size: str, forge: tuple[str, ...]
+) -> None:
+    """A child that requests a GPU gets the parent's part and memory caps, not a forged size."""
     machine.write(ONE)
     script = machine.folder / "asking.py"
-    script.write_text(ASKING)
-    done = machine.command(sys.executable, str(script), method, "4000MiB")
-    assert done.stdout.strip() == "the same", done
-
-
-def test_a_size_that_somebody_wrote_for_a_whole_gpu(machine: Machine) -> None:
-    """A child of who has a whole GPU is not told of a part that is in its lock's file."""
-    script = machine.folder / "asking.py"
-    script.write_text(ASKING)
-    done = machine.command(sys.executable, str(script), "forkserver", "", "hostile")
+    script.write_text(CHILD_REQUESTS)
+    done = machine.command(sys.executable, str(script), method, size, *forge)
     assert done.stdout.strip() == "the same", done
 
 
 @on_a_host
-def test_growing_once_cuda_runs_where_one_process_may_use_the_gpu(machine: Machine) -> None:
-    """On a GPU for one process at a time this one is itself no reason to refuse it more."""
+def test_a_part_can_grow_while_its_holder_runs_cuda_exclusively(machine: Machine) -> None:
+    """In exclusive process mode, the own process does not prevent a larger part."""
     machine.write(f"contexts {machine.folder}\n{ONE}  mode exclusive_process\n")
     with machine.child() as child:
-        assert terms(child, 4000).value == "0"
+        assert reserve_part(child, 4000).value == "0"
         child.run(f"{CUDA}\nuse(1000)")
-        assert terms(child, 7000).value == "0"
+        assert reserve_part(child, 7000).value == "0"
 
 
 @on_a_host
-def test_who_has_a_part_is_no_stranger_to_itself(machine: Machine) -> None:
-    """Who is refused more is not told that its own process has no reservation."""
+def test_a_refusal_shows_the_own_process_as_a_holder(machine: Machine) -> None:
+    """Only the other process is shown as one without a reservation."""
     machine.write(f"contexts {machine.folder}\n{ONE}  compute 4321000 5000\n")
     with machine.child() as child:
         child.run("import warnings; warnings.simplefilter('ignore')")
-        assert terms(child, 4000).value == "0"
+        assert reserve_part(child, 4000).value == "0"
         child.run(f"{CUDA}\nuse(1000)")
-        text = terms(child, 7000).text
+        text = reserve_part(child, 7000).text
         assert re.findall("without a reservation: (.*)", text) == ["pid 4321000"]
         assert f"this process: {own_name()}, " in text
 
 
 @on_a_host
-def test_of_who_shares_by_parts_nobody_is_warned(machine: Machine) -> None:
-    """A warning tells of strangers, not of sharers; in a container it can't tell them apart."""
+def test_holders_of_parts_cause_no_warning(machine: Machine) -> None:
+    """Only a process without a reservation causes a warning, and none does in a container."""
     machine.write(ONE)
-    with machine.child() as sharer, machine.child() as other, behind(machine, *CONTAINER) as inside:
-        assert terms(sharer, 4000).value == "0"
-        machine.write(f"{ONE}  compute {sharer.pid} 3000\n")
+    with (
+        machine.child() as part_holder,
+        machine.child() as other,
+        behind(machine, *CONTAINER) as inside,
+    ):
+        assert reserve_part(part_holder, 4000).value == "0"
+        machine.write(f"{ONE}  compute {part_holder.pid} 3000\n")
         for child in (other, inside):
             child.run("import warnings; warnings.filterwarnings('error', 'You have')")
-            assert terms(child, 1000).value == "0"
+            assert reserve_part(child, 1000).value == "0"
             child.run("reserve_gpu.release()")
-        machine.write(f"{ONE}  compute {sharer.pid} 3000\n  compute 4321000 1000\n")
-        assert terms(other, 1000).error == "ReserveGPUWarning"
+        machine.write(f"{ONE}  compute {part_holder.pid} 3000\n  compute 4321000 1000\n")
+        assert reserve_part(other, 1000).error == "ReserveGPUWarning"
 
 
 # -- containers ------------------------------------------------------------------------------------
 
 
-def test_sizes_are_seen_from_containers(machine: Machine) -> None:
-    """Who shares the lock directory counts the sizes of all, inside of containers and outside."""
+def test_parts_count_across_containers(machine: Machine) -> None:
+    """All processes that share the lock directory count each other's parts."""
     machine.write(ONE)
     with (
         behind(machine, *CONTAINER) as inside,
         behind(machine, *CONTAINER) as other,
         machine.child() as outside,
     ):
-        assert terms(inside, 4000).value == "0"
-        assert terms(outside, 3000).value == "0"
-        assert most(other) == [3000]
-        assert terms(other, 3000).value == "0"
-        assert terms(outside, 3001).error == "NoFreeDeviceError"
+        assert reserve_part(inside, 4000).value == "0"
+        assert reserve_part(outside, 3000).value == "0"
+        assert available(other) == [3000]
+        assert reserve_part(other, 3000).value == "0"
+        assert reserve_part(outside, 3001).error == "NoFreeDeviceError"
         pid = pid_outside(inside)
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not is_running(pid))
-        assert terms(outside, 7000).value == "0"
+        assert reserve_part(outside, 7000).value == "0"
 
 
-def test_uses_are_not_seen_from_containers(machine: Machine) -> None:
-    """In a container it can't be told whose memory is in use: it counts as what was promised."""
+def test_use_counts_towards_parts_in_a_container(machine: Machine) -> None:
+    """A container can't tell processes apart, so all use counts towards the parts."""
     machine.write(f"{ONE}  compute 4321000 5000\n")
     with machine.child() as outside, behind(machine, *CONTAINER) as inside:
         outside.run("import warnings; warnings.simplefilter('ignore')")
-        assert terms(outside, 3000).value == "0"
-        assert most(inside) == [5000]
+        assert reserve_part(outside, 3000).value == "0"
+        assert available(inside) == [5000]
         machine.write(f"{ONE}  compute 4321000 2000\n")
-        assert most(inside) == [7000]
+        assert available(inside) == [7000]
 
 
-def test_the_driver_is_asked_after_a_cell(machine: Machine) -> None:
-    """After a cell the driver is asked how much is used, where a part is held, and only there."""
+def test_the_driver_is_read_after_a_cell_only_if_a_part_is_held(machine: Machine) -> None:
     end_cell = "from reserve_gpu.ipython import magic; magic.end_cell()"
     with machine.child() as child:
         assert child.run(end_cell).value == []
-        before = machine.calls()
-        assert before == []
+        assert machine.calls() == []
         assert child.run("reserve_gpu.reserve(memory='2GB')").error is None
         before = machine.calls()
         assert child.run(end_cell).value == []
         assert machine.calls() != before
 
 
-# The interpreter calls the hook before each putenv(3).
+# The interpreter calls the hook before each call of putenv.
 FAIL_TO_SET = """
 left = [MemoryError()]
 def fail(event, _):
@@ -345,8 +348,8 @@ sys.addaudithook(fail)
 """
 
 
-def test_what_can_not_be_held_is_let_go(machine: Machine) -> None:
-    """Where something fails after the locks were taken, nothing stays locked unknown to all."""
+def test_an_error_after_the_locks_were_acquired_releases_them(machine: Machine) -> None:
+    """An error while the variables are set leaves no device locked."""
     with machine.child() as child, machine.child() as other:
         child.run(FAIL_TO_SET)
         assert child.run("reserve_gpu.reserve(0, memory='2GB')").error == "MemoryError"
