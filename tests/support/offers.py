@@ -39,9 +39,13 @@ class Waiters:
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._stack = stack
         self.now_s = 1000.0
-        stack.enter_context(mock.patch.object(time, "monotonic", lambda: self.now_s))
+        stack.enter_context(mock.patch.object(time, "monotonic", self.read_clock))
         self.directory = stack.enter_context(LockDirectory(str(path)))
         self.entries: list[QueueEntry] = []
+
+    def read_clock(self) -> float:
+        """Return the time in seconds, in place of time.monotonic()."""
+        return self.now_s
 
     def pass_time(self, seconds: float) -> None:
         """Advance the clock."""

@@ -2,12 +2,11 @@
 
     python -m tests.support.parts_race --rounds 200
 
-In each round all ask for a part of a random size at once, and some are killed with -9 in the midst.
-Then some of the winners are killed, and all who were refused ask once more. The referee reserves
-nothing itself: it reads who has locked which file from the kernel's list, and the sizes in the
-files. Never are there more promises on a GPU than it has memory; what the killed were promised is
-there at once; and nobody is refused who would fit, or is told less room than there is. Ends with 1
-if not.
+In each round, all processes request a part of a random size at once, and some are killed meanwhile.
+Then some of the winners are killed, and all refused processes try again. The referee compares the
+answers with the kernel's lock list and with the sizes in the lock files. The exit code is 1 if a
+GPU's parts exceed its memory, a killed process's part is still there, a request is refused that
+would fit, or a refusal reports too little available memory.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ SCENARIO = "\n".join(
     f"gpu\n uuid {uuid}\n memory {total}\n reserved {RESERVED_MIB}"
     for uuid, total in zip(UUIDS, TOTALS_MIB, strict=True)
 )
-KILLED_IN_THE_MIDST = 2
+KILLED_DURING = 2  # processes in each race
 KILLED_AFTERWARDS = 4
-MIDST_S = 0.1  # in which those are killed
+KILL_WITHIN_S = 0.1
 
 
 class Answer(NamedTuple):
-    """What came of asking. gpu: that was had, None for a refusal. room: the most that was left."""
+    """The outcome of a request: the GPU, or None and the most available memory in MiB."""
 
     gpu: int | None
     room: float = 0.0
 
 
 class Worker:
-    """A process that asks for what it is told to, as the referee sees it."""
+    """A process that makes the requests that the referee sends."""
 
     def __init__(self, others: Sequence[Worker]) -> None:
         self.end, end = socket.socketpair()
@@ -64,29 +63,30 @@ class Worker:
         self.mib, self.answer = 0, Answer(None)
 
     def ask(self, mib: int) -> None:
-        """Let it ask; `hear` waits for what comes of it."""
+        """Send a request; `hear` waits for the answer."""
         self.mib, self.answer = mib, Answer(None)
         self.end.sendall(b"%d\n" % mib)
 
     def hear(self) -> bool:
-        """Tell whether it has an answer; it has none where it was killed."""
+        """Return whether an answer came; a killed process gives none."""
         line = self._lines.readline()
         if line:
             self.answer = Answer(*json.loads(line))
         return bool(line)
 
     def kill(self) -> None:
-        """Kill it with -9, and wait until it is gone."""
+        """Kill the process, and wait until it has ended."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
     def close(self) -> None:
+        """Close the connection to the process."""
         self._lines.close()
         self.end.close()
 
 
 def work(end: socket.socket, others: Sequence[socket.socket]) -> None:
-    """Ask for as many MiB as each line says; 0 is to let go."""
+    """Request as many MiB as each line says; 0 releases the part."""
     warnings.simplefilter("ignore")
     for other in others:
         other.close()
@@ -98,6 +98,7 @@ def work(end: socket.socket, others: Sequence[socket.socket]) -> None:
 
 
 def ask(mib: int) -> Answer:
+    """Request a part, and return the outcome."""
     try:
         reservation = reserve_gpu.reserve(memory=f"{mib}MiB")
     except reserve_gpu.NoFreeDeviceError as error:
@@ -108,13 +109,13 @@ def ask(mib: int) -> Answer:
 
 @dataclass
 class Referee:
-    """Lets the workers race, kills some, and compares what they say with what is locked."""
+    """Lets the workers race, kills some, and compares their answers with the locks."""
 
     dice: random.Random
     workers: list[Worker] = field(default_factory=list)
     granted: int = 0
     refused: int = 0
-    retried: int = 0  # granted to who had been refused, after others were killed
+    retried: int = 0  # granted after a refusal, because others were killed
     kills: int = 0
     violations: list[str] = field(default_factory=list)
 
@@ -135,14 +136,14 @@ class Referee:
             worker.close()
 
     def _round(self) -> None:
-        doomed = self.dice.sample(self.workers, KILLED_IN_THE_MIDST)
+        doomed = self.dice.sample(self.workers, KILLED_DURING)
         self._race(self.workers, doomed)
         self._check("after the first race", self.workers)
         winners = [worker for worker in self.workers if worker.answer.gpu is not None]
         losers = [worker for worker in self.workers if worker.answer.gpu is None]
         for worker in self.dice.sample(winners, min(KILLED_AFTERWARDS, len(winners))):
             self._kill(worker)
-        self._check("once some were killed", self.workers)
+        self._check("after some were killed", self.workers)
         self._race(losers, [])
         self._check("after the second race", self.workers)
         self._check_refusals(losers)
@@ -152,7 +153,7 @@ class Referee:
         for worker in workers:
             worker.ask(self._size())
         for worker in doomed:
-            time.sleep(self.dice.random() * MIDST_S / len(doomed))
+            time.sleep(self.dice.random() * KILL_WITHIN_S / len(doomed))
             self._kill(worker)
         for worker in workers:
             if worker not in doomed and not worker.hear():
@@ -176,7 +177,7 @@ class Referee:
             self.workers.append(Worker(self.workers))
 
     def _check(self, when: str, workers: Sequence[Worker]) -> None:
-        """Compare what was granted with what the kernel and the files say, and with the GPUs."""
+        """Compare the granted parts with the kernel's list, the files and the GPUs' memory."""
         said = {w.pid: (w.answer.gpu, w.mib) for w in workers if w.answer.gpu is not None}
         there = promises()
         if said != there:
@@ -186,7 +187,7 @@ class Referee:
                 self.violations.append(f"{when} {sum_mib} of {room} MiB of GPU{gpu} are promised")
 
     def _check_refusals(self, losers: Sequence[Worker]) -> None:
-        """Check that who was refused asked for more than there was room for."""
+        """Check that each refused request was for more than the available memory."""
         there = promises().values()
         left = [
             room - sum(mib for at, mib in there if at == gpu) for gpu, room in enumerate(ROOMS_MIB)
@@ -194,17 +195,17 @@ class Referee:
         for worker in losers:
             if worker.answer.gpu is not None:
                 continue
-            # Of GPUs that are too small for it in any case no room is told.
+            # A refusal does not report the memory of GPUs that are too small in any case.
             fitting = [left[gpu] for gpu, room in enumerate(ROOMS_MIB) if room >= worker.mib]
             if worker.mib <= max(left) or worker.answer.room < max(fitting):
                 self.violations.append(f"{worker.mib} refused, {worker.answer}, {left} MiB left")
 
 
 def promises() -> dict[int, tuple[int, float]]:
-    """Return the GPU, and the size in its locked file, by the pid that the kernel names.
+    """Return the GPU, and the size in its locked file, by the PID in the kernel's lock list.
 
-    A look at the kernel's list may miss one, where other processes unlock something meanwhile; the
-    workers stand still, so each is there that was seen once.
+    One reading of the list can miss a lock while other processes unlock files. The workers make no
+    requests now, so every lock that was seen once is held.
     """
     found = {}
     folder = Path(os.environ["RESERVE_GPU_LOCK_DIR"])

@@ -1,4 +1,4 @@
-"""Many processes want parts of the same few GPUs at the same moment."""
+"""Many processes race for parts of a few GPUs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from tests.support.machine import ROOT
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(15, marks=pytest.mark.full)])
-def test_rounds(rounds: int) -> None:
-    """Of 32 who race none is refused who fits, no more is promised than there is, or by the dead.
-
-    What those were promised who are killed with -9 is there for others at once.
-    """
+def test_racing_processes_never_reserve_more_than_the_gpus_memory(rounds: int) -> None:
+    """The memory of killed processes is available at once, and no request is refused that fits."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.parts_race", f"--rounds={rounds}"],
         cwd=ROOT, text=True, capture_output=True, timeout=250, check=False,
@@ -27,4 +24,4 @@ def test_rounds(rounds: int) -> None:
     assert granted > 10 * rounds, done.stdout
     assert refused > 2 * rounds, done.stdout
     assert kills > 4 * rounds, done.stdout
-    assert int(lines[2].split()[0]) >= rounds, done.stdout  # had after others were killed
+    assert int(lines[2].split()[0]) >= rounds, done.stdout  # granted after others were killed

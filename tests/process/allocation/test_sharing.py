@@ -1,41 +1,26 @@
-"""Sharing takes two: who may be on a GPU together, and how each of them is known."""
+"""Processes that share a GPU."""
 
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
-from tests.support.locked import have, locked, needs_root
-from tests.support.reserving import got
+from tests.support.locked import have, needs_root
+from tests.support.machine import Child, program
 
 if TYPE_CHECKING:
     from tests.support.here import Here
     from tests.support.machine import Machine
 
-from tests.support.sharing import holders_of, sharers
-
-BUSY = "gpu\n  compute 4321000 3500\n"
-UID = os.geteuid()
-WHOLE_OR_SHARED = pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
-
-
-# -- how each is known -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def one(here: Here) -> Here:
-    """Make a machine with one idle GPU, and the test process is on it."""
-    here.write("gpu")
-    return here
-
 
 @pytest.mark.promise
-def test_each_sharer_has_a_record_and_a_pid(machine: Machine) -> None:
-    """Every sharer is listed with its own pid and note; one that is killed takes no other along."""
+def test_each_holder_of_a_part_has_a_record_and_a_pid(machine: Machine) -> None:
+    """Each holder is listed with its own PID and note, until it is killed."""
     machine.write("gpu")
     holders = "[(h.pid, h.note, h.confirmed) for h in reserve_gpu.status().rows[0].holders]"
     with machine.child() as first, machine.child() as second, machine.child() as third:
@@ -51,27 +36,30 @@ def test_each_sharer_has_a_record_and_a_pid(machine: Machine) -> None:
         assert second.run(holders).value == both
 
 
-# -- what else may stand there ---------------------------------------------------------------------
+OTHER_UID, HOLDER_UID = 1001, 1002
+USER_NAMESPACE = ("unshare", "--user", "--map-root-user")
 
 
 @needs_root
-@pytest.mark.parametrize("state", ["locked", "not locked"])
-def test_names_that_others_have_taken(one: Here, state: str) -> None:
-    """Files of others that bear this user's number are passed by: they take no place of ours."""
-    with ExitStack() as stack:
-        for number in range(3):
-            path = one.locks / f"{one.uuid('0')}.share-{UID}-{number}.lock"
-            about = b'{"user": "root", "pid": 1, "part_mib": 1}'
-            with have(path, about):
-                os.chown(path, 65534, 65534)
-            if state == "locked":
-                stack.enter_context(have(path, about))
-        assert got(memory="1GB") == "0"
-        assert f"{one.uuid('0')}.share-{UID}-3.lock" in locked(one.locks)
-
-
-@needs_root
-def test_many_files_of_another_user(one: Here) -> None:
-    """However many files a user makes, those of others still count."""
-    with sharers(one, MOST_OF_ONE_USER + 6, 65534), sharers(one, 2):
-        assert holders_of(one) == MOST_OF_ONE_USER + 2
+def test_many_files_in_a_user_namespace_hide_no_part(here: Here) -> None:
+    """In a user namespace, all users of the host have the same UID."""
+    is_missing = not program(USER_NAMESPACE[0])
+    if is_missing or subprocess.run([*USER_NAMESPACE, "true"], check=False).returncode:
+        pytest.skip("needs a user namespace")
+    uuid = here.uuid("0")
+    with LockDirectory(str(here.locks)):
+        pass
+    for number in range(MOST_OF_ONE_USER):
+        path = here.locks / f"{uuid}.share-{number:03}-0.lock"
+        path.touch()
+        os.chown(path, OTHER_UID, OTHER_UID)
+    path = here.locks / f"{uuid}.share-{HOLDER_UID}-0.lock"
+    child = Child(here.environ(), here.folder, *USER_NAMESPACE)
+    try:
+        with have(path):
+            os.chown(path, HOLDER_UID, HOLDER_UID)
+            assert child.run("os.stat(os.environ['RESERVE_GPU_LOCK_DIR']).st_uid").value == 0
+            assert child.reserve("0").error == "NoFreeDeviceError"
+        assert child.reserve("0").value == "0"
+    finally:
+        child.kill()

@@ -1,4 +1,4 @@
-"""Sharing takes two: who may be on a GPU together, and how each of them is known."""
+"""Sharing a GPU in one process: which processes can hold it together, and their lock files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,38 +15,50 @@ import reserve_gpu
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
 from reserve_gpu.locks.lock import Lock
-from tests.support.locked import have, held, locked
-from tests.support.reserving import got, of_gpu, refused
+from reserve_gpu.model.devices import State
+from tests.support.locked import have, held, locked, needs_root, obstacles, obstructed
+from tests.support.reserving import got, of_gpu, refused, would_be_refused
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.here import Here
 
-from typing import TYPE_CHECKING
-
-from tests.support.locked import obstacles, obstructed
-from tests.support.sharing import holders_of, sharer_files, sharers
-
-if TYPE_CHECKING:
-    from tests.support.here import Here
-
-WHOLE_OR_SHARED = pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
-
-
-UID = os.geteuid()
-
-
-# -- who may be on it ------------------------------------------------------------------------------
+UID, OTHER_UID = os.geteuid(), 65534
+WHOLE_OR_PART = pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "part"])
 
 
 @pytest.fixture
 def one(here: Here) -> Here:
-    """Make a machine with one idle GPU, and the test process is on it."""
+    """Return a machine with one idle GPU."""
     here.write("gpu")
     return here
 
 
-def test_sharers_that_come_later(one: Here) -> None:
-    """Who has looked before sees whoever shares since, in a new file: one of others, or its own."""
+def part_file(here: Here, number: int, owner: int = UID) -> Path:
+    """Return the lock file with this number in its name for a part of GPU 0."""
+    return here.locks / f"{here.uuid('0')}.share-{owner}-{number}.lock"
+
+
+def lock_part_files(here: Here, count: int, owner: int = UID) -> ExitStack:
+    """Lock as many lock files of a user for parts of GPU 0."""
+    with ExitStack() as stack:
+        for number in range(count):
+            path = part_file(here, number, owner)
+            stack.enter_context(have(path))
+            if owner != UID:
+                os.chown(path, owner, owner)
+        return stack.pop_all()
+
+
+def count_holders(here: Here) -> int:
+    """Return the number of holders of GPU 0."""
+    with LockDirectory(str(here.locks)) as directory, directory.mutex():
+        return len(directory.holders_of(here.uuid("0")))
+
+
+def test_new_holders_of_parts_are_noticed(one: Here) -> None:
+    """A lock directory that was already read notices a new lock file of any process."""
     uuid = one.uuid("0")
     with LockDirectory(str(one.locks)) as directory:
         with directory.mutex():
@@ -60,43 +73,38 @@ def test_sharers_that_come_later(one: Here) -> None:
         own.release()
 
 
-def test_sharers_are_together(one: Here) -> None:
-    """Those who share a GPU have it together, each with a lock."""
+def test_each_holder_of_a_part_has_a_lock_file(one: Here) -> None:
     with one.rival("0", part_mib=1024), one.rival("0", part_mib=1024):
         assert got(memory="1GB") == "0"
-        assert sharer_files(one) == [f".share-{UID}-{number}.lock" for number in range(3)]
-        assert locked(one.locks) == {f"{one.uuid('0')}{name}" for name in sharer_files(one)}
+        assert locked(one.locks) == {part_file(one, number).name for number in range(3)}
     assert held(one) == [0]
     reserve_gpu.release()
     assert held(one) == []
 
 
-def test_several_are_shared(here: Here) -> None:
-    """Several GPUs are shared together, all or none."""
+def test_parts_of_several_gpus_are_reserved_together_or_not_at_all(here: Here) -> None:
+    """The refusal shows that one GPU is free, and how to request it."""
     with here.rival("1"):
         text = refused(count=2, memory="1GB")
-        assert of_gpu(text).startswith("free: ")
-        assert "1 is available now: reserve_gpu.reserve(count=1, memory='1GB')" in text
-        assert sharer_files(here) == [f".share-{UID}-0.lock"]
+        assert of_gpu(text).startswith("free")
+        assert "reserve_gpu.reserve(count=1, memory='1GB')" in text
+        assert part_file(here, 0).exists()
         assert held(here) == [1]
     assert got(count=2, memory="1GB") == "0,1"
     assert held(here) == [0, 1]
 
 
-# -- from whole to shared, and back ----------------------------------------------------------------
-
-
-def test_one_of_several_goes_from_shared_to_whole(here: Here) -> None:
-    """Of several that are shared one can be had whole; the others are released."""
+def test_one_of_several_shared_gpus_can_be_reserved_whole(here: Here) -> None:
+    """The other GPUs are released."""
     assert got("0,1", memory="1GB") == "0,1"
     assert got("1") == "1"
     assert locked(here.locks) == {f"{here.uuid('1')}.lock"}
 
 
-def test_files_of_sharers_are_their_own(one: Here) -> None:
-    """Only its user can write to a sharer's file, which stays after a release and is used again."""
+def test_only_its_user_can_write_to_the_lock_file_of_a_part(one: Here) -> None:
+    """The file stays after a release, and is used again."""
     assert got(memory="1GB") == "0"
-    (path,) = one.locks.glob("*.share-*")
+    path = part_file(one, 0)
     before = path.stat()
     assert stat.S_IMODE(before.st_mode) == 0o644
     assert (before.st_uid, json.loads(path.read_bytes())["pid"]) == (UID, os.getpid())
@@ -106,61 +114,76 @@ def test_files_of_sharers_are_their_own(one: Here) -> None:
     assert "part_mib" not in released
     assert got(memory="1GB") == "0"
     assert json.loads(path.read_bytes())["released"] is False
-    assert [path.stat().st_ino for path in one.locks.glob("*.share-*")] == [before.st_ino]
-
-
-# -- whom to ask -----------------------------------------------------------------------------------
+    assert [each.stat().st_ino for each in one.locks.glob("*.share-*")] == [before.st_ino]
 
 
 @pytest.mark.usefixtures("terminal")
-def test_whom_to_ask(here: Here) -> None:
-    """A refusal to who holds the GPUs in another process says that, and what releases them."""
+def test_a_refusal_names_the_users_other_process_and_how_to_release(here: Here) -> None:
     here.write(f"gpu\ngpu\n compute {os.getpid()} 3500")
     now = time.time()
     with here.rival("0", since=now - 900, notebook="old.ipynb"), here.rival("1", since=now - 86400):
-        where = f"old.ipynb (pid {os.getpid()})"
-        for wishes in ({}, {"devices": "0,1"}, {"memory": "1GB"}):
-            advice, wait = refused(**wishes).splitlines()[1:3]
-            held = f"You hold GPU0 and GPU1 in {where}. To release them"
-            assert advice == f"{held}: reserve-gpu release {os.getpid()}"
-            assert wait.startswith("Or wait in the queue: reserve_gpu.reserve(")
+        for request in ({}, {"devices": "0,1"}, {"memory": "1GB"}):
+            advice = refused(**request).splitlines()[1]
+            assert f"GPU0 and GPU1 in old.ipynb (pid {os.getpid()})" in advice
+            assert advice.endswith(f"reserve-gpu release {os.getpid()}")
         advice = refused("0").splitlines()[1]
-        held = f"GPU0 has been idle for 15 min in your {where}. To release it"
-        assert advice == f"{held}: reserve-gpu release {os.getpid()}"
+        assert "idle for 15 min" in advice
+        assert advice.endswith(f"reserve-gpu release {os.getpid()}")
 
 
-def test_a_second_name_of_a_locked_file_shares_nothing(one: Here) -> None:
-    """Somebody's lock under a second name, which anybody may give it, counts for no sharer."""
+# -- limits and obstacles --------------------------------------------------------------------------
+
+
+def test_a_user_can_have_a_limited_number_of_parts_of_a_gpu(one: Here) -> None:
+    """A request beyond the limit is refused, and locked files beyond it do not count."""
+    with lock_part_files(one, MOST_OF_ONE_USER):
+        (row,) = would_be_refused(memory="1GB").rows
+        assert str(MOST_OF_ONE_USER) in (row.reason or "")
+    with lock_part_files(one, MOST_OF_ONE_USER + 6):
+        assert count_holders(one) == MOST_OF_ONE_USER
+
+
+@needs_root
+def test_files_of_one_user_do_not_hide_the_parts_of_another(one: Here) -> None:
+    with lock_part_files(one, MOST_OF_ONE_USER + 6, OTHER_UID), lock_part_files(one, 2):
+        assert count_holders(one) == MOST_OF_ONE_USER + 2
+
+
+@needs_root
+@pytest.mark.parametrize("state", ["locked", "not locked"])
+def test_other_users_files_with_this_users_number_are_skipped(one: Here, state: str) -> None:
+    with ExitStack() as stack:
+        for number in range(3):
+            record = b'{"user": "root", "pid": 1, "part_mib": 1}'
+            with have(part_file(one, number), record):
+                os.chown(part_file(one, number), OTHER_UID, OTHER_UID)
+            if state == "locked":
+                stack.enter_context(have(part_file(one, number), record))
+        assert got(memory="1GB") == "0"
+        assert part_file(one, 3).name in locked(one.locks)
+
+
+def test_a_lock_under_a_second_name_is_not_a_part(one: Here) -> None:
     with have(one.folder / "other.lock"):
-        path = one.locks / f"{one.uuid('0')}.share-{UID}-0.lock"
         one.locks.mkdir(mode=0o1777)
-        path.hardlink_to(one.folder / "other.lock")
+        part_file(one, 0).hardlink_to(one.folder / "other.lock")
         assert got() == "0"
-
-
-def test_so_many_sharers_of_one_user_count(one: Here) -> None:
-    """Of one user 64 may share a GPU: who comes after them is told so, and more files mean none."""
-    with sharers(one, MOST_OF_ONE_USER):
-        assert f"You already have {MOST_OF_ONE_USER} locks" in of_gpu(refused(memory="1GB"))
-    with sharers(one, MOST_OF_ONE_USER + 6):
-        assert holders_of(one) == MOST_OF_ONE_USER
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *(".share--0.lock", ".share-0.lock", ".share-0-0.lock.old", ".share-0-0x.lock"),
-        *(".share-0-99999999999.lock", ".share-a-0.lock", "x.share-0-0.lock", ".shared"),
+        *(".share--0.lock", ".share-0-0.lock.old", ".share-0-0x.lock", ".share-0-99999999999.lock"),
+        *(".share-a-0.lock", "x.share-0-0.lock"),
     ],
 )
-def test_other_names_share_nothing(one: Here, name: str) -> None:
-    """A locked file whose name is not quite that of a sharer's keeps nobody out."""
+def test_a_file_with_another_name_is_not_a_part(one: Here, name: str) -> None:
     with have(one.locks / f"{one.uuid('0')}{name}"):
         assert got() == "0"
 
 
-def test_a_driver_of_old(one: Here) -> None:
-    """A UUID with slashes, as MIG instances had, names files like any other."""
+def test_a_uuid_can_contain_slashes(one: Here) -> None:
+    """Old drivers gave such UUIDs to MIG instances."""
     uuid = "MIG-GPU-8f2a/7/0"
     with LockDirectory(str(one.locks)) as directory, directory.mutex():
         lock = directory.lock_device(uuid, share=True)
@@ -171,12 +194,13 @@ def test_a_driver_of_old(one: Here) -> None:
 
 
 @obstacles
-@WHOLE_OR_SHARED
-def test_what_is_no_file_does_no_harm(one: Here, obstacle: str, *, memory: str | None) -> None:
-    """What stands in the place of a sharer's file is passed by, not followed and not written to."""
-    with obstructed(one.locks / f"{one.uuid('0')}.share-{UID}-0.lock", obstacle):
+@WHOLE_OR_PART
+def test_an_obstacle_in_place_of_a_lock_file_is_skipped(
+    one: Here, obstacle: str, *, memory: str | None
+) -> None:
+    """A link is not followed, and nothing is written to it."""
+    with obstructed(part_file(one, 0), obstacle):
         assert got(memory=memory) == "0"
-        assert [row.state.value for row in reserve_gpu.status().rows] == ["reserved"]
-        if memory:
-            assert sharer_files(one) == [f".share-{UID}-{number}.lock" for number in range(2)]
+        assert [row.state for row in reserve_gpu.status().rows] == [State.RESERVED]
+        assert part_file(one, 1).exists() is (memory is not None)
         reserve_gpu.release()
