@@ -1,4 +1,4 @@
-"""Waiting for a GPU in the test process: who goes first, when to look, and how it ends."""
+"""Waiting for a GPU in the test process: the order, the time of each check, and the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +25,7 @@ from reserve_gpu.allocation.wait import Explainer, LockChanges
 from reserve_gpu.gpus import cuda_environment
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.holders import MOST_OF_ONE_USER
 from reserve_gpu.locks.queue import QueueEntry, wait_for_news
 from reserve_gpu.model.devices import Fault, State
 from reserve_gpu.model.errors import NoVisibleDeviceError
@@ -35,6 +35,7 @@ from tests.support.holders import a_holder
 from tests.support.locked import locked
 from tests.support.processes import own_name, wait_for
 from tests.support.reserving import got, of_gpu, refused, would_be_refused
+from tests.support.wait import Terminal, queued
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from reserve_gpu.model.progress import Waiting
     from tests.support.here import Here
 
-from tests.support.wait import Terminal, queued
-
 UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
 NAMES = ["Tesla T4", "NVIDIA A100"]
 ONE = f"gpu\n  uuid {UUIDS[0]}\n"
@@ -53,10 +52,10 @@ TWO = "".join(
     f"gpu\n  uuid {uuid}\n  name {name}\n  memory {memory}\n"
     for uuid, name, memory in zip(UUIDS, NAMES, (15360, 40960), strict=True)
 )
-# On a driver with which a process can use only one MIG instance.
+# A process can use only one MIG instance with this driver.
 SPLIT = f"driver 550.54.15\n{TWO}gpu\n  mig on\n  instance 0\n"
 BUSY = f"{ONE}  compute 4321000 3500\n"
-# A wait in which no look is due before its end, where all is reserved: somebody has to tell.
+# While all GPUs are reserved, no check is due within this time unless a lock changes.
 UNDUE_S = policy.QUIET_S - 0.5
 LONG_S = 30
 
@@ -64,8 +63,8 @@ LONG_S = 30
 # -- who goes first --------------------------------------------------------------------------------
 
 
-class Other:
-    """Somebody else who waits, and looks when a test says so; a context manager."""
+class OtherWaiter:
+    """Another waiter in the queue, which checks when the test says so; a context manager."""
 
     def __init__(self, here: Here, devices: str | None = None, **wishes: Any) -> None:
         self._here, self._request = here, parse(devices, **wishes)
@@ -85,14 +84,14 @@ class Other:
             Record.from_dict({"user": "other", "note": "the thesis"}),
         )
         self._stack.enter_context(self.entry)
-        assert self.look() is None
+        assert self.check() is None
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def look(self) -> str | None:
-        """Try once more; what was taken is released at the end."""
+    def check(self) -> str | None:
+        """Check once; return the numbers of the acquired devices, None if the waiter got none."""
         outcome = attempt(self.context, entry=self.entry)
         if not isinstance(outcome, Granted):
             return None
@@ -103,7 +102,7 @@ class Other:
 
 
 class Steps:
-    """What happens while reserve() waits: one step at each time that it shows how things stand."""
+    """A progress callback of reserve() that runs one function at each call."""
 
     def __init__(self, *steps: Callable[[], object]) -> None:
         self._steps = list(steps)
@@ -116,13 +115,13 @@ class Steps:
 
     @property
     def places(self) -> list[int]:
-        """Return the place in the queue each time."""
+        """Return the place in the queue at each call."""
         return [waiting.place for waiting in self.shown]
 
 
 @contextmanager
 def reserved(here: Here, *numbers: str) -> Iterator[list[Callable[[], None]]]:
-    """Let somebody else have these devices; returns functions that release them, one by one."""
+    """Let other processes hold these devices; yield a function for each that releases it."""
     with ExitStack() as stack:
         rivals = [here.rival(number) for number in numbers]
         stacks = [stack.enter_context(ExitStack()) for _ in rivals]
@@ -131,46 +130,53 @@ def reserved(here: Here, *numbers: str) -> Iterator[list[Callable[[], None]]]:
         yield [one.close for one in stacks]
 
 
-def test_first_come_first_served(here: Here) -> None:
-    """A GPU that comes free goes to those in the queue in their order, whoever looks first."""
+def test_a_free_gpu_goes_to_the_waiters_in_their_order(here: Here) -> None:
+    """The order of their checks does not matter."""
     here.write(ONE)
-    with reserved(here, "0") as (free,), Other(here) as a, Other(here) as b, Other(here) as c:
+    with (
+        reserved(here, "0") as (free,),
+        OtherWaiter(here) as a,
+        OtherWaiter(here) as b,
+        OtherWaiter(here) as c,
+    ):
         free()
         for holder, later in ((a, [b, c]), (b, [c]), (c, [])):
-            assert [other.look() for other in later] == [None] * len(later)
-            assert holder.look() == "0"
-            assert [other.look() for other in later] == [None] * len(later)
+            assert [other.check() for other in later] == [None] * len(later)
+            assert holder.check() == "0"
+            assert [other.check() for other in later] == [None] * len(later)
             holder.__exit__()
 
 
-def test_the_first_gets_what_comes_free_first(here: Here) -> None:
-    """Who is first in the queue gets the GPU that is free first, whichever it is."""
+def test_the_first_waiter_gets_the_gpu_that_is_free_first(here: Here) -> None:
     here.write(TWO)
-    with reserved(here, "0", "1") as (free_0, free_1), Other(here) as a, Other(here) as b:
+    with (
+        reserved(here, "0", "1") as (free_0, free_1),
+        OtherWaiter(here) as a,
+        OtherWaiter(here) as b,
+    ):
         free_1()
-        assert (b.look(), a.look()) == (None, "1")
+        assert (b.check(), a.check()) == (None, "1")
         free_0()
-        assert b.look() == "0"
+        assert b.check() == "0"
 
 
-def test_who_wants_two_is_not_starved(here: Here) -> None:
-    """Who waits for two GPUs gets them though others, who came later, want only one."""
+def test_a_waiter_for_two_gpus_is_not_passed_by_later_requests(here: Here) -> None:
+    """Later requests for one GPU wait until the first waiter has both."""
     here.write(TWO)
     rivals = reserved(here, "0", "1")
-    with rivals as (free_0, free_1), Other(here, count=2) as two, Other(here) as single:
+    with rivals as (free_0, free_1), OtherWaiter(here, count=2) as two, OtherWaiter(here) as single:
         free_0()
-        assert (single.look(), two.look()) == (None, None)
-        assert of_gpu(str(would_be_refused())).startswith("awaited: by ")
+        assert (single.check(), two.check()) == (None, None)
+        assert would_be_refused().rows[0].state is State.AWAITED
         free_1()
-        assert (single.look(), two.look()) == (None, "0,1")
+        assert (single.check(), two.check()) == (None, "0,1")
         two.__exit__()
-        assert single.look() == "0"
+        assert single.check() == "0"
 
 
 @pytest.mark.parametrize(
     ("scenario", "ahead", "later", "number"),
     [
-        (TWO, {"devices": "0"}, {}, "1"),
         (TWO, {"devices": "0"}, {"devices": "1"}, "1"),
         (TWO, {"name": "T4"}, {}, "1"),
         (TWO.replace("15360", "81920"), {"min_memory": "64GiB"}, {}, "1"),
@@ -178,51 +184,50 @@ def test_who_wants_two_is_not_starved(here: Here) -> None:
         (SPLIT, {"count": 2}, {"devices": "2:0"}, "2:0"),
     ],
 )
-def test_nobody_waits_for_what_others_cannot_use(
+def test_a_request_takes_a_gpu_that_no_earlier_waiter_can_use(
     here: Here, scenario: str, ahead: dict[str, Any], later: dict[str, Any], number: str
 ) -> None:
-    """Who comes later takes a device that nobody ahead could use, from within the queue or not."""
+    """This applies to later waiters and to requests that do not wait."""
     here.write(scenario)
-    with reserved(here, "0", number) as (_, free), Other(here, **ahead) as first:
-        with Other(here, **later) as second:
+    with reserved(here, "0", number) as (_, free), OtherWaiter(here, **ahead) as first:
+        with OtherWaiter(here, **later) as second:
             free()
-            assert (first.look(), second.look()) == (None, number)
+            assert (first.check(), second.check()) == (None, number)
         assert [device.number for device in reserve_gpu.reserve(**later).devices] == [number]
 
 
-@pytest.mark.parametrize(
-    "wishes", [{}, {"devices": "0"}, {"memory": "1GB"}, {"devices": "0", "memory": "1GB"}]
-)
-def test_who_does_not_wait_does_not_overtake(here: Here, wishes: dict[str, Any]) -> None:
-    """A free GPU is a waiter's first; a preview for another request names the waiter's note."""
+@pytest.mark.parametrize("wishes", [{}, {"devices": "0", "memory": "1GB"}])
+def test_a_request_that_does_not_wait_does_not_pass_a_waiter(
+    here: Here, wishes: dict[str, Any]
+) -> None:
+    """Its preview names the waiter and the waiter's note."""
     here.write(ONE)
-    with reserved(here, "0") as (free,), Other(here) as other:
+    with reserved(here, "0") as (free,), OtherWaiter(here) as other:
         free()
         text = str(would_be_refused(**wishes))
-        assert of_gpu(text) == f'awaited: by your process {os.getpid()}: "the thesis"'
+        assert of_gpu(text).startswith("awaited")
+        assert f'{os.getpid()}: "the thesis"' in of_gpu(text)
         assert "wait='1h'" in text
-        assert other.look() == "0"
+        assert other.check() == "0"
 
 
-def test_who_is_behind_others_is_told_who_uses_a_gpu(here: Here) -> None:
-    """A GPU that others wait for as well is shown with what runs on it, not with them alone."""
+def test_a_busy_gpu_with_waiters_is_shown_with_its_processes(here: Here) -> None:
     here.write(BUSY)
-    with Other(here) as other:
+    with OtherWaiter(here) as other:
         for wishes in ({}, {"wait": 0.01}):
-            text = of_gpu(refused(**wishes))
-            assert text == "busy: no reservation: pid 4321000"
+            assert re.fullmatch("busy: .* pid 4321000", of_gpu(refused(**wishes)))
         here.write(ONE)
-        assert other.look() == "0"
+        assert other.check() == "0"
 
 
 # -- a wait ----------------------------------------------------------------------------------------
 
 
-def test_moving_up(here: Here) -> None:
-    """Who waits is told of each change: the place in the queue, and then the GPU."""
+def test_each_change_of_the_queue_is_reported(here: Here) -> None:
+    """The progress contains the place in the queue, the first waiter and the GPU's state."""
     here.write(ONE)
-    with reserved(here, "0") as (free,), Other(here) as other:
-        steps = Steps(free, other.look, other.__exit__)
+    with reserved(here, "0") as (free,), OtherWaiter(here) as other:
+        steps = Steps(free, other.check, other.__exit__)
         assert got(wait=UNDUE_S, progress=steps) == "0"
         assert steps.places == [2, 2, 1]
         first, _, none = (waiting.first for waiting in steps.shown)
@@ -234,17 +239,16 @@ def test_moving_up(here: Here) -> None:
         ]  # fmt: skip
 
 
-def test_told_that_somebody_leaves(here: Here) -> None:
-    """Who waits need not look in order to see that it is next in the queue."""
+def test_a_waiter_notices_without_a_check_that_another_waiter_leaves(here: Here) -> None:
     here.write(ONE)
-    with reserved(here, "0") as (free,), Other(here) as other:
+    with reserved(here, "0") as (free,), OtherWaiter(here) as other:
         steps = Steps(other.__exit__, free)
         assert got(wait=UNDUE_S, progress=steps) == "0"
         assert steps.places == [2, 1]
 
 
-def test_looks_of_others_are_no_news(here: Here) -> None:
-    """However often others look, reserve something else and release it, a waiter sleeps."""
+def test_checks_of_other_processes_do_not_wake_a_waiter(here: Here) -> None:
+    """The waiter sleeps while other files are locked and unlocked."""
     here.write(TWO)
     stop = threading.Event()
 
@@ -267,10 +271,10 @@ def test_looks_of_others_are_no_news(here: Here) -> None:
     assert len(steps.shown) == 1
 
 
-def test_news(here: Here) -> None:
-    """It is news when a device is released, and no news twice, as who has it may not be listed."""
+def test_a_release_is_a_change_once(here: Here) -> None:
+    """A lock that is missing from the kernel's list counts only once, even if it is still held."""
     here.write(ONE)
-    with reserved(here, "0") as (free,), Other(here) as other:
+    with reserved(here, "0") as (free,), OtherWaiter(here) as other:
         news = LockChanges(other.context)
         news.forget(other.denied)
         assert not news()
@@ -283,8 +287,8 @@ def test_news(here: Here) -> None:
         assert [news(), news()] == [True, False]
 
 
-def test_what_runs_out_of_patience_leaves_the_queue(here: Here) -> None:
-    """A wait that ends in vain, or by an error, leaves no ticket."""
+def test_a_wait_that_ends_without_a_gpu_leaves_no_ticket(here: Here) -> None:
+    """A wait can end at its limit or with an exception."""
     here.write(ONE)
     with reserved(here, "0"):
         with pytest.raises(ZeroDivisionError):
@@ -294,31 +298,27 @@ def test_what_runs_out_of_patience_leaves_the_queue(here: Here) -> None:
         assert queued(here) == []
 
 
-@pytest.mark.parametrize(
-    ("wait", "said"),
-    [(0, ""), ("0.1s", "Timed out after 0.1 s. "), (0.1 + 0.2, "Timed out after 0.3 s. ")],
-)
-@pytest.mark.parametrize("is_thread", [False, True], ids=["here", "in a thread"])
-def test_limit(here: Here, wait: float | str, said: str, *, is_thread: bool) -> None:
-    """A wait that runs out fails closed, and says what can be done but to wait."""
+@pytest.mark.parametrize("wait", [0, "0.1s"])
+@pytest.mark.parametrize("is_thread", [False, True], ids=["main thread", "other thread"])
+def test_a_wait_ends_at_its_limit(here: Here, wait: float | str, *, is_thread: bool) -> None:
+    """The refusal names the holder, and suggests a wait only if there was none."""
     here.write(ONE)
     with reserved(here, "0"), ThreadPoolExecutor(1) as pool:
         text = pool.submit(refused, wait=wait).result() if is_thread else refused(wait=wait)
-    assert text.startswith(f"{said}No free GPU: GPU0 is reserved by your ")
+    assert ("Timed out after 0.1 s" in text) is bool(wait)
     assert f"pid {os.getpid()}" in of_gpu(text)
-    assert ("wait='1h'" in text) == (not said)
+    assert ("wait='1h'" in text) is not bool(wait)
 
 
-def test_error_tells_of_the_wait(here: Here) -> None:
-    """Who could wait no longer gets a WaitTimeoutError with a refusal for each device."""
+def test_the_error_at_the_limit_contains_every_device(here: Here) -> None:
     with reserved(here, "0", "1"), pytest.raises(WaitTimeoutError) as caught:
         reserve_gpu.reserve(wait=0.01)
-    assert [row.state.value for row in caught.value.rows] == ["reserved"] * 2
-    assert [row.label for row in caught.value.rows] == ["GPU0", "GPU1"]
+    rows = [(row.label, row.state) for row in caught.value.rows]
+    assert rows == [("GPU0", State.RESERVED), ("GPU1", State.RESERVED)]
 
 
 class MutexHolder:
-    """Somebody who has the mutex from `take` to `drop`, where nobody has a ticket any more."""
+    """Holds the mutex from `take` to `drop`, after deleting all tickets so that a check is due."""
 
     def __init__(self, here: Here) -> None:
         self._here, self._stack = here, ExitStack()
@@ -327,15 +327,14 @@ class MutexHolder:
         directory = self._stack.enter_context(LockDirectory(str(self._here.locks)))
         self._stack.enter_context(directory.mutex())
         for path in self._here.locks.glob("queue-*"):
-            path.unlink()  # which makes a look due
+            path.unlink()
 
     def drop(self) -> None:
         self._stack.close()
 
 
 @pytest.mark.full
-def test_limit_while_another_process_reserves(here: Here) -> None:
-    """A wait ends in time also where another process keeps everybody from looking."""
+def test_a_wait_ends_at_its_limit_while_another_process_holds_the_mutex(here: Here) -> None:
     here.write(ONE)
     holder, start = MutexHolder(here), time.monotonic()
     with reserved(here, "0"):
@@ -344,12 +343,12 @@ def test_limit_while_another_process_reserves(here: Here) -> None:
         finally:
             holder.drop()
     assert f"pid {os.getpid()}" in of_gpu(text)
-    assert time.monotonic() - start < 20  # other calls wait for a mutex for 30 s
+    assert time.monotonic() - start < 20  # a call without a limit waits for the mutex for 30 s
 
 
 @pytest.mark.full
-def test_a_wait_goes_on_while_another_process_reserves(here: Here) -> None:
-    """Who waits is shown that it does also where another process keeps everybody from looking."""
+def test_a_wait_continues_while_another_process_holds_the_mutex(here: Here) -> None:
+    """The progress is still reported."""
     here.write(ONE)
     holder = MutexHolder(here)
     with reserved(here, "0") as (free,):
@@ -363,8 +362,8 @@ def test_a_wait_goes_on_while_another_process_reserves(here: Here) -> None:
         assert len(steps.shown) >= 2
 
 
-def test_deleted_ticket_of_a_waiter(here: Here) -> None:
-    """A waiter whose ticket is deleted is in the queue again, in the old place."""
+def test_a_waiter_whose_ticket_is_deleted_keeps_its_place(here: Here) -> None:
+    """The new ticket has the old number."""
     here.write(ONE)
     numbers: list[int] = []
     with reserved(here, "0") as (free,):
@@ -374,32 +373,34 @@ def test_deleted_ticket_of_a_waiter(here: Here) -> None:
             for path in here.locks.glob("queue-*"):
                 path.unlink()
 
-        def look() -> None:
+        def check() -> None:
             numbers.extend(ticket.number for ticket in queued(here))
             free()
 
-        assert got(wait=LONG_S, progress=Steps(delete, look)) == "0"
+        assert got(wait=LONG_S, progress=Steps(delete, check)) == "0"
     assert len(numbers) == 2
     assert len(set(numbers)) == 1
 
 
 def remove_the_directory(here: Here) -> None:
+    """Remove the lock directory."""
     shutil.rmtree(here.locks)
 
 
 def block_the_mutex(here: Here) -> None:
-    """Put something in the mutex's place that nobody can lock."""
+    """Replace the mutex file by a directory, which can't be locked."""
     (here.locks / "mutex.lock").unlink()
     (here.locks / "mutex.lock").mkdir()
 
 
 def unblock_the_mutex(here: Here) -> None:
+    """Remove what replaces the mutex file."""
     if (here.locks / "mutex.lock").is_dir():
         (here.locks / "mutex.lock").rmdir()
 
 
-def test_who_waits_takes_notice_in_a_new_directory(here: Here) -> None:
-    """Where the lock directory was replaced a release is noticed in the new one, without a look."""
+def test_a_release_in_a_new_lock_directory_is_noticed(here: Here) -> None:
+    """After the directory was replaced, no check is needed to notice a release."""
     here.write(ONE)
     with ExitStack() as stack:
         old = stack.enter_context(ExitStack())
@@ -414,8 +415,7 @@ def test_who_waits_takes_notice_in_a_new_directory(here: Here) -> None:
         assert got(wait=UNDUE_S, progress=steps) == "0"
 
 
-def test_a_gpu_that_could_not_be_read_is_taken_once_it_can(here: Here) -> None:
-    """A waiter asks anew about a GPU that the driver could not name: it may answer again."""
+def test_a_waiter_takes_a_gpu_that_can_be_read_again(here: Here) -> None:
     here.write(f"{TWO}fail nvmlDeviceGetUUID 0 999\n")
     with reserved(here, "1"):
         steps = Steps(lambda: here.write(TWO))
@@ -424,10 +424,11 @@ def test_a_gpu_that_could_not_be_read_is_taken_once_it_can(here: Here) -> None:
 
 
 @pytest.mark.full
-def test_who_waits_looks_often_after_news(here: Here) -> None:
-    """After a release a waiter looks more than once a second: the memory may be freed a bit later.
+def test_a_waiter_checks_often_after_a_release(here: Here) -> None:
+    """The memory may be freed shortly after the release.
 
-    Each look is shown, and so is each full second: without more looks two are never that near.
+    Each check is reported, and so is each full second, so three reports are within a second only
+    if there are several checks in a second.
     """
     here.write(ONE)
     with reserved(here, "0") as (free,):
@@ -445,14 +446,16 @@ def test_who_waits_looks_often_after_news(here: Here) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("trouble", [remove_the_directory, block_the_mutex])
-def test_a_wait_outlives_trouble(here: Here, trouble: Callable[[Here], None]) -> None:
-    """A lock directory that is removed, or can't be used for a moment, does not end a wait."""
+def test_a_wait_survives_problems_of_the_lock_directory(
+    here: Here, trouble: Callable[[Here], None]
+) -> None:
+    """The directory can be removed, or its mutex can be unusable for some time."""
     here.write(BUSY)
 
     def begin() -> None:
         trouble(here)
         for path in here.locks.glob("queue-*"):
-            path.unlink()  # which makes a look due
+            path.unlink()  # so that a check is due
 
     def end() -> None:
         unblock_the_mutex(here)
@@ -464,8 +467,8 @@ def test_a_wait_outlives_trouble(here: Here, trouble: Callable[[Here], None]) ->
 
 
 @pytest.mark.parametrize("record", [b"", b"rubbish", b'{"pid": 1, "wants": []}'])
-def test_what_is_written_into_a_ticket(here: Here, record: bytes) -> None:
-    """Whatever stands in the ticket of the only one in the queue, that one gets the GPU."""
+def test_the_content_of_a_ticket_does_not_change_the_order(here: Here, record: bytes) -> None:
+    """The only waiter gets the GPU even if its ticket is overwritten."""
     here.write(ONE)
 
     with reserved(here, "0") as (free,):
@@ -479,8 +482,8 @@ def test_what_is_written_into_a_ticket(here: Here, record: bytes) -> None:
         assert got(wait=UNDUE_S, progress=Steps(write)) == "0"
 
 
-def test_a_thread_beside_one_that_waits(here: Here) -> None:
-    """While one thread waits in the queue another is refused, at once or when its limit ends."""
+def test_a_request_is_refused_while_another_thread_waits(here: Here) -> None:
+    """It fails at once, or at the end of its own limit."""
     here.write(ONE)
     is_waiting = threading.Event()
     with reserved(here, "0") as (free,), ThreadPoolExecutor(1) as pool:
@@ -500,16 +503,15 @@ def test_a_thread_beside_one_that_waits(here: Here) -> None:
     [
         ({"count": 9}, None, reserve_gpu.ImpossibleError),
         ({"name": "H100"}, None, reserve_gpu.ImpossibleError),
-        ({"min_memory": "1TB"}, None, reserve_gpu.ImpossibleError),
         ({"devices": "7"}, None, reserve_gpu.ImpossibleError),
         ({"count": 2}, "1", reserve_gpu.ImpossibleError),
         ({}, "", NoVisibleDeviceError),
     ],
 )
-def test_impossible_is_not_waited_for(
+def test_an_impossible_request_fails_without_waiting(
     here: Here, wishes: dict[str, Any], before: str | None, error: type[Exception]
 ) -> None:
-    """What no release could satisfy fails at once, without a place in the queue."""
+    """It does not join the queue."""
     here.write(TWO)
     if before is not None:
         os.environ.update(CUDA_VISIBLE_DEVICES=before, CUDA_DEVICE_ORDER="PCI_BUS_ID")
@@ -519,15 +521,29 @@ def test_impossible_is_not_waited_for(
     assert list(here.locks.glob("queue-*")) == []
 
 
-def test_a_gpu_that_becomes_idle_is_taken(here: Here) -> None:
-    """A GPU that somebody uses without a reservation is taken when they are done."""
+def test_a_request_that_can_not_join_the_queue_does_not_wait(here: Here) -> None:
+    """The number of tickets of a user is limited."""
+    here.write(ONE)
+    with ExitStack() as stack:
+        stack.enter_context(here.rival("0"))
+        locks = stack.enter_context(LockDirectory(str(here.locks)))
+        for _ in range(MOST_OF_ONE_USER):
+            entry = stack.enter_context(QueueEntry(locks, [], Record()))
+            with locks.mutex():
+                entry.join()
+        with pytest.raises(reserve_gpu.LockError, match=str(MOST_OF_ONE_USER)):
+            reserve_gpu.reserve(wait=LONG_S)
+    assert not queued(here)
+
+
+def test_a_waiter_takes_a_busy_gpu_that_becomes_idle(here: Here) -> None:
     here.write(BUSY)
     assert got(wait=LONG_S, progress=Steps(lambda: here.write(ONE))) == "0"
 
 
 @pytest.mark.parametrize("trouble", ["compute 1 3500", "fail nvmlDeviceGetComputeMode 0 15"])
-def test_what_a_waiter_does_not_get_it_does_not_keep(here: Here, trouble: str) -> None:
-    """A waiter that finds a GPU in use, or can't see whether it is, has released its lock."""
+def test_a_waiter_releases_the_lock_of_a_gpu_that_is_not_idle(here: Here, trouble: str) -> None:
+    """While it waits, another process can reserve the GPU."""
     here.write(f"{ONE}{trouble}")
 
     def take() -> None:
@@ -538,10 +554,10 @@ def test_what_a_waiter_does_not_get_it_does_not_keep(here: Here, trouble: str) -
         reserve_gpu.reserve(wait=LONG_S, progress=Steps(take))
 
 
-def test_users_and_processes_are_asked_for_now_and_then(here: Here) -> None:
-    """Who waits for what is in use as before does not ask the driver twice who uses it."""
+def test_users_and_processes_are_cached_while_nothing_changes(here: Here) -> None:
+    """A changed state or holder is read from the driver again."""
     here.write(f"{BUSY}gpu\n")
-    with reserved(here, "1"), Other(here) as other:
+    with reserved(here, "1"), OtherWaiter(here) as other:
         (row, held) = other.denied.rows
         explain = Explainer(other.context)
         before = len(here.calls())
@@ -558,10 +574,10 @@ def test_users_and_processes_are_asked_for_now_and_then(here: Here) -> None:
             assert len(here.calls()) > asked
 
 
-def test_who_uses_a_gpu_is_asked_anew(here: Here) -> None:
-    """A waiter learns in time who uses a GPU that was in use by somebody else before."""
+def test_the_cached_processes_of_a_gpu_expire(here: Here) -> None:
+    """A waiter learns that another process uses the GPU, although its state is the same."""
     here.write(BUSY)
-    with Other(here) as other:
+    with OtherWaiter(here) as other:
         explain = Explainer(other.context, every_s=0.1)
 
         def pids() -> list[int]:
@@ -574,9 +590,8 @@ def test_who_uses_a_gpu_is_asked_anew(here: Here) -> None:
         wait_for(lambda: pids() == [4321001])
 
 
-def test_what_one_has_oneself_is_news(here: Here) -> None:
-    """Who waits for what a rule keeps from them looks when they release something elsewhere."""
-    with reserved(here, "0", "1") as (free, _), Other(here) as other:
+def test_a_release_by_the_same_user_is_a_change_for_a_waiter_at_its_quota(here: Here) -> None:
+    with reserved(here, "0", "1") as (free, _), OtherWaiter(here) as other:
         news, (row, _) = LockChanges(other.context), other.denied.rows
         news.forget(Denied((DeviceStatus(row.device, State.LIMITED, counted=row.holders),)))
         assert not news()
@@ -584,8 +599,8 @@ def test_what_one_has_oneself_is_news(here: Here) -> None:
         assert news()
 
 
-# What each look finds: GPUs that are reserved, busy, split and busy, and one that can't be read.
-ONE_OF_EACH = """
+# A reserved GPU, a busy one, busy MIG instances, and a GPU that can't be read.
+EACH_STATE = """
 gpu
 gpu
   compute 1 3500
@@ -599,24 +614,26 @@ gpu
 gpu
 fail nvmlDeviceGetComputeMode 3 999
 """
-# Looks; by the first of them Python's own caches are all but full. Each time the least of eight.
-# What grows only between two of the three is another's: pytest-xdist hears of more tests meanwhile.
-MEASURED, FEW = (600, 800, 1000), 8
+# Numbers of checks after which the process is measured; the minimum of several measurements counts.
+# Python's caches are nearly full after the first of them. Growth in only one of the two intervals
+# is not caused by the checks: pytest-xdist receives the names of tests meanwhile.
+MEASURED, REPEATED = (300, 450, 600), 8
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["", "its ticket deleted"])
-def test_looks_leave_nothing(here: Here, *, is_deleted: bool) -> None:
-    """After hundreds of looks more there are no more files, threads and objects than before."""
-    here.write(ONE_OF_EACH)
-    sizes = [Size() for _ in MEASURED]
+def test_hundreds_of_checks_leave_no_files_threads_or_objects(
+    here: Here, *, is_deleted: bool
+) -> None:
+    here.write(EACH_STATE)
+    sizes = [Measurement() for _ in MEASURED]
     with ExitStack() as stack:
         stack.enter_context(reserved(here, "0"))
-        other = stack.enter_context(Other(here))
+        other = stack.enter_context(OtherWaiter(here))
         news = LockChanges(other.context)
-        gc.disable()  # garbage that only the collector would free counts: some switch that off
+        gc.disable()  # some programs disable the collector, so garbage that only it frees counts
         stack.callback(gc.enable)
-        for look in range(MEASURED[-1] + FEW):
+        for check in range(MEASURED[-1] + REPEATED):
             outcome = attempt(other.context, entry=other.entry)
             assert isinstance(outcome, Denied)
             news.forget(outcome)
@@ -628,21 +645,22 @@ def test_looks_leave_nothing(here: Here, *, is_deleted: bool) -> None:
                 (path,) = here.locks.glob("queue-*")
                 path.unlink()
             for first, size in zip(MEASURED, sizes, strict=True):
-                if 0 <= look - first < FEW:
+                if 0 <= check - first < REPEATED:
                     size.measure()
     early, middle, late = sizes
     files, threads, blocks, container_bytes = map(min, middle.minus(early), late.minus(middle))
     assert (files, threads) == (0, 0)
-    assert min(middle.garbage, late.garbage) < 80  # one object at each look would be 200
-    # Python 3.10 makes one for each function, at its 1024th call; one at each look would be 200.
+    assert min(middle.garbage, late.garbage) < 80  # one object for each check would be 150
+    # Python 3.10 allocates one for each function at its 1024th call; one for each check is 150.
     assert blocks < 120
-    assert container_bytes < 500  # a list that each look adds to grows by steps of 600
+    assert container_bytes < 500  # a list that grows with each check grows by 1200
 
 
-class Size:
-    """How much this process has: the least that was measured.
+class Measurement:
+    """The minimum number of files, threads, memory blocks and container bytes of this process.
 
-    garbage: how many objects only the collector could free, of all looks since it was asked last.
+    Attributes:
+        garbage: The maximum number of objects that only the collector could free.
     """
 
     def __init__(self) -> None:
@@ -650,50 +668,47 @@ class Size:
         self.garbage = 0
 
     def measure(self) -> None:
-        found = gc.collect()  # which also empties Python's lists of free tuples
+        found = gc.collect()  # this also empties Python's lists of free tuples
         self.garbage = max(self.garbage, found)
         descriptors, threads = (len(os.listdir(f"/proc/self/{kind}")) for kind in ("fd", "task"))
         containers = sum(map(sys.getsizeof, gc.get_objects()))
         now = [descriptors, threads, sys.getallocatedblocks(), containers]
         self._least = list(map(min, now, self._least or now))
 
-    def minus(self, other: Size) -> list[int]:
+    def minus(self, other: Measurement) -> list[int]:
         return [late - early for early, late in zip(other._least, self._least, strict=True)]
 
 
 @pytest.mark.parametrize(
     ("wishes", "is_shown"),
-    [
-        ({"wait": 0.5}, True),
-        ({"wait": 0.1, "progress": None}, False),
-        ({"wait": 0.1, "progress": lambda _: None}, False),
-        ({}, False),
-    ],
-    ids=["by itself", "silent", "told what to call", "no wait"],
+    [({"wait": 0.5}, True), ({"wait": 0.1, "progress": lambda _: None}, False), ({}, False)],
+    ids=["wait", "wait with a callback", "no wait"],
 )
-def test_a_script_at_a_terminal(
+def test_a_script_shows_its_wait_on_a_terminal(
     here: Here, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any], *, is_shown: bool
 ) -> None:
-    """A script shows its wait on a terminal by itself, and nothing where it was told what to do."""
+    """Nothing is shown if the script passes its own progress callback."""
     here.write(BUSY)
+    terminal = Terminal()
     monkeypatch.setenv("TERM", "vt100")
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(sys, "stderr", terminal)
     refused(**wishes)
-    shown = getattr(sys.stderr, "getvalue")()  # noqa: B009 - mypy knows no other type of it
-    assert ("Waiting for a GPU: next in the queue" in shown) == bool(shown) == is_shown
+    shown = terminal.getvalue()
+    assert ("Waiting for a GPU" in shown) == bool(shown) == is_shown
     assert not shown or shown.endswith("\x1b[J")
 
 
-def test_a_script_in_a_pipe(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
-    """A script whose stderr is no terminal waits in silence."""
+def test_a_script_without_a_terminal_waits_silently(
+    here: Here, capsys: pytest.CaptureFixture[str]
+) -> None:
     here.write(BUSY)
     refused(wait=0.1)
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.full
-def test_a_log_gets_a_line_only_on_news(here: Here) -> None:
-    """What goes to no terminal is a line when the wait begins and one when things change."""
+def test_a_log_contains_a_line_for_each_change(here: Here) -> None:
+    """The first entry is a picture of all GPUs, without control characters."""
     here.write(BUSY)
     log, states = io.StringIO(), []
     with Live(log) as live:
@@ -703,52 +718,41 @@ def test_a_log_gets_a_line_only_on_news(here: Here) -> None:
             states.append(waiting.rows[0].state)
             if states == [State.BUSY] * 2:
                 here.add("fail nvmlDeviceGetComputeRunningProcesses_v3 0 15")
-            elif "GPU0 broken" in log.getvalue():  # a line a second at most
+            elif "GPU0 broken" in log.getvalue():  # at most one line is written in a second
                 here.write(ONE)
 
         assert got(wait=LONG_S, progress=show) == "0"
     assert len(states) >= 3
     picture, second = log.getvalue().rstrip().rsplit("\n", 1)
-    assert of_gpu(picture) == "busy: no reservation: pid 4321000"
-    assert re.match("Waiting for a GPU: next in the queue.* GPU0 broken$", second)
+    assert of_gpu(picture).startswith("busy")
+    assert second.endswith("GPU0 broken")
     assert not re.search("[\r\x1b]", log.getvalue())
 
 
 @pytest.mark.parametrize(("options", "error"), [("", "WaitTimeoutError"), (" --optional", None)])
-def test_where_the_limit_runs_out_only_optional_goes_on(
+def test_a_cell_continues_after_the_limit_only_if_the_gpu_is_optional(
     here: Here, options: str, error: str | None
 ) -> None:
-    """After the limit a cell stops with the reason, and with --optional goes on without a GPU."""
+    """The cell sees no GPU then."""
     here.write(BUSY)
     cell = here.shell().run(f"%reserve_gpu --wait 0.1s{options}\nprint('went on')")
     assert cell.error == error
     output = cell.all
     assert ("went on" in cell.stdout) == (error is None)
-    assert "Timed out after 0.1 s. " in output
+    assert "Timed out after 0.1 s" in output
     assert "busy" in of_gpu(cell.shown)
     assert "Traceback" not in output
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     assert queued(here) == []
 
 
-@pytest.mark.full
-def test_what_is_in_the_way_of_a_look_may_be_mended(here: Here) -> None:
-    """Who is in the queue goes on waiting while something stands in place of a lock file."""
-    mutex = here.locks / "mutex.lock"
-    with ExitStack() as stack:
-        stack.enter_context(here.rival("0"))
-        calls = count(1)
-
-        def obstruct(_: Waiting) -> None:
-            number = next(calls)
-            if number == 1:
-                (ticket,) = here.locks.glob("queue-*.lock")
-                ticket.unlink()  # so the next look is due
-                mutex.rename(here.locks / "kept")
-                mutex.mkdir()
-            elif number == 3:
-                mutex.rmdir()
-                (here.locks / "kept").rename(mutex)
-                stack.close()
-
-        assert got("0", wait=LONG_S, progress=obstruct) == "0"
+@pytest.mark.ipython
+def test_a_notebook_shows_a_wait_in_its_output(here: Here) -> None:
+    """The magic and reserve(wait=...) show the same, and progress=None shows nothing."""
+    here.write(BUSY)
+    shell = here.shell(is_notebook=True)
+    shell.run("import reserve_gpu")
+    for line in ("%reserve_gpu --wait 2s", "reserve_gpu.reserve(wait=2)"):
+        assert any("Waiting for a GPU" in each["text/plain"] for each in shell.run(line).values)
+    silent = shell.run("reserve_gpu.reserve(wait=0.1, progress=None)")
+    assert "Waiting" not in silent.all
