@@ -1,4 +1,4 @@
-"""One process, many at work in it: threads, tasks and worker processes."""
+"""A reservation that threads or asyncio tasks of one process share."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 LONG_S = 30
 
 
-def test_two_threads_with_the_same_gpu(here: Here) -> None:
-    """Two threads that are each in a `with` have one reservation; it ends with the last of them."""
+def test_a_reservation_ends_with_the_last_of_two_threads(here: Here) -> None:
+    """Both threads are in a `with` block for the same GPU."""
     entered, outs = threading.Barrier(3), [threading.Event(), threading.Event()]
 
     def work(out: threading.Event) -> None:
@@ -40,8 +40,8 @@ def test_two_threads_with_the_same_gpu(here: Here) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
-def test_two_tasks_with_the_same_gpu(here: Here) -> None:
-    """Two asyncio tasks that are each in a `with` have one reservation, until the last one ends."""
+def test_a_reservation_ends_with_the_last_of_two_tasks(here: Here) -> None:
+    """Both asyncio tasks are in a `with` block for the same GPU."""
 
     async def work(ready: asyncio.Event, out: asyncio.Event) -> Reservation:
         with reserve_gpu.reserve() as reservation:
@@ -66,8 +66,8 @@ def test_two_tasks_with_the_same_gpu(here: Here) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
-def test_a_task_that_waits_in_a_thread(here: Here) -> None:
-    """`with await asyncio.to_thread(reserve, wait=...)` lets the loop go on while it waits."""
+def test_the_event_loop_runs_while_a_thread_waits_for_a_gpu(here: Here) -> None:
+    """The result of `asyncio.to_thread(reserve, wait=...)` can be used in a `with` statement."""
 
     async def main() -> None:
         is_waiting, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What other code does to the descriptors of a process: closes all of them, or uses them up."""
+"""Other code in the process closes all descriptors, or uses them up."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ import reserve_gpu
 from reserve_gpu.ipython import magic
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.lock import Lock
+from reserve_gpu.model.devices import State
 from reserve_gpu.model.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.system import procfs
 from tests.support.locked import held, texts
-from tests.support.reserving import got, refused
+from tests.support.reserving import got, would_be_refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.here import Here
 
-RELOCKED = "Other code in this process closed the lock file of GPU{0}. GPU{0} has been locked again"
-ROOM = 16  # descriptors; more than a reservation needs at once
+RELOCKED = "GPU{0} has been locked again"
+SPARE = 16  # more descriptors than a reservation needs at once
 
 
 def close_locks(here: Here) -> list[int]:
-    """Close what this process has open in the lock directory, as code does that closes all."""
+    """Close this process's files in the lock directory, and return their descriptors."""
     closed = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
@@ -38,45 +39,30 @@ def close_locks(here: Here) -> list[int]:
     return closed
 
 
-# -- closed ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
+@pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "part"])
 @pytest.mark.parametrize(
     ("first", "then", "left"),
-    [("0", "0", [0]), ("0", "0,1", [0, 1]), ("0,1", "1", [1]), ("0", "1", [1])],
-    ids=["the same", "more", "less", "another"],
+    [("0", "0,1", [0, 1]), ("0,1", "1", [1]), ("0", "1", [1])],
+    ids=["more", "less", "another"],
 )
-def test_closed_locks(
+def test_devices_with_closed_lock_files_are_locked_again_on_request(
     here: Here, first: str, then: str, left: list[int], *, memory: str | None
 ) -> None:
-    """What is asked for after other code closed the locks is locked, and nothing else is."""
+    """There is a warning for each of them, and only the requested devices stay locked."""
     reserve_gpu.reserve(first, memory=memory)
     close_locks(here)
     assert (held(here), reserve_gpu.current()) == ([], None)
     with pytest.warns(reserve_gpu.ReserveGPUWarning) as caught:
         again = reserve_gpu.reserve(then, memory=memory)
-    assert [text[: len(RELOCKED.format(0))] for text in texts(caught)] == [
-        RELOCKED.format(number) for number in first.split(",")
-    ]
+    relocked = [RELOCKED.format(number) for number in first.split(",")]
+    assert all(words in text for words, text in zip(relocked, texts(caught), strict=True))
     assert (held(here), reserve_gpu.current()) == (left, again)
     reserve_gpu.release()
     assert held(here) == []
 
 
-def test_closed_lock_at_the_end_of_a_cell(here: Here) -> None:
-    """At the end of a cell what was closed is locked anew, and a line says so, once."""
-    reservation = reserve_gpu.reserve("0")
-    assert magic.end_cell() == []
-    close_locks(here)
-    (line,) = magic.end_cell()
-    assert line.startswith(RELOCKED.format(0))
-    assert (held(here), reserve_gpu.current()) == ([0], reservation)
-    assert magic.end_cell() == []
-
-
-def test_closed_lock_in_a_notebook(here: Here) -> None:
-    """After the cell that closed the locks a line says that they were closed; then none does."""
+def test_a_closed_lock_file_is_locked_again_after_the_cell(here: Here) -> None:
+    """There is one warning, after the cell that closed the file."""
     shell = here.shell()
     shell.run("%reserve_gpu 0")
     shell.shell.user_ns["close_locks"] = lambda: close_locks(here)
@@ -86,21 +72,21 @@ def test_closed_lock_in_a_notebook(here: Here) -> None:
     assert shell.run("1").stderr == ""
 
 
-def test_closed_lock_that_another_has_now(here: Here) -> None:
-    """Who has meanwhile locked what was closed keeps it; the old holder is told, and takes none."""
+def test_a_device_that_another_process_has_locked_since_is_lost(here: Here) -> None:
+    """The request fails, and the cell ends with a message."""
     got("0")
     close_locks(here)
     with here.rival("0"):
-        with pytest.raises(LockError, match="GPU0, and the device is now reserved by"):
+        with pytest.raises(LockError, match="now reserved by"):
             reserve_gpu.reserve("0")
         (line,) = magic.end_cell()
-        assert "the device is now reserved by" in line
+        assert "now reserved by" in line
         assert reserve_gpu.current() is None
     assert held(here) == []
 
 
-def test_number_of_another_file_that_is_signed(here: Here) -> None:
-    """Once the notebook is known nothing is written to a file that has the number of a lock."""
+def test_nothing_is_written_to_a_file_with_the_descriptor_of_a_closed_lock(here: Here) -> None:
+    """This includes the notebook's name, which is written when it becomes known."""
     got("0")
     number, _ = sorted(close_locks(here))
     letter = here.folder / "letter.txt"
@@ -115,17 +101,14 @@ def test_number_of_another_file_that_is_signed(here: Here) -> None:
             os.close(number)
 
 
-# -- used up ---------------------------------------------------------------------------------------
-
-
 @contextmanager
 def free_descriptors(number: int) -> Iterator[None]:
-    """Let this process open only so many more files."""
+    """Let this process open only as many more files, until the end of the block."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
     highest = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(highest + 1, lowest) + ROOM, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(highest + 1, lowest) + SPARE, before[1]))
     fill: list[int] = []
     try:
         with suppress(OSError):
@@ -140,31 +123,30 @@ def free_descriptors(number: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def taken_whole(here: Here, uuid: str) -> str:
-    """Return what comes of locking a device whole, in a word."""
+def lock_result(here: Here, uuid: str) -> str:
+    """Lock a device whole, and return the outcome or the error's text."""
     try:
         with LockDirectory(str(here.locks)) as directory, directory.mutex():
-            directory.tickets()  # as every attempt begins
+            directory.tickets()  # as at the start of every attempt
             lock = directory.lock_device(uuid, share=False)
     except LockError as error:
         return str(error)
     return "locked" if isinstance(lock, Lock) else "refused"
 
 
-def test_many_busy_gpus_need_no_more_descriptors(here: Here) -> None:
-    """With just enough descriptors for a reservation, a refusal names each of many GPUs."""
+def test_a_refusal_of_many_gpus_needs_no_more_descriptors(here: Here) -> None:
     here.write("gpu\n used 6000\n" * 32)
     with free_descriptors(procfs.DESCRIPTORS):
-        text = refused()
-    assert text.count(" busy ") == 32
+        rows = would_be_refused().rows
+    assert [row.state for row in rows] == [State.BUSY] * 32
 
 
-def test_no_descriptor_to_see_a_sharer(here: Here) -> None:
-    """With however few free descriptors a device that somebody shares is never locked whole."""
+def test_a_shared_device_is_never_locked_whole_with_few_descriptors(here: Here) -> None:
+    """The attempt fails instead, with any number of free descriptors."""
     uuid, outcomes = here.uuid("0"), []
     with here.rival("0", part_mib=1024):
-        for number in range(ROOM):
+        for number in range(SPARE):
             with free_descriptors(number):
-                outcomes.append(taken_whole(here, uuid))
+                outcomes.append(lock_result(here, uuid))
     assert list(dict.fromkeys(outcomes)) == [TOO_MANY_FILES, "refused"]
-    assert taken_whole(here, uuid) == "locked"
+    assert lock_result(here, uuid) == "locked"
