@@ -1,4 +1,4 @@
-"""Helpers of tests: descriptors."""
+"""A process without free descriptors, for tests of requests in it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from reserve_gpu.model.errors import TOO_MANY_FILES
 if TYPE_CHECKING:
     from tests.support.machine import Machine
 
-
+# Code that loads the package without or with a first reservation.
 BEFORE = ["reserve_gpu.reserve", "reserve_gpu.reserve(); reserve_gpu.release()"]
 
 
 def assert_all_are_told(machine: Machine, before: str, options: str) -> None:
+    """Check that requests fail with the same error until there are enough free descriptors.
+
+    Args:
+        machine: The machine on which the process runs.
+        before: Code that the process runs before its descriptors are used up.
+        options: The arguments of the requests.
+    """
     done = machine.python(
         "import os, resource, reserve_gpu\n"
         "del os.environ['STAND_IN_LOG']\n"

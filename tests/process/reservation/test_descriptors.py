@@ -1,4 +1,4 @@
-"""What other code does to the descriptors of a process: closes all of them, or uses them up."""
+"""A child process closes all its descriptors, or uses them up."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from reserve_gpu.model.devices import State
 from tests.support.locked import held
-from tests.support.reserving import refused
+from tests.support.reserving import would_be_refused
 
 if TYPE_CHECKING:
     from tests.support.here import Here
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
 
 from tests.support.descriptors import BEFORE, assert_all_are_told
 
-RELOCKED = "Other code in this process closed the lock file of GPU{0}. GPU{0} has been locked again"
-# For a child to run: all are closed but its standard ones and the pipe for its answers.
+# Code for a child, which closes all descriptors except the standard ones and the pipe to the test.
 CLOSE_ALL = """
 for number in range(3, 256):
     try:
@@ -27,27 +27,26 @@ for number in range(3, 256):
 """
 
 
-def test_all_closed(here: Here) -> None:
-    """A process that closes all of its descriptors has its GPU locked again at its next call."""
+def test_a_device_is_locked_again_after_all_descriptors_were_closed(here: Here) -> None:
+    """This happens at the next request, or at the end of a cell."""
     with here.child() as child:
         assert child.reserve("0").value == "0"
         assert child.run(CLOSE_ALL).error is None
         assert held(here) == []
         assert child.reserve("0").value == "0"
         assert held(here) == [0]
-        assert "reserved" in refused("0")
+        assert would_be_refused("0").rows[0].state is State.RESERVED
         child.run(CLOSE_ALL)
         child.run("from reserve_gpu.ipython import magic")
         (line,) = child.run("magic.end_cell()").value
-        assert line.startswith(RELOCKED.format(0))
+        assert "GPU0 has been locked again" in line
         assert held(here) == [0]
 
 
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("options", ["", "memory='1GB'"])
-def test_no_descriptor_is_left(machine: Machine, before: str, options: str) -> None:
-    """Who can open no more files reads that, wherever it shows first, and nothing is changed.
-
-    Python says it by itself where nothing of this package has been asked for yet.
-    """
+def test_a_request_without_free_descriptors_changes_nothing(
+    machine: Machine, before: str, options: str
+) -> None:
+    """The error is the same wherever the missing descriptor is noticed first."""
     assert_all_are_told(machine, before, options)

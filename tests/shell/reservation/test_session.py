@@ -1,4 +1,4 @@
-"""What a process holds stays true to what its calls said, whatever comes in between."""
+"""After interrupts, errors, nested blocks and exec, locks and variables agree."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 LONG_S = 30
 REASON = "none was free"
 PRESS_S = 0.01  # between two presses of Ctrl-C
-WRITING = "os.truncate"  # the audit event of each change of what a lock file says
+WRITING = "os.truncate"  # the audit event of each change of a record
 
 
 @pytest.fixture(autouse=True)
 def _interruptible() -> Iterator[None]:
-    """Let SIGINT raise KeyboardInterrupt, also where pytest was started in the background."""
+    """Let SIGINT raise KeyboardInterrupt, even if pytest was started in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
@@ -44,7 +44,7 @@ def _interruptible() -> Iterator[None]:
 
 @contextmanager
 def sigint(handler: Any) -> Iterator[None]:
-    """Have something else done at SIGINT."""
+    """Replace the handler of SIGINT until the end of the block."""
     before = signal.signal(signal.SIGINT, handler)
     try:
         yield
@@ -54,19 +54,10 @@ def sigint(handler: Any) -> Iterator[None]:
 
 
 def in_a_thread(function: Callable[[], object]) -> None:
-    """Call it in another thread, to its end."""
+    """Call the function in another thread, and wait for its end."""
     thread = threading.Thread(target=function)
     thread.start()
     thread.join()
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Fail where KeyboardInterrupt, which would end pytest, is raised."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        pytest.fail("KeyboardInterrupt was raised once more")
 
 
 @contextmanager
@@ -86,7 +77,7 @@ def interrupted_at(event: str) -> Iterator[None]:
 
 @contextmanager
 def interrupted_in(name: str, monkeypatch: pytest.MonkeyPatch, *, after: int = 0) -> Iterator[None]:
-    """Let Ctrl-C end the block while that function of NVML does not return.
+    """Press Ctrl-C while a function of NVML hangs, until the block ends.
 
     after: The number of calls that return before.
     """
@@ -100,7 +91,7 @@ def interrupted_in(name: str, monkeypatch: pytest.MonkeyPatch, *, after: int = 0
     def called(*arguments: Any) -> Any:
         if next(calls, None) is not None:
             return call(*arguments)
-        while not raised.wait(PRESS_S):  # as a person does who sees that nothing happens
+        while not raised.wait(PRESS_S):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         over.wait(LONG_S)
         answer = call(*arguments)
@@ -115,13 +106,13 @@ def interrupted_in(name: str, monkeypatch: pytest.MonkeyPatch, *, after: int = 0
     assert done.wait(LONG_S)  # the thread of the call then shuts NVML down, as `Here` checks
 
 
-# -- Ctrl-C leaves nothing that nobody knows of ----------------------------------------------------
+# -- interrupts and errors -------------------------------------------------------------------------
 
 
-def test_interrupted_while_reasons_are_looked_up(
+def test_ctrl_c_during_a_refusal_leaves_no_gpu_visible(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while a refusal is explained leaves no GPU visible, as the refusal itself does."""
+    """The refusal itself would do the same."""
     with here.rival("0"), here.rival("1"):
         with interrupted_in("nvmlDeviceGetComputeMode", monkeypatch):
             reserve_gpu.reserve()
@@ -133,13 +124,13 @@ def test_interrupted_while_reasons_are_looked_up(
 @pytest.mark.parametrize(
     ("before", "after"), [(None, {}), ("1", {VISIBLE: ""})], ids=["nothing", "another"]
 )
-def test_interrupted_after_success(
+def test_ctrl_c_after_the_locks_were_acquired_releases_them(
     here: Here, monkeypatch: pytest.MonkeyPatch, before: str | None, after: dict[str, str]
 ) -> None:
-    """What was reserved by a call that ends by Ctrl-C is released; what it held then is gone."""
+    """Devices that the process held before the call were already released."""
     if before:
         got(before)
-    # What is held is looked at before, in a conversation of its own.
+    # The device that is held is read before, in another NVML session.
     with interrupted_in("nvmlShutdown", monkeypatch, after=1 if before else 0):
         reserve_gpu.reserve("0")
     assert (variables().get(VISIBLE), held(here)) == (after.get(VISIBLE), [])
@@ -149,8 +140,9 @@ def test_interrupted_after_success(
     assert got("0") == "0"
 
 
-def test_interrupted_with(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A `with` that Ctrl-C keeps from beginning leaves nothing held."""
+def test_ctrl_c_before_a_with_block_releases_the_device(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun = False
     with interrupted_in("nvmlShutdown", monkeypatch), reserve_gpu.reserve("0"):
         begun = True
@@ -158,8 +150,7 @@ def test_interrupted_with(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (variables(), held(here)) == ({}, [])
 
 
-def test_interrupted_while_asking_for_the_same(here: Here) -> None:
-    """A call that ends by Ctrl-C releases nothing that was held before it."""
+def test_ctrl_c_in_a_request_for_the_same_releases_nothing(here: Here) -> None:
     reservation = reserve_gpu.reserve("0")
     with pytest.raises(KeyboardInterrupt), interrupted_at(WRITING):
         reserve_gpu.reserve("0", note="till noon")
@@ -167,17 +158,17 @@ def test_interrupted_while_asking_for_the_same(here: Here) -> None:
     assert variables()[VISIBLE] == "0"
 
 
-def test_interrupted_while_asking_for_less(here: Here) -> None:
-    """Ctrl-C in a call that has released a part leaves nothing held, and no GPU visible."""
+def test_ctrl_c_in_a_request_for_less_releases_everything(here: Here) -> None:
+    """The call has already released a device, so no GPU is visible."""
     got("0,1")
     with pytest.raises(KeyboardInterrupt), interrupted_at(WRITING):
         reserve_gpu.reserve("0")
     assert (reserve_gpu.current(), held(here), variables()[VISIBLE]) == (None, [], "")
 
 
-@pytest.mark.parametrize("presses", [1, 2, 3])
-def test_interrupted_more_than_once(here: Here, presses: int) -> None:
-    """Ctrl-C in a reservation, and again while that is cleaned up, ends it and leaves nothing."""
+@pytest.mark.parametrize("presses", [1, 3])
+def test_repeated_ctrl_c_leaves_nothing_held(here: Here, presses: int) -> None:
+    """Ctrl-C can also interrupt the cleanup after the first one."""
     executor = session()
     main, raised = threading.get_ident(), []
 
@@ -193,7 +184,7 @@ def test_interrupted_more_than_once(here: Here, presses: int) -> None:
             return
         for number in range(presses):
             signal.pthread_kill(main, signal.SIGINT)
-            # The main thread then waits for one more call, which cleans up.
+            # The main thread then waits for another call, which cleans up.
             wait_for(partial(is_cleaned_up, number))
 
     with sigint(handler), watched(press), pytest.raises(KeyboardInterrupt):
@@ -203,8 +194,8 @@ def test_interrupted_more_than_once(here: Here, presses: int) -> None:
     assert got("0") == "0"
 
 
-def test_an_error_while_it_is_written_leaves_nothing(here: Here) -> None:
-    """An error once the variables are set leaves them, and what was held, as before."""
+def test_an_error_after_the_variables_were_set_restores_them(here: Here) -> None:
+    """Devices that were held before stay held."""
 
     def fail(event: str, _: object) -> None:
         if event == WRITING and not failed:
@@ -222,46 +213,47 @@ def test_an_error_while_it_is_written_leaves_nothing(here: Here) -> None:
     assert (held(here), variables()[VISIBLE]) == ([0], "0")
 
 
-# -- blocks ----------------------------------------------------------------------------------------
+# -- nested blocks ---------------------------------------------------------------------------------
+
+STAYS = "GPU1 stays reserved as well"
 
 
-STAYS = "The enclosing `with` block asked for more, so GPU1 stays reserved as well"
-
-
-def test_smaller_with_inside_with(here: Here) -> None:
-    """A `with` for less inside of a `with` takes nothing from it, neither then nor at its end."""
+def test_a_smaller_block_releases_nothing_of_the_enclosing_block(here: Here) -> None:
+    """A request that is not a block, or that another thread makes, releases nothing either."""
     with reserve_gpu.reserve("0,1") as outer:
         with pytest.warns(reserve_gpu.ReserveGPUWarning, match=STAYS), reserve_gpu.reserve("0"):
             assert (held(here), variables()[VISIBLE]) == ([0, 1], "0,1")
         assert (reserve_gpu.current(), held(here)) == (outer, [0, 1])
+        with pytest.warns(reserve_gpu.ReserveGPUWarning, match=STAYS):
+            assert reserve_gpu.reserve("0") is outer
         assert variables()[VISIBLE] == "0,1"
     assert (variables(), held(here)) == ({}, [])
-
-
-def test_smaller_wish_of_another_thread(here: Here) -> None:
-    """Nor does a wish of another thread; what that one was answered with stays after the block."""
-    warns = pytest.warns(reserve_gpu.ReserveGPUWarning, match=STAYS)
-    with reserve_gpu.reserve("0,1") as outer, warns:
+    with (
+        reserve_gpu.reserve("0,1") as outer,
+        pytest.warns(reserve_gpu.ReserveGPUWarning, match=STAYS),
+    ):
         in_a_thread(lambda: reserve_gpu.reserve("0"))
     assert (reserve_gpu.current(), held(here)) == (outer, [0, 1])
 
 
-def test_smaller_with_after_a_reservation(here: Here) -> None:
-    """A `with` for less than was reserved before does not end that reservation."""
+def test_a_smaller_block_keeps_an_earlier_reservation(here: Here) -> None:
+    """The other device is released, and the end of the block does not end the reservation."""
     reserve_gpu.reserve("0,1")
     with reserve_gpu.reserve("0") as inner:
         assert held(here) == [0]
     assert (reserve_gpu.current(), held(here), variables()[VISIBLE]) == (inner, [0], "0")
 
 
-# -- where warnings are errors ---------------------------------------------------------------------
+# -- warnings that are errors ----------------------------------------------------------------------
 
 
 def change_variable(_: Here) -> None:
+    """Change CUDA_VISIBLE_DEVICES."""
     os.environ[VISIBLE] = "1"
 
 
 def close_lock(here: Here) -> None:
+    """Close the lock file of GPU 0."""
     (name,) = (
         name
         for name in os.listdir("/proc/self/fd")
@@ -271,12 +263,15 @@ def close_lock(here: Here) -> None:
 
 
 def delete_lock(here: Here) -> None:
+    """Delete the lock file of GPU 0."""
     (here.locks / f"{here.uuid('0')}.lock").unlink()
 
 
 @pytest.mark.parametrize("change", [change_variable, close_lock, delete_lock])
-def test_a_warning_that_is_an_error(here: Here, change: Callable[[Here], None]) -> None:
-    """Where warnings are errors what was held before stays held, and is mended anyway."""
+def test_a_warning_that_is_an_error_releases_nothing(
+    here: Here, change: Callable[[Here], None]
+) -> None:
+    """The cause of the warning is repaired."""
     reservation = reserve_gpu.reserve("0")
     change(here)
     with warnings.catch_warnings():
@@ -287,8 +282,7 @@ def test_a_warning_that_is_an_error(here: Here, change: Callable[[Here], None]) 
     assert (held(here), variables()[VISIBLE]) == ([0], "0")
 
 
-def test_a_warning_that_is_an_error_in_a_block(here: Here) -> None:
-    """Where warnings are errors a wish for less inside of a `with` takes nothing from it either."""
+def test_a_warning_that_is_an_error_in_a_block_releases_nothing(here: Here) -> None:
     with reserve_gpu.reserve("0,1") as outer:
         with pytest.raises(reserve_gpu.ReserveGPUWarning, match=STAYS):
             reserve_gpu.reserve("0")
@@ -296,12 +290,12 @@ def test_a_warning_that_is_an_error_in_a_block(here: Here) -> None:
     assert held(here) == []
 
 
-# -- what the program before has left --------------------------------------------------------------
+# -- exec ------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def next_program() -> Iterator[None]:
-    """Know nothing of what is reserved but what was left over exec, as a program that begins."""
+    """Forget this process's session, as a new program after exec does."""
     before = _sessions.pop(os.getpid(), None)
     try:
         yield
@@ -313,13 +307,13 @@ def next_program() -> Iterator[None]:
 
 
 def left(**changes: Any) -> str:
-    """Return what a program that has got no device leaves to the next one."""
+    """Return $RESERVE_GPU_HELD of a program that got no device, with these changes."""
     fields: dict[str, Any] = {"before": {}, "written": {}, "devices": [], "locks": [], "record": {}}
     return f"{os.getpid()} {json.dumps({**fields, 'reason': REASON, **changes})}"
 
 
-def test_adopt(here: Here) -> None:
-    """The next program of the process has the reservation, its note, and what was before it."""
+def test_the_next_program_continues_the_reservation(here: Here) -> None:
+    """It has the note, and its release restores the variables from before the first program."""
     os.environ[VISIBLE] = "0,1"
     first = reserve_gpu.reserve("1", note="till noon")
     api.before_exec()
@@ -333,8 +327,8 @@ def test_adopt(here: Here) -> None:
         assert (variables(), held(here)) == ({VISIBLE: "0,1"}, [])
 
 
-def test_adopt_once(here: Here) -> None:
-    """What was left is adopted once: what stands in the variable later counts for nothing."""
+def test_a_reservation_is_continued_only_at_the_start_of_a_program(here: Here) -> None:
+    """Later values of $RESERVE_GPU_HELD are ignored."""
     with next_program():
         assert reserve_gpu.current() is None
         os.environ[HELD] = left()
@@ -344,8 +338,8 @@ def test_adopt_once(here: Here) -> None:
     assert held(here) == []
 
 
-def test_adopt_all_or_nothing(here: Here) -> None:
-    """Where one of several locks is lost none is adopted, and none stays locked for nobody."""
+def test_a_reservation_with_a_lost_lock_is_not_continued(here: Here) -> None:
+    """Its other locks are released."""
     got("0,1")
     api.before_exec()
     descriptor = int(os.environ[HELD].split()[2])
@@ -359,17 +353,17 @@ def test_adopt_all_or_nothing(here: Here) -> None:
 
 
 CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({}, {VISIBLE: "0"}),
     ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, {VISIBLE: "0"}),
     ({"PATH": "/nowhere"}, {"PATH": os.environ["PATH"]}),
     ({VISIBLE: None}, {}),
-    ({}, {}),
 ]
 
 
 @pytest.mark.parametrize(("before", "written"), CHANGES, ids=repr)
-def test_forged_changes(here: Here, before: dict[str, Any], written: dict[str, Any]) -> None:
-    """Whatever $RESERVE_GPU_HELD says was changed, one can reserve and release as ever."""
+def test_forged_changes_of_variables_are_ignored(
+    here: Here, before: dict[str, Any], written: dict[str, Any]
+) -> None:
+    """Whatever $RESERVE_GPU_HELD contains, devices can be reserved and released."""
     os.environ[HELD] = left(before=before, written=written)
     os.environ[VISIBLE] = "0"
     path = os.environ["PATH"]
