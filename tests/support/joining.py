@@ -1,4 +1,4 @@
-"""Helpers of tests: joining."""
+"""Processes that join the reservation of another process of the same user."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from tests.support.machine import Child, Machine
 
+# Code for a child, which joins the reservation with this name.
 JOIN = (
     "from reserve_gpu.commands.reservations import join\n"
     "from reserve_gpu import api\n"
@@ -22,12 +23,13 @@ SESSION = "from reserve_gpu.reservation.session import session\n"
 
 
 def join(machine: Machine, *words: str, **extra: str) -> CompletedProcess[str]:
+    """Run `reserve-gpu join` with these words."""
     return machine.command(*US, "join", *words, **extra)
 
 
 @contextmanager
 def guest(machine: Machine, which: str = "") -> Iterator[Child]:
-    """Make a process that has joined the only reservation of this user, or one of them."""
+    """Run a process that has joined the user's only reservation, or the one with this name."""
     with machine.child() as child:
         answer = child.run(JOIN.format(which))
         assert answer.error is None, answer.text
@@ -36,7 +38,7 @@ def guest(machine: Machine, which: str = "") -> Iterator[Child]:
 
 @contextmanager
 def guest_of(machine: Machine, holder: Child, wish: str = "") -> Iterator[Child]:
-    """Make a process that has joined what this one reserves."""
+    """Let the holder reserve, and run a process that has joined this reservation."""
     assert holder.reserve(wish).error is None
     with guest(machine) as child:
         yield child

@@ -1,4 +1,4 @@
-"""A reservation is of a device, whatever number the driver gives it, and ends with the device."""
+"""A reservation whose device gets another number, or is lost, among several processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
-from reserve_gpu.model.devices import Device
 from tests.support.locked import held
 from tests.support.reserving import got, of_gpu, refused
 from tests.support.waiters import Waiter
@@ -22,7 +21,7 @@ A = "gpu\n  name RTX A6000\n  bus 0000:01:00.0\n  uuid GPU-aaaaaaaa-1\n"
 B = "gpu\n  name RTX A6000\n  bus 0000:02:00.0\n  uuid GPU-bbbbbbbb-1\n"
 NEW = "gpu\n  name RTX 4090\n  bus 0000:00:10.0\n  uuid GPU-eeeeeeee-1\n"
 LOST = "fail nvmlDeviceGetHandleByIndex_v2 {} 15\n"
-# Starts CUDA; returns the first digits of the UUID of the only device that it sees.
+# Code for a child, which starts CUDA and returns the first digits of the UUID of its only device.
 CUDA_DEVICE = """
 import ctypes
 cuda = ctypes.CDLL('libcuda.so.1')
@@ -37,29 +36,22 @@ bytes(uuid.bytes).hex()[:8]
 CONTEXT = "context = ctypes.c_void_p(); cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device)"
 
 
-# -- the decision ----------------------------------------------------------------------------------
-
-GPU0, GPU1 = Device(0, "GPU-aaaa"), Device(1, "GPU-bbbb")
-
-
-def test_a_number_that_another_variable_names(here: Here) -> None:
-    """A GPU is refused while CUDA in another process would start on it by an old number."""
+def test_a_gpu_is_refused_while_another_process_would_use_its_old_number(here: Here) -> None:
+    """CUDA in the other process would start on this GPU."""
     here.write(A + B)
     with here.child() as child:
         child.reserve("1")
         here.write(NEW + A + B)
         text = refused("1")
-        assert text.startswith("GPU1 is reserved.")
-        assert f"(pid {child.pid}) reserved another GPU that used to have this number" in text
+        assert f"(pid {child.pid}) reserved another GPU" in text
         assert of_gpu(str(reserve_gpu.status()), "1").startswith("reserved")
         assert got(name="4090") == "0"
-        assert child.run(CUDA_DEVICE).value == "aaaaaaaa"  # which nobody else has
+        assert child.run(CUDA_DEVICE).value == "aaaaaaaa"  # no other process has this GPU
         reserve_gpu.release()
     assert got("1") == "1"
 
 
-def test_a_number_that_its_holder_corrects(here: Here) -> None:
-    """A GPU is available once the holder of the other GPU has looked up its number again."""
+def test_a_gpu_is_available_after_the_other_holder_has_its_new_number(here: Here) -> None:
     here.write(A + B)
     with here.child() as child:
         child.reserve("1")
@@ -70,8 +62,7 @@ def test_a_number_that_its_holder_corrects(here: Here) -> None:
         assert child.run(CUDA_DEVICE).value == "bbbbbbbb"
 
 
-def test_the_numbers_change_during_a_wait(here: Here) -> None:
-    """A waiter gets the GPU for which it waits, by the number that this GPU has in the end."""
+def test_a_waiter_gets_its_gpu_by_the_new_number(here: Here) -> None:
     here.write(A + B)
     with here.child() as child:
         got("1")
@@ -82,8 +73,7 @@ def test_the_numbers_change_during_a_wait(here: Here) -> None:
         assert child.run(CUDA_DEVICE).value == "bbbbbbbb"
 
 
-def test_a_number_that_its_holder_does_not_need(here: Here) -> None:
-    """A holder that already computes on its own GPU does not block the one with its old number."""
+def test_a_holder_that_runs_cuda_does_not_block_its_old_number(here: Here) -> None:
     contexts = here.folder / "contexts"
     contexts.mkdir()
     here.write(f"contexts {contexts}\n" + A + B)
@@ -96,8 +86,10 @@ def test_a_number_that_its_holder_does_not_need(here: Here) -> None:
 
 
 @pytest.mark.parametrize("other", [{"mounts": 1}, {"job": "4711"}, {"label": "GPU1:0"}])
-def test_a_number_of_another_numbering(here: Here, other: dict[str, object]) -> None:
-    """A holder whose numbering is independent, as in a container or a job, blocks no GPU."""
+def test_a_holder_with_another_numbering_blocks_no_gpu(
+    here: Here, other: dict[str, object]
+) -> None:
+    """The numbers in a container or a job are independent."""
     here.write(A + B)
     with here.child() as child:
         child.reserve("1")
@@ -107,8 +99,7 @@ def test_a_number_of_another_numbering(here: Here, other: dict[str, object]) -> 
         assert got("1") == "1"
 
 
-def test_one_of_two_is_lost_to_a_joined_process(here: Here) -> None:
-    """A process that joined the reservation keeps the GPUs that still work as well."""
+def test_a_joined_process_keeps_the_working_gpus(here: Here) -> None:
     here.write(A + B)
     with here.kernel(JPY_SESSION_NAME="train.ipynb") as host, here.kernel() as joined:
         host.run("%reserve_gpu 0,1")
@@ -120,15 +111,15 @@ def test_one_of_two_is_lost_to_a_joined_process(here: Here) -> None:
 
 
 @pytest.mark.ipython
-def test_a_restart_drops_a_lost_gpu(here: Here) -> None:
-    """A kernel that runs CUDA on a lost GPU is told to restart, which gets it another GPU."""
+def test_a_restarted_kernel_gets_another_gpu_for_a_lost_one(here: Here) -> None:
+    """A kernel that runs CUDA on the lost GPU is told to restart."""
     here.write(A + B)
     with here.kernel() as kernel:
         kernel.run("%reserve_gpu 0")
         kernel.run("import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)")
         here.write(LOST.format(0) + A + B)
         told = kernel.run("%reserve_gpu").all
-        assert "To reserve another GPU, restart the kernel and run:\n%reserve_gpu" in told
+        assert "restart the kernel" in told
         kernel.restart()
         kernel.load()
         cell = kernel.run("%reserve_gpu")
@@ -140,8 +131,8 @@ def test_a_restart_drops_a_lost_gpu(here: Here) -> None:
 
 
 @pytest.mark.ipython
-def test_own_processes_from_before_a_restart(here: Here) -> None:
-    """A process that outlives the restart is the user's own, and the line says how to end it."""
+def test_a_process_from_before_a_restart_is_the_users_own(here: Here) -> None:
+    """The message says how to end it."""
     with here.kernel() as kernel:
         kernel.run("%reserve_gpu 0")
         code = "import subprocess as s; print(s.Popen(['sleep', '99'], start_new_session=True).pid)"
@@ -153,44 +144,41 @@ def test_own_processes_from_before_a_restart(here: Here) -> None:
             told = kernel.run("%reserve_gpu").all
         finally:
             os.kill(pid, 9)
-        assert "GPU0 is still in use by your own process from before the restart: " in told
-        assert f"To free the memory, end it:\n!kill {pid}\n" in f"{told}\n"
-        assert "other processes are using it" not in told
+        assert "your own process from before the restart" in told
+        assert f"\n!kill {pid}\n" in f"{told}\n"
+        assert "other processes" not in told
 
 
-# -- from elsewhere --------------------------------------------------------------------------------
+# -- releases from another process -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("trouble", "word"),
     [
-        (LOST.format(1), "train.ipynb"),
         (LOST.format(1), "1"),
-        ("fail nvmlInitWithFlags * 18\n", "GPU1"),
         ("fail nvmlInitWithFlags * 18\n", "train"),
     ],
 )
-def test_release_in_spite_of_the_driver(here: Here, trouble: str, word: str) -> None:
-    """A notebook releases a lost GPU, or one of a driver that does not start, on request."""
+def test_a_gpu_can_be_released_despite_driver_errors(here: Here, trouble: str, word: str) -> None:
+    """The GPU may be lost, or the driver may not start."""
     here.write(A + B)
     with here.kernel(JPY_SESSION_NAME="train.ipynb") as kernel:
         kernel.run("%reserve_gpu 1")
         here.write(trouble + A + B)
         done = here.command(sys.executable, "-m", "reserve_gpu", "release", word)
-        assert done.stdout == f"Released GPU1 of train.ipynb (pid {kernel.pid}).\n"
-        assert done.returncode == 0
+        assert (done.returncode, f"(pid {kernel.pid})" in done.stdout) == (0, True)
         here.write(A + B)
         assert held(here) == []
 
 
-def test_a_number_means_the_gpu_that_has_it(here: Here) -> None:
-    """`release 0` releases GPU0 as it is now, and nothing that was GPU0, or was typed with a 0."""
+def test_a_number_means_the_gpu_that_has_it_now(here: Here) -> None:
+    """`release 0` does not release a GPU whose number was 0."""
     here.write(A + B)
     with here.kernel(JPY_SESSION_NAME="x.ipynb") as kernel:
         kernel.run("%reserve_gpu 0")
         here.write(NEW + A + B)
         done = here.command(sys.executable, "-m", "reserve_gpu", "release", "0")
         assert done.returncode == 2
-        assert "You don't hold '0'." in done.stderr
-        done = here.command(sys.executable, "-m", "reserve_gpu", "release", "1")
-        assert done.stdout.startswith("Released GPU1 of x.ipynb")
+        assert held(here) == [1]
+        assert here.command(sys.executable, "-m", "reserve_gpu", "release", "1").returncode == 0
+        assert held(here) == []
