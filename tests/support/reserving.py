@@ -1,4 +1,4 @@
-"""What a reservation in the test process comes to, in a word: for tests that are tables."""
+"""Reservations in the test process, and the parts of a refusal that tests read."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from reserve_gpu.render import frontends
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# A moment within six days as people read it: `18:00`, or `Fri 00:26` if that is not today.
+# A time within six days: `18:00`, or `Fri 00:26` if it is not today.
 MOMENT = r"(?:[A-Z][a-z]{2} )?\d\d:\d\d"
 
 
 def got(*devices: Any, **wishes: Any) -> str:
-    """Reserve; the CUDA_VISIBLE_DEVICES that came of it."""
+    """Reserve; return CUDA_VISIBLE_DEVICES."""
     return reserve_gpu.reserve(*devices, **wishes).environ["CUDA_VISIBLE_DEVICES"]
 
 
 def refused(*devices: Any, **wishes: Any) -> str:
-    """Fail to reserve, as nothing is free; the text of the error."""
+    """Fail to reserve because no device is free; return the error's text."""
     with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
         reserve_gpu.reserve(*devices, **wishes)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "" or reserve_gpu.current()
@@ -35,14 +35,14 @@ def refused(*devices: Any, **wishes: Any) -> str:
 
 
 def would_be_refused(devices: Any = None, **wishes: Any) -> reserve_gpu.NoFreeDeviceError:
-    """Return the error of a request that nothing is free for, before waiters have had time."""
+    """Return the error of a request while no device is free, before any waiter is skipped."""
     with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
         api.preview(parse(devices, **wishes), frontends.PYTHON)
     return caught.value
 
 
 def of_gpu(text: str, number: str = "0") -> str:
-    """Return what a picture says of that device: `busy: bob, python (pid 9876)`."""
+    """Return the text about a device in a picture, such as `busy: bob, python (pid 9876)`."""
     lines = text.splitlines()
     (at,) = (at for at, line in enumerate(lines) if re.match(rf" *{number}  ", line))
     _, state, *_, who = re.split(" {2,}", lines[at].strip())
@@ -50,7 +50,7 @@ def of_gpu(text: str, number: str = "0") -> str:
 
 
 def beneath(lines: Iterable[str]) -> list[str]:
-    """Return what stands in the lines below a device."""
+    """Return the lines below a device that belong to it."""
     return [line.strip() for line in takewhile(lambda line: line.startswith("     "), lines)]
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, and handlers of signals, in the midst of a call."""
+"""Signal handlers that interrupt a call of this package at any place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.interrupting import ACTIONS, IN_VAIN, INTERRUPT, RAISE
+from tests.support.interrupting import ACTIONS, FAILING, INTERRUPT, TIMEOUT
 from tests.support.machine import Machine
 from tests.support.processes import wait_for
 
@@ -21,23 +21,20 @@ if TYPE_CHECKING:
     Children = tuple[Child, Child]
 
 FEW, MANY, ALL = 8, 40, 1 << 20  # places at which an action is interrupted
-SHORT = ("release", "say it again", "reserve less")
+SHORT = ("release", "reserve the same", "reserve less")
 
 
 @pytest.fixture(autouse=True)
 def _interruptible() -> Iterator[None]:
-    """Let SIGINT raise KeyboardInterrupt, also where pytest was started in the background."""
+    """Let SIGINT raise KeyboardInterrupt, even if pytest was started in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
-# -- an interrupt in the midst of a call -----------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
-    """Make a process to be interrupted, and another one that can have the GPUs meanwhile."""
+    """Run a process that is interrupted, and another one that can hold the GPUs meanwhile."""
     machine = Machine(tmp_path_factory.mktemp("interrupted"))
     with machine.child() as child, machine.child() as other:
         child.run("from tests.support import interrupting")
@@ -45,24 +42,26 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
 
 
 @pytest.mark.parametrize(
-    ("action", "does", "number"),
+    ("action", "handler", "number"),
     [
         param
-        for action, does in zip((*ACTIONS, *IN_VAIN), cycle([INTERRUPT, RAISE]))
+        for action, handler in zip((*ACTIONS, *FAILING), cycle([INTERRUPT, TIMEOUT]))
         for param in (
-            (action, does, FEW),
-            pytest.param(action, does, ALL if action in SHORT else MANY, marks=pytest.mark.full),
+            (action, handler, FEW),
+            pytest.param(action, handler, ALL if action in SHORT else MANY, marks=pytest.mark.full),
         )
     ],
 )
-def test_interrupted_anywhere(children: Children, action: str, does: str, number: int) -> None:
-    """Wherever a handler raises, locks, variables and current() agree, and the next call works."""
-    try_all(children, action, does, number)
+def test_an_exception_at_any_place_leaves_a_consistent_state(
+    children: Children, action: str, handler: str, number: int
+) -> None:
+    """The locks, the variables and current() agree, and the next call works."""
+    interrupt_everywhere(children, action, handler, number)
 
 
 @pytest.mark.promise
-def test_an_interrupted_reserve_holds_nothing(children: Children) -> None:
-    """A reservation that a signal handler ends holds no GPU afterwards, wherever it was."""
+def test_an_interrupted_request_holds_nothing(children: Children) -> None:
+    """A request that a signal handler ends holds no GPU afterwards, at any place."""
     answer = children[0].run(
         "import signal\n"
         "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
@@ -84,8 +83,8 @@ def test_an_interrupted_reserve_holds_nothing(children: Children) -> None:
 
 
 @pytest.mark.parametrize("size", ["None", "'1GiB'"], ids=["whole", "part"])
-def test_what_cuda_uses_is_kept(machine: Machine, size: str) -> None:
-    """Whoever interrupts a change from a part to the whole, or back, while CUDA runs keeps one."""
+def test_a_gpu_that_cuda_uses_is_kept(machine: Machine, size: str) -> None:
+    """An interrupted change from a part to the whole GPU, or back, keeps one of them."""
     other = "'1GiB'" if size == "None" else "None"
     with machine.child() as child:
         child.run("from tests.support import interrupting; import ctypes, signal")
@@ -113,29 +112,30 @@ def test_what_cuda_uses_is_kept(machine: Machine, size: str) -> None:
 
 @pytest.mark.parametrize("number", [FEW, pytest.param(MANY, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
-    ("does", "action"),
+    ("handler", "action"),
     [
         ("release", "reserve another"),
         ("release", "reserve less"),
-        ("release", "release"),
         ("release", "with"),
-        ("release", "wait in vain"),
+        ("release", "fail to wait"),
         ("reserve", "reserve"),
         ("reserve", "release"),
-        ("reserve", "with inside of with"),
         ("reserve", "status"),
     ],
 )
-def test_a_handler_anywhere(children: Children, does: str, action: str, number: int) -> None:
-    """Wherever a handler reserves or releases, all agrees as well, and no call waits for itself."""
-    try_all(children, action, does, number)
+def test_a_handler_can_reserve_or_release_at_any_place(
+    children: Children, handler: str, action: str, number: int
+) -> None:
+    """The state stays consistent, and no call waits for itself."""
+    interrupt_everywhere(children, action, handler, number)
 
 
-def try_all(children: Children, action: str, does: str, number: int) -> None:
+def interrupt_everywhere(children: Children, action: str, handler: str, number: int) -> None:
+    """Interrupt the action by this handler at about as many places, and check the state."""
     child, other = children
-    if action in IN_VAIN:
+    if action in FAILING:
         assert not other.reserve("count=2").error
-    answer = child.run(f"interrupting.try_all({action!r}, {does!r}, {number})")
+    answer = child.run(f"interrupting.interrupt_everywhere({action!r}, {handler!r}, {number})")
     other.run("reserve_gpu.release()")
     assert not answer.error, answer.text
     count, faults = answer.value
@@ -143,34 +143,35 @@ def try_all(children: Children, action: str, does: str, number: int) -> None:
     assert faults == []
 
 
+# Code for a child, which calls a function in a handler of SIGALRM and keeps the outcomes.
 ALARM = """
 import signal
-said = []
+outcomes = []
 def handler(*_):
     try:
-        said.append(repr({}))
+        outcomes.append(repr({}))
     except reserve_gpu.ReserveGPUError as error:
-        said.append(type(error).__name__)
+        outcomes.append(type(error).__name__)
 signal.signal(signal.SIGALRM, handler)
 """
 
 
 @pytest.mark.parametrize(
-    ("does", "said", "visible"),
+    ("function", "outcome", "visible"),
     [("release", "()", None), ("reserve", "RequestError", "0")],
 )
-def test_alarm_while_the_driver_is_slow(
-    machine: Machine, does: str, said: str, visible: str | None
+def test_a_handler_runs_while_a_call_waits_for_the_driver(
+    machine: Machine, function: str, outcome: str, visible: str | None
 ) -> None:
-    """A handler of SIGALRM runs while a call waits for the driver; the call has its own way."""
+    """A release in the handler applies at the end of the call, and a request is refused."""
     machine.add("delay-first nvmlDeviceGetUUID 0 4")
     with machine.child() as child, machine.child() as other:
-        assert child.run(ALARM.format(f"reserve_gpu.{does}()")).error is None
+        assert child.run(ALARM.format(f"reserve_gpu.{function}()")).error is None
         child.send("reserve_gpu.reserve(0)")
         wait_for(lambda: "nvmlDeviceGetUUID 0" in machine.calls())
         os.kill(child.pid, signal.SIGALRM)
-        machine.use("two")  # from the next call on
+        machine.use("two")  # without the delay, from the next call on
         assert child.answer().error is None
-        assert child.run("said").value == [said]
+        assert child.run("outcomes").value == [outcome]
         assert child.visible() == visible
         assert (other.reserve("'0'").error is None) == (visible is None)
