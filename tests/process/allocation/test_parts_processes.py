@@ -151,29 +151,6 @@ def test_a_killed_holders_part_is_available_at_once(one: Here) -> None:
         assert part(TOTAL) == "0"
 
 
-FORK = """
-reading, writing = os.pipe()
-pid = os.fork()
-if not pid:
-    import signal
-    os.write(writing, b'.')
-    signal.pause()
-os.read(reading, 1) and pid
-"""
-
-
-def test_a_part_ends_with_its_process(one: Here) -> None:
-    """A forked child that survives its parent does not keep the part."""
-    with part_holder(one, 9000) as child:
-        pid = child.run(FORK).value
-        child.process.kill()
-        child.process.wait()
-        try:
-            assert part(TOTAL) == "0"
-        finally:
-            os.kill(pid, signal.SIGKILL)
-
-
 # -- exec ------------------------------------------------------------------------------------------
 
 

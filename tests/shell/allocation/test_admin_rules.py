@@ -200,14 +200,6 @@ def test_a_hard_link_to_a_lock_file_reserves_nothing(here: Here, of: str, rules:
             )
 
 
-def test_hard_links_under_other_names_count_towards_no_quota(here: Here) -> None:
-    here.rules.write_text("[limits]\ngpus = 2\n")
-    with here.rival("0"):
-        os.link(here.locks / "mutex.lock", here.locks / "x.lock")
-        os.link(here.locks / f"{here.uuid('0')}.lock", here.locks / "GPU-1.lock")
-        assert got() == "1"
-
-
 def test_a_forged_joined_process_counts_as_a_holder(here: Here) -> None:
     """A process that claims to have joined a reservation of another GPU counts with its own GPU."""
     here.rules.write_text("[limits]\ngpus = 2\n")

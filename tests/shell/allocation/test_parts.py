@@ -10,7 +10,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.model.devices import State
-from tests.support.locked import OBSTACLES, have, locked, needs_root, obstructed
+from tests.support.locked import have, locked, needs_root
 from tests.support.offers import EnoughError
 from tests.support.parts import ONE, TOTAL, part, promised, records, room, rows
 from tests.support.reserving import got, refused, variables
@@ -187,20 +187,6 @@ def test_a_record_without_a_lock_does_not_count(one: Here) -> None:
     assert part(TOTAL) == "0"
 
 
-def test_a_hard_link_is_not_a_part(one: Here) -> None:
-    """A locked file with another name neither counts nor makes room."""
-    with promised(one, gpu0=[4000]), have(one.locks / "other", b'{"part_mib": -1}'):
-        os.link(one.locks / "other", part_file(one, 9))
-        assert room(6001) == 6000
-
-
-@pytest.mark.parametrize("obstacle", [name for name in OBSTACLES if name != "device node"])
-def test_an_obstacle_in_place_of_a_lock_file_is_not_a_part(one: Here, obstacle: str) -> None:
-    with obstructed(part_file(one, 0), obstacle):
-        assert part(TOTAL) == "0"
-        reserve_gpu.release()
-
-
 @needs_root
 def test_a_part_in_a_file_of_another_owner_counts(one: Here) -> None:
     """The owner of the file counts, not the UID in its name."""
@@ -267,15 +253,6 @@ def test_two_parts_are_on_the_two_fullest_gpus_with_enough_memory(here: Here) ->
         assert sorted(map(str, records(here))) == ["2000", "6000", "9000"]
 
 
-def test_a_part_can_be_on_a_named_gpu(here: Here) -> None:
-    here.write(ONE * 2)
-    with promised(here, gpu0=[8000]):
-        assert part(1000, "1") == "1"
-        reserve_gpu.release()
-        assert room(2001, "0") == 2000
-        assert part(2000, "0,1") == "0,1"
-
-
 def test_memory_and_model_of_the_gpu_can_be_requested_with_a_part(here: Here) -> None:
     gpus = [("T4", 10_000), ("T4", 16_000), ("A100", 40_000)]
     here.write("".join(f"gpu\n  name {name}\n  memory {mib}\n" for name, mib in gpus))
@@ -285,14 +262,6 @@ def test_memory_and_model_of_the_gpu_can_be_requested_with_a_part(here: Here) ->
         assert part(1000, min_memory="15000MiB") == "1"
         reserve_gpu.release()
         assert part(1000, name="A100") == "2"
-
-
-def test_a_cell_can_continue_without_an_optional_part(one: Here) -> None:
-    shell = one.shell()
-    with promised(one, gpu0=[9000]):
-        assert shell.run("%reserve_gpu --memory 2000MiB").error == "NoFreeDeviceError"
-        assert shell.run("%reserve_gpu --memory 2000MiB --optional").error is None
-    assert reserve_gpu.current() is None
 
 
 def test_a_part_of_a_mig_instance_counts_against_that_instance(here: Here) -> None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tests.support.here import Here
 
 UID, OTHER_UID = os.geteuid(), 65534
-WHOLE_OR_PART = pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "part"])
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_each_holder_of_a_part_has_a_lock_file(one: Here) -> None:
 
 
 def test_parts_of_several_gpus_are_reserved_together_or_not_at_all(here: Here) -> None:
-    """The refusal shows that one GPU is free, and how to request it."""
+    """The refusal names the free GPU and the request that would be granted."""
     with here.rival("1"):
         text = refused(count=2, memory="1GB")
         assert of_gpu(text).startswith("free")
@@ -164,9 +163,11 @@ def test_other_users_files_with_this_users_number_are_skipped(one: Here, state: 
 
 
 def test_a_lock_under_a_second_name_is_not_a_part(one: Here) -> None:
-    with have(one.folder / "other.lock"):
-        one.locks.mkdir(mode=0o1777)
-        part_file(one, 0).hardlink_to(one.folder / "other.lock")
+    """It makes no room either, whatever size its record contains."""
+    with one.rival("0", part_mib=1024), have(one.locks / "other.lock", b'{"part_mib": -1}'):
+        part_file(one, 9).hardlink_to(one.locks / "other.lock")
+        assert count_holders(one) == 1
+    with have(one.locks / "other.lock"):
         assert got() == "0"
 
 
@@ -194,11 +195,11 @@ def test_a_uuid_can_contain_slashes(one: Here) -> None:
 
 
 @obstacles
-@WHOLE_OR_PART
+@pytest.mark.parametrize("memory", [None, "100%"], ids=["whole", "part"])
 def test_an_obstacle_in_place_of_a_lock_file_is_skipped(
     one: Here, obstacle: str, *, memory: str | None
 ) -> None:
-    """A link is not followed, and nothing is written to it."""
+    """A link is not followed, nothing is written to it, and it takes up no memory."""
     with obstructed(part_file(one, 0), obstacle):
         assert got(memory=memory) == "0"
         assert [row.state for row in reserve_gpu.status().rows] == [State.RESERVED]

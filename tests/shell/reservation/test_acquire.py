@@ -442,6 +442,11 @@ def test_a_refusal_contains_the_state_of_each_device(here: Here) -> None:
     assert [process.pid for process in busy.processes] == [4321000]
     assert prohibited.usage
     assert prohibited.usage.mode is ComputeMode.PROHIBITED
+    with here.rival("2", note="long"):
+        reserved = refusal(count=2, min_memory="6GiB").rows[2]
+    assert [(holder.pid, holder.note) for holder in reserved.holders] == [(os.getpid(), "long")]
+    assert reserved.usage
+    assert reserved.usage.compute == 1
     assert (lost.label, lost.holders) == ("GPU4", ())
     assert "lost" in (lost.reason or "")
 
@@ -451,17 +456,6 @@ def test_a_refusal_can_be_sent_to_another_process(here: Here) -> None:
     error = refusal()
     received = pickle.loads(pickle.dumps(error))  # noqa: S301 - this test's own data
     assert (str(received), received.rows) == (str(error), error.rows)
-
-
-def test_a_refusal_contains_the_holder_and_the_use_of_a_reserved_device(here: Here) -> None:
-    here.write(BUSY)
-    with here.rival("0", note="long"):
-        (row,) = refusal().rows
-    assert (row.label, row.state) == ("GPU0", State.RESERVED)
-    (holder,) = row.holders
-    assert (holder.pid, holder.note) == (os.getpid(), "long")
-    assert row.usage
-    assert row.usage.compute == 1
 
 
 def test_several_devices_are_reserved_together_or_not_at_all(here: Here) -> None:
@@ -511,13 +505,6 @@ def test_a_warning_that_is_an_error_releases_the_device(here: Here) -> None:
     with pytest.raises(reserve_gpu.ReserveGPUWarning):
         reserve_gpu.reserve(0)
     assert (variables(), indices(), held(here)) == ({}, [], [])
-
-
-def test_a_reserved_device_is_refused_by_name(here: Here) -> None:
-    with here.rival("0"):
-        assert [row.state for row in refusal(0).rows] == [State.RESERVED]
-        assert variables() == {VISIBLE: ""}
-        assert got() == "1"
 
 
 def test_a_device_that_an_ancestor_holds_is_reserved_above(here: Here) -> None:
