@@ -1,4 +1,4 @@
-"""Helpers of tests: lease."""
+"""Code that waits until the lease of a process reaches a state, and code for child processes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from reserve_gpu.reservation.session import session
 def timer():
     return session().features["LeaseTimer"]
 """
-# Wait until at most so many threads are about to end the process.
-WAIT_FOR_ENDS = """
-while sum(thread.name == "reserve_gpu end" for thread in threading.enumerate()) > {}:
-    time.sleep(0.01)
-session().run(int)
-"""
 
 
 def timer() -> LeaseTimer:
-    """Return what follows the lease of this process."""
+    """Return this process's lease timer."""
     return feature(LeaseTimer)
 
 
 def wait_for_action(name: str) -> None:
-    """Wait until the timer of this process's lease has done that."""
+    """Wait until the timer of this process has taken that action."""
     wait_for(lambda: timer()._action is Action[name])
+
+
+def wait_for_notice() -> None:
+    """Wait until this process's next cell has a notice to show."""
+    wait_for(lambda: timer().display._is_notice)

@@ -1,7 +1,4 @@
-"""Leases in real processes: by the clock, by idleness, where somebody waits; with CUDA or not.
-
-When something is due is a table (test_schedule.py). Here is what happens then, and who is told.
-"""
+"""Leases in the test process: when they end, and in which cells."""
 
 from __future__ import annotations
 
@@ -25,222 +22,177 @@ from reserve_gpu.model.requests import Lease, ReservationTerms
 from reserve_gpu.reservation.holding import Holding
 from reserve_gpu.reservation.session import session
 from reserve_gpu.system.jupyter_kernel import cells
+from tests.support.executor import no_threads
+from tests.support.lease import IMPORTS, timer, wait_for_action, wait_for_notice
 from tests.support.locked import locked
 from tests.support.machine import LIMIT_S
 from tests.support.processes import wait_for
+from tests.support.reserving import got
 
 if TYPE_CHECKING:
-    from reserve_gpu.features.lease.lease_line import LeaseLine
     from tests.support.here import Here
 
-from tests.support.lease import IMPORTS, timer, wait_for_action
-
-SOON_S = 0.2  # a time that is over soon
-OVER = (
-    "import time; from tests.support.lease import timer, wait_for_action\n"
-    "wait_for_action('PUT_OFF')"
-)
+SOON_S = 0.2
+# Code of a cell that continues until its lease has ended.
+OUTLAST = "from tests.support.lease import wait_for_action; wait_for_action('PUT_OFF')"
+PRINT_VISIBLE = "import os; print('visible:', os.environ['CUDA_VISIBLE_DEVICES'])"
 
 
-def lease_line() -> LeaseLine:
-    """Return what shows how the lease of this process stands."""
-    return timer().display
+def wait_for_release() -> None:
+    """Wait until this process holds no device."""
+    wait_for(lambda: reserve_gpu.current() is None)
 
 
-def wait_for_notice() -> None:
-    """Wait until the next cell would have to tell something."""
-    wait_for(lambda: lease_line()._is_notice)
+def has_thread() -> bool:
+    """Return whether the session's thread is running."""
+    return bool(session()._thread)
 
 
-def threads() -> list[int]:
-    """Return the session's thread, if it lives."""
-    return [thread for thread in [session()._thread] if thread]
+# -- the end of a lease ----------------------------------------------------------------------------
 
 
-def of_device(here: Here, descriptor: Path) -> bool:
-    """Tell whether that is an open lock of a device."""
-    with suppress(FileNotFoundError):  # that of the look itself
-        return str(descriptor.readlink()).startswith(f"{here.locks}/GPU-")
-    return False
-
-
-# -- in this process ------------------------------------------------------------------------------
-
-
-def test_a_moment_lets_go(here: Here) -> None:
-    """At the end the GPU is free and this process sees none; no thread is left."""
-    until = reserve_gpu.reserve(for_=SOON_S).lease.until
-    assert until
-    assert threads()
+@pytest.mark.parametrize("option", ["for_", "idle"])
+def test_lease_ends_with_a_release(here: Here, option: str) -> None:
+    """At the end of a lease, the GPU is free, this process sees none, and no thread remains."""
+    start = time.monotonic()
+    reserve_gpu.reserve(**{option: SOON_S})  # type: ignore[arg-type]
+    assert has_thread()
     wait_for(lambda: not locked(here.locks))
-    assert time.time() >= until
+    assert time.monotonic() - start >= SOON_S
     assert reserve_gpu.current() is None
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-    wait_for(lambda: not threads())
+    wait_for(lambda: not has_thread())
 
 
-def test_idleness_lets_go(here: Here) -> None:
-    """What nobody uses is released after that time, and not before."""
-    start = time.monotonic()
-    reserve_gpu.reserve(idle=SOON_S)
-    wait_for(lambda: reserve_gpu.current() is None)
-    assert time.monotonic() - start >= SOON_S
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-
-
-@pytest.mark.parametrize(
-    ("lines", "is_kept"),
-    [
-        ("utilisation 40\ncompute {own} 500", True),
-        ("utilisation 0\ncompute {own} 500", False),  # a notebook that thinks
-        ("use-ended 5\ncompute {own} 500", False),  # it worked before the last look
-        ("utilisation 40\ncompute 1 500", False),  # another's
-        ("utilisation none\ncompute {own} 500", True),  # that can't be known
-        ("utilisation none", False),  # nobody is on it
-        ("fail nvmlDeviceGetProcessUtilization 0 999\nutilisation 40\ncompute {own} 500", True),
-        ("fail nvmlDeviceGetProcessUtilization 0 999\nutilisation 0\ncompute {own} 500", False),
-        ("fail nvmlInitWithFlags * 9", True),  # nothing can be read
-        ("delay nvmlInitWithFlags * 0.3\nutilisation 40\ncompute {own} 500", True),  # past the end
-    ],
-)
-def test_what_is_used_is_not_idle(here: Here, lines: str, *, is_kept: bool) -> None:
-    """Only what this process uses keeps its reservation; to be on a GPU is not to use it."""
+def assert_counts_as_use(here: Here, scenario: str, *, is_use: bool) -> None:
+    """Check whether a reservation with a short idle limit survives on that machine."""
     here.write("gpu")
     reserve_gpu.reserve(idle="1h")
-    words = ("fail", "delay")
-    fault = [line for line in lines.splitlines() if line.startswith(words)]
-    rest = [line for line in lines.splitlines() if not line.startswith(words)]
-    here.write("\n".join(["gpu", *rest, *fault]).format(own=os.getpid()))
+    here.write(scenario.format(own=os.getpid()))
     reserve_gpu.reserve(idle=SOON_S)
     looked = timer()._next_look
-    if is_kept:  # as many looks later as there are in two such times
+    if is_use:  # the time of two idle limits has been checked
         wait_for(lambda: timer()._next_look > looked + 2 * SOON_S)
         assert reserve_gpu.current()
     else:
-        wait_for(lambda: reserve_gpu.current() is None)
+        wait_for_release()
 
 
 @pytest.mark.parametrize(
-    "samples", ["epoch", "boot", "monotonic", "offset", "strange", "rubbish", "none"]
+    ("lines", "is_use"),
+    [
+        pytest.param("utilisation 40\ncompute {own} 500", True, id="own process works"),
+        pytest.param("utilisation 0\ncompute {own} 500", False, id="own process is idle"),
+        pytest.param("use-ended 5\ncompute {own} 500", False, id="worked before the last check"),
+        pytest.param("utilisation 40\ncompute 1 500", False, id="another user's process works"),
+        pytest.param("utilisation none\ncompute {own} 500", True, id="unknown"),
+        pytest.param("utilisation none", False, id="no process"),
+        pytest.param(
+            "utilisation 40\ncompute {own} 500\nfail nvmlDeviceGetProcessUtilization 0 999",
+            True,
+            id="works, no samples",
+        ),
+        pytest.param(
+            "utilisation 0\ncompute {own} 500\nfail nvmlDeviceGetProcessUtilization 0 999",
+            False,
+            id="idle, no samples",
+        ),
+        pytest.param(
+            "compute {own} 500\nfail nvmlDeviceGetProcessUtilization 0 7",
+            True,
+            id="samples change while they are read",
+        ),
+        pytest.param("fail nvmlInitWithFlags * 9", True, id="driver fails"),
+        pytest.param(
+            "utilisation 40\ncompute {own} 500\ndelay nvmlInitWithFlags * 0.3",
+            True,
+            id="driver responds after the end",
+        ),
+    ],
 )
-def test_a_reservation_at_work_ends_by_no_samples(here: Here, samples: str) -> None:
-    """Whatever the clock and quality of the driver's samples, only an idle reservation ends."""
-    here.write("gpu")
-    reserve_gpu.reserve(idle="1h")
-    at_work = f"gpu\nutilisation 40\nsamples {samples}\ncompute {os.getpid()} 500"
-    here.write(at_work)
-    reserve_gpu.reserve(idle=SOON_S)
-    looked = timer()._next_look
-    wait_for(lambda: timer()._next_look > looked + 2 * SOON_S)
-    assert reserve_gpu.current()
-    here.write(at_work.replace("utilisation 40", "utilisation 0"))
-    wait_for(lambda: reserve_gpu.current() is None)
+def test_only_own_use_resets_the_idle_time(here: Here, lines: str, *, is_use: bool) -> None:
+    assert_counts_as_use(here, f"gpu\n{lines}", is_use=is_use)
 
 
-def test_a_failed_reading_does_not_count_as_idle(here: Here) -> None:
-    """If the driver's samples change while they are read, the GPU does not count as idle."""
-    here.write("gpu")
-    reserve_gpu.reserve(idle="1h")
-    # INSUFFICIENT_SIZE at each call
-    here.write(f"gpu\ncompute {os.getpid()} 500\nfail nvmlDeviceGetProcessUtilization 0 7")
-    reserve_gpu.reserve(idle=SOON_S)
-    looked = timer()._next_look
-    wait_for(lambda: timer()._next_look > looked + 2 * SOON_S)
-    assert reserve_gpu.current()
+@pytest.mark.parametrize("samples", ["epoch", "monotonic", "strange"])
+def test_clock_of_the_samples_does_not_end_a_used_reservation(here: Here, samples: str) -> None:
+    used = f"gpu\nutilisation 40\nsamples {samples}\ncompute {os.getpid()} 500"
+    assert_counts_as_use(here, used, is_use=True)
+    here.write(used.replace("utilisation 40", "utilisation 0"))
+    wait_for_release()
 
 
-def test_a_child_that_works_keeps_it(here: Here) -> None:
-    """A process that was started from here uses the GPU for its starter."""
-    here.write("gpu")
+def test_use_by_a_child_process_resets_the_idle_time(here: Here) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
         try:
-            reserve_gpu.reserve(idle="1h")
-            here.write(f"gpu\nutilisation 40\ncompute {child.pid} 500")
-            reserve_gpu.reserve(idle=SOON_S)
-            looked = timer()._next_look
-            wait_for(lambda: timer()._next_look > looked + 2 * SOON_S)
-            assert reserve_gpu.current()
+            scenario = f"gpu\nutilisation 40\ncompute {child.pid} 500"
+            assert_counts_as_use(here, scenario, is_use=True)
         finally:
             child.kill()
     here.write("gpu")
-    wait_for(lambda: reserve_gpu.current() is None)
+    wait_for_release()
 
 
-def test_it_is_prolonged(here: Here) -> None:
-    """Asked again with a time it lasts until then; a bare request changes nothing."""
+def test_new_duration_extends_the_lease(here: Here) -> None:
+    """A new request with a duration extends the lease, and one without changes nothing."""
     first = reserve_gpu.reserve(for_=1.5)
-    again = reserve_gpu.reserve(for_="1h")
-    assert again is first
+    assert reserve_gpu.reserve(for_="1h") is first
     until = first.lease.until
-    assert until is not None
-    assert until > time.time() + 3000
+    assert until == pytest.approx(time.time() + 3600, abs=60)
     reserve_gpu.reserve()
     assert first.lease.until == until
-    wait_for(lambda: len(threads()) == 1)
 
 
-def test_terms_are_added_to(here: Here) -> None:
-    """What is said later counts, and what is not said stays."""
+def test_new_terms_are_added(here: Here) -> None:
     first = reserve_gpu.reserve(for_="1h", if_wanted=True)
     lease = first.lease
+    assert lease == Lease(until=lease.until, until_boot=lease.until_boot, if_wanted=True)
     reserve_gpu.reserve(idle="2h")
     assert first.lease == lease._replace(idle_s=7200)
-    assert lease == Lease(until=lease.until, until_boot=lease.until_boot, if_wanted=True)
 
 
-def test_a_larger_part_ends_as_before(here: Here) -> None:
-    """Whoever grows holds what they hold for as long as they said."""
+@pytest.mark.parametrize(("rules", "wish"), [("", "1h"), ('[limits]\ntime = "2h"\n', None)])
+def test_new_size_keeps_the_end(here: Here, rules: str, wish: str | None) -> None:
     here.write("gpu\n memory 8000")
-    first = reserve_gpu.reserve(memory="2GiB", for_="1h")
-    until = first.lease.until
-    assert reserve_gpu.reserve(memory="3GiB").lease.until == until
-    assert reserve_gpu.status().rows[0].holders[0].lease.until == until
-    assert reserve_gpu.reserve(memory="1GiB").lease.until == until
-    assert reserve_gpu.status().rows[0].holders[0].lease.until == until
-
-
-def test_a_rule_gives_no_more_time_to_who_grows(here: Here) -> None:
-    """A part that grows ends when it was to end, also where a rule gives new ones a time."""
-    here.write("gpu\n memory 8000")
-    here.rules.write_text('[limits]\ntime = "2h"\n')
-    first = reserve_gpu.reserve(memory="2GiB")
-    until = first.lease.until
+    here.rules.write_text(rules)
+    until = reserve_gpu.reserve(memory="2GiB", for_=wish).lease.until
     assert until
-    assert reserve_gpu.reserve(memory="3GiB").lease.until == until
+    for size in ("3GiB", "1GiB"):
+        assert reserve_gpu.reserve(memory=size).lease.until == until
+        assert reserve_gpu.status().rows[0].holders[0].lease.until == until
 
 
-def test_less_ends_as_before(here: Here) -> None:
-    """What is left of a reservation ends when all of it was to end."""
+def test_released_part_keeps_the_end(here: Here) -> None:
+    """Fewer GPUs are held until the same time, or until a new one."""
     until = reserve_gpu.reserve("0,1", for_="1h").lease.until
-    assert "GPU0 and GPU1 are yours until" in lease_line()._shown
+    assert until
+    assert "GPU0 and GPU1 " in timer().display._shown
     assert reserve_gpu.reserve("1").lease.until == until
-    assert "GPU1 is yours until" in lease_line()._shown
-
-
-def test_less_for_longer(here: Here) -> None:
-    """Who keeps a part of what they have, and says until when, has that until then."""
-    until = reserve_gpu.reserve("0,1", for_="1h").lease.until
-    assert until
+    assert timer().display._shown.startswith("GPU1 ")
+    reserve_gpu.reserve("0,1")
     assert (reserve_gpu.reserve("1", for_="3h").lease.until or 0.0) > until + 7000
 
 
-def test_an_idle_promise_costs_no_thread_that_stays(here: Here) -> None:
-    """A hundred reservations, one after the other, leave no thread behind."""
-    for _ in range(100):
+def test_no_thread_remains_after_a_release(here: Here) -> None:
+    reserve_gpu.reserve()
+    wait_for(lambda: not has_thread())
+    for _ in range(10):
         reserve_gpu.reserve(idle="1h").release()
-    wait_for(lambda: not threads())
+    wait_for(lambda: not has_thread())
     assert not cells().listeners
 
 
-def test_no_thread_without_an_end(here: Here) -> None:
-    """Who promises nothing gets no thread."""
-    reserve_gpu.reserve()
-    wait_for(lambda: not threads())
+def test_thread_of_a_lease_also_changes_the_reservation(here: Here) -> None:
+    """A process at its limit of threads can still change and release a reservation with an end."""
+    reserve_gpu.reserve("0,1", for_="1h")
+    with no_threads():
+        assert got("1") == "1"
+        assert [device.number for device in reserve_gpu.release()] == ["1"]
+    assert not locked(here.locks)
 
 
 @pytest.mark.full
-def test_if_wanted(here: Here) -> None:
-    """It stays after its end while nobody waits, and goes to the first who does."""
+def test_if_wanted_keeps_the_device_until_a_waiter_comes(here: Here) -> None:
     here.write("gpu")
     first = reserve_gpu.reserve(for_=SOON_S, if_wanted=True)
     wait_for_action("STAY")
@@ -250,9 +202,7 @@ def test_if_wanted(here: Here) -> None:
     assert reserve_gpu.current() is None
 
 
-def test_a_logging_handler_may_raise(here: Here) -> None:
-    """Where the handler of somebody's log raises, this reservation ends, and so does the next."""
-
+def test_lease_ends_if_a_logging_handler_raises(here: Here) -> None:
     class Raising(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise RuntimeError(record)
@@ -263,63 +213,124 @@ def test_a_logging_handler_may_raise(here: Here) -> None:
     try:
         for _ in range(2):
             reserve_gpu.reserve(for_=SOON_S)
-            wait_for(lambda: reserve_gpu.current() is None)
-            wait_for(lambda: not threads())
+            wait_for_release()
+            wait_for(lambda: not has_thread())
             assert not locked(here.locks)
     finally:
         logger.removeHandler(handler)
 
 
-def test_a_fork_has_nothing_that_ends(here: Here) -> None:
-    """A child has no reservation to release, and its parent's end is its parent's."""
+def test_forked_child_has_no_lease(here: Here) -> None:
     reserve_gpu.reserve(for_="1h")
     pid = os.fork()
     if not pid:
-        code = 0 if reserve_gpu.current() is None and not threads() else 1
-        os._exit(code)
+        os._exit(1 if reserve_gpu.current() or has_thread() else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert reserve_gpu.current()
 
 
-def test_what_is_given_back_does_not_end(here: Here) -> None:
-    """After a release the end comes to nothing: another reservation is not touched."""
+def test_end_of_a_released_reservation_does_not_end_the_next(here: Here) -> None:
     reserve_gpu.reserve(for_=SOON_S).release()
     until = reserve_gpu.reserve(for_=3 * SOON_S).lease.until
     assert until
-    wait_for(lambda: reserve_gpu.current() is None)
+    wait_for_release()
     assert time.time() >= until
 
 
-# -- cells ----------------------------------------------------------------------------------------
+def test_status_data_contains_the_terms(here: Here) -> None:
+    """`to_dict()` contains a lease's terms, and the time since which it is overdue."""
+    now = time.time()
+    with (
+        here.rival("0", since=now - 60, until=now - 30),
+        here.rival("1", idle_s=60, if_wanted=True),
+    ):
+        devices = reserve_gpu.status().to_dict()["devices"]
+    names = ("until", "overdue", "idle_s", "if_wanted")
+    first, second = ([device["holders"][0][name] for name in names] for device in devices)
+    assert first == [now - 30, now - 30, None, False]
+    assert second == [None, None, 60, True]
 
 
-def test_a_running_cell_is_let_alone(here: Here) -> None:
-    """Nothing ends in the midst of a cell, and all that is due right after it."""
+# -- cells -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nested", ["", "get_ipython().run_cell('2')\n"], ids=["cell", "nested"])
+def test_running_cell_delays_the_end(here: Here, nested: str) -> None:
+    """A GPU is released when the running cell ends, and the next cell shows this once."""
     shell = here.shell()
-    cell = shell.run(
-        f"%reserve_gpu --for 0.2s\n{OVER}; import os; "
-        "print('then', os.environ['CUDA_VISIBLE_DEVICES'])"
-    )
-    assert "then 0" in cell.all
-    wait_for(lambda: reserve_gpu.current() is None)
+    cell = shell.run(f"%reserve_gpu --for 0.2s\n{nested}{OUTLAST}\n{PRINT_VISIBLE}")
+    assert "visible: 0" in cell.all
+    wait_for_release()
     assert "ended at" in shell.run("1").all
     assert "ended at" not in shell.run("1").all
 
 
-def test_a_cell_within_a_cell_is_a_part_of_it(here: Here) -> None:
-    """The end of what a cell runs as a cell is not its own."""
+@pytest.mark.parametrize(
+    "reserve", ["%load_ext reserve_gpu\n%reserve_gpu --for 0.2s", "reserve_gpu.reserve(for_=0.2)"]
+)
+def test_cell_that_loads_the_extension_delays_the_end(here: Here, reserve: str) -> None:
+    """The end of a cell is noticed even if the extension was not loaded at its start."""
     shell = here.shell()
-    cell = shell.run(
-        f"%reserve_gpu --for 0.2s\nimport time, os; get_ipython().run_cell('2'); {OVER}; "
-        "print('then', os.environ['CUDA_VISIBLE_DEVICES'])"
-    )
-    assert "then 0" in cell.all
-    wait_for(lambda: reserve_gpu.current() is None)
+    shell.shell.run_line_magic("unload_ext", "reserve_gpu")
+    cell = shell.run(f"import reserve_gpu\n{reserve}\n{OUTLAST}\n{PRINT_VISIBLE}")
+    assert "visible: 0" in cell.all
+    wait_for_release()
+    assert "ended at" in shell.run("1").all
+
+
+def test_reservation_between_cells_is_not_delayed(here: Here) -> None:
+    """A reservation made by a widget's callback, between two cells, ends without a cell."""
+    here.shell()
+    reserve_gpu.reserve(for_=SOON_S)
+    wait_for_release()
+
+
+def test_canceled_cell_has_ended(here: Here) -> None:
+    """IPython reports no result for a canceled cell that uses await."""
+    events = here.shell().shell.events
+    info = SimpleNamespace(raw_cell="await forever()", store_history=True)
+    events.trigger("pre_run_cell", info)
+    reserve_gpu.reserve(for_=SOON_S)
+    wait_for_action("PUT_OFF")
+    assert reserve_gpu.current()
+    events.trigger("post_run_cell", None)
+    wait_for_release()
+
+
+def test_running_cell_can_extend_an_ended_lease(here: Here) -> None:
+    shell = here.shell()
+    shell.run(f"%reserve_gpu --for 0.3s\n{OUTLAST}\n%reserve_gpu --for 1h")
+    assert timer()._action in (None, Action.LASTS)
+    assert (reserve_gpu.reserve().lease.until or 0.0) > time.time() + 3000
+
+
+def test_kept_reservation_is_reported_once(here: Here) -> None:
+    shell = here.shell()
+    shell.run(f"%reserve_gpu --for {SOON_S}s --if-wanted")
+    wait_for_action("STAY")
+    wait_for_notice()
+    assert timer().display._shown in shell.run("1").all
+    assert timer().display._shown not in shell.run("1").all
 
 
 @pytest.mark.full
-def test_near_idleness_is_told_by_no_cell(here: Here) -> None:
-    """A cell is use, so it has nothing to tell of an end that it has put off."""
+def test_warning_is_shown_in_one_cell(here: Here) -> None:
+    shell = here.shell()
+    shell.run("%reserve_gpu --for 4s")
+    shown: list[str] = []
+
+    def is_shown() -> bool:
+        shown.append(shell.run("1").all)
+        return "ends at" in shown[-1]
+
+    wait_for(is_shown)
+    assert "%reserve_gpu --for 2h\n" in shown[-1]
+    assert "ends at" not in shell.run("1").all
+
+
+@pytest.mark.full
+def test_cell_shows_no_warning_of_an_idle_limit(here: Here) -> None:
+    """A cell resets the idle time, so the warning no longer applies."""
     shell = here.shell()
     shell.run("%reserve_gpu --idle 4s")
     wait_for_action("WARN")
@@ -328,18 +339,20 @@ def test_near_idleness_is_told_by_no_cell(here: Here) -> None:
     assert "ends at" not in cell.all
 
 
-def test_kept_as_nobody_waits_is_told_once(here: Here) -> None:
-    """That it is over and lasts until somebody waits is said by one cell."""
+@pytest.mark.full
+def test_cell_shows_no_warning_of_a_released_reservation(here: Here) -> None:
     shell = here.shell()
-    shell.run(f"%reserve_gpu --for {SOON_S}s --if-wanted")
-    wait_for(lambda: "You keep GPU0 until another process waits" in lease_line()._shown)
-    wait_for_notice()
-    assert "You keep GPU0 until another process waits" in shell.run("1").all
-    assert "You keep GPU0 until another process waits" not in shell.run("1").all
+    cell = shell.run(
+        "import reserve_gpu; from tests.support.lease import wait_for_notice\n"
+        "with reserve_gpu.reserve(for_=4): wait_for_notice()"
+    )
+    assert not cell.error, cell.all
+    shown = shell.run("1").all
+    assert "ends at" not in shown
+    assert "released" not in shown
 
 
-def test_a_cell_is_no_idleness(here: Here) -> None:
-    """Each cell begins the time anew, and at its end nothing has used the GPU for that time."""
+def test_cell_resets_the_idle_time(here: Here) -> None:
     shell = here.shell()
     shell.run("%reserve_gpu --idle 1h")
     wait_for(lambda: timer()._idle_s() > 0.1)
@@ -347,56 +360,12 @@ def test_a_cell_is_no_idleness(here: Here) -> None:
     shell.run("1")
     assert timer()._idle_s() <= time.monotonic() - began
     shell.run(f"%reserve_gpu --idle {SOON_S}s")
-    wait_for(lambda: reserve_gpu.current() is None)
-    assert f"ended after {SOON_S} s without use" in shell.run("1").all
+    wait_for_release()
+    assert f"after {SOON_S} s" in shell.run("1").all
 
 
-PAST, PROLONGED = Lease(until=1.0), Lease(until=1e11)
-
-
-@pytest.mark.parametrize(
-    ("cell", "lease", "now", "expected"),
-    [
-        ("", PAST, PAST, True),
-        ("", PAST, PROLONGED, False),
-        ("running", PAST, PAST, False),
-        ("running", PAST._replace(is_strict=True), PAST._replace(is_strict=True), True),
-        ("", PAST, None, True),
-        ("later", PAST, None, False),
-        ("running", PAST, None, False),
-    ],
-)
-def test_whether_the_process_is_to_end_still(
-    here: Here, cell: str, lease: Lease, now: Lease | None, *, expected: bool
-) -> None:
-    """It is not once somebody has prolonged it, nor while a cell runs unless a rule says so.
-
-    What before_end() has released ends the process only if no cell has come since.
-    """
-    shell = here.shell()
-    owner: Any = SimpleNamespace(held=now and Holding((), {}, ReservationTerms(lease=now)))
-    is_to_end = LeaseTimer(owner).is_to_end(Holding((), {}, ReservationTerms(lease=lease)))
-    answers: list[bool] = []
-    if cell == "later":
-        shell.run("1")
-    shell.shell.user_ns["ask"] = lambda: answers.append(is_to_end())
-    shell.run("ask()") if cell == "running" else answers.append(is_to_end())
-    assert answers == [expected]
-
-
-@pytest.mark.parametrize("wish", ["--idle 1h", "--for 1h", "--for 0.2s", "--for 0.2s --if-wanted"])
-def test_a_cell_that_runs_costs_nothing(here: Here, wish: str) -> None:
-    """While a cell runs the next look is a minute away, before the end and after it."""
-    code = OVER if "0.2s" in wish else "0"
-    cell = here.shell().run(
-        f"%reserve_gpu {wish}\n{code}\n{IMPORTS}print('pause', session().run(timer().step))"
-    )
-    pause_s = float(cell.all.rpartition("pause")[2])
-    assert pause_s == pytest.approx(LONGEST_PAUSE_S)
-
-
-def test_unseen_code_is_no_use(here: Here) -> None:
-    """What a front end runs by itself, without a place in the history, keeps nothing."""
+def test_code_of_a_front_end_does_not_reset_the_idle_time(here: Here) -> None:
+    """Code that a front end runs by itself is not stored in IPython's history."""
     shell = here.shell()
     shell.run("%reserve_gpu --idle 0.5s")
     start = time.monotonic()
@@ -406,91 +375,58 @@ def test_unseen_code_is_no_use(here: Here) -> None:
     assert reserve_gpu.current() is None
 
 
-def test_prolonged_at_the_last_moment(here: Here) -> None:
-    """A cell that runs at the end can still ask for more time."""
-    shell = here.shell()
-    shell.run(f"%reserve_gpu --for 0.3s\n{OVER}\n%reserve_gpu --for 1h")
-    assert timer()._action is None or timer()._action is Action.LASTS
-    assert (reserve_gpu.reserve().lease.until or 0.0) > time.time() + 3000
-
-
-@pytest.mark.full
-def test_warned_in_the_next_cell(here: Here) -> None:
-    """Shortly before the end the next cell says so, once, and how to keep it."""
-    shell = here.shell()
-    shell.run("%reserve_gpu --for 4s")
-    told: list[str] = []
-
-    def is_told() -> bool:
-        told.append(shell.run("1").all)
-        return "GPU0 ends at" in told[-1]
-
-    wait_for(is_told)
-    assert "To keep GPU0:\n%reserve_gpu --for 2h\n" in told[-1]
-    assert "ends at" not in shell.run("1").all
-
-
-@pytest.mark.full
-def test_what_a_block_held_is_no_news(here: Here) -> None:
-    """Of the end of what was released meanwhile no cell tells."""
-    shell = here.shell()
-    cell = shell.run(
-        "import reserve_gpu; from tests.support.lease import wait_for_notice\n"
-        "with reserve_gpu.reserve(for_=4): wait_for_notice()"
+@pytest.mark.parametrize(
+    "options", ["--idle 1h", "--for 1h", "--for 0.2s", "--for 0.2s --if-wanted"]
+)
+def test_lease_is_checked_once_a_minute_while_a_cell_runs(here: Here, options: str) -> None:
+    code = OUTLAST if "0.2s" in options else "0"
+    cell = here.shell().run(
+        f"%reserve_gpu {options}\n{code}\n{IMPORTS}print('pause', session().run(timer().step))"
     )
-    assert not cell.error
-    told = shell.run("1").all
-    assert "ends at" not in told
-    assert "released" not in told
+    pause_s = float(cell.all.rpartition("pause")[2])
+    assert pause_s == pytest.approx(LONGEST_PAUSE_S)
 
 
-def test_what_no_cell_has_reserved_ends(here: Here) -> None:
-    """What a button's function reserves, between two cells, does not wait for the end of one."""
-    here.shell()
-    reserve_gpu.reserve(for_=SOON_S)
-    wait_for(lambda: reserve_gpu.current() is None)
+PAST, EXTENDED = Lease(until=1.0), Lease(until=1e11)
 
 
-def test_a_cell_that_loads_the_extension_is_let_alone(here: Here) -> None:
-    """A cell whose begin was not seen runs as well, and its end is seen."""
+@pytest.mark.parametrize(
+    ("cell", "lease", "now", "expected"),
+    [
+        pytest.param("", PAST, PAST, True, id="unchanged"),
+        pytest.param("", PAST, EXTENDED, False, id="extended"),
+        pytest.param("running", PAST, PAST, False, id="running cell"),
+        pytest.param(
+            "running", PAST._replace(is_strict=True), PAST._replace(is_strict=True), True, id="rule"
+        ),
+        pytest.param("", PAST, None, True, id="released by before_end()"),
+        pytest.param("later", PAST, None, False, id="released, later cell"),
+        pytest.param("running", PAST, None, False, id="released, running cell"),
+    ],
+)
+def test_process_ends_unless_extended_or_busy(
+    here: Here, cell: str, lease: Lease, now: Lease | None, *, expected: bool
+) -> None:
     shell = here.shell()
-    shell.shell.run_line_magic("unload_ext", "reserve_gpu")
-    cell = shell.run(
-        f"%load_ext reserve_gpu\n%reserve_gpu --for 0.2s\nimport os; {OVER}\n"
-        "print('then', os.environ['CUDA_VISIBLE_DEVICES'])"
-    )
-    assert "then 0" in cell.all
-    wait_for(lambda: reserve_gpu.current() is None)
+    owner: Any = SimpleNamespace(held=now and Holding((), {}, ReservationTerms(lease=now)))
+    is_to_end = LeaseTimer(owner).is_to_end(Holding((), {}, ReservationTerms(lease=lease)))
+    answers: list[bool] = []
+    if cell == "later":
+        shell.run("1")
+    shell.shell.user_ns["check"] = lambda: answers.append(is_to_end())
+    shell.run("check()") if cell == "running" else answers.append(is_to_end())
+    assert answers == [expected]
 
 
-def test_a_cell_without_a_result_has_ended(here: Here) -> None:
-    """A kernel tells of no result where a cell that awaits something was cancelled."""
-    events = here.shell().shell.events
-    info = SimpleNamespace(raw_cell="await forever()", store_history=True)
-    events.trigger("pre_run_cell", info)
-    reserve_gpu.reserve(for_=SOON_S)
-    wait_for_action("PUT_OFF")
-    assert reserve_gpu.current()
-    events.trigger("post_run_cell", None)
-    wait_for(lambda: reserve_gpu.current() is None)
-
-
-def test_what_is_locked_anew_ends(here: Here) -> None:
-    """A reservation whose lock other code had closed still has a thread that waits for its end."""
+def test_reservation_that_is_locked_again_still_ends(here: Here) -> None:
+    """If other code closes a lock file, the next cell locks it again and continues the lease."""
     shell = here.shell()
     reserve_gpu.reserve(for_="1h")
-    for file in [file for file in Path("/proc/self/fd").iterdir() if of_device(here, file)]:
-        os.close(int(file.name))
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the descriptor of this listing
+            if str(link.readlink()).startswith(f"{here.locks}/GPU-"):
+                os.close(int(link.name))
     cells().listeners[0]()
-    wait_for(lambda: not threads())  # there is nothing to wait for
+    wait_for(lambda: not has_thread())
     assert "locked again" in shell.run("1").all
-    assert threads()
-
-
-def test_python_in_a_shell_loads_the_extension(here: Here) -> None:
-    """reserve() with an end gets to know of cells where the extension was not loaded."""
-    shell = here.shell()
-    shell.shell.run_line_magic("unload_ext", "reserve_gpu")
-    shell.run(f"import reserve_gpu; reserve_gpu.reserve(for_=0.2); {OVER}")
-    wait_for(lambda: reserve_gpu.current() is None)
-    assert "ended at" in shell.run("1").all
+    assert has_thread()

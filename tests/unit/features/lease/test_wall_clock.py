@@ -1,4 +1,4 @@
-"""Durations do not change if the wall clock is set while a GPU is reserved.
+"""A lease for a duration does not change if the wall clock is set.
 
 A board without a battery boots with its clock at 1970: anduril/jetpack-nixos#500.
 """
@@ -24,47 +24,38 @@ from reserve_gpu.system import procfs
 if TYPE_CHECKING:
     from pathlib import Path
 
-
 HOUR_S, DECADES_S = 3600.0, 1_700_000_000.0
 NOW = Instant(1_800_000_000.0, 500_000.0)
 
 
-# -- pure functions --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("set_s", [0.0, DECADES_S, -HOUR_S, -DECADES_S, 3.0])
-def test_a_duration_ends_by_the_boot_clock(set_s: float) -> None:
-    """A lease of four hours is over after four hours, whatever the wall clock was set to."""
+@pytest.mark.parametrize("set_s", [0.0, DECADES_S, -HOUR_S, 3.0])
+def test_duration_uses_the_boot_clock(set_s: float) -> None:
     lease = Lease(lasts_s=4 * HOUR_S).begun(NOW)
-    for passed_s, is_over in ((1.0, False), (4 * HOUR_S - 1, False), (4 * HOUR_S, True)):
+    for passed_s, is_over in ((4 * HOUR_S - 1, False), (4 * HOUR_S, True)):
         wall, boot = NOW.wall + set_s + passed_s, NOW.boot + passed_s
         assert schedule.is_over(lease, Circumstances(wall, boot=boot)) is is_over
         assert lease.at(Instant(wall, boot)).until == NOW.wall + set_s + 4 * HOUR_S
 
 
-def test_a_moment_ends_by_the_wall_clock() -> None:
-    """A lease until 18:00 is over when the wall clock is set past 18:00."""
+def test_time_uses_the_wall_clock() -> None:
     lease = Lease(until=NOW.wall + 4 * HOUR_S)
-    for set_s, is_over in ((0.0, False), (4 * HOUR_S, True), (-DECADES_S, False)):
+    for set_s, is_over in ((4 * HOUR_S - 1, False), (4 * HOUR_S, True), (-DECADES_S, False)):
         seen = Circumstances(NOW.wall + set_s, boot=NOW.boot)
         assert schedule.is_over(lease, seen) is is_over
 
 
-def test_the_warnings_go_by_the_boot_clock() -> None:
-    """The warning of a four hour lease comes 10 minutes before its end on a clock that was set."""
+def test_warnings_use_the_boot_clock() -> None:
     lease = Lease(lasts_s=4 * HOUR_S).begun(NOW)
     for left_s, action in ((601.0, Action.LASTS), (599.0, Action.WARN), (59.0, Action.WARN_AGAIN)):
         now = Instant(NOW.wall - DECADES_S, NOW.boot).later(4 * HOUR_S - left_s)
-        seen = Circumstances(now.wall, boot=now.boot)
-        due = schedule.step(lease, NOW.at(now).wall, seen)
-        assert due.action is action
-        assert due.at == pytest.approx(now.wall + left_s)
+        step = schedule.step(lease, NOW.at(now).wall, Circumstances(now.wall, boot=now.boot))
+        assert step.action is action
+        assert step.at == pytest.approx(now.wall + left_s)
 
 
 @pytest.mark.parametrize("set_s", [0.0, DECADES_S, -HOUR_S])
-def test_others_read_an_age_and_an_end_that_are_right(set_s: float) -> None:
-    """A record that was written before the clock was set shows the right age and end after it."""
-    now, age_s = procfs.now(), 30.0  # a machine that runs the tests has been up for longer
+def test_record_from_before_the_clock_was_set_shows_the_correct_times(set_s: float) -> None:
+    now, age_s = procfs.now(), 30.0  # the machine has been running for longer
     began = now.wall - age_s
     taken = now.later(-age_s)._replace(wall=began - set_s)
     written = Record(
@@ -76,14 +67,12 @@ def test_others_read_an_age_and_an_end_that_are_right(set_s: float) -> None:
     assert holder.since == pytest.approx(began, abs=1)
     assert holder.lease.until == pytest.approx(began + HOUR_S, abs=1)
     assert holder.record.overdue == holder.record.kept_until == pytest.approx(began, abs=1)
-    assert holder.record.since == written.since  # by which guests know it
-    calm = holder._replace(record=holder.record._replace(overdue=None, kept_until=None))
-    assert durations.end(calm, now.wall) == holder.lease.until
-    assert " for 30 s" in phrases.plain(phrases.holder_line(calm, began + age_s + 0.5))
+    assert holder.record.since == written.since  # joined processes recognize it by this value
+    lasting = holder._replace(record=holder.record._replace(overdue=None, kept_until=None))
+    assert durations.end(lasting, now.wall) == holder.lease.until
 
 
-def test_a_record_of_an_older_version_goes_by_the_wall_clock() -> None:
-    """A record without times of the boot clock is read as it was before there were any."""
+def test_record_of_an_earlier_version_uses_the_wall_clock() -> None:
     fields = {"since": 5000.0, "written": 5000.0, "until": 9000.0, "overdue": 9000.0}
     holder = named(Record.from_dict(fields), 1, 5000.0)
     assert (holder.since, holder.lease.until, holder.record.overdue) == (5000.0, 9000.0, 9000.0)
@@ -91,12 +80,10 @@ def test_a_record_of_an_older_version_goes_by_the_wall_clock() -> None:
 
 
 @pytest.mark.parametrize("boot", [-1, 1e300, float("nan"), True, "1", [], 1e11, 0])
-def test_a_forged_time_of_the_boot_clock_does_no_harm(boot: object) -> None:
-    """Any value in place of a boot time gives a holder that can be shown."""
+def test_forged_boot_time_is_harmless(boot: object) -> None:
     fields = {"since": 5e9, "since_boot": boot, "written": 5e9, "written_boot": boot}
     fields |= {"until": 5e9, "until_boot": boot, "overdue": 5e9, "kept_until": 5e9}
-    now = procfs.now()
-    record = Record.from_dict(fields)
+    now, record = procfs.now(), Record.from_dict(fields)
     holder = named(record, 1, now.wall)
     assert phrases.plain(phrases.holder_line(holder, now.wall))
     assert (record.taken(now) or now).boot <= now.boot
@@ -106,18 +93,17 @@ def test_a_forged_time_of_the_boot_clock_does_no_harm(boot: object) -> None:
 @pytest.mark.parametrize(
     ("stamped_s", "set_s", "last_s"),
     [
-        (-600, 0, -600),  # ten minutes ago, and no clock was set
-        (-600 - DECADES_S, DECADES_S, -600),  # before NTP set it
-        (-600, DECADES_S, -600),  # after that
-        (-600 + HOUR_S, -HOUR_S, -600),  # before it was set back, so in the future
-        (-600, -HOUR_S, -600),  # after that
-        (-2 * HOUR_S, HOUR_S, -HOUR_S),  # before or after: the shorter idleness counts
+        pytest.param(-600, 0, -600, id="never set"),
+        pytest.param(-600 - DECADES_S, DECADES_S, -600, id="set forward after the cell"),
+        pytest.param(-600, DECADES_S, -600, id="set forward before the cell"),
+        pytest.param(-600 + HOUR_S, -HOUR_S, -600, id="set back after the cell"),
+        pytest.param(-600, -HOUR_S, -600, id="set back before the cell"),
+        pytest.param(-2 * HOUR_S, HOUR_S, -HOUR_S, id="unknown, so the shorter idle time counts"),
     ],
 )
-def test_a_last_cell_from_before_the_clock_was_set(
+def test_clock_change_does_not_lengthen_the_idle_time(
     stamped_s: float, set_s: float, last_s: float
 ) -> None:
-    """No GPU looks idle for longer than it is because the wall clock was set."""
     now = procfs.now()
     wrote = now.later(-5 * HOUR_S)
     record = Record(written=wrote.wall - set_s, written_boot=wrote.boot)
@@ -125,10 +111,10 @@ def test_a_last_cell_from_before_the_clock_was_set(
     assert last_cell == pytest.approx(now.wall + last_s, abs=1)
 
 
-def test_a_holder_is_known_after_the_clock_was_set_forward(tmp_path: Path) -> None:
+def test_holder_is_recognized_after_the_clock_was_set_forward(tmp_path: Path) -> None:
     """A process that started before its record was written is the holder, despite the ctime.
 
-    Process 1 plays the holder: the test can't see which files it has open.
+    Process 1 stands in for the holder, because the test can't see its open files.
     """
     if procfs.shows_files(1):
         pytest.skip("root sees the files of all processes")
