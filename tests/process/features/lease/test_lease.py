@@ -1,12 +1,9 @@
-"""Leases in real processes: by the clock, by idleness, where somebody waits; with CUDA or not.
-
-When something is due is a table (test_schedule.py). Here is what happens then, and who is told.
-"""
+"""Leases in scripts and kernels, with and without CUDA."""
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,7 +15,10 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.features.lease.timer import waiters_for
-from tests.support.locked import locked
+from tests.support.descriptors import BEFORE, assert_all_are_told
+from tests.support.executor import LOCK_IMPORTS
+from tests.support.lease import IMPORTS, wait_for_action
+from tests.support.locked import held, locked
 from tests.support.machine import LIMIT_S
 from tests.support.processes import US, queue, wait_for
 from tests.support.unread import full_pipe
@@ -29,16 +29,22 @@ if TYPE_CHECKING:
     from tests.support.here import Here
     from tests.support.machine import Kernel, Machine
 
-from tests.support.lease import IMPORTS, WAIT_FOR_ENDS, wait_for_action
-
+# Code for child processes.
 START_CUDA = "import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); cuda.cuInit(0)"
 USE_GPU = f"{START_CUDA}; cuda.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 0)"
-# It is over once CUDA has started, on however busy a machine.
-OVER_WITH_CUDA = f"reserve_gpu.reserve(for_='1h')\n{USE_GPU}\nreserve_gpu.reserve(for_=0.5)"
-END_WITH_CUDA = f"reserve_gpu.reserve(for_='1h', end_kernel=True)\n{OVER_WITH_CUDA}"
-# In a process of its own: wait for the timer, and then for what its thread is in the midst of.
+# The lease ends after CUDA has started, even on a busy machine.
+OVERDUE = f"reserve_gpu.reserve(for_='1h')\n{USE_GPU}\nreserve_gpu.reserve(for_=0.5)"
+END_PROCESS = f"reserve_gpu.reserve(for_='1h', end_kernel=True)\n{OVERDUE}"
+WAIT_FOR_RELEASE = "while reserve_gpu.current(): time.sleep(0.01)"
+# Wait for the timer's action, and until the session's thread has finished its step.
 WAIT_FOR_ACTION = """
 while timer()._action is not Action.{}: time.sleep(0.01)
+session().run(int)
+"""
+# Wait until at most so many threads are about to end the process.
+WAIT_FOR_ENDS = """
+while sum(thread.name == "reserve_gpu end" for thread in threading.enumerate()) > {}:
+    time.sleep(0.01)
 session().run(int)
 """
 UNATTENDED = """
@@ -63,41 +69,19 @@ NotebookClient(book, kernel_name="python3", on_cell_start=wait_for_the_end).exec
 for cell in book.cells[1:]:
     print(cell.outputs)
 """
-SOON_S = 0.2  # a time that is over soon
+SOON_S = 0.2
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 
-def looks(here: Here) -> int:
-    """Return how often somebody has looked at the use of a GPU."""
-    return sum("ProcessUtilization" in call for call in here.calls())
+def is_overdue(machine: Machine) -> bool:
+    """Return whether other processes see that the holder of the first GPU is overdue."""
+    status = json.loads(machine.command(*US, "status", "--json").stdout)
+    return any(holder["overdue"] for holder in status["devices"][0]["holders"])
 
 
-def is_free(machine: Machine, number: int = 0) -> bool:
-    """Tell whether nobody has reserved the GPU."""
-    return not any(name.startswith(uuid(machine, number)) for name in locked(machine.locks))
-
-
-def uuid(machine: Machine, number: int = 0) -> str:
-    """Return the UUID of a GPU, as the driver has it."""
-    done = machine.python(
-        f"import reserve_gpu; print(reserve_gpu.status().rows[{number}].device.uuid)"
-    )
-    return done.stdout.strip()
-
-
-def updates(kernel: Kernel, last: str) -> list[str]:
-    """Return what displays were replaced by, up to a text that has this in it."""
-    texts = [""]
-    while last not in texts[-1]:
-        message = kernel.client.get_iopub_msg(timeout=LIMIT_S)
-        if message["msg_type"] == "update_display_data":
-            texts.append(message["content"]["data"]["text/plain"])
-    return texts
-
-
-def displays(kernel: Kernel, code: str) -> list[dict[str, Any]]:
-    """Return what a cell displays: messages of new displays, and of those that it replaces."""
-    message, found = kernel.start(code), []
+def displays(kernel: Kernel, message: str) -> list[dict[str, Any]]:
+    """Return the messages of a started cell that show or replace a display."""
+    found = []
     while True:
         part = kernel.client.get_iopub_msg(timeout=LIMIT_S)
         if part["parent_header"].get("msg_id") != message:
@@ -108,28 +92,30 @@ def displays(kernel: Kernel, code: str) -> list[dict[str, Any]]:
             return found
 
 
-def display(kernel: Kernel, code: str) -> tuple[str, str]:
-    """Return the name of the last display of a cell, and its text."""
-    content = displays(kernel, code)[-1]["content"]
-    return content["transient"]["display_id"], content["data"]["text/plain"]
-
-
-def visible(kernel: Kernel) -> str:
-    return kernel.run("import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))").stdout.strip()
+def replacements(kernel: Kernel, last: str) -> list[str]:
+    """Return the texts that replace displays, up to one that contains the given text."""
+    texts = [""]
+    while last not in texts[-1]:
+        message = kernel.client.get_iopub_msg(timeout=LIMIT_S)
+        if message["msg_type"] == "update_display_data":
+            texts.append(message["content"]["data"]["text/plain"])
+    return texts
 
 
 @contextmanager
-def notebook(machine: Machine, line: str = "", *more: str) -> Iterator[Kernel]:
-    """Make a kernel that has run these lines, the first one of %reserve_gpu."""
+def notebook(machine: Machine, options: str) -> Iterator[Kernel]:
+    """Start a kernel that has run `%reserve_gpu` with these options."""
     with machine.kernel() as kernel:
-        for code in (f"%reserve_gpu {line}", *more):
-            cell = kernel.run(code)
-            assert not cell.error, cell.all
+        cell = kernel.run(f"%reserve_gpu {options}")
+        assert not cell.error, cell.all
         yield kernel
 
 
-def test_only_who_could_use_it_wants_it(here: Here) -> None:
-    """Whoever waits for another GPU wants nothing of this one; nor does one's own wait."""
+# -- waiters ---------------------------------------------------------------------------------------
+
+
+def test_only_waiters_for_the_held_device_count(here: Here) -> None:
+    """A waiter for another GPU, and the process's own wait, do not end an `--if-wanted` lease."""
     zero, one = reserve_gpu.reserve("0,1").devices
     with here.child() as child:
         child.send("reserve_gpu.reserve('1', wait=60)")
@@ -145,8 +131,8 @@ def test_only_who_could_use_it_wants_it(here: Here) -> None:
     assert not any(own)
 
 
-def test_one_who_is_stopped_has_no_heartbeat(here: Here) -> None:
-    """Whoever waits but is stopped (Ctrl-Z) takes nothing; they get the GPU when they go on."""
+def test_stopped_waiter_does_not_count(here: Here) -> None:
+    """A waiter stopped by Ctrl-Z gets the GPU only after it continues."""
     here.write("gpu")
     first = reserve_gpu.reserve(for_="1h", if_wanted=True)
     with here.child() as child:
@@ -161,29 +147,56 @@ def test_one_who_is_stopped_has_no_heartbeat(here: Here) -> None:
     assert reserve_gpu.current() is None
 
 
-# -- processes ------------------------------------------------------------------------------------
+def test_waiter_sees_the_device_that_ends_first(here: Here) -> None:
+    with here.child() as later, here.child() as sooner, here.child() as waiter:
+        later.reserve("0, for_='5h'")
+        sooner.reserve("1, for_='2h'")
+        waiter.run(
+            "seen = []\ndef stop(waiting):\n    seen.append(waiting)\n    raise KeyboardInterrupt\n"
+            "reserve_gpu.reserve(wait=60, progress=stop)"
+        )
+        text = waiter.run(
+            "from reserve_gpu.render import pictures; str(pictures.wait(seen[0]))"
+        ).value
+    assert "GPU1, reserved until " in text.splitlines()[-1]
 
 
-def test_a_script_is_told_in_its_log(machine: Machine) -> None:
-    """A program without cells reads it on stderr, as a warning of the log."""
+def test_wait_for_another_device_does_not_delay_the_end(here: Here) -> None:
+    with here.child() as child, here.child() as other:
+        other.reserve("1")
+        child.run("reserve_gpu.reserve('0', for_=0.5)")
+        child.send("reserve_gpu.reserve(count=2, wait=60)")
+        wait_for(lambda: queue(here))
+        wait_for(lambda: held(here) == [1])
+        child.kill()
+
+
+# -- scripts ---------------------------------------------------------------------------------------
+
+
+def test_script_logs_the_end(machine: Machine) -> None:
+    """A script without cells logs the end to stderr, and its child processes that see the GPU."""
     done = machine.python(
-        f"import reserve_gpu\n{IMPORTS}\nreserve_gpu.reserve(for_='0.3s')\n"
-        "while reserve_gpu.current(): time.sleep(0.01)\nprint(session().run(int))"
+        "import reserve_gpu, subprocess, sys, time\n"
+        "reserve_gpu.reserve(for_='1h')\n"
+        "job = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        f"reserve_gpu.reserve(for_=0.2)\n{WAIT_FOR_RELEASE}\n"
+        "print(job.pid)\n"
+        "job.communicate(b'\\n')"
     )
-    assert done.stdout == "0\n"
-    assert "The reservation of GPU0 ended at" in done.stderr
+    assert done.stderr.count("GPU0 ended at") == 1
+    assert f"-c input() (pid {done.stdout.strip()})" in done.stderr
 
 
-def test_an_overdue_script_is_told_in_its_log(busy: Machine) -> None:
-    """A program that goes on past the end, with CUDA, reads that it is overdue, once."""
+def test_script_logs_once_that_it_is_overdue(busy: Machine) -> None:
     wait = WAIT_FOR_ACTION.format("MARK_OVERDUE")
-    done = busy.python(f"import reserve_gpu\n{IMPORTS}\n{OVER_WITH_CUDA}\n{wait}")
-    assert done.stderr.count("GPU0 has been overdue since") == 1
+    done = busy.python(f"import reserve_gpu\n{IMPORTS}\n{OVERDUE}\n{wait}")
+    assert done.stderr.count("overdue since") == 1
 
 
 @pytest.mark.promise
-def test_cuda_that_is_starting_keeps_it(busy: Machine) -> None:
-    """A cuInit that has read the variables before the end gets what it has read."""
+def test_cuda_that_is_starting_keeps_the_device(busy: Machine) -> None:
+    """A cuInit that has read the variables before the end keeps the GPU."""
     busy.write(f"{busy.scenario.read_text()}\ndelay cuInit * 1")
     with busy.child() as child:
         child.run("from reserve_gpu.reservation.session import session")
@@ -191,34 +204,23 @@ def test_cuda_that_is_starting_keeps_it(busy: Machine) -> None:
         child.run("start = threading.Thread(target=lambda: cuda.cuInit(0))")
         child.run("start.start(); reserve_gpu.reserve(for_=0.2)")
         wait_for(lambda: child.run("session().held.overdue").value)
-        assert child.run("os.environ['CUDA_VISIBLE_DEVICES']").value == "0"
-        assert not is_free(busy)
+        assert child.visible() == "0"
+        assert locked(busy.locks)
 
 
-def test_cuda_that_does_not_start_keeps_nothing(busy: Machine) -> None:
-    """Where the library is loaded, and nobody starts it, the GPU is released a little later."""
+def test_loaded_cuda_library_does_not_keep_the_device(busy: Machine) -> None:
+    """The variables are emptied before the release, in case CUDA starts meanwhile."""
     with busy.child() as child:
         child.run("import ctypes; cuda = ctypes.CDLL('libcuda.so.1')")
         child.run("reserve_gpu.reserve(for_=0.2)")
-        wait_for(lambda: child.run("os.environ['CUDA_VISIBLE_DEVICES']").value == "")
+        wait_for(lambda: child.visible() == "")
         assert locked(busy.locks)
         wait_for(lambda: not locked(busy.locks))
         assert child.run("cuda.cuInit(0)").value == NO_DEVICE
 
 
-def test_a_wait_for_more_keeps_nothing_past_its_end(machine: Machine) -> None:
-    """Who waits for a second GPU releases the first one in time."""
-    with machine.child() as child, machine.child() as other:
-        assert other.reserve("1").value == "1"
-        child.run("reserve_gpu.reserve('0', for_=0.5)")
-        child.send("reserve_gpu.reserve(count=2, wait=60)")
-        wait_for(lambda: queue(machine))
-        wait_for(lambda: is_free(machine))
-        child.kill()
-
-
-def test_a_child_on_the_gpu_keeps_it(busy: Machine) -> None:
-    """What a launcher has started has the GPU past the end, and no longer than it runs."""
+def test_child_process_on_the_device_keeps_it(busy: Machine) -> None:
+    """A lease whose child process uses the GPU is overdue until the child process exits."""
     with busy.child() as child:
         child.run("import subprocess, sys")
         child.run("reserve_gpu.reserve(for_='1h')")
@@ -228,28 +230,14 @@ def test_a_child_on_the_gpu_keeps_it(busy: Machine) -> None:
             "stdin=subprocess.PIPE, stdout=subprocess.PIPE)"
         )
         child.run("job.stdout.readline(); reserve_gpu.reserve(for_=0.2)")
-        wait_for(lambda: "overdue since" in busy.command(*US, "status").stdout, 0.2)
-        assert not is_free(busy)
+        wait_for(lambda: is_overdue(busy), 0.2)
+        assert locked(busy.locks)
         child.run("job.communicate('')")
-        wait_for(lambda: is_free(busy))
-
-
-def test_a_child_that_may_come_is_named(machine: Machine) -> None:
-    """Who has started something that may use the GPU later reads what that is."""
-    done = machine.python(
-        "import reserve_gpu, subprocess, sys, time\n"
-        "reserve_gpu.reserve(for_='1h')\n"
-        "job = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
-        "reserve_gpu.reserve(for_=0.2)\n"
-        "while reserve_gpu.current(): time.sleep(0.01)\n"
-        "job.communicate(b'\\n')"
-    )
-    assert re.search(r"started from here: python\S* -c input\(\) \(pid [0-9]+\)\.", done.stderr)
+        wait_for(lambda: not locked(busy.locks))
 
 
 @pytest.mark.promise
-def test_nothing_is_visible_before_it_is_released(machine: Machine) -> None:
-    """At the end the variable is empty before the lock goes, and has no other value after."""
+def test_variables_are_emptied_before_the_release(machine: Machine) -> None:
     done = machine.python(
         "import os, sys, time, reserve_gpu\n"
         "reserve_gpu.reserve(for_=0.2)\n"
@@ -261,19 +249,17 @@ def test_nothing_is_visible_before_it_is_released(machine: Machine) -> None:
         "        events.append(None)\n"
         "    if event == 'fcntl.flock' and words[1] == 8:  # LOCK_UN\n"
         "        events.append('unlocked')\n"
-        "sys.addaudithook(note)\n"
-        "while reserve_gpu.current(): time.sleep(0.01)\n"
+        f"sys.addaudithook(note)\n{WAIT_FOR_RELEASE}\n"
         "from reserve_gpu.reservation.session import session\n"
-        "session().run(int)  # comes after what its thread is in the midst of\n"
+        "session().run(int)  # until the session's thread has finished its step\n"
         "print(*dict.fromkeys(events))"
     )
     assert done.stdout == "b'' unlocked\n"
 
 
 @pytest.mark.full
-def test_what_was_left_to_the_next_program_ends(machine: Machine) -> None:
-    """The program that a process becomes by exec, as a kernel does, waits for its end."""
-    program = "import reserve_gpu, time\nwhile reserve_gpu.current(): time.sleep(0.01)"
+def test_lease_continues_after_exec(machine: Machine) -> None:
+    program = f"import reserve_gpu, time\nprint(reserve_gpu.current())\n{WAIT_FOR_RELEASE}"
     done = machine.python(
         "import os, sys, reserve_gpu\n"
         "from reserve_gpu import api\n"
@@ -281,120 +267,43 @@ def test_what_was_left_to_the_next_program_ends(machine: Machine) -> None:
         "api.before_exec()\n"
         f"os.execv(sys.executable, [sys.executable, '-c', {program!r}])"
     )
-    assert "The reservation of GPU0 ended at" in done.stderr
+    assert "GPU0" in done.stdout
+    assert "GPU0 ended at" in done.stderr
 
 
 @pytest.mark.full
-def test_a_stopped_process_is_overdue(machine: Machine) -> None:
-    """Who is stopped (SIGSTOP) past the end is overdue for all; it ends as soon as it goes on."""
+def test_stopped_process_is_overdue(machine: Machine) -> None:
+    """A process stopped by SIGSTOP is overdue after its lease, which ends when it continues."""
     with machine.child() as child:
-        child.run("import time; reserve_gpu.reserve(for_=4)")  # it is stopped before that is over
+        child.run("import time; reserve_gpu.reserve(for_=4)")
         os.kill(child.pid, signal.SIGSTOP)
-        wait_for(lambda: "overdue since" in machine.command(*US, "status").stdout, 0.2)
+        wait_for(lambda: is_overdue(machine), 0.2)
         os.kill(child.pid, signal.SIGCONT)
         wait_for(lambda: not locked(machine.locks))
 
 
 @pytest.mark.parametrize(
-    ("wishes", "code", "sign"),
+    ("options", "code"),
     [
-        ("for_='1h', idle='1h'", "", "until "),
-        ("for_=0.5, if_wanted=True", "", "join the queue"),
-        ("for_=0.5", USE_GPU, "overdue since"),
-        ("for_=0.5, end_kernel=True", f"reserve_gpu.before_end(save); {USE_GPU}", "overdue since"),
+        pytest.param("for_='1h', idle='1h'", "0", id="before the end"),
+        pytest.param("for_=0.5", USE_GPU, id="overdue"),
+        pytest.param(
+            "for_=0.5, end_kernel=True", f"reserve_gpu.before_end(save); {USE_GPU}", id="saving"
+        ),
     ],
 )
-def test_killed_in_the_midst(busy: Machine, wishes: str, code: str, sign: str) -> None:
-    """Killed before the end, after it, overdue or while it saves, it leaves a free GPU."""
+def test_killed_process_leaves_no_lease(busy: Machine, options: str, code: str) -> None:
     with busy.child() as child:
         child.run("import time; save = lambda: time.sleep(60)")
-        begin, code = "reserve_gpu.reserve(for_='1h')", code or "0"
-        assert not child.run(f"{begin}; {code}; reserve_gpu.reserve({wishes})").error
-        wait_for(lambda: sign in busy.command(*US, "status").stdout, 0.2)
+        begin = "reserve_gpu.reserve(for_='1h')"
+        assert not child.run(f"{begin}; {code}; reserve_gpu.reserve({options})").error
+        wait_for(lambda: is_overdue(busy) or code == "0", 0.2)
         child.kill()
         assert not locked(busy.locks)
-        assert "Both GPUs are free" in busy.command(*US, "status").stdout
+        assert not is_overdue(busy)
 
 
-@pytest.mark.promise
-def test_end_of_a_script(busy: Machine) -> None:
-    """With end_kernel a program that uses CUDA is ended by SIGTERM, after what it wanted called."""
-    done = busy.python(
-        "import reserve_gpu, time\n"
-        "reserve_gpu.before_end(lambda: open('saved', 'w'))\n"
-        "reserve_gpu.before_end(lambda: 1 / 0)\n"
-        "@reserve_gpu.before_end(limit=0.2)\n"
-        "def save(): time.sleep(60)\n"
-        "reserve_gpu.before_end(lambda: open('saved too', 'w'))\n"
-        f"{END_WITH_CUDA}\n"
-        "time.sleep(60)"
-    )
-    assert done.returncode == -signal.SIGTERM
-    assert (busy.folder / "saved").exists()
-    assert (busy.folder / "saved too").exists()
-    assert "raised ZeroDivisionError: division by zero" in done.stderr
-    assert "did not finish within 0.2 s" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not locked(busy.locks)
-
-
-@pytest.mark.parametrize("code", ["reserve_gpu.reserve(for_=0.5)", END_WITH_CUDA])
-def test_an_end_with_a_full_stderr(busy: Machine, code: str) -> None:
-    """A reservation ends though the process logs that into a full pipe."""
-    reader, writer = full_pipe()
-    script = f"import reserve_gpu, time\n{code}\nopen('began', 'w')\ntime.sleep(600)"
-    with busy.running(
-        sys.executable, "-c", script,
-        environ=busy.environ(), stdout=subprocess.DEVNULL, stderr=writer,
-    ):  # fmt: skip
-        wait_for((busy.folder / "began").exists)
-        wait_for(lambda: not locked(busy.locks))
-    for each in (reader, writer):
-        os.close(each)
-
-
-def test_each_end_calls_once(busy: Machine) -> None:
-    """A function that prolongs by little is called once more, at the end of that."""
-    done = busy.python(
-        f"import reserve_gpu\n{IMPORTS}\n"
-        "calls = []\n"
-        "@reserve_gpu.before_end\n"
-        "def save():\n"
-        "    calls.append(len(calls))\n"
-        "    print(calls, flush=True)\n"
-        "    if len(calls) > 1:  # the first end is none, which changes nothing for this one\n"
-        + indent(WAIT_FOR_ENDS.format(1), " " * 8)
-        + "    else:\n"
-        "        reserve_gpu.reserve(for_=0.2)\n"
-        "        while len(calls) == 1: time.sleep(0.01)\n"
-        f"{END_WITH_CUDA}\n"
-        "time.sleep(60)"
-    )
-    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "[0]\n[0, 1]\n"), done
-
-
-def test_released_before_the_end(busy: Machine) -> None:
-    """A function of before_end() that releases does not keep the process from its end."""
-    with busy.child() as child:
-        child.run("reserve_gpu.before_end(lambda: reserve_gpu.release())")
-        child.run(END_WITH_CUDA)
-        assert child.process.wait(LIMIT_S) == -signal.SIGTERM
-
-
-def test_before_end_is_replaced(busy: Machine) -> None:
-    """A function of the same name takes the place of the earlier one, as its cell may run again."""
-    with busy.child() as child:
-        child.run("import time")
-        for number in (1, 2):
-            child.run(f"def save(): open('saved', 'a').write('{number}')")
-            child.run("reserve_gpu.before_end(save); reserve_gpu.before_end(lambda: save())")
-        child.run(END_WITH_CUDA)
-        child.process.wait(LIMIT_S)
-        assert (busy.folder / "saved").read_text() == "222"
-
-
-def test_a_refused_order_prolongs_nothing(busy: Machine) -> None:
-    """What is refused once CUDA has started changes no terms."""
+def test_refused_request_does_not_extend_the_lease(busy: Machine) -> None:
     with busy.child() as child:
         child.run(f"first = reserve_gpu.reserve('0,1', for_='1h'); {USE_GPU}")
         until = child.run("first.lease.until").value
@@ -402,129 +311,8 @@ def test_a_refused_order_prolongs_nothing(busy: Machine) -> None:
         assert child.run("first.lease.until").value == until
 
 
-# -- kernels --------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_the_display_is_replaced(machine: Machine) -> None:
-    """In a notebook the output of the cell that reserved changes at the warnings and the end."""
-    with notebook(machine, "--for 4s") as kernel:
-        texts = updates(kernel, "The reservation of GPU0 ended at")
-        assert any("GPU0 ends at" in text for text in texts)
-        assert visible(kernel) == ""
-
-
-@pytest.mark.parametrize(
-    ("line", "last"),
-    [
-        ("--for 0.5s", "ended at"),
-        pytest.param("--for 1h", "was released", marks=pytest.mark.full),
-    ],
-)
-@pytest.mark.parametrize("then", ["", "--for 1h"])
-def test_the_last_word_of_a_cell_stays(machine: Machine, line: str, last: str, then: str) -> None:
-    """What a cell shows of a reservation that is over is not replaced by what the next one says."""
-    with notebook(machine, line) as kernel:
-        if last == "was released":
-            assert last in kernel.run("%reserve_gpu --release").shown
-        else:
-            updates(kernel, last)
-        reserving = kernel.run(f"%reserve_gpu {then}").shown
-        assert reserving.count("yours until") == bool(then)
-        assert "was released" not in reserving
-        assert kernel.run("%reserve_gpu --release").shown.count("was released") == bool(then)
-
-
-def test_each_cell_that_has_reserved_tells_the_end(machine: Machine) -> None:
-    """What prolongs a reservation, or asks for it again, shows the same line; one replaces all."""
-    with machine.kernel() as kernel:
-        lines = ("--for 1h", "--for 2h", "", "--release")
-        shown = [display(kernel, f"%reserve_gpu {line}") for line in lines]
-    assert len({known for known, _ in shown}) == 1
-    assert all("GPU0 is yours until" in text for _, text in shown[:-1])
-    assert shown[-1][1] == "This reservation was released."
-
-
-@pytest.mark.ipython
-def test_a_cell_that_runs_past_the_end(machine: Machine) -> None:
-    """What has reserved says that it is over meanwhile, which no %%capture takes for its cell's."""
-    (machine.folder / "on").touch()
-    end = "reserve_gpu.reserve(for_=0.5, progress=None)"
-    wait = "while os.path.exists('on'): time.sleep(0.01)"
-    with notebook(machine, "--for 1h") as kernel:
-        cell = kernel.start(f"%%capture captured\nimport os, time, reserve_gpu\n{end}\n{wait}")
-        assert updates(kernel, "GPU0 will be released when the running cell ends")
-        (machine.folder / "on").unlink()
-        kernel.finish(cell)
-        assert kernel.run("print(captured.outputs)").stdout == "[]\n"
-
-
-@pytest.mark.xdist_group("nbclient")  # nbformat takes seconds to load where JupyterLab is, too
-@pytest.mark.full
-def test_run_unattended(machine: Machine) -> None:
-    """A notebook that nbclient runs says in its next cell, and in its file, that it is over.
-
-    It ends between two cells, when nbclient does not listen.
-    """
-    pytest.importorskip("nbclient")
-    done = machine.python(UNATTENDED)
-    reserving, told = done.stdout.splitlines()
-    assert "GPU0 ended at" in reserving  # replaced
-    assert "GPU0 ended at" in told
-    assert "sees []" in told
-
-
-def test_a_release_is_shown(machine: Machine) -> None:
-    """The cell that has reserved says no more until when that was."""
-    with notebook(machine, "--for 1h") as kernel:
-        assert "was released" in kernel.run("%reserve_gpu --release").all
-
-
-def test_overdue(busy: Machine) -> None:
-    """With CUDA it stays reserved; all see that it is overdue, until it is prolonged."""
-    with notebook(busy, f"--for 1s\n{USE_GPU}") as kernel:
-        wait_for(lambda: "overdue since" in busy.command(*US, "status").stdout, 0.2)
-        for _ in range(2):
-            assert "GPU0 has been overdue since" in kernel.run("1").all
-        new = [
-            each for each in displays(kernel, "%reserve_gpu") if "update" not in each["msg_type"]
-        ]
-        assert sum("GPU0 has been overdue since" in str(each) for each in new) == 1
-        assert "is yours" not in str(new)
-        assert visible(kernel) == "0"
-        kernel.run("%reserve_gpu --for 1h")
-        assert "overdue" not in kernel.run("1").all
-        assert "overdue" not in busy.command(*US, "status").stdout
-
-
-@pytest.mark.promise
-def test_end_of_a_kernel(busy: Machine) -> None:
-    """With --end-kernel it ends as a kernel does, after what it wanted called, and all is free."""
-    save = "import atexit, reserve_gpu; atexit.register(lambda: open('at exit', 'w'))\n"
-    save += "reserve_gpu.before_end(lambda: open('saved', 'w'))"
-    with notebook(busy, f"--idle 1s --end-kernel\n{save}\n{USE_GPU}") as kernel:
-        wait_for(lambda: not kernel.manager.is_alive(), 0.1)
-        assert (busy.folder / "saved").exists()
-        assert (busy.folder / "at exit").exists()
-        assert not locked(busy.locks)
-
-
-@pytest.mark.full
-def test_the_next_cell_of_run_all_prolongs(busy: Machine) -> None:
-    """A cell that waits for its turn when the end comes is begun first, and can ask for more."""
-    with busy.kernel() as kernel:
-        line = "%reserve_gpu --for 0.5s --end-kernel"
-        wait = WAIT_FOR_ACTION.format("PUT_OFF")
-        first = kernel.start(f"{line}\n{USE_GPU}\n{IMPORTS}\n{wait}")
-        last = kernel.start("%reserve_gpu --for 1h")
-        kernel.finish(first)
-        kernel.finish(last)
-        assert not kernel.run(WAIT_FOR_ENDS.format(0)).error
-        assert "overdue" not in busy.command(*US, "status").stdout
-
-
-def test_a_process_that_nohup_has_left_is_a_child(machine: Machine) -> None:
-    """What a kernel has started by `nohup ... &` is its own: it has the kernel's session still."""
+def test_background_process_is_a_descendant(machine: Machine) -> None:
+    """A process that a kernel starts with `nohup ... &` has the kernel's session."""
     machine.write("gpu\n")
     with machine.child() as child:
         child.run("os.setsid()")  # as Jupyter starts a kernel
@@ -542,8 +330,128 @@ def test_a_process_that_nohup_has_left_is_a_child(machine: Machine) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_process_ends_without_a_thread(machine: Machine) -> None:
-    """Where no thread can be had at the end of the time, the process ends all the same."""
+@pytest.mark.parametrize("before", BEFORE)
+def test_missing_descriptors_are_reported(machine: Machine, before: str) -> None:
+    assert_all_are_told(machine, before, "for_='1h'")
+
+
+def test_lease_ends_if_the_import_lock_is_held(machine: Machine) -> None:
+    """A lease begins and ends although a signal handler has left Python's import lock acquired."""
+    with machine.child() as child:
+        child.run(LOCK_IMPORTS)
+        assert child.reserve("'1', for_='1h'").error is None
+        assert child.run("reserve_gpu.release()\nreserve_gpu.current()").value is None
+        assert child.reserve("for_=0.5").error is None
+        wait_for(lambda: child.run("reserve_gpu.current() is None").value)
+        assert child.visible() == ""
+
+
+# -- the end of a process --------------------------------------------------------------------------
+
+
+@pytest.mark.promise
+def test_script_is_ended_after_before_end(busy: Machine) -> None:
+    """With `end_kernel`, SIGTERM follows all before_end() functions, even if some fail or hang."""
+    done = busy.python(
+        "import reserve_gpu, time\n"
+        "reserve_gpu.before_end(lambda: open('saved', 'w'))\n"
+        "reserve_gpu.before_end(lambda: 1 / 0)\n"
+        "@reserve_gpu.before_end(limit=0.2)\n"
+        "def save(): time.sleep(60)\n"
+        "reserve_gpu.before_end(lambda: open('saved too', 'w'))\n"
+        f"{END_PROCESS}\n"
+        "time.sleep(60)"
+    )
+    assert done.returncode == -signal.SIGTERM
+    assert (busy.folder / "saved").exists()
+    assert (busy.folder / "saved too").exists()
+    assert "ZeroDivisionError" in done.stderr
+    assert "within 0.2 s" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not locked(busy.locks)
+
+
+@pytest.mark.parametrize("code", ["reserve_gpu.reserve(for_=0.5)", END_PROCESS])
+def test_lease_ends_if_stderr_is_full(busy: Machine, code: str) -> None:
+    reader, writer = full_pipe()
+    script = f"import reserve_gpu, time\n{code}\nopen('began', 'w')\ntime.sleep(600)"
+    with busy.running(
+        sys.executable, "-c", script,
+        environ=busy.environ(), stdout=subprocess.DEVNULL, stderr=writer,
+    ):  # fmt: skip
+        wait_for((busy.folder / "began").exists)
+        wait_for(lambda: not locked(busy.locks))
+    for each in (reader, writer):
+        os.close(each)
+
+
+@pytest.mark.full
+def test_before_end_may_extend_the_lease(busy: Machine) -> None:
+    """The process continues if a before_end() function extends the lease."""
+    done = busy.python(
+        f"import reserve_gpu\n{IMPORTS}\n"
+        "is_called = []\n"
+        "@reserve_gpu.before_end\n"
+        "def extend(): reserve_gpu.reserve(for_='1h'); is_called.append(True)\n"
+        f"{END_PROCESS}\n"
+        "while not is_called: time.sleep(0.01)\n"
+        f"{WAIT_FOR_ENDS.format(0)}\n"
+        "print(reserve_gpu.current().devices[0].label)"
+    )
+    assert (done.returncode, done.stdout) == (0, "GPU0\n"), done
+
+
+def test_before_end_is_called_at_each_end(busy: Machine) -> None:
+    """A function that extends the lease is called again at the next end, which ends the process."""
+    done = busy.python(
+        f"import reserve_gpu\n{IMPORTS}\n"
+        "calls = []\n"
+        "@reserve_gpu.before_end\n"
+        "def save():\n"
+        "    calls.append(len(calls))\n"
+        "    print(calls, flush=True)\n"
+        "    if len(calls) > 1:  # the first end is canceled, and must not affect this one\n"
+        + indent(WAIT_FOR_ENDS.format(1), " " * 8)
+        + "    else:\n"
+        "        reserve_gpu.reserve(for_=0.2)\n"
+        "        while len(calls) == 1: time.sleep(0.01)\n"
+        f"{END_PROCESS}\n"
+        "time.sleep(60)"
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "[0]\n[0, 1]\n"), done
+
+
+def test_process_ends_after_before_end_releases(busy: Machine) -> None:
+    with busy.child() as child:
+        child.run("reserve_gpu.before_end(lambda: reserve_gpu.release())")
+        child.run(END_PROCESS)
+        assert child.process.wait(LIMIT_S) == -signal.SIGTERM
+
+
+def test_before_end_replaces_a_function_of_the_same_name(busy: Machine) -> None:
+    """A cell that is run again replaces its named function; lambdas are added."""
+    with busy.child() as child:
+        child.run("import time")
+        for number in (1, 2):
+            child.run(f"def save(): open('saved', 'a').write('{number}')")
+            child.run("reserve_gpu.before_end(save); reserve_gpu.before_end(lambda: save())")
+        child.run(END_PROCESS)
+        child.process.wait(LIMIT_S)
+        assert (busy.folder / "saved").read_text() == "222"
+
+
+@pytest.mark.full
+def test_process_that_ignores_sigterm_is_killed(busy: Machine) -> None:
+    done = busy.python(
+        "import reserve_gpu, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"{END_PROCESS}\n"
+        "time.sleep(60)"
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_process_ends_if_no_thread_can_start(machine: Machine) -> None:
     code = (
         "import ctypes, threading, time, reserve_gpu\n"
         "reserve_gpu.reserve(for_=1, end_kernel=True)\n"
@@ -553,3 +461,124 @@ def test_a_process_ends_without_a_thread(machine: Machine) -> None:
         "time.sleep(60)\n"
     )
     assert machine.python(code).returncode == -signal.SIGTERM
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_output_of_the_reserving_cell_is_updated(machine: Machine) -> None:
+    """The output of the cell that has reserved changes at a warning and at the end."""
+    with notebook(machine, "--for 4s") as kernel:
+        texts = replacements(kernel, "GPU0 ended at")
+        assert any("ends at" in text for text in texts)
+        assert "visible ''" in kernel.run(
+            "import os; print('visible', repr(os.environ['CUDA_VISIBLE_DEVICES']))"
+        ).stdout  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "last"),
+    [
+        ("--for 0.5s", "ended at"),
+        pytest.param("--for 1h", "was released", marks=pytest.mark.full),
+    ],
+)
+@pytest.mark.parametrize("next_options", ["", "--for 1h"])
+def test_last_message_is_not_replaced_by_the_next_reservation(
+    machine: Machine, options: str, last: str, next_options: str
+) -> None:
+    with notebook(machine, options) as kernel:
+        if last == "was released":
+            assert last in kernel.run("%reserve_gpu --release").shown
+        else:
+            replacements(kernel, last)
+        reserving = kernel.run(f"%reserve_gpu {next_options}").shown
+        assert reserving.count("yours until") == bool(next_options)
+        assert "was released" not in reserving
+        shown = kernel.run("%reserve_gpu --release").shown
+        assert shown.count("was released") == bool(next_options)
+
+
+def test_all_reserving_cells_share_a_display(machine: Machine) -> None:
+    """Each cell that extends or repeats a reservation shows the same display."""
+    with machine.kernel() as kernel:
+        shown = [
+            displays(kernel, kernel.start(f"%reserve_gpu {options}"))[-1]["content"]
+            for options in ("--for 1h", "--for 2h", "", "--release")
+        ]
+    assert len({content["transient"]["display_id"] for content in shown}) == 1
+    texts = [content["data"]["text/plain"] for content in shown]
+    assert ["yours until" in text for text in texts] == [True, True, True, False]
+    assert "released" in texts[-1]
+
+
+@pytest.mark.ipython
+def test_capture_does_not_capture_the_end(machine: Machine) -> None:
+    """The end is shown in the output of the reserving cell, not in the running cell's."""
+    (machine.folder / "on").touch()
+    end = "reserve_gpu.reserve(for_=0.5, progress=None)"
+    wait = "while os.path.exists('on'): time.sleep(0.01)"
+    with notebook(machine, "--for 1h") as kernel:
+        cell = kernel.start(f"%%capture captured\nimport os, time, reserve_gpu\n{end}\n{wait}")
+        assert replacements(kernel, "when the running cell ends")
+        (machine.folder / "on").unlink()
+        kernel.finish(cell)
+        assert kernel.run("print(captured.outputs)").stdout == "[]\n"
+
+
+@pytest.mark.xdist_group("nbclient")  # importing nbformat takes seconds if JupyterLab is installed
+@pytest.mark.full
+def test_nbclient_stores_the_end(machine: Machine) -> None:
+    """A lease that ends between two cells is shown by the next cell, and stored in the notebook.
+
+    nbclient ignores updates between cells.
+    """
+    pytest.importorskip("nbclient")
+    reserving, next_cell = machine.python(UNATTENDED).stdout.splitlines()
+    assert "GPU0 ended at" in reserving  # replaced
+    assert "GPU0 ended at" in next_cell
+    assert "sees []" in next_cell
+
+
+def test_overdue_kernel_shows_it_in_each_cell(busy: Machine) -> None:
+    """A kernel that has started CUDA keeps its GPU, and shows this until the lease is extended."""
+    with notebook(busy, f"--for 1s\n{USE_GPU}") as kernel:
+        wait_for(lambda: is_overdue(busy), 0.2)
+        for _ in range(2):
+            assert "overdue since" in kernel.run("1").all
+        new = [
+            each
+            for each in displays(kernel, kernel.start("%reserve_gpu"))
+            if "update" not in each["msg_type"]
+        ]
+        assert sum("overdue since" in str(each) for each in new) == 1
+        assert "is yours" not in str(new)
+        assert kernel.run("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])").stdout == "0\n"
+        kernel.run("%reserve_gpu --for 1h")
+        assert "overdue" not in kernel.run("1").all
+        assert not is_overdue(busy)
+
+
+@pytest.mark.promise
+def test_kernel_ends_after_before_end_and_atexit(busy: Machine) -> None:
+    save = "import atexit, reserve_gpu; atexit.register(lambda: open('at exit', 'w'))\n"
+    save += "reserve_gpu.before_end(lambda: open('saved', 'w'))"
+    with notebook(busy, f"--idle 1s --end-kernel\n{save}\n{USE_GPU}") as kernel:
+        wait_for(lambda: not kernel.manager.is_alive(), 0.1)
+        assert (busy.folder / "saved").exists()
+        assert (busy.folder / "at exit").exists()
+        assert not locked(busy.locks)
+
+
+@pytest.mark.full
+def test_queued_cell_can_extend_an_ended_lease(busy: Machine) -> None:
+    """A cell that is queued when the lease ends runs first, and can extend the lease."""
+    with busy.kernel() as kernel:
+        wait = WAIT_FOR_ACTION.format("PUT_OFF")
+        first = kernel.start(f"%reserve_gpu --for 0.5s --end-kernel\n{USE_GPU}\n{IMPORTS}\n{wait}")
+        last = kernel.start("%reserve_gpu --for 1h")
+        kernel.finish(first)
+        kernel.finish(last)
+        assert not kernel.run(WAIT_FOR_ENDS.format(0)).error
+        assert not is_overdue(busy)

@@ -47,4 +47,5 @@ def test_warning_of_an_end_by_a_rule_names_the_rule(here: Here) -> None:
     here.rules.write_text('[limits]\ntime = "2h"\n')
     reserve_gpu.reserve()
     assert warning().rule
+    assert "--for" not in warning().text(MAGIC)
     assert warning().longer_s == pytest.approx(7200, abs=60)
