@@ -1,4 +1,4 @@
-"""A wall clock that a test sets: a library for LD_PRELOAD shifts it by what a file says."""
+"""A wall clock that a test can set, for processes that load a library with LD_PRELOAD."""
 
 from __future__ import annotations
 
@@ -48,14 +48,15 @@ int gettimeofday(struct timeval *at, void *zone) {
 
 
 class WallClock:
-    """The wall clock of processes that get `environ`; the kernel and its files keep the real one.
-
-    Args:
-        folder: Where the library and the file are made.
-        shift_s: Seconds to add to the real wall clock at first.
-    """
+    """The wall clock of processes with the variables in `environ`. File times are not changed."""
 
     def __init__(self, folder: Path, shift_s: int) -> None:
+        """Build the library.
+
+        Args:
+            folder: The folder for the library, and for the file with the shift.
+            shift_s: The seconds to add to the real wall clock at first.
+        """
         self.file, library = folder / "shift", folder / "clock.so"
         source = folder / "clock.c"
         source.write_text(SOURCE)
@@ -65,5 +66,5 @@ class WallClock:
         self.set(shift_s)
 
     def set(self, shift_s: int) -> None:
-        """Set the clock to so many seconds after the real one."""
+        """Set the seconds to add to the real wall clock."""
         self.file.write_text(str(shift_s))

@@ -202,7 +202,7 @@ def test_cuda_that_is_starting_keeps_the_device(busy: Machine) -> None:
         child.run("from reserve_gpu.reservation.session import session")
         child.run("import threading, ctypes; cuda = ctypes.CDLL('libcuda.so.1')")
         child.run("start = threading.Thread(target=lambda: cuda.cuInit(0))")
-        child.run("start.start(); reserve_gpu.reserve(for_=0.2)")
+        child.run("reserve_gpu.reserve(for_='1h'); start.start(); reserve_gpu.reserve(for_=0.2)")
         wait_for(lambda: child.run("session().held.overdue").value)
         assert child.visible() == "0"
         assert locked(busy.locks)

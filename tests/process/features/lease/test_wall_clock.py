@@ -1,4 +1,4 @@
-"""Durations do not change if the wall clock is set while a GPU is reserved.
+"""Durations do not change in processes that run while the wall clock is set.
 
 A board without a battery boots with its clock at 1970: anduril/jetpack-nixos#500.
 """
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from tests.support.machine import Child, Machine
 
 HOUR_S, DECADES_S = 3600.0, 1_700_000_000.0
+# Code for child processes.
 STEP = "from reserve_gpu.reservation.session import session; session().run(lambda: None)"
+LEFT = "import time; reserve_gpu.current().lease.until - time.time()"
 SEEN = """
 import time
 (holder,) = reserve_gpu.status().rows[0].holders
@@ -30,23 +32,20 @@ now = time.time()
 """
 
 
-# -- real processes --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def clock(tmp_path: Path) -> WallClock:
+    """Return a wall clock that shows a time decades ago."""
     return WallClock(tmp_path, -int(DECADES_S))
 
 
 @pytest.fixture
 def child(machine: Machine, clock: WallClock) -> Iterator[Child]:
-    """Yield a process that begins before the clock is set."""
+    """Start a process before the clock is set."""
     with machine.child(**clock.environ) as child:
         yield child
 
 
-def test_hours_that_are_left_stay_when_ntp_sets_the_clock(child: Child, clock: WallClock) -> None:
-    """A reservation for 4 hours goes on when the clock is set from 1972 to today, and shows so."""
+def test_remaining_time_is_kept_when_the_clock_is_set(child: Child, clock: WallClock) -> None:
     child.run("reserve_gpu.reserve(for_='4h').lease")
     for shift_s in (0, -3600, 7200):
         clock.set(shift_s)
@@ -57,52 +56,47 @@ def test_hours_that_are_left_stay_when_ntp_sets_the_clock(child: Child, clock: W
         assert own_left_s == pytest.approx(left_s, abs=2)
 
 
-def test_a_duration_is_over_although_the_clock_was_set_back(child: Child, clock: WallClock) -> None:
-    """A reservation for a second ends after a second, though by the wall clock it has an hour."""
+def test_lease_ends_on_time_after_the_clock_was_set_back(child: Child, clock: WallClock) -> None:
     clock.set(0)
     assert child.reserve("for_=1").value == "0"
     clock.set(-3600)
     wait_for(lambda: child.run("reserve_gpu.current() is None").value)
 
 
-def test_a_rule_counts_by_the_boot_clock(machine: Machine, child: Child, clock: WallClock) -> None:
-    """A rule of 24 hours leaves the remaining time if the clock is set."""
+def test_rule_uses_the_boot_clock(machine: Machine, child: Child, clock: WallClock) -> None:
     machine.rules.write_text(ENDS)
     child.reserve()
     clock.set(0)
-    lasts = "import time; reserve_gpu.reserve(for_={!r}).lease.until - time.time()"
-    assert child.run(lasts.format("1h")).value == pytest.approx(HOUR_S, abs=60)
-    assert child.run(lasts.format("24h")).value == pytest.approx(24 * HOUR_S, abs=60)
+    for duration, left_s in (("1h", HOUR_S), ("24h", 24 * HOUR_S)):
+        child.reserve(f"for_={duration!r}")
+        assert child.run(LEFT).value == pytest.approx(left_s, abs=60)
 
 
-def test_a_guest_goes_by_the_boot_clock_of_its_holder(
+def test_joined_process_uses_the_boot_clock(
     machine: Machine, child: Child, clock: WallClock
 ) -> None:
-    """A process that joins after the clock was set has what is left, and notices a prolongation."""
+    """A process that joins after the clock was set has the remaining time, and its extensions."""
     child.reserve("for_='4h'")
     clock.set(0)
     with machine.child(**clock.environ) as guest:
-        joined = guest.run(
+        guest.run(
             "from reserve_gpu.reservation import remote_release; from reserve_gpu import api\n"
-            "api.join(remote_release.reservations_of_user()[0])\n"
-            "import time; reserve_gpu.current().lease.until - time.time()"
+            "api.join(remote_release.reservations_of_user()[0])"
         )
-        assert joined.value == pytest.approx(4 * HOUR_S, abs=60)
+        assert guest.run(LEFT).value == pytest.approx(4 * HOUR_S, abs=60)
         clock.set(-3600)
         guest.run(STEP)
-        assert guest.run("import time; reserve_gpu.current().lease.until - time.time()").value == (
-            pytest.approx(4 * HOUR_S, abs=60)
-        )
-        child.run("reserve_gpu.reserve(for_='8h').lease")
+        assert guest.run(LEFT).value == pytest.approx(4 * HOUR_S, abs=60)
+        child.reserve("for_='8h'")
         guest.run(STEP)
-        wait_for(lambda: guest.run("reserve_gpu.current().lease.until - time.time()").value > 20000)
+        wait_for(lambda: guest.run(LEFT).value > 20000)
 
 
-def test_a_command_ends_after_its_duration(machine: Machine, clock: WallClock) -> None:
-    """`run --for 2s` ends the command after 2 seconds, though the clock was set back meanwhile."""
+def test_command_ends_on_time_after_the_clock_was_set_back(
+    machine: Machine, clock: WallClock
+) -> None:
     clock.set(0)
-    shift = clock.file
-    code = f"open({str(shift)!r}, 'w').write('-3600'); import signal; signal.pause()"
+    code = f"open({str(clock.file)!r}, 'w').write('-3600'); import signal; signal.pause()"
     began = time.monotonic()
     command = ("run", "--for", "2s", "--", "python3", "-c", code)
     done = machine.command(*US, *command, **clock.environ)
@@ -110,13 +104,8 @@ def test_a_command_ends_after_its_duration(machine: Machine, clock: WallClock) -
     assert time.monotonic() - began >= 2
 
 
-def test_a_command_goes_on_after_exec_with_the_same_times(
-    machine: Machine, clock: WallClock
-) -> None:
-    """The program after exec knows the age of the lock, although the clock was set."""
-    shown = (
-        "import reserve_gpu, time; h = reserve_gpu.current().lease; print(h.until - time.time())"
-    )
-    code = f"open({str(clock.file)!r}, 'w').write('0'); {shown}"
+def test_lease_keeps_its_remaining_time_over_exec(machine: Machine, clock: WallClock) -> None:
+    show = "import reserve_gpu, time; print(reserve_gpu.current().lease.until - time.time())"
+    code = f"open({str(clock.file)!r}, 'w').write('0'); {show}"
     done = machine.command(*US, "run", "--for", "4h", "--", "python3", "-c", code, **clock.environ)
     assert float(done.stdout) == pytest.approx(4 * HOUR_S, abs=60), done
