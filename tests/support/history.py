@@ -1,4 +1,4 @@
-"""Helpers of tests: history."""
+"""The files of a user's history."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ if TYPE_CHECKING:
     from tests.support.machine import Machine
 
 
-def switch_on(machine: Machine, word: str = "true") -> None:
-    """Write the user's own file."""
-    folder = machine.home / ".config"
-    folder.mkdir(exist_ok=True)
-    (folder / "reserve_gpu.toml").write_text(f"history = {word}\n")
-
-
-def folder_of(machine: Machine) -> Path:
+def history_folder(machine: Machine) -> Path:
+    """Return the default folder of the user's history."""
     return machine.home / ".local/state/reserve_gpu" / os.uname().nodename
 
 
-def lines(machine: Machine, pattern: str = "*.jsonl") -> list[dict[str, Any]]:
-    """Return what stands in the files of a history, once this process has logged what it did."""
+def logged_lines(machine: Machine, pattern: str = "*.jsonl") -> list[dict[str, Any]]:
+    """Return the lines in the history's files, after this process has logged its changes."""
     session().run(session()._step)
-    files = sorted(folder_of(machine).glob(pattern))
+    files = sorted(history_folder(machine).glob(pattern))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def open_lines(machine: Machine) -> list[dict[str, Any]]:
+    """Return the lines about current reservations."""
+    return logged_lines(machine, "*.open")

@@ -6,6 +6,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from reserve_gpu.render.notices import LEASE_EXPIRED
 from tests.support.joining import JOIN, SESSION, guest, guest_of, join
 from tests.support.locked import held
 from tests.support.machine import LIMIT_S
@@ -78,7 +79,7 @@ def test_overdue_reservation_can_not_be_joined(here: Here) -> None:
         holder.reserve("'0', for_=0.5")
         holder.run(START_CUDA)
         wait_for(lambda: holder.run(f"{SESSION}session().held.overdue").value)
-        assert other.run(JOIN.format("")).error
+        assert other.run(JOIN.format("")).text == LEASE_EXPIRED
         assert other.visible() is None
 
 

@@ -1,3 +1,0 @@
-"""Helpers of tests: feature."""
-
-from __future__ import annotations
