@@ -1,73 +1,116 @@
-"""A restart of a kernel keeps its GPU, and nothing else does."""
+"""Devices of a kernel that restarts, which a lock keeper holds for the new kernel."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import random
+import select
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from reserve_gpu.system import lock_keeper, subprocesses
+from tests.support.executor import LOCK_IMPORTS
 from tests.support.locked import held, locked
 from tests.support.machine import TAKE_THE_MUTEX
-from tests.support.processes import US, is_running, wait_for
-from tests.support.reserving import of_gpu
+from tests.support.processes import US, is_running, queue, wait_for
 from tests.support.users import DAEMON, NOBODY, child_of, for_users
-from tests.support.waiters import Waiter
+from tests.support.waiters import LONG_S, Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import psutil
-
     from tests.support.here import Here
     from tests.support.machine import Child, Machine
 
-from tests.support.restart import LEAVE, file_of, heirs, take_over
+RESTARTS = int(os.environ.get("RESTARTS", "10"))
+MOMENTS = int(os.environ.get("MOMENTS", "7"))  # kills at a random moment
+START_CUDA = "import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)"  # for a child
+LEAVE = (
+    "from reserve_gpu.reservation import restart_handover\n"
+    "from reserve_gpu.reservation.session import session\n"
+    "session().run(restart_handover.leave_to_lock_keeper, session(), {file!r}, {seconds})"
+)
+
+
+@pytest.fixture
+def file(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Create a connection file, and kill the lock keepers for its kernel at the end."""
+    is_for_users = "users" in request.fixturenames
+    machine: Machine = request.getfixturevalue("users" if is_for_users else "here")
+    path = machine.folder / "kernel.json"
+    path.write_text("{}")
+    yield path
+    for process in keepers(path):
+        process.kill()
 
 
 @pytest.fixture
 def users() -> Iterator[Machine]:
+    """Make a machine with several users."""
     with for_users() as machine:
         yield machine
 
 
-def leave(child: Child, file: Path, seconds: float = 60) -> None:
-    """Leave what the child holds to the next kernel with that connection file."""
-    call = f"restart_handover.leave_to_lock_keeper, session(), {str(file)!r}, {seconds}"
-    answer = child.run(LEAVE.format(call=call))
-    assert answer.error is None, answer.text
+def keepers(file: Path) -> list[psutil.Process]:
+    """Return the lock keepers for the kernel with that connection file."""
+    words = [lock_keeper.PROGRAM, str(file)]
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        found += [process] if [word for word in line if word in words] == words else []
+    return found
 
 
-def heir_of(file: Path) -> psutil.Process:
-    (process,) = heirs(file)
+def keeper(file: Path) -> psutil.Process:
+    """Return the only lock keeper."""
+    (process,) = keepers(file)
     return process
 
 
+def leave(child: Child, file: Path, seconds: float = 60, *, is_killed: bool = True) -> None:
+    """Let a child process leave its devices to the next kernel with that connection file."""
+    answer = child.run(LEAVE.format(file=str(file), seconds=seconds))
+    assert answer.error is None, answer.text
+    if is_killed:
+        child.kill()
+
+
+def take_over(child: Child, file: Path) -> Any:
+    """Let a child process take over devices; return CUDA_VISIBLE_DEVICES and the notices."""
+    code = f"from reserve_gpu import api\nnotices = api.take_over({str(file)!r})"
+    assert child.run(code).error is None
+    return child.visible(), child.run("notices").value
+
+
 def lock(machine: Here, number: str) -> Path:
-    """Return the lock file of a whole device."""
+    """Return the lock file of a GPU."""
     return machine.locks / f"{machine.uuid(number)}.lock"
 
 
 def record(machine: Here, number: str) -> dict[str, Any]:
+    """Return the record in the lock file of a GPU."""
     fields: dict[str, Any] = json.loads(lock(machine, number).read_bytes())
     return fields
 
 
-# -- by kernels ------------------------------------------------------------------------------------
+# -- kernels ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.ipython
 @pytest.mark.promise
-def test_a_restart_keeps_the_gpu(here: Here) -> None:
-    """A kernel that restarts has its GPU again before one who waits, with its note and lease."""
+def test_restart_keeps_the_device(here: Here) -> None:
+    """A restarted kernel has its GPU before any waiter, with the same note and lease."""
     with here.kernel() as kernel, here.child() as child:
         assert not kernel.run("%reserve_gpu 1 --note thesis --for 4h").error
         before = record(here, "1")
@@ -75,12 +118,11 @@ def test_a_restart_keeps_the_gpu(here: Here) -> None:
         kernel.restart()
         wait_for(lambda: record(here, "1").get("kept_until"))
         waiter.sees(1, "reserved")
-        told = child_picture(here)
-        assert "1     kept" in told or of_gpu(told, "1").startswith("kept: ")
-        assert ", kept for its restart (" in told
+        status = json.loads(here.command(*US, "status", "--json").stdout)
+        assert status["devices"][1]["holders"][0]["kept_until"]
         loaded = kernel.run("%load_ext reserve_gpu\nprint('a cell')")
-        assert "GPU1 is kept for this kernel until " in loaded.all
-        assert kernel.run("1").all.strip() == "1"  # told once
+        assert "GPU1 is kept" in loaded.all
+        assert kernel.run("1").all.strip() == "1"  # the notice is shown once
         cell = kernel.run("%reserve_gpu")
         assert "CUDA_VISIBLE_DEVICES = '1'" in cell.stdout
         after = record(here, "1")
@@ -103,7 +145,7 @@ sys.addaudithook(hook)
 
 
 @pytest.mark.ipython
-def test_the_lock_keeper_is_searched_for_only_once(here: Here) -> None:
+def test_lock_keeper_is_searched_for_only_once(here: Here) -> None:
     """A kernel without a lock keeper reads no other process's command line after its first cell."""
     with here.kernel() as kernel:
         kernel.run(COUNT_COMMANDS)
@@ -112,15 +154,10 @@ def test_the_lock_keeper_is_searched_for_only_once(here: Here) -> None:
     assert others.stdout == "set()\n"
 
 
-def child_picture(machine: Machine) -> str:
-    """Return the status that another process prints."""
-    return machine.python("import reserve_gpu; print(reserve_gpu.status())").stdout
-
-
 @pytest.mark.promise
 @pytest.mark.parametrize("how", ["shutdown", "kill -9"])
-def test_whatever_is_no_restart_frees_the_gpu(here: Here, how: str) -> None:
-    """A kernel that is shut down or killed leaves no heir: whoever waits has the GPU at once."""
+def test_shutdown_frees_the_device(here: Here, how: str) -> None:
+    """A kernel that is shut down or killed leaves no lock keeper, so a waiter gets the GPU."""
     with here.kernel() as kernel, here.child() as child:
         assert not kernel.run("%reserve_gpu 0").error
         pid = kernel.pid
@@ -130,10 +167,40 @@ def test_whatever_is_no_restart_frees_the_gpu(here: Here, how: str) -> None:
         else:
             os.kill(pid, signal.SIGKILL)
         assert waiter.answer().value == "0"
-        assert not heirs(Path(kernel.manager.connection_file))
+        assert not keepers(Path(kernel.manager.connection_file))
 
 
-# -- what is kept, and for whom --------------------------------------------------------------------
+def test_invalid_setting_is_reported_but_does_not_prevent_exec(here: Here) -> None:
+    """An invalid RESERVE_GPU_RESTART fails the next reservation, but not the start of a program."""
+    with here.kernel() as kernel:
+        kernel.run("%env RESERVE_GPU_RESTART=1h")
+        assert "RESERVE_GPU_RESTART='1h'" in kernel.run("%reserve_gpu").all
+        kernel.run("%env RESERVE_GPU_RESTART=60")
+        assert not kernel.run("%reserve_gpu").error
+        kernel.run("%env RESERVE_GPU_RESTART=1h")
+        assert not kernel.run("from reserve_gpu import api; api.before_exec()").error
+
+
+@pytest.mark.full
+def test_repeated_restarts_keep_the_device_from_ten_waiters(here: Here) -> None:
+    here.write("gpu\n")
+    with ExitStack() as stack:
+        kernel = stack.enter_context(here.kernel())
+        assert not kernel.run("%reserve_gpu").error
+        children = [stack.enter_context(here.child()) for _ in range(10)]
+        waiters = [Waiter(here, child, limit_s=600) for child in children]
+        for _ in range(RESTARTS):
+            kernel.restart()
+            kernel.run("%load_ext reserve_gpu")
+            assert "CUDA_VISIBLE_DEVICES = '0'" in kernel.run("%reserve_gpu").stdout
+            assert len(queue(here)) == len(waiters)
+        kernel.client.shutdown()
+        streams: dict[Any, Waiter] = {waiter.child.process.stdout: waiter for waiter in waiters}
+        (first, *_), _, _ = select.select(list(streams), [], [], LONG_S)
+        assert streams[first].answer().value == "0"
+
+
+# -- the devices that are kept ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -141,35 +208,55 @@ def test_whatever_is_no_restart_frees_the_gpu(here: Here, how: str) -> None:
     [
         ("eight", "'5,2'", "5,2"),
         ("eight", "'3', memory='10GB'", "3"),
-        pytest.param("eight", "'3', memory='1GB'", "3", marks=pytest.mark.full),
+        pytest.param("eight", "'3', memory='1GB', note='mine'", "3", marks=pytest.mark.full),
         pytest.param("mig570", "'1:1'", "MIG-", marks=pytest.mark.full),
     ],
+    ids=["two GPUs", "most of a GPU", "part of a GPU", "instance"],
 )
-def test_all_of_it_is_kept(here: Here, scenario: str, wish: str, visible: str) -> None:
-    """Several GPUs in their order, a part with its size, a shared one, an instance: as before."""
+def test_reservation_is_kept_unchanged(
+    here: Here, file: Path, scenario: str, wish: str, visible: str
+) -> None:
+    """The new kernel has the same devices and variables, also after a request without a size."""
     here.use(scenario)
-    with file_of(here) as file, here.child() as first, here.child() as second:
+    with here.child() as first, here.child() as second:
         first.reserve(wish)
-        asked = "reserve_gpu.current().memory_mib, dict(reserve_gpu.current().environ)"
-        before = first.run(asked).value
+        terms = "(r := reserve_gpu.current()) and [r.memory_mib, dict(r.environ), r.note]"
+        before = first.run(terms).value
         files = locked(here.locks)
         leave(first, file)
-        first.kill()
         assert locked(here.locks) == files
         assert take_over(second, file) == (before[1]["CUDA_VISIBLE_DEVICES"], [])
-        assert second.run(asked).value == before
+        assert second.run(terms).value == before
         assert before[1]["CUDA_VISIBLE_DEVICES"].startswith(visible)
         assert locked(here.locks) == files
-        assert not heirs(file)
+        assert not keepers(file)
+        second.reserve()
+        assert second.run(terms).value == before
 
 
-def test_an_heir_has_the_locks_and_nothing_else(here: Here) -> None:
-    """It has no file, no directory, no parent and no session of the kernel's, but for its locks."""
-    with file_of(here) as file, here.child() as child:
+@pytest.mark.parametrize(
+    ("kept", "wish", "visible"),
+    [("'1'", "count=2", "0,1"), ("'0,1'", "'1'", "1"), ("'1'", "'0'", "0"), ("'1'", "", "1")],
+    ids=["more", "less", "another", "any"],
+)
+def test_new_request_starts_from_the_kept_devices(
+    here: Here, file: Path, kept: str, wish: str, visible: str
+) -> None:
+    with here.child() as first, here.child() as second:
+        first.reserve(kept)
+        leave(first, file)
+        take_over(second, file)
+        assert second.reserve(wish).value == visible
+        assert held(here) == [int(gpu) for gpu in visible.split(",")]
+
+
+def test_lock_keeper_has_only_the_locks(here: Here, file: Path) -> None:
+    """A lock keeper has no other file, directory, parent, session or variables of the kernel."""
+    with here.child() as child:
         child.run("import socket; other = socket.socket(); other.set_inheritable(True)")
         child.reserve("'0,1'")
-        leave(child, file)
-        process = heir_of(file)
+        leave(child, file, is_killed=False)
+        process = keeper(file)
         folder = f"/proc/{process.pid}/fd"
         files = {os.readlink(f"{folder}/{number}") for number in os.listdir(folder)}
         own = {str(lock(here, index)) for index in "01"}
@@ -181,116 +268,96 @@ def test_an_heir_has_the_locks_and_nothing_else(here: Here) -> None:
         assert set(process.environ()) <= {lock_keeper.LEFT, "LC_CTYPE"}
 
 
-def test_it_is_kept_for_the_time_that_is_set(here: Here) -> None:
-    """The GPU is free when the time is over that the setting gives to a restart."""
-    with file_of(here) as file, here.child() as child:
+@pytest.mark.parametrize("how", ["timeout", "no connection file"])
+def test_device_is_free_if_no_kernel_comes(here: Here, file: Path, how: str) -> None:
+    """The device is free after a time, or soon after Jupyter removes the connection file."""
+    with here.child() as child:
         child.reserve("'0'")
-        leave(child, file, 0.5)
-        child.kill()
+        leave(child, file, 0.5 if how == "timeout" else 60)
         assert held(here) == [0]
+        if how != "timeout":
+            file.unlink()
         wait_for(lambda: held(here) == [])
 
 
-def test_without_its_connection_file_nobody_comes(here: Here) -> None:
-    """Where Jupyter removes the connection file, as in a shutdown, the GPU is free soon."""
-    with file_of(here) as file, here.child() as child:
-        child.reserve("'0'")
-        leave(child, file)
-        child.kill()
-        assert held(here) == [0]
-        file.unlink()
-        wait_for(lambda: held(here) == [])
-
-
-def test_a_lease_ends_also_while_it_is_kept(here: Here) -> None:
-    """What is kept is kept no longer than it was reserved for, and what is overdue is not kept."""
-    with file_of(here) as file, here.child() as child, here.child() as late:
+def test_device_is_kept_until_the_end_of_its_lease(here: Here, file: Path) -> None:
+    """The lease limits the time for which a device is kept, and an overdue device is not kept."""
+    with here.child() as child, here.child() as late:
         child.reserve("'0', for_=30")
         leave(child, file)
-        words = heir_of(file).cmdline()
-        assert 0 < float(words[-1]) <= 30
+        assert 0 < float(keeper(file).cmdline()[-1]) <= 30
         late.reserve("'1'")
-        late.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
+        late.run(START_CUDA)
         late.reserve("'1', for_=0.1")
         wait_for(lambda: record(here, "1").get("overdue"))
         leave(late, file)
-        assert len(heirs(file)) == 1
+        assert len(keepers(file)) == 1
 
 
-@pytest.mark.parametrize(
-    ("kept", "wish", "visible"),
-    [("'1'", "count=2", "0,1"), ("'0,1'", "'1'", "1"), ("'1'", "'0'", "0"), ("'1'", "", "1")],
-    ids=["more", "less", "another", "any"],
-)
-def test_another_wish_counts_what_is_kept(here: Here, kept: str, wish: str, visible: str) -> None:
-    """More, less or another GPU: what is kept is the kernel's own, as if it had not restarted."""
-    with file_of(here) as file, here.child() as first, here.child() as second:
-        first.reserve(kept)
-        leave(first, file)
-        first.kill()
-        take_over(second, file)
-        assert second.reserve(wish).value == visible
-        assert held(here) == [int(gpu) for gpu in visible.split(",")]
-
-
-def test_the_old_kernels_memory_is_no_use(here: Here) -> None:
-    """A warning names the user's other processes on the GPU, but not the old kernel itself."""
-    with file_of(here) as file, here.child() as first, here.child() as second:
+def test_warning_names_only_other_processes_on_the_device(here: Here, file: Path) -> None:
+    """The old kernel, whose memory is still being freed, is not named."""
+    with here.child() as first, here.child() as second, here.child() as other:
         first.reserve("'1'")
         leave(first, file)
-        first.kill()
-        with here.child() as other:
-            here.add(f"compute {first.pid} 900\ncompute {other.pid} 100")
-            visible, (line,) = take_over(second, file)
-            assert visible == "1"
-            assert line.startswith(
-                "GPU1 is still in use by your own process from before the restart"
-            )
-            assert f"pid {other.pid}" in line
-            assert f"pid {first.pid}" not in line
+        here.add(f"compute {first.pid} 900\ncompute {other.pid} 100")
+        visible, (line,) = take_over(second, file)
+        assert visible == "1"
+        assert "your own process" in line
+        assert f"pid {other.pid}" in line
+        assert f"pid {first.pid}" not in line
+
+
+def require_python(child: Child) -> None:
+    """Skip the test if only root can run this Python."""
+    if not child.run("os.access(sys.executable, os.X_OK)").value:
+        pytest.skip("only root can run this Python")
 
 
 @pytest.mark.xdist_group("users")
-def test_another_users_process_on_a_kept_gpu(users: Machine) -> None:
-    """A warning after a restart tells a process of another user from the user's own."""
+def test_warning_names_the_process_of_another_user(users: Machine, file: Path) -> None:
     with (
-        file_of(users) as file,
         child_of(users, NOBODY) as first,
         child_of(users, DAEMON) as other,
         child_of(users, NOBODY) as second,
     ):
-        if not first.run("os.access(sys.executable, os.X_OK)").value:
-            pytest.skip("only root can run this Python")
+        require_python(first)
         last = users.scenario.read_text().count("gpu\n") - 1
         first.reserve(f"'{last}'")
         leave(first, file)
-        first.kill()
         users.add(f"compute {other.pid} 100")
         _, (line,) = take_over(second, file)
-        told = f"GPU{last} is reserved for this kernel, but other processes are using it: busy, "
-        assert told in line
+        assert "your own process" not in line
         assert f"pid {other.pid}" in line
 
 
-# -- who may not have it, and what may go wrong ----------------------------------------------------
-
-
-def test_another_kernel_gets_nothing(here: Here) -> None:
-    """A kernel with another connection file leaves alone what is kept."""
-    with file_of(here) as file, here.child() as first, here.child() as second:
+@pytest.mark.parametrize("how", ["--end", "", "pid"])
+def test_kept_device_can_be_released(here: Here, file: Path, how: str) -> None:
+    """`reserve-gpu release` frees a kept device, also by the pid of the old kernel."""
+    with here.child() as first:
         first.reserve("'0'")
         leave(first, file)
-        first.kill()
+        words = [str(first.pid)] if how == "pid" else how.split()
+        done = here.command(*US, "release", *words)
+        assert done.stdout.startswith("Released GPU0 ")
+        assert done.returncode == 0
+        assert held(here) == []
+
+
+# -- takeovers that fail ---------------------------------------------------------------------------
+
+
+def test_another_kernel_takes_nothing_over(here: Here, file: Path) -> None:
+    with here.child() as first, here.child() as second:
+        first.reserve("'0'")
+        leave(first, file)
         assert take_over(second, file.with_name("other.json")) == (None, [])
         assert held(here) == [0]
 
 
-def test_two_that_take_over_the_same(here: Here) -> None:
-    """Of two processes that take over the same only one gets it."""
-    with file_of(here) as file, here.child() as first, here.child() as a, here.child() as b:
+def test_one_of_two_concurrent_processes_takes_over(here: Here, file: Path) -> None:
+    with here.child() as first, here.child() as a, here.child() as b:
         first.reserve("'0'")
         leave(first, file)
-        first.kill()
         code = f"from reserve_gpu import api\napi.take_over({str(file)!r})"
         for child in (a, b):
             child.send(code)
@@ -300,151 +367,158 @@ def test_two_that_take_over_the_same(here: Here) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_stopped_or_killed_heir(here: Here, number: signal.Signals) -> None:
-    """What a stopped heir keeps is taken over all the same; a killed one keeps nothing."""
-    with file_of(here) as file, here.child() as first, here.child() as second:
+def test_only_a_living_lock_keeper_keeps_the_device(
+    here: Here, file: Path, number: signal.Signals
+) -> None:
+    """A stopped lock keeper is taken over from, and a killed one keeps nothing."""
+    with here.child() as first, here.child() as second:
         first.reserve("'0'")
         leave(first, file)
-        first.kill()
-        process = heir_of(file)
+        process = keeper(file)
         process.send_signal(number)
         wait_for(lambda: number == signal.SIGSTOP or not is_running(process.pid))
         assert take_over(second, file) == ("0" if number == signal.SIGSTOP else None, [])
         assert held(here) == ([0] if number == signal.SIGSTOP else [])
 
 
-def test_a_restart_in_the_middle_of_a_restart(here: Here) -> None:
-    """A kernel that restarts before it has asked leaves what was kept to the next one."""
-    with file_of(here) as file, here.child() as first, here.child() as third:
+def test_kernel_that_restarts_before_its_takeover_leaves_the_device(here: Here, file: Path) -> None:
+    with here.child() as first, here.child() as second, here.child() as third:
         first.reserve("'0'")
         leave(first, file)
-        first.kill()
-        with here.child() as second:
-            leave(second, file)
+        leave(second, file)
         assert take_over(third, file) == ("0", [])
 
 
-def test_cuda_that_has_started_can_not_use_it(here: Here) -> None:
-    """A kernel that starts CUDA before it asks is too late, and what is kept stays kept."""
-    with file_of(here) as file, here.child() as first, here.child() as second:
+def test_kernel_with_cuda_can_not_take_over(here: Here, file: Path) -> None:
+    with here.child() as first, here.child() as second:
         first.reserve("'1'")
         leave(first, file)
-        first.kill()
-        second.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
+        second.run(START_CUDA)
         assert take_over(second, file) == (None, [])
         assert held(here) == [1]
 
 
-def test_what_an_heir_may_say(here: Here) -> None:
-    """A process that says nonsense of what it keeps is passed over."""
-    nonsense = [
-        "",
-        "x",
-        "[]",
-        "{}",
-        '{"devices": [{}]}',
-        '{"devices": [], "locks": 1}',
-        "[" * 50000,
-    ]
-    with file_of(here) as file, here.child() as child:
-        for left in nonsense:
-            subprocesses.start_background(
-                ["-I", "-S", lock_keeper.PROGRAM, str(file), "60"], (), {lock_keeper.LEFT: left}
-            )
-        assert len(heirs(file)) == len(nonsense)
-        assert take_over(child, file) == (None, [])
-
-
-def test_a_forged_record_ends_nobody(here: Here) -> None:
-    """Whatever the record in a lock file says is kept, the process that has the lock stays."""
-    with file_of(here) as file, here.child() as first, here.child() as second:
-        first.reserve("'0'")
-        fields = record(here, "0") | {"kept_until": 9e9}
-        lock(here, "0").write_text(json.dumps(fields))
-        assert take_over(second, file) == (None, [])
-        assert is_running(first.pid)
-        assert held(here) == [0]
-
-
-@pytest.mark.xdist_group("users")
-def test_what_another_user_has_left(users: Machine) -> None:
-    """A user's kernel gets nothing of what another user has left for the same path."""
-    with (
-        file_of(users) as file,
-        child_of(users, NOBODY) as first,
-        child_of(users, DAEMON) as other,
-        child_of(users, NOBODY) as second,
-    ):
-        if not first.run("os.access(sys.executable, os.X_OK)").value:
-            pytest.skip("only root can run this Python")
-        first.reserve("'0'")
+def test_takeover_needs_no_import_lock(here: Here, file: Path) -> None:
+    with here.child() as first, here.child() as second:
+        first.reserve("'1'")
         leave(first, file)
-        first.kill()
-        assert take_over(other, file) == (None, [])
-        assert other.reserve("'0'").error == "NoFreeDeviceError"
-        assert take_over(second, file) == ("0", [])
-
-
-def test_a_setting_that_is_no_number(here: Here) -> None:
-    """A setting that is no number of seconds is said at the next reservation of a kernel."""
-    with here.kernel() as kernel:
-        kernel.run("%env RESERVE_GPU_RESTART=1h")
-        answer = kernel.run("%reserve_gpu").all
-        assert "RESERVE_GPU_RESTART='1h' must be a number of seconds" in answer
-
-
-def test_a_setting_of_restarts_is_nothing_to_exec(here: Here) -> None:
-    """A setting that is no number keeps no kernel from becoming another program."""
-    with here.kernel() as kernel:
-        assert not kernel.run("%reserve_gpu").error
-        kernel.run("%env RESERVE_GPU_RESTART=1h")
-        assert not kernel.run("from reserve_gpu import api; api.before_exec()").error
+        second.run(LOCK_IMPORTS)
+        assert take_over(second, file)[0] == "1"
 
 
 @pytest.mark.parametrize("how", ["released", "deleted"])
-def test_what_the_heir_has_lost(here: Here, how: str) -> None:
-    """What the kernel released after it was left, or whose file is gone, is not given back."""
-    with file_of(here) as file, here.child() as first, here.child() as second:
+def test_lost_lock_is_not_taken_over(here: Here, file: Path, how: str) -> None:
+    """A device that the old kernel released later, or whose lock file is gone, is not kept."""
+    with here.child() as first, here.child() as second, here.child() as third:
         first.reserve("'0'")
-        leave(first, file)
+        leave(first, file, is_killed=False)
         if how == "released":  # by a cell that is interrupted for the restart
             first.run("reserve_gpu.release()")
         else:
             lock(here, "0").unlink()
         first.kill()
-        with here.child() as third:
-            assert third.reserve("'0', memory='1GB'").value == "0"
-            assert take_over(second, file) == (None, [])
-            assert not heirs(file)
-            assert second.reserve("'0'").error == "NoFreeDeviceError"
+        assert third.reserve("'0', memory='1GB'").value == "0"
+        assert take_over(second, file) == (None, [])
+        assert not keepers(file)
+        assert second.reserve("'0'").error == "NoFreeDeviceError"
 
 
-def test_a_busy_mutex_loses_nothing(here: Here) -> None:
-    """A kernel that could not ask, as others had the mutex, gets what is kept the next time."""
-    with file_of(here) as file, here.child() as first, here.child() as second:
-        first.reserve("'0'")
-        leave(first, file)
-        first.kill()
-        with here.child() as other:
-            other.run(TAKE_THE_MUTEX)
-            second.send(f"from reserve_gpu import api\napi.take_over({str(file)!r})")
-            wait_for(lambda: second_waits(here, second))
-            second.process.send_signal(signal.SIGINT)
-            assert second.answer().error == "KeyboardInterrupt"
-        assert take_over(second, file) == ("0", [])
-
-
-def second_waits(machine: Machine, child: Child) -> bool:
-    """Tell whether the process has the mutex's file open, for which it waits."""
+def has_mutex_open(child: Child) -> bool:
+    """Return whether a process has the mutex's file open, and thus waits for the mutex."""
     folder = f"/proc/{child.pid}/fd"
     with suppress(OSError):
         return any(os.readlink(f"{folder}/{n}").endswith("mutex.lock") for n in os.listdir(folder))
     return False
 
 
-def test_what_looks_like_an_heir(here: Here) -> None:
-    """An editor or `tail` that has the file of the heir's program open is no heir."""
-    with file_of(here) as file, here.child() as child:
+def test_interrupted_takeover_can_be_repeated(here: Here, file: Path) -> None:
+    """A takeover that is interrupted while it waits for the mutex loses nothing."""
+    with here.child() as first, here.child() as second:
+        first.reserve("'0'")
+        leave(first, file)
+        with here.child() as other:
+            other.run(TAKE_THE_MUTEX)
+            second.send(f"from reserve_gpu import api\napi.take_over({str(file)!r})")
+            wait_for(lambda: has_mutex_open(second))
+            second.process.send_signal(signal.SIGINT)
+            assert second.answer().error == "KeyboardInterrupt"
+        assert take_over(second, file) == ("0", [])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("victim", ["kernel", "lock keeper", "both"])
+def test_kill_during_a_restart_leaves_at_most_one_holder(
+    here: Here, file: Path, victim: str
+) -> None:
+    here.write("gpu\n")
+    dice = random.Random(victim)  # noqa: S311 - not a secret
+    for _ in range(MOMENTS):
+        with here.child() as first, here.child() as second:
+            first.reserve()
+            delay_s = dice.uniform(0, 0.1)
+            first.send(LEAVE.format(file=str(file), seconds=60))
+            time.sleep(delay_s)  # a random moment
+            if victim != "lock keeper":
+                first.kill()
+            if victim != "kernel":
+                for process in keepers(file):
+                    with suppress(psutil.NoSuchProcess):  # it ends by itself meanwhile
+                        process.kill()
+                        process.wait(LONG_S)  # until then, it has its locks
+            first.kill()
+            visible, _ = take_over(second, file)
+            assert visible in (None, "0")
+            # A lock keeper that is still starting keeps the GPU.
+            reserved = second.reserve()
+            if reserved.value != "0":
+                wait_for(partial(keepers, file))  # it forks, so one search might miss it
+        for process in keepers(file):
+            process.kill()
+            process.wait(LONG_S)
+
+
+# -- processes that are not lock keepers -----------------------------------------------------------
+
+
+def test_invalid_data_of_a_lock_keeper_is_ignored(here: Here, file: Path) -> None:
+    invalid = ["", "x", "[]", "{}", '{"devices": [{}]}', '{"devices": [], "locks": 1}', "[" * 50000]
+    with here.child() as child:
+        for left in invalid:
+            subprocesses.start_background(
+                ["-I", "-S", lock_keeper.PROGRAM, str(file), "60"], (), {lock_keeper.LEFT: left}
+            )
+        assert len(keepers(file)) == len(invalid)
+        assert take_over(child, file) == (None, [])
+
+
+def test_forged_record_ends_no_holder(here: Here, file: Path) -> None:
+    """A record that says that a device is kept does not end the process with the lock."""
+    with here.child() as first, here.child() as second:
+        first.reserve("'0'")
+        lock(here, "0").write_text(json.dumps(record(here, "0") | {"kept_until": 9e9}))
+        assert take_over(second, file) == (None, [])
+        assert is_running(first.pid)
+        assert held(here) == [0]
+
+
+@pytest.mark.xdist_group("users")
+def test_device_is_kept_for_the_same_user(users: Machine, file: Path) -> None:
+    with (
+        child_of(users, NOBODY) as first,
+        child_of(users, DAEMON) as other,
+        child_of(users, NOBODY) as second,
+    ):
+        require_python(first)
+        first.reserve("'0'")
+        leave(first, file)
+        assert take_over(other, file) == (None, [])
+        assert other.reserve("'0'").error == "NoFreeDeviceError"
+        assert take_over(second, file) == ("0", [])
+
+
+def test_editor_of_the_program_is_not_a_lock_keeper(here: Here, file: Path) -> None:
+    """A process such as `tail` that opens the lock keeper's program keeps nothing."""
+    with here.child() as child:
         for words in ([], [str(file)], [str(file), "60"]):
             command = ["tail", "-f", lock_keeper.PROGRAM, *words]
             with here.running(*command, environ=here.environ(), stdout=subprocess.DEVNULL,
@@ -456,39 +530,38 @@ def test_what_looks_like_an_heir(here: Here) -> None:
 def pretender(
     machine: Machine, file: Path, left: dict[str, Any], words: Sequence[str]
 ) -> Iterator[None]:
-    """Have the file that was left locked by a process of these words, which says what it keeps."""
+    """Start a process with the lock and the data of a lock keeper, but another command line."""
     environ = machine.environ() | {lock_keeper.LEFT: json.dumps(left)}
     ((_, name, _),) = left["locks"]
     with (machine.locks / name).open("r+b") as own:
         fcntl.flock(own, fcntl.LOCK_EX)
         process = subprocess.Popen([*words, str(file), "60"], env=environ, pass_fds=[own.fileno()])
     try:
-        wait_for(lambda: heirs(file))
+        wait_for(lambda: keepers(file))
         yield
     finally:
         process.kill()
         process.wait()
-        for each in heirs(file):
+        for each in keepers(file):
             each.kill()
             each.wait()
 
 
-def left_by_a_kernel(machine: Machine, child: Child, file: Path) -> dict[str, Any]:
-    """Return what a kernel says that leaves GPU0, which is free again then."""
+def data_of_a_lock_keeper(machine: Machine, child: Child, file: Path) -> dict[str, Any]:
+    """Return the data that a kernel leaves to its lock keeper, and end both."""
     child.reserve("'0'")
     leave(child, file)
-    process = heir_of(file)
+    process = keeper(file)
     left: dict[str, Any] = json.loads(process.environ()[lock_keeper.LEFT])
-    for each in (child, process):
-        each.kill()
+    process.kill()
     wait_for(lambda: not locked(machine.locks))
     return left
 
 
-def test_who_is_no_heir(here: Here) -> None:
-    """Who has an heir's words among others is no heir, nor who has the lock of another GPU."""
-    with file_of(here) as file, here.child() as first, here.child() as second:
-        left = left_by_a_kernel(here, first, file)
+def test_pretenders_are_not_lock_keepers(here: Here, file: Path) -> None:
+    """A lock keeper needs the exact command line, and the lock of the device that it names."""
+    with here.child() as first, here.child() as second:
+        left = data_of_a_lock_keeper(here, first, file)
         sleep = ["-c", "import time; time.sleep(60)"]
         with pretender(here, file, left, [sys.executable, *sleep, *lock_keeper.WORDS]):
             assert take_over(second, file) == (None, [])
@@ -498,57 +571,10 @@ def test_who_is_no_heir(here: Here) -> None:
 
 
 @pytest.mark.xdist_group("users")
-def test_a_program_that_runs_as_another_user_is_no_heir(users: Machine) -> None:
-    """What `su` has from the user who started it is not root's, whatever it says it keeps."""
-    with file_of(users) as file, child_of(users, "root") as first:
-        left = left_by_a_kernel(users, first, file)
+def test_program_of_another_real_user_is_not_a_lock_keeper(users: Machine, file: Path) -> None:
+    """A set-UID program that another user has started is not trusted as root's."""
+    with child_of(users, "root") as first, child_of(users, "root") as second:
+        left = data_of_a_lock_keeper(users, first, file)
         su = ["setpriv", "--ruid=nobody", sys.executable, *lock_keeper.WORDS]
-        with pretender(users, file, left, su), child_of(users, "root") as second:
+        with pretender(users, file, left, su):
             assert take_over(second, file) == (None, [])
-
-
-def test_a_plain_wish_means_what_is_kept(here: Here) -> None:
-    """A part, or a shared GPU, that was kept is what a plain `%reserve_gpu` gets."""
-    with file_of(here) as file, here.child() as first, here.child() as second:
-        first.reserve("'0', memory='2GB', note='mine'")
-        before = first.run("dict(reserve_gpu.current().environ)").value
-        leave(first, file)
-        first.kill()
-        take_over(second, file)
-        assert second.reserve().value == "0"
-        assert second.run("dict(reserve_gpu.current().environ)").value == before
-        assert second.run("reserve_gpu.current().note").value == "mine"
-
-
-@pytest.mark.parametrize("end", [[], ["--end"]], ids=["release", "end"])
-def test_what_is_kept_is_released(here: Here, end: list[str]) -> None:
-    """`reserve-gpu release`, with --end too, frees what is kept, and ends nothing but the heir."""
-    with file_of(here) as file, here.child() as first:
-        first.reserve("'0'")
-        leave(first, file)
-        first.kill()
-        done = here.command(*US, "release", *end)
-        assert done.stdout.startswith("Released GPU0 of ")
-        assert done.returncode == 0
-        assert held(here) == []
-
-
-def test_the_pid_of_before_means_what_is_kept(here: Here) -> None:
-    """`reserve-gpu release` of the pid that a kernel had frees what is kept for its restart."""
-    with file_of(here) as file, here.child() as first:
-        first.reserve("'0'")
-        leave(first, file)
-        first.kill()
-        done = here.command(*US, "release", str(first.pid))
-        assert done.stdout.startswith("Released GPU0 of ")
-        assert held(here) == []
-
-
-def test_the_lock_of_imports_is_not_needed(here: Here) -> None:
-    """With Python's lock for imports left to the main thread a restart gets its GPU back."""
-    with file_of(here) as file, here.child() as first, here.child() as second:
-        first.reserve("'1'")
-        leave(first, file)
-        first.kill()
-        second.run("import _imp\n_imp.acquire_lock()")
-        assert take_over(second, file)[0] == "1"
