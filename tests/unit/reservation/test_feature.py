@@ -1,4 +1,4 @@
-"""The table of features, and what the order of its rows means."""
+"""The table of features."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ HOOKS = {name for name, _ in inspect.getmembers(Feature, inspect.isfunction)}
 
 
 @pytest.mark.parametrize("row", FEATURES, ids=lambda row: row.name)
-def test_each_row_is_a_feature(row: FeatureRow) -> None:
-    """Each row loads, and its class has no method that nobody calls, as a misspelt hook is."""
+def test_feature_has_no_unused_method(row: FeatureRow) -> None:
+    """Each method is a hook or is called in its module, so a hook is not misspelled."""
     kind = row.load()
     assert issubclass(kind, Feature)
     source = inspect.getsource(inspect.getmodule(kind))  # type: ignore[arg-type]

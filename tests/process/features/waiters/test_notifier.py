@@ -1,0 +1,294 @@
+"""Notices after a cell about waiters for idle devices, and about other users of the devices."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu.features.waiters.notifier import WaiterNotices
+from reserve_gpu.render.pictures import awaited
+from reserve_gpu.reservation.session import session
+from tests.support.here import feature
+from tests.support.locked import watched
+from tests.support.processes import wait_for
+from tests.support.waiters import Waiter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reserve_gpu.model.progress import Waiting
+    from tests.support.here import Here
+    from tests.support.shell import Shell
+
+# Code for a kernel: a check after each cell, and a device is idle at once.
+NO_PAUSE = """
+from reserve_gpu.reservation.session import session
+from reserve_gpu.features.waiters.notifier import WaiterNotices
+waiters = WaiterNotices(session(), pause_s=0.0, idle_s=0.0)
+session().features = {**session().features, "WaiterNotices": waiters}
+"""
+# Code for a child process: return the notice about the first waiter.
+NOTICE = """
+from reserve_gpu.features.waiters import notifier
+devices = reserve_gpu.reserve().devices
+notifier.waiter_message(notifier.first_waiter(devices, ()), devices, is_late=False)
+"""
+IDLE = "gpu\n  memory 8192\n"
+WAITS, USED_BY_OTHERS = "has waited", "other processes are using it"
+
+
+def set_times(**seconds: float) -> WaiterNotices:
+    """Replace this process's feature by one with these times."""
+    waiters = WaiterNotices(session(), **seconds)
+    session().features = {**session().features, "WaiterNotices": waiters}
+    return waiters
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(here: Here) -> None:
+    set_times(pause_s=0.0, idle_s=0.0)
+
+
+def notebook(here: Here, devices: str = "") -> Shell:
+    """Return a notebook that has reserved devices, by default the only one, which is idle."""
+    if not devices:
+        here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    assert not shell.run(f"%reserve_gpu {devices}").error
+    return shell
+
+
+def use_it(here: Here) -> None:
+    """Let this process use the only device."""
+    here.write(f"{IDLE}  compute {os.getpid()} 900\n  utilisation 90\n")
+
+
+# -- waiters ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise
+def test_waiter_is_shown_once(here: Here) -> None:
+    """A waiter is shown after one cell, with the command to type, unless the GPU is in use."""
+    shell = notebook(here)
+    assert shell.run("pass").all.strip() == ""
+    with here.child() as child:
+        waiter = Waiter(here, child, "'0', note='thesis'")
+        use_it(here)
+        assert WAITS not in shell.run("pass").all
+        here.write(IDLE)
+        feature(WaiterNotices)._tell_at = 0.0
+        shown = shell.run("pass").shown.strip()
+        assert WAITS in shown
+        assert "thesis" in shown
+        assert shown.endswith("\n%reserve_gpu --release")
+        assert WAITS not in shell.run("pass").all
+        shell.run("%reserve_gpu --release")
+        assert waiter.answer().value == "0"
+
+
+def test_device_is_not_idle_for_ten_minutes_after_its_use(here: Here) -> None:
+    """No waiter is shown until ten minutes after the reservation and the last use."""
+    waiters = set_times(pause_s=0.0)
+    shell = notebook(here)
+    with here.child() as child:
+        Waiter(here, child)
+        assert WAITS not in shell.run("pass").all
+        for lock in session().holding.locks.values():
+            lock.taken = lock.taken.later(-600.0)  # ten minutes later
+        use_it(here)
+        assert WAITS not in shell.run("pass").all
+        here.write(IDLE)
+        assert WAITS not in shell.run("pass").all  # it was in use just now
+        waiters._used_at -= 600.0
+        assert WAITS in shell.run("pass").all
+
+
+def test_device_is_not_idle_for_ten_minutes_after_a_restart(here: Here) -> None:
+    shell = notebook(here)
+    for lock in session().holding.locks.values():
+        lock.taken = lock.taken.later(-3600.0)
+    waiters = set_times(pause_s=0.0)  # the new kernel's
+    with here.child() as child:
+        Waiter(here, child)
+        assert WAITS not in shell.run("pass").all
+        waiters._used_at -= 600.0
+        assert WAITS in shell.run("pass").all
+
+
+def test_wait_has_the_same_duration_everywhere(here: Here) -> None:
+    """A waiter that has returned to its position has waited equally long for all observers."""
+    here.write(IDLE)
+    texts: list[str] = []
+    with here.child() as holder:
+        holder.reserve()
+
+        def observe(waiting: Waiting) -> None:
+            texts.extend([awaited(waiting), str(reserve_gpu.status()), holder.run(NOTICE).value])
+            holder.run("reserve_gpu.release()")
+
+        with pytest.raises(reserve_gpu.WaitTimeoutError):
+            reserve_gpu.reserve(wait=0.1)
+        (ticket,) = here.locks.glob("queue-*")
+        os.utime(ticket, ns=(0, 0))  # as if it had joined before this process started
+        reserve_gpu.reserve(wait=30, progress=observe)
+    matches = [re.search(r"(\d+) (s|min) (so far|for a GPU)", text) for text in texts]
+    waited_s = [int(each[1]) * (60 if each[2] == "min" else 1) for each in matches if each]
+    assert len(waited_s) == 3
+    assert 0 < min(waited_s) >= max(waited_s) - 2  # read one after another
+
+
+def test_second_waiter_is_shown_after_ten_minutes(here: Here) -> None:
+    shell = notebook(here)
+    with here.child() as one, here.child() as two:
+        Waiter(here, one, "note='first'")
+        assert '("first")' in shell.run("pass").shown
+        Waiter(here, two, "note='second'")
+        assert WAITS not in shell.run("pass").shown
+        feature(WaiterNotices)._tell_at = 0.0  # ten minutes later
+        assert '("second")' in shell.run("pass").shown
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "setting", "is_shown"),
+    [("0", "0", "0", False), ("0", "1", "1", False), ("0,1", "1", "1", True)],
+    ids=["switched off", "another GPU", "one of two GPUs"],
+)
+def test_only_wanted_waiters_for_a_held_device_are_shown(
+    here: Here, held: str, wanted: str, setting: str, *, is_shown: bool
+) -> None:
+    shell = notebook(here, held)
+    shell.run(f"%env RESERVE_GPU_TELL_WAITERS={setting}")
+    with here.child() as other, here.child() as child:
+        other.reserve("'1'")
+        Waiter(here, child, f"'{wanted}'")
+        assert (WAITS in shell.run("pass").all) is is_shown
+
+
+def test_unattended_notebook_shows_no_waiter(here: Here) -> None:
+    pytest.importorskip("ipykernel.kernelspec")
+    with here.kernel() as kernel, here.child() as child:
+        kernel.run("%reserve_gpu 0")
+        kernel.run(NO_PAUSE)
+        Waiter(here, child, "'0'")
+        unattended = kernel.client.execute("pass", allow_stdin=False, stop_on_error=False)
+        assert WAITS not in kernel.finish(unattended).all
+        assert WAITS in kernel.run("pass").all
+
+
+def test_files_without_a_process_are_no_waiters(here: Here) -> None:
+    """Ten thousand unlocked files with names of tickets are ignored."""
+    shell = notebook(here)
+    for number in range(10_000):
+        (here.locks / f"queue-4711-{number}.lock").touch()
+    assert WAITS not in shell.run("pass").all
+
+
+def test_reservation_that_ends_during_the_check_shows_no_waiter(here: Here) -> None:
+    notebook(here)
+    waiters = feature(WaiterNotices)
+    with here.child() as child:
+        Waiter(here, child)
+        assert waiters.tell(session().holding, lambda: bool(reserve_gpu.release())) is None
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
+
+
+def test_check_does_not_list_the_lock_directory(here: Here) -> None:
+    """Waiters are found by name, because another user can fill the directory with files."""
+    shell = notebook(here)
+    listed: list[str] = []
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("os.listdir", "os.scandir"):
+            listed.append(os.path.realpath(arguments[0]))
+
+    with here.child() as child:
+        Waiter(here, child)
+        with watched(note):
+            assert WAITS in shell.run("pass").shown
+    assert str(here.locks) not in listed
+
+
+# -- processes of other users ----------------------------------------------------------------------
+
+
+@contextmanager
+def process_of_another_user() -> Iterator[int]:
+    """Start a process of another user. An ordinary user gets process 1, which is root's."""
+    if os.geteuid():
+        yield 1
+        return
+    line = "setpriv --reuid=nobody --regid=nogroup --clear-groups sleep 600 >/dev/null & echo $!"
+    pid = int(subprocess.check_output(["sh", "-c", line]))  # not a child of this process
+    try:
+        command = Path(f"/proc/{pid}/cmdline")
+        wait_for(lambda: command.read_bytes().startswith(b"sleep"))
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def run_until(shell: Shell, text: str) -> str:
+    """Run cells until one shows the text, because a check after a slow one is delayed."""
+    shown = [""]
+
+    def is_shown() -> bool:
+        shown[0] = shell.run("1").all
+        return text in shown[0]
+
+    wait_for(is_shown)
+    return shown[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        (f"compute {{}} 900\ncompute {os.getpid()} 2000", "compute {} 3000", "(pid {}"),
+        (
+            "memory 24576\ngraphics {} 2000",
+            "memory 24576\ngraphics {} 9000",
+            "(pid {}, graphics)",
+        ),
+    ],
+    ids=["compute", "graphics"],
+)
+def test_large_process_of_another_user_is_shown_once(
+    here: Here, before: str, after: str, name: str
+) -> None:
+    """A process of another user is shown if it uses more memory than a desktop."""
+    shell = here.shell()
+    shell.run("%reserve_gpu 1")
+    with process_of_another_user() as pid:
+        here.use("two")
+        here.add(before.format(pid))
+        assert USED_BY_OTHERS not in shell.run("1").all
+        here.use("two")
+        here.add(after.format(pid))
+        assert name.format(pid) in run_until(shell, USED_BY_OTHERS)
+        assert USED_BY_OTHERS not in shell.run("1").all
+
+
+def test_process_that_starts_during_the_reserving_cell_is_shown(here: Here) -> None:
+    shell = here.shell()
+    with process_of_another_user() as pid:
+        shell.shell.user_ns["start"] = lambda: here.add(f"compute {pid} 3000")
+        assert USED_BY_OTHERS not in shell.run("%reserve_gpu 1\nstart()").all
+        assert f"(pid {pid}" in run_until(shell, USED_BY_OTHERS)
+
+
+def test_next_cell_is_not_checked_again(here: Here) -> None:
+    """Of two cells in quick succession, only the first one calls the driver when it ends."""
+    set_times()
+    shell = here.shell()
+    assert not shell.run("%reserve_gpu").error
+    before = here.calls().count("nvmlInitWithFlags")
+    shell.run("1")
+    # When a cell begins, the number of the GPU is read, because CUDA has not started.
+    assert here.calls().count("nvmlInitWithFlags") == before + 1
