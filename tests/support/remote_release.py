@@ -39,7 +39,7 @@ def release(machine: Machine, *words: str, user: str | None = None) -> Completed
 
 
 def is_heard(asking: Child, listening: Child, user: str) -> bool:
-    """Return whether a process gets an answer from another one of that user."""
+    """Return whether a process of that user answers the request of another process."""
     return bool(asking.run(ASK.format(listening.pid, uid_of(user))).value == RELEASED)
 
 

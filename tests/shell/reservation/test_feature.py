@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def count_connections(here: Here) -> int:
-    """Return how often processes have connected to the driver."""
+    """Return the number of connections to the driver."""
     return sum("Init" in call for call in here.calls())
 
 

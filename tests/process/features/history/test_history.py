@@ -214,7 +214,7 @@ def test_python_command_is_logged_once(logged: Here) -> None:
 
 
 def test_restart_of_a_kernel_is_logged(logged: Here) -> None:
-    """A restart ends a line, and the new kernel starts another one."""
+    """The old kernel ends its line, and the new kernel starts another line."""
     with logged.kernel() as kernel:
         kernel.run("%reserve_gpu")
         wait_for(lambda: is_long_enough(logged))

@@ -103,7 +103,7 @@ def until() -> float | None:
 
 
 def step() -> None:
-    """Let all features do what is due."""
+    """Let all features take their next step."""
     session().run(session()._step)
 
 

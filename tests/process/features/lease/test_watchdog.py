@@ -182,7 +182,7 @@ def test_command_without_its_watchdog_is_overdue(machine: Machine) -> None:
 
 @pytest.mark.parametrize("after_s", [0.2, -3600], ids=["soon", "during a suspension"])
 def test_command_can_save_at_its_end(machine: Machine, after_s: float) -> None:
-    """A handler of SIGTERM can print and choose the exit code, also if the end is in the past."""
+    """A handler of SIGTERM can print and choose the exit code, even if the end is in the past."""
     with timed(machine, SAVES, after_s, 60) as process:
         assert process.communicate(timeout=LIMIT_S)[0] == b"saved\n"
         assert process.returncode == 0
@@ -224,7 +224,7 @@ def test_watchdog_holds_no_files_of_the_command(machine: Machine) -> None:
         assert os.getsid(pid) != os.getsid(process.pid)
 
 
-def test_watchdog_is_no_child_of_the_command(machine: Machine) -> None:
+def test_command_does_not_wait_for_its_watchdog(machine: Machine) -> None:
     code = "import os; os.wait()"
     done = machine.command(*US, "run", "--for", "4h", "--", sys.executable, "-c", code)
     assert "ChildProcessError" in done.stderr

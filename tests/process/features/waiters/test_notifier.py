@@ -183,8 +183,8 @@ def test_unattended_notebook_shows_no_waiter(here: Here) -> None:
         assert WAITS in kernel.run("pass").all
 
 
-def test_files_without_a_process_are_no_waiters(here: Here) -> None:
-    """Ten thousand unlocked files with names of tickets are ignored."""
+def test_unlocked_tickets_are_ignored(here: Here) -> None:
+    """Ten thousand unlocked files with names of tickets are not waiters."""
     shell = notebook(here)
     for number in range(10_000):
         (here.locks / f"queue-4711-{number}.lock").touch()
@@ -284,7 +284,7 @@ def test_process_that_starts_during_the_reserving_cell_is_shown(here: Here) -> N
 
 
 def test_next_cell_is_not_checked_again(here: Here) -> None:
-    """Of two cells in quick succession, only the first one calls the driver when it ends."""
+    """After two cells in quick succession, only the first check calls the driver."""
     set_times()
     shell = here.shell()
     assert not shell.run("%reserve_gpu").error

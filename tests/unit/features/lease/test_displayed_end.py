@@ -28,7 +28,7 @@ IDLE = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
 
 
 def lease(hours: float | None = None, idle_s: float | None = None, **options: bool) -> Lease:
-    """Return a lease that ends after so many hours."""
+    """Return a lease that ends this many hours after NOW."""
     until = None if hours is None else NOW + hours * HOUR_S
     return Lease(until=until, idle_s=idle_s, **options)
 
