@@ -462,15 +462,6 @@ def test_command_in_a_job_without_a_gpu_prints_one_line(
     assert " srun -p own --gres=gpu:1 " in line
 
 
-def test_magic_in_a_job_without_a_gpu_changes_no_variables(here: Here, batch: Batch) -> None:
-    os.environ.update(CUDA_VISIBLE_DEVICES="", SLURM_JOB_PARTITION="own")
-    before = dict(os.environ)
-    cell = here.shell().run("%reserve_gpu")
-    assert cell.error
-    assert " srun -p own --gres=gpu:1 " in cell.all
-    assert dict(os.environ) == before
-
-
 @pytest.mark.promise
 @pytest.mark.parametrize(
     ("variable", "advice"),
