@@ -20,9 +20,6 @@ def run_command(here: Here, *words: str, **extra: str) -> subprocess.CompletedPr
     return here.command(*US, "run", *words, **extra)
 
 
-run = run_command  # for modules that import the earlier name
-
-
 @contextmanager
 def start_python(here: Here, *options: str, **extra: str) -> Iterator[Child]:
     """Start Python with `reserve-gpu run OPTIONS --`, and kill it at the end."""

@@ -20,7 +20,7 @@ from reserve_gpu.model.requests import End
 from tests.support.history import history_folder, logged_lines, open_lines
 from tests.support.locked import held
 from tests.support.machine import LIMIT_S
-from tests.support.main import run
+from tests.support.main import run_command
 from tests.support.processes import US, queue, wait_for
 from tests.support.unread import full_pipe
 from tests.support.users import DAEMON, NOBODY, as_user, child_of, for_users
@@ -171,7 +171,7 @@ def test_process_killed_at_any_moment_is_logged(logged: Here) -> None:
 
 
 def test_command_is_logged(logged: Here) -> None:
-    done = run(logged, "--note", "sweep", "--", "sleep", "1.2", RESERVE_GPU_AGENT="claude")
+    done = run_command(logged, "--note", "sweep", "--", "sleep", "1.2", RESERVE_GPU_AGENT="claude")
     assert done.returncode == 0
     wait_for(lambda: logged_lines(logged))
     (line,) = logged_lines(logged)
@@ -183,7 +183,7 @@ def test_command_is_logged(logged: Here) -> None:
 
 def test_background_process_of_a_command_is_logged(logged: Here) -> None:
     """A command is logged until the last process that it has started has ended."""
-    run(logged, "--", "sh", "-c", "sleep 2.5 >/dev/null 2>&1 &")
+    run_command(logged, "--", "sh", "-c", "sleep 2.5 >/dev/null 2>&1 &")
     wait_for(lambda: not held(logged))
     wait_for(lambda: logged_lines(logged))
     assert logged_lines(logged)[0]["seconds"] >= 2.0
@@ -208,7 +208,7 @@ def test_killed_command_is_logged(logged: Here) -> None:
 def test_python_command_is_logged_once(logged: Here) -> None:
     """A command that loads this package does not log its reservation again."""
     code = "import reserve_gpu, time; print(reserve_gpu.current()); time.sleep(1.2)"
-    assert "GPU0" in run(logged, "--", sys.executable, "-c", code).stdout
+    assert "GPU0" in run_command(logged, "--", sys.executable, "-c", code).stdout
     wait_for(lambda: not open_lines(logged))
     assert len(logged_lines(logged)) == 1
 

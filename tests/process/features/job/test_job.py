@@ -21,7 +21,7 @@ from reserve_gpu.reservation.session import session
 from tests.support.here import feature
 from tests.support.history import history_folder
 from tests.support.locked import held
-from tests.support.main import run
+from tests.support.main import run_command
 from tests.support.platforms import CONTAINER, behind
 from tests.support.processes import US, is_running, wait_for
 
@@ -483,7 +483,7 @@ def test_other_job_without_a_gpu_prints_one_line(
 )
 def test_pod_without_a_driver_has_no_gpu(here: Here, variable: str, code: int, word: str) -> None:
     """Without a driver, a pod has no GPU, but a Flux job might have another problem."""
-    done = run(here, "--", "true", LD_LIBRARY_PATH="/nowhere", **{variable: "x"})
+    done = run_command(here, "--", "true", LD_LIBRARY_PATH="/nowhere", **{variable: "x"})
     assert done.returncode == code
     assert word in done.stderr
 
