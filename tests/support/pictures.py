@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.model.devices import ComputeMode, Device, Fault, Process, State, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
+from reserve_gpu.model.progress import Waiting
+from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Request, ReservationTerms, Size
 from reserve_gpu.render import phrases, pictures, terminal
-from reserve_gpu.render.frontends import MAGIC, Frontend
+from reserve_gpu.render.frontends import MAGIC, SHELL, Frontend
 from reserve_gpu.render.notices import Refused
 from reserve_gpu.render.status_view import Status
 from tests.support.holders import a_holder, changed
 
 if TYPE_CHECKING:
-    from reserve_gpu.model.queue import Ticket
     from reserve_gpu.render.pictures import Picture
 
 NOW = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))  # a Friday, at noon in every time zone
@@ -151,3 +152,40 @@ def hints(picture: Picture) -> list[str]:
     """Return the lines around the table, except the headline and the line about what is left."""
     lines = map(phrases.plain, (*picture.layout.head[1:], *picture.layout.foot))
     return [line for line in lines if not line.startswith(("No GPU is visible", "This "))]
+
+
+# A refusal or a wait is drawn at the present time, and shows two days for an hour.
+TWO_DAYS_AGO = time.time() - 2 * 86400.0
+TICKET = Ticket(
+    1, "queue-1-0.lock", None, a_holder(99, "erin", since=NOW - 720), "2 GPUs of 16 GiB"
+)
+SPLIT = Device(8, "MIG-1", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", memory_mib=9728, instance=3)
+# Rows that take much space: instances, a lost GPU, a queue, a long note, and two sharers.
+WIDE = (
+    held(0, "alice", note="a very long story, told in so many words that no line has room for it"),
+    held(1, "bob")._replace(holders=(*held(1, "bob").holders, *held(2, "carol").holders)),
+    DeviceStatus(SPLIT, State.FREE, usage(0)),
+    DeviceStatus(Fault(9, "x"), State.DENIED, reason="the driver does not let this user use it"),
+    DeviceStatus(Fault(10, "x"), State.EMPTY, reason="MIG is on, but the GPU has no MIG instances"),
+    free(11, "NVIDIA Quadro RTX 8000 with Max-Q Design"),
+)
+LEFT_ALONE = idle(device(0), ALICE, since=TWO_DAYS_AGO)
+PICTURES = {
+    "eight GPUs": status(*EIGHT),
+    "parts": status(held(0, "carol"), IN_PARTS),
+    "wide rows": status(*WIDE, waiting=(TICKET,), problem="the lock directory can't be read"),
+    "refusal": refused(
+        LEFT_ALONE,
+        DeviceStatus(device(1), State.AWAITED, usage(0), awaited_by=BOB),
+        DeviceStatus(device(2), State.FREE, usage(0), would_be_taken=True),
+        request=Request(count=2, terms=ReservationTerms(note="a b")),
+        frontend=SHELL,
+    ),
+    "refusal of a part": refused(
+        FULL_ROW,
+        FULL_ROW._replace(device=T4, promisable_mib=7000.0),
+        request=TEN_GB,
+    ),
+    "wait": pictures.wait(Waiting(ANY, 3, 61.0, (LEFT_ALONE,), 600.0, TICKET)),
+    "wait for a part": pictures.wait(Waiting(TEN_GB, 2, 61.0, (FULL_ROW,))),
+}

@@ -1,0 +1,237 @@
+"""The hints of a refusal: when each one is shown, and what it suggests."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from reserve_gpu.model.devices import Process, State, Unfit, Usage
+from reserve_gpu.model.holders import DeviceStatus
+from reserve_gpu.model.queue import Ticket
+from reserve_gpu.model.requests import Request
+from reserve_gpu.render.frontends import MAGIC, PYTHON, SHELL
+from tests.support.pictures import (
+    A100,
+    ALICE,
+    ANY,
+    BOB,
+    BUSY,
+    COMPUTED_ON,
+    EMPTY,
+    EXCLUSIVE,
+    FULL,
+    FULL_ROW,
+    INSTANCE,
+    LOST,
+    PART_HOLDER,
+    PROHIBITED,
+    RESERVED,
+    T4,
+    TEN_GB,
+    hints,
+    refused,
+)
+from tests.support.pictures import PYTHON as PYTHON_PROCESS
+
+# -- waiting ---------------------------------------------------------------------------------------
+
+
+def offers_queue(*rows: DeviceStatus, **fields: Any) -> bool:
+    """Return whether a refusal suggests waiting in the queue."""
+    return any("--wait" in line for line in hints(refused(*rows, **fields)))
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "is_offered"), [(None, True), (0.0, True), (0.2, False), (90.0, False)]
+)
+def test_queue_is_offered_unless_the_wait_has_timed_out(
+    waited_s: float | None, *, is_offered: bool
+) -> None:
+    assert offers_queue(RESERVED, waited_s=waited_s) is is_offered
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.IDLE])
+def test_queue_is_offered_for_states_that_may_end(state: State) -> None:
+    """No process is seen on a GPU whose use is unknown, so a wait for it might never end."""
+    expected = {State.RESERVED, State.FULL, State.BUSY, State.AWAITED, State.LIMITED}
+    assert offers_queue(DeviceStatus(A100, state)) is (state in expected)
+
+
+def test_queue_is_offered_for_an_unknown_gpu_with_a_process() -> None:
+    row = DeviceStatus(A100, State.UNKNOWN, Usage(compute=1, sees_all=False))
+    assert offers_queue(row)
+    assert not offers_queue(row._replace(usage=Usage(compute=0, sees_all=False)))
+
+
+BROKEN = DeviceStatus(LOST, State.BROKEN)
+BARRED = DeviceStatus(A100, State.PROHIBITED, PROHIBITED)
+UNFIT = DeviceStatus(T4, State.UNFIT, unfit=Unfit.MODEL)
+
+
+@pytest.mark.parametrize(
+    ("rows", "request_", "is_named"),
+    [
+        ([BROKEN], ANY, True),
+        ([BROKEN, BARRED, UNFIT], ANY, True),
+        ([BROKEN, RESERVED], ANY, False),
+        ([BROKEN, RESERVED], Request(count=2), True),
+        ([BROKEN, RESERVED], Request(("4", "0")), True),
+        ([BROKEN, DeviceStatus(T4, State.FREE, would_be_taken=True)], Request(count=2), True),
+        ([BROKEN, RESERVED, DeviceStatus(T4, State.BUSY)], Request(count=2), False),
+        ([BARRED, DeviceStatus(T4, State.UNKNOWN, reason="its lock is a link")], ANY, False),
+        ([UNFIT], ANY, False),
+        ([RESERVED], Request(count=2), False),
+        ([], ANY, False),
+    ],
+)
+def test_administrator_is_named_if_waiting_cannot_help(
+    rows: list[DeviceStatus], request_: Request, *, is_named: bool
+) -> None:
+    """The administrator is named if too few devices can become free by themselves."""
+    for waited_s in (None, 5.0):
+        lines = hints(refused(*rows, request=request_, waited_s=waited_s))
+        assert any("administrator" in line for line in lines) is is_named
+        assert not (is_named and any("--wait" in line for line in lines))
+
+
+# -- reserving by number ---------------------------------------------------------------------------
+
+OF_BOB = PYTHON_PROCESS._replace(user="bob")
+TWO = EMPTY._replace(compute=2)
+OWN = BUSY._replace(device=T4)
+
+
+@pytest.mark.parametrize(
+    ("row", "is_offered"),
+    [
+        pytest.param(OWN, True, id="own process"),
+        pytest.param(OWN._replace(usage=EMPTY._replace(mps=1)), True, id="own MPS client"),
+        pytest.param(
+            OWN._replace(usage=TWO, processes=(PYTHON_PROCESS, PYTHON_PROCESS._replace(pid=17))),
+            True,
+            id="two own processes",
+        ),
+        pytest.param(
+            OWN._replace(usage=TWO, processes=(PYTHON_PROCESS, OF_BOB)), False, id="another user's"
+        ),
+        pytest.param(OWN._replace(usage=TWO), False, id="an invisible process"),
+        pytest.param(
+            OWN._replace(usage=COMPUTED_ON._replace(mps=1)), False, id="an invisible MPS client"
+        ),
+        pytest.param(OWN._replace(processes=(Process(17),)), False, id="unknown user"),
+        pytest.param(OWN._replace(processes=()), False, id="no process is visible"),
+        pytest.param(OWN._replace(usage=FULL, processes=()), False, id="memory only"),
+        pytest.param(
+            OWN._replace(processes=(PYTHON_PROCESS._replace(left_by="x"),)), False, id="left over"
+        ),
+        pytest.param(OWN._replace(usage=None), False, id="usage unknown"),
+        pytest.param(OWN._replace(usage=EXCLUSIVE), False, id="exclusive mode"),
+        pytest.param(OWN._replace(awaited_by=ALICE), False, id="awaited"),
+        pytest.param(
+            OWN._replace(
+                usage=FULL._replace(sees_all=False, is_wsl=True), processes=()
+            ),
+            True,
+            id="memory that Windows may use",
+        ),
+        *(
+            pytest.param(OWN._replace(state=state), False, id=state.value)
+            for state in (State.RESERVED, State.AWAITED, State.UNKNOWN, State.BROKEN)
+        ),
+    ],
+)  # fmt: skip
+def test_naming_a_gpu_is_suggested(row: DeviceStatus, *, is_offered: bool) -> None:
+    """A busy GPU is offered by number only if no other user's process can be on it."""
+    lines = hints(refused(row, user="alice"))
+    assert any(line.endswith(": %reserve_gpu 1") for line in lines) is is_offered
+
+
+def test_naming_is_suggested_for_one_gpu_and_only_to_a_known_person() -> None:
+    rows = [BUSY._replace(device=INSTANCE), OWN]
+    assert hints(refused(*rows, user="alice"))[1].endswith(": %reserve_gpu 3:0")
+    for fields in ({}, {"user": "alice", "frontend": MAGIC._replace(is_for_program=True)}):
+        assert len(hints(refused(*rows, **fields))) == 1
+
+
+def test_no_hint_suggests_taking_a_gpu_of_another_user() -> None:
+    states = [state for state in State if state not in (State.FREE, State.UNKNOWN)]
+    for frontend, state, processes, waited_s, reading in product(
+        [MAGIC, SHELL, PYTHON], states, [(OF_BOB,), (PYTHON_PROCESS, OF_BOB)], [None, 5.0],
+        [None, EMPTY, COMPUTED_ON, FULL, EXCLUSIVE],
+    ):  # fmt: skip
+        row = DeviceStatus(A100, state, reading, None, processes, (BOB,), is_unreserved_use=True)
+        text = str(refused(row, frontend=frontend, waited_s=waited_s, user="alice"))
+        assert frontend.typed(Request(("0",))) not in text
+
+
+def test_only_the_owner_of_a_process_reads_the_command_that_ends_it() -> None:
+    row = OWN._replace(processes=(PYTHON_PROCESS._replace(left_by="train.ipynb"),))
+    for_program = MAGIC._replace(is_for_program=True)
+    assert "kill 4321000" in str(refused(row, user="alice"))
+    for fields in ({"user": "bob"}, {}, {"user": "alice", "frontend": for_program}):
+        assert "kill" not in str(refused(row, **fields))
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def offered(*rows: DeviceStatus, **fields: Any) -> list[str]:
+    """Return the requests for a part that a refusal suggests."""
+    lines = (line for line in hints(refused(*rows, **fields)) if " available now: " in line)
+    return [line.split("%reserve_gpu ")[1] for line in lines if "--memory" in line]
+
+
+ROOMIER = FULL_ROW._replace(promisable_mib=8000.0)
+TAKEN = DeviceStatus(T4, State.FREE, would_be_taken=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "expected"),
+    [
+        ([FULL_ROW], None, ["--memory 5.8GiB"]),
+        ([FULL_ROW, ROOMIER], None, ["--memory 7.8GiB"]),
+        ([FULL_ROW, ROOMIER], 2, ["-n 2 --memory 5.8GiB"]),
+        ([FULL_ROW, TAKEN], 2, ["-n 1 --memory 10GB", "-n 2 --memory 5.8GiB"]),
+        ([FULL_ROW, ROOMIER._replace(device=INSTANCE)], 2, []),  # CUDA can't use both
+        ([FULL_ROW, RESERVED], 2, []),
+        ([FULL_ROW._replace(promisable_mib=1024.0)], None, ["--memory 1GiB"]),
+        ([FULL_ROW._replace(promisable_mib=1023.9)], None, []),  # too small for any program
+        ([RESERVED], None, []),
+    ],
+)
+def test_smaller_part_is_offered(
+    rows: list[DeviceStatus], count: int | None, expected: list[str]
+) -> None:
+    """A refusal offers the largest part for which enough devices have room."""
+    assert offered(*rows, request=TEN_GB._replace(count=count)) == expected
+
+
+WHOLE = Ticket(1, "queue-1-0.lock", None, BOB)  # waits for a whole GPU
+SHARED = RESERVED._replace(holders=(PART_HOLDER,), promisable_mib=33600.0)  # 35.2 GB
+
+
+@pytest.mark.parametrize(
+    ("rows", "request_", "ahead", "expected"),
+    [
+        ([SHARED], ANY, [], ["--memory 30GB"]),
+        ([SHARED._replace(promisable_mib=18600.0), RESERVED], ANY, [], ["--memory 19GB"]),
+        ([SHARED._replace(promisable_mib=19100.0)], ANY, [], ["--memory 20GB"]),
+        ([SHARED], Request(("0",)), [], ["0 --memory 30GB"]),
+        ([SHARED], Request(min_memory_mib=20480), [], ["--min-memory 20GiB --memory 30GB"]),
+        ([SHARED], Request(min_memory_mib=40000.0), [], []),  # more memory than the part
+        ([SHARED._replace(promisable_mib=1000.0)], ANY, [], []),  # too small for any program
+        ([RESERVED._replace(promisable_mib=0.0)], ANY, [], []),  # held as a whole
+        ([SHARED._replace(state=State.LIMITED)], ANY, [], []),
+        ([SHARED, SHARED], Request(count=2), [], []),
+        ([SHARED._replace(is_mine=True)], ANY, [], []),
+        ([SHARED], ANY, [WHOLE], ["--memory 30GB"]),  # this waiter can't use a part
+        ([SHARED], ANY, [WHOLE._replace(memory_limit_mib=2048.0)], []),
+    ],
+)
+def test_part_of_a_shared_gpu_is_offered(
+    rows: list[DeviceStatus], request_: Request, ahead: list[Ticket], expected: list[str]
+) -> None:
+    """Instead of a whole GPU, a refusal offers the free part of a shared one in round GB."""
+    assert offered(*rows, request=request_, ahead=ahead) == expected
