@@ -1,4 +1,4 @@
-"""Helpers of tests: frontends."""
+"""Frontends, and the requests that result if a hint is typed into them."""
 
 from __future__ import annotations
 
@@ -22,42 +22,38 @@ if TYPE_CHECKING:
 
 SCRIPT = ["python", "train it.py", "--wait", "it's; $HOME | `x` #1"]
 FACES = {"magic": frontends.MAGIC, "shell": frontends.shell(SCRIPT), "Python": frontends.PYTHON}
+GPU0, GPU1 = Device(0, "GPU-a"), Device(1, "GPU-b")
 
 
-def read(hint: str) -> tuple[Request, object]:
-    """Return the request that a hint makes, typed where it was shown, and its wait."""
+def parse_hint(hint: str) -> tuple[Request, object]:
+    """Return the request that a typed hint makes, and its `wait`."""
     if hint.startswith("reserve_gpu."):
-        called: dict[str, Any] = eval(hint, {"reserve_gpu": SimpleNamespace(reserve=record)})
-        return understood(called)
+        called: dict[str, Any] = eval(hint, {"reserve_gpu": SimpleNamespace(reserve=_arguments)})
+        return _request(called)
     program, *typed = shlex.split(hint)
     if program == "%reserve_gpu":
-        return understood(request_options.reserve_keywords(magic_parser().parse_args(typed)))
-    assert program == "reserve-gpu"
-    ours, to_run = command.split(typed[1:])
+        return _request(request_options.reserve_keywords(magic_parser().parse_args(typed)))
+    assert (program, typed[0]) == ("reserve-gpu", "run")
+    options, to_run = command.split(typed[1:])
     assert to_run == SCRIPT
-    assert typed[0] == "run"
     parser = Parser()
     command.add_arguments(parser)
-    return understood(request_options.reserve_keywords(parser.parse_args(ours)))
+    return _request(request_options.reserve_keywords(parser.parse_args(options)))
 
 
-def record(*arguments: object, **named: object) -> dict[str, object]:
-    """Return what `reserve()` would get."""
+def _arguments(*arguments: object, **named: object) -> dict[str, object]:
     return inspect.signature(reserve_gpu.reserve).bind(*arguments, **named).arguments
 
 
-def understood(wishes: dict[str, Any]) -> tuple[Request, object]:
-    wait = wishes.pop("wait", None)
-    return parse(wishes.pop("devices", None), **wishes), wait
+def _request(keywords: dict[str, Any]) -> tuple[Request, object]:
+    wait = keywords.pop("wait", None)
+    return parse(keywords.pop("devices", None), **keywords), wait
 
 
-def assert_asks_for(frontend: Frontend, wishes: dict[str, Any]) -> None:
-    """Type the hint for a request; it has to make the same one."""
-    request = parse(**{"devices": None, **wishes})
-    assert read(frontend.typed(request)) == (request, None)
-    again, wait = read(frontend.typed(request, waits=True))
+def assert_asks_for(frontend: Frontend, keywords: dict[str, Any]) -> None:
+    """Check that the hints for a request make the same request, with and without a wait."""
+    request = parse(**{"devices": None, **keywords})
+    assert parse_hint(frontend.typed(request)) == (request, None)
+    again, wait = parse_hint(frontend.typed(request, waits=True))
     assert again == request
     assert wait in {True, "1h"}
-
-
-GPU0, GPU1 = Device(0, "GPU-a"), Device(1, "GPU-b")

@@ -1,4 +1,4 @@
-"""Holders for tests, by what they say of themselves."""
+"""Holders of devices, made from the fields of their records."""
 
 from __future__ import annotations
 
@@ -14,24 +14,32 @@ def a_holder(
     notebook: str | None = None,
     *,
     seen: bool = False,
-    **facts: Any,
+    **fields: Any,
 ) -> Holder:
-    """Return a holder whose record says so. seen: the kernel's list names that pid, too."""
+    """Return a holder with these fields in its record.
+
+    Args:
+        pid: The process ID.
+        user: The user's name.
+        notebook: The notebook's file name.
+        seen: Whether /proc/locks lists the process.
+        fields: More fields of the holder, its record, its process and its terms.
+    """
     holder = Holder(listed_pid=pid if seen else None)
-    return changed(holder, pid=pid, user=user, notebook=notebook, **facts)
+    return changed(holder, pid=pid, user=user, notebook=notebook, **fields)
 
 
-def changed(holder: Holder, **facts: Any) -> Holder:
-    """Return the holder with these facts, each of them where it belongs."""
+def changed(holder: Holder, **fields: Any) -> Holder:
+    """Return the holder with other values for these fields."""
 
-    def of(kind: type[ProcessInfo | ReservationTerms | Record]) -> dict[str, Any]:
-        return {name: facts.pop(name) for name in kind._fields if name in facts}
+    def fields_of(kind: type[ProcessInfo | ReservationTerms | Record]) -> dict[str, Any]:
+        return {name: fields.pop(name) for name in kind._fields if name in fields}
 
-    if holder.seen and "pid" in facts:
-        holder = holder._replace(listed_pid=facts["pid"])
+    if holder.seen and "pid" in fields:
+        holder = holder._replace(listed_pid=fields["pid"])
     record = holder.record
     record = record._replace(
-        who=record.who._replace(**of(ProcessInfo)),
-        terms=record.terms._replace(**of(ReservationTerms)),
+        who=record.who._replace(**fields_of(ProcessInfo)),
+        terms=record.terms._replace(**fields_of(ReservationTerms)),
     )
-    return holder._replace(record=record._replace(**of(Record)), **facts)
+    return holder._replace(record=record._replace(**fields_of(Record)), **fields)
