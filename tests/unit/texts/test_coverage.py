@@ -48,7 +48,7 @@ def literals(node: ast.AST, *, is_raised: bool = False) -> Iterator[tuple[str, b
 def is_message(text: str, *, is_raised: bool) -> bool:
     """Return whether a literal reads like a sentence, or is the text of an exception."""
     words = re.findall(r"(?<![\w.-])[A-Za-z][a-z']*(?=[ .,:;?]|$)", text)
-    return len(words) >= 3 and (is_raised or bool(re.search(r"\w[.:?]( |\n|\0|$)", text)))
+    return len(words) >= 3 and (is_raised or bool(re.search(r"\w[.:?](\s|$)", text)))
 
 
 def squeeze(text: str) -> str:
