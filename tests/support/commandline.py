@@ -1,4 +1,4 @@
-"""`reserve-gpu` in the test process: up to the exec that would make it another program."""
+"""`reserve-gpu` in the test process, until it would execute another program."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ if TYPE_CHECKING:
 
     import pytest
 
-CHANGED = (signal.SIGPIPE, signal.SIGXFSZ)  # which the command line gives their default
+CHANGED = (signal.SIGPIPE, signal.SIGXFSZ)  # the command line restores their default actions
 
 
 @dataclass
 class Ended:
-    """What a command line came to.
+    """The result of a command line.
 
-    code: the exit code. visible: CUDA_VISIBLE_DEVICES at the end.
-    argv: of the command that the process would have become; None where it ended itself.
+    Attributes:
+        code: The exit code.
+        stdout: The standard output.
+        stderr: The standard error.
+        visible: The value of CUDA_VISIBLE_DEVICES at the end.
+        argv: The program that would have been executed, or None.
     """
 
     code: Any
@@ -39,8 +43,8 @@ class Ended:
     argv: list[str] | None = None
 
 
-class Became(BaseException):
-    """Raised in place of an exec. argv: of the program."""
+class Executed(BaseException):
+    """Raised instead of executing a program. `argv` are its arguments."""
 
     def __init__(self, argv: list[str]) -> None:
         super().__init__(argv)
@@ -48,39 +52,39 @@ class Became(BaseException):
 
 
 class CommandLine:
-    """Runs the command line as a process of its own would: nothing is held afterwards.
+    """Runs `reserve-gpu` as if in a process of its own, which releases everything at its end.
 
-    To be called with the words after `reserve-gpu`.
+    Call an instance with the arguments of `reserve-gpu`.
     """
 
     def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
         self._capture = capture
 
-    def __call__(self, *words: str) -> Ended:
+    def __call__(self, *arguments: str) -> Ended:
         code: Any = 0
         argv = None
         self._capture.readouterr()
-        with as_a_process(), watched(stop_at_exec):
+        with _restored_process(), watched(_raise_instead_of_exec):
             try:
-                code = main(words)
+                code = main(arguments)
             except SystemExit as end:
                 code = end.code
-            except Became as command:
-                argv = command.argv
+            except Executed as program:
+                argv = program.argv
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         out, err = self._capture.readouterr()
         return Ended(code, out, err, visible, argv)
 
 
-def stop_at_exec(event: str, arguments: tuple[Any, ...]) -> None:
-    """Return a watcher of audit events that stops the process from becoming another program."""
+def _raise_instead_of_exec(event: str, arguments: tuple[Any, ...]) -> None:
+    """Handle an audit event, and raise Executed before another program is executed."""
     if event == "os.exec":
-        raise Became(list(arguments[1]))
+        raise Executed(list(arguments[1]))
 
 
 @contextmanager
-def as_a_process() -> Iterator[None]:
-    """Take back what the end of a process takes with it."""
+def _restored_process() -> Iterator[None]:
+    """Undo all changes to this process at the end."""
     environ = {name: value for name, value in os.environ.items() if name != HELD}
     handlers = {number: signal.getsignal(number) for number in CHANGED}
     try:

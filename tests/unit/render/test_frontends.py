@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +13,7 @@ from reserve_gpu.model.devices import State
 from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.model.requests import Request, ReservationTerms, Size
 from reserve_gpu.render import frontends
+from reserve_gpu.system import settings
 from tests.support.frontends import FACES, assert_asks_for, parse_hint
 from tests.support.pictures import A100, BUSY, EMPTY, FULL_ROW, hints, refused
 
@@ -91,3 +94,18 @@ def test_note_with_control_characters_is_left_out(frontend: Frontend) -> None:
 )
 def test_only_short_printable_commands_are_repeated(command: list[str], shown: str) -> None:
     assert frontends.shell(command).typed(Request()) == f"reserve-gpu run -- {shown}"
+
+
+@pytest.mark.usefixtures("terminal")
+def test_messages_on_a_terminal_are_for_a_person_unless_an_agent_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for agent, is_for_program in (("", False), ("claude", True)):
+        monkeypatch.setenv(settings.AGENT, agent)
+        assert frontends.for_this_process(frontends.SHELL).is_for_program is is_for_program
+
+
+def test_messages_without_a_terminal_are_for_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stdin in (io.StringIO(), None):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert frontends.for_this_process(frontends.SHELL).is_for_program
