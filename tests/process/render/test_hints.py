@@ -95,7 +95,7 @@ def held_by_another(machine: Machine, scene: Scene, stack: ExitStack) -> None:
 
 
 def typed_in(kernel: Kernel, shown: str, depth: int = 2) -> Iterator[tuple[str, str]]:
-    """Run each command that a cell suggests, and those that its output suggests."""
+    """Run each command that a cell suggests, and each one in the output of a program."""
     for line in in_order(IN_A_CELL.findall(shown)):
         cell = kernel.run(bounded(line))
         answer = plain(cell)

@@ -234,7 +234,8 @@ def test_colors_change_no_letter_and_end_with_the_line(picture: Picture) -> None
 
 def test_each_state_is_a_word_with_a_color() -> None:
     """The decisive states have different colors, and the color is never the only sign."""
-    codes, badges = {}, {}
+    codes: dict[State, str] = {}
+    badges: dict[State, str] = {}
     for state in State:
         if state is not State.IDLE:
             picture = status(DeviceStatus(device(0), state, usage(0)))

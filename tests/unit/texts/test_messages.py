@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reserve_gpu.model import errors
-from reserve_gpu.model.devices import Device, Process, State, Unfit, Usage
+from reserve_gpu.model.devices import Device, Fault, Process, State, Unfit, Usage
 from reserve_gpu.model.holders import Answer, DeviceStatus, Holder, LastHolder, Reserved
 from reserve_gpu.model.progress import Slow
 from reserve_gpu.model.requests import Lease, Request, ReservationTerms, Rule, Rules, Size
@@ -295,7 +295,7 @@ def test_left_running(
 # -- errors ----------------------------------------------------------------------------------------
 
 
-def unfit(device: Device, unfit_: Unfit) -> DeviceStatus:
+def unfit(device: Device | Fault, unfit_: Unfit) -> DeviceStatus:
     """Return the row of a device that can't match the request."""
     return DeviceStatus(device, State.UNFIT, unfit=unfit_)
 
@@ -500,7 +500,7 @@ ROWS = {
 
 
 def text_of_row(row: DeviceStatus) -> str:
-    """Return what a refusal shows about a device, after its numbers."""
+    """Return the state and the text of a device in a refusal."""
     entry = refused(row, request=TEN_GB).layout.entries[-1]
     assert entry.state
     lines = [phrases.plain(line) for line in (entry.who, *entry.more) if line]
