@@ -103,49 +103,37 @@ TWO = EMPTY._replace(compute=2)
 OWN = BUSY._replace(device=T4)
 
 
-@pytest.mark.parametrize(
-    ("row", "is_offered"),
-    [
-        pytest.param(OWN, True, id="own process"),
-        pytest.param(OWN._replace(usage=EMPTY._replace(mps=1)), True, id="own MPS client"),
-        pytest.param(
-            OWN._replace(usage=TWO, processes=(PYTHON_PROCESS, PYTHON_PROCESS._replace(pid=17))),
-            True,
-            id="two own processes",
-        ),
-        pytest.param(
-            OWN._replace(usage=TWO, processes=(PYTHON_PROCESS, OF_BOB)), False, id="another user's"
-        ),
-        pytest.param(OWN._replace(usage=TWO), False, id="an invisible process"),
-        pytest.param(
-            OWN._replace(usage=COMPUTED_ON._replace(mps=1)), False, id="an invisible MPS client"
-        ),
-        pytest.param(OWN._replace(processes=(Process(17),)), False, id="unknown user"),
-        pytest.param(OWN._replace(processes=()), False, id="no process is visible"),
-        pytest.param(OWN._replace(usage=FULL, processes=()), False, id="memory only"),
-        pytest.param(
-            OWN._replace(processes=(PYTHON_PROCESS._replace(left_by="x"),)), False, id="left over"
-        ),
-        pytest.param(OWN._replace(usage=None), False, id="usage unknown"),
-        pytest.param(OWN._replace(usage=EXCLUSIVE), False, id="exclusive mode"),
-        pytest.param(OWN._replace(awaited_by=ALICE), False, id="awaited"),
-        pytest.param(
-            OWN._replace(
-                usage=FULL._replace(sees_all=False, is_wsl=True), processes=()
-            ),
-            True,
-            id="memory that Windows may use",
-        ),
-        *(
-            pytest.param(OWN._replace(state=state), False, id=state.value)
-            for state in (State.RESERVED, State.AWAITED, State.UNKNOWN, State.BROKEN)
-        ),
-    ],
-)  # fmt: skip
-def test_naming_a_gpu_is_suggested(row: DeviceStatus, *, is_offered: bool) -> None:
-    """A busy GPU is offered by number only if no other user's process can be on it."""
-    lines = hints(refused(row, user="alice"))
-    assert any(line.endswith(": %reserve_gpu 1") for line in lines) is is_offered
+WINDOWS = FULL._replace(sees_all=False, is_wsl=True)
+LEFT_OVER = PYTHON_PROCESS._replace(left_by="train.ipynb")
+# Changes to the row of a GPU that is used by the user's process.
+MAY_BE_NAMED: list[dict[str, Any]] = [
+    {},
+    {"usage": EMPTY._replace(mps=1)},
+    {"usage": TWO, "processes": (PYTHON_PROCESS, PYTHON_PROCESS._replace(pid=17))},
+    {"usage": WINDOWS, "processes": ()},
+]
+MAY_NOT_BE_NAMED: list[dict[str, Any]] = [
+    {"usage": TWO, "processes": (PYTHON_PROCESS, OF_BOB)},
+    {"usage": TWO},  # one process is invisible
+    {"usage": COMPUTED_ON._replace(mps=1)},
+    {"processes": (Process(17),)},
+    {"processes": ()},
+    {"processes": (LEFT_OVER,)},
+    {"usage": FULL, "processes": ()},
+    {"usage": None},
+    {"usage": EXCLUSIVE},
+    {"awaited_by": ALICE},
+    *({"state": each} for each in (State.RESERVED, State.AWAITED, State.UNKNOWN, State.BROKEN)),
+]
+
+
+def test_naming_a_gpu_is_suggested_only_if_no_other_user_uses_it() -> None:
+    def is_suggested(fields: dict[str, Any]) -> bool:
+        lines = hints(refused(OWN._replace(**fields), user="alice"))
+        return any(line.endswith(": %reserve_gpu 1") for line in lines)
+
+    assert list(filter(is_suggested, MAY_NOT_BE_NAMED)) == []
+    assert list(filter(is_suggested, MAY_BE_NAMED)) == MAY_BE_NAMED
 
 
 def test_naming_is_suggested_for_one_gpu_and_only_to_a_known_person() -> None:
@@ -168,7 +156,7 @@ def test_no_hint_suggests_taking_a_gpu_of_another_user() -> None:
 
 
 def test_only_the_owner_of_a_process_reads_the_command_that_ends_it() -> None:
-    row = OWN._replace(processes=(PYTHON_PROCESS._replace(left_by="train.ipynb"),))
+    row = OWN._replace(processes=(LEFT_OVER,))
     for_program = MAGIC._replace(is_for_program=True)
     assert "kill 4321000" in str(refused(row, user="alice"))
     for fields in ({"user": "bob"}, {}, {"user": "alice", "frontend": for_program}):
