@@ -159,6 +159,7 @@ TWO_DAYS_AGO = time.time() - 2 * 86400.0
 TICKET = Ticket(
     1, "queue-1-0.lock", None, a_holder(99, "erin", since=NOW - 720), "2 GPUs of 16 GiB"
 )
+WAITING_FOR_DAYS = TICKET._replace(holder=changed(TICKET.holder, since=TWO_DAYS_AGO))
 SPLIT = Device(8, "MIG-1", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", memory_mib=9728, instance=3)
 # Rows that take much space: instances, a lost GPU, a queue, a long note, and two sharers.
 WIDE = (
@@ -186,6 +187,6 @@ PICTURES = {
         FULL_ROW._replace(device=T4, promisable_mib=7000.0),
         request=TEN_GB,
     ),
-    "wait": pictures.wait(Waiting(ANY, 3, 61.0, (LEFT_ALONE,), 600.0, TICKET)),
+    "wait": pictures.wait(Waiting(ANY, 3, 61.0, (LEFT_ALONE,), 600.0, WAITING_FOR_DAYS)),
     "wait for a part": pictures.wait(Waiting(TEN_GB, 2, 61.0, (FULL_ROW,))),
 }

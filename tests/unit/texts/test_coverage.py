@@ -53,7 +53,7 @@ def is_message(text: str, *, is_raised: bool) -> bool:
 
 def squeeze(text: str) -> str:
     """Return the text without line breaks, escapes, and spaces that wrapping inserts."""
-    return re.sub(r"\s+", " ", text.replace("\\'", "'")).replace("- ", "-")
+    return re.sub(r"\s+", " ", text.replace("\\'", "'").replace("%%", "%")).replace("- ", "-")
 
 
 def is_shown(text: str, entries: list[str]) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from reserve_gpu import render
 from reserve_gpu.model.devices import Device, State, Unfit
 from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.progress import Waiting
@@ -14,6 +16,7 @@ from reserve_gpu.model.queue import Ticket
 from reserve_gpu.model.requests import Request, Rule
 from reserve_gpu.render import pictures
 from reserve_gpu.render.frontends import MAGIC, PYTHON, SHELL
+from reserve_gpu.render.notices import Refused
 from tests.support.holders import a_holder, changed
 from tests.support.pictures import (
     A100,
@@ -139,6 +142,15 @@ REFUSALS = {
 @pytest.mark.parametrize("picture", REFUSALS.values(), ids=REFUSALS)
 def test_refusal(picture: Picture, snapshot: SnapshotAssertion) -> None:
     assert str(picture) == snapshot
+
+
+def test_refusal_whose_modules_were_removed(
+    monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
+    error = Refused(ANY, [RESERVED]).error(MAGIC)
+    monkeypatch.delattr(render, "pictures")
+    monkeypatch.setitem(sys.modules, pictures.__name__, None)
+    assert str(error) == snapshot
 
 
 def rows_in(*states: State) -> list[DeviceStatus]:
