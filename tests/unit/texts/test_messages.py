@@ -517,6 +517,14 @@ UNSEEN = {
     "memory in use, under WSL": busy(FULL._replace(sees_all=False, is_wsl=True)),
     "memory in use, in a container": busy(FULL._replace(sees_all=False)),
     "memory of a holder": reserved(ALICE)._replace(usage=FULL),
+    "memory of an invisible process": busy(FULL._replace(compute=1)),
+    "memory of an invisible MPS client": busy(FULL._replace(mps=1)),
+    "memory of a process that has ended": busy(
+        FULL._replace(compute=1), PYTHON_PROCESS._replace(has_ended=True)
+    ),
+    "memory of two processes, one of which has ended": busy(
+        FULL._replace(compute=1), PYTHON_PROCESS._replace(has_ended=True), STRANGER
+    ),
     "unreadable": DARK,
     "unreadable with a reason": DARK._replace(reason="its lock is a link"),
     "unreadable with a holder": DARK._replace(holders=(PART_HOLDER,)),
