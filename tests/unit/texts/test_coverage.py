@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import reserve_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from syrupy.assertion import SnapshotAssertion
 
 PACKAGE = Path(reserve_gpu.__file__).parent
@@ -27,22 +25,22 @@ def text_of(node: ast.AST) -> str:
     return "".join(text_of(value) or BLANK for value in values)
 
 
-def literals(node: ast.AST, *, is_raised: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield each string outside docstrings, and whether it is passed to an exception.
+def collect(node: ast.AST, found: set[tuple[str, bool]], *, is_raised: bool = False) -> None:
+    """Add each string outside docstrings, and whether it is passed to an exception.
 
     Strings inside the placeholders of an f-string are separate literals.
     """
     children = list(ast.iter_child_nodes(node))
     if text := text_of(node):
-        yield text, is_raised
+        found.add((text, is_raised))
         children = [each for each in children if isinstance(each, ast.FormattedValue)]
     if isinstance(node, ast.Call):
-        name = ast.unparse(node.func)
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         is_raised = is_raised or name.endswith(("Error", "Warning", "Interrupted"))
     for child in children:
         is_docstring = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
         if not is_docstring:
-            yield from literals(child, is_raised=is_raised or isinstance(child, ast.Raise))
+            collect(child, found, is_raised=is_raised or isinstance(child, ast.Raise))
 
 
 def is_message(text: str, *, is_raised: bool) -> bool:
@@ -69,7 +67,8 @@ def test_each_message_is_in_a_snapshot(snapshot: SnapshotAssertion) -> None:
     snapshots = "\n".join(map(squeeze, entries))
     missing: dict[str, list[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        found = literals(ast.parse(path.read_text("utf-8")))
+        found: set[tuple[str, bool]] = set()
+        collect(ast.parse(path.read_text("utf-8")), found)
         texts = {text for text, is_raised in found if is_message(text, is_raised=is_raised)}
         unseen = sorted(
             text.replace(BLANK, "{}") for text in texts if not is_shown(text, snapshots)
