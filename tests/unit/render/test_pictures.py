@@ -18,6 +18,7 @@ from reserve_gpu.render import html, pictures, terminal
 from reserve_gpu.render.frontends import SHELL
 from tests.support.holders import a_holder, changed
 from tests.support.pictures import (
+    ALICE,
     EIGHT,
     IN_PARTS,
     LEFT_ALONE,
@@ -28,6 +29,7 @@ from tests.support.pictures import (
     device,
     free,
     held,
+    idle,
     lines_at,
     refused,
     status,
@@ -375,6 +377,25 @@ def test_first_cell_that_ends_within_a_minute_does_not_count_as_use(
     (holder,) = row.holders
     row = row._replace(holders=(holder._replace(last_cell=(holder.since or 0.0) + seconds),))
     assert ("never used" in str(status(row))) is not is_used
+
+
+@pytest.mark.parametrize(
+    ("since", "last_cell", "expected"),
+    [
+        (NOW - 7200, None, "idle"),  # a script might have used the GPU earlier
+        (NOW - 7200, NOW - 3600, "idle for 1 h"),
+        (NOW - 30, NOW - 20, "idle"),
+        (None, NOW - 3600, "idle for 1 h"),
+        (None, None, "idle"),
+    ],
+)
+def test_idle_time_is_known_from_the_last_cell(
+    since: float | None, last_cell: float | None, expected: str
+) -> None:
+    row = idle(device(0), ALICE, since=since, cell=last_cell)
+    assert f", {expected}\n" in str(status(row))
+    shared = row._replace(holders=row.holders * 2)
+    assert str(status(shared)).count(", idle\n") == 2  # which of both used it is unknown
 
 
 def test_holders_own_process_is_not_repeated() -> None:
