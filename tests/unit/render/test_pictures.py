@@ -382,7 +382,7 @@ def test_first_cell_that_ends_within_a_minute_does_not_count_as_use(
 @pytest.mark.parametrize(
     ("since", "last_cell", "expected"),
     [
-        (NOW - 7200, None, "idle"),  # a script might have used the GPU earlier
+        (NOW - 60, None, "idle"),  # a script might have used the GPU earlier
         (NOW - 7200, NOW - 3600, "idle for 1 h"),
         (NOW - 30, NOW - 20, "idle"),
         (None, NOW - 3600, "idle for 1 h"),
