@@ -608,6 +608,7 @@ OWN = {
     "idle for 2 h": (IDLE_FOR_2H,),
     "two": (idle(T4, EVAL, since=NOW - 7200), IDLE_FOR_2H, *EVALS),
     "one reservation of three": THREE,
+    "one of two devices is idle": (IDLE_FOR_2H, RESERVED._replace(device=T4)),
     "idle for less than a minute": (idle(A100, ALICE, since=NOW - 9000, cell=NOW - 59),),
     "reserved for less than ten minutes": (idle(A100, ALICE, since=NOW - 599),),
     "without a name": (idle(A100, a_holder(5, "alice", seen=True), since=NOW - 7200),),
