@@ -1,4 +1,4 @@
-"""What keeps frameworks within a part of a GPU: the variables, and lines for people to type."""
+"""Tests of the variables and lines of code that limit frameworks to a part of a GPU."""
 
 from __future__ import annotations
 
@@ -18,41 +18,31 @@ from reserve_gpu.gpus.cuda_environment import (
     XLA_FRACTION,
 )
 from reserve_gpu.model.devices import MIB, Device
+from reserve_gpu.render import notices as notice_texts
 from reserve_gpu.reservation.environment_changes import memory_limit_notices
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
 BIG = Device(2, "GPU-a", memory_mib=81920)
 SMALL = Device(3, "GPU-b", memory_mib=40960)
 INSTANCE = Device(1, "MIG-d", memory_mib=20096, instance=0)
-PART_MIB = 11_008.0  # which leaves 10 GiB beside the context
+PART_MIB = 11_008.0  # 10 GiB without the allowance for the CUDA context
 ROOM = str(10_240 * MIB)
 NO_CAPS: dict[str, str | None] = dict.fromkeys(cuda_environment.CAPS)
-
-
 TORCH, OLD_TORCH = "torch-2.10.0.dist-info", "torch-2.9.1+cu128.dist-info"
 TENSORFLOW = "tensorflow-2.19.0.dist-info"
 SEGMENTS = "expandable_segments:True"
 
 
-# -- the variables ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("devices", "fraction"),
-    [
-        ([BIG], "0.125000"),
-        ([BIG, SMALL], "0.125000"),
-        ([SMALL], "0.250000"),
-        ([INSTANCE], "0.509554"),
-    ],
+    [([BIG], "0.125000"), ([BIG, SMALL], "0.125000"), ([INSTANCE], "0.509554")],
 )
-def test_each_framework_in_its_own_unit(
+def test_each_framework_is_limited_in_its_own_unit(
     packages: Any, devices: list[Device], fraction: str
 ) -> None:
-    """JAX and PyTorch get a fraction of the largest device, rounded down, and CuPy bytes."""
+    """CuPy's limit is in bytes, and JAX's and PyTorch's a fraction of the largest device."""
     packages(TORCH)
     assert memory_caps.variables(devices, PART_MIB, NO_CAPS) == {
         XLA_FRACTION: fraction,
@@ -63,44 +53,41 @@ def test_each_framework_in_its_own_unit(
 
 
 @pytest.mark.parametrize(
-    ("version", "knows"),
+    ("version", "expected"),
     [
         ("2.9.1+cu128", False),
-        ("1.13.1", False),
         ("2.10.0", True),
         ("2.10.0a0+git1", True),
-        ("2.13.0+cpu", True),
         ("3.0", True),
         ("unknown", False),
+        (None, False),
     ],
 )
-def test_pytorch_that_would_raise_gets_no_word(packages: Any, version: str, *, knows: bool) -> None:
-    """A PyTorch that raises on a word that it does not know is not given it."""
-    packages(f"torch-{version}.dist-info")
-    assert (TORCH_ALLOCATOR in memory_caps.variables([BIG], PART_MIB, NO_CAPS)) is knows
+def test_pytorch_versions_with_a_fraction(version: str | None, *, expected: bool) -> None:
+    """The fraction is set from PyTorch 2.10 on, because earlier versions raise an error for it."""
+    assert memory_caps.knows_fraction(version) is expected
 
 
 @pytest.mark.parametrize(
     ("names", "found"),
     [
         ([OLD_TORCH, TENSORFLOW], {"torch": "2.9.1+cu128", "tensorflow": "2.19.0"}),
-        (["torch-1.13.1.egg-info"], {"torch": "1.13.1"}),
         (["torch-2.5.1-py3.12.egg-info"], {"torch": "2.5.1"}),
         (["torch-2.10.0a0+b558c986e8.nv25.11.dist-info"], {"torch": "2.10.0a0+b558c986e8.nv25.11"}),
         (["torch", "torch_geometric-2.6.1.dist-info", "~orch-2.9.1.dist-info"], {}),
         (["tensorflow_cpu-2.19.0.dist-info", "tensorflow-estimator-2.15.dist-info"], {}),
     ],
 )
-def test_what_is_installed(packages: Any, names: list[str], found: dict[str, str]) -> None:
-    """PyTorch and TensorFlow are known by the folders beside them, whoever has installed them."""
+def test_installed_versions(packages: Any, names: list[str], found: dict[str, str]) -> None:
+    """The versions of PyTorch and TensorFlow are read from the names of their metadata folders."""
     packages(*names)
     assert memory_caps.installed() == found
 
 
-def test_the_first_on_the_path_counts(
+def test_the_first_version_on_the_path_counts(
     packages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two versions that one counts which Python imports; odd entries of the path none."""
+    """The version that Python would import is found, and unusable entries of the path skipped."""
     packages(TORCH)
     (tmp_path / OLD_TORCH).mkdir()
     monkeypatch.chdir(tmp_path)
@@ -112,7 +99,7 @@ def test_the_first_on_the_path_counts(
 
 
 @pytest.mark.parametrize(
-    ("theirs", "missing", "stands"),
+    ("user_values", "missing", "kept"),
     [
         ({XLA_FRACTION: ".5"}, {XLA_FRACTION}, [XLA_FRACTION]),
         ({OLD_XLA_FRACTION: ".5"}, {XLA_FRACTION}, [OLD_XLA_FRACTION]),
@@ -128,95 +115,73 @@ def test_the_first_on_the_path_counts(
             {TORCH_ALLOCATOR},
             [OLD_TORCH_ALLOCATOR],
         ),
+        ({OLD_TORCH_ALLOCATOR: SEGMENTS, TORCH_ALLOCATOR: "ignored:1"}, {TORCH_ALLOCATOR}, []),
         ({XLA_FRACTION: "", CUPY_LIMIT: ""}, set(), []),
     ],
 )
-def test_what_the_user_set_stays(
-    packages: Any, theirs: dict[str, str], missing: set[str], stands: list[str]
+def test_the_users_limits_are_kept(
+    packages: Any, user_values: dict[str, str], missing: set[str], kept: list[str]
 ) -> None:
-    """No value that the user has set is replaced, by either of its names, and it is named."""
+    """A limit that the user has set is not replaced, whichever of its names the user chose."""
     packages(TORCH)
-    inherited = {**NO_CAPS, **theirs}
+    inherited = {**NO_CAPS, **user_values}
     everything = {XLA_FRACTION, CUPY_LIMIT, TORCH_ALLOCATOR, TF_GROWTH}
     assert memory_caps.variables([BIG], PART_MIB, inherited).keys() == everything - missing
-    assert [*memory_caps.capped_by(inherited).values()] == stands
+    assert [*memory_caps.capped_by(inherited).values()] == kept
 
 
-def test_pytorchs_other_words_stay(packages: Any) -> None:
-    """The fraction is appended to what PyTorch would have read."""
+def test_pytorchs_other_settings_are_kept(packages: Any) -> None:
+    """The fraction is appended to the settings that PyTorch would have read."""
     packages(TORCH)
     written = memory_caps.variables([BIG], PART_MIB, {**NO_CAPS, TORCH_ALLOCATOR: f"{SEGMENTS},"})
     assert written[TORCH_ALLOCATOR] == f"{SEGMENTS},per_process_memory_fraction:0.125000"
 
 
-@pytest.mark.parametrize("beside", [{}, {TORCH_ALLOCATOR: "ignored:1"}])
-def test_pytorchs_older_name_stands(packages: Any, beside: dict[str, str]) -> None:
-    """Where the user has set the name that PyTorch reads first, the line to type is left."""
-    packages(TORCH)
-    theirs = {OLD_TORCH_ALLOCATOR: SEGMENTS, **beside}
-    written = memory_caps.variables([BIG], PART_MIB, {**NO_CAPS, **theirs})
-    assert written.keys() == {XLA_FRACTION, CUPY_LIMIT, TF_GROWTH}
-    assert lines([BIG], theirs) == [TORCH_LINE]
-
-
-def test_the_allowance_can_be_set(packages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The allowance for the CUDA context is a setting."""
-    monkeypatch.setenv("RESERVE_GPU_CONTEXT_MEMORY", "1008MiB")
-    assert memory_caps.variables([BIG], PART_MIB, NO_CAPS)[CUPY_LIMIT] == str(10_000 * MIB)
-
-
-# -- what there is to type -------------------------------------------------------------------------
-
-TORCH_LINE = "torch.cuda.set_per_process_memory_fraction(0.125000)"
-TENSORFLOW_LINE = (
-    'for gpu in tf.config.list_physical_devices("GPU"): '
-    "tf.config.set_logical_device_configuration(gpu, "
-    "[tf.config.LogicalDeviceConfiguration(memory_limit=10240)])"
+@pytest.mark.parametrize(
+    ("setting", "part_mib", "room_mib"),
+    [("1008MiB", PART_MIB, 10_000), ("", 512.0, 256), ("", 1536.0, 768), ("", 1537.0, 769)],
 )
+def test_allowance_for_the_context(
+    packages: Any, monkeypatch: pytest.MonkeyPatch, setting: str, part_mib: float, room_mib: int
+) -> None:
+    """The allowance for the CUDA context is a setting, and at most half of the part."""
+    packages()
+    monkeypatch.setenv("RESERVE_GPU_CONTEXT_MEMORY", setting)
+    written = memory_caps.variables([BIG], part_mib, NO_CAPS)
+    assert written[CUPY_LIMIT] == str(room_mib * MIB)
 
 
-LATE = (
-    "CUDA is already running: JAX, TensorFlow and CuPy keep the limit that they started with until "
-    "you restart."
-)
-
-
-def lines(
+def notices(
     devices: list[Device], inherited: dict[str, str] | None = None, *, is_late: bool = False
 ) -> list[str]:
-    """Return the notes of a part of these devices; of those with a line to type, the line alone."""
+    """Return the names of the frameworks with a line of code, and the other notices."""
     values = {**NO_CAPS, **(inherited or {})}
     written = memory_caps.variables(devices, PART_MIB, values)
     told = memory_limit_notices(devices, PART_MIB, values, written, is_late=is_late)
-    return [note.partition("\n")[2] or note for note in told]
+    lines = {line: name for name, line in memory_caps.code_lines(devices, PART_MIB).items()}
+    return [lines.get(note.partition("\n")[2], note) for note in told]
 
 
 @pytest.mark.parametrize(
-    ("names", "typed"),
+    ("names", "inherited", "expected"),
     [
-        ([], []),
-        ([TORCH], []),
-        ([OLD_TORCH], [TORCH_LINE]),
-        ([TENSORFLOW], [TENSORFLOW_LINE]),
-        ([OLD_TORCH, TENSORFLOW], [TENSORFLOW_LINE, TORCH_LINE]),
+        ([], {}, []),
+        ([TORCH], {}, []),
+        ([OLD_TORCH, TENSORFLOW], {}, ["tensorflow", "torch"]),
+        ([TORCH], {OLD_TORCH_ALLOCATOR: SEGMENTS}, ["torch"]),
     ],
 )
-def test_a_line_to_type(packages: Any, names: list[str], typed: list[str]) -> None:
-    """Where a framework is installed that no variable caps, the user reads what to type."""
+def test_frameworks_with_a_line_of_code(
+    packages: Any, names: list[str], inherited: dict[str, str], expected: list[str]
+) -> None:
+    """The user gets a line of code for each installed framework that no variable limits."""
     packages(*names)
-    assert lines([BIG]) == typed
+    assert notices([BIG], inherited) == expected
 
 
-def test_lines_for_several_gpus(packages: Any) -> None:
-    """What is typed caps each of several GPUs, PyTorch by the fraction of the largest."""
-    packages(OLD_TORCH, TENSORFLOW)
-    line = "for n in range(2): torch.cuda.set_per_process_memory_fraction(0.125000, n)"
-    assert lines([BIG, SMALL]) == [TENSORFLOW_LINE, line]
-
-
-def test_what_is_typed_caps(packages: Any) -> None:
-    """The lines are Python, and call PyTorch and TensorFlow with the right numbers."""
-    packages(OLD_TORCH, TENSORFLOW)
+def test_lines_of_code(packages: Any) -> None:
+    """The lines of code call PyTorch and TensorFlow with the right limits for each GPU."""
+    packages()
     calls: list[Any] = []
 
     def note(*arguments: Any) -> None:
@@ -232,39 +197,40 @@ def test_what_is_typed_caps(packages: Any) -> None:
             )
         ),
     }
-    for line in (*lines([BIG]), *lines([BIG, BIG])):
-        exec(line, names)
+    for devices in ([BIG], [BIG, SMALL]):
+        for line in memory_caps.code_lines(devices, PART_MIB).values():
+            exec(line, names)
     gpus = [("GPU:0", [10240]), ("GPU:1", [10240])]
     assert calls == [*gpus, (0.125,), *gpus, (0.125, 0), (0.125, 1)]
 
 
-def test_no_line_beside_a_cap_of_the_users(packages: Any) -> None:
-    """Who has capped PyTorch by its variable is told that it stands, and gets nothing to type."""
+def test_a_limit_of_the_user_replaces_the_line_of_code(packages: Any) -> None:
+    """A user who limits PyTorch by its variable gets no line of code for it."""
     packages(OLD_TORCH)
-    (told,) = lines([BIG], {OLD_TORCH_ALLOCATOR: "per_process_memory_fraction:0.5"})
-    assert told.startswith(f"{OLD_TORCH_ALLOCATOR} is already set, and keeps its value")
+    (told,) = notices([BIG], {OLD_TORCH_ALLOCATOR: "per_process_memory_fraction:0.5"})
+    assert told == notice_texts.memory_limits_kept([OLD_TORCH_ALLOCATOR])
 
 
 def test_no_fraction_without_a_size(packages: Any) -> None:
-    """Where the memory of a GPU is not known there is no fraction to type either."""
+    """There is no line of code for PyTorch if the memory of the GPU is unknown."""
     packages(OLD_TORCH)
-    assert lines([Device(0, "GPU-c")]) == []
+    assert notices([Device(0, "GPU-c")]) == []
 
 
-def test_once_cuda_runs(packages: Any) -> None:
-    """What runs reads no variable any more: that is said, and what to type for any PyTorch."""
+def test_notices_after_cuda_has_started(packages: Any) -> None:
+    """After CUDA has started, variables have no effect, so any PyTorch needs the line of code."""
     packages(TORCH)
-    assert lines([BIG], is_late=True) == [LATE, TORCH_LINE]
-    (stands, late) = lines(
-        [BIG], {TORCH_ALLOCATOR: "per_process_memory_fraction:0.5"}, is_late=True
-    )
-    assert (stands.split()[0], late) == (TORCH_ALLOCATOR, LATE)
+    assert notices([BIG], is_late=True) == [notice_texts.CAPS_ARE_LATE, "torch"]
+    user_limit = {TORCH_ALLOCATOR: "per_process_memory_fraction:0.5"}
+    _kept, late = notices([BIG], user_limit, is_late=True)
+    assert late == notice_texts.CAPS_ARE_LATE
 
 
-@pytest.mark.parametrize("allocator", ["platform", "cuda_async", "default"])
-def test_an_allocator_that_keeps_to_no_limit(packages: Any, allocator: str) -> None:
-    """With some of JAX's allocators its cap is none."""
-    packages()
+@pytest.mark.parametrize(
+    ("allocator", "jax"),
+    [("platform", {}), ("cuda_async", {}), ("default", {"jax": XLA_FRACTION})],
+)
+def test_jax_allocators_without_a_limit(allocator: str, jax: dict[str, str]) -> None:
+    """JAX's fraction is no limit with the allocators that ignore it."""
     values = {XLA_FRACTION: "0.1", CUPY_LIMIT: "1", "XLA_PYTHON_CLIENT_ALLOCATOR": allocator}
-    kept = {"cupy": CUPY_LIMIT} | ({"jax": XLA_FRACTION} if allocator == "default" else {})
-    assert memory_caps.limiting_variables(values) == kept
+    assert memory_caps.limiting_variables(values) == {"cupy": CUPY_LIMIT, **jax}
