@@ -1,4 +1,4 @@
-"""Helpers of tests: executor."""
+"""Keep threads, signals and imports from working as usual, for tests of the executor."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HUGE = 1 << 62  # bytes of stack, which no thread can be given
+TOO_LARGE_STACK = 1 << 62  # bytes
 
 
 @contextmanager
 def no_threads() -> Iterator[None]:
-    """Let this process start no thread in the block, as at its limit (ulimit -u)."""
-    before = threading.stack_size(HUGE)
+    """Keep this process from starting threads in the block, as at its limit (ulimit -u)."""
+    before = threading.stack_size(TOO_LARGE_STACK)
     try:
         yield
     finally:
@@ -24,8 +24,8 @@ def no_threads() -> Iterator[None]:
 
 
 @contextmanager
-def raising() -> Iterator[None]:
-    """Let a handler of SIGALRM raise TimeoutError."""
+def alarms_raise() -> Iterator[None]:
+    """Install a handler of SIGALRM that raises TimeoutError."""
 
     def handler(_number: int, _frame: Any) -> None:
         raise TimeoutError
@@ -37,4 +37,5 @@ def raising() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-LOCK_IMPORTS = "import _imp\n_imp.acquire_lock()"  # as a handler that raises in an import does
+# A signal handler that raises an exception during an import leaves the lock locked like this.
+LOCK_IMPORTS = "import _imp\n_imp.acquire_lock()"

@@ -1,4 +1,4 @@
-"""Calls on threads of our own: in turn, given up, in the midst of signals, and without threads."""
+"""Tests of the executor: order of calls, errors, steps between calls, and abandoned calls."""
 
 from __future__ import annotations
 
@@ -13,42 +13,41 @@ import pytest
 
 from reserve_gpu.system import executor
 from reserve_gpu.system.executor import Call, Executor, GivenUpError, report_progress, sleep
-from tests.support.executor import raising
+from tests.support.executor import alarms_raise
 from tests.support.processes import wait_for
 
 LONG_S = 30
 
 
-def never() -> None:
-    """Have nothing to do between calls."""
+def no_step() -> None:
+    """Request no step after a call."""
 
 
-def interrupt(_: object = None) -> None:
+def raise_signal(_: object = None) -> None:
+    """Let the handler of SIGALRM interrupt this thread."""
     signal.raise_signal(signal.SIGALRM)
 
 
 class Log:
-    """What happened, in turn, and on which threads."""
+    """The order of events, and the threads on which they happened."""
 
     def __init__(self) -> None:
         self.entries: list[str] = []
-        self.threads: set[int] = set()  # by the kernel's number, which is not soon another's
+        self.threads: set[int] = set()  # the kernel does not reuse these numbers soon
 
     def add(self, entry: str) -> None:
+        """Log an event of the current thread."""
         self.entries.append(entry)
         self.threads.add(threading.get_native_id())
 
     def living(self) -> int:
-        """Return how many of the threads have not ended."""
+        """Return the number of threads that have not ended."""
         return sum(Path(f"/proc/self/task/{thread}").exists() for thread in self.threads)
 
 
-# -- one thread -----------------------------------------------------------------------------------
-
-
-def test_calls_in_turn() -> None:
-    """Calls of several threads are made one after the other, as they came, by one other thread."""
-    executor, log, begin = Executor(never), Log(), threading.Event()
+def test_calls_are_made_in_order() -> None:
+    """One thread makes the calls of all threads, in the order in which they were posted."""
+    executor, log, begin = Executor(no_step), Log(), threading.Event()
 
     def work(name: str) -> None:
         log.add(f"{name} begins")
@@ -56,7 +55,7 @@ def test_calls_in_turn() -> None:
 
     posted: list[Call[Any]] = [
         Call(begin.wait, LONG_S),
-        *(Call(work, str(number)) for number in range(20)),
+        *(Call(work, str(number)) for number in range(9)),
     ]
     executor.post(posted[0])
     for call in posted[1:]:
@@ -65,14 +64,14 @@ def test_calls_in_turn() -> None:
         thread.join()
     begin.set()
     assert all(call.wait() for call in posted)
-    assert log.entries == [f"{n} {does}" for n in range(20) for does in ("begins", "ends")]
+    assert log.entries == [f"{n} {does}" for n in range(9) for does in ("begins", "ends")]
     assert len(log.threads) == 1
     assert threading.get_native_id() not in log.threads
 
 
 def test_no_call_is_lost() -> None:
-    """Each of thousands of calls is made once, whenever the thread before is about to end."""
-    executor = Executor(never)
+    """Each of thousands of calls is made once, even if the executor's thread is about to end."""
+    executor = Executor(no_step)
     made: list[tuple[int, int]] = []
 
     def call_often(name: int) -> None:
@@ -87,16 +86,16 @@ def test_no_call_is_lost() -> None:
     assert sorted(made) == [(name, number) for name in range(4) for number in range(1000)]
 
 
-def test_an_error_is_the_callers() -> None:
-    """What a call raises is raised where it was asked for, and the next call is made."""
-    executor = Executor(never)
+def test_an_error_reaches_the_caller() -> None:
+    """An exception of a call is raised in its caller, and the next call is made."""
+    executor = Executor(no_step)
     with pytest.raises(ZeroDivisionError):
         executor.run(lambda: 1 / 0)
     assert executor.run(int) == 0
 
 
 def test_steps() -> None:
-    """A step follows each call, pause and waking; when none is to come the thread ends."""
+    """A step follows each call, pause and wake-up, and the thread ends after the last step."""
     log = Log()
     pauses: list[float | None] = [LONG_S, 0.0, LONG_S, LONG_S, None]
 
@@ -108,7 +107,7 @@ def test_steps() -> None:
     executor.run(log.add, "call")
     wait_for(lambda: len(pauses) == 4)
     executor.wake()
-    wait_for(lambda: len(pauses) == 2)  # two, as the pause of the first was none
+    wait_for(lambda: len(pauses) == 2)  # two steps, because the first asked for no pause
     executor.run(log.add, "call")
     wait_for(lambda: len(pauses) == 1)
     assert log.living() == len(log.threads) == 1
@@ -118,8 +117,8 @@ def test_steps() -> None:
     assert len(log.threads) == 1
 
 
-def test_steps_in_the_midst_of_a_call() -> None:
-    """A call that waits takes a step only when that is due, or somebody has woken it."""
+def test_steps_during_a_call() -> None:
+    """A waiting call makes a step only if one is due, or if the executor was woken."""
     pauses: list[float | None] = [LONG_S, 0.0, LONG_S, None]
     executor = Executor(lambda: pauses.pop(0))
 
@@ -135,29 +134,26 @@ def test_steps_in_the_midst_of_a_call() -> None:
     assert executor.run(work) == [3, 3, 2, 1, 1]
 
 
-def test_a_call_in_the_midst_of_another() -> None:
-    """A call that may not wait behind one that waits is made meanwhile; others come after it."""
-    executor, log = Executor(never), Log()
-    hasty, patient = Call(log.add, "hasty"), Call(log.add, "patient", until=math.inf)
+def test_an_urgent_call_during_another() -> None:
+    """A waiting call is interrupted by an urgent call, but not by a call that may wait."""
+    executor, log = Executor(no_step), Log()
+    urgent, patient = Call(log.add, "urgent"), Call(log.add, "patient", until=math.inf)
 
     def work() -> None:
         executor.post(patient)
-        executor.post(hasty)
+        executor.post(urgent)
         executor.between()
         log.add("work")
 
     executor.run(work)
     assert patient.wait(limit_s=LONG_S)
-    assert log.entries == ["hasty", "work", "patient"]
+    assert log.entries == ["urgent", "work", "patient"]
     assert len(log.threads) == 1
 
 
-# -- given up -------------------------------------------------------------------------------------
-
-
-def test_given_up() -> None:
-    """An exception of the caller's handler ends the call at its next checkpoint."""
-    executor, log = Executor(never), Log()
+def test_an_interrupted_call_ends() -> None:
+    """If the caller is interrupted by an exception, its call ends at the next checkpoint."""
+    executor, log = Executor(no_step), Log()
 
     def work() -> None:
         try:
@@ -168,27 +164,26 @@ def test_given_up() -> None:
             raise
 
     start = time.monotonic()
-    with raising(), pytest.raises(TimeoutError):
-        executor.run(work, show=interrupt)
+    with alarms_raise(), pytest.raises(TimeoutError):
+        executor.run(work, show=raise_signal)
     assert log.entries == ["given up"]
     assert len(log.threads) == 1
     assert time.monotonic() - start < LONG_S
 
 
-def test_given_up_before_its_turn() -> None:
-    """A call that was given up before its turn is never made."""
-    executor, log, begin = Executor(never), Log(), threading.Event()
+def test_a_call_that_was_abandoned_before_its_turn_is_never_made() -> None:
+    executor, log, begin = Executor(no_step), Log(), threading.Event()
     first, second, third = Call(begin.wait, LONG_S), Call(log.add, "second"), Call(log.add, "third")
     for call in (first, second, third):
         executor.post(call)
-    second.given_up = "its caller has gone"
+    second.given_up = "its caller was interrupted"
     begin.set()
     assert third.wait(limit_s=LONG_S)
     assert log.entries == ["third"]
 
 
-def test_apart_is_given_up() -> None:
-    """Who is interrupted while it looks leaves no thread that goes on looking."""
+def test_an_interrupted_call_on_a_new_thread_ends() -> None:
+    """If the caller is interrupted, its call on a separate thread ends as well."""
     log = Log()
 
     def look() -> None:
@@ -196,7 +191,7 @@ def test_apart_is_given_up() -> None:
         executor.report_progress(None)
         executor.sleep(LONG_S)
 
-    with raising(), pytest.raises(TimeoutError):
-        executor.run_on_new_thread(look, show=interrupt)
+    with alarms_raise(), pytest.raises(TimeoutError):
+        executor.run_on_new_thread(look, show=raise_signal)
     assert log.entries == ["look"]
     wait_for(lambda: not log.living())
