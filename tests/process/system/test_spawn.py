@@ -1,4 +1,4 @@
-"""The working directory may be another user's: nothing is started or imported from there."""
+"""Tests that nothing is run or imported from the working directory, which is untrusted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.support.machine import Machine
 
-# posix is built in, so a trap also works in place of a module that Python loads first.
+# posix is built in, so a trap can also replace a module that Python loads first.
 TRAP = """\
 import posix
 trap = posix.open({log!r}, posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT)
@@ -30,16 +30,16 @@ MODULES = (
     *("collections/__init__", "torch", "sshpyk/__init__", "IPython/__init__"),
 )
 PROGRAMS = ("ssh", "srun", "squeue", "sinfo", "scancel", "python", "python3", "nvidia-smi")
-# The command line as its script starts it: without the working directory in sys.path.
-US = (
+# The command line as its script starts it, without the working directory in sys.path.
+COMMAND = (
     *(sys.executable, "-c"),
     "import sys; del sys.path[0]; from reserve_gpu.__main__ import main; sys.exit(main())",
 )
-HERE = platform.node()
+THIS_HOST = platform.node()
 
 
 class Traps:
-    """A folder with modules and programs that log each run."""
+    """A folder with modules and programs that log each of their runs."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.folder = machine, machine.folder / "traps"
@@ -49,23 +49,24 @@ class Traps:
         for name in PROGRAMS:
             write(self.folder / name, f"#!/bin/sh\necho $$ {name} >>{self._log}\n")
 
-    def run(
+    def run_command(
         self, *words: str, path: str = ":.", cwd: Path | None = None, **extra: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end, in this folder. path: what stands first in PATH."""
+        """Run a command in this folder, or another one, with a prefix of PATH."""
         environ = self.machine.environ(**extra)
         return subprocess.run(
             words, env=environ | {"PATH": f"{path}:{environ['PATH']}"}, cwd=cwd or self.folder,
             text=True, capture_output=True, timeout=LIMIT_S, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def sprung(self, *, but: int = 0) -> list[str]:
-        """Return the names of the traps that ran. but: A process to leave out."""
+    def sprung(self, *, ignored_pid: int = 0) -> list[str]:
+        """Return the names of the traps that ran, except in the ignored process."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
-        return [name for pid, name in map(str.split, lines) if int(pid) != but]
+        return [name for pid, name in map(str.split, lines) if int(pid) != ignored_pid]
 
 
 def write(path: Path, text: str) -> None:
+    """Write an executable file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
@@ -73,23 +74,22 @@ def write(path: Path, text: str) -> None:
 
 @pytest.fixture
 def traps(machine: Machine) -> Traps:
+    """Make a folder of traps."""
     return Traps(machine)
 
 
 def test_the_traps_work(traps: Traps) -> None:
-    """A plain Python or shell runs modules and programs of the folder."""
-    traps.run(sys.executable, "-m", "reserve_gpu", "status")
-    assert traps.sprung()  # which module comes first depends on what Python loaded before
-    traps.run(sys.executable, "-c", "import json")
-    traps.run(sys.executable, "-c", "", PYTHONPATH=".")
-    traps.run("/bin/sh", "-c", "ssh lab1")
+    """A plain Python or shell runs the modules and programs of the folder."""
+    traps.run_command(sys.executable, "-c", "import json")
+    traps.run_command(sys.executable, "-c", "", PYTHONPATH=".")
+    traps.run_command("/bin/sh", "-c", "ssh lab1")
     assert {"json", "encodings/__init__", "ssh"} <= {*traps.sprung()}
 
 
 @pytest.mark.promise
-def test_a_status_of_hosts_runs_nothing_of_the_folder(traps: Traps) -> None:
-    """`status --hosts` with this machine's name runs no module of the working directory."""
-    done = traps.run(*US, "status", "--json", "--hosts", f"{HERE},localhost")
+def test_the_status_of_hosts_runs_no_trap(traps: Traps) -> None:
+    """`status --hosts` with this machine's name imports nothing from the working directory."""
+    done = traps.run_command(*COMMAND, "status", "--json", "--hosts", f"{THIS_HOST},localhost")
     assert done.stdout.count('"devices"') == 2, done.stdout + done.stderr
     assert traps.sprung() == []
 
@@ -97,18 +97,16 @@ def test_a_status_of_hosts_runs_nothing_of_the_folder(traps: Traps) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "list --hosts HERE",
         "report --hosts HERE",
         "status --hosts HERE,no-such-host.invalid",
         "run --for 1h -- true",
-        "run --json -- true",
         "check",
     ],
 )
-def test_a_command_runs_nothing_of_the_folder(line: str, traps: Traps) -> None:
-    """A command that starts other programs takes none of them from the working directory."""
-    # In a job of Slurm it also asks squeue and sinfo.
-    done = traps.run(*US, *line.replace("HERE", HERE).split(), SLURM_JOB_ID="1")
+def test_a_command_runs_no_trap(line: str, traps: Traps) -> None:
+    """A command that starts other programs does not find them in the working directory."""
+    # In a Slurm job, the command also runs squeue and sinfo.
+    done = traps.run_command(*COMMAND, *line.replace("HERE", THIS_HOST).split(), SLURM_JOB_ID="1")
     assert "Traceback" not in done.stderr
     assert traps.sprung() == []
 
@@ -124,58 +122,58 @@ sys.exit(main.main(["status", "--json", "--hosts", sys.argv[3]]))
 """
 
 
-@pytest.mark.parametrize("entry", ["", ".", "./.", "../traps"])
-def test_a_relative_entry_of_pythonpath_counts_for_no_helper(entry: str, traps: Traps) -> None:
-    """An entry that meant another folder when Python started does not mean this one later."""
-    words = (sys.executable, "-c", AFTER_CD, str(traps.folder), entry, HERE)
-    done = traps.run(*words, cwd=traps.machine.folder)
+@pytest.mark.parametrize("entry", ["", "./.", "../traps"])
+def test_helpers_ignore_relative_entries_of_pythonpath(entry: str, traps: Traps) -> None:
+    """A relative entry of PYTHONPATH does not follow changes of the working directory."""
+    words = (sys.executable, "-c", AFTER_CD, str(traps.folder), entry, THIS_HOST)
+    done = traps.run_command(*words, cwd=traps.machine.folder)
     assert '"devices"' in done.stdout, done.stderr
     assert traps.sprung() == []
 
 
-def test_a_helper_finds_the_package_that_starts_it(traps: Traps) -> None:
-    """A helper imports this very package, also from a folder that no new Python knows."""
-    started = "spawn.python('-c', 'import reserve_gpu; print(reserve_gpu.__file__)')"
+def test_a_helper_imports_the_package_that_starts_it(traps: Traps) -> None:
+    """A helper imports the same package even if only its parent's sys.path contains the folder."""
+    call = "spawn.python('-c', 'import reserve_gpu; print(reserve_gpu.__file__)')"
     code = f"""
 import sys
 sys.path[0] = {str(ROOT)!r}
 import subprocess
 from reserve_gpu.system import spawn
-subprocess.run({started}, env=spawn.environment())
+subprocess.run({call}, env=spawn.environment())
 """
-    done = traps.run(sys.executable, "-c", code, PYTHONPATH="")
+    done = traps.run_command(sys.executable, "-c", code, PYTHONPATH="")
     assert done.stdout == f"{ROOT}/reserve_gpu/__init__.py\n", done.stderr
     assert traps.sprung() == []
 
 
 @pytest.mark.parametrize("options", ["", "--hosts HERE", "--slurm"])
-def test_a_kernel_starts_with_nothing_of_the_folder(options: str, traps: Traps) -> None:
-    """The command of a kernelspec imports nothing from the notebook's folder before the kernel."""
+def test_a_kernel_runs_no_trap(options: str, traps: Traps) -> None:
+    """A kernelspec's command imports nothing from the notebook's folder before the kernel runs."""
     pytest.importorskip("ipykernel.kernelspec")
     if "--hosts" in options:
         pytest.importorskip("sshpyk", reason="needs the extra `hosts`")
     prefix = traps.machine.folder / "prefix"
     write(prefix / "bin" / "srun", "#!/bin/sh\nexit 1\n")
     path = f":.:{prefix}/bin"
-    install = f"kernel install --prefix {prefix} {options.replace('HERE', HERE)}"
-    done = traps.run(*US, *install.split(), path=path)
+    install = f"kernel install --prefix {prefix} {options.replace('HERE', THIS_HOST)}"
+    done = traps.run_command(*COMMAND, *install.split(), path=path)
     assert done.returncode == 0, done.stderr
     (spec,) = prefix.glob("share/jupyter/kernels/*/kernel.json")
     argv = json.loads(spec.read_text())["argv"]
     if "--slurm" in options:
         assert argv[argv.index("--") + 1] == str(prefix / "bin" / "srun")
     end = argv.index("--") + 1 if "--" in argv else len(argv)
-    done = traps.run(*argv[:end], "true" if "--" in argv else "--help", path=path)
+    done = traps.run_command(*argv[:end], "true" if "--" in argv else "--help", path=path)
     assert "Traceback" not in done.stderr
     assert traps.sprung() == []
 
 
-def test_a_notebook_starts_nothing_of_its_folder(traps: Traps, machine: Machine) -> None:
-    """Helpers of a notebook import nothing of its folder; its own process may."""
+def test_helpers_of_a_notebook_run_no_trap(traps: Traps, machine: Machine) -> None:
+    """The notebook's process may import modules from its folder, but its helpers do not."""
     with machine.kernel() as kernel:
         pid = kernel.pid
         kernel.run(f"%cd {traps.folder}\nimport os; os.environ['PATH'] = '.:' + os.environ['PATH']")
-        for line in (f"--status --hosts {HERE}", "--for 1h", "--check", "--release"):
+        for line in (f"--status --hosts {THIS_HOST}", "--for 1h", "--check", "--release"):
             cell = kernel.run(f"%reserve_gpu {line}")
             assert not cell.error, cell.traceback
-    assert traps.sprung(but=pid) == []
+    assert traps.sprung(ignored_pid=pid) == []

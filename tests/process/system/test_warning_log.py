@@ -1,4 +1,4 @@
-"""Warnings in the log: what is printed where."""
+"""Tests of warnings in the log."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ SETTINGS = [
     "logging.lastResort = logging.FileHandler('/dev/stdout')",
     "logging.lastResort, logging.raiseExceptions = None, False",
 ]
-# Prints each warning twice: by us, and by logging.
-BOTH = """
+# Prints each warning twice: by this package, and by logging.
+PRINT_BOTH = """
 import logging, os, sys
 from reserve_gpu.system.warning_log import warn
 logger = logging.getLogger("reserve_gpu")
-def ours():
+def by_package():
     warn("100% \u2192", error)
-def theirs():
+def by_logging():
     logger.warning("%s", "100% \u2192", exc_info=error)
 for setting in sys.argv[1:]:
     for error in (None, ValueError("no")):
-        for log in (ours, theirs):
+        for log in (by_package, by_logging):
             if os.fork() == 0:
                 exec(setting)
                 log()
@@ -47,9 +47,9 @@ for setting in sys.argv[1:]:
 """
 
 
-def test_a_warning_is_what_logging_prints(machine: Machine) -> None:
-    """A warning obeys the settings of logging, and looks the same as from logging itself."""
-    done = machine.command(sys.executable, "-c", BOTH, *SETTINGS)
+def test_warnings_look_like_those_of_logging(machine: Machine) -> None:
+    """A warning is printed exactly as logging prints it, whatever the settings of logging are."""
+    done = machine.command(sys.executable, "-c", PRINT_BOTH, *SETTINGS)
     assert done.stderr.startswith("100% \u2192\n--\n")
     for text in (done.stdout, done.stderr):
         pieces = text.split("--\n")

@@ -1,4 +1,4 @@
-"""Users and groups are looked up once, not once for each place that names them."""
+"""Tests of the cache for lookups of users and groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """A clock that a test sets."""
+    """A clock whose time a test sets."""
 
     now = 0.0
 
@@ -21,44 +21,43 @@ class Clock:
         return self.now
 
 
-def counting(clock: Clock, took_s: float = 0.0) -> tuple[list[str], Callable[[str], None]]:
-    """Return the keys that are looked up, and a look-up that takes so long and finds nothing."""
-    asked: list[str] = []
+def cached_lookup(clock: Clock, took_s: float = 0.0) -> tuple[list[str], Callable[[str], None]]:
+    """Return a cached lookup that takes that long and finds nothing, and the list of its keys."""
+    keys: list[str] = []
 
     def look_up(key: str) -> None:
-        asked.append(key)
+        keys.append(key)
         clock.now += took_s
 
-    return asked, accounts.remember(look_up, clock)
+    return keys, accounts.remember(look_up, clock)
 
 
-def test_an_answer_is_kept_for_a_minute() -> None:
-    """A name is looked up again after a minute, even if the first look-up found nothing."""
+def test_a_result_is_kept_for_a_minute() -> None:
+    """A name is looked up again after a minute, even if the first lookup found nothing."""
     clock = Clock()
-    asked, recall = counting(clock)
+    keys, look_up = cached_lookup(clock)
     for clock.now in (0, 1, 59, 60, 61, 119, 120):
-        recall("alice")
-    recall("bob")
-    assert asked == ["alice", "alice", "alice", "bob"]
+        look_up("alice")
+    look_up("bob")
+    assert keys == ["alice", "alice", "alice", "bob"]
 
 
 @pytest.mark.parametrize(("took_s", "kept_s"), [(0.5, 60), (2, 200), (60, 300)])
-def test_a_slow_answer_is_kept_for_longer(took_s: float, kept_s: float) -> None:
-    """A slow look-up is repeated later, so that its server slows down few refreshes."""
+def test_a_slow_result_is_kept_for_longer(took_s: float, kept_s: float) -> None:
+    """A slow lookup is repeated later, so that few refreshes wait for its server."""
     clock = Clock()
-    asked, recall = counting(clock, took_s)
-    recall("alice")
+    keys, look_up = cached_lookup(clock, took_s)
+    look_up("alice")
     for clock.now in (took_s + kept_s - 1, took_s + kept_s):
-        recall("alice")
-    assert asked == ["alice", "alice"]
+        look_up("alice")
+    assert keys == ["alice", "alice"]
     assert clock.now == kept_s + 2 * took_s
 
 
-def test_remembered_answers_are_bounded() -> None:
-    """A process that sees very many users does not remember them all."""
-    asked, recall = counting(Clock())
+def test_the_cache_is_bounded() -> None:
+    keys, look_up = cached_lookup(Clock())
     for number in range(accounts.CAPACITY + 1):
-        recall(str(number))
+        look_up(str(number))
     for number, times in ((accounts.CAPACITY, 1), (0, 2)):
-        recall(str(number))
-        assert asked.count(str(number)) == times
+        look_up(str(number))
+        assert keys.count(str(number)) == times

@@ -1,0 +1,78 @@
+"""The texts about the lock directory's file system, containers, and missing threads."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from reserve_gpu.locks import files
+from reserve_gpu.locks.lock import cause
+from reserve_gpu.model.errors import NoThreadError
+from reserve_gpu.system.containers import bind_instruction
+from reserve_gpu.system.executor import Executor
+from tests.support.executor import no_threads
+from tests.support.platforms import on_a_host
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from syrupy.assertion import SnapshotAssertion
+
+LOCKS = "/run/lock/reserve_gpu"
+
+
+@pytest.mark.parametrize("name", ["ENOSYS", "ENOLCK", "EOPNOTSUPP", "EACCES", "EPERM", "EIO"])
+def test_a_lock_that_fails(snapshot: SnapshotAssertion, name: str) -> None:
+    assert cause(getattr(errno, name), LOCKS) == snapshot
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["EROFS", "EACCES", "ENOSPC", "EDQUOT", "EIO", "ESTALE", "ENFILE", "ENOMEM", "ENOENT"],
+)
+@on_a_host
+def test_a_lock_directory_that_fails(
+    snapshot: SnapshotAssertion, tmp_path: Path, name: str
+) -> None:
+    assert files.remedy(getattr(errno, name), str(tmp_path)).replace(str(tmp_path), LOCKS) == (
+        snapshot
+    )
+
+
+@on_a_host
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to every directory")
+def test_a_lock_directory_without_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    assert files.remedy(errno.EACCES, str(tmp_path)) == files.SET_ANOTHER
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("APPTAINER_NAME", "torch.sif"),
+        ("DISTROBOX_ENTER_PATH", "/usr/bin/distrobox-enter"),
+        ("TOOLBOX_PATH", "/usr/bin/toolbox"),
+        ("container", "docker"),
+        ("container", "podman"),
+        ("container", "systemd-nspawn"),
+    ],
+)
+@on_a_host
+def test_sharing_the_hosts_locks_with_a_container(
+    snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    """The instruction also covers a container that uses another directory, or a configured one."""
+    monkeypatch.setenv(variable, value)
+    monkeypatch.delenv("RESERVE_GPU_LOCK_DIR", raising=False)
+    texts = [bind_instruction(LOCKS), bind_instruction("/dev/shm/reserve_gpu")]
+    monkeypatch.setenv("RESERVE_GPU_LOCK_DIR", "/srv/locks")
+    assert [*texts, bind_instruction("/srv/locks")] == snapshot
+
+
+def test_no_thread(snapshot: SnapshotAssertion) -> None:
+    with no_threads(), pytest.raises(NoThreadError) as caught:
+        Executor(lambda: None).run(int)
+    assert str(caught.value) == snapshot
