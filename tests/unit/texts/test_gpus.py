@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reserve_gpu.gpus import import_errors, memory_caps, names
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.gpus.start_errors import Surroundings, advice
 from reserve_gpu.model import errors
 from reserve_gpu.model.devices import Device, Fault
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from syrupy.assertion import SnapshotAssertion
+
+    from tests.support.here import Here
 
 # -- drivers that do not start ---------------------------------------------------------------------
 
@@ -151,6 +155,50 @@ def test_refused_names(snapshot: SnapshotAssertion) -> None:
             check(argument)  # type: ignore[operator]
         texts.append(str(caught.value))
     assert texts == snapshot
+
+
+# -- faults that the driver reports ----------------------------------------------------------------
+
+UUID = "GPU-12345678-0000-4000-8000-000000000000"
+FAULTS = {
+    "error": "gpu\nfail nvmlDeviceGetUUID 0 15",
+    "hangs": "gpu\ndelay nvmlDeviceGetUUID 0 1000",
+    "memory can't be repaired": "gpu\n remap-failed 1",
+    "needs a reset": "gpu\n recovery 1",
+    "needs a reboot": "gpu\n recovery 2",
+    "same UUID": f"gpu\n uuid {UUID}\ngpu\n uuid {UUID}",
+}
+
+
+@pytest.mark.parametrize("scenario", FAULTS.values(), ids=FAULTS)
+def test_fault(snapshot: SnapshotAssertion, here: Here, scenario: str) -> None:
+    here.write(scenario)
+    with Nvml(0.1) as nvml:
+        reasons = [each.reason for each in nvml.walk() if isinstance(each, Fault)]
+    assert reasons == snapshot
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param("count 0\ngpu", id="no GPU"),
+        pytest.param("gpu\nfail nvmlDeviceGetCount_v2 * 999", id="no count"),
+        pytest.param("gpu\ndelay nvmlInitWithFlags * 1000", id="hangs"),
+    ],
+)
+def test_driver_error(snapshot: SnapshotAssertion, here: Here, scenario: str) -> None:
+    here.write(scenario)
+    with Nvml(0.1) as nvml, pytest.raises(errors.DriverError) as caught:
+        nvml.count()
+    assert str(caught.value) == snapshot
+
+
+def test_a_device_that_is_gone(snapshot: SnapshotAssertion, here: Here) -> None:
+    device = Device(5, UUID)
+    here.write("gpu")
+    with Nvml() as nvml, pytest.raises(DeviceError) as caught:
+        nvml.usage(device)
+    assert str(caught.value) == snapshot
 
 
 # -- CUDA's and the frameworks' variables ----------------------------------------------------------
