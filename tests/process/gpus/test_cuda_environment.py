@@ -1,4 +1,4 @@
-"""The CUDA variables, whether CUDA has started, and what can be reserved after it has."""
+"""Tests of hidden GPUs in child processes, and of reservations after CUDA has started."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from reserve_gpu.gpus.cuda_environment import (
     ORDER,
     VISIBLE,
 )
+from reserve_gpu.render.notices import CAPS_ARE_LATE
 from reserve_gpu.system import procfs
 from tests.support.forker import Forker
 from tests.support.reserving import got
@@ -31,38 +32,38 @@ try:
 except reserve_gpu.NoFreeDeviceError:
     pass
 """
-BELOW = """
+RUN_IN_CHILD = """
 import subprocess, sys
-def below(code):
+def in_child(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 """
-GET = "import os, reserve_gpu as r; print(r.reserve().environ['CUDA_VISIBLE_DEVICES'])"
-GIVE_BACK = f"{GET}; r.release(); print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
+RESERVE = "import os, reserve_gpu as r; print(r.reserve().environ['CUDA_VISIBLE_DEVICES'])"
+RESERVE_AND_RELEASE = f"{RESERVE}; r.release(); print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
 
 
-def test_below_a_refused_process(machine: Machine) -> None:
-    """A child of a refused process sees no GPU, but may reserve within the user's own limit."""
+def test_a_child_of_a_refused_process(machine: Machine) -> None:
+    """A child of a refused process sees no GPU, but can reserve within the user's limit."""
     machine.write("gpu\n used 6000\ngpu\n used 6000\ngpu")
     with machine.child(CUDA_VISIBLE_DEVICES="0,1", CUDA_DEVICE_ORDER="PCI_BUS_ID") as child:
-        child.run(f"{REFUSED}{BELOW}")
+        child.run(f"{REFUSED}{RUN_IN_CHILD}")
         assert child.visible() == ""
         machine.write("gpu\n used 6000\ngpu\ngpu")
-        assert child.run(f"below({GET!r})").value == "1"
-        assert child.run(f"below({GIVE_BACK!r})").value == "1\n''"
-        nested = f"{REFUSED.replace('reserve()', 'reserve(count=2)')}{BELOW}print(below({GET!r}))"
-        assert child.run(f"below({nested!r})").value == "1"
+        assert child.run(f"in_child({RESERVE!r})").value == "1"
+        assert child.run(f"in_child({RESERVE_AND_RELEASE!r})").value == "1\n''"
+        nested = f"{REFUSED.replace('()', '(count=2)')}{RUN_IN_CHILD}print(in_child({RESERVE!r}))"
+        assert child.run(f"in_child({nested!r})").value == "1"
         hidden = "os.environ['CUDA_VISIBLE_DEVICES'] = '-1'"
-        assert "hides every GPU" in child.run(f"{hidden}; below({GET!r})").value
+        assert "CUDA_VISIBLE_DEVICES='-1'" in child.run(f"{hidden}; in_child({RESERVE!r})").value
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_pool_below_a_refused_process(machine: Machine, method: str) -> None:
-    """Workers of multiprocessing below a refused process can reserve, however they start."""
+def test_workers_of_a_refused_process(machine: Machine, method: str) -> None:
+    """Multiprocessing workers of a refused process can reserve, whatever the start method is."""
     machine.write("gpu\n used 6000")
     (machine.folder / "work.py").write_text(
         "import reserve_gpu\n"
-        "def got(_):\n"
+        "def reserve(_):\n"
         "    return reserve_gpu.reserve().environ['CUDA_VISIBLE_DEVICES']\n"
     )
     script = machine.folder / "pool.py"
@@ -72,7 +73,7 @@ def test_a_pool_below_a_refused_process(machine: Machine, method: str) -> None:
         "    open('draft.txt', 'w').write('gpu')\n"
         "    os.rename('draft.txt', 'scenario.txt')\n"
         f"    with multiprocessing.get_context({method!r}).Pool(1) as pool:\n"
-        "        print(pool.map(work.got, [0]))\n"
+        "        print(pool.map(work.reserve, [0]))\n"
     )
     done = machine.command(sys.executable, str(script))
     assert done.stdout == "['0']\n", done.stderr
@@ -83,7 +84,7 @@ def test_a_pool_below_a_refused_process(machine: Machine, method: str) -> None:
 
 @pytest.fixture(scope="module")
 def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    """Return where CUDA can be started, in a fork for each question."""
+    """Start a process in whose forks CUDA can be started."""
     with Forker(tmp_path_factory.mktemp("forker")) as forker:
         yield forker
 
@@ -91,8 +92,8 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
 STARTED = "from reserve_gpu.gpus import cuda_environment\n[cuda_environment.cuda_started(), {}]"
 
 
-def test_not_loaded_is_not_started(machine: Machine) -> None:
-    """Without the driver library CUDA has not started, and asking does not load it."""
+def test_cuda_is_not_loaded(machine: Machine) -> None:
+    """Without the driver library, CUDA has not started, and the check does not load it."""
     with machine.child() as child:
         loaded = "'libcuda' in open('/proc/self/maps').read()"
         assert child.run(STARTED.format(loaded)).value == [False, False]
@@ -100,8 +101,8 @@ def test_not_loaded_is_not_started(machine: Machine) -> None:
     assert machine.calls() == []
 
 
-def test_loaded_is_not_started(machine: Machine) -> None:
-    """A loaded library, as after `import torch`, is not a started one; asking starts nothing."""
+def test_cuda_is_loaded(machine: Machine) -> None:
+    """A loaded library, as after `import torch`, has not started, and the check starts nothing."""
     with machine.child() as child:
         load = "import ctypes; cuda = ctypes.CDLL('libcuda.so.1')"
         assert child.run(f"{load}\n{STARTED.format('0')}").value == [0, False]
@@ -111,10 +112,10 @@ def test_loaded_is_not_started(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("visible", "code", "started"), [("0", 0, True), ("", 100, False)])
-def test_initialised_is_started(
+def test_cuda_is_initialized(
     machine: Machine, forker: Forker, visible: str, code: int, *, started: bool
 ) -> None:
-    """After cuInit CUDA has started, whoever called it; not if it has found no device."""
+    """CUDA has started after cuInit, unless it found no device."""
     answer = forker.ask(
         f"code = cuda.cuInit(0)\n{STARTED.format('code')}",
         machine.environ(CUDA_VISIBLE_DEVICES=visible),
@@ -127,8 +128,8 @@ cuda_environment.remember_over_fork()
 if {start}: cuda.cuInit(0)
 reading, writing = os.pipe()
 if not os.fork():
-    seen = [cuda_environment.cuda_started(), cuda_environment.cuda_uuids()]
-    os.write(writing, json.dumps(seen).encode())
+    result = [cuda_environment.cuda_started(), cuda_environment.cuda_uuids()]
+    os.write(writing, json.dumps(result).encode())
     os._exit(0)
 os.wait()
 json.loads(os.read(reading, 999))
@@ -136,8 +137,8 @@ json.loads(os.read(reading, 999))
 
 
 @pytest.mark.parametrize("start", [False, True])
-def test_forked_child_remembers(machine: Machine, forker: Forker, *, start: bool) -> None:
-    """A child forked after CUDA has started counts as started: the driver can't be asked there."""
+def test_cuda_started_before_a_fork(machine: Machine, forker: Forker, *, start: bool) -> None:
+    """A forked child knows whether CUDA had started, although it can't query the driver."""
     answer = forker.ask(f"{IMPORT}{IN_FORK.format(start=start)}", machine.environ())
     assert answer == [start, []]
 
@@ -153,15 +154,13 @@ from reserve_gpu.gpus import cuda_environment
     ("scenario", "visible", "numbers"),
     [
         ("gpu\ngpu\ngpu", "2,0", ["2", "0"]),
-        ("gpu\ngpu\ngpu", "1", ["1"]),
         (MIG, "0", ["0:0"]),
-        (MIG, "1", ["1"]),
     ],
 )
-def test_what_cuda_sees(
+def test_cuda_uuids(
     here: Here, forker: Forker, scenario: str, visible: str, numbers: list[str]
 ) -> None:
-    """What CUDA sees is known by UUID, in its order; of an instance its own, not its GPU's."""
+    """The UUIDs of the devices that CUDA sees are in CUDA's order, also of MIG instances."""
     here.write(scenario)
     environ = here.environ(CUDA_VISIBLE_DEVICES=visible, CUDA_DEVICE_ORDER="PCI_BUS_ID")
     uuids = forker.ask(f"{IMPORT}cuda.cuInit(0)\ncuda_environment.cuda_uuids()", environ)
@@ -170,11 +169,12 @@ def test_what_cuda_sees(
 
 # -- after CUDA has started ------------------------------------------------------------------------
 
-# What each of several calls comes to: CUDA_VISIBLE_DEVICES, or the error; and all warnings.
-ASKING = f"""{IMPORT}
-def ask(**wishes):
+# Evaluates steps, and returns their results and the warnings. The result of a reservation is
+# CUDA_VISIBLE_DEVICES or an error.
+STEPS = f"""{IMPORT}
+def reserve(**arguments):
     try:
-        return reserve_gpu.reserve(**wishes).environ["CUDA_VISIBLE_DEVICES"]
+        return reserve_gpu.reserve(**arguments).environ["CUDA_VISIBLE_DEVICES"]
     except reserve_gpu.ReserveGPUError as error:
         return type(error).__name__ + ": " + str(error)
 def start():
@@ -191,53 +191,43 @@ RELEASE, START, USE = "reserve_gpu.release()", "start()", "use()"
 VARIABLE = "os.environ.get('CUDA_VISIBLE_DEVICES')"
 
 
-class Asking:
-    """A machine on which calls are made, in a process of their own, in which CUDA may start."""
+class Steps:
+    """A machine, and a process in which CUDA may start, for each sequence of steps."""
 
     def __init__(self, here: Here, forker: Forker) -> None:
         self.here, self._forker = here, forker
         self.environ: dict[str, str] = {}
 
     def __call__(self, *steps: str) -> tuple[list[Any], list[str]]:
-        """Return what each step comes to, and what was warned of."""
+        """Return the result of each step, and the warnings."""
         environ = self.here.environ(**self.environ)
-        answers, warnings = json.loads(self._forker.ask(ASKING.format(steps=steps), environ))
-        # Of the frameworks that are installed here some read no variable, which is told, too.
-        return answers, [each for each in warnings if not each.startswith("To keep ")]
+        results, warnings = json.loads(self._forker.ask(STEPS.format(steps=steps), environ))
+        # Some frameworks that might be installed need a line of code, which is another warning.
+        return results, [each for each in warnings if not each.startswith("To keep ")]
 
 
 @pytest.fixture
-def asking(here: Here, forker: Forker) -> Asking:
+def steps(here: Here, forker: Forker) -> Steps:
+    """Make a machine with three GPUs."""
     here.write("gpu\ngpu\ngpu")
-    return Asking(here, forker)
-
-
-LATE = (
-    "CUDA is already running: JAX, TensorFlow and CuPy keep the limit that they started with until "
-    "you restart."
-)
-RESTART = "estart the process and run reserve_gpu.reserve() before anything that uses a GPU."
+    return Steps(here, forker)
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("wishes", ["", "devices='1'", "count=2", "memory='1GB'", "wait=True"])
-def test_too_late(asking: Asking, wishes: str) -> None:
-    """Who never reserved anything can't after CUDA has started, is told why, nothing is changed."""
-    (_, refused, visible), warnings = asking(START, f"ask({wishes})", VARIABLE)
-    assert refused.startswith("TooLateError: Too late: CUDA has already started")
-    seen = (
-        "CUDA sees GPU0, GPU1 and GPU2 here: a reservation can no longer limit it to some of them."
-    )
-    assert refused.endswith(f"Nothing was reserved or changed. {seen} R{RESTART}")
+@pytest.mark.parametrize("arguments", ["", "devices='1'", "count=2", "memory='1GB'", "wait=True"])
+def test_too_late(steps: Steps, arguments: str) -> None:
+    """After CUDA has started, the first reservation is refused, and nothing is changed."""
+    (_, refused, visible), warnings = steps(START, f"reserve({arguments})", VARIABLE)
+    assert refused.startswith("TooLateError: ")
+    assert "GPU0, GPU1 and GPU2" in refused
     assert (visible, warnings) == (None, [])
-    assert not asking.here.locks.exists()
+    assert not steps.here.locks.exists()
 
 
 @pytest.mark.parametrize(
     ("first", "then", "expected"),
     [
         ("devices='1'", "", "1"),
-        ("devices='1'", "devices='1'", "1"),
         ("devices='1'", "devices='GPU1'", "1"),
         ("devices='1'", "count=1", "1"),
         ("devices='1'", "min_memory='1GiB', note='x'", "1"),
@@ -255,155 +245,131 @@ def test_too_late(asking: Asking, wishes: str) -> None:
         ("devices='2,0'", "devices='0,1,2'", None),
     ],
 )
-def test_taken_back(asking: Asking, first: str, then: str, expected: str | None) -> None:
-    """What was released can be had again after CUDA has started: all that it sees, in its order."""
-    answers, warnings = asking(f"ask({first})", START, RELEASE, f"ask({then})", VARIABLE)
-    *_, again, visible = answers
-    assert warnings == ([LATE] if then.startswith("memory=") else [])
+def test_reserved_again(steps: Steps, first: str, then: str, expected: str | None) -> None:
+    """After a release, exactly the GPUs that CUDA sees can be reserved again, in CUDA's order."""
+    results, warnings = steps(f"reserve({first})", START, RELEASE, f"reserve({then})", VARIABLE)
+    before, *_, again, visible = results
+    assert warnings == ([CAPS_ARE_LATE] if then.startswith("memory=") else [])
     if expected is not None:
         assert again == visible == expected
         return
     assert visible is None
     assert again.startswith("TooLateError: ")
-    numbers = answers[0]
-    assert (
-        f"still be reserved, with reserve_gpu.reserve('{numbers}'). For another GPU, r{RESTART}"
-        in again
+    assert f"reserve('{before}')" in again
+
+
+def test_an_instance_reserved_again(steps: Steps) -> None:
+    """A MIG instance that CUDA sees can be reserved again, also by its number."""
+    steps.here.write(MIG)
+    uuid = steps.here.uuid("0:2")
+    by_number = "reserve(devices='0:2')"
+    results, _ = steps(by_number, START, RELEASE, "reserve()", RELEASE, by_number)
+    assert results[0] == results[3] == results[5] == uuid
+
+
+def test_devices_that_cuda_sees_can_be_reserved_first(steps: Steps) -> None:
+    """After CUDA has started, a first reservation of all devices that it sees is possible."""
+    assert steps(START, "reserve(count=3)") == ([None, "0,1,2"], [])
+    steps.environ = {VISIBLE: "1", ORDER: "PCI_BUS_ID"}
+    (_, refused, late), _ = steps(
+        START, "reserve(devices='1', name='H100')", "reserve(devices='1')"
     )
-
-
-def test_an_instance_taken_back(asking: Asking) -> None:
-    """A MIG instance that CUDA sees can be had again, by its number as well."""
-    asking.here.write(MIG)
-    uuid = asking.here.uuid("0:2")
-    answers, _ = asking(
-        "ask(devices='0:2')", START, RELEASE, "ask()", RELEASE, "ask(devices='0:2')"
-    )
-    assert answers[0] == answers[3] == answers[5] == uuid
-
-
-def test_what_a_shell_has_set_can_be_reserved_late(asking: Asking) -> None:
-    """Also who never reserved can have all that CUDA sees; what was limited is said."""
-    assert asking(START, "ask(count=3)") == ([None, "0,1,2"], [])
-    asking.environ = {VISIBLE: "1", ORDER: "PCI_BUS_ID"}
-    (_, refused, late), _ = asking(START, "ask(devices='1', name='H100')", "ask(devices='1')")
-    assert (
-        "CUDA sees GPU1 here: it can still be reserved, with reserve_gpu.reserve('1')." in refused
-    )
+    assert "reserve('1')" in refused
     assert late == "1"
 
 
-@pytest.mark.skipif(not procfs.sees_all_processes(), reason="in a container pids tell nothing")
+@pytest.mark.skipif(not procfs.sees_all_processes(), reason="pids in a container are unknown")
 @pytest.mark.parametrize("memory", [None, "1GB"])
 @pytest.mark.parametrize("mode", ["default", "exclusive_process"])
-def test_its_own_use_is_no_obstacle(asking: Asking, mode: str, memory: str | None) -> None:
-    """The process's own context, which makes the GPU busy, neither hinders it nor is warned of."""
-    (asking.here.folder / "contexts").mkdir()
-    asking.here.write(f"contexts contexts\ngpu\ngpu\n  mode {mode}\ngpu")
-    wishes = f"devices='1', memory={memory!r}"
-    answers, warnings = asking(
-        f"ask({wishes})",
-        START,
-        USE,
-        RELEASE,
-        "reserve_gpu.status().rows[1].state.value",
-        f"ask({wishes})",
-        f"ask(memory={memory!r})",
+def test_own_use_does_not_matter(steps: Steps, mode: str, memory: str | None) -> None:
+    """The process's own context makes the GPU busy, but causes neither an error nor a warning."""
+    (steps.here.folder / "contexts").mkdir()
+    steps.here.write(f"contexts contexts\ngpu\ngpu\n  mode {mode}\ngpu")
+    reserve = f"reserve(devices='1', memory={memory!r})"
+    state = "reserve_gpu.status().rows[1].state.value"
+    results, warnings = steps(
+        reserve, START, USE, RELEASE, state, reserve, f"reserve(memory={memory!r})"
     )
-    assert answers[4] == "busy"
-    assert answers[5:] == ["1", "1"]
-    assert warnings == ([LATE] if memory else [])
+    assert results[4:] == ["busy", "1", "1"]
+    assert warnings == ([CAPS_ARE_LATE] if memory else [])
 
 
-def test_others_use_is_warned_of(asking: Asking) -> None:
-    """Who takes back a GPU that others use by now gets it, and is warned of them alone."""
-    asking.here.write("gpu\ngpu\n compute 4321000 500")
-    answers, warnings = asking("ask(devices='1')", START, RELEASE, "ask()")
-    assert (answers[0], answers[3]) == ("1", "1")
-    assert len(warnings) == 2  # the first for naming what is busy
+def test_a_warning_about_other_use(steps: Steps) -> None:
+    """A GPU that another process uses by now is reserved again with a warning about it."""
+    steps.here.write("gpu\ngpu\n compute 4321000 500")
+    results, warnings = steps("reserve(devices='1')", START, RELEASE, "reserve()")
+    assert (results[0], results[3]) == ("1", "1")
+    assert len(warnings) == 2  # the first is about naming a busy GPU
     assert all("4321000" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize("wait", ["None", "0.01"])
-def test_what_others_have_by_now(asking: Asking, wait: str) -> None:
-    """What somebody else has reserved meanwhile can't be had back, and none is visible then."""
-    take = f"""
-open({str(asking.here.locks)!r} + '/{asking.here.uuid("1")}.lock', 'r+')
-"""
-    lock = "__import__('fcntl').flock(globals()['file'], 6)"
-    answers, _ = asking(
-        "ask(devices='1')",
+def test_a_gpu_that_another_process_holds_by_now(steps: Steps, wait: str) -> None:
+    """A GPU that another process holds by now can't be reserved again, and CUDA sees none."""
+    path = str(steps.here.locks / f"{steps.here.uuid('1')}.lock")
+    results, _ = steps(
+        "reserve(devices='1')",
         START,
         RELEASE,
-        f"globals().update(file={take.strip()}) or {lock}",
-        f"ask(wait={wait})",
+        f"globals().update(file=open({path!r}, 'r+')) or __import__('fcntl').flock(file, 6)",
+        f"reserve(wait={wait})",
         VARIABLE,
         "globals().pop('file').close()",
-        "ask()",
+        "reserve()",
     )
     error = "NoFreeDeviceError" if wait == "None" else "WaitTimeoutError"
-    assert answers[4].startswith(f"{error}: ")
-    assert "1    reserved " in answers[4]
-    assert answers[5] == ""
-    assert answers[7] == "1"
+    assert results[4].startswith(f"{error}: ")
+    assert "1    reserved " in results[4]
+    assert (results[5], results[7]) == ("", "1")
 
 
 @pytest.mark.parametrize(
-    ("then", "kept", "stays"),
-    [
-        ("devices='2'", "1,2", "GPU1 stays"),
-        ("count=1", "1,2", "GPU2 stays"),
-        ("", "1,2", None),
-        ("devices='1,2'", "1,2", None),
-    ],
+    ("then", "stays"),
+    [("devices='2'", "GPU1"), ("count=1", "GPU2"), ("", None), ("devices='1,2'", None)],
 )
-def test_a_smaller_wish_comes_late(asking: Asking, then: str, kept: str, stays: str | None) -> None:
-    """After CUDA has started all that it sees stays reserved, and a warning says so."""
-    answers, warnings = asking("ask(devices='1,2')", START, f"ask({then})", VARIABLE)
-    assert answers[2] == answers[3] == kept
-    if stays is None:
-        assert warnings == []
-    else:
-        (warning,) = warnings
-        assert f"{stays} reserved as well" in warning
+def test_a_smaller_request(steps: Steps, then: str, stays: str | None) -> None:
+    """A smaller request keeps all GPUs that CUDA sees, and warns about those not requested."""
+    results, warnings = steps("reserve(devices='1,2')", START, f"reserve({then})", VARIABLE)
+    assert results[2] == results[3] == "1,2"
+    assert len(warnings) == (stays is not None)
+    assert all(f"{stays} stays" in each for each in warnings)
 
 
 @pytest.mark.parametrize("then", ["devices='0'", "count=3", "devices='2,1'", "memory='1GB'"])
-def test_another_wish_comes_late(asking: Asking, then: str) -> None:
-    """After CUDA has started nothing else can be reserved; what is held stays, and is named."""
-    answers, warnings = asking(
-        "ask(devices='1,2')", START, f"ask({then})", VARIABLE, "len(reserve_gpu.release())"
+def test_another_request(steps: Steps, then: str) -> None:
+    """A request for other GPUs is refused, and the reserved ones are kept."""
+    results, warnings = steps(
+        "reserve(devices='1,2')", START, f"reserve({then})", VARIABLE, "len(reserve_gpu.release())"
     )
-    assert answers[2].startswith("TooLateError: ")
-    seen = "CUDA sees GPU1 and GPU2 here, and nothing else can be reserved."
-    assert f"This process keeps GPU1 and GPU2. {seen} R{RESTART}" in answers[2]
-    assert answers[3:] == ["1,2", 2]
+    assert results[2].startswith("TooLateError: ")
+    assert "GPU1 and GPU2" in results[2]
+    assert results[3:] == ["1,2", 2]
     assert warnings == []
 
 
-def test_another_way_of_holding_comes_late(asking: Asking) -> None:
-    """After CUDA has started others can still be let in to share what is held, or be shut out."""
-    steps = "ask(devices='1')", START, "ask(memory='1GB')", "ask(devices='1')"
-    assert asking(*steps) == (["1", None, "1", "1"], [LATE])
+def test_a_part_instead_of_the_whole(steps: Steps) -> None:
+    """After CUDA has started, a whole GPU can be exchanged for a part of it, and vice versa."""
+    requests = "reserve(devices='1')", START, "reserve(memory='1GB')", "reserve(devices='1')"
+    assert steps(*requests) == (["1", None, "1", "1"], [CAPS_ARE_LATE])
 
 
 @pytest.mark.parametrize("is_late", [True, False])
-def test_a_changed_variable_and_cuda(asking: Asking, *, is_late: bool) -> None:
-    """A changed variable is set again; if CUDA has started with it, only a restart helps."""
+def test_a_changed_variable(steps: Steps, *, is_late: bool) -> None:
+    """A changed variable is set again, but if CUDA started with it, only a restart helps."""
     change = "os.environ.update(CUDA_VISIBLE_DEVICES='0')"
-    steps = [change, START] if is_late else [START, change]
-    answers, warnings = asking("ask(devices='1')", *steps, "ask()", VARIABLE)
-    assert answers[4] == "1"
+    changes = [change, START] if is_late else [START, change]
+    results, warnings = steps("reserve(devices='1')", *changes, "reserve()", VARIABLE)
+    assert results[4] == "1"
     (warning,) = warnings
-    assert ("CUDA is not using exactly GPU1: restart" in warning) == is_late
-    assert ("the variables are set for GPU1 again" in warning) != is_late
+    assert "GPU1" in warning
+    assert ("restart" in warning) is is_late
 
 
 @pytest.mark.promise
-def test_release_after_the_start(asking: Asking) -> None:
-    """A release after CUDA has started gives the GPU back to others, and the variables."""
-    answers, _ = asking("ask(devices='1')", START, RELEASE, VARIABLE, "reserve_gpu.current()")
-    assert answers[3:] == [None, None]
+def test_release_after_the_start(steps: Steps) -> None:
+    """A release after CUDA has started restores the variables, and frees the GPU."""
+    results, _ = steps("reserve(devices='1')", START, RELEASE, VARIABLE, "reserve_gpu.current()")
+    assert results[3:] == [None, None]
     assert os.environ.get(VISIBLE) is None
     assert got("1") == "1"
 
@@ -412,7 +378,7 @@ def test_release_after_the_start(asking: Asking) -> None:
     "missing", ["cuDeviceGetUuid cuDeviceGetUuid_v2", "cuDeviceGet", "cuDeviceGetCount"]
 )
 def test_a_cuda_library_that_lacks_a_function(machine: Machine, missing: str) -> None:
-    """What can't be asked which GPUs it sees is too late for any, in a line."""
+    """If CUDA can't report its GPUs, it is too late for any reservation."""
     lines = "".join(f"missing {function}\n" for function in missing.split())
     machine.write(f"{machine.scenario.read_text()}\n{lines}")
     with machine.child() as child:

@@ -1,4 +1,4 @@
-"""What keeps frameworks within a part of a GPU: the variables, and lines for people to type."""
+"""Tests of memory limits in real frameworks, after CUDA has started, and in child processes."""
 
 from __future__ import annotations
 
@@ -10,43 +10,32 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reserve_gpu.gpus import memory_caps
-from reserve_gpu.gpus.cuda_environment import (
-    CUPY_LIMIT,
-    TF_GROWTH,
-    TORCH_ALLOCATOR,
-)
+from reserve_gpu.gpus.cuda_environment import CUPY_LIMIT, TF_GROWTH, TORCH_ALLOCATOR
+from reserve_gpu.render.notices import CAPS_ARE_LATE
 
 if TYPE_CHECKING:
     from tests.support.machine import Machine
 
 
-LATE = (
-    "CUDA is already running: JAX, TensorFlow and CuPy keep the limit that they started with until "
-    "you restart."
-)
-
-
 GROW = """
 import ctypes, warnings
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter('always')
     reserve_gpu.reserve(memory='2GB')
-    before = len(told)
+    count = len(caught)
     ctypes.CDLL('libcuda.so.1').cuInit(0)
     reserve_gpu.reserve(memory='3GB')
-[[str(each.message) for each in some] for some in (told[:before], told[before:])]
+[[str(each.message) for each in some] for some in (caught[:count], caught[count:])]
 """
 
 
-def test_a_part_that_grows_once_cuda_runs(machine: Machine) -> None:
-    """A part that is changed after CUDA has started comes with the word that little follows it."""
+def test_a_part_that_grows_after_cuda_has_started(machine: Machine) -> None:
+    """A change of the part after CUDA has started warns that it has little effect."""
     with machine.child() as child:
         before, after = child.run(GROW).value
-    assert LATE not in before
-    assert LATE in after
+    assert CAPS_ARE_LATE not in before
+    assert CAPS_ARE_LATE in after
 
-
-# -- the frameworks themselves ---------------------------------------------------------------------
 
 READ_TORCH = """
 import os, reserve_gpu
@@ -58,7 +47,7 @@ import torch
 
 @pytest.mark.full
 def test_real_pytorch(machine: Machine) -> None:
-    """PyTorch itself takes the variable as it was set, and what the user sets later."""
+    """PyTorch reads the variable that a reservation sets, or what the user sets afterwards."""
     torch = pytest.importorskip("torch", reason="needs the extra `frameworks`")
     assert memory_caps.knows_fraction(torch.__version__)
     with machine.child() as child:
@@ -83,7 +72,7 @@ xla_client.generate_pjrt_gpu_plugin_options()['memory_fraction']
 
 @pytest.mark.full
 def test_real_jax(machine: Machine) -> None:
-    """JAX itself reads the fraction from the variable as it was set, and what is set later."""
+    """JAX reads the fraction that a reservation sets, or what the user sets afterwards."""
     pytest.importorskip("jaxlib", reason="needs the extra `frameworks`")
     with machine.child(XLA_CLIENT_MEM_FRACTION="0.25") as child:
         assert child.run(READ_JAX).value == 0.25
@@ -103,7 +92,7 @@ from reserve_gpu.gpus import memory_caps
 held = reserve_gpu.reserve(memory='3GB')
 import tensorflow as tf
 context = sys.modules['tensorflow.python.eager.context'].context()
-# Without a GPU for CUDA it has none, so it is given the name of one.
+# Without a GPU, TensorFlow has no device to configure, so add one by name.
 context._initialize_physical_devices()
 gpu = tf.config.PhysicalDevice('/physical_device:GPU:0', 'GPU')
 context._physical_devices.append(gpu)
@@ -118,7 +107,7 @@ virtual = context.config.gpu_options.experimental.virtual_devices
 
 @pytest.mark.full
 def test_real_tensorflow(machine: Machine) -> None:
-    """TensorFlow itself takes the limit by the line that users get to type."""
+    """TensorFlow is limited by the line of code that users get."""
     if find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
     with machine.child(TF_CPP_MIN_LOG_LEVEL="3") as child:
@@ -126,12 +115,10 @@ def test_real_tensorflow(machine: Machine) -> None:
         assert answer.value == [[2349]], answer.text
 
 
-# -- processes below -------------------------------------------------------------------------------
-
-BELOW = """
+IN_CHILD = """
 import os, sys, reserve_gpu
 from reserve_gpu.gpus import cuda_environment
-os.environ.pop("CUDA_VISIBLE_DEVICES")  # or nothing but the GPU of the part could be had
+os.environ.pop("CUDA_VISIBLE_DEVICES")  # else only the parent's GPU could be reserved
 before = cuda_environment.read(cuda_environment.CAPS)
 held = reserve_gpu.reserve(1, memory=None if sys.argv[1] == "whole" else sys.argv[1])
 caps = cuda_environment.read(cuda_environment.CAPS)
@@ -144,24 +131,23 @@ assert cuda_environment.read(cuda_environment.CAPS) == before
 @pytest.mark.parametrize(
     ("memory", "limit"), [("whole", None), ("1GiB", "536870912"), ("4GiB", "3489660928")]
 )
-def test_a_process_below_has_caps_of_its_own(
+def test_a_child_replaces_the_limits_of_its_parent(
     machine: Machine, memory: str, limit: str | None
 ) -> None:
-    """What a process above has set for its part is nobody's own: a new reservation replaces it.
+    """A child's reservation replaces its parent's limits, and its release restores them.
 
-    What the user had set before that stands again, and the release gives back what was inherited.
+    The user's values from before the parent's reservation are kept.
     """
     machine.write("gpu\n memory 8192\n" * 2)
-    command = ("sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", BELOW, memory)
+    command = ("sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", IN_CHILD, memory)
     done = machine.command(
         sys.executable, "-m", "reserve_gpu", "run", "--memory", "2GiB", "0", "--",
         *command, PYTORCH_ALLOC_CONF="backend:native",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "already set" not in done.stderr
     expected = {CUPY_LIMIT: limit, TF_GROWTH: "true"} if limit else {}
-    said = ast.literal_eval(done.stdout.splitlines()[-1])
-    words = said.pop(TORCH_ALLOCATOR).split(",")
-    assert said == expected
+    limits = ast.literal_eval(done.stdout.splitlines()[-1])
+    words = limits.pop(TORCH_ALLOCATOR).split(",")
+    assert limits == expected
     assert words[0] == "backend:native"
     assert len(words) <= (2 if limit else 1)

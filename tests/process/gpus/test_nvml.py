@@ -1,4 +1,4 @@
-"""What the driver says, through the real bindings, and what becomes of it."""
+"""Tests of a missing or hanging driver in processes of their own."""
 
 from __future__ import annotations
 
@@ -22,41 +22,42 @@ if TYPE_CHECKING:
 
     from tests.support.here import Here
     from tests.support.machine import Child, Machine
-HANGING_S = 0.1  # a call that takes longer hangs
+HANGING_S = 0.1  # a call that takes longer is hanging
 
 
-def check_no_driver_in(child: Child, words: str) -> None:
+def check_no_driver_in(child: Child) -> None:
+    """Check that a reservation fails because there is no driver, and changes nothing."""
     before = child.run("str(os.environ)").value
     answer = child.reserve()
     assert answer.error in ("DriverError", "NoDriverError")
-    assert words in answer.text.lower()
+    assert "no nvidia driver" in answer.text.lower()
     assert "\n" not in answer.text
     assert child.run("str(os.environ)").value == before
 
 
 @pytest.mark.promise
 @pytest.mark.skipif(
-    ctypes.util.find_library("nvidia-ml") is not None, reason="there is an NVIDIA driver here"
+    ctypes.util.find_library("nvidia-ml") is not None, reason="this machine has an NVIDIA driver"
 )
 def test_no_driver(machine: Machine) -> None:
-    """Without the driver's library one line says so and no variable is changed."""
+    """Without the driver's library, a reservation fails without changes."""
     with machine.child(LD_LIBRARY_PATH="", CUDA_VISIBLE_DEVICES="1") as child:
-        check_no_driver_in(child, "no nvidia driver")
+        check_no_driver_in(child)
 
 
-def test_library_that_cannot_be_loaded(machine: Machine, tmp_path: Path) -> None:
-    """A file in the place of the driver's library that is none is the same as no driver."""
+def test_a_library_that_can_not_be_loaded(machine: Machine, tmp_path: Path) -> None:
+    """A file that is not a library is ignored in the search for the driver's library."""
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
     with machine.child(LD_LIBRARY_PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="1") as child:
-        check_no_driver_in(child, "no nvidia driver")
+        check_no_driver_in(child)
 
 
-LOOK_AT_ALL = f"""
+READ_ALL = f"""
 import _thread
 from reserve_gpu.model.errors import DriverError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
-def look():
+def read():
     with Nvml({HANGING_S}) as nvml:
         try:
             return [nvml.usage(device).used_mib for device in nvml.walk()]
@@ -66,24 +67,24 @@ def look():
 
 
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags *", "nvmlDeviceGetComputeMode 0"])
-def test_looks_at_a_driver_that_hangs_leave_one_thread(machine: Machine, function: str) -> None:
+def test_a_hanging_driver_leaves_one_thread(machine: Machine, function: str) -> None:
     """A process that starts NVML repeatedly while the driver hangs leaves one thread behind."""
     usual = machine.scenario.read_text()
     with machine.child() as child:
-        child.run(LOOK_AT_ALL)
+        child.run(READ_ALL)
         before = child.run("_thread._count()").value
         machine.add(f"delay {function} 1000")
         for _ in range(5):
-            assert "hangs: no answer within 0.1 s (nvml" in child.run("look()").value
+            assert "hangs" in child.run("read()").value
         assert machine.calls().count(function.replace(" *", "")) == 1
         assert wait_for(lambda: child.run("_thread._count()").value == before + 1, LIMIT_S, 0.01)
         machine.scenario.unlink()  # ends the delay
         assert wait_for(lambda: child.run("_thread._count()").value == before, LIMIT_S, 0.01)
         machine.write(usual)
-        assert child.run("look()").value == [0.0, 0.0]
+        assert child.run("read()").value == [0.0, 0.0]
 
 
-def test_a_slow_gpu_is_reserved_although_another_one_hangs(here: Here) -> None:
+def test_a_slow_gpu_is_reserved_while_another_one_hangs(here: Here) -> None:
     """If a GPU has used up the time for all readings, each other GPU still gets some time."""
     delays = ("0 1000", "1 0.15")
     here.write("gpu\n" * 2 + "".join(f"delay nvmlDeviceGetComputeMode {each}\n" for each in delays))
@@ -101,14 +102,12 @@ def test_gpus_are_locked_before_they_are_read(here: Here) -> None:
         assert {names[file] for file in files & {*names}} == {*range(MOST_LOCKED)}
 
 
-STATUS = "import reserve_gpu; reserve_gpu.status()"
-
-
 def test_an_interrupt_stops_before_the_next_gpu(machine: Machine) -> None:
-    """After Ctrl-C while a GPU is initialized, no further GPU is accessed."""
+    """After Ctrl-C during the initialization of a GPU, no further GPU is accessed."""
     machine.write("gpu\n" * 4 + "delay nvmlDeviceGetUUID 1 100000")
+    code = "import reserve_gpu; reserve_gpu.status()"
     process = subprocess.Popen(
-        [sys.executable, "-c", STATUS], env=machine.environ(), stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code], env=machine.environ(), stderr=subprocess.PIPE, text=True
     )
     stderr = interrupted(
         process, lambda: processes.wait_for(lambda: "nvmlDeviceGetUUID 1" in machine.calls())

@@ -901,7 +901,7 @@ def test_a_file_that_breaks_the_import_of_the_bindings(
 def test_wrong_bindings_that_are_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
 ) -> None:
-    """If the wrong module is an installed package, the error contains a command that replaces it."""
+    """If the wrong module is an installed package, the error has a command that replaces it."""
     (tmp_path / "pynvml.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
