@@ -1,7 +1,7 @@
-"""A Python process that answers each question in a fork of its own.
+"""A Python process that runs each piece of code in a fork of its own.
 
-What can be done once in a process, as starting CUDA, or ends it, takes a process of its own each
-time. A fork costs 5 ms where a new Python costs 150.
+CUDA can be started only once in a process, so each such test needs a new process. A fork takes
+5 ms, and a new Python 150 ms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ driver.load()
 cuda = ctypes.CDLL("libcuda.so.1")
 
 def answer_in_fork(code, environ):
-    '''The value, error and standard error of the code, and how the process that ran it ended.'''
+    '''Return the value, error and standard error of the code, and its exit status.'''
     answer, errors = os.memfd_create("answer"), os.memfd_create("errors")
     *body, last = ast.parse(code).body
     body = compile(ast.Module(body, []), "<asked>", "exec")
@@ -53,7 +53,7 @@ def value_of(body, last):
         return None, f"{type(error).__name__}: {error}"
 
 def cuda_devices():
-    '''The UUIDs of the devices that CUDA enumerates, without what they are of; starts CUDA.'''
+    '''Start CUDA, and return the UUIDs of its devices without GPU- or MIG-.'''
     count, device, data = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
     if cuda.cuInit(0):
         return []
@@ -68,9 +68,9 @@ def cuda_devices():
 
 
 class Forker:
-    """A process that forks for each question; a context manager.
+    """A context manager that starts the process.
 
-    The stand-in driver is loaded in it, and CUDA has not started.
+    The process has loaded the stand-in driver, but has not started CUDA.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,10 +86,10 @@ class Forker:
         self._child.kill()
 
     def run(self, code: str, environ: Mapping[str, str]) -> tuple[Any, str | None, str, int]:
-        """Run code in a fork with that environment.
+        """Run code in a fork with this environment.
 
-        Returns the value of its last line, the error if it raised one, what it wrote on standard
-        error, and the exit code.
+        Returns:
+            The value of the last line, the error, the standard error, and the exit code.
         """
         answer = self._child.run(f"answer_in_fork({code!r}, {dict(environ)!r})")
         assert not answer.error, answer.text
@@ -97,12 +97,12 @@ class Forker:
         return value, error, stderr, status
 
     def ask(self, code: str, environ: Mapping[str, str]) -> Any:
-        """Return the value of the last line of the code, run in a fork with that environment."""
+        """Run code in a fork with this environment, and return the value of its last line."""
         value, error, stderr, _ = self.run(code, environ)
         assert not error, f"{error}\n{stderr}"
         return value
 
     def cuda(self, environ: Mapping[str, str]) -> list[str]:
-        """Return the UUIDs, without `GPU-` or `MIG-`, of what CUDA shows in that environment."""
+        """Return the UUIDs, without `GPU-` or `MIG-`, of the devices that CUDA sees."""
         uuids: list[str] = self.ask("cuda_devices()", environ)
         return uuids

@@ -1,4 +1,4 @@
-"""Helpers of tests: nvml."""
+"""Lines of scenarios for drivers that lack newer versions of NVML's process queries."""
 
 from __future__ import annotations
 

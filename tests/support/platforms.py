@@ -1,4 +1,4 @@
-"""Helpers of tests: platforms."""
+"""Start processes in containers, which are namespaces of their own."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ CONTAINER = ("unshare", "--pid", "--mount-proc", "--kill-child")
 
 on_a_host = pytest.mark.skipif(
     procfs.pid_namespace() != procfs.INITIAL_PID_NAMESPACE,
-    reason="in a container an empty process list proves nothing",
+    reason="in a container, an empty process list is not reliable",
 )
 
 
 @contextmanager
 def behind(machine: Machine, *prefix: str, script: str = "", **extra: str) -> Iterator[Child]:
-    """Start a child in namespaces of its own, after a script in which $L is the lock directory."""
+    """Start a child behind a command such as unshare, after a script that mounts.
+
+    In the script, $L is the lock directory.
+    """
     if os.geteuid() or subprocess.run([*prefix, "true"], check=False).returncode:
         pytest.skip("namespaces need root, and a system that allows them")
     machine.locks.mkdir(exist_ok=True)
@@ -41,6 +44,6 @@ def behind(machine: Machine, *prefix: str, script: str = "", **extra: str) -> It
 
 
 def pid_outside(child: Child) -> int:
-    """Return the pid, in our namespace, of a child in a container: unshare's only child."""
+    """Return the pid of a child in a container, as processes outside see it."""
     (process,) = psutil.Process(child.process.pid).children()
     return process.pid

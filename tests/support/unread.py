@@ -1,4 +1,4 @@
-"""Pipes and other files whose reader does not read."""
+"""Pipes and other files that are full, because no process reads from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fill(descriptor: int) -> None:
 
 
 def full_pipe(_: Path | None = None) -> tuple[int, int]:
-    """Return both ends of a pipe without room."""
+    """Return both ends of a full pipe."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, select.PIPE_BUF)
     fill(writer)

@@ -1,7 +1,4 @@
-"""A notebook on every machine people have: the rows of the table in docs/machines.md.
-
-What users, kernels, locks and single readings have to do with it is in the tests of their own.
-"""
+"""Tests of the platforms in docs/machines.md: containers, services, Slurm, MIG, WSL2 and others."""
 
 from __future__ import annotations
 
@@ -49,17 +46,19 @@ OWN_MOUNTS = ("unshare", "--mount")
 
 
 def variables_in(child: Child) -> Any:
+    """Return the CUDA variables of a child."""
     return child.run(VARIABLES).value
 
 
 @pytest.fixture(scope="module")
 def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    """Start a process in whose forks CUDA can be started."""
     with Forker(tmp_path_factory.mktemp("forker")) as forker:
         yield forker
 
 
 def held(forker: Forker) -> list[str]:
-    """Return the labels of what this process holds: just what CUDA shows, in order."""
+    """Return the labels of the held devices, which are exactly those that CUDA sees, in order."""
     reservation = reserve_gpu.current()
     assert reservation
     uuids = [device.uuid[4:] for device in reservation.devices]
@@ -67,7 +66,7 @@ def held(forker: Forker) -> list[str]:
     return [device.label for device in reservation.devices]
 
 
-# What CUDA enumerates with the variables that a child has now: the UUIDs, without what they are of.
+# The UUIDs, without `GPU-` or `MIG-`, of the devices that CUDA sees with a child's variables.
 CUDA_SEES = """
 import subprocess
 subprocess.run([sys.executable, '-c', '''
@@ -86,21 +85,20 @@ for ordinal in range(count.value):
 
 @pytest.mark.promise
 def test_in_a_container_memory_decides(machine: Machine) -> None:
-    """Where others' processes can't be seen, a GPU whose memory is in use is busy anyway."""
+    """In a container, where other processes are hidden, a GPU whose memory is in use is busy."""
     machine.use("container")
     with behind(machine, *CONTAINER) as child:
         text = child.reserve("count=2").text
-        why = "in use by no visible process (perhaps outside this container)"
-        assert of_gpu(text).startswith(f"busy: 8.8 GiB {why}")
-        assert "fuser" not in text  # which sees as little
+        assert of_gpu(text).startswith("busy: 8.8 GiB ")
+        assert "fuser" not in text  # it does not see the processes either
         assert child.reserve().value == "2"
 
 
 def test_a_listed_pid_is_not_looked_up_in_a_container(machine: Machine) -> None:
-    """A compute process counts, but its pid is not taken for a process of this container."""
+    """A pid that the driver lists is not taken for a process of this container."""
     machine.use("container")
     with behind(machine, *CONTAINER) as child:
-        assert child.pid == 1  # as the job that the driver lists has outside
+        assert child.pid == 1  # like the listed process outside
         busy = of_gpu(child.reserve("count=2").text, "1")
         (named,) = (t for t in child.run(WARNINGS.format("1")).value if "GPU1" in t)
     for line in (busy, named):
@@ -110,15 +108,12 @@ def test_a_listed_pid_is_not_looked_up_in_a_container(machine: Machine) -> None:
 
 
 def test_a_container_without_a_reading(machine: Machine) -> None:
-    """With neither memory nor processes to go by a GPU is not picked but can be named."""
+    """Without readings of memory and processes, a GPU is not chosen, but can be named."""
     machine.write("gpu\nfail nvmlDeviceGetMemoryInfo * 4\nfail nvmlDeviceGetMemoryInfo_v2 * 4")
     with behind(machine, *CONTAINER, CUDA_DEVICE_MEMORY="7") as child:
         refused = child.reserve()
         assert refused.error == "NoFreeDeviceError"
         assert of_gpu(refused.text).startswith("unknown: ")
-        assert "reserve('0')" not in refused.text  # nobody knows whose it is
-        assert "in the queue" not in refused.text  # and no wait would tell
-        assert "If you know it is unused, reserve all of it by number." in refused.text
         assert any("unknown" in text for text in child.run(WARNINGS.format("0")).value)
         uuid = child.run("reserve_gpu.current().devices[0].uuid").value
         assert child.run(CUDA_SEES).value == [uuid[4:]]
@@ -126,20 +121,18 @@ def test_a_container_without_a_reading(machine: Machine) -> None:
 
 
 def test_the_hosts_memory_in_a_container(machine: Machine) -> None:
-    """A GPU with the host's memory, whose processes can't be seen, is unknown, and can be named."""
+    """A GPU that shares the host's memory is unknown in a container, but can be named."""
     machine.write("gpu\n  memory none")
     with behind(machine, *CONTAINER) as child:
-        for asked in ("", "memory='1GiB'"):
-            refused = child.reserve(asked)
-            assert of_gpu(refused.text).startswith("unknown: it shares the host's memory, and some")
-            assert "reserve all of it by number" in refused.text
+        for arguments in ("", "memory='1GiB'"):
+            assert of_gpu(child.reserve(arguments).text).startswith("unknown: ")
         assert child.run("reserve_gpu.status().rows[0].promisable_mib").value is None
         assert any("unknown" in text for text in child.run(WARNINGS.format("0")).value)
 
 
 @pytest.mark.promise
 def test_a_holder_in_a_container_is_seen_from_outside(machine: Machine) -> None:
-    """Outside, the holder is named by the pid that it has there, not by the one that it knows."""
+    """A holder in a container is named by its pid outside, not by the one inside."""
     with behind(machine, *CONTAINER) as holder, machine.child() as other:
         assert holder.reserve("0").value == "0"
         refused = other.reserve("0")
@@ -149,8 +142,8 @@ def test_a_holder_in_a_container_is_seen_from_outside(machine: Machine) -> None:
         assert other.reserve().value == "1"
 
 
-def test_a_holder_elsewhere_is_not_taken_for_a_local_process(machine: Machine) -> None:
-    """In a container, a holder outside or in another one is said to be elsewhere, not looked up."""
+def test_a_holder_in_another_container(machine: Machine) -> None:
+    """A holder in another container is not taken for the local process with the same pid."""
     with (
         behind(machine, *CONTAINER) as one,
         behind(machine, *CONTAINER) as two,
@@ -161,43 +154,39 @@ def test_a_holder_elsewhere_is_not_taken_for_a_local_process(machine: Machine) -
         outside.reserve("1")
         refused = two.reserve()
         assert refused.error == "NoFreeDeviceError"
-        assert "(pid 1 in another container, unverified)" in refused.text
-        assert f"(pid {outside.pid} in another container, unverified)" in refused.text
+        for pid in (1, outside.pid):
+            assert f"(pid {pid} in another container" in refused.text
         one.run("reserve_gpu.release()")
         assert two.reserve().value == "0"
 
 
-# How the lock directory comes into a container, as which path, and whether the container is alone.
+# How the lock directory is mounted in a container, its path, and whether it is private.
 MOUNTS = {
-    "its own root": ("", "shared/locks", True),
-    "its own tmpfs": ('mount -t tmpfs none "$L/.."', "shared/locks", True),
-    "the directory": ('mount --bind "$L" "$L"', "shared/locks", False),
-    "one above it": ('mount --bind "$L/.." "$L/.."', "shared/locks", False),
-    "one above it, behind a link": ('mount --bind "$L/.." "$L/.."', "link/locks", False),
+    "root": ("", "shared/locks", True),
+    "tmpfs": ('mount -t tmpfs none "$L/.."', "shared/locks", True),
+    "bind mount": ('mount --bind "$L" "$L"', "shared/locks", False),
+    "bind mount above a link": ('mount --bind "$L/.." "$L/.."', "link/locks", False),
 }
 
 
-@pytest.mark.parametrize(("script", "path", "alone"), MOUNTS.values(), ids=MOUNTS.keys())
-def test_a_container_of_its_own_is_told(
-    machine: Machine, script: str, path: str, *, alone: bool
+@pytest.mark.parametrize(("script", "path", "is_private"), MOUNTS.values(), ids=MOUNTS)
+def test_a_private_lock_directory(
+    machine: Machine, script: str, path: str, *, is_private: bool
 ) -> None:
-    """One warning says that others' reservations can't be seen, unless the directory is mounted."""
+    """A user in a container is warned once if the container's lock directory is private."""
     machine.locks = machine.folder / "shared" / "locks"
     machine.locks.mkdir(parents=True)
     (machine.folder / "link").symlink_to("shared")
     directory = str(machine.folder / path)
     with behind(machine, *CONTAINER, script=script, RESERVE_GPU_LOCK_DIR=directory) as child:
         told = child.run(WARNINGS.format("")).value
-        assert len(told) == alone
-        for text in told:
-            assert "this container" in text
-            assert directory in text
-            assert "RESERVE_GPU_LOCK_DIR" in text
-        assert child.run(WARNINGS.format("")).value == []  # asked again, it says nothing
+        assert len(told) == is_private
+        assert all(directory in text for text in told)
+        assert child.run(WARNINGS.format("")).value == []
 
 
-def test_the_magic_tells_a_container_in_one_line(machine: Machine) -> None:
-    """In a notebook the warning is one line on stderr, beside the usual output."""
+def test_the_magic_warns_in_a_container(machine: Machine) -> None:
+    """In a notebook, the warning about the container is one line on stderr."""
     with behind(machine, *CONTAINER) as child:
         child.run("import subprocess")
         shown = child.run(
@@ -213,7 +202,7 @@ def test_the_magic_tells_a_container_in_one_line(machine: Machine) -> None:
 
 
 def private_tmp(machine: Machine) -> str:
-    """Return a script that makes /tmp and /var/tmp a service's own, as far as the test can."""
+    """Return a script that makes /tmp and /var/tmp private, except for the files of tests."""
     needed = [*machine.environ()["LD_LIBRARY_PATH"].split(":"), sys.prefix, sys.base_prefix]
     paths = {Path(path) for path in (*needed, str(ROOT), str(machine.folder))}
     below = [
@@ -227,8 +216,8 @@ def private_tmp(machine: Machine) -> str:
 
 
 @pytest.mark.skipif(not program("nsenter"), reason="needs nsenter")
-def test_a_service_with_private_tmp_uses_the_shells_locks(machine: Machine) -> None:
-    """A service with a /tmp of its own finds reserved what a shell reserved, and the reverse."""
+def test_a_service_with_private_tmp(machine: Machine) -> None:
+    """A service with PrivateTmp and a shell respect each other's reservations."""
     own_lock_place = "mkdir -p /run/lock; mount -t tmpfs -o mode=1777 none /run/lock"
     default = {"RESERVE_GPU_LOCK_DIR": ""}
     with behind(machine, *OWN_MOUNTS, script=own_lock_place, **default) as shell:
@@ -246,13 +235,13 @@ def test_a_service_with_private_tmp_uses_the_shells_locks(machine: Machine) -> N
         assert len([name for name in made if name.startswith("GPU-")]) >= 2
 
 
-# -- Slurm, Ray, and whoever else set CUDA_VISIBLE_DEVICES -----------------------------------------
+# -- inherited limits of Slurm, Ray and Kubernetes -------------------------------------------------
 
 
 def test_a_slurm_job_in_a_cgroup(
     here: Here, forker: Forker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inside a cgroup GPUs have other numbers, but the same locks as on the node outside."""
+    """In a Slurm job's cgroup, GPUs have other numbers than on the node, but the same locks."""
     here.use("slurm")
     with here.child() as node:
         node_scenario = str(driver.SCENARIOS / "slurm.txt")
@@ -268,50 +257,45 @@ def test_a_slurm_job_in_a_cgroup(
     assert variables() == {"CUDA_VISIBLE_DEVICES": "0,1"}
 
 
-BUS, FASTEST = "PCI_BUS_ID", "FASTEST_FIRST"
+BUS = "PCI_BUS_ID"
 C, D = (f"GPU-51000000-0000-4000-8000-00000000000{end}" for end in "cd")  # of slurm.txt
 
-# Scenario, CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER as somebody set them, what is asked for, and
-# what must be reserved: labels, or the error.
+# Scenario, inherited CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, arguments of `reserve`,
+# and the labels of the reserved devices, or the error.
 LIMITS: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("slurm", "2,3", BUS, {}, "GPU2"),  # Slurm without cgroups
-    ("slurm", "3,2", BUS, {"count": 2}, "GPU2 GPU3"),
     ("slurm", "3,2", BUS, {"devices": [3, 2]}, "GPU3 GPU2"),
-    ("slurm", "0", "", {}, "RequestError"),  # CUDA's own order: the A100s first
-    ("slurm", "1", FASTEST, {}, "RequestError"),
+    ("slurm", "0", "", {}, "RequestError"),  # in CUDA's default order, the A100s are first
     ("slurm", "0,1", BUS, {}, "NoFreeDeviceError"),  # both are busy
     ("slurm", "0,1", BUS, {"devices": 2}, "RequestError"),
     ("slurm", D, "", {}, "GPU3"),  # Ray or Kubernetes, by UUID
     ("slurm", f"{D},{C}", BUS, {"count": 2}, "GPU2 GPU3"),
-    ("slurm", D[:-3], "", {}, "NoVisibleDeviceError"),  # the start of all four
+    ("slurm", D[:-3], "", {}, "NoVisibleDeviceError"),  # the start of all four UUIDs
     ("slurm", f"{C},junk,{D}", "", {"count": 2}, "ImpossibleError"),
     ("slurm", f"{C},junk,{D}", "", {}, "GPU2"),
     ("slurm", f"{C},{C}", "", {}, "NoVisibleDeviceError"),
-    ("slurm", f"2,{C}", BUS, {}, "NoVisibleDeviceError"),  # one GPU by two names
+    ("slurm", f"2,{C}", BUS, {}, "NoVisibleDeviceError"),  # the same GPU twice
     ("slurm", "", "", {}, "NoVisibleDeviceError"),
-    ("slurm", "-1", "", {}, "NoVisibleDeviceError"),
-    ("slurmjob", "2,3", BUS, {}, "NoVisibleDeviceError"),  # the node's numbers in a cgroup
+    ("slurmjob", "2,3", BUS, {}, "NoVisibleDeviceError"),  # the node's numbers, in a cgroup
     ("mig", "{uuid[1:2]}", "", {}, "GPU1:2"),  # Slurm or Kubernetes with MIG
-    ("mig", "{uuid[1:5]},{uuid[1:2]}", "", {}, "GPU1:2"),
     ("mig", "{uuid[1:2]}", "", {"devices": "1:0"}, "RequestError"),
-    ("mig570", "{uuid[1:4]},{uuid[1:1]}", "", {"count": 2}, "GPU1:1 GPU1:4"),
     ("mig570", "{uuid[1:4]},{uuid[1:1]}", "", {"devices": ["1:4", "1:1"]}, "GPU1:4 GPU1:1"),
 ]
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize(("scenario", "value", "order", "wishes", "expected"), LIMITS)
-def test_a_fence(
+@pytest.mark.parametrize(("scenario", "value", "order", "arguments", "expected"), LIMITS)
+def test_an_inherited_limit(
     here: Here,
     forker: Forker,
     monkeypatch: pytest.MonkeyPatch,
     scenario: str,
     value: str,
     order: str,
-    wishes: dict[str, Any],
+    arguments: dict[str, Any],
     expected: str,
 ) -> None:
-    """What is reserved is inside an inherited value, and CUDA then sees that and nothing else."""
+    """Devices are chosen within an inherited limit, and CUDA sees exactly the reserved ones."""
     here.use(scenario)
     value = re.sub(r"{uuid\[([0-9:]+)\]}", lambda match: here.uuid(match[1]), value)
     before = {"CUDA_VISIBLE_DEVICES": value} | ({"CUDA_DEVICE_ORDER": order} if order else {})
@@ -320,15 +304,15 @@ def test_a_fence(
     seen_before = forker.cuda(os.environ)
     if expected.endswith("Error"):
         with pytest.raises(reserve_gpu.ReserveGPUError) as caught:
-            reserve_gpu.reserve(**wishes)
+            reserve_gpu.reserve(**arguments)
         assert type(caught.value).__name__ == expected
         assert f"CUDA_VISIBLE_DEVICES='{value[:40]}" in str(caught.value)
         closed = before | {"CUDA_VISIBLE_DEVICES": ""}
         assert variables() == (closed if expected == "NoFreeDeviceError" else before)
     else:
-        reserve_gpu.reserve(**wishes)
+        reserve_gpu.reserve(**arguments)
         assert held(forker) == expected.split()
-        if scenario != "mig":  # with an old driver CUDA shows but one of several instances
+        if scenario != "mig":  # with an old driver, CUDA shows only one of several instances
             assert set(forker.cuda(os.environ)) <= set(seen_before)
     reserve_gpu.release()
     assert variables() == before
@@ -336,37 +320,35 @@ def test_a_fence(
 
 # -- MIG -------------------------------------------------------------------------------------------
 
-# Scenario, what is asked for, and what is reserved, or the error and what it must say.
-INSTANCES: list[tuple[str, dict[str, Any], str, str]] = [
-    ("mig", {}, "GPU0", ""),
-    ("mig", {"devices": "1:2"}, "GPU1:2", ""),
-    ("mig", {"min_memory": "18GB", "name": "MIG"}, "GPU1:5", ""),
-    ("mig", {"devices": ["1:0", "1:2"]}, "ImpossibleError", "can use only one"),
-    ("mig", {"count": 2}, "NoFreeDeviceError", "can use only one"),  # GPU2 may be made whole again
-    ("mig", {"devices": [0, "1:0"]}, "RequestError", "GPU1:0 is a MIG instance"),
-    ("mig", {"devices": 1}, "RequestError", "1:0, 1:2, 1:5"),
-    ("mig", {"devices": 2}, "NoFreeDeviceError", "no instance  MIG is on, but the GPU has no MIG"),
-    ("mig570", {"devices": ["1:4", "1:1"]}, "GPU1:4 GPU1:1", ""),
-    ("mig570", {"count": 2}, "GPU1:1 GPU1:3", ""),
-    ("mig570", {"count": 3}, "GPU1:1 GPU1:3 GPU1:4", ""),
-    ("mig570", {"devices": [0, "1:1"]}, "RequestError", "GPU1:1 is a MIG instance"),
-    ("mig570", {"count": 4}, "ImpossibleError", "MIG"),  # four are free, but not four of a kind
+# The scenario, the arguments of `reserve`, and the labels of the reserved devices, or the error.
+INSTANCES: list[tuple[str, dict[str, Any], str]] = [
+    ("mig", {}, "GPU0"),
+    ("mig", {"devices": "1:2"}, "GPU1:2"),
+    ("mig", {"min_memory": "18GB", "name": "MIG"}, "GPU1:5"),
+    ("mig", {"devices": ["1:0", "1:2"]}, "ImpossibleError"),
+    ("mig", {"count": 2}, "NoFreeDeviceError"),  # MIG might be disabled on GPU2
+    ("mig", {"devices": [0, "1:0"]}, "RequestError"),
+    ("mig", {"devices": 1}, "RequestError"),
+    ("mig", {"devices": 2}, "NoFreeDeviceError"),
+    ("mig570", {"devices": ["1:4", "1:1"]}, "GPU1:4 GPU1:1"),
+    ("mig570", {"count": 3}, "GPU1:1 GPU1:3 GPU1:4"),
+    ("mig570", {"count": 4}, "ImpossibleError"),  # there are not four GPUs or four instances
 ]
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize(("scenario", "wishes", "expected", "words"), INSTANCES)
+@pytest.mark.parametrize(("scenario", "arguments", "expected"), INSTANCES)
 def test_instances(
-    here: Here, forker: Forker, scenario: str, wishes: dict[str, Any], expected: str, words: str
+    here: Here, forker: Forker, scenario: str, arguments: dict[str, Any], expected: str
 ) -> None:
-    """CUDA sees just the GPUs or instances that were reserved; what it can't show is refused."""
+    """CUDA sees exactly the reserved GPUs or instances; a choice that it can't show is refused."""
     here.use(scenario)
     if not expected.endswith("Error"):
-        reserve_gpu.reserve(**wishes)
+        reserve_gpu.reserve(**arguments)
         assert held(forker) == expected.split()
         return
-    with pytest.raises(reserve_gpu.ReserveGPUError, match=re.escape(words)) as caught:
-        reserve_gpu.reserve(**wishes)
+    with pytest.raises(reserve_gpu.ReserveGPUError) as caught:
+        reserve_gpu.reserve(**arguments)
     assert type(caught.value).__name__ == expected
     assert "CUDA_DEVICE_ORDER" not in variables()
 
@@ -376,8 +358,8 @@ def test_instances(
 WSL_LIBRARIES = "/usr/lib/wsl/lib"
 
 
-def wsl(libraries: str) -> str:
-    """Return a script that makes this WSL2: the kernel's name, and the place of the library."""
+def wsl_script(libraries: str) -> str:
+    """Return a script that simulates WSL2: the kernel's name, and the library's place."""
     return f"""
 echo 5.15.153.1-microsoft-standard-WSL2 >"$L/release"
 mount --bind "$L/release" /proc/sys/kernel/osrelease
@@ -387,7 +369,7 @@ mkdir -p {WSL_LIBRARIES}; cp {libraries}/libnvidia-ml.so.1 {WSL_LIBRARIES}"""
 
 
 def test_wsl2(machine: Machine) -> None:
-    """Under WSL2 the library is found where it is, and memory decides, whatever the lists say."""
+    """Under WSL2, the driver's library is found, and memory decides, because lists are empty."""
     machine.use("wsl2")
     libraries = machine.environ()["LD_LIBRARY_PATH"].split(":")[0]
     overlay = "mount -t tmpfs none /mnt; mkdir /mnt/a /mnt/b /mnt/c; "
@@ -395,13 +377,13 @@ def test_wsl2(machine: Machine) -> None:
     if subprocess.run(
         [*OWN_MOUNTS, "sh", "-c", overlay], check=False, capture_output=True
     ).returncode:
-        pytest.skip("needs root and overlayfs, to put the library where WSL has it")
-    with behind(machine, *OWN_MOUNTS, script=wsl(libraries), LD_LIBRARY_PATH="") as child:
+        pytest.skip("needs root and overlayfs")
+    with behind(machine, *OWN_MOUNTS, script=wsl_script(libraries), LD_LIBRARY_PATH="") as child:
         assert child.reserve().value == "1"
         text = child.reserve("count=2").text
-        why = "busy: 4.9 GiB in use by no visible process (perhaps by Windows)"
-        assert of_gpu(text).startswith(why)
-        assert "fuser" not in text  # which does not see Windows
+        assert of_gpu(text).startswith("busy: 4.9 GiB ")
+        assert "Windows" in of_gpu(text)
+        assert "fuser" not in text  # it does not see processes of Windows
         child.run("reserve_gpu.release()")
         machine.write("gpu\n memory 8192\n used 2880")
         text = child.reserve().text
@@ -411,27 +393,27 @@ def test_wsl2(machine: Machine) -> None:
         child.run(f"import os; os.environ['RESERVE_GPU_IDLE_MEMORY'] = '{limit}'")
         assert child.reserve().value == "0"
         child.run("del os.environ['RESERVE_GPU_IDLE_MEMORY']; reserve_gpu.release()")
-        machine.write("gpu\n  memory none\ngpu")  # an empty list is not idle here
+        machine.write("gpu\n  memory none\ngpu")  # an empty list does not mean idle here
         assert child.reserve().value == "1"
 
 
 def test_colab(machine: Machine) -> None:
-    """In Colab's container, without process lists, the one GPU is had; if in use, it is said."""
+    """In Colab's container, which hides processes, a GPU is free unless its memory is in use."""
     machine.use("colab")
     with behind(machine, *CONTAINER) as child:
         assert child.reserve().value == "0"
         child.run("reserve_gpu.release()")
         machine.add("used 4000")
-        refused = child.reserve()
-        assert refused.error == "NoFreeDeviceError"
-        assert "3.9 GiB in use" in refused.text
+        assert child.reserve().error == "NoFreeDeviceError"
 
 
-# What may stand in an environment beside nvidia-ml-py, or in its place; whether it serves.
+# -- other bindings --------------------------------------------------------------------------------
+
+# Packages that replace nvidia-ml-py, and whether they work.
 BINDINGS = {
     "pynvml==13.*": True,
     "pynvml==11.5.*": False,
-    "nvidia-ml-py3==7.352.0": None,  # either will do
+    "nvidia-ml-py3==7.352.0": None,  # depends on the order of installation
     "nvidia-ml-py==12.550.*": True,
 }
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", "--retries=1")
@@ -439,7 +421,7 @@ RESERVE = "import os, reserve_gpu; reserve_gpu.reserve(); print(os.environ['CUDA
 
 
 def pip_install(python: str, *arguments: str) -> subprocess.Popen[str]:
-    """Begin to install."""
+    """Start an installation."""
     return subprocess.Popen(
         [python, *PIP, "install", "--no-compile", *arguments],
         text=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -447,11 +429,11 @@ def pip_install(python: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def finish_or_skip(pip: subprocess.Popen[str]) -> None:
-    """Wait for pip; skip the test where it can't install, as without a network."""
+    """Wait for pip, and skip the test if it can't install, for example without a network."""
     try:
         complaint = pip.communicate(timeout=LIMIT_S)[1]
     except subprocess.TimeoutExpired:
-        complaint = f"no end after {LIMIT_S} s"
+        complaint = f"timeout after {LIMIT_S} s"
         pip.kill()
     if pip.returncode != 0:
         pytest.skip(f"pip can't install: {complaint.strip()[-200:]}")
@@ -459,7 +441,7 @@ def finish_or_skip(pip: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="session")
 def installing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Make a folder and a pip for each of the BINDINGS, all at work at the same time."""
+    """Start to install each of the BINDINGS into a folder of its own, all at the same time."""
     folder = tmp_path_factory.mktemp("bindings")
     paths = {name: folder / str(number) for number, name in enumerate(BINDINGS)}
     running = {n: pip_install(sys.executable, f"--target={p}", n) for n, p in paths.items()}
@@ -473,28 +455,28 @@ def installing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, A
 
 @pytest.mark.full
 @pytest.mark.xdist_group("bindings")
-@pytest.mark.parametrize(("name", "serves"), BINDINGS.items())
+@pytest.mark.parametrize(("name", "works"), BINDINGS.items())
 def test_bindings(
-    machine: Machine, installing: dict[str, Any], name: str, *, serves: bool | None
+    machine: Machine, installing: dict[str, Any], name: str, *, works: bool | None
 ) -> None:
-    """Other people's bindings serve without a warning, or the file in the way is named."""
+    """Other bindings work without a warning, or the error contains their path."""
     path, pip = installing[name]
     finish_or_skip(pip)
     machine.write("gpu\n  compute 4321000 3500\ngpu")
     as_a_site = f"import site, sys; site.addsitedir('{path}'); sys.path.insert(0, '{path}')\n"
     done = machine.python(f"{as_a_site}{RESERVE}")
-    if serves or (serves is None and not done.returncode):
+    if works or (works is None and not done.returncode):
         assert (done.stdout, done.stderr) == ("1\n", "")
     else:
         last = done.stderr.splitlines()[-1]
         assert last.startswith("reserve_gpu.model.errors.DriverError: ")
-        assert str(path) in last  # it comes before what is installed
+        assert str(path) in last
         assert "deprecated" not in done.stderr
 
 
 @pytest.mark.full
-def test_the_command_mends_it(machine: Machine) -> None:
-    """The command that is named where old bindings are in the way makes the same script work."""
+def test_the_suggested_command_replaces_old_bindings(machine: Machine) -> None:
+    """The command in the error about old bindings makes the same script work."""
     environment = machine.folder / "environment"
     venv.create(environment, symlinks=True, with_pip=True)
     python = str(environment / "bin" / "python")
@@ -503,8 +485,8 @@ def test_the_command_mends_it(machine: Machine) -> None:
     before = machine.command("python", "-c", RESERVE, **path)
     last = before.stderr.splitlines()[-1]
     assert "Run: " in last
-    mending = machine.command("sh", "-c", last.partition("Run: ")[2], **path)
-    assert mending.returncode == 0, mending.stderr
+    repair = machine.command("sh", "-c", last.partition("Run: ")[2], **path)
+    assert repair.returncode == 0, repair.stderr
     after = machine.command("python", "-c", RESERVE, **path)
     assert after.stdout == "0\n"
     assert "Error" not in after.stderr
@@ -512,9 +494,9 @@ def test_the_command_mends_it(machine: Machine) -> None:
 
 # -- native Windows, macOS -------------------------------------------------------------------------
 
-# Makes this process one of another system, as far as Python shows it; IPython is there already.
-ELSEWHERE = """
-import ctypes, ctypes.util, os, sys  # of Linux: others have a part that is missing here
+# Simulates another operating system after IPython was imported.
+ON_ANOTHER_SYSTEM = """
+import ctypes, ctypes.util, os, sys  # imported first, because they differ by system
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance(colors="NoColor")
 import IPython.core.magic, IPython.core.magic_arguments, argparse, shlex, subprocess
@@ -542,10 +524,10 @@ print(json.dumps([answers, dict(os.environ)]))
 """
 
 
-def elsewhere(machine: Machine, system: str, **extra: str) -> dict[str, tuple[str | None, str]]:
-    """Return what each cell came to on that system: the name of an error or None, and its text."""
+def cells_on(machine: Machine, system: str, **extra: str) -> dict[str, tuple[str | None, str]]:
+    """Return the name of each cell's error, or None, and its text, on another system."""
     before = {"CUDA_VISIBLE_DEVICES": "1"}
-    done = machine.command(sys.executable, "-c", ELSEWHERE, system, **before, **extra)
+    done = machine.command(sys.executable, "-c", ON_ANOTHER_SYSTEM, system, **before, **extra)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     answers, environ = json.loads(done.stdout.splitlines()[-1])
@@ -557,7 +539,7 @@ def elsewhere(machine: Machine, system: str, **extra: str) -> dict[str, tuple[st
     ("system", "has_driver"), [("win32", False), ("win32", True), ("darwin", False)]
 )
 def test_other_systems(machine: Machine, system: str, *, has_driver: bool) -> None:
-    """On Windows and macOS nothing crashes, and one line says what reservations need."""
+    """On Windows and macOS, each reservation fails with one line that names Linux and WSL2."""
     libraries = machine.environ()["LD_LIBRARY_PATH"].split(":")[0]
     if has_driver:
         (machine.folder / "System32").mkdir()
@@ -565,11 +547,11 @@ def test_other_systems(machine: Machine, system: str, *, has_driver: bool) -> No
     else:
         libraries = ""
     windows = {"WINDIR": str(machine.folder), "LD_LIBRARY_PATH": libraries}
-    answers = elsewhere(machine, system, **windows)
-    ours = {"NoDriverError", "DriverError", "LockError"}
+    answers = cells_on(machine, system, **windows)
+    expected = {"NoDriverError", "DriverError", "LockError"}
     for cell, (error, text) in answers.items():
         if "reserve()" in cell or cell in ("%reserve_gpu", "%reserve_gpu 0 --memory=1G"):
-            assert error in ours, (cell, error, text)
+            assert error in expected, (cell, error, text)
             assert "\n" not in text
             assert "Linux" in text, (cell, text)
             assert "WSL2" in text
@@ -580,24 +562,23 @@ def test_other_systems(machine: Machine, system: str, *, has_driver: bool) -> No
 
 
 @on_a_host
-def test_a_zombie_is_called_so(here: Here) -> None:
-    """Of a process that has ended, and is listed still, it is said with which process it goes."""
+def test_a_zombie(here: Here) -> None:
+    """A zombie that the driver lists is shown with the parent that can end it."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
         here.write(f"gpu\n compute {process.pid} 3000")
         text, status = refused(), reserve_gpu.status()
         shown = here.shell().run("%reserve_gpu --status").values[0]["text/html"]
-    assert f"(pid {process.pid}, a zombie)" in of_gpu(text)
-    ends = rf"\(pid {process.pid}, a zombie\) will go away when .*\(pid {os.getpid()}\) ends\."
-    assert all(re.search(ends, each) for each in (text, str(status), shown))
+    pids = rf"pid {process.pid}, a zombie\b.*\bpid {os.getpid()}\b"
+    assert all(re.search(pids, each) for each in (text, str(status), shown))
     (told,) = status.to_dict()["devices"][0]["processes"]
     assert told["zombie_of"].endswith(f"(pid {os.getpid()})")
     assert told["command"].startswith("python")
 
 
 @on_a_host
-def test_the_parent_of_a_zombie_has_its_pid_after_a_long_command(here: Here) -> None:
-    """A zombie's parent is named with its pid, however long its command is."""
+def test_the_parent_of_a_zombie_with_a_long_command(here: Here) -> None:
+    """A zombie's parent is shown with its pid, even if its command is long."""
     code = "import os; pid = os.fork() or os._exit(0); print(pid, flush=True); os.read(0, 1)"
     argv = [sys.executable, "-c", code, "argument" * 100]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
@@ -607,14 +588,14 @@ def test_the_parent_of_a_zombie_has_its_pid_after_a_long_command(here: Here) -> 
         here.write(f"gpu\n compute {zombie} 3000")
         text = refused()
         parent.communicate()
-    assert f"(pid {parent.pid}) ends." in text
+    assert f"(pid {parent.pid})" in text
 
 
 # -- a driver that hangs ---------------------------------------------------------------------------
 
 
 def wait_for_call(machine: Machine, pid: int, function: str) -> None:
-    """Wait until the process has called the function."""
+    """Wait until the process has called a function of the driver."""
     deadline = time.monotonic() + LIMIT_S
     while not any(
         line.split()[:2] == [str(pid), function]
@@ -626,7 +607,7 @@ def wait_for_call(machine: Machine, pid: int, function: str) -> None:
 
 @contextmanager
 def hanging(machine: Machine, script: str) -> Iterator[Child]:
-    """Start a child for which alone the driver hangs, at the function that the scenario delays."""
+    """Start a child whose driver hangs, in a scenario that delays a function."""
     scenario = machine.folder / "hanging.txt"
     scenario.write_text(script)
     (function,) = (line.split()[1] for line in script.splitlines() if line.startswith("delay"))
@@ -636,14 +617,14 @@ def hanging(machine: Machine, script: str) -> Iterator[Child]:
         yield child
 
 
-def test_a_hang_before_the_mutex_blocks_nobody(here: Here) -> None:
-    """Who hangs while a GPU is touched for the first time does not keep others from any GPU."""
+def test_a_hang_before_the_mutex(here: Here) -> None:
+    """A process that hangs before it has the mutex does not block other processes."""
     with hanging(here, "delay nvmlDeviceGetMemoryInfo_v2 0 100000\ngpu\ngpu"):
         assert got("0,1") == "0,1"
 
 
-def test_a_hang_under_the_mutex_is_told_with_its_pid(here: Here) -> None:
-    """Who waits in vain for one that hangs is told its pid; that passes the GPU over in the end."""
+def test_a_hang_under_the_mutex(here: Here) -> None:
+    """The error about a hanging holder of the mutex has its pid, and it skips the GPU later."""
     script = (driver.SCENARIOS / "hang.txt").read_text()
     with hanging(here, script) as child, LockDirectory(str(here.locks)) as directory:
         with pytest.raises(LockError, match=rf"\b{child.pid}\b"):
@@ -653,15 +634,15 @@ def test_a_hang_under_the_mutex_is_told_with_its_pid(here: Here) -> None:
         assert got("0") == "0"
 
 
-def test_killing_one_that_hangs_frees_all(here: Here) -> None:
-    """Once a process that hangs under the mutex is killed everything can be reserved."""
+def test_a_killed_process_that_hung_under_the_mutex(here: Here) -> None:
+    """If a process that hangs under the mutex is killed, all GPUs are available."""
     with hanging(here, (driver.SCENARIOS / "hang.txt").read_text()) as child:
         child.kill()
         assert got("0,1") == "0,1"
 
 
-def test_a_hang_in_another_container_names_no_process_of_this_one(machine: Machine) -> None:
-    """In a container, who hangs outside is not said to be the local process of the same pid."""
+def test_a_hang_outside_the_container(machine: Machine) -> None:
+    """In a container, the pid of a hanging process outside is not shown."""
     script = (driver.SCENARIOS / "hang.txt").read_text()
     with behind(machine, *CONTAINER) as contained, hanging(machine, script) as child:
         told = contained.run(
@@ -669,7 +650,6 @@ def test_a_hang_in_another_container_names_no_process_of_this_one(machine: Machi
             "with LockDirectory() as directory, directory.mutex(limit_s=0.05): pass"
         )
         assert told.error == "MutexHeldError"
-        assert "can't be seen from here" in told.text
         assert not any(str(pid) in told.text for pid in (1, child.pid))
 
 
@@ -677,7 +657,7 @@ def test_a_hang_in_another_container_names_no_process_of_this_one(machine: Machi
     "function", ["nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeMode"]
 )
 def test_interrupting_a_script_that_hangs(here: Here, function: str) -> None:
-    """Ctrl-C ends a Python script that hangs in the driver, and frees all that it had taken."""
+    """Ctrl-C ends a Python script that hangs in the driver, and frees its GPUs."""
     scenario = here.folder / "hanging.txt"
     scenario.write_text(f"delay {function} * 100000\ngpu\ngpu")
     process = subprocess.Popen(

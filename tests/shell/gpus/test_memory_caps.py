@@ -1,4 +1,4 @@
-"""What keeps frameworks within a part of a GPU: the variables, and lines for people to type."""
+"""Tests of the memory limits that a reservation of a part sets and restores."""
 
 from __future__ import annotations
 
@@ -26,46 +26,43 @@ if TYPE_CHECKING:
 TENSORFLOW = "tensorflow-2.19.0.dist-info"
 
 
-# -- with a reservation ----------------------------------------------------------------------------
-
-
-def _set() -> dict[str, str]:
+def limits() -> dict[str, str]:
+    """Return the memory limits that are set in this process."""
     now = cuda_environment.read(cuda_environment.CAPS)
     return {name: value for name, value in now.items() if value is not None}
 
 
-def test_set_and_given_back(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caps come with a part, change with its size, and go with it; the user's own stays."""
+def test_limits_of_a_part(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits are set for a part, change with its size, and are restored by a release."""
     monkeypatch.setenv(TORCH_ALLOCATOR, "expandable_segments:True")
     monkeypatch.setenv(CUPY_LIMIT, "")
-    before = _set()
+    before = limits()
     reserve_gpu.reserve(memory="3GB")
-    assert _set()[CUPY_LIMIT] == str(int(3e9) - 768 * MIB)
+    assert limits()[CUPY_LIMIT] == str(int(3e9) - 768 * MIB)
     reserve_gpu.reserve(memory="2GB")
-    assert _set()[CUPY_LIMIT] == str(int(2e9) - 768 * MIB)
+    assert limits()[CUPY_LIMIT] == str(int(2e9) - 768 * MIB)
     reserve_gpu.release()
-    assert _set() == before
+    assert limits() == before
 
 
 def test_one_fraction_for_gpus_of_different_sizes(here: Here) -> None:
-    """Where one number has to do for several GPUs it is that of the largest."""
+    """The fraction for several GPUs is that of the largest one."""
     here.write("gpu\n memory 8192\ngpu\n memory 16384\n")
     reserve_gpu.reserve("0,1", memory="4864MiB")
     assert os.environ[XLA_FRACTION] == "0.250000"
 
 
-def test_a_users_cap_is_said(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has set a cap is told that it stands."""
+def test_a_limit_of_the_user(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that the user has set is kept, with a warning at the caller's line."""
     monkeypatch.setenv(CUPY_LIMIT, "1000")
-    said = "CUPY_GPU_MEMORY_LIMIT is already set"
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match=said) as caught:
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match=CUPY_LIMIT) as caught:
         reserve_gpu.reserve(memory="3GB")
-    assert {each.filename for each in caught} == {__file__}  # where it was asked for
+    assert {each.filename for each in caught} == {__file__}
     assert os.environ[CUPY_LIMIT] == "1000"
 
 
-def test_a_cap_that_the_user_changes_is_theirs(here: Here) -> None:
-    """A cap that the user sets after the reservation stays over the next call and the release."""
+def test_a_limit_that_the_user_changes(here: Here) -> None:
+    """A limit that the user sets after a reservation is kept by later calls."""
     reserve_gpu.reserve(memory="3GB")
     os.environ[XLA_FRACTION] = "0.01"
     with pytest.warns(reserve_gpu.ReserveGPUWarning, match=XLA_FRACTION):
@@ -76,10 +73,10 @@ def test_a_cap_that_the_user_changes_is_theirs(here: Here) -> None:
     del os.environ[XLA_FRACTION]
 
 
-def test_caps_that_were_changed_are_mended(here: Here) -> None:
-    """Asked for the same again, caps that are gone are set; what is said to be set is there.
+def test_limits_are_set_again(here: Here) -> None:
+    """A repeated reservation sets missing limits, except those that the user has set since.
 
-    JAX raises where both of its names are set, so the user's own goes before.
+    JAX raises an error if both of its variables are set.
     """
     first = reserve_gpu.reserve(memory="3GB")
     del os.environ[CUPY_LIMIT]
@@ -87,41 +84,35 @@ def test_caps_that_were_changed_are_mended(here: Here) -> None:
     os.environ[TORCH_ALLOCATOR] = "expandable_segments:True"
     with pytest.warns(reserve_gpu.ReserveGPUWarning, match=OLD_XLA_FRACTION):
         assert reserve_gpu.reserve(memory="3GB") is first
-    assert _set()[CUPY_LIMIT] == str(int(3e9) - 768 * MIB)
-    assert XLA_FRACTION not in _set()
+    assert limits()[CUPY_LIMIT] == str(int(3e9) - 768 * MIB)
+    assert XLA_FRACTION not in limits()
     assert {**os.environ, **first.environ} == os.environ
     assert XLA_FRACTION not in str(first)
     assert reserve_gpu.reserve(memory="3GB") is first
     reserve_gpu.release()
-    assert _set() == {OLD_XLA_FRACTION: "0.01", TORCH_ALLOCATOR: "expandable_segments:True"}
+    assert limits() == {OLD_XLA_FRACTION: "0.01", TORCH_ALLOCATOR: "expandable_segments:True"}
     del os.environ[OLD_XLA_FRACTION], os.environ[TORCH_ALLOCATOR]
 
 
-def test_a_small_part(here: Here) -> None:
-    """Of a part that a CUDA context might fill half is the cap."""
-    reserve_gpu.reserve(memory="512MiB")
-    assert _set()[CUPY_LIMIT] == str(256 * MIB)
-
-
-def test_an_allowance_that_is_no_size(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A setting that is no size is said before anything is reserved or changed."""
+def test_an_invalid_allowance(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invalid allowance is refused without any change."""
     monkeypatch.setenv("RESERVE_GPU_CONTEXT_MEMORY", "much")
     before = dict(os.environ)
-    with pytest.raises(errors.RequestError, match="CONTEXT_MEMORY: 'much' is not a valid size"):
+    with pytest.raises(errors.RequestError, match="RESERVE_GPU_CONTEXT_MEMORY"):
         reserve_gpu.reserve(memory="2GB")
     assert (dict(os.environ), held(here)) == (before, [])
 
 
-def test_a_whole_gpu_has_no_cap(here: Here) -> None:
-    """Without a size no cap is set."""
+def test_a_whole_gpu_has_no_limit(here: Here) -> None:
+    """A whole GPU has no memory limit."""
     reservation = reserve_gpu.reserve()
-    assert _set() == {}
+    assert limits() == {}
     assert reservation.environ.keys() == {*cuda_environment.CUDA}
 
 
 @pytest.mark.parametrize("is_notebook", [True, False], ids=["notebook", "terminal"])
-def test_a_line_to_type_is_shown(here: Here, packages: Any, *, is_notebook: bool) -> None:
-    """What is to be typed stands on a line of its own, in a notebook and in a terminal."""
+def test_the_line_of_code_is_shown(here: Here, packages: Any, *, is_notebook: bool) -> None:
+    """The line of code to type is on a line of its own, in a notebook and in a terminal."""
     path = [*sys.path]
     packages(TENSORFLOW)
     sys.path += path
@@ -131,5 +122,5 @@ def test_a_line_to_type_is_shown(here: Here, packages: Any, *, is_notebook: bool
     shown = cell.values[0]["text/html"] if is_notebook else cell.stderr
     start = "<div>" if is_notebook else "\n"
     end = "</div>" if is_notebook else ""
-    assert f"right after importing it:{end}{start}for gpu in tf." in shown
+    assert f"{end}{start}for gpu in tf." in shown
     assert "memory_limit=2093)" in shown

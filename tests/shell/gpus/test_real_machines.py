@@ -1,6 +1,6 @@
-"""What the product says of machines that people have shown in public: `tests/machines/`.
+"""Tests of the readings in `tests/machines/`, which people have posted in public.
 
-Only the readings are real, so this confirms nothing about hardware.
+Only the readings are real, so these tests confirm nothing about hardware.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FILES = sorted(FOLDER.glob("*.txt"))
 LEAST_FILES, LEAST_KINDS = 60, 25
 
 VERDICTS = ("free", "busy", "broken", "unknown")
-# The product's states in a person's words; the others are said of reservations.
-SAID = {
+# The verdict that corresponds to each state of a device without a reservation.
+VERDICT_OF = {
     State.FREE: "free",
     State.BUSY: "busy",
     State.BROKEN: "broken",
@@ -45,10 +45,15 @@ PLACES = ("host", "container", "WSL2")
 
 
 class Posted(NamedTuple):
-    """What a file of the corpus says of its machine besides the readings.
+    """The comments of a file about its machine.
 
-    people, product: by the number of a GPU or instance, what each says of it; product only where
-    it disagrees. takes: what a bare reservation takes if it is not one that a person calls free.
+    Attributes:
+        addresses: Where the output was posted.
+        kind: The kind of machine.
+        seen_from: One of PLACES.
+        people: A person's verdict on each GPU or instance.
+        product: The product's verdict on each GPU or instance, if it differs.
+        takes: The device that a reservation without arguments takes, if no person calls it free.
     """
 
     addresses: tuple[str, ...]
@@ -60,7 +65,7 @@ class Posted(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> Posted:
-        """Read the comments at the top. Raises ValueError for a line that is none of them."""
+        """Read the comments at the top of a file. Raise ValueError for an unknown comment."""
         facts: dict[str, list[str]] = {"from": [], "kind": [], "seen from": []}
         people: dict[str, str] = {}
         product: dict[str, str] = {}
@@ -82,7 +87,7 @@ class Posted(NamedTuple):
 
 
 def verdict(text: str) -> str:
-    """Return the word that a reason follows. Raises ValueError without either."""
+    """Return the verdict before a reason. Raise ValueError if either is missing."""
     word, _, reason = text.partition("; ")
     if word not in VERDICTS or not reason:
         raise ValueError(f"{text!r}: one of {', '.join(VERDICTS)}, a semicolon, and why")
@@ -93,28 +98,30 @@ POSTED = {path.stem: Posted.read(path) for path in FILES}
 
 
 @pytest.fixture(scope="module")
-def one_after_the_other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
-    """Make a machine that becomes each of the corpus: they have nothing but their readings."""
+def corpus_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
+    """Make a machine that takes the readings of one file after the other."""
     with Here(tmp_path_factory.mktemp("corpus")) as machine:
         yield machine
 
 
 @pytest.mark.parametrize("name", POSTED)
-def test_each_machine_is_judged_as_a_person_judges_it(one_after_the_other: Here, name: str) -> None:
-    """Each GPU is what a person or the file's disagreement says, and a free one is reserved."""
+def test_verdicts(corpus_machine: Here, name: str) -> None:
+    """Each GPU has the verdict in its file, and a free GPU is reserved."""
     posted = POSTED[name]
-    one_after_the_other.write((FOLDER / f"{name}.txt").read_text())
-    states, taken = seen_and_taken(one_after_the_other, posted.seen_from)
+    corpus_machine.write((FOLDER / f"{name}.txt").read_text())
+    states, taken = read_and_reserve(corpus_machine, posted.seen_from)
     assert states == {**posted.people, **posted.product}
     free = {number for number, word in posted.people.items() if word == "free"} or {NOTHING}
     assert taken == posted.takes if posted.takes else taken in free
 
 
-def seen_and_taken(here: Here, seen_from: str) -> tuple[dict[str, str], str]:
-    """Return what the product says of each GPU, and which one a bare reservation takes."""
+def read_and_reserve(here: Here, seen_from: str) -> tuple[dict[str, str], str]:
+    """Return the product's verdict on each GPU, and the device that a reservation takes."""
     with Nvml() as gpus, LockDirectory(str(here.locks)) as locks:
-        gpus.sees_all = seen_from == "host"  # wherever the tests run
-        states = {row.device.number: SAID[row.state] for row in snapshot.take_snapshot(gpus).rows}
+        gpus.sees_all = seen_from == "host"  # also if the tests run in a container
+        states = {
+            row.device.number: VERDICT_OF[row.state] for row in snapshot.take_snapshot(gpus).rows
+        }
         outcome = attempt(AttemptContext(Request(), gpus, locks, cuda_environment.read(), held={}))
         if not isinstance(outcome, Granted):
             return states, NOTHING
@@ -123,8 +130,8 @@ def seen_and_taken(here: Here, seen_from: str) -> tuple[dict[str, str], str]:
         return states, locked.device.number
 
 
-def test_a_disagreement_is_one() -> None:
-    """What a file says of the product is not what it says of a person, for a GPU that is there."""
+def test_listed_differences_are_differences() -> None:
+    """A file lists the product's verdict only if it differs from a person's."""
     for name, posted in POSTED.items():
         for number, word in posted.product.items():
             assert posted.people[number] != word, (name, number)
@@ -133,9 +140,10 @@ def test_a_disagreement_is_one() -> None:
             assert posted.takes != NOTHING or "free" in posted.people.values(), name
 
 
-def test_the_corpus_is_large_and_of_many_kinds() -> None:
-    """There are 60 outputs from 25 kinds or more, each with an address and a listed kind."""
-    kinds = re.findall(r"^\| (?!kind|-|`|word|output)([^|]+) \|$", page("README.md"), re.MULTILINE)
+def test_the_corpus_has_many_kinds() -> None:
+    """The corpus has at least 60 outputs from 25 kinds, each with an address and a listed kind."""
+    readme = (FOLDER / "README.md").read_text()
+    kinds = re.findall(r"^\| (?!kind|-|`|word|output)([^|]+) \|$", readme, re.MULTILINE)
     assert len(kinds) == len(set(kinds)) > LEAST_KINDS
     for name, posted in POSTED.items():
         assert posted.kind in kinds, name
@@ -146,28 +154,13 @@ def test_the_corpus_is_large_and_of_many_kinds() -> None:
     assert len({posted.kind for posted in POSTED.values()}) >= LEAST_KINDS
 
 
-def test_the_numbers_that_readers_are_told() -> None:
-    """The page "Where it works" names the outputs, kinds and GPUs, and how many agree."""
-    told = " ".join((ROOT / "docs" / "machines.md").read_text().split())
-    gpus, apart = numbers()
+def test_the_numbers_in_the_documentation() -> None:
+    """The page "Where it works" has the right numbers of outputs, kinds, GPUs and differences."""
+    page = " ".join((ROOT / "docs" / "machines.md").read_text().split())
     kinds = len({posted.kind for posted in POSTED.values()})
-    assert f"{len(POSTED)} outputs from {kinds} kinds of machine" in told
-    assert f"{gpus - sum(apart.values())} of {gpus} GPUs" in told
-
-
-def test_the_differences_that_readers_are_told() -> None:
-    """The page says how many GPUs are called free that are not, and how many the reverse."""
-    told = " ".join((ROOT / "docs" / "machines.md").read_text().split())
-    _, apart = numbers()
-    assert f"{apart['free']} GPUs that a person would not take" in told
-    assert f"{apart.total() - apart['free']} that a person would take" in told
-
-
-def numbers() -> tuple[int, Counter[str]]:
-    """Return the number of GPUs, and of those where the product disagrees, by what it says."""
     gpus = sum(len(posted.people) for posted in POSTED.values())
-    return gpus, Counter(word for posted in POSTED.values() for word in posted.product.values())
-
-
-def page(name: str) -> str:
-    return (FOLDER / name).read_text()
+    apart = Counter(word for posted in POSTED.values() for word in posted.product.values())
+    assert f"{len(POSTED)} outputs from {kinds} kinds of machine" in page
+    assert f"{gpus - apart.total()} of {gpus} GPUs" in page
+    assert f"{apart['free']} GPUs that a person would not take" in page
+    assert f"{apart.total() - apart['free']} that a person would take" in page

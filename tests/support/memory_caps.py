@@ -1,3 +1,0 @@
-"""Helpers of tests: memory_caps."""
-
-from __future__ import annotations
