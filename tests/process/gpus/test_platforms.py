@@ -185,19 +185,6 @@ def test_a_private_lock_directory(
         assert child.run(WARNINGS.format("")).value == []
 
 
-def test_the_magic_warns_in_a_container(machine: Machine) -> None:
-    """In a notebook, the warning about the container is one line on stderr."""
-    with behind(machine, *CONTAINER) as child:
-        child.run("import subprocess")
-        shown = child.run(
-            "done = subprocess.run([sys.executable, '-m', 'IPython', '--ext=reserve_gpu', '-c',"
-            " '%reserve_gpu'], capture_output=True, text=True)\n[done.stdout, done.stderr]"
-        ).value
-    assert shown[0].startswith("Reserving GPU0: ")
-    assert shown[1].count("\n") == 1
-    assert shown[1].startswith("Warning: this container")
-
-
 # -- JupyterHub on one box, with PrivateTmp --------------------------------------------------------
 
 
@@ -353,7 +340,7 @@ def test_instances(
     assert "CUDA_DEVICE_ORDER" not in variables()
 
 
-# -- WSL2, Google Colab ----------------------------------------------------------------------------
+# -- WSL2 ------------------------------------------------------------------------------------------
 
 WSL_LIBRARIES = "/usr/lib/wsl/lib"
 
@@ -395,16 +382,6 @@ def test_wsl2(machine: Machine) -> None:
         child.run("del os.environ['RESERVE_GPU_IDLE_MEMORY']; reserve_gpu.release()")
         machine.write("gpu\n  memory none\ngpu")  # an empty list does not mean idle here
         assert child.reserve().value == "1"
-
-
-def test_colab(machine: Machine) -> None:
-    """In Colab's container, which hides processes, a GPU is free unless its memory is in use."""
-    machine.use("colab")
-    with behind(machine, *CONTAINER) as child:
-        assert child.reserve().value == "0"
-        child.run("reserve_gpu.release()")
-        machine.add("used 4000")
-        assert child.reserve().error == "NoFreeDeviceError"
 
 
 # -- other bindings --------------------------------------------------------------------------------
@@ -632,13 +609,6 @@ def test_a_hang_under_the_mutex(here: Here) -> None:
         answer = child.answer()
         assert answer.value == "1", answer
         assert got("0") == "0"
-
-
-def test_a_killed_process_that_hung_under_the_mutex(here: Here) -> None:
-    """If a process that hangs under the mutex is killed, all GPUs are available."""
-    with hanging(here, (driver.SCENARIOS / "hang.txt").read_text()) as child:
-        child.kill()
-        assert got("0,1") == "0,1"
 
 
 def test_a_hang_outside_the_container(machine: Machine) -> None:

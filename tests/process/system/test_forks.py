@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import pty
-import re
-import select
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.machine import LIMIT_S, Machine
+from tests.support.machine import Machine
 from tests.support.processes import is_running, living
 
 if TYPE_CHECKING:
@@ -48,8 +43,7 @@ process.start()
 told.recv()
 process.pid
 """
-# A script whose child reserves a GPU, and prints the result. A fork server starts before the parent's
-# reservation.
+# A script whose child reserves a GPU, and prints the result. A fork server starts first.
 CHILD_RESERVES = """
 import multiprocessing, os, sys
 
@@ -131,39 +125,6 @@ def test_a_child_does_not_keep_the_lock_of_a_killed_holder(
             assert other.reserve("0").error == "NoFreeDeviceError"
             holder.kill()
             assert other.reserve("0").value == "0"
-
-
-def test_a_background_command_of_a_killed_ipython_does_not_keep_its_lock(machine: Machine) -> None:
-    """A `!command &` of IPython does not keep the GPU of its killed shell."""
-    keyboard, terminal = pty.openpty()
-    shell = subprocess.Popen(
-        [sys.executable, "-m", "IPython", "--no-banner", "--simple-prompt", "--ext=reserve_gpu"],
-        env=machine.environ(TERM="dumb"), cwd=machine.folder, start_new_session=True,
-        stdin=terminal, stdout=terminal, stderr=terminal,
-    )  # fmt: skip
-    os.close(terminal)
-    try:
-        os.write(keyboard, b"%reserve_gpu 0\n!sleep 1000 & echo started $!.\n")
-        started = read_until(keyboard, rb"started (\d+)\.")
-        with living(int(started)), machine.child() as other:
-            assert other.reserve("0").error == "NoFreeDeviceError"
-            shell.kill()
-            shell.wait(LIMIT_S)
-            assert other.reserve("0").value == "0"
-    finally:
-        shell.kill()
-        shell.wait(LIMIT_S)
-        os.close(keyboard)
-
-
-def read_until(descriptor: int, pattern: bytes) -> bytes:
-    """Read until the pattern matches, and return its group."""
-    read, end = b"", time.monotonic() + LIMIT_S
-    while not (match := re.search(pattern, read)):
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
-        assert ready, read
-        read += os.read(descriptor, 4096)
-    return match[1]
 
 
 def test_a_foreground_command_of_a_killed_kernel_does_not_keep_its_lock(machine: Machine) -> None:
@@ -300,51 +261,6 @@ def test_a_forked_child_can_reserve_for_itself(holder: Child, other: Child) -> N
         assert holder.run("reserve_gpu.current()").value is None
     holder.run(f"os.waitpid({pid}, 0)")
     assert other.reserve("0").value == "0"
-
-
-WHILE_RESERVING = """
-import signal, threading
-from reserve_gpu.locks.directory import LockDirectory
-stop = threading.Event()
-def lock_and_release():
-    with LockDirectory() as directory:
-        while not stop.is_set():
-            for name in ("a.lock", "b.lock"):
-                directory.acquire(name).release()
-thread = threading.Thread(target=lock_and_release)
-thread.start()
-def fork(number):
-    told, tell = os.pipe()
-    pid = os.fork()
-    if not pid:
-        with LockDirectory() as directory:
-            lock = directory.acquire(f"child-{number}.lock")
-            os.write(tell, b"x")
-        lock.release()
-        while True:
-            signal.pause()
-    os.read(told, 1)
-    return pid
-pids = [fork(number) for number in range(60)]
-stop.set()
-thread.join()
-pids
-"""
-
-
-def test_a_fork_in_one_thread_while_another_locks(machine: Machine) -> None:
-    """A child that is forked while another thread locks has no open lock, and can lock."""
-    with machine.child() as holder:
-        pids = holder.run(WHILE_RESERVING).value
-        try:
-            open_in_children = [
-                os.readlink(path) for pid in pids for path in Path(f"/proc/{pid}/fd").iterdir()
-            ]
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-    assert len(pids) == 60
-    assert [path for path in open_in_children if path.endswith(".lock")] == []
 
 
 # The interpreter calls the hook when the new file is open, but not yet registered.

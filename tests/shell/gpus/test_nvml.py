@@ -96,6 +96,8 @@ IDLE = {
     "process lists unknown, as under WSL2": f"{processes_fail(999)}gpu",
     "no compute mode": "fail nvmlDeviceGetComputeMode * 3\ngpu",
     "no MIG mode": "gpu\n mig none",
+    "no remapped rows": "gpu\n remap-pending none",
+    "no recovery action": "gpu\n recovery none",
     "no name, VBIOS or width": (
         "fail nvmlDeviceGetName * 999\nfail nvmlDeviceGetVbiosVersion * 3\n"
         "fail nvmlDeviceGetCurrPcieLinkWidth * 3\ngpu"
@@ -103,7 +105,6 @@ IDLE = {
 }
 
 NOT_IDLE = {
-    "a compute process": ("gpu\n compute 4321000 3500", State.BUSY),
     "a compute process of unknown memory": ("gpu\n compute 4321000 -", State.BUSY),
     "a compute process, before 510": (f"{NO_V3}gpu\n compute 4321000 10", State.BUSY),
     "a compute process, before 450": (f"{NO_V3}{NO_V2}gpu\n compute 4321000 10", State.BUSY),
@@ -234,21 +235,25 @@ def test_usage(here: Here) -> None:
     assert usage.sees_all is procfs.sees_all_processes()
 
 
-def test_graphics_processes(here: Here) -> None:
-    """The largest graphics processes count as use, until the rest can be a desktop."""
-    here.write("gpu\n memory 24576\n graphics 1 300\n graphics 2 9000\n graphics 3 3900\n")
+@pytest.mark.parametrize(
+    ("lines", "listed"),
+    [
+        (
+            "compute 1 100\n compute 2 -\n graphics 3 20\n mps 4 5\n mps 1 100",
+            {1: 100, 2: None, 4: 5},
+        ),
+        ("graphics 1 300\n graphics 2 9000\n graphics 3 3900", {2: 9000, 3: 3900}),
+    ],
+    ids=["desktop", "renderers"],
+)
+def test_processes(here: Here, lines: str, listed: dict[int, int | None]) -> None:
+    """Processes are listed once each, and graphics processes only if a desktop needs less."""
+    here.write(f"gpu\n memory 24576\n {lines}")
     with Nvml() as nvml:
         (device,) = devices_of(nvml)
-        assert [process.pid for process in nvml.processes(device)] == [2, 3]
-
-
-def test_processes(here: Here) -> None:
-    """Compute processes and MPS clients are listed once each, without the desktop."""
-    here.write("gpu\n compute 1 100\n compute 2 -\n graphics 3 20\n mps 4 5\n mps 1 100")
-    with Nvml() as nvml:
-        (device,) = devices_of(nvml)
-        listed = [(process.pid, process.memory_mib) for process in nvml.processes(device)]
-    assert sorted(listed, key=str) == [(1, 100), (2, None), (4, 5)]
+        processes = nvml.processes(device)
+    assert {process.pid: process.memory_mib for process in processes} == listed
+    assert len(processes) == len(listed)
 
 
 def test_utilisation(here: Here) -> None:
@@ -450,20 +455,6 @@ def test_only_faults_are_read_again(here: Here) -> None:
         assert [type(device) for device in nvml.walk()] == [Device, Device]
         assert [type(device) for device in nvml.walk()] == [Device, Device]
     assert (accesses(here, 0), accesses(here, 1)) == (3, 1)
-
-
-def test_instances_next_to_a_fault_are_kept(here: Here) -> None:
-    """If a GPU is read again because of one instance's fault, the other instances are kept."""
-    here.write("gpu\n mig on\n instance 0\n instance 1")
-    plain = here.scenario.read_text()
-    here.add("fail nvmlDeviceGetUUID 0:1 999")
-    with Nvml() as nvml:
-        first, fault = nvml.devices(0)
-        here.write(plain)
-        again, back = nvml.devices(0)
-    assert again is first
-    assert isinstance(fault, Fault)
-    assert isinstance(back, Device)
 
 
 def test_a_device_of_an_earlier_session(here: Here) -> None:
@@ -720,14 +711,6 @@ def test_all_results_of_a_driver_that_is_always_slow(here: Here) -> None:
     assert not any(isinstance(reading, DeviceError) for reading in readings.values())
 
 
-def test_only_the_gpus_that_are_needed_are_initialized(here: Here) -> None:
-    """If reserved GPUs come first, at most as many others are read as were reserved so far."""
-    here.write("gpu\n" * 8)
-    with here.rival("0"):
-        assert got() == "1"
-        assert accessed(here) == {"0", "1", "2"}
-
-
 def test_no_gpu_is_initialized_after_a_slow_one(here: Here) -> None:
     """A free GPU that takes long to initialize is reserved before the next one is accessed."""
     here.write("gpu\n" * 8 + "delay-first nvmlDeviceGetHandleByIndex_v2 1 0.1")
@@ -768,19 +751,17 @@ def test_a_gpu_that_looks_busy_is_examined_last(here: Here) -> None:
     assert text.index("\n0 ") < text.index("\n1 ") < text.index("\n2 ")
 
 
-def test_a_large_desktop_does_not_look_busy(here: Here) -> None:
-    """A GPU whose memory is used by a desktop is not examined last."""
-    here.write("gpu\n graphics 1100 3000\n graphics 1101 1000\ngpu\n")
-    assert got() == "0"
-    assert accessed(here) == {"0"}
-
-
-def test_a_gpu_within_the_users_limit_does_not_look_busy(
-    here: Here, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lines", "limit"),
+    [("graphics 1100 3000\n graphics 1101 1000", ""), ("used 6000", "7000MiB")],
+    ids=["desktop", "user's limit"],
+)
+def test_an_idle_gpu_with_memory_in_use_comes_first(
+    here: Here, monkeypatch: pytest.MonkeyPatch, lines: str, limit: str
 ) -> None:
-    """The user's limit for memory in use also applies to the order of the GPUs."""
-    monkeypatch.setenv("RESERVE_GPU_IDLE_MEMORY", "7000MiB")
-    here.write(f"{LOOKS_BUSY}gpu\n")
+    """A GPU does not look busy because of a desktop, or of memory within the user's limit."""
+    monkeypatch.setenv("RESERVE_GPU_IDLE_MEMORY", limit)
+    here.write(f"gpu\n {lines}\ngpu\n")
     assert got() == "0"
     assert accessed(here) == {"0"}
 
@@ -1053,13 +1034,6 @@ def test_a_gpu_that_reports_a_fault_is_broken(here: Here, line: str, mig: str) -
     assert reserve_gpu.status().rows[0].state is State.BROKEN
 
 
-@pytest.mark.parametrize("line", ["remap-pending none", "recovery none"])
-def test_unreported_faults(here: Here, line: str) -> None:
-    """A GPU is usable if its driver reports no remapped rows, or no recovery action."""
-    here.write(f"gpu\n {line}\n")
-    assert got() == "0"
-
-
 @pytest.mark.parametrize("line", ["remap-pending 1", "recovery 4"])
 def test_a_gpu_that_needs_a_reset_can_be_reserved(here: Here, line: str) -> None:
     """A GPU that needs a reset to repair its memory is free, and causes a warning."""
@@ -1156,15 +1130,6 @@ def test_memory_that_is_not_the_hosts(here: Here, gpu: str, state: State) -> Non
     assert row.state is state
 
 
-def test_an_mps_client_is_counted_once(here: Here) -> None:
-    """An MPS client that driver 580 puts in both lists is not also a compute process."""
-    here.write("gpu\n memory 8192\n compute 777 30\n compute 888 530\n mps 888 530")
-    with Nvml() as nvml:
-        (device,) = devices_of(nvml)
-        usage = nvml.usage(device)
-    assert (usage.compute, usage.mps, usage.listed_mib) == (1, 1, 560.0)
-
-
 @pytest.mark.parametrize("clock", ["epoch", "boot", "monotonic"])
 def test_use_that_ended_before_the_period_does_not_count(here: Here, clock: str) -> None:
     """A process that was active 5 s ago was active in the last 8 s, but not in the last 2 s."""
@@ -1174,12 +1139,8 @@ def test_use_that_ended_before_the_period_does_not_count(here: Here, clock: str)
         assert nvml.recent_use(device, procfs.now().later(-2.0)) == {}
         assert set(nvml.recent_use(device, procfs.now().later(-8.0)) or ()) == {os.getpid()}
         assert nvml.recent_use(device, procfs.now().later(-60.0)) == {os.getpid(): 66}  # 10 of 15 s
-
-
-def test_use_on_an_unknown_clock_counts_for_any_period(here: Here) -> None:
-    """If the clock of the samples is unknown, their use might be in the period."""
     here.write(f"gpu\nsamples strange\nuse-ended 5\ncompute {os.getpid()} 500")
-    with Nvml() as nvml:
+    with Nvml() as nvml:  # the clock is unknown, so the use might be in the period
         (device,) = devices_of(nvml)
         assert nvml.recent_use(device, procfs.now().later(-2.0)) == {os.getpid(): None}
 

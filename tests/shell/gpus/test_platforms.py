@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 from tests.support.platforms import on_a_host
 
 
-@on_a_host
-def test_no_warning_outside_of_containers(here: Here) -> None:
-    """A reservation outside of containers causes no warning about them."""
-    assert got() == "0"  # pytest turns a warning into an error
-
-
 @pytest.mark.parametrize("value", ["", "-1"])
 def test_a_limit_that_hides_every_gpu(
     here: Here, monkeypatch: pytest.MonkeyPatch, value: str
@@ -163,20 +157,6 @@ def test_optional_with_a_free_gpu(here: Here) -> None:
 
 
 # -- choosing --------------------------------------------------------------------------------------
-
-CHOICES: list[tuple[str, dict[str, Any], str]] = [
-    ("eight", {"count": 2}, "0,1"),
-    ("mixed", {"min_memory": "12GiB"}, "3"),
-    ("mixed", {"name": "rtx"}, "1"),
-    ("mixed", {"count": 2, "name": "GeForce", "min_memory": "10000"}, "1,3"),
-]
-
-
-@pytest.mark.parametrize(("scenario", "arguments", "visible"), CHOICES)
-def test_choosing(here: Here, scenario: str, arguments: dict[str, Any], visible: str) -> None:
-    """GPUs are chosen by their number, memory, and name."""
-    here.use(scenario)
-    assert got(**arguments) == visible
 
 
 def test_linked_gpus_are_preferred(here: Here) -> None:

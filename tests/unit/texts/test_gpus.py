@@ -146,13 +146,13 @@ def test_unknown_name(
 def test_refused_names(snapshot: SnapshotAssertion) -> None:
     """Text that is not a name, duplicate names, and mixtures with MIG instances are refused."""
     texts = []
-    for check, argument in (
-        (names.parse, "TPU-1\n"),
-        (names.require_distinct, [A, B, A]),
-        (names.require_one_kind, [B, C]),
+    for refused in (
+        lambda: names.parse("TPU-1\n"),
+        lambda: names.require_distinct([A, B, A]),
+        lambda: names.require_one_kind([B, C]),
     ):
         with pytest.raises(RequestError) as caught:
-            check(argument)  # type: ignore[operator]
+            refused()
         texts.append(str(caught.value))
     assert texts == snapshot
 
