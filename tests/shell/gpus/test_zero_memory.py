@@ -114,10 +114,11 @@ def test_status_shows_them(here: Here) -> None:
     here.write(f"{TWO}gpu\n compute 5000001 0\n compute 5000003 700\n")
     status = reserve_gpu.status()
     assert [row.state for row in status.rows] == [State.FREE, State.BUSY]
-    ((text, style),) = status.picture().layout.entries[0].who
-    assert "5000001" in text
-    assert "5000002" in text
-    assert style == phrases.FAINT
+    (note,) = status.picture().layout.entries[0].who
+    assert isinstance(note, tuple)
+    assert note[1] == phrases.FAINT
+    assert "5000001" in note[0]
+    assert "5000002" in note[0]
     fields = json.loads(json.dumps(status.to_dict()))
     first, second = fields["devices"]
     assert [process["memory_mib"] for process in first["processes"]] == [0, 0]
