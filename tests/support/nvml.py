@@ -1,4 +1,4 @@
-"""Lines of scenarios for drivers that lack newer versions of NVML's process queries."""
+"""Lines of scenarios for drivers that lack newer versions of process queries."""
 
 from __future__ import annotations
 

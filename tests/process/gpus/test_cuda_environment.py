@@ -160,7 +160,7 @@ from reserve_gpu.gpus import cuda_environment
 def test_cuda_uuids(
     here: Here, forker: Forker, scenario: str, visible: str, numbers: list[str]
 ) -> None:
-    """The UUIDs of the devices that CUDA sees are in CUDA's order, also of MIG instances."""
+    """The UUIDs of GPUs and MIG instances that CUDA sees are in CUDA's order."""
     here.write(scenario)
     environ = here.environ(CUDA_VISIBLE_DEVICES=visible, CUDA_DEVICE_ORDER="PCI_BUS_ID")
     uuids = forker.ask(f"{IMPORT}cuda.cuInit(0)\ncuda_environment.cuda_uuids()", environ)

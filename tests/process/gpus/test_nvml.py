@@ -26,7 +26,7 @@ HANGING_S = 0.1  # a call that takes longer is hanging
 
 
 def check_no_driver_in(child: Child) -> None:
-    """Check that a reservation fails because there is no driver, and changes nothing."""
+    """Check that a reservation without a driver fails, and changes nothing."""
     before = child.run("str(os.environ)").value
     answer = child.reserve()
     assert answer.error in ("DriverError", "NoDriverError")
@@ -84,8 +84,8 @@ def test_a_hanging_driver_leaves_one_thread(machine: Machine, function: str) -> 
         assert child.run("read()").value == [0.0, 0.0]
 
 
-def test_a_slow_gpu_is_reserved_while_another_one_hangs(here: Here) -> None:
-    """If a GPU has used up the time for all readings, each other GPU still gets some time."""
+def test_a_slow_gpu_is_reserved_while_another_gpu_hangs(here: Here) -> None:
+    """Each GPU gets some time, even if a hanging one has used up the time for all readings."""
     delays = ("0 1000", "1 0.15")
     here.write("gpu\n" * 2 + "".join(f"delay nvmlDeviceGetComputeMode {each}\n" for each in delays))
     assert got() == "1"

@@ -58,7 +58,7 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
 
 
 def held(forker: Forker) -> list[str]:
-    """Return the labels of the held devices, which are exactly those that CUDA sees, in order."""
+    """Return the labels of the held devices, and check that CUDA sees exactly these, in order."""
     reservation = reserve_gpu.current()
     assert reservation
     uuids = [device.uuid[4:] for device in reservation.devices]

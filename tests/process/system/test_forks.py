@@ -487,7 +487,7 @@ def test_a_fork_in_one_thread_while_another_reserves(machine: Machine) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize(("held", "result"), [("1,0", "ReservedAboveError, 1,0"), ("", "GPU0, 0")])
 def test_a_child_of_multiprocessing(machine: Machine, method: str, held: str, result: str) -> None:
-    """A multiprocessing child sees its parent's GPUs, and can only reserve if there are none."""
+    """A multiprocessing child sees its parent's GPUs, and can reserve if its parent holds none."""
     script = machine.folder / "reserving.py"
     script.write_text(CHILD_RESERVES)
     done = machine.command(sys.executable, str(script), method, held)

@@ -52,7 +52,7 @@ class Traps:
     def run_command(
         self, *words: str, path: str = ":.", cwd: Path | None = None, **extra: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in this folder, or another one, with a prefix of PATH."""
+        """Run a command with a prefix of PATH, by default in this folder."""
         environ = self.machine.environ(**extra)
         return subprocess.run(
             words, env=environ | {"PATH": f"{path}:{environ['PATH']}"}, cwd=cwd or self.folder,

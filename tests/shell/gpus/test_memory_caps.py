@@ -74,7 +74,7 @@ def test_a_limit_that_the_user_changes(here: Here) -> None:
 
 
 def test_limits_are_set_again(here: Here) -> None:
-    """A repeated reservation sets missing limits, except those that the user has set since.
+    """A repeated reservation sets missing limits, but keeps limits that the user has set since.
 
     JAX raises an error if both of its variables are set.
     """

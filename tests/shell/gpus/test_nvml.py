@@ -437,7 +437,7 @@ def test_calls_do_not_depend_on_the_number_of_gpus(here: Here) -> None:
 
 
 def accesses(here: Here, index: int) -> int:
-    """Return how often the GPU's handle was requested."""
+    """Count the requests for the GPU's handle."""
     return here.calls().count(f"nvmlDeviceGetHandleByIndex_v2 {index}")
 
 
@@ -999,7 +999,7 @@ def test_error_text_of_the_driver(here: Here, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_two_gpus_with_one_uuid(here: Here) -> None:
-    """Of two GPUs with the same UUID, which some virtual GPUs have, only the first is used."""
+    """Only the first of two GPUs with the same UUID, as some virtual GPUs have, is used."""
     uuid = "GPU-12345678-0000-4000-8000-000000000000"
     here.write(f"gpu\n uuid {uuid}\ngpu\n uuid {uuid}\n")
     assert got() == "0"
@@ -1039,7 +1039,7 @@ DESKTOP = (
     ("mib", "state"), [(20, State.FREE), (596, State.FREE), (4096, State.BUSY), ("-", State.BUSY)]
 )
 def test_a_desktop_process_that_computes(here: Here, mib: float | str, state: State) -> None:
-    """A process in both of NVML's lists is a desktop's if it has little memory."""
+    """A process in both of NVML's lists belongs to a desktop if it has little memory."""
     here.write(DESKTOP.format(mib=mib))
     (row,) = reserve_gpu.status().rows
     assert row.state is state

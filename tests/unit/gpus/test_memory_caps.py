@@ -212,7 +212,7 @@ def test_a_limit_of_the_user_replaces_the_line_of_code(packages: Any) -> None:
 
 
 def test_no_fraction_without_a_size(packages: Any) -> None:
-    """There is no line of code for PyTorch if the memory of the GPU is unknown."""
+    """PyTorch gets no line of code if the memory of the GPU is unknown."""
     packages(OLD_TORCH)
     assert notices([Device(0, "GPU-c")]) == []
 
@@ -231,6 +231,6 @@ def test_notices_after_cuda_has_started(packages: Any) -> None:
     [("platform", {}), ("cuda_async", {}), ("default", {"jax": XLA_FRACTION})],
 )
 def test_jax_allocators_without_a_limit(allocator: str, jax: dict[str, str]) -> None:
-    """JAX's fraction is no limit with the allocators that ignore it."""
+    """JAX's fraction does not count as a limit with allocators that ignore it."""
     values = {XLA_FRACTION: "0.1", CUPY_LIMIT: "1", "XLA_PYTHON_CLIENT_ALLOCATOR": allocator}
     assert memory_caps.limiting_variables(values) == {"cupy": CUPY_LIMIT, **jax}
