@@ -1,4 +1,4 @@
-"""Which lock files are locked, asked of the kernel by trying; what is opened; what is warned of."""
+"""Lock files: test which are locked, lock them, put obstacles in their places, watch openings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from reserve_gpu.model.holders import ProcessInfo, Record
+from reserve_gpu.model.requests import Lease
+from tests.support.machine import UUIDS
+
 if TYPE_CHECKING:
     import warnings
     from collections.abc import Callable, Iterable, Iterator
@@ -21,10 +25,17 @@ if TYPE_CHECKING:
 
     from tests.support.here import Here
 
+# Every field of a record in a lock file, and values that a user might forge for it.
+RECORD_FIELDS = (
+    *(*ProcessInfo._fields, *Lease._fields, *Record._fields[3:]),
+    *("note", "part_mib", "part_unit"),  # of a ReservationTerms
+    *("asks", "needs", "wants", "behind"),  # of a WaitRequest
+)
+FORGED_VALUES = (0, 1e-9, 4e9, "GPU1", [UUIDS[1]])
 MUTEX = "mutex.lock"
 PRECIOUS = b"years of work\n"
 
-# What may stand in the place of a lock file, and how it comes there.
+# Functions that create something else in place of a lock file.
 OBSTACLES: dict[str, Callable[[Path], object]] = {
     "link": lambda path: path.symlink_to("../precious.txt"),
     "dangling link": lambda path: path.symlink_to("../nowhere"),
@@ -47,7 +58,7 @@ obstacles = pytest.mark.parametrize(
 
 
 def needs_root(test: Callable[..., None]) -> Callable[..., None]:
-    """Let only root run a test."""
+    """Skip a test unless it runs as root, and put it into the layer `process`."""
     for mark in AS_ROOT:
         test = mark(test)
     return test
@@ -55,10 +66,7 @@ def needs_root(test: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def obstructed(path: Path, obstacle: str) -> Iterator[None]:
-    """Have something else where a lock file should be.
-
-    It must survive, and what a link leads to: a file beside the lock directory, or nothing.
-    """
+    """Put an obstacle in place of a lock file, and check that it and its link target survive."""
     precious = path.parent.parent / "precious.txt"
     precious.write_bytes(PRECIOUS)
     path.parent.mkdir(exist_ok=True)
@@ -73,7 +81,7 @@ def obstructed(path: Path, obstacle: str) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether somebody has the file locked."""
+    """Return whether any process has locked the file with flock(2)."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -83,7 +91,7 @@ def is_locked(path: Path) -> bool:
 
 
 def locked(folder: Path) -> set[str]:
-    """Return the names of the files in a lock directory that somebody has locked."""
+    """Return the names of the locked files in a lock directory."""
     with suppress(FileNotFoundError):
         files = [path for path in folder.iterdir() if stat.S_ISREG(path.lstat().st_mode)]
         return {path.name for path in files if is_locked(path)}
@@ -91,7 +99,7 @@ def locked(folder: Path) -> set[str]:
 
 
 def held(here: Here) -> list[int]:
-    """Return the GPUs that somebody has reserved, whole or as one who shares."""
+    """Return the indices of the GPUs that any process holds, alone or shared."""
     names = locked(here.locks)
     count = here.scenario.read_text().split().count("gpu")
     uuids = [here.uuid(str(index)) for index in range(count)]
@@ -104,23 +112,19 @@ def make_older(path: Path, since_s: float, idle_s: float | None = None) -> None:
     Args:
         path: The lock file. This also changes the file with the owner's record.
         since_s: The age of the reservation.
-        idle_s: The seconds since the last cell; by default no cell has run.
+        idle_s: The seconds since the last cell, or None if no cell has run.
     """
     then = time.time() - since_s
     for each in (path, *path.parent.glob(f"{path.stem}.record-*")):
-        if each.stat().st_size:  # an earlier owner's file is empty
-            _make_older(each, then, idle_s)
-
-
-def _make_older(path: Path, then: float, idle_s: float | None) -> None:
-    # Without O_CREAT, which fs.protected_regular refuses on another user's file.
-    with path.open("r+") as file:
-        record = json.loads(file.read())
-        fields = {name: record[name] for name in record if not name.endswith("_boot")}
-        file.seek(0)
-        file.write(json.dumps({**fields, "since": then, "written": then}))
-        file.truncate()
-    os.utime(path, (time.time(), then if idle_s is None else time.time() - idle_s))
+        if not each.stat().st_size:  # the file of an earlier owner
+            continue
+        with each.open("r+") as file:  # fs.protected_regular refuses O_CREAT on such a file
+            record = json.loads(file.read())
+            fields = {name: record[name] for name in record if not name.endswith("_boot")}
+            file.seek(0)
+            file.write(json.dumps({**fields, "since": then, "written": then}))
+            file.truncate()
+        os.utime(each, (time.time(), then if idle_s is None else time.time() - idle_s))
 
 
 WRITE_LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -128,7 +132,7 @@ WRITE_LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 @contextmanager
 def have(path: Path, content: bytes = b"") -> Iterator[int]:
-    """Have a file locked as its owner has it: made if need be, and with that content."""
+    """Lock a file as a holder that owns it does, after creating it with this content."""
     path.parent.mkdir(mode=0o1777, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -146,13 +150,14 @@ _watchers: list[Callable[[str, tuple[Any, ...]], object]] = []
 
 @contextmanager
 def watched(watcher: Callable[[str, tuple[Any, ...]], object]) -> Iterator[None]:
-    """Call the watcher with each audit event of this process, as `open` and its arguments.
+    """Call the watcher with each audit event of this process, such as `open`, and its arguments.
 
-    https://docs.python.org/3/library/audit_events.html; a hook stays for good, so there is one.
+    An audit hook can't be removed, so all watchers share one:
+    https://docs.python.org/3/library/audit_events.html
     """
     if not _hooked:
         _hooked.append(True)
-        sys.addaudithook(_tell)
+        sys.addaudithook(_notify)
     _watchers.append(watcher)
     try:
         yield
@@ -163,14 +168,14 @@ def watched(watcher: Callable[[str, tuple[Any, ...]], object]) -> Iterator[None]
 _hooked: list[bool] = []
 
 
-def _tell(event: str, arguments: tuple[Any, ...]) -> None:
+def _notify(event: str, arguments: tuple[Any, ...]) -> None:
     for watcher in _watchers:
         watcher(event, arguments)
 
 
 @contextmanager
 def opened(name: str) -> Iterator[list[str]]:
-    """Return how often this process opens a file of that name: an entry for each time."""
+    """Yield a list with the path of each file of that name that this process opens."""
     times: list[str] = []
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
@@ -183,6 +188,18 @@ def opened(name: str) -> Iterator[list[str]]:
 
 
 def texts(caught: Iterable[warnings.WarningMessage]) -> list[str]:
-    """Return what was warned of, less what every reservation in a container is told."""
-    told = [str(warning.message) for warning in caught]
-    return [text for text in told if not text.startswith("this container sees only")]
+    """Return the texts of warnings, except the one that every reservation in a container shows."""
+    every = [str(warning.message) for warning in caught]
+    return [text for text in every if not text.startswith("this container sees only")]
+
+
+def inodes(folder: Path) -> dict[str, int]:
+    """Return the inode of each file in a folder."""
+    return {path.name: path.stat().st_ino for path in folder.iterdir()}
+
+
+def replace(path: Path) -> None:
+    """Put a new, empty file in place of a file."""
+    draft = path.with_name("draft")
+    draft.touch()
+    draft.replace(path)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).parents[2]
+UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
+TWO_GPUS = "\n".join(f"gpu\n  uuid {uuid}" for uuid in UUIDS)
 LIMIT_S = 60
 CHILD = f"{os.path.basename(sys.executable)} child.py"  # what others call a Child
 # Of the person who runs the tests, and no affair of theirs.

@@ -1,14 +1,14 @@
-"""Helpers of tests: queue."""
+"""A lock directory with several waiters of the test process, and a counter of function calls."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import STOPPED_S, QueueEntry
 from reserve_gpu.model.holders import Record
 
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model.queue import Ticket
 
-
 UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
 LONG_S = 30
 
 
 class Queue:
-    """A lock directory and those who wait there, in the order in which their files are numbered."""
+    """A lock directory with waiters, whose files are numbered in the order of their joining."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self.path, self._stack = path, stack
@@ -34,13 +33,12 @@ class Queue:
     def join(
         self, *wants: str, stopped_s: float = STOPPED_S, back_s: float = LONG_S, **about: Any
     ) -> QueueEntry:
-        """Let one more join the queue. about: what it says of itself, by default alone in that."""
+        """Add a waiter, by default with a unique command, and with these fields of its record."""
         self._joined += 1
         command = f"python {self._joined}.py"
-        says = {"user": "somebody", "asks": "a GPU", "command": command, **about}
-        place = QueueEntry(
-            self.directory, wants or UUIDS, Record.from_dict(says), stopped_s, back_s
-        )
+        fields = {"user": "somebody", "asks": "a GPU", "command": command, **about}
+        record = Record.from_dict(fields)
+        place = QueueEntry(self.directory, wants or UUIDS, record, stopped_s, back_s)
         self._stack.enter_context(place)
         self.rejoin(place)
         return place
@@ -50,7 +48,7 @@ class Queue:
             place.join()
 
     def ahead(self, place: QueueEntry) -> list[str]:
-        """Return the names of the tickets that come before that place, the first one first."""
+        """Return the names of the tickets ahead of a waiter, in order."""
         with self.directory.mutex():
             return [ticket.name for ticket in place.ahead()]
 
@@ -59,13 +57,25 @@ class Queue:
             return self.directory.tickets()
 
     def file(self, number: int, uid: int | None = None) -> Path:
-        """Return the ticket's file of that number, of this user or of another."""
+        """Return the path of a ticket, by default of this user."""
         return self.path / f"queue-{os.geteuid() if uid is None else uid}-{number}.lock"
 
 
 @contextmanager
+def locked_gpu(queue: Queue, *, share: bool = False) -> Iterator[Lock]:
+    """Lock the first GPU in the queue's lock directory."""
+    with queue.directory.mutex():
+        lock = queue.directory.lock_device(UUIDS[0], share=share)
+    assert isinstance(lock, Lock)
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+@contextmanager
 def counting(*functions: Callable[..., Any]) -> Iterator[list[None]]:
-    """Yield a list with an entry for each call of one of the functions, by default of any."""
+    """Yield a list with an entry for each call of the functions, by default of any function."""
     calls: list[None] = []
     codes = [function.__code__ for function in functions]
 
@@ -78,7 +88,3 @@ def counting(*functions: Callable[..., Any]) -> Iterator[list[None]]:
         yield calls
     finally:
         sys.setprofile(None)
-
-
-def ticket(wants: object) -> bytes:
-    return json.dumps({"pid": 1, "wants": wants}).encode()
