@@ -1,4 +1,4 @@
-"""The queue: places of several in one process, and what makes a waiter look again."""
+"""The queue with tickets of several users, and the limits on files of one user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from reserve_gpu.locks import files
 from reserve_gpu.locks.holders import MOST_OF_ONE_USER
-from reserve_gpu.locks.lock import Lock, read_record
+from reserve_gpu.locks.lock import read_record
 from reserve_gpu.model.errors import LockError
 from reserve_gpu.model.holders import Record
 from reserve_gpu.system import procfs
@@ -30,11 +30,27 @@ from tests.support.locked import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-from tests.support.queues import Queue, counting
+from tests.support.queues import UUIDS, Queue, counting, locked_gpu
 
-UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
-LONG_S = 30
 OTHER_UID = 65534
+names_of_files = pytest.mark.parametrize(
+    "uid", [0, OTHER_UID], ids=["this user's names", "own names"]
+)
+
+
+def of_another_user(path: Path, text: str = "") -> None:
+    """Create a file that belongs to another user."""
+    path.write_text(text)
+    os.chown(path, OTHER_UID, -1)
+
+
+def write_locked(path: Path, content: bytes = b"") -> int:
+    """Create a file of another user, and lock it as its owner can."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, WRITE_LOCK)
+    os.write(descriptor, content)
+    os.chown(descriptor, OTHER_UID, -1)
+    return descriptor
 
 
 @pytest.mark.parametrize(
@@ -42,16 +58,16 @@ OTHER_UID = 65534
     [
         (OTHER_UID, 0, "", True),
         (OTHER_UID, 0, " {now}", True),
-        (OTHER_UID, 0, " 5", False),  # 5 s after the boot
+        (OTHER_UID, 0, " 5", False),  # it left 5 s after the boot
         (OTHER_UID, OTHER_UID, "", False),
         (0, 0, "", True),
     ],
 )
 @needs_root
-def test_a_list_with_a_left_ticket(
+def test_a_listed_ticket_counts_if_its_waiter_left_lately(
     queue: Queue, owner: int, lister: int, left: str, *, counts: bool
 ) -> None:
-    """A left ticket is ahead of a new waiter if another user's ticket says that it left lately."""
+    """A left ticket is ahead of a new waiter if another user's ticket lists it as left lately."""
     ticket = queue.file(0, owner)
     with have(ticket, b"{}"):
         os.chown(ticket, owner, -1)
@@ -70,7 +86,7 @@ def test_a_list_with_a_left_ticket(
 
 @needs_root
 @pytest.mark.parametrize("between", [0, OTHER_UID - 1])
-def test_a_chain_of_lists(queue: Queue, between: int) -> None:
+def test_own_tickets_do_not_move_a_waiter_ahead_of_other_users(queue: Queue, between: int) -> None:
     """The list of a waiter's own user puts no ticket of another user behind the waiter."""
     queue.join(command="python a.py").__exit__()
     entry = f"{queue.file(0).name} {queue.file(0).stat().st_mtime_ns}"
@@ -86,8 +102,8 @@ def test_a_chain_of_lists(queue: Queue, between: int) -> None:
 
 
 @needs_root
-def test_coming_back_among_files_of_another_user(queue: Queue) -> None:
-    """A waiter finds its left ticket again if another user has files of its usual names."""
+def test_a_waiter_rejoins_despite_files_of_another_user(queue: Queue) -> None:
+    """A waiter finds its left ticket although another user has files with its usual names."""
     for number in range(2 * MOST_OF_ONE_USER):
         queue.file(number).touch()
         os.chown(queue.file(number), OTHER_UID, -1)
@@ -99,13 +115,13 @@ def test_coming_back_among_files_of_another_user(queue: Queue) -> None:
     assert len(queue.ahead(second)) == 1
 
 
-# -- what others may have put there ----------------------------------------------------------------
+# -- limits on the files of one user ---------------------------------------------------------------
 
 
-def test_most_of_one_user(queue: Queue) -> None:
-    """One user has 64 places at most; who can't join has the next one that is left."""
+def test_one_user_has_at_most_64_tickets(queue: Queue) -> None:
+    """A user can have 64 tickets; another waiter can join when one of them is released."""
     places = [queue.join() for _ in range(MOST_OF_ONE_USER)]
-    with pytest.raises(LockError, match="You already have 64 locks"):
+    with pytest.raises(LockError, match="64"):
         queue.join()
     assert len(queue.tickets()) == MOST_OF_ONE_USER
     places[7].__exit__()
@@ -116,15 +132,15 @@ def test_most_of_one_user(queue: Queue) -> None:
 
 @needs_root
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("uid", [0, OTHER_UID], ids=["in our name", "in their name"])
-def test_thousands_of_files(queue: Queue, uid: int, count: int) -> None:
-    """Another user's thousands of files, 100 of them held, count for 64, and stop nobody."""
+@names_of_files
+def test_the_files_of_another_user_count_for_64_tickets(queue: Queue, uid: int, count: int) -> None:
+    """Thousands of files of another user, 100 of them locked, count as 64 tickets."""
     with ExitStack() as stack:
         for number in range(count):
             path = queue.file(number, uid)
             if number < 100:
                 stack.enter_context(have(path))
-                os.utime(path, ns=(number, number))  # they came first
+                os.utime(path, ns=(number, number))  # before the waiters of this test
             else:
                 path.touch()
             os.chown(path, OTHER_UID, -1)
@@ -132,54 +148,51 @@ def test_thousands_of_files(queue: Queue, uid: int, count: int) -> None:
         assert len([path for path in queue.path.glob("queue-*") if not path.stat().st_uid]) == 2
         theirs = {queue.file(number, uid).name for number in range(MOST_OF_ONE_USER)}
         assert {*queue.ahead(first)} == theirs
-        with counting(files.open_to_read) as looks:
+        with counting(files.open_to_read) as reads:
             assert theirs < {*queue.ahead(second)}
-        assert len(looks) <= 2 * (MOST_OF_ONE_USER + 2)  # one for the lock, one for the record
+        assert len(reads) <= 2 * (MOST_OF_ONE_USER + 2)  # one for the lock, one for the record
 
 
 @needs_root
 @pytest.mark.usefixtures("told")
 @pytest.mark.parametrize("name", ["queue-0-{}.lock", "queue-{}-0.lock", "{}.lock", "x-{}"])
-def test_unlocked_files_of_another_user_are_not_looked_at(queue: Queue, name: str) -> None:
-    """Any number of unlocked files of another user cost one listing and no look at each."""
+def test_unlocked_files_of_another_user_are_not_opened(queue: Queue, name: str) -> None:
+    """Thousands of unlocked files of another user are listed, but not opened."""
     for number in range(2000):
         of_another_user(queue.path / name.format(number))
     place = queue.join()
-    with counting(files.open_to_read, files.status_of) as looks:
+    with counting(files.open_to_read, files.status_of) as reads:
         assert queue.ahead(place) == []
         with queue.directory.mutex():
             assert queue.directory.holders_of_other_devices([]) == ()
             assert queue.directory.listed_numbers() == {}
-    assert len(looks) < 20
+    assert len(reads) < 20
 
 
 @needs_root
 @pytest.mark.usefixtures("told")
 @pytest.mark.parametrize("name", ["share-0-{}.lock", "share-{}-0.lock"])
 def test_unlocked_files_of_sharers_are_read_up_to_a_limit(queue: Queue, name: str) -> None:
-    """If a user creates thousands of sharers' files, only locked ones and usual names are read."""
+    """If a GPU has thousands of files of sharers, only locked ones and usual names are read."""
     with ExitStack() as stack:
         for number in range(100, 3000):
             of_another_user(queue.path / f"{UUIDS[0]}.{name.format(number)}")
-        with queue.directory.mutex():
-            lock = queue.directory.lock_device(UUIDS[0], share=True)
-        assert isinstance(lock, Lock)
-        stack.callback(lock.release)
+        lock = stack.enter_context(locked_gpu(queue, share=True))
         lock.write(Record(label="GPU1", index=1))
         random_name = f"{UUIDS[0]}.share-{OTHER_UID}-1234567890.lock"
         stack.callback(os.close, write_locked(queue.path / random_name))
         with (
             queue.directory.mutex(),
-            counting(files.open_to_read, files.status_of, files.sole_owner) as looks,
+            counting(files.open_to_read, files.status_of, files.sole_owner) as reads,
         ):
             holders = queue.directory.sharers_of(UUIDS[0])
             is_recorded = queue.directory.is_number_recorded(1, UUIDS[1])
     assert {holder.file for holder in holders} == {lock.name, random_name}
     assert is_recorded
-    assert len(looks) < 500
+    assert len(reads) < 500
 
 
-# Locks files and ends, and leaves a process that has them open.
+# Locks files and ends, but leaves a process that has them open.
 LEAVE_LOCKS = """
 import fcntl, os, subprocess, sys
 files = [os.open(f"{sys.argv[1]}/GPU-{n}.lock", os.O_CREAT | os.O_RDWR, 0o666) for n in range(100)]
@@ -203,7 +216,7 @@ def test_locks_of_processes_that_have_ended_cost_one_pass(queue: Queue) -> None:
         os.kill(keeper, signal.SIGKILL)
 
 
-# Opens one file as often as a user can, and locks it by none of these openings.
+# Opens one file as often as a user can, without locking it.
 OPEN_OFTEN = """
 import os, signal
 for _ in range(12_000):
@@ -216,7 +229,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 @needs_root
 @pytest.mark.usefixtures("told")
 def test_open_files_of_one_user_are_read_up_to_a_limit(queue: Queue) -> None:
-    """A user with any number of open files neither delays nor hides the holder of another user."""
+    """Any number of open files of one user neither delays nor hides another user's holder."""
     path = queue.path / "GPU-0.lock"
     path.touch()
     path.chmod(0o666)
@@ -245,23 +258,14 @@ def test_open_files_of_one_user_are_read_up_to_a_limit(queue: Queue) -> None:
     assert len(read) <= procfs.MOST_OPEN
 
 
-def write_locked(path: Path, content: bytes = b"") -> int:
-    """Lock a new file of another user as only its owner can, and with no other lock."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, WRITE_LOCK)
-    os.write(descriptor, content)
-    os.chown(descriptor, OTHER_UID, -1)
-    return descriptor
-
-
 @needs_root
 @pytest.mark.usefixtures("told")
 @pytest.mark.parametrize(
     "name", ["zzz.share-{}-{}.lock", "{1}.share-{0}-0.lock", "{1}.record-{0}-0"]
 )
-@pytest.mark.parametrize("uid", [0, OTHER_UID], ids=["in our name", "in their name"])
-def test_locked_files_count_for_64_of_each_owner(queue: Queue, name: str, uid: int) -> None:
-    """A user's hundreds of locked files cost 64 looks, and hide no holder of another user."""
+@names_of_files
+def test_64_locked_files_of_each_owner_are_read(queue: Queue, name: str, uid: int) -> None:
+    """At most 64 locked files of one user are read, and holders of other users are found."""
     about = {"label": "GPU5", "index": 5, "mounts": procfs.mount_namespace()}
     with ExitStack() as stack:
         for number in range(300):
@@ -270,45 +274,36 @@ def test_locked_files_count_for_64_of_each_owner(queue: Queue, name: str, uid: i
         stack.enter_context(have(queue.path / "zzz.share-0-9999.lock", json.dumps(about).encode()))
         with (
             queue.directory.mutex(),
-            counting(files.open_to_read) as looks,
+            counting(files.open_to_read) as reads,
             opened("locks") as readings,
         ):
             numbers = queue.directory.listed_numbers()
     assert list(numbers) == ["GPU5"]
-    assert len(looks) <= 3 * (MOST_OF_ONE_USER + 1)
+    assert len(reads) <= 3 * (MOST_OF_ONE_USER + 1)
     assert len(readings) <= 2
 
 
 @needs_root
 @pytest.mark.usefixtures("told")
-def test_records_in_the_name_of_a_holder_cost_no_look(queue: Queue) -> None:
-    """Thousands of records that another user has made in a holder's name neither cost nor hide."""
+def test_records_that_another_user_created_for_a_holder_are_not_read(queue: Queue) -> None:
+    """Record files of another user with the holder's UID in their names are not read."""
     for number in range(2000):
         of_another_user(queue.path / f"{UUIDS[0]}.record-0-{number}")
-    with queue.directory.mutex():
-        lock = queue.directory.lock_device(UUIDS[0], share=False)
-        assert isinstance(lock, Lock)
+    with locked_gpu(queue) as lock:
         lock.write(Record.from_dict({"note": "the thesis"}))
-    with queue.directory.mutex(), counting(files.status_of, files.open_to_read) as looks:
-        (holder,) = queue.directory.holders_of(UUIDS[0])
-    lock.release()
+        with queue.directory.mutex(), counting(files.status_of, files.open_to_read) as reads:
+            (holder,) = queue.directory.holders_of(UUIDS[0])
     assert (holder.record.terms.note, holder.record_owner) == ("the thesis", 0)
-    assert len(looks) < 20
+    assert len(reads) < 20
 
 
 @needs_root
 @pytest.mark.usefixtures("told")
 def test_unlocked_records_of_another_user_are_not_parsed(queue: Queue) -> None:
-    """Records that no process has locked are not parsed to look for renumbered GPUs."""
+    """Unlocked records are not parsed in the search for renumbered GPUs."""
     record = json.dumps({"label": "GPU0", "index": 0})
     for number in range(100):
         of_another_user(queue.path / f"GPU-{number:08x}.record-{OTHER_UID}-0", record)
     with queue.directory.mutex(), counting(read_record) as parsed:
         assert not queue.directory.is_number_recorded(0, UUIDS[0])
     assert not parsed
-
-
-def of_another_user(path: Path, text: str = "") -> None:
-    """Create a file that belongs to another user."""
-    path.write_text(text)
-    os.chown(path, OTHER_UID, -1)
