@@ -1,11 +1,10 @@
-"""Races of many processes for eight GPUs, checked from outside: by the kernel's own list of locks.
+"""Races of many processes for eight GPUs, checked with the kernel's list of locks.
 
     python -m tests.support.race --seconds 60
 
-Workers reserve, share, wait, release and get killed with -9 at random. The referee reserves nothing
-itself. It looks at /proc/locks, where a device's lock files show by their inodes, and compares:
-does what each worker believes to hold agree, has no device two holders, or a sharer beside a
-holder, is nothing held by the dead? Ends with 1 if not.
+Workers reserve, share, wait and release at random, and are killed at random. The referee compares
+their claims with /proc/locks. A device must not have two holders, a sharer next to a holder, or a
+dead holder. The exit code is 1 after a violation.
 """
 
 from __future__ import annotations
@@ -39,19 +38,21 @@ if TYPE_CHECKING:
 
 UUIDS = [f"GPU-{number:08x}-0000-4000-8000-000000000000" for number in range(8)]
 SCENARIO = "\n".join(f"gpu\n  uuid {uuid}" for uuid in UUIDS)
-HOLD_S = 0.01  # a worker leaves things as they are for up to so long
-PAUSE_S = 0.002  # between two looks of the referee
-PATIENCE_S = 60.0  # for a first claim of a sharer to be seen
+HOLD_S = 0.01  # the longest pause of a worker
+PAUSE_S = 0.002  # between two checks of the referee
+PATIENCE_S = 60.0  # extra time for a first share on a busy machine
 KILLS_PER_LOOK = 0.05
-LOOKS = 3  # the list of locks is no snapshot where it fills several pages: only what lasts counts
+LOOKS = 3  # a violation must last, because a long list of locks is not a snapshot
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a worker says of itself.
+    """The devices that a worker claims to hold.
 
-    turn: how often it began or ended a change, so even while it changes nothing.
-    held, shared: the devices that it believes to hold for itself, or with others, a bit for each.
+    Attributes:
+        turn: The number of beginnings and ends of changes; an even number between changes.
+        held: A bit mask of the devices that it holds alone.
+        shared: A bit mask of the devices that it shares.
     """
 
     turn: int
@@ -64,7 +65,7 @@ class Claim:
 
 
 class Board:
-    """Where the workers write and the referee reads: memory that all of them share."""
+    """Shared memory in which the workers write their claims."""
 
     def __init__(self, workers: int) -> None:
         self.turn = RawArray("q", workers)
@@ -78,14 +79,14 @@ class Board:
 
 
 class Worker:
-    """Reserves and releases at random, for ever."""
+    """A process that reserves and releases at random until it is killed."""
 
     def __init__(self, board: Board, number: int, dice: random.Random) -> None:
         self.board, self.number, self.dice = board, number, dice
         self.referee = os.getppid()
 
     def run(self) -> None:
-        warnings.simplefilter("ignore")  # who shares is told with whom
+        warnings.simplefilter("ignore")  # a sharer is warned about the other sharers
         while os.getppid() == self.referee:
             self.board.turn[self.number] += 1
             self._act()
@@ -111,26 +112,29 @@ class Worker:
         try:
             held = reserve_gpu.reserve(names, count=None if named else count, **wishes)
             self.board.reserved[self.number] += held is not before
-        except (reserve_gpu.NoFreeDeviceError, MutexHeldError):  # where there are too many of us
+        except (
+            reserve_gpu.NoFreeDeviceError,
+            MutexHeldError,
+        ):  # the latter if there are too many workers
             self.board.refused[self.number] += 1
 
 
 @dataclass
 class Referee:
-    """Starts the workers, kills some, and compares what they believe with what the kernel says."""
+    """Starts and kills workers, and compares their claims with the kernel's list of locks."""
 
     board: Board
     dice: random.Random
     pids: list[int] = field(default_factory=list)
-    inodes: dict[str, str] = field(default_factory=dict)  # of each device, when it was first seen
-    seen: set[tuple[int, int]] = field(default_factory=set)  # pid and turn of claims that agreed
-    shared: int = 0  # how many of the claims that agreed were of sharers
+    inodes: dict[str, str] = field(default_factory=dict)  # of each lock file, at the first check
+    seen: set[tuple[int, int]] = field(default_factory=set)  # PID and turn of the confirmed claims
+    shared: int = 0  # the number of confirmed claims of sharers
     kills: int = 0
     looks: int = 0
     violations: list[str] = field(default_factory=list)
 
     def run(self, seconds: float) -> None:
-        """Race for that time; for longer where a busy machine has let nobody share as yet."""
+        """Race for this time, and longer until a first share is confirmed."""
         self.pids = [self._start(number) for number in range(len(self.board.turn))]
         end = time.monotonic() + seconds
         while time.monotonic() < end + (0 if self.shared else PATIENCE_S):
@@ -145,7 +149,7 @@ class Referee:
             self.violations.append(f"all workers are dead, but the kernel lists {locks}")
 
     def look(self) -> None:
-        """Compare, and note what is wrong each time while the worker stands still."""
+        """Record the differences that last for several checks while the workers pause."""
         self.looks += 1
         wrong = self._wrong()
         for _ in range(LOOKS - 1):
@@ -156,7 +160,7 @@ class Referee:
     def _wrong(self) -> set[str]:
         before, locks, after = self.board.claims(), kernel_locks(), self.board.claims()
         strangers = set(locks) - set(self.pids)
-        wrong = {f"{pid} is no living worker, but holds a device" for pid in strangers}
+        wrong = {f"{pid} holds a device, but is not a living worker" for pid in strangers}
         settled: list[tuple[int, Claim]] = []
         for pid, claim, later in zip(self.pids, before, after, strict=True):
             if claim != later or not claim.settled:
@@ -167,19 +171,21 @@ class Referee:
                 self.seen |= {(pid, claim.turn)} if any(listed) else set()
                 self.shared += bool(claim.shared)
             else:
-                wrong.add(f"{pid} believes {claim.held:08b} {claim.shared:08b}, listed is {listed}")
+                wrong.add(
+                    f"{pid} claims {claim.held:08b} {claim.shared:08b}, the kernel lists {listed}"
+                )
         for (pid, one), (other, two) in combinations(settled, 2):
             if one.held & (two.held | two.shared) or one.shared & two.held:
-                wrong.add(f"{pid} and {other} both have a device: {one}, {two}")
+                wrong.add(f"{pid} and {other} hold the same device: {one}, {two}")
         return wrong
 
     def _compare_inodes(self) -> None:
         for inode, name in lock_files().items():
             if self.inodes.setdefault(name, inode) != inode:
-                self.violations.append(f"the lock file {name} is another one than before")
+                self.violations.append(f"the lock file {name} was replaced")
 
     def _mourn(self) -> None:
-        """Check that nobody but the referee has ended a worker."""
+        """Record a violation if a worker has ended by itself, and replace it."""
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
             self.violations.append(f"worker {pid} ended by itself: {status}")
@@ -203,7 +209,7 @@ class Referee:
 
 
 class Listed(NamedTuple):
-    """The devices that a process holds by the kernel's list, a bit for each; as in a Claim."""
+    """Bit masks of the devices that a process holds by the kernel's list, as in a Claim."""
 
     held: int = 0
     shared: int = 0
@@ -213,7 +219,7 @@ class Listed(NamedTuple):
 
 
 def masks() -> Listed:
-    """Return the devices that this process believes to hold."""
+    """Return the devices that this process claims to hold."""
     held = session().devices
     is_shared = any(
         is_sharers(lock.name) for lock in session().holding.locks_in(default_path()).values()
@@ -223,7 +229,7 @@ def masks() -> Listed:
 
 
 def lock_files() -> dict[str, str]:
-    """Return the lock files of devices, by what /proc/locks calls them."""
+    """Return the names of the devices' lock files, by their IDs in /proc/locks."""
     files = {}
     for path in Path(default_path()).glob("GPU-*.lock"):
         status = path.stat()
@@ -233,7 +239,7 @@ def lock_files() -> dict[str, str]:
 
 
 def locked_files() -> Iterator[tuple[int, str]]:
-    """Return the locked device files and their pids by the kernel's list, which may miss one."""
+    """Yield the PID and name of each locked device file in the kernel's list."""
     files = lock_files()
     for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
         _, kind, _, mode, pid, inode, *_ = line.replace("-> ", "waits:").split()
@@ -242,7 +248,7 @@ def locked_files() -> Iterator[tuple[int, str]]:
 
 
 def kernel_locks() -> dict[int, Listed]:
-    """Return what each process holds, by the kernel's list."""
+    """Return the devices of each process, by the kernel's list."""
     listed: dict[int, Listed] = {}
     for pid, name in locked_files():
         uuid, *share = name.removesuffix(".lock").split(".share")
@@ -253,7 +259,7 @@ def kernel_locks() -> dict[int, Listed]:
 
 
 def fork(function: Callable[[], None]) -> int:
-    """Return a process that runs the function; what it raises goes to standard error."""
+    """Fork a process that runs a function, and return its PID."""
     pid = os.fork()
     if not pid:
         try:
@@ -266,50 +272,51 @@ def fork(function: Callable[[], None]) -> int:
 
 
 def load() -> None:
-    """Import, once and not in every worker, what is imported when it is first needed."""
+    """Import modules that are imported on first use, once for all workers."""
     import pynvml  # noqa: F401
 
     reserve_gpu.current()
 
 
 def contest(contenders: int) -> dict[str, object]:
-    """Let so many reserve at the same moment; return what came of it, and the kernel's word."""
+    """Let processes reserve at the same moment; return their answers, and the kernel's list."""
     gate, start = os.pipe()
     answers, answer = os.pipe()
     pids = [fork(lambda: contend((gate, start), answer)) for _ in range(contenders)]
-    for descriptor in (gate, start, answer):  # the gate opens when nobody has it open for writing
+    for descriptor in (gate, start, answer):  # the gate opens when no process can write to it
         os.close(descriptor)
     with os.fdopen(answers) as lines:
-        said = [next(lines).split() for _ in pids]
+        results = [next(lines).split() for _ in pids]
         locks = kernel_locks()
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     kernel = [[str(p), str(d)] for p in locks for d in range(len(UUIDS)) if locks[p].held >> d & 1]
-    return {"said": said, "kernel": kernel}
+    return {"answers": results, "kernel": kernel}
 
 
 def contend(gate: tuple[int, int], answer: int) -> NoReturn:
+    """Reserve when the gate opens, write the result, and hold the device until killed."""
     os.close(gate[1])
     os.read(gate[0], 1)
     try:
-        came_of_it = reserve_gpu.reserve().environ["CUDA_VISIBLE_DEVICES"]
+        result = reserve_gpu.reserve().environ["CUDA_VISIBLE_DEVICES"]
     except Exception as error:
-        came_of_it = type(error).__name__
-    os.write(answer, f"{os.getpid()} {came_of_it}\n".encode())
+        result = type(error).__name__
+    os.write(answer, f"{os.getpid()} {result}\n".encode())
     while True:
         signal.pause()
 
 
 def print_contests(contenders: int, rounds: int) -> None:
-    """Return a line of JSON for each round."""
+    """Print a line of JSON for each round."""
     load()
     for _ in range(rounds):
         print(json.dumps(contest(contenders)), flush=True)
 
 
 def race(processes: int, seconds: float, seed: int) -> int:
-    """Run the race on the machine that this process is on; returns the exit code."""
+    """Run the race on this process's machine, and return the exit code."""
     load()
     board = Board(processes)
     referee = Referee(board, random.Random(seed))  # noqa: S311 - nothing secret
@@ -317,8 +324,8 @@ def race(processes: int, seconds: float, seed: int) -> int:
     print(
         f"{sum(board.reserved)} reservations, {sum(board.refused)} refusals, {referee.kills} kills "
         f"by {processes} processes on {len(UUIDS)} devices in {seconds:g} s (seed {seed});\n"
-        f"{referee.looks} looks at the kernel's list saw {len(referee.seen)} reservations that "
-        f"agree, {len(referee.violations)} violations;\n{referee.shared} shared ones among them"
+        f"{referee.looks} checks of the kernel's list confirmed {len(referee.seen)} "
+        f"reservations, {len(referee.violations)} violations;\n{referee.shared} of them shared"
     )
     for violation in referee.violations[:20]:
         print(f"VIOLATION: {violation}")
@@ -335,13 +342,15 @@ def arguments() -> argparse.Namespace:
 
 
 def inside(module: str, scenario: str, *options: str) -> int:
-    """Run a race on a machine of that scenario, in a process that has its driver; its exit code."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # as locks are by default
+    """Run a race in a process on a machine of this scenario, and return its exit code."""
+    memory = (
+        "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    )  # like the default lock directory
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         machine = Machine(Path(folder))
         machine.write(scenario)
         environ = machine.environ()
-        del environ["STAND_IN_LOG"]  # it would grow by a megabyte a second
+        del environ["STAND_IN_LOG"]  # the log would grow by 1 MB per second
         return subprocess.run(
             [sys.executable, "-m", module, "--inside", *options],
             env=environ, cwd=ROOT, check=False,
@@ -349,7 +358,7 @@ def inside(module: str, scenario: str, *options: str) -> int:
 
 
 def main() -> int:
-    """Make a machine of eight GPUs and run the race on it, in a process that has its driver."""
+    """Run the race on a machine with eight GPUs, in a process with its driver."""
     told = arguments()
     if told.inside:
         return race(told.processes, told.seconds, told.seed)

@@ -1,7 +1,7 @@
-"""Two versions of the package on one machine: the one before this edition, and today's.
+"""Two versions of the package on one machine: an earlier version and today's.
 
-The earlier one comes from this repository's history. Each process imports one of them by its
-PYTHONPATH, as users do who have installed different versions.
+The earlier version comes from this repository's history. Each process imports one version through
+its PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ if TYPE_CHECKING:
     from tests.support.here import Here
     from tests.support.machine import Kernel
 
-# The last commit of the edition before this one.
+# The commit of the earlier version.
 EARLIER = "b60decb482201309427b7129f12d367f8ebde75b"
+# Fields of the status that only one version has, or that change all the time.
+NEW_OR_CHANGING = {
+    *("agent", "free_at", "idle_for_s", "is_dying"),
+    *("job", "job_name", "is_job_end"),
+}
 ITS_FILE = "import reserve_gpu; print(reserve_gpu.__file__)"
 
 
 def unpack_earlier(folder: Path) -> str | None:
-    """Put the package of the earlier version into a folder; returns why that can't be done."""
+    """Unpack the earlier version into a folder, and return the problem if that fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(ROOT), "archive", EARLIER, "reserve_gpu"],
@@ -41,22 +46,22 @@ def unpack_earlier(folder: Path) -> str | None:
     if done.returncode:
         return done.stderr.decode(errors="replace").strip()
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        if hasattr(tarfile, "data_filter"):  # else Python 3.14 warns, or 3.10 does not know it
+        if hasattr(tarfile, "data_filter"):  # missing in Python 3.10; Python 3.14 warns without it
             archive.extraction_filter = tarfile.data_filter
-        archive.extractall(folder)  # noqa: S202 - made by git from our own commit
+        archive.extractall(folder)  # noqa: S202 - git made it from our own commit
     return None
 
 
 @dataclass(frozen=True)
 class Version:
-    """A version as somebody drives it who has it installed on this machine."""
+    """A version of the package that a user of this machine has installed."""
 
     machine: Here
     folder: Path
 
     @property
     def path(self) -> dict[str, str]:
-        """Return the variable by which Python finds it."""
+        """Return the environment variable with which Python finds the package."""
         return {"PYTHONPATH": str(self.folder)}
 
     @property
@@ -68,9 +73,11 @@ class Version:
 
     @contextmanager
     def child(self, *prefix: str, file: str | None = None) -> Iterator[Child]:
-        """Make a Python process; killed at the end.
+        """Start a Python process, and kill it at the end.
 
-        prefix: what starts it. file: what it imports, if that is not this version.
+        Args:
+            prefix: A command that starts the process.
+            file: The path of the imported package, if it differs from this version's.
         """
         child = Child(self.environ(), self.machine.folder, *prefix)
         try:
@@ -81,19 +88,41 @@ class Version:
 
     @contextmanager
     def kernel(self, **extra: str) -> Iterator[Kernel]:
-        """Make a kernel of this version with the extension loaded; shut down at the end."""
+        """Start a kernel of this version with the extension loaded, and shut it down at the end."""
         with self.machine.kernel(**self.path, **extra) as kernel:
             assert kernel.run(ITS_FILE).stdout == f"{self.file}\n"
             yield kernel
 
     def run(self, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        """Run `reserve-gpu WORDS` to its end."""
+        """Run a `reserve-gpu` command and return its result."""
         return self.machine.command(*US, *words, **self.path, **extra)
 
     def json(self, *words: str) -> dict[str, Any]:
-        """Return what `reserve-gpu WORDS --json` prints."""
+        """Run a `reserve-gpu` command with `--json`, and return its output."""
         done = self.run(*words, "--json")
         assert done.returncode == 0, done
         assert not done.stderr
-        told: dict[str, Any] = json.loads(done.stdout)
+        printed: dict[str, Any] = json.loads(done.stdout)
+        return printed
+
+    def status(self) -> dict[str, Any]:
+        """Return the fields of the machine's status that both versions have."""
+        told = self.json("status")
+        assert told.pop("hours", None) is None  # of histories, in the earlier version only
+        assert told.pop("time")
+        holders = [holder for device in told["devices"] for holder in device["holders"]]
+        for each in (*told["devices"], *holders, *told["waiting"]):
+            for name in NEW_OR_CHANGING:
+                each.pop(name, None)
         return told
+
+    def holders(self, index: int) -> list[dict[str, Any]]:
+        """Return the holders of a GPU, as this version shows them."""
+        found: list[dict[str, Any]] = self.status()["devices"][index]["holders"]
+        return found
+
+
+def logged(here: Here, pattern: str) -> list[dict[str, Any]]:
+    """Return the lines of this user's history in the files that match a pattern."""
+    files = sorted((here.home / ".local/state/reserve_gpu").rglob(pattern))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]

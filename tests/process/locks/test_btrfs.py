@@ -1,4 +1,4 @@
-"""A lock directory on btrfs, where the kernel's list of locks has another number than stat(2)."""
+"""A lock directory on btrfs, whose device numbers in /proc/locks and stat(2) differ."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ mkfs.btrfs -q -f image >&2
 mount -o loop image mounted
 exec "$@"
 """
-WAITS = """
+WAIT = """
 import time
 def progress(waiting):
     if waiting.waited_s > {quiet_s}:
@@ -36,7 +36,7 @@ def progress(waiting):
 reserve_gpu.reserve(0, wait=60, progress=progress)
 time.monotonic()
 """
-QUEUE = """
+READ_QUEUE = """
 import time
 from reserve_gpu.locks.directory import LockDirectory
 while not os.path.exists("quiet"):
@@ -46,28 +46,30 @@ with LockDirectory() as directory, directory.mutex():
 pids
 """
 ROWS = "[[r.state.value, r.is_mine, [[h.pid, h.seen, h.confirmed] for h in r.holders]] for r in {}]"
-QUIET_S = policy.LIVELY_S + policy.QUIET_S + 0.5  # then a look has just been, and no other is due
-SOON_S = policy.QUIET_S / 2  # without a notice that is understood the next look comes later
+QUIET_S = policy.LIVELY_S + policy.QUIET_S + 0.5  # no check is due soon after this time
+SOON_S = policy.QUIET_S / 2  # the next regular check comes later
 
 
 @pytest.fixture
 def start(machine: Machine) -> Iterator[Start]:
-    """Start processes that alone see a btrfs, and have their locks there."""
+    """Return a function that starts a process with its lock directory on a mounted btrfs."""
     if os.geteuid() or not program("mkfs.btrfs"):
         pytest.skip("this needs root, and mkfs.btrfs (Debian: btrfs-progs)")
-    can = ["unshare", "--mount", "sh", "-c", MOUNT, "sh", "true"]
-    tried = subprocess.run(can, cwd=machine.folder, capture_output=True, text=True, check=False)
+    mount = ["unshare", "--mount", "sh", "-c", MOUNT, "sh"]
+    tried = subprocess.run(
+        [*mount, "true"], cwd=machine.folder, capture_output=True, text=True, check=False
+    )
     if tried.returncode:
         pytest.skip(f"no btrfs can be mounted here: {tried.stderr}")
     locks = str(machine.folder / "mounted" / "locks")
-    first = ("unshare", "--mount", "sh", "-c", MOUNT, "sh")
-    with process(machine, locks, *first) as mounter:
+    with process(machine, locks, *mount) as mounter:
         enter = ("nsenter", f"--mount=/proc/{mounter.pid}/ns/mnt", f"--wd={machine.folder}")
         yield lambda: process(machine, locks, *enter)
 
 
 @contextmanager
 def process(machine: Machine, locks: str, *prefix: str) -> Iterator[Child]:
+    """Start a process with this lock directory, and kill it at the end."""
     child = Child(machine.environ(RESERVE_GPU_LOCK_DIR=locks), machine.folder, *prefix)
     try:
         yield child
@@ -75,8 +77,8 @@ def process(machine: Machine, locks: str, *prefix: str) -> Iterator[Child]:
         child.kill()
 
 
-def test_one_holder(start: Start) -> None:
-    """One process has a GPU, and others are told its pid, which the kernel confirms."""
+def test_a_holder_is_listed_with_its_pid(start: Start) -> None:
+    """A holder is found in /proc/locks, and a refusal names its PID."""
     with start() as holder, start() as other:
         assert holder.reserve("0").value == "0"
         number = holder.run("os.stat(reserve_gpu.locks.directory.default_path()).st_dev").value
@@ -93,8 +95,8 @@ def test_one_holder(start: Start) -> None:
     ]
 
 
-def test_sharers(start: Start) -> None:
-    """Sharers share, whoever wants the whole GPU is refused, and each sharer is seen."""
+def test_sharers_are_listed(start: Start) -> None:
+    """Each sharer of a GPU is listed, and a request for the whole GPU is refused."""
     with start() as one, start() as two, start() as other:
         for sharer in (one, two):
             assert sharer.reserve("0, memory='1GB'").value == "0"
@@ -108,12 +110,12 @@ def test_sharers(start: Start) -> None:
 
 
 @pytest.mark.parametrize("end", ["release", "kill"])
-def test_hand_over(start: Start, end: str) -> None:
-    """Who waits gets the GPU at once when its holder releases it, or is killed."""
+def test_a_waiter_notices_that_a_gpu_is_free(start: Start, end: str) -> None:
+    """A waiter gets a GPU at once when its holder releases it or is killed."""
     with start() as holder, start() as waiter, start() as other:
         assert holder.reserve("0").value == "0"
-        waiter.send(WAITS.format(quiet_s=QUIET_S))
-        assert other.run(QUEUE).value == [waiter.pid]
+        waiter.send(WAIT.format(quiet_s=QUIET_S))
+        assert other.run(READ_QUEUE).value == [waiter.pid]
         before = other.run("time.monotonic()").value
         if end == "kill":
             holder.kill()

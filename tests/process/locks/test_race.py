@@ -1,4 +1,4 @@
-"""Many processes want the same few GPUs at the same moment."""
+"""Many processes reserve a few GPUs at the same moment."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(8, marks=pytest.mark.full)])
-def test_of_64_contenders_8_win_8_different_gpus(machine: Machine, rounds: int) -> None:
-    """Of 64 processes that reserve at once 8 get a GPU each, and the rest are told so."""
+def test_eight_of_64_simultaneous_requests_get_one_gpu_each(machine: Machine, rounds: int) -> None:
+    """If 64 processes reserve 8 GPUs at once, 8 get a GPU each, and the others are refused."""
     machine.write(race.SCENARIO)
     done = machine.python(f"from tests.support import race; race.print_contests(64, {rounds})")
     assert not done.returncode, done.stderr
     contests = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(contests) == rounds
     for contest in contests:
-        winners = [[pid, device] for pid, device in contest["said"] if device.isdigit()]
-        losers = [answer for _, answer in contest["said"] if not answer.isdigit()]
+        winners = [[pid, device] for pid, device in contest["answers"] if device.isdigit()]
+        losers = [answer for _, answer in contest["answers"] if not answer.isdigit()]
         assert sorted(device for _, device in winners) == list("01234567")
         assert losers == 56 * ["NoFreeDeviceError"]
         assert sorted(contest["kernel"]) == sorted(winners)
 
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(15, marks=pytest.mark.full)])
-def test_a_race(seconds: int) -> None:
-    """Under random kill -9, sharing, waits and releases no GPU has two holders, or a dead one."""
+def test_a_gpu_has_one_living_holder_at_any_time(seconds: int) -> None:
+    """During random kills, shares, waits and releases, no GPU has two holders or a dead one."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.race", f"--seconds={seconds}"],
         cwd=ROOT, text=True, capture_output=True, timeout=100, check=False,

@@ -368,7 +368,7 @@ def test_a_private_file_in_place_of_a_lock_file_is_an_error(
 
 @pytest.mark.parametrize("name", ["read-only", "entered by no user", "entered by root"])
 def test_a_directory_without_permissions_is_an_error(users: Users, closed: Path, name: str) -> None:
-    """A lock directory that this user can't enter or write to is named, and the error says how to change it."""
+    """A lock directory that this user can't enter or write to is named in the error."""
     path = use(users[NOBODY], closed / name)
     refused = users[NOBODY].reserve()
     assert refused.error == "LockError"
