@@ -37,7 +37,7 @@ def tmux(tmp_path: Path) -> str:
 
 @pytest.fixture
 def logged(here: Here) -> Here:
-    """Put the test on a machine on which a history is kept."""
+    """Put the test process on a machine with a history."""
     folder = here.home / ".config"
     folder.mkdir(exist_ok=True)
     (folder / "reserve_gpu.toml").write_text("history = true\n")
@@ -46,7 +46,7 @@ def logged(here: Here) -> Here:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """Make two good hosts, one without the package, one of an older format, and one that hangs."""
+    """Make two usable hosts, one without the package, one with an old format, one that hangs."""
     folder = tmp_path_factory.mktemp("hosts")
     old = folder / "old"
     old.mkdir()
@@ -67,7 +67,7 @@ def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
 
 @pytest.fixture
 def busy(machine: Machine) -> Machine:
-    """Make a machine on which CUDA shows in NVML."""
+    """Make a machine on which NVML lists the processes that use CUDA."""
     (machine.folder / "contexts").mkdir()
     machine.write(f"contexts {machine.folder / 'contexts'}\n{machine.scenario.read_text()}")
     return machine
@@ -75,7 +75,7 @@ def busy(machine: Machine) -> Machine:
 
 @pytest.fixture
 def script(here: Here) -> str:
-    """Return the `reserve-gpu` that pip makes of the entry point, in a directory of its own."""
+    """Return the path of a `reserve-gpu` program like the one that pip installs."""
     folder = here.folder / "bin"
     folder.mkdir()
     path = folder / "reserve-gpu"
@@ -88,7 +88,7 @@ def script(here: Here) -> str:
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let this Python have these packages and no others, by the folders beside them alone."""
+    """Return a function that makes only these packages importable."""
 
     def install(*names: str) -> None:
         folder = tmp_path / "packages"
@@ -103,19 +103,21 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Iterator[Queue]:
+    """Make an empty queue."""
     with ExitStack() as stack:
         yield Queue(tmp_path / "locks", stack)
 
 
 @pytest.fixture
 def told() -> None:
+    """Skip the test in a container, whose /proc/locks does not show all locks."""
     if not sees_all_locks():
-        pytest.skip("in a container nobody is told")
+        pytest.skip("in a container, /proc/locks does not show all locks")
 
 
 @pytest.fixture
 def kept(here: Here, monkeypatch: pytest.MonkeyPatch) -> Histories:
-    """Make a directory for the histories of all users, and no history yet."""
+    """Make an empty directory for the histories of all users."""
     made = Histories(here.folder / "history")
     monkeypatch.setenv("RESERVE_GPU_HISTORY", str(made.folder))
     return made
@@ -123,7 +125,7 @@ def kept(here: Here, monkeypatch: pytest.MonkeyPatch) -> Histories:
 
 @pytest.fixture
 def srun(here: Here) -> str:
-    """Put a stand-in of srun first in PATH; returns its path."""
+    """Put a stand-in for srun first in PATH, and return its path."""
     path = here.folder / "slurm" / "srun"
     path.parent.mkdir()
     path.write_text("#!/bin/sh\nexit 1\n")
@@ -137,17 +139,19 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder with the package of the earlier version."""
     folder = tmp_path_factory.mktemp("earlier")
     if why := unpack_earlier(folder):
-        pytest.skip(f"needs the version before this edition, which git does not have here: {why}")
+        pytest.skip(f"needs the earlier version from the history of this repository: {why}")
     return folder
 
 
 @pytest.fixture(params=["earlier", "today"])
 def first(request: pytest.FixtureRequest, here: Here, earlier: Path) -> Version:
+    """Return each of the two versions in turn."""
     return Version(here, earlier if request.param == "earlier" else ROOT)
 
 
 @pytest.fixture
 def second(first: Version, here: Here, earlier: Path) -> Version:
+    """Return the other version than `first`."""
     return Version(here, ROOT if first.folder == earlier else earlier)
 
 

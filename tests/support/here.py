@@ -1,4 +1,4 @@
-"""A machine of the stand-in driver for the test process itself."""
+"""A simulated machine that the test process itself runs on."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Feature")
 NOT_INITIALIZED = 1  # NVML_ERROR_UNINITIALIZED
-ENDING_S = 0.2  # in which a thread that is not kept by the driver ends
-HUNG_S = 5.0  # in which one ends that was
+ENDING_S = 0.2  # time for threads outside of the driver to end
+HUNG_S = 5.0  # time for threads in a hanging driver call to end
 
 
 def feature(kind: type[F]) -> F:
-    """Return this process's feature of that kind, which was wanted before."""
+    """Return this process's feature of this type, which must have been created."""
     (found,) = (each for each in session().features.values() if isinstance(each, kind))
     return found
 
 
 class Here(Machine):
-    """A machine that the test process is on: the package is called as it is, without a child.
+    """A machine that the test process runs on, as a context manager.
 
-    A context manager: it has the environment, the working directory and the driver from its
-    beginning to its end, and then takes back what the test has reserved. Real processes live on it
-    as well: `child`, `kernel` and the other methods of Machine.
+    The test process uses the machine's environment, working directory and driver until the end,
+    when its reservation is released. `child`, `kernel` and the other methods of Machine start
+    processes on the same machine.
 
-    CUDA can't be started here: cuInit counts for the life of a process, so that needs a child.
+    Tests must start CUDA in a child, because cuInit lasts until a process ends.
     """
 
     _is_on = False
@@ -77,17 +77,18 @@ class Here(Machine):
         assert not left, f"NVML was not shut down: {left} more of nvmlInit than of nvmlShutdown"
 
     def write(self, text: str) -> None:
-        """Become the machine that the text describes; of the functions, `missing` ones included."""
+        """Use a scenario, including its `missing` functions."""
         super().write(text)
         if self._is_on:
             self._choose_library()
 
     def shell(self, *, is_notebook: bool = False) -> Shell:
-        """Return a fresh IPython shell in this process, with the extension loaded.
+        """Return a new IPython shell in this process, with the extension loaded.
 
-        is_notebook: it says of itself that somebody sits in front of a notebook.
+        Args:
+            is_notebook: Whether the shell behaves like that of a notebook.
         """
-        from tests.support.shell import Shell  # which loads IPython
+        from tests.support.shell import Shell  # imported here because it loads IPython
 
         shell = Shell(is_notebook=is_notebook)
         self._shells.append(shell)
@@ -95,13 +96,15 @@ class Here(Machine):
 
     @contextmanager
     def rival(self, number: str = "0", *, note: str | None = None, **record: Any) -> Iterator[None]:
-        """Let somebody else reserve a device meanwhile.
+        """Let a rival reserve a device during the block.
 
-        In this process, as flock excludes by open file, not by process. The kernel names this very
-        process as the holder; what must have another pid needs `child`.
+        The rival is in this process, because flock excludes other openings of a file even in the
+        same process. The kernel shows this process as the holder; use `child` for another PID.
 
-        number: of the device, as `0` or `1:0`. record: what the lock file says besides; with
-        `part_mib` it is a sharer's.
+        Args:
+            number: The device's number, such as `0` or `1:0`.
+            note: The rival's note.
+            record: More fields of the record; with `part_mib`, the rival is a sharer.
         """
         from reserve_gpu.locks.directory import LockDirectory
         from reserve_gpu.locks.lock import Lock
@@ -127,7 +130,7 @@ class Here(Machine):
                 lock.release()
 
     def uuid(self, number: str) -> str:
-        """Return the UUID of a device, by its number: `0` or `1:0`."""
+        """Return the UUID of a device by its number, such as `0` or `1:0`."""
         index, _, instance = number.partition(":")
         gpus = re.split(r"^\s*gpu\b.*$", self.scenario.read_text(), flags=re.MULTILINE)[1:]
         whole, *parts = re.split(r"^\s*instance\s+", gpus[int(index)], flags=re.MULTILINE)
@@ -137,17 +140,17 @@ class Here(Machine):
         return described_uuid(part) or default_uuid("MIG", 100 * (int(index) + 1) + int(instance))
 
     def _choose_library(self) -> None:
-        """Let the bindings use a library without the functions that the scenario calls missing."""
+        """Let the bindings use a library without the functions that are missing in the scenario."""
         import pynvml
 
         missing = frozenset(driver.named_functions(self.scenario)["missing"])
         driver.check_functions(missing)
-        if pynvml.nvmlLib is not None or missing:  # else they open it by name themselves
+        if pynvml.nvmlLib is not None or missing:  # otherwise, they open it by name
             pynvml.nvmlLib = Without(missing, driver.load())
             pynvml._nvmlGetFunctionPointer_cache.clear()
 
     def _shut_down(self) -> int:
-        """End the calls that hang, and NVML; how often it was left initialised without need."""
+        """End hanging calls and NVML; return the number of missing calls of nvmlShutdown."""
         self._wait_for_threads(ENDING_S)
         is_hung = _thread._count() > self._threads
         self.scenario.unlink()
@@ -164,7 +167,7 @@ class Here(Machine):
 
 
 class Two(NamedTuple):
-    """Two kernels on one machine with two GPUs; the first one's notebook has a name."""
+    """Two kernels on one machine with two GPUs; the first kernel's notebook has a name."""
 
     machine: Here
     first: Kernel
@@ -172,7 +175,7 @@ class Two(NamedTuple):
 
 
 class Without:
-    """A library that lacks some of its functions, as the bindings see it."""
+    """A library without some of its functions, for the bindings."""
 
     def __init__(self, missing: frozenset[str], library: CDLL) -> None:
         self._missing, self._library = missing, library
@@ -184,21 +187,21 @@ class Without:
 
 
 def become(environ: Mapping[str, str]) -> None:
-    """Give this process another environment."""
-    keep = "PYTEST_CURRENT_TEST"  # pytest takes it away itself
+    """Replace the environment of this process."""
+    keep = "PYTEST_CURRENT_TEST"  # pytest removes it
     for name in set(os.environ) - set(environ) - {keep}:
         del os.environ[name]
     os.environ.update({k: v for k, v in environ.items() if os.environ.get(k) != v and k != keep})
 
 
 def described_uuid(text: str) -> str | None:
-    """Return the UUID that a scenario gives a device, if it does."""
+    """Return the UUID in the scenario's text of a device, or None."""
     match = re.search(r"^\s*uuid\s+(.*?)\s*(#.*)?$", text, re.MULTILINE)
     return match[1] if match else None
 
 
 def default_uuid(kind: str, position: int) -> str:
-    """Return the UUID of a device that the scenario gives none; as default_uuid in parse.c."""
+    """Return the UUID of a device without one in the scenario, like default_uuid in parse.c."""
     mixed = (position + 1) * 0x9E3779B9 & 0xFFFFFFFF
     return (
         f"{kind}-{mixed:08x}-{mixed & 0xFFFF:04x}-4{mixed >> 20:03x}-8{mixed & 0xFFF:03x}"

@@ -1,4 +1,4 @@
-"""Several machines of the stand-in driver, each behind an SSH server of its own on loopback."""
+"""Several simulated machines, each with its own SSH server on a loopback address."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ SSHD = program("sshd")
 KEYGEN = program("ssh-keygen")
 SFTP = shutil.which("sftp-server", path="/usr/lib/openssh:/usr/libexec/openssh:/usr/lib/ssh")
 USER = pwd.getpwuid(os.getuid()).pw_name
-SEPARATION = Path("/run/sshd")  # without this folder no server starts as root
+SEPARATION = Path("/run/sshd")  # required by a server that root starts
 
 needs_ssh = pytest.mark.skipif(
     not (SSH and SSHD and KEYGEN), reason="needs OpenSSH's client and server"
 )
 
-# What a session gets of the machine's environment. The rest is of the person who runs the tests.
+# Variables of the machine's environment in an SSH session, as names or prefixes.
 SENT = (
     *("HOME", "IPYTHONDIR", "LANG", "LD_", "NO_COLOR", "PATH", "PYTHONPATH"),
     *("RESERVE_GPU_", "STAND_IN_", "TERM", "TMPDIR"),
@@ -58,7 +58,7 @@ MaxSessions 200
 SetEnv {environ}
 Subsystem sftp {sftp}
 ForceCommand cd; eval "${{SSH_ORIGINAL_COMMAND:-exec $SHELL}}"
-"""  # a session begins in the home of its machine, not in that of the password database
+"""  # a session starts in its machine's home, not in that of the password database
 CLIENT = """\
 Host {name}
     Hostname {address}
@@ -76,9 +76,9 @@ Host {name}
 
 
 class Asking(Machine):
-    """The machine that asks: its `ssh` knows the hosts.
+    """The client machine, whose `ssh` has a configuration with the hosts.
 
-    OpenSSH finds a user's configuration by the password database, not by HOME.
+    OpenSSH does not look for a user's configuration in HOME, but in the password database's home.
     """
 
     def __init__(self, folder: Path, programs: Path) -> None:
@@ -92,11 +92,13 @@ class Asking(Machine):
 
 
 class Hosts:
-    """Several machines, each behind a real sshd on an address of loopback; a context manager.
+    """Several machines, each with an sshd on a loopback address, as a context manager.
 
-    folder: where all of it is kept. names: what the hosts are called. gpus: how many each has;
-        their UUIDs differ from host to host. paths: where ssh looks for programs on some of them;
-        else it finds this package's.
+    Args:
+        folder: The folder for all files.
+        names: The names of the hosts.
+        gpus: The number of GPUs per host, which have different UUIDs on each host.
+        paths: The PATH of some hosts; by default, it contains this package's program.
     """
 
     def __init__(
@@ -110,12 +112,14 @@ class Hosts:
         self.ports = {name: free_port(address) for name, address in self.addresses.items()}
         self._programs = folder / "bin"
         self.asking = Asking(folder / "asking", self._programs)
-        self.config = self.asking.home / ".ssh" / "config"  # asyncssh finds it there
-        self.key = folder / "key"  # of all the servers, and of the one who asks
+        self.config = self.asking.home / ".ssh" / "config"  # where asyncssh looks for it
+        self.key = folder / "key"  # of all servers and of the client
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
-        self._sockets = tempfile.mkdtemp(prefix="ssh")  # a socket's path has 104 characters at most
+        self._sockets = tempfile.mkdtemp(
+            prefix="ssh"
+        )  # short, because a socket's path has at most 104 characters
         generate = [str(KEYGEN), "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)]
         subprocess.run(generate, check=True)
         self._write_client()
@@ -133,11 +137,11 @@ class Hosts:
         self.close()
 
     def environ(self, **extra: str) -> dict[str, str]:
-        """Return the environment of a process on the machine that asks."""
+        """Return the environment of a process on the client machine."""
         return self.asking.environ(**extra)
 
     def run(self, name: str, command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host to its end."""
+        """Run a command on a host and return its result."""
         return subprocess.run(
             ["ssh", name, command], env=self.environ(), text=True, capture_output=True,
             timeout=LIMIT_S, check=False, stdin=subprocess.DEVNULL,
@@ -167,15 +171,15 @@ class Hosts:
             time.sleep(0.01)
 
     def freeze(self, name: str) -> None:
-        """Stop all that runs on a host: it accepts connections, and answers nothing."""
+        """Stop all processes of a host, which then accepts connections without answering."""
         self._send(name, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Let a host go on that was frozen."""
+        """Continue all processes of a frozen host."""
         self._send(name, signal.SIGCONT)
 
     def kill(self, name: str) -> None:
-        """Kill all that runs on a host, with its server; returns when all of it is gone."""
+        """Kill all processes of a host and its server, and wait until they have ended."""
         while processes := list(self.processes(name)):
             for process in processes:
                 with suppress(psutil.NoSuchProcess):
@@ -184,7 +188,7 @@ class Hosts:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """End the connections that are kept open, and kill the hosts."""
+        """Close the persistent connections, and kill the hosts."""
         for name in self._servers:
             if os.path.exists(f"{self._sockets}/{name}"):
                 leave = [str(SSH), "-F", str(self.config), "-O", "exit", name]
@@ -193,7 +197,7 @@ class Hosts:
         shutil.rmtree(self._sockets)
 
     def _write_client(self) -> None:
-        """Make the configuration, and the programs, of the one who asks."""
+        """Create the SSH configuration and programs of the client."""
         self.config.parent.mkdir()
         known = self.config.with_name("known_hosts")
         key = self.key.with_suffix(".pub").read_text()
@@ -215,7 +219,7 @@ class Hosts:
             wrapper.chmod(0o755)
 
     def _sent(self, name: str) -> str:
-        """Return the environment of a host's sessions, as the server's SetEnv takes it."""
+        """Return the environment of a host's sessions, in the format of SetEnv."""
         environ = self.machines[name].environ()
         usual = f"{os.path.dirname(sys.executable)}{os.pathsep}{environ['PATH']}"
         environ["PATH"] = self._paths.get(name, usual)
@@ -227,25 +231,26 @@ class Hosts:
                 process.send_signal(number)
 
     def processes(self, name: str) -> Iterator[psutil.Process]:
-        """Yield what runs on a host: below its server, or left behind by what was."""
+        """Yield the processes of a host: its server, the children, and processes they left."""
         server = self._servers[name]
         if server.poll() is None:
             root = psutil.Process(server.pid)
             yield from (root, *root.children(recursive=True))
         scenario = str(self.machines[name].scenario)
         for process in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # a zombie is no process
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # such as a zombie
                 if process.environ().get("STAND_IN_SCENARIO") == scenario:
                     yield process
 
 
 def named(name: str) -> list[str]:
-    """Return what to run a command with on a machine of that name, which only root can make."""
+    """Return the prefix of a command that runs with this host name, if this user is root."""
     words = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name]
     return words if os.getuid() == 0 else []
 
 
 def free_port(address: str) -> int:
+    """Return a free TCP port of an address."""
     with socket.socket() as free:
         free.bind((address, 0))
         port: int = free.getsockname()[1]
@@ -253,5 +258,6 @@ def free_port(address: str) -> int:
 
 
 def listens(address: str, port: int) -> bool:
+    """Return whether a process listens on a port."""
     with socket.socket() as client:
         return client.connect_ex((address, port)) == 0

@@ -1,4 +1,4 @@
-"""A machine of the stand-in driver, and real processes, shells and kernels on it."""
+"""A simulated machine with the stand-in driver, and real processes and kernels on it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ROOT = Path(__file__).parents[2]
 UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
 TWO_GPUS = "\n".join(f"gpu\n  uuid {uuid}" for uuid in UUIDS)
 LIMIT_S = 60
-CHILD = f"{os.path.basename(sys.executable)} child.py"  # what others call a Child
-# Of the person who runs the tests, and no affair of theirs.
+CHILD = f"{os.path.basename(sys.executable)} child.py"  # the name of a Child in messages
+# Prefixes of variables of the user that runs the tests; they must not affect a test.
 FOREIGN = (
     *("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_", "VIRTUAL_ENV", "PYTHONUNBUFFERED", "XDG_"),
     *("XLA_", "CUPY_", "PYTORCH_", "TF_"),
     *("SLURM_", "FLUX_", "KUBERNETES_"),
 )
-# For a child to run: it has the mutex until it ends.
+# Code for a child that acquires the mutex until the child ends.
 TAKE_THE_MUTEX = (
     "from reserve_gpu.locks.directory import LockDirectory\n"
     "directory = LockDirectory().__enter__(); mutex = directory.mutex(); mutex.__enter__()"
@@ -41,37 +41,37 @@ TAKE_THE_MUTEX = (
 
 
 class Machine:
-    """A machine with a scenario, a log of driver calls and a lock directory of its own.
+    """A simulated machine with its own scenario, log of driver calls and lock directory.
 
-    Nothing of the person who runs the tests reaches what runs on it: home, configuration and the
-    CUDA variables are the machine's.
+    Processes on it use the machine's home, configuration and CUDA variables, not those of the user
+    that runs the tests.
     """
 
-    limit_s = LIMIT_S  # for a command
+    limit_s = LIMIT_S  # the timeout of a command
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.scenario = folder / "scenario.txt"
         self.log = folder / "calls.log"
         self.locks = folder / "locks"
-        self.rules = folder / "rules.toml"  # the administrator's file
+        self.rules = folder / "rules.toml"  # the administrator's rules
         self.rules.touch(mode=0o644)
         self.home = folder / "home"
-        self.home.mkdir(exist_ok=True)  # the fixtures `machine` and `here` of a test are one
+        self.home.mkdir(exist_ok=True)  # the fixtures `machine` and `here` share it
         self.use("two")
 
     def use(self, name: str) -> None:
-        """Become the machine of a scenario in tests/driver/scenarios."""
+        """Use a scenario from tests/driver/scenarios."""
         self.write((driver.SCENARIOS / f"{name}.txt").read_text())
 
     def write(self, text: str) -> None:
-        """Become the machine that the text describes; what runs on it notices at its next call."""
+        """Use a scenario; running processes notice it at their next driver call."""
         draft = self.folder / "draft.txt"
         draft.write_text(text)
         draft.replace(self.scenario)
 
     def add(self, text: str) -> None:
-        """Add lines to the scenario: to its last device, or faults."""
+        """Add lines to the scenario, such as fields of its last device or faults."""
         self.write(f"{self.scenario.read_text()}\n{text}\n")
 
     def environ(self, **extra: str) -> dict[str, str]:
@@ -90,20 +90,20 @@ class Machine:
         return self.on_driver(base) | extra
 
     def on_driver(self, base: dict[str, str]) -> dict[str, str]:
-        """Return the environment with the machine's driver in it."""
+        """Return an environment in which the machine's driver is used."""
         return driver.environment(self.scenario, log=self.log, base=base)
 
     def calls(self) -> list[str]:
-        """Return the driver calls so far, as `nvmlDeviceGetHandleByIndex_v2 0`."""
+        """Return the driver calls so far, such as `nvmlDeviceGetHandleByIndex_v2 0`."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [line.partition(" ")[2] for line in lines]
 
     def command(self, *argv: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
+        """Run a command and return its result."""
         return self._run(argv, subprocess.DEVNULL, extra)
 
     def typed(self, *argv: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end, as somebody types it who sits at a terminal."""
+        """Run a command with a terminal as its standard input, and return its result."""
         master, slave = pty.openpty()
         with os.fdopen(master), os.fdopen(slave):
             return self._run(argv, slave, extra)
@@ -120,7 +120,7 @@ class Machine:
     def running(
         self, *argv: str, environ: Mapping[str, str], stdout: int, stderr: int | None = None
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Make a command at work; killed at the end."""
+        """Start a command, and kill it at the end."""
         process = subprocess.Popen(
             argv, env=dict(environ), cwd=self.folder, stdin=subprocess.DEVNULL,
             stdout=stdout, stderr=stderr,
@@ -132,11 +132,11 @@ class Machine:
             process.wait(LIMIT_S)
 
     def python(self, code: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        """Run Python code to its end."""
+        """Run Python code in a new process and return its result."""
         return self.command(sys.executable, "-c", code, **extra)
 
     def ipython(self, *lines: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        """Run lines in a fresh IPython with the extension loaded."""
+        """Run lines in a new IPython with the extension loaded, and return the result."""
         return self.command(
             sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "--ext=reserve_gpu",
             "-c", "\n".join(lines), **extra,
@@ -144,7 +144,7 @@ class Machine:
 
     @contextmanager
     def child(self, **extra: str) -> Iterator[Child]:
-        """Make a Python process that runs what it is told; killed at the end."""
+        """Start a Python process that runs code on request, and kill it at the end."""
         child = Child(self.environ(**extra), self.folder)
         try:
             yield child
@@ -153,7 +153,7 @@ class Machine:
 
     @contextmanager
     def kernel(self, **extra: str) -> Iterator[Kernel]:
-        """Make a real ipykernel with the extension loaded; shut down at the end."""
+        """Start an ipykernel with the extension loaded, and shut it down at the end."""
         kernel = Kernel(self.environ(**extra), self.folder)
         try:
             kernel.load()
@@ -164,7 +164,7 @@ class Machine:
 
 @dataclass
 class Answer:
-    """What running code came to: a JSON value, or the name and text of an exception."""
+    """The result of code in a Child: a JSON value, or the name and text of an exception."""
 
     value: Any = None
     error: str | None = None
@@ -172,38 +172,40 @@ class Answer:
 
 
 class Child:
-    """A Python process on a machine, told what to do line by line."""
+    """A Python process on a machine that runs code on request."""
 
     def __init__(self, environ: Mapping[str, str], folder: Path, *prefix: str) -> None:
         self.process = subprocess.Popen(
             [*prefix, sys.executable, str(ROOT / "tests" / "support" / "child.py")],
             env=dict(environ), cwd=folder, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        self.pid = int(self._read()["value"])  # of the Python process, also behind a prefix
+        self.pid = int(self._read()["value"])  # of the Python process, even if there is a prefix
 
     def run(self, code: str) -> Answer:
-        """Run code; the value is that of its last line, if that is an expression."""
+        """Run code, and return the value of its last line if that is an expression."""
         self.send(code)
         return self.answer()
 
     def send(self, code: str) -> None:
-        """Start running code; `answer` waits for its end."""
+        """Start to run code; `answer` waits for the result."""
         assert self.process.stdin
         self.process.stdin.write(json.dumps(code) + "\n")
         self.process.stdin.flush()
 
     def answer(self) -> Answer:
+        """Wait for the result of the code that was sent."""
         return Answer(**self._read())
 
     def reserve(self, arguments: str = "") -> Answer:
-        """Reserve; the value is the CUDA_VISIBLE_DEVICES that came of it."""
+        """Reserve with these arguments; the value is the resulting CUDA_VISIBLE_DEVICES."""
         return self.run(f"reserve_gpu.reserve({arguments}).environ['CUDA_VISIBLE_DEVICES']")
 
     def visible(self) -> Any:
+        """Return CUDA_VISIBLE_DEVICES, or None if it is not set."""
         return self.run("os.environ.get('CUDA_VISIBLE_DEVICES')").value
 
     def kill(self) -> None:
-        """Kill it with -9 and wait until it is gone."""
+        """Kill the process with SIGKILL, and wait until it has ended."""
         self.process.kill()
         self.process.wait(LIMIT_S)
         for stream in (self.process.stdin, self.process.stdout):
@@ -220,7 +222,7 @@ class Child:
 
 @dataclass
 class Cell:
-    """What running a cell showed."""
+    """The output of a cell."""
 
     stdout: str = ""
     stderr: str = ""
@@ -230,24 +232,24 @@ class Cell:
 
     @property
     def shown(self) -> str:
-        """Return what was displayed, as text."""
+        """Return the displayed values as text."""
         return "\n".join(value["text/plain"] for value in self.values)
 
     @property
     def all(self) -> str:
-        """Return whatever there is to read."""
+        """Return all output of the cell as text."""
         return "\n".join([self.shown, self.stdout, self.stderr, *self.traceback])
 
 
 class Kernel:
-    """A real kernel on a machine."""
+    """An ipykernel on a machine."""
 
     def __init__(self, environ: Mapping[str, str], folder: Path) -> None:
         self.manager = kernel_manager(folder, kernel_name="python3")
         self._begin(environ, folder)
 
     def _begin(self, environ: Mapping[str, str], folder: Path) -> None:
-        """Start the kernel of the manager, and connect; shut it down if that fails."""
+        """Start the kernel and connect to it; shut it down if that fails."""
         self.manager.start_kernel(env=dict(environ), cwd=str(folder))
         try:
             self.client = self._connect()
@@ -256,6 +258,7 @@ class Kernel:
             raise
 
     def load(self) -> None:
+        """Load the extension."""
         cell = self.run("%load_ext reserve_gpu")
         assert not cell.error, cell.traceback
 
@@ -264,16 +267,17 @@ class Kernel:
         return int(self.run("import os; print(os.getpid())").stdout)
 
     def run(self, code: str) -> Cell:
-        """Run a cell to its end."""
+        """Run a cell and return its output."""
         return self.finish(self.start(code))
 
     def start(self, code: str) -> str:
-        """Start a cell; `finish` waits for its end."""
-        # Else a kernel that has just shown an error may throw away the next cell in silence.
+        """Start a cell, and return the ID of its message; `finish` waits for its end."""
+        # By default, a kernel discards the next cell after an error.
         message: str = self.client.execute(code, stop_on_error=False)
         return message
 
     def finish(self, message: str) -> Cell:
+        """Wait for the end of a cell, and return its output."""
         cell = Cell()
         while True:
             part = self.client.get_iopub_msg(timeout=LIMIT_S)
@@ -285,7 +289,7 @@ class Kernel:
                     setattr(cell, content["name"], getattr(cell, content["name"]) + content["text"])
                 case "execute_result" | "display_data" | "update_display_data":
                     cell.values.append(content["data"])
-                case "clear_output":  # front ends wait with that for what comes next
+                case "clear_output":  # front ends clear when the next output arrives
                     cell.stdout, cell.stderr, cell.values = "", "", []
                 case "error":
                     cell.error, cell.traceback = content["ename"], content["traceback"]
@@ -293,7 +297,7 @@ class Kernel:
                     return cell
 
     def reply(self, message: str) -> dict[str, Any]:
-        """Return what who runs a cell is told of its end, which stops Run All or does not."""
+        """Return the reply to a cell; its status decides whether Run All continues."""
         while True:
             reply: dict[str, Any] = self.client.get_shell_msg(timeout=LIMIT_S)
             if reply["parent_header"].get("msg_id") == message:
@@ -301,12 +305,13 @@ class Kernel:
                 return content
 
     def restart(self, **changed: Any) -> None:
-        """Restart it. changed: what it is launched with, in place of what it was."""
+        """Restart the kernel with these changed launch arguments."""
         self.client.stop_channels()
         self.manager.restart_kernel(now=False, **changed)
         self.client = self._connect()
 
     def close(self) -> None:
+        """Shut the kernel down."""
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
         self.manager.cleanup_resources()
@@ -319,16 +324,18 @@ class Kernel:
 
 
 def kernel_manager(folder: Path, **settings: Any) -> KernelManager:
-    """Return what starts a kernel, with its connection file in that folder.
+    """Return the manager of a kernel whose connection file and sockets are in this folder.
 
-    They talk by files beside it: two kernels that start together may be given the same port.
+    TCP ports are not used, because two kernels that start at once might choose the same port.
     """
     from jupyter_client.manager import KernelManager
 
-    path = str(folder / f"k{uuid4().hex[:8]}")  # short: a socket's path has 107 characters at most
+    path = str(
+        folder / f"k{uuid4().hex[:8]}"
+    )  # short, because a socket's path has at most 107 characters
     return KernelManager(connection_file=f"{path}.json", transport="ipc", ip=path, **settings)
 
 
 def program(name: str) -> str | None:
-    """Return the path of a program, None if it is not installed; servers are on no user's PATH."""
+    """Return the path of a program, even if its folder is not on PATH, or None if it is missing."""
     return shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/sbin:/sbin")

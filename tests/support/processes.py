@@ -1,4 +1,4 @@
-"""What tests ask of other processes, and of those that wait."""
+"""Helpers for other processes: wait for a condition, interrupt, and read their state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ US = (sys.executable, "-m", "reserve_gpu")
 
 
 def interrupted(process: subprocess.Popen[str], wait: Callable[[], object]) -> str:
-    """Press Ctrl-C in a process after a wait; returns what it has printed on stderr."""
+    """Wait, interrupt a process as Ctrl-C does, and return its standard error."""
     try:
         wait()
         process.send_signal(signal.SIGINT)
@@ -36,7 +36,7 @@ def interrupted(process: subprocess.Popen[str], wait: Callable[[], object]) -> s
 
 
 def wait_for(condition: Callable[[], object], pause_s: float = 0.005) -> None:
-    """Wait until the condition holds; fail after a long time."""
+    """Wait until the condition is true, and fail after LIMIT_S seconds."""
     end = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < end
@@ -44,8 +44,8 @@ def wait_for(condition: Callable[[], object], pause_s: float = 0.005) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether there is such a process, and not only what is left of one."""
-    with suppress(FileNotFoundError, ProcessLookupError):  # the last where it ends meanwhile
+    """Return whether the process exists and is not a zombie."""
+    with suppress(FileNotFoundError, ProcessLookupError):  # the latter if it ends during the read
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
@@ -60,7 +60,7 @@ def own_name() -> str:
 
 @contextmanager
 def living(pid: int) -> Iterator[None]:
-    """Make sure that the process lives through the block, and end it then."""
+    """Check that the process survives the block, and then kill it."""
     try:
         assert is_running(pid)
         yield
@@ -71,5 +71,5 @@ def living(pid: int) -> Iterator[None]:
 
 
 def queue(machine: Machine) -> set[str]:
-    """Return the tickets of those who wait."""
+    """Return the names of the locked tickets."""
     return {name for name in locked(machine.locks) if name.startswith("queue-")}

@@ -1,4 +1,4 @@
-"""Real processes that wait in the queue, and how the queue stands by the kernel's word."""
+"""Processes that wait in the queue, and the state of the queue by the kernel's data."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
     from tests.support.machine import Answer, Child, Machine
 
-LONG_S = 30  # nobody gives up in a test that passes
+LONG_S = 30  # no wait takes so long in a test that passes
 
 
 class Waiter:
-    """A process that waits in the queue, and tells of each of its looks."""
+    """A process that waits in the queue and records each of its checks."""
 
     def __init__(
         self, machine: Machine, child: Child, arguments: str = "", limit_s: float = LONG_S
     ) -> None:
         self.child, self.pid = child, child.pid
         self._answer: Answer | None = None
-        self._looks = machine.folder / f"looks of {child.pid}"
+        self._looks = machine.folder / f"checks of {child.pid}"
         child.run(f"looks = open({str(self._looks)!r}, 'w')")
         child.run(
             "def look(waiting):\n"
@@ -43,24 +43,26 @@ class Waiter:
         wait_for(self.looks)
 
     def answer(self) -> Answer:
-        """Return what became of it, once that is known."""
+        """Return the result of the request, after the end of the wait."""
         self._answer = self._answer or self.child.answer()
         return self._answer
 
     def looks(self) -> list[str]:
-        """Return the place in the queue at each look so far, and the state of each device."""
+        """Return the place in the queue and the state of each device, for each check so far."""
         return self._looks.read_text().splitlines()
 
     def sees(self, *words: object) -> None:
-        """Return once it has seen that: the place, and the state of each device."""
+        """Wait until the last check has found this place and these states of the devices."""
         wait_for(lambda: self.looks()[-1] == " ".join(map(str, words)))
 
 
 def queued(machine: Machine) -> list[int]:
-    """Return the pids of those in the queue, the first one first: of living tickets."""
+    """Return the PIDs of the waiters with locked tickets, in the order of the queue."""
     tickets = []
     for path in machine.locks.glob("queue-*"):
-        with suppress(ValueError, KeyError, TypeError):  # who has just joined has written nothing
+        with suppress(
+            ValueError, KeyError, TypeError
+        ):  # a new waiter has not written its ticket yet
             pid = json.loads(path.read_bytes())["pid"]
             if has_locked(path, pid):
                 tickets.append((path.stat().st_mtime_ns, pid))
@@ -68,7 +70,7 @@ def queued(machine: Machine) -> list[int]:
 
 
 def has_locked(path: Path, pid: int) -> bool:
-    """Tell whether that process has the file locked, by the kernel's word."""
+    """Return whether the process has locked the file, by the kernel's data."""
     with suppress(OSError):
         for number in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
@@ -79,7 +81,7 @@ def has_locked(path: Path, pid: int) -> bool:
 
 @contextmanager
 def stopped(machine: Machine, pid: int) -> Iterator[None]:
-    """Let the process stand still, in the queue but not in the midst of a look."""
+    """Stop a waiting process while it does not hold the mutex, and continue it at the end."""
     while True:
         os.kill(pid, signal.SIGSTOP)
         wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
@@ -93,9 +95,9 @@ def stopped(machine: Machine, pid: int) -> Iterator[None]:
 
 
 def read(terminal: int) -> str:
-    """Return what came from the terminal, nothing at its end."""
+    """Return the next output of a terminal, or an empty text at its end."""
     assert select.select([terminal], [], [], LIMIT_S)[0]
     try:
         return os.read(terminal, 65536).decode()
-    except OSError:  # EIO: nobody has the other end open any more
+    except OSError:  # EIO: no process has the other end open
         return ""
