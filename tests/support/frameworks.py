@@ -1,4 +1,4 @@
-"""Which frameworks this process has: stand-ins, or none."""
+"""Replace the deep-learning frameworks of the test process with stand-ins."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ NAMES = ("PyTorch", "TensorFlow", "JAX", "CuPy", "Numba")
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *keys: str, **troubles: str) -> None:
-    """Let this process have stand-ins of these frameworks, and no other framework.
+    """Let this process find stand-ins of these frameworks, and no other framework.
 
-    troubles: what becomes of it, by framework; see tests/support/standins/standin.py.
+    Args:
+        monkeypatch: Restores `sys.path` and `sys.modules` at the end of the test.
+        keys: The names of frameworks without a fault.
+        troubles: The name of the fault, by framework; see tests/support/standins/standin.py.
     """
     told = ",".join(f"{key}={what}" for key, what in troubles.items())
-    os.environ["STAND_IN_TROUBLE"] = told  # the fixture `here` takes it back
+    os.environ["STAND_IN_TROUBLE"] = told  # the fixture `here` restores it
     monkeypatch.setattr(sys, "path", [str(ROOT), FOLDER, *sys.path])
     for key in {*KEYS} - {*keys, *troubles}:
         monkeypatch.setitem(sys.modules, key, None)
