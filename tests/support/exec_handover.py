@@ -1,6 +1,0 @@
-"""Helpers of tests: exec_handover."""
-
-from __future__ import annotations
-
-
-# -- tmux ------------------------------------------------------------------------------------------

@@ -1,0 +1,60 @@
+"""Texts of the errors about the command after `reserve-gpu run --`."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+
+from reserve_gpu.commands.run import lookup
+from reserve_gpu.commands.run.handoff import QUEUES, STARTERS
+from reserve_gpu.model.errors import CommandError, RequestError
+from tests.support.handoff import OURS, refusal
+
+if TYPE_CHECKING:
+    from syrupy.assertion import SnapshotAssertion
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"{program} python t.py" for program in (*STARTERS, *QUEUES)),
+        "su - bob",
+        "ssh lab1 nvidia-smi",
+        "docker exec box python t.py",
+        "docker compose up",
+        "podman start box",
+        "docker run IMAGE",
+        "docker run -d --gpus device=0 IMAGE",
+        "env CUDA_VISIBLE_DEVICES=1 python t.py",
+    ],
+)
+def test_refusal(line: str, snapshot: SnapshotAssertion) -> None:
+    """A command that would not keep the reservation is refused."""
+    assert refusal(line) == snapshot
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "A=1 python t.py",
+        "'CUDA_VISIBLE_DEVICES=1 python t.py'",
+        "'sh t.sh'",
+        "'cd x && sh t.sh'",
+        "cd x",
+        "exec sh t.sh",
+        "nosuch x '|' sh",
+        "--wait sh",
+        "nosuch",
+        "a\x1b[1m=1",
+    ],
+)
+def test_explanation(
+    line: str, snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that is not a program is explained."""
+    monkeypatch.setenv("SHELL", "/bin/sh")
+    with pytest.raises((RequestError, CommandError)) as caught:
+        lookup.find(shlex.split(line), lambda: OURS)
+    assert str(caught.value) == snapshot
