@@ -1,13 +1,11 @@
-"""Helpers of tests: status."""
+"""Read the status of the machine, in the test process or in a child."""
 
 from __future__ import annotations
 
-import json
-import os
+import io
 from typing import TYPE_CHECKING, Any
 
 import reserve_gpu
-from tests.support.machine import Machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,34 +13,39 @@ if TYPE_CHECKING:
     from tests.support.machine import Child, Machine
 
 
+class Terminal(io.StringIO):
+    """A text buffer that claims to be a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
 def devices() -> list[dict[str, Any]]:
+    """Return the devices in the JSON of the status."""
     rows: list[dict[str, Any]] = reserve_gpu.status().to_dict()["devices"]
     return rows
 
 
-def states() -> dict[str, str]:
-    return {device["label"]: device["state"] for device in devices()}
-
-
 def devices_of(child: Child) -> list[dict[str, Any]]:
-    """Return the same, as a child sees it."""
+    """Return the devices in the JSON of the status that a child reads."""
     rows: list[dict[str, Any]] = child.run("reserve_gpu.status().to_dict()").value["devices"]
     return rows
 
 
-# -- since when ------------------------------------------------------------------------------------
+def device_states() -> dict[str, str]:
+    """Return the state of each device by its label."""
+    return {device["label"]: device["state"] for device in devices()}
 
 
-def lock_of(machine: Machine) -> Path:
-    (lock,) = (path for path in machine.locks.glob("GPU-*.record-*") if path.read_text())
-    return lock
+def record_of(machine: Machine) -> Path:
+    """Return the file with the only holder's record."""
+    (path,) = (path for path in machine.locks.glob("GPU-*.record-*") if path.read_text())
+    return path
 
 
-def age(lock: Path, seconds: float) -> None:
-    """Let a reservation have been made so long ago, and nothing been done since."""
-    record = json.loads(lock.read_text())
-    for name in ("since", "written"):
-        record[name] -= seconds
-        record[f"{name}_boot"] -= seconds
-    lock.write_text(json.dumps(record))
-    os.utime(lock, (record["written"], record["written"]))
+def parts_of(device: dict[str, Any]) -> list[tuple[float | None, float | None, bool | None]]:
+    """Return each holder's promised MiB, its used MiB, and whether it uses more than promised."""
+    names = ("memory_promised_mib", "memory_used_mib", "is_over")
+    return [tuple(holder[name] for name in names) for holder in device["holders"]]
