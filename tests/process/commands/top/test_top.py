@@ -1,117 +1,123 @@
-"""reserve-gpu top: the status live in a terminal."""
+"""`reserve-gpu top` in a real pseudo-terminal."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.support.machine import LIMIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.machine import Machine
 
-from tests.support.top import start
+pexpect = pytest.importorskip("pexpect")  # IPython depends on it
 
-pexpect = pytest.importorskip("pexpect")  # IPython brings it
-
-LEFT = "\x1b[?1049l"  # back from the screen that programs have for themselves (xterm's terminfo)
+LEAVE_SCREEN = "\x1b[?1049l"  # xterm's sequence that restores the terminal's own screen
 
 
-def end(child: Any) -> tuple[str, int | None]:
-    """Return what is written until the program ends by itself, and its exit code."""
+def start_top(machine: Machine, term: str = "xterm") -> Any:
+    """Start `reserve-gpu top` in a terminal."""
+    return pexpect.spawn(
+        sys.executable, ["-m", "reserve_gpu", "top"], env=machine.environ(TERM=term),
+        cwd=str(machine.folder), dimensions=(24, 120), encoding="utf-8", timeout=LIMIT_S,
+    )  # fmt: skip
+
+
+def wait_for_end(child: Any) -> tuple[str, int | None]:
+    """Return the output until the program ends, and its exit code."""
     child.expect(pexpect.EOF)
     child.close()
     return child.before, child.exitstatus
 
 
 @pytest.fixture
-def screen(machine: Machine) -> Iterator[Any]:
+def top(machine: Machine) -> Iterator[Any]:
+    """Start `reserve-gpu top` on a machine with two free GPUs."""
     machine.write("gpu\n name NVIDIA A100\ngpu\n")
-    child = start(machine)
+    child = start_top(machine)
+    child.expect("GPUs are free")
     yield child
     child.close(force=True)
 
 
 @pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "Ctrl-C"])
-def test_it_is_live_until_a_key(machine: Machine, screen: Any, key: str) -> None:
-    """What changes is shown within moments; q and Ctrl-C give the terminal back, without a word."""
-    screen.expect("Both GPUs are free")
+def test_changes_are_shown_until_a_key_restores_the_terminal(
+    machine: Machine, top: Any, key: str
+) -> None:
     with machine.child() as child:
         assert child.reserve("0, note='thesis'").value == "0"
-        screen.expect("thesis")
-    screen.expect("2 of 2|2")  # only the digit is written anew
-    screen.send(key)
-    text, code = end(screen)
-    assert LEFT in text
+        top.expect("thesis")
+    top.expect("2 of 2|2")  # only the changed digit is written
+    top.send(key)
+    text, code = wait_for_end(top)
+    assert LEAVE_SCREEN in text
     assert code == 0
     assert "Traceback" not in text
 
 
-def test_a_sign_of_life(screen: Any) -> None:
-    """The clock below the picture goes on, though nothing changes on the machine."""
-    screen.expect(r"\d\d:\d\d:\d\d   q quit")
-    screen.expect(r"\x1b\[[78]G\d")  # only the digits of the clock are written anew
+def test_the_clock_runs_although_nothing_changes(top: Any) -> None:
+    top.expect(r"\d\d:\d\d:\d\d   q quit")
+    top.expect(r"\x1b\[[78]G\d")  # only the digits of the clock are written
 
 
-def test_it_shows_parts(machine: Machine) -> None:
-    """What somebody was promised and uses stands there, and below it what is left to promise."""
+def test_parts_are_shown(machine: Machine) -> None:
     machine.write("gpu\n memory 8192")
     with machine.child() as holder:
         assert holder.reserve("0, memory='2GiB'").value == "0"
-        child = start(machine)
+        child = start_top(machine)
         child.expect(" 0.0 of 2.0 GiB")
         child.expect("6.0 GiB still available")
         child.send("q")
-        assert end(child)[1] == 0
+        assert wait_for_end(child)[1] == 0
 
 
-def test_a_terminal_of_another_size(screen: Any) -> None:
-    """A window that is made small, and large again, is drawn anew, and keys go on."""
-    screen.expect("Both GPUs are free")
+def test_a_resized_terminal_is_drawn_again(top: Any) -> None:
     for size in ((4, 20), (1, 1), (30, 100)):
-        screen.setwinsize(*size)
-        time.sleep(0.1)  # a person is not quicker
-    screen.expect("q quit")
-    screen.send("q")
-    assert end(screen)[1] == 0
+        top.setwinsize(*size)
+        time.sleep(0.1)  # as fast as a user
+    top.expect("q quit")
+    top.send("q")
+    assert wait_for_end(top)[1] == 0
 
 
 @pytest.mark.full
-def test_a_driver_that_fails_meanwhile(machine: Machine, screen: Any) -> None:
-    """A driver that fails is said in one line, and shown again when it comes back."""
-    screen.expect("Both GPUs are free")
+def test_a_driver_that_fails_for_a_while_is_shown(machine: Machine, top: Any) -> None:
     before = machine.scenario.read_text()
-    # The first that fails ends the conversation with the driver; the next does not begin.
+    # The first failure ends the session with the driver. The second keeps the next from starting.
     reading, beginning = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlInitWithFlags"
     machine.write(f"{before}fail {reading} * 15\nfail {beginning} * 9\n")
-    screen.expect("kernel module")
+    top.expect("kernel module")
     machine.write(before)
-    screen.expect("Both GPUs are free")
-    screen.send("q")
-    assert end(screen)[1] == 0
+    top.expect("GPUs are free")
+    top.send("q")
+    assert wait_for_end(top)[1] == 0
 
 
-def test_ended_by_a_signal(screen: Any) -> None:
-    """SIGTERM gives the terminal back as well."""
-    screen.expect("Both GPUs are free")
-    screen.kill(signal.SIGTERM)
-    text, code = end(screen)
-    assert LEFT in text
+def test_sigterm_restores_the_terminal(top: Any) -> None:
+    top.kill(signal.SIGTERM)
+    text, code = wait_for_end(top)
+    assert LEAVE_SCREEN in text
     assert code == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize(("scenario", "term", "part"), [
-    ("gpu", "no-such-terminal", "TERM=no-such-terminal"),
-    ("gpu\nfail nvmlInitWithFlags * 9", "xterm", "kernel module"),
-])  # fmt: skip
-def test_what_can_not_be_shown(machine: Machine, scenario: str, term: str, part: str) -> None:
-    """A terminal that nobody knows, and a driver that is not there, are one line."""
+@pytest.mark.parametrize(
+    ("scenario", "term", "key", "code"),
+    [
+        ("gpu", "no-such-terminal", "TERM=no-such-terminal", 2),
+        ("gpu\nfail nvmlInitWithFlags * 9", "xterm", "kernel module", 69),
+    ],
+)
+def test_an_unknown_terminal_or_a_missing_driver_is_one_line(
+    machine: Machine, scenario: str, term: str, key: str, code: int
+) -> None:
     machine.write(scenario)
-    child = start(machine, term)
-    text, code = end(child)
+    text, found = wait_for_end(start_top(machine, term))
     (line,) = text.split("\r\n")[:-1]
-    assert part in line
-    assert code in {2, 69}
+    assert key in line
+    assert found == code

@@ -1,4 +1,4 @@
-"""reserve-gpu top: the status live in a terminal."""
+"""`reserve-gpu top` on a simulated screen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reserve_gpu.cli.main import main
-from reserve_gpu.commands.top import live as top
+from reserve_gpu.commands.top import live
 from reserve_gpu.model.devices import Device, Process, State
 from reserve_gpu.model.holders import DeviceStatus
 from reserve_gpu.render.phrases import plain
@@ -18,48 +18,55 @@ from reserve_gpu.render.status_view import Status
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-pexpect = pytest.importorskip("pexpect")  # IPython brings it
-
-
-def row(index: int) -> DeviceStatus:
-    return DeviceStatus(Device(index, f"GPU-{index}"), State.FREE)
+ROWS = tuple(DeviceStatus(Device(index, f"GPU-{index}"), State.FREE) for index in range(64))
 
 
-def test_it_needs_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    """Where there is no terminal one line says so, and what to type."""
+def test_without_a_terminal_the_error_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["top"]) == 2
     out, err = capfd.readouterr()
-    (line,) = err.splitlines()
-    assert out == ""
-    assert line.endswith("To see the status once: reserve-gpu status")
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.endswith("reserve-gpu status\n")
 
 
-def test_processes_where_there_is_room() -> None:
-    """Below the picture stand the processes, those with the most memory first, as room is left."""
-    found = [Process(pid, pid * 1024, "bob", "python\x1b") for pid in (1, 3, 2)]
-    rows = (row(0)._replace(processes=(*found[:2],)), row(1)._replace(background=(found[2],)))
-    texts = ["".join(map(plain, top.processes(rows, 80, room))) for room in (5, 4, 3)]
-    assert [re.findall(r"(GPU\d) +(\d)\.0 GiB", text) for text in texts] == [
-        [("GPU0", "3"), ("GPU1", "2"), ("GPU0", "1")], [("GPU0", "3")], [],
-    ]  # fmt: skip
-    assert "2 more" in texts[1]
-    assert "\x1b" not in texts[0]
-    assert top.processes((row(0),), 80, 20) == []
+@pytest.mark.parametrize(
+    ("max_lines", "listed", "is_cut"),
+    [
+        (5, [("GPU0", "3"), ("GPU1", "2"), ("GPU0", "1")], False),
+        (4, [("GPU0", "3")], True),
+        (3, [], False),
+    ],
+)
+def test_processes_are_listed_by_memory_as_far_as_there_is_room(
+    max_lines: int, listed: list[tuple[str, str]], *, is_cut: bool
+) -> None:
+    first, second, third = (Process(pid, pid * 1024, "bob", "python\x1b") for pid in (1, 3, 2))
+    rows = ROWS[0]._replace(processes=(first, second)), ROWS[1]._replace(background=(third,))
+    text = "".join(map(plain, live.processes(rows, 80, max_lines)))
+    assert re.findall(r"(GPU\d) +(\d)\.0 GiB", text) == listed
+    assert ("2 more" in text) is is_cut
+    assert "\x1b" not in text
 
 
-def test_users_are_aligned() -> None:
-    """Commands start in one column, however long the users are, and end with the terminal."""
-    found = [Process(pid, 1024, "bob" * pid, "python" * 9) for pid in (1, 2)]
-    _, _, *lines = map(plain, top.processes((row(0)._replace(processes=tuple(found)),), 60, 20))
+def test_no_process_is_listed_without_a_title() -> None:
+    assert live.processes(ROWS[:1], 80, 20) == []
+
+
+def test_commands_start_in_one_column_and_end_with_the_screen() -> None:
+    found = tuple(Process(pid, 1024, "bob" * pid, "python" * 9) for pid in (1, 2))
+    rows = (ROWS[0]._replace(processes=found),)
+    _, _, *lines = map(plain, live.processes(rows, 60, 20))
     assert len({line.index("python") for line in lines}) == 1
     assert [len(line) for line in lines] == [60, 60]
 
 
 class Screen:
-    """A screen of 24 lines. keys: what is pressed, one after the other; what comes at once is one.
+    """A curses window of 24 lines.
 
-    seen: the lines that stood there at each of them.
+    Args:
+        keys: The keys to press; each list arrives at once.
+
+    Attributes:
+        seen: The text on the screen at each wait for a key.
     """
 
     def __init__(self, *keys: list[str]) -> None:
@@ -84,35 +91,32 @@ class Screen:
     def erase(self) -> None:
         self._lines = {}
 
-    def addstr(self, y: int, x: int, words: str, _: int) -> None:
-        self._lines[y] = self._lines.get(y, "").ljust(x) + words
+    def addstr(self, y: int, x: int, text: str, _: int) -> None:
+        self._lines[y] = self._lines.get(y, "").ljust(x) + text
 
     def refresh(self) -> None:
-        """Do nothing: all of it is shown at once."""
+        """Do nothing."""
 
 
-def shown(*keys: list[str]) -> list[str]:
-    """Return the numbers of the GPUs that stand there at each key, the first and the last one."""
-    screen, rows = Screen(*keys, ["q"]), tuple(map(row, range(64)))
-    seen = Status(rows)
-    top.Top(screen, lambda: seen, is_colored=False).run(seen)
-    every = [re.findall(r"^(\d+) +free", text, re.MULTILINE) for text in screen.seen]
-    return [f"{numbers[0]}-{numbers[-1]}" for numbers in every]
+def visible_gpus(*keys: list[str]) -> list[str]:
+    """Return the first and the last of 64 GPUs on the screen, before each key and at the end."""
+    screen, status = Screen(*keys, ["q"]), Status(ROWS)
+    live.Top(screen, lambda: status, is_colored=False).run(status)
+    numbers = [re.findall(r"^(\d+) +free", text, re.MULTILINE) for text in screen.seen]
+    return [f"{found[0]}-{found[-1]}" for found in numbers]
 
 
-def test_keys_scroll() -> None:
-    """Each of 64 GPUs is reached by arrows, by pages, by Home and by End, and none beyond them."""
+def test_keys_scroll_by_lines_by_pages_and_to_the_ends() -> None:
     pages = [["KEY_NPAGE"]] * 4 + [["KEY_PPAGE"]] * 3
-    numbers = ["0-20", "21-43", "42-63", "42-63", "42-63", "19-41", "0-20"]
-    assert shown(*pages)[: len(numbers)] == numbers
-    assert shown(["KEY_END"], ["KEY_UP"], ["KEY_HOME"], ["KEY_DOWN"]) == [
-        "0-20", "42-63", "41-63", "0-20", "0-21",
-    ]  # fmt: skip
+    ranges = ["0-20", "21-43", "42-63", "42-63", "42-63", "19-41", "0-20"]
+    assert visible_gpus(*pages)[: len(ranges)] == ranges
+    lines = visible_gpus(["KEY_END"], ["KEY_UP"], ["KEY_HOME"], ["KEY_DOWN"])
+    assert lines == ["0-20", "42-63", "41-63", "0-20", "0-21"]
 
 
-def test_alt_and_a_key_ends_nothing() -> None:
-    """Alt-x, and a key that the terminal does not name, come as Esc with more: only Esc ends it."""
-    assert len(shown(["\x1b", "x"], ["\x1b", "[", "1", ";", "3", "A"], ["x"])) == 4
+def test_escape_quits_unless_more_characters_arrive_with_it() -> None:
+    """Alt-x, and a key that the terminal does not name, arrive that way."""
+    assert len(visible_gpus(["\x1b", "x"], ["\x1b", "[", "1", ";", "3", "A"], ["x"])) == 4
     screen = Screen(["\x1b"])
-    top.Top(screen, lambda: Status(()), is_colored=False).run(Status(()))
+    live.Top(screen, lambda: Status(()), is_colored=False).run(Status(()))
     assert len(screen.seen) == 1
