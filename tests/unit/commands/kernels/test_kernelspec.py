@@ -1,4 +1,4 @@
-"""Kernels that have their GPU before their first line runs."""
+"""The description of a kernel that another machine has started."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ import pytest
 
 from reserve_gpu.system import jupyter_kernel, procfs, settings
 
-# Here, as old ones set an environment variable when jupyter_client first imports them.
-pytest.importorskip("ipykernel.kernelspec")
-
 
 @pytest.mark.parametrize(
-    ("began", "is_known"), [(None, True), ("", True), ("own", True), ("1", False)]
+    ("start_time", "is_known"), [(None, True), ("", True), ("own", True), ("1", False)]
 )
-def test_a_kernel_is_known_by_its_start_time(
-    monkeypatch: pytest.MonkeyPatch, began: str | None, *, is_known: bool
+def test_a_kernel_is_identified_by_its_pid_and_start_time(
+    monkeypatch: pytest.MonkeyPatch, start_time: str | None, *, is_known: bool
 ) -> None:
-    """A process with the pid of an earlier kernel is not that kernel."""
     pid, own = procfs.stamp(os.getpid()).split()
-    told = {"id": "ssh-1", "pid": pid}
-    if began is not None:
-        told["began"] = own if began == "own" else began
-    monkeypatch.setenv(settings.STARTED, jupyter_kernel.encode_description(told))
+    description = {"id": "ssh-1", "pid": pid}
+    if start_time is not None:
+        description["began"] = own if start_time == "own" else start_time
+    monkeypatch.setenv(settings.STARTED, jupyter_kernel.encode_description(description))
     assert bool(jupyter_kernel.remote_description()) == is_known
