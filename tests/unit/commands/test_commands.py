@@ -9,8 +9,7 @@ from reserve_gpu.commands.registry import COMMANDS
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_module_is_a_command(name: str) -> None:
-    """The module of each row has the two functions that the command line calls."""
+def test_each_module_has_the_functions_of_a_command(name: str) -> None:
     if COMMANDS[name].module.startswith("slurm."):
         pytest.importorskip("ipykernel.kernelspec")
     module = registry.load(name)
