@@ -1,4 +1,4 @@
-"""Several machines in one picture: which are meant, what each answers, and how it is shown."""
+"""Groups of hosts in configuration files, and statuses that are read from their JSON."""
 
 from __future__ import annotations
 
@@ -8,122 +8,103 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
-from reserve_gpu.commands.hosts import hosts_view, status_from_json
-from reserve_gpu.commands.hosts import remote_status as hosts
-from reserve_gpu.commands.hosts.hosts_view import Hosts as Seen
+from reserve_gpu.commands.hosts import hosts_view, remote_status, status_from_json
 from reserve_gpu.model.errors import RequestError
+from tests.support.hosts_cases import hosts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.support.here import Here
-
-from tests.support.hosts_cases import seen
 
 GROUPS = '[hosts]\nlab = ["lab1", "gpu[08-10]"]\nbig = ["dgx"]\n'
 
 
-def test_groups_stand_in_two_files(here: Here) -> None:
-    """A group is in the administrator's file or in the user's own, which counts more."""
-    here.rules.write_text(GROUPS)
-    assert hosts.resolve(["lab"]) == ["lab1", "gpu08", "gpu09", "gpu10"]
-    own = here.home / ".config" / "reserve_gpu.toml"
-    own.parent.mkdir(exist_ok=True)
-    own.write_text('[hosts]\nlab = ["mine"]\n')
-    assert hosts.resolve(["lab", "big,other"]) == ["mine", "dgx", "other"]
-    assert hosts.resolve([]) == ["mine", "dgx"]
+@pytest.fixture
+def user_file(here: Here) -> Path:
+    """Return the path of the user's configuration file, which does not exist."""
+    path = here.home / ".config" / "reserve_gpu.toml"
+    path.parent.mkdir(exist_ok=True)
+    return path
 
 
-def test_a_group_binds_nobody(here: Here) -> None:
-    """A table of hosts in the administrator's file is no mistake there, and limits nothing."""
+def test_a_group_of_the_user_replaces_the_administrator_s(here: Here, user_file: Path) -> None:
+    """A group in the administrator's file does not limit a user."""
     here.rules.write_text(GROUPS)
+    assert remote_status.resolve(["lab"]) == ["lab1", "gpu08", "gpu09", "gpu10"]
+    user_file.write_text('[hosts]\nlab = ["mine"]\n')
+    assert remote_status.resolve(["lab", "big,other"]) == ["mine", "dgx", "other"]
+    assert remote_status.resolve([]) == ["mine", "dgx"]
     assert not reserve_gpu.status().to_dict()["rules"]["problems"]
 
 
-def test_the_own_file_may_be_a_link(here: Here) -> None:
-    """The user's own file may be a link to where they keep such files."""
-    own = here.home / ".config" / "reserve_gpu.toml"
-    own.parent.mkdir(exist_ok=True)
+def test_the_user_s_file_may_be_a_link(here: Here, user_file: Path) -> None:
     (here.home / "dotfile").write_text(GROUPS)
-    own.symlink_to(here.home / "dotfile")
-    assert hosts.resolve(["big"]) == ["dgx"]
+    user_file.symlink_to(here.home / "dotfile")
+    assert remote_status.resolve(["big"]) == ["dgx"]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "key"),
     [
-        ('[hosts]\nlab = "lab1"\n', r'lab must be a list, such as \["lab1", "lab2"\]'),
-        ("[hosts]\nlab = [1]\n", "lab must be a list"),
-        ("hosts = 3\n", r"\[hosts\] must be a table"),
-        ('[hosts]\nlab = ["-x"]\n', "'-x' is not a valid host name"),
+        ('[hosts]\nlab = "lab1"\n', "lab "),
+        ("[hosts]\nlab = [1]\n", "lab "),
+        ("[hosts]\nlab = []\n", "lab "),
+        ("hosts = 3\n", "table"),
+        ('[hosts]\nlab = ["-x"]\n', "'-x'"),
         ("[hosts\n", "line 1"),
-        ("[hosts]\nlab = []\n", "lab must be a list"),
-        ('[host]\nlab = ["lab1"]\n', "unknown key 'host'. This file may contain only"),
+        ('[host]\nlab = ["lab1"]\n', "'host'"),
     ],
 )
-def test_a_mistake_in_a_group(here: Here, content: str, said: str) -> None:
-    """A table that makes no sense is said in a line that names the mistake."""
-    own = here.home / ".config" / "reserve_gpu.toml"
-    own.parent.mkdir(exist_ok=True)
-    own.write_text(content)
-    with pytest.raises(RequestError, match=said):
-        hosts.resolve(["lab"])
+def test_an_invalid_group_is_named(user_file: Path, content: str, key: str) -> None:
+    user_file.write_text(content)
+    with pytest.raises(RequestError, match=key):
+        remote_status.resolve(["lab"])
 
 
-def test_no_host_is_known(here: Here) -> None:
-    """Without a name and without a group the error shows what to write, and where."""
+def test_without_hosts_the_error_names_the_file_and_its_table(user_file: Path) -> None:
     with pytest.raises(RequestError, match=r"\[hosts\]\nlab = ") as caught:
-        hosts.resolve([])
-    assert str(here.home / ".config" / "reserve_gpu.toml") in str(caught.value)
-
-
-# -- what they say -------------------------------------------------------------------------------
+        remote_status.resolve([])
+    assert str(user_file) in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "scenario", ["busy", "mig", "trouble", "container", "desktop", "renderer", "eight"]
 )
-def test_a_status_survives_its_json(here: Here, scenario: str) -> None:
-    """What is read from the JSON of a status has the same JSON, and the same picture's rows."""
+def test_a_status_that_is_read_from_its_json_is_the_same(here: Here, scenario: str) -> None:
+    """Only the mark of this process's own devices is lost."""
     here.use(scenario)
     status = reserve_gpu.status()
-    said = json.loads(json.dumps(status.to_dict()))
-    read = status_from_json.status(said)
-    assert read.to_dict() == said
-    assert Seen({"lab1": read}).picture().layout.sections[0].entries == [
+    fields = json.loads(json.dumps(status.to_dict()))
+    read = status_from_json.status(fields)
+    assert read.to_dict() == fields
+    assert hosts_view.Hosts({"lab1": read}).picture().layout.sections[0].entries == [
         entry._replace(is_mine=False) for entry in status.picture().layout.entries
     ]
 
 
-def test_a_reservation_survives_its_json(here: Here) -> None:
-    """A holder with its note, part and end is read as it was written; also one who waits."""
+def test_a_holder_and_a_waiter_that_are_read_from_json_are_the_same(here: Here) -> None:
     here.use("mixed")
     with here.child() as child:
         assert not child.reserve("memory='1GB', note='mine', for_='2h', idle='1h'").error
         child.send("reserve_gpu.reserve(count=5, wait='1h')")
-        said = json.loads(json.dumps(reserve_gpu.status().to_dict()))
-        assert status_from_json.status(said).to_dict() == said
+        fields = json.loads(json.dumps(reserve_gpu.status().to_dict()))
+        assert status_from_json.status(fields).to_dict() == fields
 
 
 @pytest.mark.parametrize(
-    ("line", "show"),
+    ("command", "show"),
     [
-        ("reserve-gpu kernel install --hosts lab", lambda: str(seen(lab1=("free",)).picture())),
-        ("ssh -t lab1 reserve-gpu run -- COMMAND ...", lambda: str(seen(lab1=("free",)).picture())),
+        ("reserve-gpu kernel install", lambda: str(hosts_of(lab1=("free",)).picture())),
+        ("ssh -t lab1 reserve-gpu run", lambda: str(hosts_of(lab1=("free",)).picture())),
         ("ssh lab2", lambda: hosts_view.silent("lab2", 5)),
     ],
 )
-def test_a_line_for_a_shell_is_typed_behind_a_sign_in_a_cell(
-    here: Here, line: str, show: Callable[[], str]
+def test_in_a_notebook_a_shell_command_starts_with_an_exclamation_mark(
+    here: Here, command: str, show: Callable[[], str]
 ) -> None:
-    """What a notebook says to type in a shell stands behind `!` there, and bare in a shell."""
-    assert line in show()
-    assert f"!{line}" not in show()
+    assert command in show()
+    assert f"!{command}" not in show()
     here.shell()
-    assert f"!{line}" in show()
-
-
-OLDER = """#!/bin/sh
-echo 'Welcome to {lab5}!'
-echo '{"version": 0, "devices": []}'
-"""
+    assert f"!{command}" in show()
