@@ -1,4 +1,4 @@
-"""What the status is given out as: coloured text, a page for browsers, metrics for Prometheus."""
+"""Colours, metrics and pages that are made from values."""
 
 from __future__ import annotations
 
@@ -8,25 +8,22 @@ from reserve_gpu.commands.export import html_page, prometheus
 from reserve_gpu.model.devices import Device, State, Usage
 from reserve_gpu.model.holders import DeviceStatus, Holder
 from reserve_gpu.model.queue import Ticket
-from reserve_gpu.model.requests import ReservationTerms
+from reserve_gpu.model.requests import ReservationTerms, Size
 from reserve_gpu.model.untrusted import sanitize
 from reserve_gpu.render.status_view import Status
 from reserve_gpu.render.terminal import is_colored
-from tests.support.export import Tags, metrics, values
+from tests.support.export import metrics, values
 from tests.support.holders import a_holder, changed
-
-# -- colours ---------------------------------------------------------------------------------------
 
 NO, FORCE, DUMB = {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}, {"TERM": "dumb"}
 
 
 @pytest.mark.parametrize(
-    ("environ", "on_a_terminal", "elsewhere"),
+    ("environ", "in_a_terminal", "elsewhere"),
     [
         ({}, True, False),
         (NO, False, False),
         ({"NO_COLOR": ""}, True, False),
-        ({"NO_COLOR": "0"}, False, False),
         (FORCE, True, True),
         ({"FORCE_COLOR": ""}, True, False),
         ({"FORCE_COLOR": "0"}, True, True),
@@ -35,18 +32,14 @@ NO, FORCE, DUMB = {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}, {"TERM": "dumb"}
         ({**DUMB, **FORCE}, True, True),
     ],
 )
-def test_who_decides_about_colours(
-    environ: dict[str, str], *, on_a_terminal: bool, elsewhere: bool
+def test_variables_decide_about_colours_before_the_output_does(
+    environ: dict[str, str], *, in_a_terminal: bool, elsewhere: bool
 ) -> None:
-    """NO_COLOR, FORCE_COLOR and what the output is decide, in this order."""
-    assert is_colored(environ, is_terminal=True) is on_a_terminal
+    assert is_colored(environ, is_terminal=True) is in_a_terminal
     assert is_colored(environ, is_terminal=False) is elsewhere
 
 
-# -- for Prometheus --------------------------------------------------------------------------------
-
-Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-
+# -- metrics ---------------------------------------------------------------------------------------
 
 NOW = 1_000_000.0
 GPU = Device(0, "GPU-0", name='a "good"\\GPU', memory_mib=1024)
@@ -54,13 +47,18 @@ IDLE = Usage(compute=0, mps=0, used_mib=0)
 ALICE, BOB = a_holder(pid=1, user="alice", since=NOW - 500), a_holder(pid=2, user="bob")
 
 
+def reserved_by(*holders: Holder) -> DeviceStatus:
+    """Return a GPU with these holders."""
+    return DeviceStatus(GPU, State.RESERVED, IDLE, holders=holders)
+
+
 def status_of(*rows: DeviceStatus, waiting: tuple[Ticket, ...] = (), host: str = "box") -> Status:
+    """Return the status of a machine."""
     return Status(rows, waiting, None, NOW, host)
 
 
-def test_metrics_of_several_who_share() -> None:
-    """Processes of one user are counted, and who else shares a GPU has a sample too."""
-    row = DeviceStatus(GPU, State.RESERVED, IDLE, holders=(ALICE, changed(ALICE, pid=3), BOB))
+def test_the_processes_of_a_user_are_counted() -> None:
+    row = reserved_by(ALICE, changed(ALICE, pid=3), BOB)
     waiting = (Ticket(1, "a", None, ALICE), Ticket(2, "b", None, ALICE), Ticket(3, "c", None, BOB))
     series = metrics(prometheus.text(status_of(row, waiting=waiting)))
     assert values(series, "reserved", "username") == {("alice",): 2, ("bob",): 1}
@@ -76,31 +74,44 @@ def test_metrics_of_several_who_share() -> None:
         (None, ALICE, None),
         (True, changed(ALICE, since=None), None),
     ],
+    ids=["reserved", "last cell", "used", "unknown use", "unknown start"],
 )
-def test_idle_seconds(*, is_unused: bool | None, holder: Holder, seconds: float | None) -> None:
-    """A GPU is idle since its holder's last cell, or since it was reserved, as far as is known."""
-    row = DeviceStatus(GPU, State.RESERVED, IDLE, holders=(holder,), is_unused=is_unused)
+def test_a_gpu_is_idle_since_its_holder_s_last_cell_or_since_it_was_reserved(
+    *, is_unused: bool | None, holder: Holder, seconds: float | None
+) -> None:
+    row = reserved_by(holder)._replace(is_unused=is_unused)
     series = metrics(prometheus.text(status_of(row)))
     expected = {} if seconds is None else {("alice",): seconds}
     assert values(series, "idle_seconds", "username") == expected
 
 
-HOSTILE = [
-    'a "b" \\',
-    "\\n",
-    'x"} 1\nreserve_gpu_free{index="0"} 1',
-    "{}",
-    "\u202e\x1b[31m",
-    "ü" * 999,
-]
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_metrics_are_escaped(text: str) -> None:
-    """Whatever a user, a GPU or a host is called, it is one short label and no line of its own."""
-    row = DeviceStatus(
-        GPU._replace(name=text), State.RESERVED, IDLE, holders=(a_holder(user=text),)
+def test_a_user_with_an_unknown_size_or_use_has_no_sum() -> None:
+    row = reserved_by(
+        a_holder(1, "alice", terms=ReservationTerms(Size(9.0))),
+        a_holder(2, "alice", used_mib=7.0),
+        a_holder(3, "bob"),
+        a_holder(4),
+        a_holder(5, "carol", terms=ReservationTerms(Size(2.0)), used_mib=1.0),
     )
+    series = metrics(prometheus.text(status_of(row)))
+    for name, mib in (("user_memory_promised_bytes", 2), ("user_memory_used_bytes", 1)):
+        assert values(series, name, "username") == {("carol",): mib << 20}
+    assert values(series, "memory_promisable_bytes", "index") == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'a "b" \\',
+        "\\n",
+        'x"} 1\nreserve_gpu_free{index="0"} 1',
+        "\u202e\x1b[31m",
+        "ü" * 999,
+    ],
+    ids=["quotes", "backslash", "another sample", "control characters", "long"],
+)
+def test_untrusted_text_is_one_short_label(text: str) -> None:
+    row = reserved_by(a_holder(user=text))._replace(device=GPU._replace(name=text))
     series = metrics(prometheus.text(status_of(row, host=text)))
     ((host, name),) = values(series, "info", "hostname", "devicename")
     ((user,),) = values(series, "reserved", "username")
@@ -108,16 +119,14 @@ def test_metrics_are_escaped(text: str) -> None:
     assert len(values(series, "free", "index")) == 1
 
 
-def test_page_is_escaped() -> None:
-    """What others have written becomes no element of the page, and what is long is cut."""
+# -- the page --------------------------------------------------------------------------------------
+
+
+def test_untrusted_text_becomes_no_element_of_the_page() -> None:
     hostile = "</title></style><script>alert(1)</script>{reload_s}" + "x" * 5000
-    row = DeviceStatus(
-        GPU,
-        State.RESERVED,
-        IDLE,
-        holders=(a_holder(user=hostile, terms=ReservationTerms(note=hostile)),),
-    )
-    text = html_page.page(status_of(row, host=hostile), "GPUs")
-    assert "script" not in dict(Tags(text).elements)
-    assert "{reload_s}" in text
-    assert len(text) < 10_000
+    row = reserved_by(a_holder(user=hostile, terms=ReservationTerms(note=hostile)))
+    page = html_page.page(status_of(row, host=hostile), "GPUs")
+    assert "<script" not in page
+    assert page.count("</title>") == page.count("</style>") == 1
+    assert "{reload_s}" in page
+    assert len(page) < 10_000
