@@ -1,6 +1,6 @@
-"""Programs that know nothing but the output of `reserve-gpu skill`, and share a machine.
+"""Programs that know only the output of `reserve-gpu skill`, and share a machine.
 
-`python -m tests.commands.agents.robot TASKS` runs so many tasks of 16 robots on 4 GPUs.
+`python -m tests.support.robot TASKS` lets 16 robots run a number of tasks on 4 GPUs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROBOTS, GPUS = 16, 4
-CALL_S = 6.0  # after which the tool that runs a robot's commands ends them
-IMPATIENT = 0.1  # of the calls: their caller kills them, wherever they are
+CALL_S = 6.0  # timeout of the tool that runs a robot's commands, in seconds
+KILLED = 0.1  # fraction of the calls that their caller kills at a random time
 
-# A task: it notes when it began and ended on which GPU, each line at once.
+# A task, which writes a line with its GPU and the time when it begins and when it ends.
 WORK = """\
 import os, sys, time
 def note(word):
@@ -44,31 +44,33 @@ note("end")
 
 
 class Page(NamedTuple):
-    """What the page teaches.
+    """The rules on the page.
 
-    line: to type, with a command at its end. again: the exit codes after which the same line is to
-    be typed again. events: that are to be read.
+    Attributes:
+        line: The command line, which ends before the task.
+        retried: The exit codes after which the same line should be run again.
+        events: The names of the events.
     """
 
     line: Sequence[str]
-    again: set[int]
+    retried: set[int]
     events: set[str]
 
 
 def read(page: str) -> Page:
-    """Read the page as a robot does. Raises ValueError for a page that does not teach that."""
+    """Read the rules on the page. Raise ValueError if the page lacks them."""
     line, *_ = re.findall(r"^ {4}(reserve-gpu run .* --) .*$", page, re.MULTILINE)
     codes = re.findall(r"^- ([\d, ]+): (.*(?:\n  .*)*)", page, re.MULTILINE)
-    again = {
+    retried = {
         int(code) for each, text in codes if "same line again" in text for code in each.split(",")
     }
-    said = re.search(r'object with an "event": ([\w,\s]+?)\.', page)
-    events = set(re.findall(r"\w+", said[1])) - {"or"} if said else set()
-    return Page(shlex.split(line), again, events)
+    names = re.search(r'object with an "event": ([\w,\s]+?)\.', page)
+    events = set(re.findall(r"\w+", names[1])) - {"or"} if names else set()
+    return Page(shlex.split(line), retried, events)
 
 
 class Robot:
-    """One that does its tasks one after the other. machine: that it shares."""
+    """A program that does its tasks one after the other."""
 
     def __init__(self, name: str, machine: Machine, page: Page, log: Path) -> None:
         self._name, self._machine, self._page, self._log = name, machine, page, log
@@ -76,21 +78,21 @@ class Robot:
         self.seen: Counter[str] = Counter()
         self.faults: list[str] = []
         self.done: list[str] = []
-        self.late_s = 0.0  # between the end of the work and the word that its GPU is free, at most
+        self.late_s = 0.0  # longest time between the end of a task and its last event
 
     def work(self, tasks: Sequence[str]) -> None:
-        """Do the tasks; whatever it can't understand is a fault."""
+        """Do the tasks, and record output that breaks the rules as a fault."""
         try:
             for task in tasks:
                 while not self._try(task):
-                    self.seen["again"] += 1
+                    self.seen["retried"] += 1
         except (ValueError, KeyError, OSError) as error:
             self.faults.append(repr(error)[:1000])
 
     def _try(self, task: str) -> bool:
-        """Run the task once, or until its caller has had enough; tells whether it is done.
+        """Run the task once, or until its caller kills it. Return whether it is done.
 
-        Some are in a hurry, and are refused.
+        Some calls wait only briefly, so that they are refused.
         """
         self.seen["calls"] += 1
         seconds = self._random.uniform(0, 0.5)
@@ -104,25 +106,25 @@ class Robot:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             start_new_session=True,
         )  # fmt: skip
-        limit_s = self._random.uniform(0, 2) if self._random.random() < IMPATIENT else CALL_S
+        limit_s = self._random.uniform(0, 2) if self._random.random() < KILLED else CALL_S
         try:
             process.wait(limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             self.seen["killed"] += 1
         end = time.monotonic()
-        _, said = process.communicate()  # to the end of what is told of it
+        _, err = process.communicate()  # until the last event
         self.late_s = max(self.late_s, time.monotonic() - end)
-        self._understand(said)
+        self._read_events(err)
         if process.returncode == 0:
             self.done.append(task)
-        elif process.returncode > 0 and process.returncode not in self._page.again:
-            raise ValueError(f"{process.returncode}: {said}")
+        elif process.returncode > 0 and process.returncode not in self._page.retried:
+            raise ValueError(f"{process.returncode}: {err}")
         return process.returncode == 0
 
-    def _understand(self, said: str) -> None:
-        """Read each line that was said. Raises ValueError for one that is no event of the page."""
-        for line in said.splitlines():
+    def _read_events(self, text: str) -> None:
+        """Read each line. Raise ValueError for a line that is not an event on the page."""
+        for line in text.splitlines():
             event: dict[str, Any] = json.loads(line)
             if event["event"] not in self._page.events or event["version"] != 1:
                 raise ValueError(line)
@@ -131,9 +133,9 @@ class Robot:
                 self._require_next(event)
 
     def _require_next(self, refusal: dict[str, Any]) -> None:
-        """Raise ValueError for a refusal that does not say what to do."""
+        """Raise ValueError for a refusal without a useful and harmless next step."""
         harmful = [each for each in refusal["next"] if "release" in each or "--end" in each]
-        is_seen = refusal["reason"] != "mutex_held"  # then nobody could look at the GPUs
+        is_seen = refusal["reason"] != "mutex_held"  # otherwise, no GPU was read
         if harmful or not refusal["retry_after_s"]:
             raise ValueError(str(refusal))
         if is_seen and not (refusal["next"] and refusal["place"]):
@@ -141,10 +143,16 @@ class Robot:
 
 
 class Result(NamedTuple):
-    """What came of it.
+    """The result of all robots.
 
-    overlaps: calls that had a GPU at the same time. late_s: between the end of the work and the
-    word that its GPU is free, at most. held: labels of what somebody has at the end.
+    Attributes:
+        done: The tasks that were done.
+        faults: Descriptions of output that broke the rules.
+        seen: The number of events by their names, and of calls, retries and killed calls.
+        late_s: The longest time between the end of a task and its last event, in seconds.
+        overlaps: Calls that had the same GPU at the same time.
+        held: The labels of the devices that are reserved at the end.
+        seconds: The duration of all tasks.
     """
 
     done: list[str]
@@ -157,7 +165,7 @@ class Result(NamedTuple):
 
 
 def run(folder: Path, tasks: int) -> Result:
-    """Let the robots share the tasks."""
+    """Let the robots do a number of tasks."""
     machine = Machine(folder)
     machine.write("gpu\n" * GPUS)
     page = read(machine.command(*US, "skill").stdout)
@@ -186,17 +194,20 @@ def run(folder: Path, tasks: int) -> Result:
 
 
 def overlaps(lines: Sequence[str]) -> list[str]:
-    """Return the calls that began on a GPU while another one, that came to its end, was on it."""
-    found, at_work = [], dict[str, str]()
+    """Return the calls that began on a GPU during another call on it.
+
+    A call without an end was killed, and is ignored.
+    """
+    found, running = [], dict[str, str]()
     ended = {line.split()[1] for line in lines if line.startswith("end")}
     for line in sorted(lines, key=lambda line: float(line.split()[3])):
         word, task, gpu, _ = line.split()
         if word == "end":
-            at_work.pop(gpu, None)
+            running.pop(gpu, None)
         else:
-            if (other := at_work.get(gpu)) and other in ended:
+            if (other := running.get(gpu)) and other in ended:
                 found.append(f"{task} and {other} on {gpu}")
-            at_work[gpu] = task
+            running[gpu] = task
     return found
 
 
