@@ -52,9 +52,7 @@ def test_an_event_warns_a_minute_before_the_end_of_a_lease(here: Here) -> None:
 
 
 @pytest.mark.parametrize("place", ["3", "events.jsonl"])
-def test_events_go_to_a_descriptor_or_file_that_the_command_does_not_have(
-    here: Here, place: str
-) -> None:
+def test_the_command_does_not_get_the_events_descriptor(here: Here, place: str) -> None:
     path = here.folder / "events.jsonl"
     command = "true" if place == path.name else "sh -c 'echo >&3' 3>>events.jsonl"
     done = here.command("sh", "-c", f"{' '.join(US)} run --events {place} -- {command}")

@@ -80,9 +80,7 @@ def test_every_framework_fits_the_reserved_gpu(here: Here, install: Install) -> 
     assert rows["all"]["is_well"]
 
 
-def test_each_framework_shows_the_variable_or_code_that_caps_it(
-    here: Here, install: Install
-) -> None:
+def test_each_framework_has_a_variable_or_code_as_its_cap(here: Here, install: Install) -> None:
     install(*KEYS)
     install_metadata(here, "torch-2.10.0.dist-info")
     reserve_gpu.reserve("1", memory="3GB")
@@ -152,7 +150,7 @@ def test_several_gpus_and_instances_are_identified_in_order(
     ],
     ids=["first", "second"],
 )
-def test_a_framework_s_fault_does_not_affect_the_others(
+def test_a_fault_does_not_affect_the_others(
     here: Here, install: Install, troubles: dict[str, str]
 ) -> None:
     install("torch", **troubles)
@@ -245,7 +243,7 @@ def test_a_child_process_checks_its_parent_s_reservation(here: Here) -> None:
     ("variable", "key"),
     [("CUDA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), ("LD_LIBRARY_PATH", "driver")],
 )
-def test_the_driver_s_fault_is_the_cause_of_seeing_no_device(
+def test_the_driver_s_fault_is_the_cause(
     here: Here, install: Install, variable: str, key: str
 ) -> None:
     """No GPU is visible, or the child processes don't find the CUDA library."""
@@ -257,9 +255,7 @@ def test_the_driver_s_fault_is_the_cause_of_seeing_no_device(
     assert (rows[DRIVER]["remedy"] is None) is (variable == "CUDA_VISIBLE_DEVICES")
 
 
-def test_a_damaged_driver_library_has_no_advice_for_a_missing_one(
-    here: Here, install: Install
-) -> None:
+def test_a_damaged_driver_library_has_no_advice(here: Here, install: Install) -> None:
     install()
     (here.folder / "libcuda.so.1").write_text("no library")
     os.environ["LD_LIBRARY_PATH"] = str(here.folder)
@@ -439,9 +435,7 @@ def test_a_check_does_not_wait_for_an_answered_framework(here: Here, install: In
     assert states(check_rows()) == all_are("fits", "PyTorch")
 
 
-def test_ctrl_c_ends_a_check_and_its_processes(
-    here: Here, install: Install, ready: pathlib.Path
-) -> None:
+def test_ctrl_c_ends_a_check(here: Here, install: Install, ready: pathlib.Path) -> None:
     """The error is one line, and the reservation is kept."""
     install(torch="hangs")
     shell = here.shell()

@@ -198,9 +198,7 @@ def test_a_kernel_can_be_interrupted_restarted_and_killed(here: Here, typed: Com
             assert held(here) == []
 
 
-def test_a_client_without_jupyter_client_can_start_interrupt_and_kill_a_kernel(
-    here: Here, typed: CommandLine
-) -> None:
+def test_a_client_like_vs_code_can_use_a_kernel(here: Here, typed: CommandLine) -> None:
     spec = install_kernelspec(here, typed)
     for number, is_last in ((signal.SIGTERM, False), (signal.SIGKILL, True)):
         with closing(RawKernel(here, spec, is_last=is_last)) as kernel:
@@ -240,9 +238,7 @@ def test_a_kernel_with_a_part_has_the_variables_that_cap_it(machine: Machine) ->
 # -- a kernel without a GPU ------------------------------------------------------------------------
 
 
-def test_a_kernel_starts_without_a_gpu_and_its_first_cell_says_why(
-    here: Here, typed: CommandLine
-) -> None:
+def test_the_first_cell_shows_why_there_is_no_gpu(here: Here, typed: CommandLine) -> None:
     install_kernelspec(here, typed)
     with here.child() as holder:
         holder.reserve("[0, 1]")
@@ -290,7 +286,7 @@ def test_a_profile_may_load_the_extension_and_others(here: Here, typed: CommandL
     ("options", "key"),
     [(["7"], "GPU7"), (["GPU-ffff"], "GPU-ffff"), (["--name", "H100"], "H100")],
 )
-def test_a_kernel_whose_gpu_does_not_exist_starts_without_one(
+def test_a_gpu_that_does_not_exist_is_an_error(
     machine: Machine, options: list[str], key: str
 ) -> None:
     start = (*US, "kernel", "start", *options, "--", sys.executable, "-c")
@@ -351,9 +347,7 @@ def test_a_held_gpu_is_kept_for_its_kernel(machine: Machine, hold: Any) -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "no\n", "keeper"])
-def test_a_held_gpu_is_released_unless_the_answer_is_keep(
-    machine: Machine, hold: Any, answer: str
-) -> None:
+def test_other_answers_release_a_held_gpu(machine: Machine, hold: Any, answer: str) -> None:
     process = hold()
     assert "gpus" in process.stdout.readline()
     process.communicate(answer, LIMIT_S)

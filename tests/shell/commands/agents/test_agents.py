@@ -42,9 +42,7 @@ def test_events_that_can_not_be_written_are_refused(typed: CommandLine, place: s
         ("why --json --nonsense", "request", 2),
     ],
 )
-def test_with_json_an_error_is_one_object_on_stderr(
-    typed: CommandLine, words: str, reason: str, code: int
-) -> None:
+def test_an_error_is_one_object(typed: CommandLine, words: str, reason: str, code: int) -> None:
     done = typed(*words.split())
     (error,) = parse_events(done.stderr)
     assert (error["event"], error["reason"], error["exit_code"]) == ("refused", reason, code)
@@ -86,9 +84,7 @@ def test_a_notebook_gets_the_refusal_as_json_next_to_its_picture(here: Here) -> 
 # -- why -------------------------------------------------------------------------------------------
 
 
-def test_why_shows_the_result_of_a_request_and_reserves_nothing(
-    here: Here, typed: CommandLine
-) -> None:
+def test_why_reserves_nothing(here: Here, typed: CommandLine) -> None:
     done = typed("why", "-n", "2", "--", "true")
     assert (done.code, done.stdout) == (0, "You would get GPU0 and GPU1.\n")
     assert json.loads(typed("why", "--json").stdout)["devices"][0]["label"] == "GPU0"

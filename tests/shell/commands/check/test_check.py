@@ -24,9 +24,7 @@ def test_a_folder_is_not_a_framework(here: Here, monkeypatch: pytest.MonkeyPatch
     assert is_installed("a_module")
 
 
-def test_a_process_that_can_not_be_started_is_an_error(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_process_can_start(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, "torch")
     monkeypatch.setattr(sys, "executable", str(here.folder / "nowhere"))
     with pytest.raises(reserve_gpu.ReserveGPUError) as caught:

@@ -61,9 +61,7 @@ def test_with_no_color_a_terminal_gets_no_colours(
 # -- metrics ---------------------------------------------------------------------------------------
 
 
-def test_each_device_has_its_state_and_its_readings_in_base_units(
-    here: Here, typed: CommandLine
-) -> None:
+def test_readings_are_in_base_units(here: Here, typed: CommandLine) -> None:
     here.write(
         "gpu\n memory 40960\n used 1024\n utilisation 97\n temperature 71\n power 318\n"
         " power-limit 400\n name NVIDIA A100\ngpu\n compute 5000001 2048\ngpu"

@@ -46,9 +46,7 @@ def test_a_kernel_is_installed_although_no_machine_responds(here: Here, typed: C
         assert f"\n{host}: ssh " in done.stderr
 
 
-def test_the_kernelspec_has_the_provisioner_the_hosts_and_the_request(
-    here: Here, typed: CommandLine
-) -> None:
+def test_the_kernelspec_has_hosts_and_request(here: Here, typed: CommandLine) -> None:
     spec = install_for_hosts(here, typed, "--hosts", "lab1,lab2", "-n", "2", "--gpu-name", "A100")
     assert spec["display_name"] == "Python 3 (GPU in lab1,lab2: count 2, name A100)"
     provisioner = spec["metadata"]["kernel_provisioner"]
@@ -67,9 +65,7 @@ def test_a_given_end_replaces_the_default_one(here: Here, typed: CommandLine, en
 
 
 @pytest.mark.parametrize("words", [["--hosts"], ["--hosts", "-x"], ["--hosts", "a;b"]])
-def test_nothing_is_installed_for_invalid_hosts(
-    here: Here, typed: CommandLine, words: list[str]
-) -> None:
+def test_invalid_hosts_are_refused(here: Here, typed: CommandLine, words: list[str]) -> None:
     assert typed("kernel", "install", "--prefix", ".", *words).code == 2
     assert not (here.folder / "share").exists()
 

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.ipython
-def test_the_kernelspec_is_the_stock_one_started_by_this_python(
-    here: Here, typed: CommandLine
-) -> None:
+def test_the_kernelspec_extends_the_stock_one(here: Here, typed: CommandLine) -> None:
     from ipykernel.kernelspec import RESOURCES, get_kernel_dict
 
     stock = get_kernel_dict()
@@ -41,17 +39,13 @@ def test_a_second_install_replaces_the_first(here: Here, typed: CommandLine) -> 
     assert "--count=2" not in install_kernelspec(here, typed)["argv"]
 
 
-def test_by_default_the_kernelspec_is_installed_for_the_user(
-    here: Here, typed: CommandLine
-) -> None:
+def test_the_default_place_is_the_user_s(here: Here, typed: CommandLine) -> None:
     os.environ["JUPYTER_DATA_DIR"] = str(here.home / "data")
     assert typed("kernel", "install", "--name", "Mine").code == 0
     assert (here.home / "data" / "kernels" / "mine" / "kernel.json").exists()
 
 
-def test_the_options_that_end_a_reservation_are_in_the_kernelspec(
-    here: Here, typed: CommandLine
-) -> None:
+def test_the_kernelspec_has_the_lease(here: Here, typed: CommandLine) -> None:
     ends = ("--for=8h", "--idle=2h", "--if-wanted", "--end-kernel")
     argv = install_kernelspec(here, typed, *ends)["argv"]
     assert argv[argv.index("kernel") : argv.index("--")] == ["kernel", "start", *ends]
@@ -95,7 +89,7 @@ def test_the_name_of_the_stock_kernel_is_refused(typed: CommandLine) -> None:
         ("--prefix /dev/null", "/dev/null"),
     ],
 )
-def test_a_kernel_that_could_never_start_is_not_installed(
+def test_an_invalid_request_is_refused(
     here: Here, typed: CommandLine, words: str, key: str
 ) -> None:
     os.environ["JUPYTER_DATA_DIR"] = str(here.folder / "data")

@@ -81,9 +81,7 @@ def test_a_command_that_is_not_a_program_gets_a_line_that_works(
         (["./loop"], "./loop"),
     ],
 )
-def test_an_error_without_an_explanation_is_one_printable_line(
-    here: Here, words: list[str], key: str
-) -> None:
+def test_other_errors_are_one_printable_line(here: Here, words: list[str], key: str) -> None:
     write_program(here.folder, "data", FILES["data"])
     (here.folder / "loop").symlink_to("loop")
     with pytest.raises(CommandError) as caught:
@@ -125,9 +123,7 @@ def test_a_refused_command_reserves_nothing(here: Here, typed: CommandLine, tmp_
         ("", f"new-session '{OURS} COMMAND ...'"),
     ],
 )
-def test_tmux_starts_reserve_gpu_if_its_server_runs(
-    tmux: str, arguments: str, suggested: str
-) -> None:
+def test_a_running_tmux_starts_reserve_gpu(tmux: str, arguments: str, suggested: str) -> None:
     assert suggestion(f"{tmux} {arguments}") == f"{tmux} {suggested}"
 
 

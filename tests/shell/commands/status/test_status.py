@@ -63,9 +63,7 @@ def waiter(here: Here, wants: list[str], **about: Any) -> Iterator[None]:
     ],
     ids=["two", "busy", "desktop", "lost", "mig", "trouble"],
 )  # fmt: skip
-def test_each_device_and_each_instance_has_a_state(
-    here: Here, scenario: str, states: list[str]
-) -> None:
+def test_each_device_has_a_state(here: Here, scenario: str, states: list[str]) -> None:
     here.use(scenario)
     assert list(device_states().values()) == states
     if scenario == "mig":
@@ -107,15 +105,6 @@ def test_the_compute_mode_decides_which_gpus_can_be_used(here: Here) -> None:
     text = str(reserve_gpu.status())
     assert text.count("compute mode is prohibited") == 2
     assert text.count("compute mode is exclusive") == 1
-
-
-def test_a_refusal_names_the_exclusive_compute_mode(here: Here) -> None:
-    here.write("gpu\n mode exclusive_process\n compute 5000001 900\ngpu")
-    with pytest.raises(reserve_gpu.NoFreeDeviceError) as refused:
-        reserve_gpu.reserve("0")
-    row, mode = str(refused.value).splitlines()[-2:]
-    assert re.match(r"0 +busy .* pid 5000001$", row)
-    assert "exclusive" in mode
 
 
 def test_the_record_of_a_lost_gpu_names_its_holder(here: Here) -> None:
@@ -230,9 +219,7 @@ def test_while_the_mutex_is_held_holders_come_from_the_kernel_s_list(here: Here)
     assert f"process {os.getpid()} of {own_name()}" in status["problem"]
 
 
-def test_without_a_lock_directory_no_gpu_is_free(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_no_gpu_is_free(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.write("gpu\ngpu\n compute 4321000 5000")
     monkeypatch.setenv("RESERVE_GPU_LOCK_DIR", "/dev/null")
     assert list(device_states().values()) == ["unknown", "busy"]
@@ -347,9 +334,7 @@ def test_the_table_fits_into_a_terminal(
     assert str(os.getpid()) in re.sub(r"\n *", "", bare)
 
 
-def test_without_a_terminal_the_table_has_neither_colours_nor_line_breaks(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_has_no_colours(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """`print` and an expression show the same; each suggests its own way to wait."""
     here.use("busy")
     monkeypatch.setenv("FORCE_COLOR", "1")

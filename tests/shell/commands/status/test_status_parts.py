@@ -47,9 +47,7 @@ def test_the_command_that_a_refusal_suggests_reserves_a_part(here: Here) -> None
 
 
 @pytest.mark.parametrize("unit", ["GB", "parsec", 3])
-def test_a_promise_is_shown_in_gib_regardless_of_the_unit_of_its_request(
-    here: Here, unit: object
-) -> None:
+def test_a_promise_in_any_unit_is_shown_in_gib(here: Here, unit: object) -> None:
     with here.rival(part_mib=1e10 / 2**20, part_unit=unit):
         assert " 0.0 of 9.3 GiB " in str(reserve_gpu.status())
 

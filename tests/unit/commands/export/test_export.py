@@ -32,7 +32,7 @@ NO, FORCE, DUMB = {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}, {"TERM": "dumb"}
         ({**DUMB, **FORCE}, True, True),
     ],
 )
-def test_variables_decide_about_colours_before_the_output_does(
+def test_variables_decide_about_colours_first(
     environ: dict[str, str], *, in_a_terminal: bool, elsewhere: bool
 ) -> None:
     assert is_colored(environ, is_terminal=True) is in_a_terminal
@@ -76,7 +76,7 @@ def test_the_processes_of_a_user_are_counted() -> None:
     ],
     ids=["reserved", "last cell", "used", "unknown use", "unknown start"],
 )
-def test_a_gpu_is_idle_since_its_holder_s_last_cell_or_since_it_was_reserved(
+def test_a_gpu_is_idle_since_its_last_cell_or_its_reservation(
     *, is_unused: bool | None, holder: Holder, seconds: float | None
 ) -> None:
     row = reserved_by(holder)._replace(is_unused=is_unused)

@@ -54,9 +54,7 @@ def test_an_invalid_host_is_refused(pattern: str) -> None:
     "word",
     ["a\\'b';touch FILE;#.ipynb", "!x", "$HOME `id`", "a\nb", "~", "=ls", "%1", "50%", "", "ä"],
 )
-def test_no_shell_interprets_an_argument_for_another_machine(
-    word: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_shell_interprets_a_sent_word(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["reserve-gpu", "kernel", "hold", "--note", word]
     *_, name, line = remote_status.argv("lab1", words)
     assert name == "lab1"
@@ -119,9 +117,7 @@ def test_an_untrusted_reply_is_shown_in_bounded_printable_text(row: dict[str, An
     ],
     ids=["login shell", "incomplete", "nested", "not UTF-8", "list"],
 )
-def test_the_json_object_is_found_in_the_output_of_a_host(
-    output: bytes, fields: dict[str, Any]
-) -> None:
+def test_the_json_object_is_found(output: bytes, fields: dict[str, Any]) -> None:
     assert remote_status.fields_in(output) == fields
 
 
