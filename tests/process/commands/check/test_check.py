@@ -67,7 +67,7 @@ def install_metadata(here: Here, name: str) -> None:
 
 
 @pytest.mark.promise
-def test_every_framework_fits_the_reserved_gpu(here: Here, install: Install) -> None:
+def test_every_framework_fits_the_reserved_gpu(install: Install) -> None:
     install(*KEYS)
     reserve_gpu.reserve("1")
     rows = check_rows()
@@ -150,16 +150,14 @@ def test_several_gpus_and_instances_are_identified_in_order(
     ],
     ids=["first", "second"],
 )
-def test_a_fault_does_not_affect_the_others(
-    here: Here, install: Install, troubles: dict[str, str]
-) -> None:
+def test_a_fault_does_not_affect_the_others(install: Install, troubles: dict[str, str]) -> None:
     install("torch", **troubles)
     check_troubles(troubles)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_each_framework_reports_each_fault(here: Here, install: Install, trouble: str) -> None:
+def test_each_framework_reports_each_fault(install: Install, trouble: str) -> None:
     troubles = dict.fromkeys(TROUBLES[trouble][2], trouble)
     install(*KEYS, **troubles)
     check_troubles(troubles)
@@ -177,7 +175,7 @@ def test_a_build_without_code_for_the_gpu_fails(here: Here, install: Install) ->
         assert rows[name]["sees"][0]["label"] == "GPU1"
 
 
-def test_output_of_a_framework_is_not_taken_for_an_answer(here: Here, install: Install) -> None:
+def test_output_of_a_framework_is_not_taken_for_an_answer(install: Install) -> None:
     install(torch="noise")
     reserve_gpu.reserve()
     rows = check_rows()
@@ -243,9 +241,7 @@ def test_a_child_process_checks_its_parent_s_reservation(here: Here) -> None:
     ("variable", "key"),
     [("CUDA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), ("LD_LIBRARY_PATH", "driver")],
 )
-def test_the_driver_s_fault_is_the_cause(
-    here: Here, install: Install, variable: str, key: str
-) -> None:
+def test_the_driver_s_fault_is_the_cause(install: Install, variable: str, key: str) -> None:
     """No GPU is visible, or the child processes don't find the CUDA library."""
     install("torch")
     os.environ[variable] = ""
@@ -264,24 +260,14 @@ def test_a_damaged_driver_library_has_no_advice(here: Here, install: Install) ->
     assert row["remedy"] is None
 
 
-@pytest.mark.parametrize(
-    ("code", "name", "command"),
-    [
-        (801, "CUDA_ERROR_NOT_SUPPORTED", None),
-        (999, "CUDA_ERROR_UNKNOWN", "sudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm"),
-    ],
-)
-def test_an_error_of_cuinit_is_named_in_the_driver_s_row(
-    here: Here, install: Install, code: int, name: str, command: str | None
-) -> None:
-    """A command that may help is on a line of its own."""
+def test_an_error_of_cuinit_is_named_in_the_driver_s_row(here: Here, install: Install) -> None:
     install("torch")
     reserve_gpu.reserve("1")
-    here.add(f"fail cuInit * {code}")
+    here.add("fail cuInit * 999")
     rows = check_rows()
     assert states(rows) == all_are("no device", "PyTorch")
-    assert rows[DRIVER]["reason"].startswith(f"cuInit returned {code} {name}: ")
-    assert command is None or command in rows[DRIVER]["remedy"].splitlines()
+    assert rows[DRIVER]["reason"].startswith("cuInit returned 999 CUDA_ERROR_UNKNOWN: ")
+    assert "sudo modprobe" in rows[DRIVER]["remedy"]
     assert "driver" in rows["PyTorch"]["reason"]
 
 
@@ -387,7 +373,7 @@ def test_if_one_child_can_not_start_the_others_end(machine: Machine) -> None:
         assert processes_of(machine) == {child.pid}
 
 
-def test_a_process_that_ignores_sigchld_can_check(here: Here, install: Install) -> None:
+def test_a_process_that_ignores_sigchld_can_check(install: Install) -> None:
     """The kernel removes the children of such a process without its waiting for them."""
     install("torch")
     reserve_gpu.reserve()
@@ -429,7 +415,7 @@ def test_a_hanging_program_is_killed_with_its_children(here: Here) -> None:
     assert started["ends"].output == (b'7\n{"a": 1}\n{"a\n', b"last\n")
 
 
-def test_a_check_does_not_wait_for_an_answered_framework(here: Here, install: Install) -> None:
+def test_a_check_does_not_wait_for_an_answered_framework(install: Install) -> None:
     install(torch="lingers")
     reserve_gpu.reserve()
     assert states(check_rows()) == all_are("fits", "PyTorch")

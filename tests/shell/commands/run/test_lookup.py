@@ -78,6 +78,7 @@ def test_a_command_that_is_not_a_program_gets_a_line_that_works(
         ([""], "."),
         (["'python"], "'python"),
         (["'python x"], "'python x"),
+        (["python t.py", "x"], "python t.py"),
         (["./loop"], "./loop"),
     ],
 )
