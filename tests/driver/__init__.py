@@ -1,8 +1,7 @@
 """A stand-in NVIDIA driver: `libnvidia-ml.so.1` and `libcuda.so.1`, driven by a scenario file.
 
-`build()` compiles the two libraries, `environment()` gives the environment in which a child
-process finds them and takes the scenario's machine for its own, `load()` brings them into this
-process. README.md has the language.
+`build()` compiles the two libraries. `environment()` returns the environment of a child process on
+the scenario's machine. `load()` loads NVML into this process. README.md describes the language.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 SOURCES = Path(__file__).parent
 SCENARIOS = SOURCES / "scenarios"
 
-# soname: (the sources it is made of, what its functions begin with)
+# soname: (its sources, the prefix of its functions)
 SHARED = ("scenario.c", "parse.c")
 LIBRARIES = {
     "libnvidia-ml.so.1": (
@@ -36,10 +35,10 @@ LIBRARIES = {
     "libcuda.so.1": ((*SHARED, "visible.c", "cuda.c"), "cu"),
 }
 OPTIONS = ("-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
-RULES = ("missing", "fail", "delay", "delay-first", "stuck")  # the words that name a function
+RULES = ("missing", "fail", "delay", "delay-first", "stuck")  # the rules that name a function
 
-# Where the sources define an exported function: after EXPORT, or in a macro's brackets.
-# PROCESS_CALLS makes three names of one.
+# The definition of an exported function: after EXPORT, or as the argument of a macro.
+# PROCESS_CALLS defines three versions of a function.
 DEFINITION = re.compile(
     r"^(?:EXPORT [^(]*?\b|(?:SYSTEM_|DEVICE_|PAIR_)?CALL\(|(PROCESS_CALLS)\()((?:nvml|cu)[A-Z]\w+)",
     re.MULTILINE,
@@ -47,18 +46,18 @@ DEFINITION = re.compile(
 
 
 def build(cache: Path | None = None, missing: Iterable[str] = ()) -> Path:
-    """Compile both libraries, unless that has been done before.
+    """Compile both libraries, or find them in the cache.
 
     Args:
-        cache: Folder to keep them in; by default one of this user's in the temporary directory.
-        missing: Functions that the libraries shall not have.
+        cache: Their folder; by default, one of this user in the temporary directory.
+        missing: Functions to leave out.
 
     Returns:
         The folder that holds the two libraries.
 
     Raises:
-        ValueError: A missing function is none of ours.
-        RuntimeError: There is no compiler, or it failed.
+        ValueError: A missing function is unknown.
+        RuntimeError: The compiler is missing, or fails.
     """
     left_out = sorted(set(missing))
     check_functions(left_out)
@@ -73,12 +72,12 @@ def build(cache: Path | None = None, missing: Iterable[str] = ()) -> Path:
 def environment(
     scenario: Path, *, log: Path | None = None, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Make the environment of a process that runs on the scenario's machine.
+    """Return the environment of a process on the scenario's machine.
 
     Args:
-        scenario: The scenario file; of its `missing` lines those count that it has now.
+        scenario: The scenario file. Its `missing` lines are read only now.
         log: File to which each call of a function adds a line.
-        base: The environment to start from; by default this process's.
+        base: The environment to change; by default, the environment of this process.
 
     Returns:
         A copy of `base` with the libraries first in `LD_LIBRARY_PATH`.
@@ -101,12 +100,12 @@ def environment(
 
 @cached
 def load() -> ctypes.CDLL:
-    """Load NVML's library into this process, for good.
+    """Load NVML's library into this process, permanently.
 
-    The dynamic loader knows a loaded library by its soname: whoever opens `libnvidia-ml.so.1` by
-    name from then on has this one. Which machine it shows is read from $STAND_IN_SCENARIO, and
-    where it logs from $STAND_IN_LOG, at every call. CUDA's stays away: a process that has it loaded
-    may be starting CUDA, for all that can be seen, so that each end would wait for that.
+    The dynamic loader identifies a library by its soname, so every later search for
+    `libnvidia-ml.so.1` finds this one. Each call reads $STAND_IN_SCENARIO and $STAND_IN_LOG. CUDA's
+    library is not loaded: its presence can mean that CUDA is starting, and the end of each
+    reservation would wait for that.
 
     Returns:
         libnvidia-ml.so.1.
@@ -117,7 +116,7 @@ def load() -> ctypes.CDLL:
 
 @cached
 def exports() -> frozenset[str]:
-    """Name every function of the two libraries."""
+    """Return the names of all functions of the two libraries."""
     names: set[str] = set()
     for source in SOURCES.glob("*.c"):
         for versions, name in DEFINITION.findall(source.read_text()):
@@ -126,14 +125,14 @@ def exports() -> frozenset[str]:
 
 
 def check_functions(names: Iterable[str]) -> None:
-    """Raise ValueError for a name that would silently do nothing."""
+    """Raise ValueError for an unknown function."""
     unknown = sorted(set(names) - exports())
     if unknown:
         raise ValueError(f"the stand-in driver has no function {', '.join(unknown)}")
 
 
 def named_functions(scenario: Path) -> dict[str, set[str]]:
-    """Tell which functions the scenario names, by the word that it names them with."""
+    """Return the functions that the scenario names, by rule."""
     found: dict[str, set[str]] = {word: set() for word in RULES}
     for line in scenario.read_text().splitlines():
         words = line.partition("#")[0].split()
@@ -143,17 +142,17 @@ def named_functions(scenario: Path) -> dict[str, set[str]]:
 
 
 def default_cache() -> Path:
-    """Give this user's cache folder: others may read it (tests run as two users), not write."""
+    """Return this user's cache folder, which other users can read, because some tests need them."""
     folder = Path(tempfile.gettempdir()) / f"stand-in-driver-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise RuntimeError(f"{folder} belongs to somebody else: pass a cache folder, or set TMPDIR")
+        raise RuntimeError(f"{folder} belongs to another user: pass a cache folder, or set TMPDIR")
     folder.chmod(0o755)
     return folder
 
 
 def compiler() -> list[str]:
-    """Find the C compiler: the system's, else that of the `ziglang` package."""
+    """Return the command of the C compiler: cc, or the compiler of the `ziglang` package."""
     system = shutil.which("cc")
     if system:
         return [system]
@@ -163,7 +162,7 @@ def compiler() -> list[str]:
 
 
 def install_compiler() -> list[str]:
-    """Install the `ziglang` package (96 MB) into this Python; return how to run its compiler."""
+    """Install the `ziglang` package (96 MB) into this Python; return its compiler's command."""
     print("No C compiler: installing ziglang for the stand-in driver ...", file=sys.stderr)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "ziglang>=0.13"]
     if subprocess.run(command, check=False).returncode:
@@ -172,7 +171,7 @@ def install_compiler() -> list[str]:
 
 
 def fingerprint(left_out: list[str]) -> str:
-    """Give a name that changes with everything that changes the libraries."""
+    """Return a hash of everything that affects the libraries."""
     digest = hashlib.sha256(repr((LIBRARIES, OPTIONS, left_out, compiler())).encode())
     for source in sorted(SOURCES.glob("*.[ch]")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -180,14 +179,14 @@ def fingerprint(left_out: list[str]) -> str:
 
 
 def build_at(built: Path, left_out: list[str]) -> None:
-    """Compile beside, then rename: of several builders the first wins, and nobody sees half."""
+    """Compile in a draft folder and rename it, so that no process sees an unfinished one."""
     with tempfile.TemporaryDirectory(dir=built.parent, ignore_cleanup_errors=True) as temporary:
         draft = Path(temporary) / built.name
         draft.mkdir()
         for soname in LIBRARIES:
             compile_library(soname, draft, left_out)
         for path in (draft, *draft.iterdir()):
-            path.chmod(0o755)  # whatever the umask: another user may run on them
+            path.chmod(0o755)  # despite the umask: other users can use them
         try:
             draft.rename(built)
         except OSError:

@@ -9,21 +9,21 @@ from pathlib import Path
 
 from . import SCENARIOS, environment
 
-USAGE = "usage: python -m tests.driver SCENARIO -- COMMAND...   (--list: the scenarios at hand)"
+USAGE = "usage: python -m tests.driver SCENARIO -- COMMAND...   (--list: the known scenarios)"
 
 
 class MistakeError(Exception):
-    """What the caller got wrong, in one line."""
+    """A mistake of the caller, described in one line."""
 
 
 def describe(scenario: Path) -> str:
-    """Give the scenario's name and its first comment."""
+    """Return the scenario's name and its first comment."""
     first = scenario.read_text().partition("\n")[0]
     return f"{scenario.stem:10}{first.lstrip('# ')}"
 
 
 def find_scenario(name: str) -> Path:
-    """Find a scenario: a file, or the name of one at hand."""
+    """Return the path of a scenario: a file, or a name in scenarios/."""
     for path in (Path(name), SCENARIOS / f"{name}.txt"):
         if path.is_file():
             return path
@@ -31,12 +31,12 @@ def find_scenario(name: str) -> Path:
     raise MistakeError(f"no scenario {name!r}: give a file, or one of {known}")
 
 
-def run(arguments: list[str]) -> None:
-    """Become the command, on the scenario's machine."""
+def execute(arguments: list[str]) -> None:
+    """Replace this process with the command, on the scenario's machine."""
     if len(arguments) < 3 or arguments[1] != "--":
         raise MistakeError(USAGE)
     scenario, command = find_scenario(arguments[0]), arguments[2:]
-    # A machine of its own, with its own locks: the same GPUs are in many scenarios.
+    # Several scenarios contain the same GPUs, so each has its own lock directory.
     folder = f"{tempfile.gettempdir()}/reserve_gpu-on-{scenario.stem}-{os.getuid()}"
     base = {"RESERVE_GPU_LOCK_DIR": folder, **os.environ}
     try:
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
         print("\n".join(describe(path) for path in sorted(SCENARIOS.glob("*.txt"))))
         return 0
     try:
-        run(arguments)
+        execute(arguments)
     except MistakeError as error:
         print(error, file=sys.stderr)
     return 2
