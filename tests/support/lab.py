@@ -1,4 +1,4 @@
-"""A real JupyterLab on a stand-in machine, and its notebooks as a person sees and uses them."""
+"""A real JupyterLab on a simulated machine, and a notebook in a real browser."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FLAGS = (
     "--disable-sync",
 )
 SETTINGS: dict[str, dict[str, Any]] = {
-    "apputils-extension/themes": {"adaptive-theme": True},  # light or dark as the browser says
+    "apputils-extension/themes": {"adaptive-theme": True},  # light or dark as in the browser
     "apputils-extension/notification": {
         "fetchNews": "false",
         "checkForUpdates": False,
@@ -54,8 +54,11 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 class Lab:
     """A JupyterLab server; its kernels load the extension as after `reserve-gpu setup`.
 
-    prefix: what the server is run with, such as setpriv to be another user.
-    program: `jupyterlab`, or `notebook`. options: more of the server's. environ: more variables.
+    Args:
+        prefix: The start of the command, such as setpriv for another user.
+        program: `jupyterlab`, or `notebook`.
+        options: Further options of the server.
+        environ: Further variables.
     """
 
     def __init__(
@@ -110,25 +113,25 @@ class Lab:
         return self._process.pid
 
     def url(self, path: str = "lab") -> str:
-        """Return the address for a browser, once the server answers there."""
+        """Return the address for a browser, when the server answers."""
         address, token = self.address()
         return f"{address}{path}?token={token}"
 
     def address(self) -> tuple[str, str]:
-        """Return the address of the server and its token, once it answers there."""
+        """Return the address of the server and its token, when it answers."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             assert self._process.poll() is None, self._log.read_text()
             assert time.monotonic() < deadline, self._log.read_text()
             for path in self._runtime.glob("jpserver-*.json"):
-                with suppress(OSError, ValueError):  # half written, or not yet there
+                with suppress(OSError, ValueError):  # incomplete, or already removed
                     about = json.loads(path.read_text())
                     with urllib.request.urlopen(f"{about['url']}api", timeout=LIMIT_S):  # noqa: S310
                         return about["url"], about["token"]
             time.sleep(0.05)
 
     def write(self, path: str, *cells: str) -> None:
-        """Make a notebook file."""
+        """Write a notebook file."""
         file = self.folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(notebook(*cells)))
@@ -145,10 +148,7 @@ class Lab:
 
 @contextmanager
 def browser(lab: Lab, path: str = "lab", **options: Any) -> Iterator[Page]:
-    """Open JupyterLab, or what is at another path, in a headless Chromium.
-
-    options: as for a Playwright page.
-    """
+    """Open JupyterLab, or another path, in a headless Chromium, with options of Playwright."""
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=LIMIT_MS)
@@ -159,16 +159,16 @@ def browser(lab: Lab, path: str = "lab", **options: Any) -> Iterator[Page]:
 
 
 def new_page(chromium: Browser, lab: Lab, path: str = "lab", **options: Any) -> Page:
-    """Open a server's JupyterLab, as of `browser`, in a browser that runs already."""
+    """Open a server's JupyterLab, or another path, in a running browser."""
     page = chromium.new_page(**options)
     page.set_default_timeout(LIMIT_MS)
-    page.goto(f"{lab.url(path)}&reset")  # what was open before stays closed
+    page.goto(f"{lab.url(path)}&reset")  # without the notebooks that were open
     page.wait_for_function("window.jupyterapp?.restored.then(() => true)")
     return page
 
 
 def show_theme(page: Page, theme: str) -> None:
-    """Let JupyterLab be light or dark."""
+    """Switch JupyterLab to the light or dark theme."""
     page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
     page.wait_for_function(
         "is => document.body.dataset.jpThemeLight === is", arg=str(theme == "light").lower()
@@ -177,7 +177,7 @@ def show_theme(page: Page, theme: str) -> None:
 
 
 class Notebook:
-    """A notebook that is open in a browser. beside: another one, on whose right it goes."""
+    """An open notebook in a browser, perhaps on the right side of another one (`beside`)."""
 
     def __init__(self, page: Page, path: str, *, beside: Notebook | None = None) -> None:
         self.page = page
@@ -194,46 +194,51 @@ class Notebook:
         self.page.evaluate("id => window.jupyterapp.shell.activateById(id)", self.id)
 
     def run(self, cell: int) -> None:
-        """Start a cell, as a person does."""
+        """Start a cell with the keyboard."""
         self.source(cell).click()
         self.page.keyboard.press("Control+Enter")
 
+    def execute(self, cell: int) -> str:
+        """Run a cell, wait for its end, and return its output."""
+        self.run(cell)
+        return self.finish(cell)
+
     def run_all(self) -> None:
-        """Run all cells, as the menu does, and wait until that is over."""
+        """Run all cells, as the menu does, and wait for their end."""
         self._command("notebook:run-all-cells")
 
     def finish(self, cell: int) -> str:
-        """Wait for the end of the cell; what it shows then."""
+        """Wait for the end of a cell, and return its output."""
         from playwright.sync_api import expect
 
         expect(self._cell(cell).locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]:"))
         return self.shown(cell)
 
     def shown(self, cell: int) -> str:
-        """Return the text that can be read below the cell."""
+        """Return the visible output of a cell."""
         text: str = self.outputs(cell).inner_text()
         return text.strip()
 
     def see(self, cell: int, text: str) -> str:
-        """Wait until the pattern can be read below the cell; all that is read there then."""
+        """Wait until the output of a cell contains the pattern, and return the output."""
         from playwright.sync_api import expect
 
         expect(self.outputs(cell)).to_contain_text(re.compile(text))
         return self.shown(cell)
 
     def outputs(self, cell: int) -> Locator:
-        """Return where the outputs of the cell are."""
+        """Return the output area of a cell."""
         return self._cell(cell).locator(".jp-Cell-outputArea")
 
     def interrupt(self) -> None:
-        """Interrupt the kernel with the key that people press: i, twice."""
+        """Interrupt the kernel with its shortcut."""
         self._activate()
         self.page.keyboard.press("Escape")
         self.page.keyboard.press("i")
         self.page.keyboard.press("i")
 
     def restart(self) -> None:
-        """Restart the kernel with the key that people press, 0 twice; wait until it is there."""
+        """Restart the kernel with its shortcut, and wait until it is ready."""
         self._activate()
         self.page.keyboard.press("Escape")
         self.page.keyboard.press("0")
@@ -249,7 +254,7 @@ class Notebook:
         self._command("kernelmenu:shutdown")
 
     def offered(self, cell: int, text: str) -> list[str]:
-        """Type into a cell and press Tab; what is offered then."""
+        """Type into a cell, press Tab, and return the completions."""
         self.source(cell).click()
         self.page.keyboard.type(text)
         self.page.keyboard.press("Tab")
@@ -258,20 +263,20 @@ class Notebook:
         return [offer.strip() for offer in offers.all_inner_texts()]
 
     def source(self, cell: int) -> Locator:
-        """Return where the code of the cell is."""
+        """Return the editor of a cell."""
         return self._cell(cell).locator(".cm-content")
 
     def contrasts(self, cell: int) -> list[tuple[str, float]]:
-        """Return each piece of text below the cell, and the contrast of its colours (WCAG 2)."""
+        """Return each text in the output of a cell, and its contrast (WCAG 2)."""
         found: list[tuple[str, float]] = self.outputs(cell).evaluate(CONTRASTS)
         return found
 
     def bars(self, cell: int) -> list[str]:
-        """Return the colours of the bars below the cell."""
-        return [colour(bar) for bar in self.outputs(cell).locator("meter").all()]
+        """Return the colors of the bars in the output of a cell."""
+        return [bar_color(bar) for bar in self.outputs(cell).locator("meter").all()]
 
     def cut_off(self, cell: int) -> list[str]:
-        """Return the text of what is wider than there is room for, below the cell."""
+        """Return the texts in the output of a cell that are truncated."""
         found: list[str] = self.outputs(cell).evaluate(CUT_OFF)
         return found
 
@@ -279,7 +284,7 @@ class Notebook:
         return self.panel.locator(".jp-Notebook-cell").nth(number)
 
     def _activate(self) -> None:
-        """Let keys and menus mean this notebook."""
+        """Make this the current notebook for shortcuts and menus."""
         self.panel.locator(".jp-Notebook").focus()
         self.page.wait_for_function(
             "id => window.jupyterapp.shell.currentWidget.id === id", arg=self.id
@@ -290,8 +295,8 @@ class Notebook:
         self.page.evaluate("name => window.jupyterapp.commands.execute(name)", name)
 
 
-def colour(bar: Locator) -> str:
-    """Return the colour in which the full end of a bar is seen: green, amber or red."""
+def bar_color(bar: Locator) -> str:
+    """Return the color of the filled end of a bar: green, amber or red."""
     from PIL import Image
 
     picture = Image.open(BytesIO(bar.screenshot())).convert("RGB")
@@ -303,9 +308,12 @@ def colour(bar: Locator) -> str:
 
 @contextmanager
 def opening(lab: Lab, page: Page, folder: str) -> Iterator[Callable[..., Notebook]]:
-    """Make a function that opens a notebook with these cells, perhaps beside another one.
+    """Yield a function that opens a notebook with these cells; close the notebooks at the end.
 
-    All are closed at the end. folder: theirs, as JupyterLab remembers paths.
+    Args:
+        lab: The server.
+        page: JupyterLab in the browser.
+        folder: A new folder for the notebooks, because JupyterLab remembers paths.
     """
     with ExitStack() as opened:
 

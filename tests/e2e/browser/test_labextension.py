@@ -1,4 +1,4 @@
-"""The extension for JupyterLab: what Jupyter's server answers, and what people see and click."""
+"""The JupyterLab extension: the answers of Jupyter's server, and the page in a real browser."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.support.lab import (
     THEMES,
     Lab,
     Notebook,
+    bar_color,
     browser,
-    colour,
     new_page,
     opening,
     show_theme,
@@ -57,8 +57,8 @@ VARIABLES = "import os; print([os.environ.get('CUDA_VISIBLE_DEVICES')])"
 LEGIBLE = 4.5  # contrast of text and background, WCAG 2.2 AA
 
 
-def ask(lab: Lab, path: str, body: object = None, *, token: str | None = None) -> Any:
-    """Ask a Jupyter server; with a body it is a POST. token: another one than the server's."""
+def request(lab: Lab, path: str, body: object = None, *, token: str | None = None) -> Any:
+    """Send a request to a Jupyter server and return its JSON; a body makes it a POST."""
     address, known = lab.address()
     request = urllib.request.Request(  # noqa: S310 - it is the test's own server
         f"{address}{path}",
@@ -69,8 +69,8 @@ def ask(lab: Lab, path: str, body: object = None, *, token: str | None = None) -
         return json.load(answer)
 
 
-def held(machine: Machine) -> list[str]:
-    """Return the lock files of GPUs that somebody holds."""
+def held_gpus(machine: Machine) -> list[str]:
+    """Return the lock files of the reserved GPUs."""
     return [name for name in locked(machine.locks) if name.startswith("GPU-")]
 
 
@@ -83,8 +83,8 @@ def delete(lab: Lab, path: str) -> None:
 
 
 @contextmanager
-def running(machine: Machine, **options: Any) -> Iterator[Lab]:
-    """Start a server; it is shut down with its kernels at the end."""
+def running_server(machine: Machine, **options: Any) -> Iterator[Lab]:
+    """Start a server, and shut it down with its kernels at the end."""
     lab = Lab(machine, **options)
     try:
         yield lab
@@ -94,10 +94,10 @@ def running(machine: Machine, **options: Any) -> Iterator[Lab]:
 
 @contextmanager
 def kernel(machine: Machine, lab: Lab) -> Iterator[tuple[str, BlockingKernelClient]]:
-    """Start a kernel of the server; its id, and what talks to it."""
+    """Start a kernel of the server; yield its id and its client."""
     from jupyter_client.blocking.client import BlockingKernelClient
 
-    id_ = ask(lab, "api/kernels", {"name": "python3"})["id"]
+    id_ = request(lab, "api/kernels", {"name": "python3"})["id"]
     file = machine.home / "runtime" / f"kernel-{id_}.json"
     wait_for(file.exists)
     client = BlockingKernelClient(connection_file=str(file))
@@ -112,7 +112,7 @@ def kernel(machine: Machine, lab: Lab) -> Iterator[tuple[str, BlockingKernelClie
 
 
 def wait_for_answer(client: BlockingKernelClient) -> None:
-    """Wait until a kernel answers. On a busy machine its heartbeat may be late: it is not dead."""
+    """Wait until the kernel answers, even if its heartbeat is late on a busy machine."""
     until = time.monotonic() + LIMIT_S
     while True:
         try:
@@ -124,7 +124,7 @@ def wait_for_answer(client: BlockingKernelClient) -> None:
             return
 
 
-def run(client: BlockingKernelClient, code: str) -> None:
+def run_cell(client: BlockingKernelClient, code: str) -> None:
     reply = client.execute_interactive(code, output_hook=lambda _: None, timeout=LIMIT_S)
     assert reply["content"]["status"] == "ok", reply["content"]
 
@@ -139,44 +139,44 @@ def on_server(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 @pytest.fixture(scope="module")
 def server(on_server: Machine) -> Iterator[Lab]:
-    """Start a server whose tests need no browser."""
-    with running(on_server) as lab:
+    """Start a server without a browser."""
+    with running_server(on_server) as lab:
         yield lab
 
 
-def fresh(lab: Lab) -> Any:
-    """Return an answer that was begun after this call."""
+def fresh_status(lab: Lab) -> Any:
+    """Return a status that the server began to read after this call."""
     begun, answers = time.time(), []
 
     def is_fresh() -> bool:
-        answers.append(ask(lab, "reserve_gpu/status"))
+        answers.append(request(lab, "reserve_gpu/status"))
         return bool(answers[-1]["time"] > begun)
 
     wait_for(is_fresh, 0.1)
     return answers[-1]
 
 
-def test_the_answer_is_that_of_the_command_line(on_server: Machine, server: Lab) -> None:
-    """The server answers with the JSON of `reserve-gpu status`."""
+def test_status_equals_the_command_line(on_server: Machine, server: Lab) -> None:
+    """The server returns the JSON of `reserve-gpu status`."""
     on_server.write(ONE * 3)
     shown = on_server.command(sys.executable, "-m", "reserve_gpu", "status", "--json")
-    expected, answer = json.loads(shown.stdout), fresh(server)
+    expected, answer = json.loads(shown.stdout), fresh_status(server)
     assert {*answer} - {*expected} == {"failure"}
     assert answer["devices"] == expected["devices"]
     assert answer["failure"] is None
 
 
-def test_without_the_token_there_is_no_answer(server: Lab) -> None:
-    """Who may not use the Jupyter server is told nothing, and can change nothing."""
+def test_token_is_required(server: Lab) -> None:
+    """Without the server's token, a client can neither read the status nor release a GPU."""
     for path, body in (("status", None), ("release", {"pid": 1})):
         with pytest.raises(urllib.error.HTTPError) as refused:
-            ask(server, f"reserve_gpu/{path}", body, token="wrong")  # noqa: S106
+            request(server, f"reserve_gpu/{path}", body, token="wrong")  # noqa: S106
         with refused.value as answer:
             assert answer.code == 403
 
 
-def test_a_request_of_another_site_changes_nothing(server: Lab) -> None:
-    """A browser's POST with the cookie of the login and without Jupyter's XSRF token is refused."""
+def test_cross_site_request_is_refused(server: Lab) -> None:
+    """A POST with the login cookie but without Jupyter's XSRF token is refused."""
     address, token = server.address()
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
     opener.open(f"{address}lab?token={token}", timeout=LIMIT_S).close()
@@ -189,7 +189,7 @@ def test_a_request_of_another_site_changes_nothing(server: Lab) -> None:
 
 
 def test_the_kernel_of_a_holder(on_server: Machine, server: Lab) -> None:
-    """A holder, or one who waits, has the id of the kernel that it is or that has started it."""
+    """A holder and a waiter show the id of their kernel, or of the kernel that started them."""
     on_server.write(ONE * 2)
     child = (
         "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import "
@@ -201,104 +201,85 @@ def test_the_kernel_of_a_holder(on_server: Machine, server: Lab) -> None:
         kernel(on_server, server) as (second, other),
         on_server.child() as stranger,
     ):
-        run(client, "%reserve_gpu 1")
-        run(other, child)
+        run_cell(client, "%reserve_gpu 1")
+        run_cell(other, child)
         stranger.send("reserve_gpu.reserve(wait=True)")
-        wait_for(lambda: len(held(on_server)) == 2)
-        wait_for(lambda: ask(server, "reserve_gpu/status")["waiting"], 0.1)
-        answer = fresh(server)
+        wait_for(lambda: len(held_gpus(on_server)) == 2)
+        wait_for(lambda: request(server, "reserve_gpu/status")["waiting"], 0.1)
+        answer = fresh_status(server)
         kernels = [device["holders"][0]["kernel"] for device in answer["devices"]]
         assert kernels == [second, first]
         assert [ticket["kernel"] for ticket in answer["waiting"]] == [None]
         assert [ticket["is_own"] for ticket in answer["waiting"]] == [True]
-        run(other, "child.kill()")
-        run(client, "%reserve_gpu --release")
+        run_cell(other, "child.kill()")
+        run_cell(client, "%reserve_gpu --release")
         assert not stranger.answer().error
 
 
-def test_what_is_kept_for_a_restart_is_the_kernels(on_server: Machine, server: Lab) -> None:
-    """What a kernel that restarts has left is shown as that kernel's."""
+def test_release_after_a_restart(on_server: Machine, server: Lab) -> None:
+    """A GPU kept for a restart belongs to the kernel, and the earlier pid releases it."""
     on_server.write(ONE)
     with kernel(on_server, server) as (id_, client):
-        run(client, "%reserve_gpu")
-        ask(server, f"api/kernels/{id_}/restart", {})
-        (holder,) = fresh(server)["devices"][0]["holders"]
+        run_cell(client, "%reserve_gpu")
+        (before,) = fresh_status(server)["devices"][0]["holders"]
+        request(server, f"api/kernels/{id_}/restart", {})
+        (holder,) = fresh_status(server)["devices"][0]["holders"]
+        assert holder["pid"] != before["pid"]
         assert holder["kept_until"] > time.time()
         assert (holder["kernel"], holder["is_own"]) == (id_, True)
-        done = ask(server, "reserve_gpu/release", {"pid": holder["pid"]})
-        assert done["is_done"]
-        assert held(on_server) == []
-
-
-def test_who_kept_it_meanwhile_is_released(on_server: Machine, server: Lab) -> None:
-    """The pid that was shown before a restart releases what has been kept since."""
-    on_server.write(ONE)
-    with kernel(on_server, server) as (id_, client):
-        run(client, "%reserve_gpu")
-        (before,) = fresh(server)["devices"][0]["holders"]
-        ask(server, f"api/kernels/{id_}/restart", {})
-        (holder,) = fresh(server)["devices"][0]["holders"]
-        assert holder["pid"] != before["pid"]
-        done = ask(server, "reserve_gpu/release", {"pid": before["pid"]})
-        assert done["text"].startswith("Released GPU0 of ")
-        assert held(on_server) == []
+        assert request(server, "reserve_gpu/release", {"pid": before["pid"]})["is_done"]
+        assert held_gpus(on_server) == []
 
 
 def test_release_in_a_busy_kernel(on_server: Machine, server: Lab) -> None:
-    """A kernel whose cell runs releases its GPU within that cell."""
+    """A kernel releases its GPU while a cell runs."""
     on_server.write(ONE)
     with kernel(on_server, server) as (_, client):
-        run(client, "%reserve_gpu")
+        run_cell(client, "%reserve_gpu")
         client.execute("import time; time.sleep(1000)")
-        (holder,) = fresh(server)["devices"][0]["holders"]
-        done = ask(server, "reserve_gpu/release", {"pid": holder["pid"]})
+        (holder,) = fresh_status(server)["devices"][0]["holders"]
+        done = request(server, "reserve_gpu/release", {"pid": holder["pid"]})
         assert done["is_done"]
-        assert done["text"].startswith("Released GPU0 of ")
-        assert held(on_server) == []
+        assert held_gpus(on_server) == []
 
 
-def test_only_reservations_can_be_released(on_server: Machine, server: Lab) -> None:
-    """A pid that holds nothing is answered with a word, and nothing happens to its process."""
+def test_process_without_a_reservation(on_server: Machine, server: Lab) -> None:
+    """A request to release names the pid of a process without a reservation, which survives."""
     on_server.write(ONE)
     with on_server.child() as child:
-        done = ask(server, "reserve_gpu/release", {"pid": child.pid, "end": True})
-        assert done == {
-            "is_done": False,
-            "text": f"Process {child.pid} holds none of your reservations.",
-        }
+        done = request(server, "reserve_gpu/release", {"pid": child.pid, "end": True})
+        assert not done["is_done"]
         assert child.run("1").value == 1
 
 
-def test_another_reservation_of_the_process_is_not_released(
-    on_server: Machine, server: Lab
-) -> None:
-    """What a process has reserved since a button was shown is not released by that button."""
+def test_later_reservation_is_not_released(on_server: Machine, server: Lab) -> None:
+    """A request to release an earlier reservation does not release the current one."""
     on_server.write(ONE)
     with kernel(on_server, server) as (_, client):
-        run(client, "%reserve_gpu")
-        (before,) = fresh(server)["devices"][0]["holders"]
-        run(client, "%reserve_gpu --release\n%reserve_gpu")
+        run_cell(client, "%reserve_gpu")
+        (before,) = fresh_status(server)["devices"][0]["holders"]
+        run_cell(client, "%reserve_gpu --release\n%reserve_gpu")
         asked = {"pid": before["pid"], "since": before["since"]}
-        assert not ask(server, "reserve_gpu/release", asked)["is_done"]
-        assert len(held(on_server)) == 1
-        (now,) = ask(server, "reserve_gpu/status?new=1")["devices"][0]["holders"]
-        assert ask(server, "reserve_gpu/release", asked | {"since": now["since"]})["is_done"]
+        assert not request(server, "reserve_gpu/release", asked)["is_done"]
+        assert len(held_gpus(on_server)) == 1
+        (now,) = request(server, "reserve_gpu/status?new=1")["devices"][0]["holders"]
+        assert request(server, "reserve_gpu/release", asked | {"since": now["since"]})["is_done"]
 
 
-def test_fifty_clients_cost_one_look(on_server: Machine, server: Lab) -> None:
-    """However many ask, the driver is asked once in two seconds; nobody asks, and it is not."""
+def test_fifty_clients_share_a_query(on_server: Machine, server: Lab) -> None:
+    """The server queries the driver at most every two seconds, and only if a client asks."""
     on_server.write(ONE)
-    fresh(server)
+    fresh_status(server)
 
-    def looks() -> int:
+    def count_reads() -> int:
         return on_server.calls().count("nvmlShutdown")
 
-    before, begun = looks(), time.monotonic()
+    before, begun = count_reads(), time.monotonic()
     until = begun + 5
 
     def client() -> None:
         while time.monotonic() < until:
-            ask(server, "reserve_gpu/status")
+            request(server, "reserve_gpu/status")
             time.sleep(0.2)
 
     clients = [threading.Thread(target=client) for _ in range(50)]
@@ -307,33 +288,33 @@ def test_fifty_clients_cost_one_look(on_server: Machine, server: Lab) -> None:
     for each in clients:
         each.join()
     seconds = time.monotonic() - begun
-    after = looks()
+    after = count_reads()
     assert 1 <= after - before <= seconds / 2 + 1
     time.sleep(3)  # the time in which nothing may happen
-    assert looks() == after
+    assert count_reads() == after
 
 
-def test_a_look_is_no_activity(server: Lab) -> None:
-    """To look at the GPUs keeps no server alive that is to be stopped when nobody uses it."""
-    before = ask(server, "api/status")["last_activity"]
-    fresh(server)
-    assert ask(server, "api/status")["last_activity"] == before
+def test_status_is_no_activity(server: Lab) -> None:
+    """Reading the status does not count as activity, so idle servers can be stopped."""
+    before = request(server, "api/status")["last_activity"]
+    fresh_status(server)
+    assert request(server, "api/status")["last_activity"] == before
 
 
-def test_no_driver_is_an_answer(on_server: Machine, server: Lab) -> None:
-    """Without a driver the answer says so, and still names what is reserved."""
+def test_status_without_a_driver(on_server: Machine, server: Lab) -> None:
+    """Without a driver, the status has the reason and the reservations."""
     on_server.write(ONE)
     with on_server.child() as child:
         assert not child.reserve().error
         on_server.write("fail nvmlInitWithFlags * 9\n")
-        answer = fresh(server)
+        answer = fresh_status(server)
         on_server.write(ONE)
     assert "driver" in answer["failure"]
     assert [holder["pid"] for row in answer["devices"] for holder in row["holders"]] == [child.pid]
 
 
-def test_a_setting_that_is_not_valid_is_an_answer(on_server: Machine) -> None:
-    """With a setting that is not valid, a look and a release answer with its name."""
+def test_invalid_setting(on_server: Machine) -> None:
+    """The status and the result of a release name an invalid setting."""
     code = (
         "import json; from jupyterlab_reserve_gpu import look; "
         "print(json.dumps([look.look({})['failure'], look.release(1, is_end=False)['text']]))"
@@ -343,15 +324,15 @@ def test_a_setting_that_is_not_valid_is_an_answer(on_server: Machine) -> None:
         assert "RESERVE_GPU_IDLE_MEMORY" in text
 
 
-def test_a_hanging_driver_holds_up_nothing_else(on_server: Machine, server: Lab) -> None:
-    """While the driver hangs the server serves, and says then which GPU does not answer."""
-    ask(server, "api/kernels")
+def test_hanging_driver_blocks_no_other_request(on_server: Machine, server: Lab) -> None:
+    """While the driver hangs, the server answers other requests."""
+    request(server, "api/kernels")
     on_server.write((driver.SCENARIOS / "hang.txt").read_text())
     answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(fresh(server)))
+    thread = threading.Thread(target=lambda: answers.append(fresh_status(server)))
     thread.start()
     begun = time.monotonic()
-    ask(server, "api/kernels")
+    request(server, "api/kernels")
     assert time.monotonic() - begun < 2
     assert not answers
     thread.join()
@@ -362,26 +343,27 @@ def test_a_hanging_driver_holds_up_nothing_else(on_server: Machine, server: Lab)
 
 
 def threads_of(lab: Lab) -> int:
+    """Return the number of the server's threads."""
     return psutil.Process(lab.pid).num_threads()
 
 
-def test_many_looks_share_a_thread(on_server: Machine, server: Lab) -> None:
-    """300 clients that ask for a new look at once cost the server a few threads."""
+def test_simultaneous_requests_share_threads(on_server: Machine, server: Lab) -> None:
+    """300 simultaneous requests for a new status share a few threads."""
     on_server.write(ONE)
-    fresh(server)
+    fresh_status(server)
     before = threads_of(server)
     on_server.write((driver.SCENARIOS / "hang.txt").read_text())
     answers: list[Any] = []
 
     def client() -> None:
-        answers.append(ask(server, "reserve_gpu/status?new=1"))
+        answers.append(request(server, "reserve_gpu/status?new=1"))
 
     clients = [threading.Thread(target=client) for _ in range(300)]
     for each in clients:
         each.start()
     process = psutil.Process(server.pid)
     wait_for(lambda: len(process.net_connections("tcp")) > len(clients), 0.1)
-    ask(server, "api/kernels")  # after them
+    request(server, "api/kernels")  # after them
     during = threads_of(server)
     on_server.write(ONE)
     for each in clients:
@@ -391,13 +373,13 @@ def test_many_looks_share_a_thread(on_server: Machine, server: Lab) -> None:
     assert {answer["devices"][0]["state"] for answer in answers} <= {"free", "broken"}
 
 
-def test_a_client_that_has_gone_leaves_no_look(on_server: Machine, server: Lab) -> None:
-    """A request that waits for another look starts none if its client disconnects."""
+def test_disconnected_client_starts_no_query(on_server: Machine, server: Lab) -> None:
+    """A waiting request starts no query if its client disconnects."""
     on_server.write(ONE)
-    fresh(server)
+    fresh_status(server)
     on_server.write((driver.SCENARIOS / "hang.txt").read_text())
     start = len(on_server.calls())
-    first = threading.Thread(target=ask, args=(server, "reserve_gpu/status?new=1"))
+    first = threading.Thread(target=request, args=(server, "reserve_gpu/status?new=1"))
     first.start()
     # A call that hangs since an earlier look is not made again.
     wait_for(lambda: "nvmlInitWithFlags" in " ".join(on_server.calls()[start:]))
@@ -406,28 +388,25 @@ def test_a_client_that_has_gone_leaves_no_look(on_server: Machine, server: Lab) 
     with socket.create_connection(("127.0.0.1", port)) as client:
         line = f"GET /reserve_gpu/status?new=1 HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
         client.sendall(f"{line}Authorization: token {token}\r\n\r\n".encode())
-        ask(server, "api/kernels")  # after it
+        request(server, "api/kernels")  # after it
     on_server.write(ONE)
     first.join()
-    ask(server, "api/kernels")
+    request(server, "api/kernels")
     calls = [call.partition(" ")[0] for call in on_server.calls()[start:]]
     assert calls.count("nvmlInitWithFlags") == 1
 
 
-def test_a_server_ends_while_the_driver_hangs(machine: Machine) -> None:
-    """However many releases wait for a driver that hangs, the server ends when it is asked to.
-
-    Releases beyond the limit are answered with 503 and Retry-After.
-    """
-    with running(machine) as lab:
-        ask(lab, "api/kernels")
+def test_server_stops_while_the_driver_hangs(machine: Machine) -> None:
+    """A server stops although releases wait for a hanging driver; others get a Retry-After."""
+    with running_server(machine) as lab:
+        request(lab, "api/kernels")
         before = threads_of(lab)
         machine.write((driver.SCENARIOS / "hang.txt").read_text())
         refused: list[str | None] = []
 
         def release() -> None:
             try:
-                ask(lab, "reserve_gpu/release", {"pid": 1})
+                request(lab, "reserve_gpu/release", {"pid": 1})
             except urllib.error.HTTPError as error:
                 with error:
                     refused.append(error.headers["Retry-After"])
@@ -448,8 +427,8 @@ def test_a_server_ends_while_the_driver_hangs(machine: Machine) -> None:
 # -- JupyterLab ------------------------------------------------------------------------------------
 
 
-def settle(machine: Machine, **values: object) -> None:
-    """Set what a user sets in JupyterLab's settings, before it starts."""
+def write_settings(machine: Machine, **values: object) -> None:
+    """Write the extension's settings before JupyterLab starts."""
     folder = machine.home / "settings" / "jupyterlab-reserve-gpu"
     folder.mkdir(parents=True)
     (folder / "plugin.jupyterlab-settings").write_text(json.dumps({"interval": 2, **values}))
@@ -459,13 +438,13 @@ def settle(machine: Machine, **values: object) -> None:
 def on_lab(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     """Return the machine on which JupyterLab runs."""
     machine = Machine(tmp_path_factory.mktemp("extension"))
-    settle(machine)
+    write_settings(machine)
     return machine
 
 
 @pytest.fixture(scope="module")
 def lab(on_lab: Machine) -> Iterator[Lab]:
-    with running(on_lab) as lab:
+    with running_server(on_lab) as lab:
         yield lab
 
 
@@ -480,7 +459,7 @@ def page(lab: Lab) -> Iterator[Page]:
 def open_notebook(
     lab: Lab, page: Page, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Notebook]]:
-    """Open a notebook with these cells; all are closed at the end, and what was told is gone."""
+    """Return a function that opens a notebook; close the notebooks and notifications at the end."""
     with opening(lab, page, request.node.name) as open_one:
         yield open_one
     page.evaluate("jupyterapp.commands.execute('apputils:dismiss-notification', {})")
@@ -490,8 +469,8 @@ def show_panel(page: Page) -> None:
     page.evaluate("jupyterapp.commands.execute('reserve-gpu:show')")
 
 
-def item(page: Page) -> Locator:
-    """Return what the status bar says of the GPUs."""
+def status_item(page: Page) -> Locator:
+    """Return the extension's item in the status bar."""
     return page.locator(".jp-ReserveGPU-item")
 
 
@@ -499,12 +478,12 @@ def panel(page: Page) -> Locator:
     return page.locator(".jp-ReserveGPU-panel")
 
 
-def own(page: Page, notebook: str) -> Locator:
-    """Return what the panel says of a notebook of one's own."""
+def own_entry(page: Page, notebook: str) -> Locator:
+    """Return the panel's entry of the user's notebook."""
     return panel(page).locator("li", has_text=notebook)
 
 
-def rows(page: Page) -> Locator:
+def device_rows(page: Page) -> Locator:
     """Return the rows of this machine's devices."""
     return section(page, "This Machine").locator(".jp-ReserveGPU-row")
 
@@ -515,7 +494,7 @@ def section(page: Page, title: str) -> Locator:
 
 
 def buttons(where: Locator) -> list[str]:
-    """Return the labels of the buttons there."""
+    """Return the labels of the buttons."""
     labels: list[str] = where.get_by_role("button").all_inner_texts()
     return labels
 
@@ -534,177 +513,164 @@ CUT_OFF_WITHOUT_A_TOOLTIP = """panel => [panel, ...panel.querySelectorAll('*')]
     .map(one => one.textContent)"""
 
 
-def says(where: Locator, pattern: str) -> None:
-    """Wait until the pattern can be read there."""
+def expect_text(where: Locator, pattern: str) -> None:
+    """Wait until the element contains the pattern."""
     from playwright.sync_api import expect
 
     expect(where).to_contain_text(re.compile(pattern))
 
 
-def is_urgent(page: Page, level: str) -> bool:
-    return bool(item(page).locator(f"button.jp-mod-{level}").count())
+def has_urgency(page: Page, level: str) -> bool:
+    return bool(status_item(page).locator(f"button.jp-mod-{level}").count())
 
 
-def told(page: Page, text: str) -> Locator:
-    """Open the list of what was told, and wait until that stands there."""
+def notification(page: Page, text: str) -> Locator:
+    """Open the list of notifications, and wait for the notification with this text."""
     from playwright.sync_api import expect
 
-    message = messages(page).filter(has=page.get_by_text(re.compile(text)))
+    message = notifications(page).filter(has=page.get_by_text(re.compile(text)))
     expect(message).to_have_count(1)
     return message
 
 
-def messages(page: Page) -> Locator:
-    """Open the list of what was told; its entries."""
+def notifications(page: Page) -> Locator:
+    """Open the list of notifications, and return its entries."""
     center = page.locator(".jp-Notification-Center")
     if not center.count():
         page.evaluate("jupyterapp.commands.execute('apputils:display-notifications')")
     return center.locator(".jp-Notification-List-Item")
 
 
-def test_a_click_reserves(
+def test_reserve_and_release(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
-    """A notebook without a GPU gets one by a click, and its next cell has it."""
+    """A click reserves a GPU for the next cell, and the command palette releases it."""
     on_lab.write(ONE * 2)
-    notebook = open_notebook("train.ipynb", VARIABLES)
-    says(item(page), "^no GPU")
-    item(page).get_by_text("Reserve GPU").click()
-    told(page, r"^train\.ipynb has GPU0\.$")
-    says(item(page), r"^GPU0 · 0.0 of 80.0 GiB$")
-    assert is_urgent(page, "calm")
-    notebook.run(0)
-    assert notebook.finish(0) == "['0']"
-
-
-def test_the_palette_releases(
-    on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
-) -> None:
-    """The command palette has `Release GPU`, which runs the magic in the kernel."""
-    on_lab.write(ONE)
-    notebook = open_notebook("train.ipynb", "%reserve_gpu", VARIABLES)
-    notebook.run(0)
-    says(item(page), "^GPU0 · ")
+    notebook = open_notebook("train.ipynb", VARIABLES, VARIABLES)
+    expect_text(status_item(page), "^no GPU")
+    status_item(page).get_by_text("Reserve GPU").click()
+    notification(page, r"^train\.ipynb has GPU0\.$")
+    expect_text(status_item(page), r"^GPU0 · 0.0 of 80.0 GiB$")
+    assert has_urgency(page, "calm")
+    assert notebook.execute(0) == "['0']"
     page.keyboard.press("Control+Shift+C")
     page.keyboard.type("Release GPU")
     page.keyboard.press("Enter")
-    says(item(page), "^no GPU")
-    notebook.run(1)
-    assert notebook.finish(1) == "[None]"  # a release from elsewhere leaves it empty, and is told
+    expect_text(status_item(page), "^no GPU")
+    assert notebook.execute(1) == "[None]"
 
 
-def test_nothing_free_offers_to_wait(
+def test_no_free_gpu_offers_to_wait(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
-    """Where nothing is free a click says who has it, and offers the queue; each is said once."""
+    """If no GPU is free, a click shows the holder and offers to wait, in one notification."""
     from playwright.sync_api import expect
 
     on_lab.write(ONE)
     with on_lab.child(JPY_SESSION_NAME="other.ipynb") as child:
         assert not child.reserve().error
         open_notebook("train.ipynb", "")
-        says(item(page), "^no GPU")
-        item(page).get_by_text("Reserve GPU").click()
-        message = told(page, r"No GPU is free: your other\.ipynb has GPU0\.")
+        expect_text(status_item(page), "^no GPU")
+        status_item(page).get_by_text("Reserve GPU").click()
+        message = notification(page, r"No GPU is free: your other\.ipynb has GPU0\.")
         message.get_by_role("button", name="Wait for GPU").click()
-        says(item(page), r"^(requesting a GPU|waiting \(first in line\))$")
-        says(item(page), r"^waiting \(first in line\)$")
-        assert buttons(own(page, "train.ipynb")) == ["Stop Waiting"]
-        expect(messages(page)).to_have_count(0)
+        expect_text(status_item(page), r"^(requesting a GPU|waiting \(first in line\))$")
+        expect_text(status_item(page), r"^waiting \(first in line\)$")
+        assert buttons(own_entry(page, "train.ipynb")) == ["Stop Waiting"]
+        expect(notifications(page)).to_have_count(0)
         child.run("reserve_gpu.release()")
-        says(item(page), "^GPU0 · ")
-        told(page, r"train\.ipynb got GPU0\.")
-        expect(messages(page)).to_have_count(1)
+        expect_text(status_item(page), "^GPU0 · ")
+        notification(page, r"train\.ipynb got GPU0\.")
+        expect(notifications(page)).to_have_count(1)
 
 
-def test_stopping_a_wait(
-    on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
-) -> None:
-    """A wait that a click has begun is in no cell: Stop in the panel ends it, with one click."""
+def test_stop_waiting(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
+    """`Stop Waiting` in the panel ends a wait that a click has started."""
     on_lab.write(ONE)
     with on_lab.child() as child:
         assert not child.reserve().error
         open_notebook("train.ipynb", "")
-        says(item(page), "^no GPU")
-        item(page).get_by_text("Reserve GPU").click()
-        told(page, "No GPU is free").get_by_role("button", name="Wait for GPU").click()
-        own(page, "train.ipynb").get_by_role("button", name="Stop Waiting").click()
-        says(item(page), "^no GPU.*Reserve GPU")
-        assert fresh_answer(page)["waiting"] == []
+        expect_text(status_item(page), "^no GPU")
+        status_item(page).get_by_text("Reserve GPU").click()
+        notification(page, "No GPU is free").get_by_role("button", name="Wait for GPU").click()
+        own_entry(page, "train.ipynb").get_by_role("button", name="Stop Waiting").click()
+        expect_text(status_item(page), "^no GPU.*Reserve GPU")
+        assert page_status(page)["waiting"] == []
 
 
-def test_a_hand_over(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
-    """An idle GPU for which a notebook waits is amber, with who waits; Release hands it over."""
+def test_handover(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
+    """An idle GPU with a waiter is amber and names the waiter, and a click hands the GPU over."""
     from playwright.sync_api import expect
 
     on_lab.write(ONE)
     left = open_notebook("left.ipynb", "%reserve_gpu")
-    left.run(0)
-    left.finish(0)
+    left.execute(0)
     right = open_notebook("right.ipynb", "%reserve_gpu --wait")
     right.run(0)
-    says(item(page), r"^waiting \(first in line\)$")
-    says(own(page, "right.ipynb").last, "Waiting for a GPU, first in line")
+    expect_text(status_item(page), r"^waiting \(first in line\)$")
+    expect_text(own_entry(page, "right.ipynb").last, "Waiting for a GPU, first in line")
     left.bring_to_front()
-    says(item(page), r"^GPU0 · 0.0 of 80.0 GiB$")  # it has just been reserved
-    expect(messages(page)).to_have_count(0)
-    make_long_ago(on_lab)
-    says(item(page), r"^GPU0 · 0.0 of 80.0 GiB · idle; your right\.ipynb is waiting for a GPU$")
-    assert is_urgent(page, "near")
-    wanted = told(
+    expect_text(status_item(page), r"^GPU0 · 0.0 of 80.0 GiB$")  # it has just been reserved
+    expect(notifications(page)).to_have_count(0)
+    make_reservations_older(on_lab)
+    expect_text(
+        status_item(page),
+        r"^GPU0 · 0.0 of 80.0 GiB · idle; your right\.ipynb is waiting for a GPU$",
+    )
+    assert has_urgency(page, "near")
+    wanted = notification(
         page, r"GPU0 is idle in left\.ipynb, and your right\.ipynb is waiting for a GPU\."
     )
-    assert level(wanted) == "warning"
-    own(page, "left.ipynb").first.get_by_role("button", name="Release GPU").click()
-    says(item(page), "^no GPU")
-    messages(page)  # a click elsewhere has closed the list
+    assert notification_level(wanted) == "warning"
+    own_entry(page, "left.ipynb").first.get_by_role("button", name="Release GPU").click()
+    expect_text(status_item(page), "^no GPU")
+    notifications(page)  # a click elsewhere has closed the list
     expect(wanted).to_have_count(0)
     right.bring_to_front()
-    says(item(page), "^GPU0 · ")
-    told(page, r"right\.ipynb got GPU0\.")
+    expect_text(status_item(page), "^GPU0 · ")
+    notification(page, r"right\.ipynb got GPU0\.")
 
 
-def test_a_button_looks_before_it_releases(
+def test_release_checks_for_waiters(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
-    """`Release All 3 GPUs` in a notification releases nothing once nobody waits any more."""
+    """`Release All 3 GPUs` in a notification releases nothing after the waiter has gone."""
     on_lab.write(ONE * 3)
     notebook = open_notebook("train.ipynb", "%reserve_gpu -n 3")
-    notebook.run(0)
-    notebook.finish(0)
-    make_long_ago(on_lab)
+    notebook.execute(0)
+    make_reservations_older(on_lab)
     with on_lab.child(JPY_SESSION_NAME="small.ipynb") as child:
         child.send("reserve_gpu.reserve(wait=True)")
-        message = told(page, "GPU0, GPU1 and GPU2 are idle.*small.ipynb is waiting for a GPU")
-        with stale(page):
+        message = notification(
+            page, "GPU0, GPU1 and GPU2 are idle.*small.ipynb is waiting for a GPU"
+        )
+        with frozen_status(page):
             child.kill()
             message.get_by_role("button", name="Release All 3 GPUs").click()
-            told(page, "The other process is no longer waiting")
-    assert len(held(on_lab)) == 3
+            notification(page, "The other process is no longer waiting")
+    assert len(held_gpus(on_lab)) == 3
 
 
-def test_a_button_looks_before_it_prolongs(
+def test_extend_checks_the_reservation(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
-    """`Extend by 2 h` makes no new reservation once the old one is over."""
+    """`Extend by 2 h` makes no new reservation after the old one has been released."""
     on_lab.write(ONE)
     notebook = open_notebook("train.ipynb", "%reserve_gpu --for 8m", "%reserve_gpu --release")
-    notebook.run(0)
-    notebook.finish(0)
-    make_long_ago(on_lab)
-    told(page, r"train\.ipynb loses GPU0 at")
-    with stale(page):
-        notebook.run(1)
-        notebook.finish(1)
-        message = told(page, r"train\.ipynb loses GPU0 at")
+    notebook.execute(0)
+    make_reservations_older(on_lab)
+    notification(page, r"train\.ipynb loses GPU0 at")
+    with frozen_status(page):
+        notebook.execute(1)
+        message = notification(page, r"train\.ipynb loses GPU0 at")
         message.get_by_role("button", name="Extend by 2 h").click()
-        told(page, r"train\.ipynb no longer holds GPU0\.")
-    assert held(on_lab) == []
+        notification(page, r"train\.ipynb no longer holds GPU0\.")
+    assert held_gpus(on_lab) == []
 
 
 @contextmanager
-def stale(page: Page) -> Iterator[None]:
-    """Let the page see no news, as between two looks; but what a button asks for is answered."""
+def frozen_status(page: Page) -> Iterator[None]:
+    """Keep the page's status unchanged, except for requests of buttons."""
     last = page.evaluate("fetch(new URL('/reserve_gpu/status', location)).then(a => a.text())")
     address = re.compile(r"reserve_gpu/status\?\d+$")  # JupyterLab adds the time
     page.route(address, lambda route: route.fulfill(body=last, content_type="application/json"))
@@ -714,166 +680,168 @@ def stale(page: Page) -> Iterator[None]:
         page.unroute(address)
 
 
-def make_long_ago(machine: Machine) -> None:
-    """Make all reservations an hour old; for a short one no end is shown."""
-    for name in held(machine):
+def make_reservations_older(machine: Machine) -> None:
+    """Make all reservations an hour old, because no end is shown for a young one."""
+    for name in held_gpus(machine):
         make_older(machine.locks / name, 3600)
 
 
-def level(message: Locator) -> str:
-    """Return of what kind a notification is, as it is seen: info, warning, error or success."""
+def notification_level(message: Locator) -> str:
+    """Return the displayed level of a notification: info, warning, error or success."""
     classes = message.evaluate("e => [e, ...e.querySelectorAll('*')].map(x => x.className)")
     found = re.search("jp-Notification-Toast-(info|warning|error|success)", str(classes))
     return found[1] if found else str(classes)
 
 
-def test_a_busy_notebook_releases(
+def test_release_while_a_cell_runs(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
-    """Release works while a cell runs, which goes on."""
+    """The panel releases a GPU while a cell runs, and the cell continues."""
     on_lab.write(ONE)
     notebook = open_notebook("train.ipynb", "%reserve_gpu\nimport time; time.sleep(1000)")
     notebook.run(0)
-    says(item(page), "^GPU0 · ")
-    own(page, "train.ipynb").get_by_role("button", name="Release GPU").click()
-    told(page, r"Released GPU0 of train\.ipynb")
-    says(item(page), "^no GPU$|^no GPU")
-    assert held(on_lab) == []
+    expect_text(status_item(page), "^GPU0 · ")
+    own_entry(page, "train.ipynb").get_by_role("button", name="Release GPU").click()
+    notification(page, r"Released GPU0 of train\.ipynb")
+    expect_text(status_item(page), "^no GPU$|^no GPU")
+    assert held_gpus(on_lab) == []
     notebook.interrupt()
     notebook.finish(0)
 
 
-def test_before_an_end(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
-    """In the last ten minutes it is amber and told; `Extend by 2 h` moves the part's end."""
+def test_before_the_end(
+    on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
+) -> None:
+    """In its last ten minutes, a reservation is amber, and `Extend by 2 h` extends it."""
     from playwright.sync_api import expect
 
     on_lab.write(ONE * 2)
     notebook = open_notebook("train.ipynb", "%reserve_gpu 1 --for 8m --memory 10GB")
-    notebook.run(0)
-    notebook.finish(0)
-    says(item(page), rf"^GPU1 · 0.0 of 9.3 GiB reserved · until {MOMENT} \(8 min left\)$")
-    assert is_urgent(page, "near")
-    make_long_ago(on_lab)
-    message = told(page, rf"train\.ipynb loses GPU1 at {MOMENT}, in less than 10 minutes\.")
-    assert level(message) == "warning"
+    notebook.execute(0)
+    expect_text(
+        status_item(page), rf"^GPU1 · 0.0 of 9.3 GiB reserved · until {MOMENT} \(8 min left\)$"
+    )
+    assert has_urgency(page, "near")
+    make_reservations_older(on_lab)
+    message = notification(page, rf"train\.ipynb loses GPU1 at {MOMENT}, in less than 10 minutes\.")
+    assert notification_level(message) == "warning"
     message.get_by_role("button", name="Extend by 2 h").click()
-    says(item(page), r"^GPU1 · 0.0 of 9.3 GiB reserved · until [^(]+$")
-    told(page, r"^train\.ipynb has GPU1, until [^,]+\.$")
-    expect(messages(page)).to_have_count(1)
-    assert is_urgent(page, "calm")
-    (holder,) = fresh_holders(page)
+    expect_text(status_item(page), r"^GPU1 · 0.0 of 9.3 GiB reserved · until [^(]+$")
+    notification(page, r"^train\.ipynb has GPU1, until [^,]+\.$")
+    expect(notifications(page)).to_have_count(1)
+    assert has_urgency(page, "calm")
+    (holder,) = page_holders(page)
     assert 7200 < holder["until"] - time.time() < 7200 + 9 * 60
 
 
-def fresh_holders(page: Page) -> list[dict[str, Any]]:
+def page_holders(page: Page) -> list[dict[str, Any]]:
     """Return the holders of all devices, as the page gets them."""
-    return [holder for device in fresh_answer(page)["devices"] for holder in device["holders"]]
+    return [holder for device in page_status(page)["devices"] for holder in device["holders"]]
 
 
-def fresh_answer(page: Page) -> Any:
-    """Return how the machine stands, as the page gets it."""
+def page_status(page: Page) -> Any:
+    """Return a new status, as the page gets it."""
     return page.evaluate(
         "fetch(new URL('/reserve_gpu/status?new=1', location)).then(a => a.json())"
     )
 
 
-def test_an_end(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
-    """The last minute is told in amber. Then the notebook has no GPU, and that alone is told."""
+def test_end(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
+    """A notification announces the last minute, and another one the end."""
     from playwright.sync_api import expect
 
     on_lab.write(ONE)
     notebook = open_notebook("train.ipynb", "%reserve_gpu --for 20s")
-    notebook.run(0)
-    notebook.finish(0)
-    make_long_ago(on_lab)
-    says(item(page), r"^GPU0 · .* \(1 min left\)$")
-    assert level(told(page, r"train\.ipynb loses GPU0 at .*, in less than a minute\.")) == "warning"
-    says(item(page), "^no GPU")
-    told(page, rf"train\.ipynb's reservation of GPU0 ended at {MOMENT}\.$")
-    expect(messages(page)).to_have_count(1)
+    notebook.execute(0)
+    make_reservations_older(on_lab)
+    expect_text(status_item(page), r"^GPU0 · .* \(1 min left\)$")
+    assert (
+        notification_level(
+            notification(page, r"train\.ipynb loses GPU0 at .*, in less than a minute\.")
+        )
+        == "warning"
+    )
+    expect_text(status_item(page), "^no GPU")
+    notification(page, rf"train\.ipynb's reservation of GPU0 ended at {MOMENT}\.$")
+    expect(notifications(page)).to_have_count(1)
 
 
 def test_overdue(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
-    """What CUDA still uses after its time is red, with the time since when."""
+    """A GPU that CUDA uses after the end of its lease is red, with the time of the end."""
     on_lab.write(ONE)
     cuda = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
     notebook = open_notebook("train.ipynb", f"%reserve_gpu --for 5s\n{cuda}")
     notebook.run(0)
-    says(item(page), rf"^GPU0 · .* · overdue since {MOMENT}$")
-    assert is_urgent(page, "over")
-    told(page, rf"ended at {MOMENT}\. The kernel is still using it\.")
+    expect_text(status_item(page), rf"^GPU0 · .* · overdue since {MOMENT}$")
+    assert has_urgency(page, "over")
+    notification(page, rf"ended at {MOMENT}\. The kernel is still using it\.")
 
 
-def test_a_restart(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
-    """What is kept for a restart is amber with its seconds; a click takes it again, or frees it."""
+def test_restart(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
+    """A GPU that is kept for a restart is amber, and can be reserved again or released."""
     on_lab.write(ONE)
     notebook = open_notebook("train.ipynb", "%reserve_gpu", VARIABLES)
-    notebook.run(0)
-    notebook.finish(0)
+    notebook.execute(0)
     notebook.restart()
-    says(item(page), r"^GPU0 · kept for the restart \(\d\d s left\).*Reserve Again$")
-    assert is_urgent(page, "near")
-    item(page).get_by_text("Reserve Again").click()
-    says(item(page), "^GPU0 · 0.0 of 80.0 GiB$")
-    notebook.run(1)
-    assert notebook.finish(1) == "['0']"
+    expect_text(status_item(page), r"^GPU0 · kept for the restart \(\d\d s left\).*Reserve Again$")
+    assert has_urgency(page, "near")
+    status_item(page).get_by_text("Reserve Again").click()
+    expect_text(status_item(page), "^GPU0 · 0.0 of 80.0 GiB$")
+    assert notebook.execute(1) == "['0']"
     notebook.restart()
-    says(own(page, "train.ipynb"), r"kept for the restart")
-    own(page, "train.ipynb").get_by_role("button", name="Release GPU").click()
-    says(item(page), "^no GPU")
-    assert held(on_lab) == []
+    expect_text(own_entry(page, "train.ipynb"), r"kept for the restart")
+    own_entry(page, "train.ipynb").get_by_role("button", name="Release GPU").click()
+    expect_text(status_item(page), "^no GPU")
+    assert held_gpus(on_lab) == []
 
 
-def test_more_than_its_part(
+def test_use_beyond_a_part(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
-    """A notebook that uses more than its part is red, with both numbers."""
+    """A notebook that uses more than its part is red, with both amounts of memory."""
     on_lab.write(ONE)
     notebook = open_notebook(
         "train.ipynb", "%reserve_gpu --memory 10GiB\nimport os; print(os.getpid())"
     )
-    notebook.run(0)
-    pid = notebook.finish(0).splitlines()[-1]
+    pid = notebook.execute(0).splitlines()[-1]
     on_lab.write(f"{ONE}  compute {pid} 12288\n")
-    says(item(page), "^GPU0 · 12.0 of 10.0 GiB, over its limit$")
-    assert is_urgent(page, "over")
+    expect_text(status_item(page), "^GPU0 · 12.0 of 10.0 GiB, over its limit$")
+    assert has_urgency(page, "over")
 
 
-def test_ending_a_kernel(
+def test_shut_down_a_kernel(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
-    """A kernel is ended after a question only, to which Enter says no; its GPU is free then."""
+    """The panel shuts a kernel down only after the user has confirmed the question."""
     on_lab.write(ONE)
     notebook = open_notebook("train.ipynb", "%reserve_gpu")
-    notebook.run(0)
-    notebook.finish(0)
-    says(item(page), "^GPU0 · 0.0 of 80.0 GiB$")
-    end = own(page, "train.ipynb").get_by_role("button", name="Shut Down Kernel")
+    notebook.execute(0)
+    expect_text(status_item(page), "^GPU0 · 0.0 of 80.0 GiB$")
+    end = own_entry(page, "train.ipynb").get_by_role("button", name="Shut Down Kernel")
     end.click()
-    says(
+    expect_text(
         page.locator(".jp-Dialog"),
         r"Shut Down Kernel of train\.ipynb\?"
         r"Everything in its memory will be lost, and GPU0 will be freed\.",
     )
     page.keyboard.press("Enter")
     page.locator(".jp-Dialog").wait_for(state="detached")
-    assert len(held(on_lab)) == 1
+    assert len(held_gpus(on_lab)) == 1
     end.click()
     page.locator(".jp-Dialog .jp-mod-warn").click()
-    wait_for(lambda: held(on_lab) == [])
-    says(panel(page), "You hold no GPU on this machine")
+    wait_for(lambda: held_gpus(on_lab) == [])
+    expect_text(panel(page), "You hold no GPU on this machine")
 
 
 @pytest.mark.parametrize("width", [260, 800])
 def test_sixty_four_gpus(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook], width: int
 ) -> None:
-    """The picture of many GPUs is short; all of it can be read, narrow and wide, in both themes."""
+    """The panel of 64 GPUs is short and legible, narrow and wide, in both themes."""
     on_lab.write(ONE * 64)
     notebook = open_notebook("train.ipynb", "%reserve_gpu 17 --for 8m")
-    notebook.run(0)
-    notebook.finish(0)
-    says(panel(page), r"63 of 64 GPUs are free\.")
+    notebook.execute(0)
+    expect_text(panel(page), r"63 of 64 GPUs are free\.")
     handle = page.locator("#jp-main-split-panel > .lm-SplitPanel-handle:not(.lm-mod-hidden)").last
     right = panel(page).bounding_box()
     box = handle.bounding_box()
@@ -884,10 +852,10 @@ def test_sixty_four_gpus(
     page.mouse.move(right["x"] + right["width"] - width, 300, steps=3)
     page.mouse.up()
     wait_for(lambda: abs((panel(page).bounding_box() or right)["width"] - width) < 30, 0.05)
-    assert rows(page).count() == 3
+    assert device_rows(page).count() == 3
     for theme in THEMES:
         show_theme(page, theme)
-        for where in (panel(page), item(page)):
+        for where in (panel(page), status_item(page)):
             contrasts = where.evaluate(CONTRASTS)
             assert contrasts
             assert [(theme, *each) for each in contrasts if each[1] < LEGIBLE] == []
@@ -896,14 +864,11 @@ def test_sixty_four_gpus(
 
 
 def test_eight_gpus_fit(page: Page, lab: Lab, on_lab: Machine) -> None:
-    """Eight GPUs fit into the panel as JupyterLab opens it, although a holder's text takes lines.
-
-    Each bar has its color, and the user's own GPUs are marked.
-    """
+    """Eight GPUs fit into the panel, with colored bars and the user's own GPUs marked."""
     note = "note='for the thesis, until Friday; then all of you can have it'"
     with (
         on_lab.child(JPY_SESSION_NAME="/home/alice/a-notebook-with-a-long-name.ipynb") as child,
-        another(page, lab) as other,
+        open_page(page, lab) as other,
     ):
         on_lab.write(ONE * 8)
         assert not child.reserve(f"'3,4', {note}").error
@@ -913,8 +878,8 @@ def test_eight_gpus_fit(page: Page, lab: Lab, on_lab: Machine) -> None:
         on_lab.write(f"{ONE * 3}{used}{ONE * 2}")
         other.set_viewport_size({"width": 1100, "height": 900})
         show_panel(other)
-        shown = rows(other)
-        says(shown.nth(5), "79.6 of 80.0 GiB")
+        shown = device_rows(other)
+        expect_text(shown.nth(5), "79.6 of 80.0 GiB")
         for width in (1100, 1000):
             other.set_viewport_size({"width": width, "height": 900})
             heights = [(row.bounding_box() or {"height": 0})["height"] for row in shown.all()]
@@ -925,20 +890,17 @@ def test_eight_gpus_fit(page: Page, lab: Lab, on_lab: Machine) -> None:
             "rows => rows.map(row => getComputedStyle(row).backgroundColor)"
         )
         assert [each != backgrounds[0] for each in backgrounds] == [n in (3, 4) for n in range(8)]
-        with stale(other):  # else a row is made anew while its picture is taken
+        with frozen_status(other):  # else a row is made anew while its picture is taken
             for _ in range(2):  # the second answer changes nothing
                 other.wait_for_event("response", lambda answer: "gpu/status" in answer.url)
             for theme in THEMES:
                 show_theme(other, theme)
-                bars = [colour(row.locator("meter")) for row in shown.all()[3:6]]
+                bars = [bar_color(row.locator("meter")) for row in shown.all()[3:6]]
                 assert bars == ["green", "amber", "red"], theme
 
 
 def test_every_holder_of_a_shared_gpu(on_lab: Machine, page: Page) -> None:
-    """Each holder of a shared GPU has its own line, and the available memory is shown.
-
-    Idle time, end and note come before the pid. A tooltip shows the whole of a truncated text.
-    """
+    """Each holder of a shared GPU has a line; a tooltip shows the whole of a truncated text."""
     names = ["a-notebook-whose-name-is-longer-than-the-panel-is-wide.ipynb", "fold.ipynb"]
     note = "for the thesis, until Friday at the latest; ask me if you need it before then"
     on_lab.write(ONE)
@@ -948,103 +910,88 @@ def test_every_holder_of_a_shared_gpu(on_lab: Machine, page: Page) -> None:
     ):
         assert not first.reserve(f"memory='10GiB', for_='3h', note={note!r}").error
         assert not second.reserve("memory='32GiB'").error
-        lines = rows(page).first.locator(".jp-ReserveGPU-line")
-        says(lines.nth(1), rf"{names[1]}.*of 32\.0 GiB.*pid {second.pid}$")
-        says(lines.nth(0), rf"until {MOMENT} · “{note}” · .*pid {first.pid}$")
-        says(rows(page).first, r"38\.0 GiB available")
+        lines = device_rows(page).first.locator(".jp-ReserveGPU-line")
+        expect_text(lines.nth(1), rf"{names[1]}.*of 32\.0 GiB.*pid {second.pid}$")
+        expect_text(lines.nth(0), rf"until {MOMENT} · “{note}” · .*pid {first.pid}$")
+        expect_text(device_rows(page).first, r"38\.0 GiB available")
         name = lines.nth(0).locator("span").first
         assert name.evaluate("name => name.scrollWidth > name.clientWidth")
         assert str(name.get_attribute("title")).endswith(f", {names[0]}")
         assert cut_off_without_a_tooltip(page) == []
 
 
-def test_only_actions_that_apply(
+def test_offered_actions(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
-    """The panel and the commands offer a notebook only what it can do now."""
+    """The panel and the commands offer a notebook only the actions that apply."""
     on_lab.write(ONE)
     notebook = open_notebook("train.ipynb", "%reserve_gpu", "%reserve_gpu --for 2h")
-    says(item(page), "^no GPU")
+    expect_text(status_item(page), "^no GPU")
     # The panel is updated every few seconds, and might still show an earlier test's reservations.
-    wait_for(lambda: offers(page) == (["Reserve GPU"], [True, False]))
+    wait_for(lambda: offered_actions(page) == (["Reserve GPU"], [True, False]))
     notebook.run(0)
-    says(item(page), "^GPU0 · ")
-    assert offers(page) == (["Release GPU", "Shut Down Kernel"], [False, True])
+    expect_text(status_item(page), "^GPU0 · ")
+    assert offered_actions(page) == (["Release GPU", "Shut Down Kernel"], [False, True])
     notebook.run(1)
-    says(item(page), "until")
-    assert offers(page) == (
+    expect_text(status_item(page), "until")
+    assert offered_actions(page) == (
         ["Extend by 2 h", "Release GPU", "Shut Down Kernel"],
         [False, True],
     )
     second = open_notebook("second.ipynb", "%reserve_gpu --wait")
-    says(own(page, "second.ipynb"), "No GPU")
-    assert buttons(own(page, "second.ipynb")) == ["Wait for GPU"]
+    expect_text(own_entry(page, "second.ipynb"), "No GPU")
+    assert buttons(own_entry(page, "second.ipynb")) == ["Wait for GPU"]
     second.run(0)
-    says(item(page), r"^waiting \(first in line\)$")
-    assert buttons(own(page, "second.ipynb")) == ["Stop Waiting"]
-    says(own(page, "second.ipynb"), r"Waiting for a GPU, first in line · \d+ s so far")
+    expect_text(status_item(page), r"^waiting \(first in line\)$")
+    assert buttons(own_entry(page, "second.ipynb")) == ["Stop Waiting"]
+    expect_text(own_entry(page, "second.ipynb"), r"Waiting for a GPU, first in line · \d+ s so far")
     assert not panel(page).get_by_text(re.compile("Get one|%reserve_gpu")).count()
 
 
-def offers(page: Page) -> tuple[list[str], list[bool]]:
+def offered_actions(page: Page) -> tuple[list[str], list[bool]]:
     """Return the panel's buttons, and whether the commands to reserve and release are enabled."""
     enabled = "name => jupyterapp.commands.isEnabled(name)"
     commands = ("reserve-gpu:reserve", "reserve-gpu:release")
     return buttons(panel(page)), [page.evaluate(enabled, arg=name) for name in commands]
 
 
-def test_nothing_of_a_notebook_beside_the_settings(
+def test_settings_in_front(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
-    """With the settings in front nothing is said of a notebook, nor offered for one."""
+    """With the settings in front, the page shows and offers nothing for a notebook."""
     from playwright.sync_api import expect
 
     on_lab.write(ONE * 2)
     notebook = open_notebook("train.ipynb", "")
-    says(item(page), "^no GPU.*Reserve GPU$")
+    expect_text(status_item(page), "^no GPU.*Reserve GPU$")
     page.evaluate("jupyterapp.commands.execute('settingeditor:open')")
-    says(item(page), "^2 of 2 GPUs free$")
+    expect_text(status_item(page), "^2 of 2 GPUs free$")
     expect(panel(page).get_by_role("button")).to_have_count(0)
     notebook.bring_to_front()
-    says(item(page), "^no GPU.*Reserve GPU$")
+    expect_text(status_item(page), "^no GPU.*Reserve GPU$")
 
 
 def test_no_driver(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
-    """Without a driver the item says so, and the panel why, and what is held in any case."""
+    """Without a driver, the item says so, and the panel shows the reason and the reservations."""
     on_lab.write(ONE)
     notebook = open_notebook("train.ipynb", "%reserve_gpu")
     notebook.run(0)
-    says(item(page), "^GPU0 · ")
+    expect_text(status_item(page), "^GPU0 · ")
     on_lab.write("fail nvmlInitWithFlags * 9\n")
-    says(item(page), "^GPUs: no answer$")
-    says(panel(page).locator(".jp-ReserveGPU-problem"), "driver")
-    says(own(page, "train.ipynb"), "GPU0")
+    expect_text(status_item(page), "^GPUs: no answer$")
+    expect_text(panel(page).locator(".jp-ReserveGPU-problem"), "driver")
+    expect_text(own_entry(page, "train.ipynb"), "GPU0")
     on_lab.write(ONE)
-    says(item(page), "^GPU0 · ")
+    expect_text(status_item(page), "^GPU0 · ")
 
 
-def test_a_driver_that_hangs(
-    on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
-) -> None:
-    """While the driver hangs cells run; the panel says then which GPU does not answer."""
-    on_lab.write(ONE)
-    notebook = open_notebook("train.ipynb", "print(1 + 1)")
-    says(item(page), "^no GPU")
-    on_lab.write((driver.SCENARIOS / "hang.txt").read_text())
-    notebook.run(0)
-    assert notebook.finish(0) == "2"
-    says(panel(page), "the driver hangs")
-    on_lab.write(ONE)
-    says(panel(page), "GPU0 is free")
-
-
-def test_what_others_write_stays_text(on_lab: Machine, page: Page) -> None:
-    """A note and a notebook's name of somebody else are shown as they were typed."""
+def test_texts_of_other_users_are_escaped(on_lab: Machine, page: Page) -> None:
+    """A note and a notebook's name of another user are shown as text, not HTML."""
     hostile = "<img src=x onerror=document.title='gotcha'>"
     on_lab.write(ONE)
     with on_lab.child(JPY_SESSION_NAME=f"/home/alice/{hostile}.ipynb") as child:
         assert not child.reserve(f"note={hostile!r}").error
-        says(panel(page), re.escape(hostile))
+        expect_text(panel(page), re.escape(hostile))
         assert panel(page).locator("img").count() == 0
     assert page.title() != "gotcha"
 
@@ -1055,19 +1002,19 @@ SEEM = """state => {
 }"""  # a headless browser hides no tab
 
 
-def test_a_hidden_tab_does_not_ask(page: Page) -> None:
-    """Nothing is asked by a tab that nobody sees."""
+def test_hidden_tab_sends_no_requests(page: Page) -> None:
+    """A hidden tab sends no requests."""
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
 
-    def looks() -> int:
+    def count_reads() -> int:
         return sum("reserve_gpu" in url for url in asked)
 
     page.evaluate(SEEM, arg="hidden")
     page.wait_for_timeout(3000)  # for what is under way
-    before = looks()
+    before = count_reads()
     page.wait_for_timeout(6000)  # three times the interval
-    assert looks() == before
+    assert count_reads() == before
     page.evaluate(SEEM, arg="visible")
     with page.expect_request(re.compile("reserve_gpu/status")):
         pass
@@ -1077,7 +1024,7 @@ def test_a_hidden_tab_does_not_ask(page: Page) -> None:
 
 
 @contextmanager
-def another(page: Page, lab: Lab, path: str = "lab") -> Iterator[Page]:
+def open_page(page: Page, lab: Lab, path: str = "lab") -> Iterator[Page]:
     """Open the page of another server in the same browser."""
     assert page.context.browser
     with closing(new_page(page.context.browser, lab, path)) as other:
@@ -1085,84 +1032,84 @@ def another(page: Page, lab: Lab, path: str = "lab") -> Iterator[Page]:
 
 
 def test_notebook_7_below_a_base_url(page: Page, machine: Machine) -> None:
-    """In Notebook 7 the item stands in the top bar; the kernel menu reserves and releases."""
+    """In Notebook 7, the item is in the top bar, and the kernel menu reserves and releases."""
     from playwright.sync_api import expect
 
     machine.write(ONE)
-    settle(machine)
+    write_settings(machine)
     options = ["--ServerApp.base_url=/some/where/"]
-    with running(machine, program="notebook", options=options) as server:
+    with running_server(machine, program="notebook", options=options) as server:
         server.write("train.ipynb", "1")
-        with another(page, server, "notebooks/train.ipynb") as other:
-            says(item(other), "^no GPU")
+        with open_page(page, server, "notebooks/train.ipynb") as other:
+            expect_text(status_item(other), "^no GPU")
             for command, expected in (
                 ("Reserve GPU", "^GPU0 · "),
                 ("Release GPU", "^no GPU"),
             ):
                 other.locator(".lm-MenuBar-item", has_text="Kernel").click()
                 other.locator(".lm-Menu-item", has_text=command).click()
-                says(item(other), expected)
+                expect_text(status_item(other), expected)
             other.locator(".lm-MenuBar-item", has_text="Kernel").click()
             other.locator(".lm-Menu-item", has_text="Show GPUs").click()
             expect(panel(other)).to_be_visible()
-            says(panel(other), "GPU0 is free")
+            expect_text(panel(other), "GPU0 is free")
 
 
 def test_other_machines(page: Page, machine: Machine) -> None:
-    """With a table [hosts], the panel has a section for each machine, or why it did not answer."""
+    """With a table [hosts], the panel has a section for each machine, with its GPUs or an error."""
     machine.write(ONE * 2)
-    settle(machine)
+    write_settings(machine)
     machine.rules.write_text('[hosts]\nlab = ["localhost", "nowhere.invalid"]\n')
-    with running(machine) as lab, another(page, lab) as other:
-        says(item(other), "^2 of 2 GPUs free$")
+    with running_server(machine) as lab, open_page(page, lab) as other:
+        expect_text(status_item(other), "^2 of 2 GPUs free$")
         show_panel(other)
-        says(section(other, "localhost"), "Both GPUs are free")
-        says(section(other, "nowhere.invalid"), "ssh ")
+        expect_text(section(other, "localhost"), "Both GPUs are free")
+        expect_text(section(other, "nowhere.invalid"), "ssh ")
 
 
-def test_switched_off(page: Page, machine: Machine) -> None:
-    """Where Jupyter's server does not run its part, the item says so, and how to enable it."""
+def test_disabled_server_extension(page: Page, machine: Machine) -> None:
+    """If the server extension is disabled, the panel shows the command that enables it."""
     machine.write(ONE)
     off = "--ServerApp.jpserver_extensions={'jupyterlab_reserve_gpu': False}"
-    with running(machine, options=[off]) as lab, another(page, lab) as other:
-        says(item(other), "^GPUs: no answer$")
-        item(other).locator("button").click()
-        says(panel(other), "jupyter server extension enable jupyterlab_reserve_gpu")
+    with running_server(machine, options=[off]) as lab, open_page(page, lab) as other:
+        expect_text(status_item(other), "^GPUs: no answer$")
+        status_item(other).locator("button").click()
+        expect_text(panel(other), "jupyter server extension enable jupyterlab_reserve_gpu")
 
 
-def test_without_the_core(page: Page, machine: Machine, tmp_path: Path) -> None:
-    """Where Jupyter's server can't import reserve_gpu, the item says so, and the rest works."""
+def test_broken_package(page: Page, machine: Machine, tmp_path: Path) -> None:
+    """If the server cannot import reserve_gpu, the panel shows the error."""
     package = tmp_path / "broken" / "reserve_gpu"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('not here')")
     with (
-        running(machine, environ={"PYTHONPATH": str(package.parent)}) as lab,
-        another(page, lab) as other,
+        running_server(machine, environ={"PYTHONPATH": str(package.parent)}) as lab,
+        open_page(page, lab) as other,
     ):
-        says(item(other), "^GPUs: no answer$")
-        item(other).locator("button").click()
-        says(panel(other), r"can't import reserve_gpu \(not here\)")
+        expect_text(status_item(other), "^GPUs: no answer$")
+        status_item(other).locator("button").click()
+        expect_text(panel(other), r"can't import reserve_gpu \(not here\)")
 
 
-def test_switches(page: Page, machine: Machine) -> None:
-    """What is switched off in the settings is not told."""
+def test_disabled_notifications(page: Page, machine: Machine) -> None:
+    """Disabled notifications are not shown."""
     machine.write(ONE)
-    settle(machine, tellEnded=False, tellBeforeEnd=False)
-    with running(machine) as lab, another(page, lab) as other:
+    write_settings(machine, tellEnded=False, tellBeforeEnd=False)
+    with running_server(machine) as lab, open_page(page, lab) as other:
         lab.write("train.ipynb", "%reserve_gpu --for 5s")
         notebook = Notebook(other, "train.ipynb")
         notebook.run(0)
-        says(item(other), "^GPU0 · ")
-        says(item(other), "^no GPU")
+        expect_text(status_item(other), "^GPU0 · ")
+        expect_text(status_item(other), "^no GPU")
         other.evaluate("jupyterapp.commands.execute('apputils:display-notifications')")
-        says(other.locator(".jp-Notification-Center"), "No notifications")
+        expect_text(other.locator(".jp-Notification-Center"), "No notifications")
 
 
 # -- JupyterHub ------------------------------------------------------------------------------------
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports on which nobody listens."""
+    """Return unused ports."""
     with ExitStack() as opened:
         sockets = [opened.enter_context(closing(socket.socket())) for _ in range(count)]
         for each in sockets:
@@ -1172,7 +1119,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def hub(machine: Machine, *users: str) -> Iterator[str]:
-    """Start a JupyterHub below a base URL for these users; its address."""
+    """Start a JupyterHub for these users below a base URL; yield its address."""
     port, *others = free_ports(3)
     address = f"http://127.0.0.1:{port}/many/gpus/"
     for user in users:
@@ -1203,7 +1150,7 @@ def hub(machine: Machine, *users: str) -> Iterator[str]:
     not (PROXY and find_spec("jupyterhub")), reason="needs JupyterHub and configurable-http-proxy"
 )
 def test_two_users_of_a_hub(page: Page) -> None:
-    """Each user sees what both have, and can release only what is their own."""
+    """Each user sees all reservations, and can release only their own."""
     assert page.context.browser
     with (
         for_users() as machine,
@@ -1227,18 +1174,18 @@ def test_two_users_of_a_hub(page: Page) -> None:
         first.evaluate(
             "jupyterapp.commands.execute('notebook:create-new', {kernelName: 'python3'})"
         )
-        says(item(first), "^no GPU")
-        item(first).get_by_text("Reserve GPU").click()
-        says(item(first), "^GPU0 · ")
-        says(panel(second), f"{NOBODY}, Untitled.ipynb")
-        says(panel(second), "You hold no GPU on this machine")
+        expect_text(status_item(first), "^no GPU")
+        status_item(first).get_by_text("Reserve GPU").click()
+        expect_text(status_item(first), "^GPU0 · ")
+        expect_text(panel(second), f"{NOBODY}, Untitled.ipynb")
+        expect_text(panel(second), "You hold no GPU on this machine")
         pid = second.evaluate(ASK, arg=["status", None])["devices"][0]["holders"][0]["pid"]
         refused = second.evaluate(ASK, arg=["release", {"pid": pid, "end": True}])
-        assert refused["text"] == f"Process {pid} holds none of your reservations."
-        assert len(held(machine)) == 1
-        own(first, "Untitled.ipynb").get_by_role("button", name="Release GPU").click()
-        says(item(first), "^no GPU")
-        says(panel(second), "Both GPUs are free")
+        assert not refused["is_done"]
+        assert len(held_gpus(machine)) == 1
+        own_entry(first, "Untitled.ipynb").get_by_role("button", name="Release GPU").click()
+        expect_text(status_item(first), "^no GPU")
+        expect_text(panel(second), "Both GPUs are free")
 
 
 # What the extension itself does, with the login and the XSRF token of the page.
