@@ -177,11 +177,11 @@ def show_theme(page: Page, theme: str) -> None:
 
 
 class Notebook:
-    """An open notebook in a browser, perhaps on the right side of another one (`beside`)."""
+    """An open notebook in a browser, on the right side of another one if `left` is given."""
 
-    def __init__(self, page: Page, path: str, *, beside: Notebook | None = None) -> None:
+    def __init__(self, page: Page, path: str, *, left: Notebook | None = None) -> None:
         self.page = page
-        mode = {"mode": "split-right", "ref": beside.id} if beside else {}
+        mode = {"mode": "split-right", "ref": left.id} if left else {}
         self.id: str = page.evaluate(OPEN, [path, mode])
         self.panel = page.locator(f'[id="{self.id}"]')
 
@@ -317,10 +317,10 @@ def opening(lab: Lab, page: Page, folder: str) -> Iterator[Callable[..., Noteboo
     """
     with ExitStack() as opened:
 
-        def open_one(name: str, *cells: str, beside: Notebook | None = None) -> Notebook:
+        def open_one(name: str, *cells: str, left: Notebook | None = None) -> Notebook:
             path = f"{folder}/{name}"
             lab.write(path, *cells)
-            notebook = Notebook(page, path, beside=beside)
+            notebook = Notebook(page, path, left=left)
             opened.callback(notebook.close)
             return notebook
 

@@ -154,7 +154,7 @@ def waiting(scene: Scene, lab: Lab, page: Page) -> None:
     lab.write("ablation.ipynb", "%reserve_gpu --wait 1h")
     with (
         closing(Notebook(page, "baseline.ipynb")) as left,
-        closing(Notebook(page, "ablation.ipynb", beside=left)) as right,
+        closing(Notebook(page, "ablation.ipynb", left=left)) as right,
     ):
         left.run(0)
         left.finish(0)
@@ -180,7 +180,7 @@ def handover(scene: Scene, lab: Lab, page: Page) -> None:
 
     with (
         closing(Notebook(page, "baseline.ipynb")) as left,
-        closing(Notebook(page, "ablation.ipynb", beside=left)) as right,
+        closing(Notebook(page, "ablation.ipynb", left=left)) as right,
     ):
         left.run(0)
         left.finish(0)

@@ -130,7 +130,7 @@ def test_two_notebooks(on_lab: Machine, open_notebook: Callable[..., Notebook]) 
     """Two notebooks that run at the same time get different GPUs."""
     on_lab.write(ONE * 2)
     left = open_notebook("left.ipynb", "%reserve_gpu")
-    right = open_notebook("right.ipynb", "%reserve_gpu", beside=left)
+    right = open_notebook("right.ipynb", "%reserve_gpu", left=left)
     left.run(0)
     right.run(0)
     lines = [notebook.finish(0).splitlines()[-1] for notebook in (left, right)]
@@ -213,7 +213,7 @@ def test_wait_for_another_notebook(on_lab: Machine, open_notebook: Callable[...,
     """One display counts the seconds of a wait, and is replaced when the other kernel ends."""
     on_lab.write(ONE)
     left = open_notebook("left.ipynb", "%reserve_gpu")
-    right = open_notebook("right.ipynb", "print('before')\n%reserve_gpu --wait", beside=left)
+    right = open_notebook("right.ipynb", "print('before')\n%reserve_gpu --wait", left=left)
     left.execute(0)
     right.run(0)
     for seconds in (1, 2):

@@ -219,7 +219,7 @@ class Terminal:
         return text
 
     def screen(self, text: str) -> str:
-        """Return what the terminal displays after the output."""
+        """Return the text that the terminal displays after the output."""
         text = re.sub("\x1b\\[[0-9;]*m", "", text).rpartition("\x1b[J")[2]
         rows = text.split("\r\n")
         assert not any(sign in row for row in rows for sign in "\r\x1b")

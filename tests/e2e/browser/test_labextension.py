@@ -294,7 +294,7 @@ def test_fifty_clients_share_a_query(on_server: Machine, server: Lab) -> None:
     assert count_reads() == after
 
 
-def test_status_is_no_activity(server: Lab) -> None:
+def test_reading_the_status_is_not_activity(server: Lab) -> None:
     """Reading the status does not count as activity, so idle servers can be stopped."""
     before = request(server, "api/status")["last_activity"]
     fresh_status(server)
@@ -747,7 +747,7 @@ def page_status(page: Page) -> Any:
 
 
 def test_end(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
-    """A notification announces the last minute, and another one the end."""
+    """Notifications announce the last minute and the end of a lease."""
     from playwright.sync_api import expect
 
     on_lab.write(ONE)

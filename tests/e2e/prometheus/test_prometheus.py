@@ -1,8 +1,7 @@
-"""A real Prometheus evaluates the queries of docs/formats.md and of the board for Grafana.
+"""A real Prometheus evaluates the queries of docs/formats.md and of the Grafana dashboard.
 
-What it is given are the metrics that our exporter makes of five hours on two machines. They are
-made up here, minute by minute. What it answers is compared with sums that loops make of the same
-minutes, without any metrics.
+The metrics of five hours on two machines are invented, minute by minute. The answers are compared
+with sums over the same minutes.
 """
 
 from __future__ import annotations
@@ -45,21 +44,21 @@ DOCS = ROOT / "docs"
 QUERY = re.compile(r"^### ([^\n]+)\n(?:(?!^#).)*?^```promql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 Answer: TypeAlias = "dict[tuple[str, ...], float]"
-Event = TypeVar("Event", "Hold", "Wait", "Stray")
+Event = TypeVar("Event", "Hold", "Wait", "UnreservedUse")
 
-# -- what happens ----------------------------------------------------------------------------------
+# -- the invented events ---------------------------------------------------------------------------
 
 MINUTES = 300
 NEVER = MINUTES
 MIB = 1 << 20
 MEMORY_MIB = {
-    "lab1": {"0": 40960, "1": 40960, "2:0": 20480, "3": 40960},  # nobody ever has 3
+    "lab1": {"0": 40960, "1": 40960, "2:0": 20480, "3": 40960},  # 3 is never reserved
     "lab2": {"0": 24576, "1": 24576},
 }
 HOSTS = tuple(MEMORY_MIB)
-OFF = {"lab1": range(60, 70)}  # the machine is off: each scrape fails
-PAUSE = range(200, 210)  # Prometheus itself is off: no scrape is tried
-LAST_FILE = {"lab1": NEVER, "lab2": 285}  # cron stops, and the file stays
+OFF = {"lab1": range(60, 70)}  # the machine is off, and each scrape fails
+PAUSE = range(200, 210)  # Prometheus is off
+LAST_FILE = {"lab1": NEVER, "lab2": 285}  # the cron job stops, and its file remains
 FILE = {"lab1": "/var/lib/node_exporter/textfile/gpus.prom", "lab2": "gpus.prom"}
 
 
@@ -77,17 +76,17 @@ class Hold(NamedTuple):
 
 
 HOLDS = (
-    # Two users share a GPU. Alice has two parts of it, and is over for some time. Both go idle.
+    # Two users share a GPU. Alice has two parts, and exceeds them for some time.
     Hold("lab1", "0", "alice", 10, 140, 4096, 5000, idle_from=120),
     Hold("lab1", "0", "alice", 40, 110, 8192, 7500),
     Hold("lab1", "0", "bob", 30, 260, 10240, 9000, idle_from=120),
-    # One user has a GPU with two processes, then with one, which is forgotten.
+    # A user holds a GPU with two processes, later with one.
     Hold("lab1", "1", "alice", 20, 290, idle_from=45),
     Hold("lab1", "1", "alice", 25, 90, idle_from=45),
-    # A MIG instance. Nothing begins or ends while a machine or Prometheus is off.
+    # A MIG instance. No event is at a time when a machine or Prometheus is off.
     Hold("lab1", "2:0", "carol", 30, 190, idle_from=150),
-    Hold("lab1", "2:0", "alice", 192, 240, idle_from=195),  # she has two that are idle
-    # The other machine: somebody who shares without a size, and a reservation that goes on.
+    Hold("lab1", "2:0", "alice", 192, 240, idle_from=195),  # her second idle device
+    # On the other machine, a user shares a GPU without a memory limit.
     Hold("lab2", "0", "bob", 0, MINUTES, idle_from=20),
     Hold("lab2", "1", "carol", 205, MINUTES, None, 900),
     Hold("lab2", "1", "alice", 206, MINUTES, 2048, 3000),
@@ -103,7 +102,6 @@ class Wait(NamedTuple):
     last: int
 
 
-# Dave never gets a GPU.
 WAITS = (
     Wait("lab1", "dave", 50, 130),
     Wait("lab1", "dave", 55, 75),
@@ -112,7 +110,7 @@ WAITS = (
 )
 
 
-class Stray(NamedTuple):
+class UnreservedUse(NamedTuple):
     """A process that uses a GPU without a reservation."""
 
     host: str
@@ -121,17 +119,17 @@ class Stray(NamedTuple):
     last: int
 
 
-STRAYS = (Stray("lab2", "1", 40, 80), Stray("lab1", "1", 100, 130))
+UNRESERVED = (UnreservedUse("lab2", "1", 40, 80), UnreservedUse("lab1", "1", 100, 130))
 
 
 def active(events: Iterable[Event], host: str, minute: int) -> list[Event]:
     return [each for each in events if each.host == host and each.first <= minute < each.last]
 
 
-def status(host: str, minute: int, start: float) -> Status:
-    """Return the status that reserve_gpu would have shown in that minute."""
+def status_at(host: str, minute: int, start: float) -> Status:
+    """Return the status of a machine in that minute."""
     now = start + 60 * minute
-    rows = tuple(row(host, gpu, minute, start) for gpu in MEMORY_MIB[host])
+    rows = tuple(device_row(host, gpu, minute, start) for gpu in MEMORY_MIB[host])
     waiting = tuple(
         Ticket(number, f"{number}", None, a_holder(number, each.user))
         for number, each in enumerate(active(WAITS, host, minute))
@@ -139,24 +137,24 @@ def status(host: str, minute: int, start: float) -> Status:
     return Status(rows, waiting, time=now, host=host)
 
 
-def row(host: str, gpu: str, minute: int, start: float) -> DeviceStatus:
+def device_row(host: str, gpu: str, minute: int, start: float) -> DeviceStatus:
     index, _, instance = gpu.partition(":")
     device = Device(
         int(index), f"GPU-{host}-{gpu}", "A100", memory_mib=MEMORY_MIB[host][gpu],
         instance=int(instance) if instance else None, gpu_uuid=f"GPU-{host}-{index}",
     )  # fmt: skip
     holds = [each for each in active(HOLDS, host, minute) if each.gpu == gpu]
-    is_stray = any(each.gpu == gpu for each in active(STRAYS, host, minute))
+    is_stray = any(each.gpu == gpu for each in active(UNRESERVED, host, minute))
     state = State.RESERVED if holds else State.BUSY if is_stray else State.FREE
     return DeviceStatus(
         device, state, Usage(compute=0, mps=0, used_mib=0),
-        holders=tuple(holder(pid, each, start) for pid, each in enumerate(holds, 1)),
+        holders=tuple(holder_of(pid, each, start) for pid, each in enumerate(holds, 1)),
         is_unused=bool(holds) and all(minute >= each.idle_from for each in holds),
         is_unreserved_use=is_stray,
     )  # fmt: skip
 
 
-def holder(pid: int, hold: Hold, start: float) -> Holder:
+def holder_of(pid: int, hold: Hold, start: float) -> Holder:
     return a_holder(
         pid, hold.user, since=start + 60 * hold.first - 20,
         terms=ReservationTerms(Size(hold.memory_limit_mib) if hold.memory_limit_mib else None),
@@ -165,13 +163,13 @@ def holder(pid: int, hold: Hold, start: float) -> Holder:
     )  # fmt: skip
 
 
-# -- what Prometheus is given ----------------------------------------------------------------------
+# -- samples for Prometheus ------------------------------------------------------------------------
 
-SCRAPED_AT_S = 7  # after the minute; the file is a few seconds old then
+SCRAPED_AT_S = 7  # after the full minute; the file is a few seconds old
 LOOKBACK_S = 300
-# Each interval has five hours of its own, as weeks lie between them.
+# The start of the five hours, for each scrape interval.
 STARTS = {15: 1_767_571_200, 60: 1_769_385_600, 150: 1_771_200_000}
-WRITTEN_AT_ONCE = 20  # minutes: Prometheus refuses what is an hour older than the newest sample
+WRITTEN_AT_ONCE = 20  # minutes; Prometheus refuses samples one hour older than the newest one
 STALE = struct.pack("<Q", 0x7FF0000000000002)  # prometheus/prometheus: model/value/value.go
 
 Labels: TypeAlias = "tuple[tuple[str, str], ...]"
@@ -180,10 +178,10 @@ Sample: TypeAlias = "tuple[float, Labels, bytes]"
 
 @cache
 def scrape(host: str, minute: int, start: float) -> dict[Labels, bytes]:
-    """Return what a scrape reads, in an order of labels that Prometheus wants."""
+    """Return the series that a scrape reads, with sorted labels."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    text = prometheus.text(status(host, minute, start))
+    text = prometheus.text(status_at(host, minute, start))
     text += f'node_textfile_mtime_seconds{{file="{FILE[host]}"}} {start + 60 * minute}\n'
     target = {"instance": f"{host}:9100", "job": "node"}
     return {
@@ -196,7 +194,7 @@ def scrape(host: str, minute: int, start: float) -> dict[Labels, bytes]:
 
 
 def scrapes(interval: int) -> Iterator[Sample]:
-    """Yield all samples, with the markers that Prometheus writes where a series ends."""
+    """Yield all samples, with the stale markers that Prometheus writes at the end of a series."""
     start = STARTS[interval]
     before: dict[str, Mapping[Labels, bytes]] = {host: {} for host in HOSTS}
     for after_s in range(SCRAPED_AT_S, 60 * MINUTES, interval):
@@ -213,7 +211,7 @@ def scrapes(interval: int) -> Iterator[Sample]:
 
 
 def minute_of_file(host: str, after_s: int) -> int | None:
-    """Return when the file was written that a scrape reads; None for a machine that is off."""
+    """Return the minute in which the scraped file was written, or None if the machine is off."""
     minute = after_s // 60
     return None if minute in OFF.get(host, ()) else min(minute, LAST_FILE[host])
 
@@ -231,7 +229,7 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def write_request(samples: Iterable[Sample]) -> bytes:
-    """Return a body of https://prometheus.io/docs/specs/prw/remote_write_spec/."""
+    """Return the body of a request (https://prometheus.io/docs/specs/prw/remote_write_spec/)."""
     by_series: defaultdict[Labels, bytes] = defaultdict(bytes)
     for at, labels, value in samples:
         by_series[labels] += field(2, b"\x09" + value + b"\x10" + varint(round(at * 1000)))
@@ -243,7 +241,7 @@ def write_request(samples: Iterable[Sample]) -> bytes:
 
 
 def snappy(data: bytes) -> bytes:
-    """Return data in Snappy's format, not compressed: literals of up to 64 KiB."""
+    """Return data in Snappy's format, uncompressed, as literals of up to 64 KiB."""
     pieces = (data[at : at + 65536] for at in range(0, len(data), 65536))
     literals = (b"\xf4" + struct.pack("<H", len(piece) - 1) + piece for piece in pieces)
     return varint(len(data)) + b"".join(literals)
@@ -280,19 +278,19 @@ class Server:
         data = answer["data"]
         return list(data["result"] if isinstance(data, dict) else data)
 
-    def ask(self, query: str, at: float, *labels: str) -> Answer:
-        """Return the answer at a moment, by these labels, which are all that matter in it."""
+    def evaluate(self, query: str, at: float, *labels: str) -> Answer:
+        """Return the values of a query at a time, by these labels."""
         found: Answer = {}
         for each in self.get("query", query=query, time=str(at)):
             key = tuple(each["metric"].get(label, "") for label in labels)
-            assert key not in found, f"{key} stands there twice"
+            assert key not in found, f"duplicate {key}"
             found[key] = float(each["value"][1])
         return found
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Start a Prometheus that has scraped both machines at each of the intervals."""
+    """Start a Prometheus with the samples of both machines at each scrape interval."""
     folder = tmp_path_factory.mktemp("prometheus")
     (folder / "prometheus.yml").write_text("")
     port = free_port("127.0.0.1")
@@ -304,9 +302,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
     try:
-        made = Server(port)
+        started = Server(port)
         deadline = time.monotonic() + LIMIT_S
-        while not made.is_ready():
+        while not started.is_ready():
             assert process.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -314,20 +312,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             for _, samples in groupby(
                 scrapes(interval), lambda sample: sample[0] // (60 * WRITTEN_AT_ONCE)
             ):
-                made.write(samples)
-        yield made
+                started.write(samples)
+        yield started
     finally:
         process.terminate()
         process.wait(LIMIT_S)
 
 
-# -- what it should answer -------------------------------------------------------------------------
+# -- expected answers ------------------------------------------------------------------------------
 
 
-class Look(NamedTuple):
-    """What Prometheus knows at one moment: of each machine the minute in which its file was made.
+class Snapshot(NamedTuple):
+    """The state of Prometheus at one time.
 
-    start: of the five hours. at: the moment, in seconds after it.
+    Attributes:
+        minutes: The minute of each known machine's newest file.
+        start: The start of the five hours.
+        at: The time in seconds since the start.
     """
 
     minutes: Mapping[str, int]
@@ -335,15 +336,15 @@ class Look(NamedTuple):
     at: float
 
 
-class Asked(NamedTuple):
-    """A query's moment, and the looks of its range, one in each minute."""
+class Question(NamedTuple):
+    """The snapshot at the time of a query, and one for each minute of its range."""
 
-    now: Look
-    range: list[Look]
+    now: Snapshot
+    range: list[Snapshot]
 
 
-def look(interval: int, at: float, hosts: Iterable[str] = HOSTS) -> Look:
-    """Return what the last scrape before a moment has read, if that is no longer ago than 5 min."""
+def snapshot_at(interval: int, at: float, hosts: Iterable[str] = HOSTS) -> Snapshot:
+    """Return the data of the last scrape before a time, unless it is more than 5 min ago."""
     last = int((at - SCRAPED_AT_S) // interval) * interval + SCRAPED_AT_S
     last = min(last, (60 * MINUTES - 1 - SCRAPED_AT_S) // interval * interval + SCRAPED_AT_S)
     while last // 60 in PAUSE:
@@ -352,27 +353,29 @@ def look(interval: int, at: float, hosts: Iterable[str] = HOSTS) -> Look:
     if last >= SCRAPED_AT_S and at - last < LOOKBACK_S:
         of_each = {host: minute_of_file(host, last) for host in hosts}
         minutes = {host: minute for host, minute in of_each.items() if minute is not None}
-    return Look(minutes, STARTS[interval], at)
+    return Snapshot(minutes, STARTS[interval], at)
 
 
-def asked(interval: int, at: float, range_s: float, hosts: Iterable[str] = HOSTS) -> Asked:
+def question_at(interval: int, at: float, range_s: float, hosts: Iterable[str] = HOSTS) -> Question:
     first = max(0, int((at - range_s) // 60) + 1)
-    looks = [look(interval, 60 * minute, hosts) for minute in range(first, int(at // 60) + 1)]
-    return Asked(look(interval, at, hosts), looks)
+    snapshots = [
+        snapshot_at(interval, 60 * minute, hosts) for minute in range(first, int(at // 60) + 1)
+    ]
+    return Question(snapshot_at(interval, at, hosts), snapshots)
 
 
 def of_each_user(host: str, minute: int) -> dict[tuple[str, str], list[Hold]]:
-    """Return the reservations in a minute, by device and user."""
+    """Return the reservations in a minute by device and user."""
     found: defaultdict[tuple[str, str], list[Hold]] = defaultdict(list)
     for hold in active(HOLDS, host, minute):
         found[hold.gpu, hold.user].append(hold)
     return found
 
 
-def hours(count: Callable[[str, int], Iterable[tuple[str, float]]]) -> Callable[[Asked], Answer]:
-    """Sum what is counted of each machine in each minute of the range."""
+def hours(count: Callable[[str, int], Iterable[tuple[str, float]]]) -> Callable[[Question], Answer]:
+    """Return a function that sums the counts of all machines and minutes, in hours."""
 
-    def answer(question: Asked) -> Answer:
+    def answer(question: Question) -> Answer:
         found: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for each in question.range:
             for host, minute in each.minutes.items():
@@ -395,7 +398,7 @@ def by_size(host: str, minute: int) -> Iterator[tuple[str, float]]:
 
 
 def idle_holds(host: str, minute: int) -> Iterator[Hold]:
-    """Yield each reservation that is idle, of a device that nobody else has."""
+    """Yield the idle reservations of devices with one holder."""
     holds = active(HOLDS, host, minute)
     for hold in holds:
         is_alone = sum(each.gpu == hold.gpu for each in holds) == 1
@@ -409,7 +412,7 @@ def idle(host: str, minute: int) -> Iterator[tuple[str, float]]:
 
 
 def over_by(host: str, minute: int) -> Iterator[tuple[str, str, float]]:
-    """Yield the device, the user and the use of each user who is over."""
+    """Yield the device, the user and the memory of each user who exceeds their parts."""
     for (gpu, user), holds in of_each_user(host, minute).items():
         if all(hold.memory_limit_mib is not None for hold in holds):
             used = sum(hold.used_mib or 0 for hold in holds)
@@ -428,26 +431,26 @@ def waiting(host: str, minute: int) -> Iterator[tuple[str, float]]:
 
 
 def unreserved(host: str, minute: int) -> Iterator[tuple[str, float]]:
-    yield host, len(active(STRAYS, host, minute))
+    yield host, len(active(UNRESERVED, host, minute))
 
 
-def share_of(host: str, minute: int) -> float:
+def reserved_share(host: str, minute: int) -> float:
     return len({hold.gpu for hold in active(HOLDS, host, minute)}) / len(MEMORY_MIB[host])
 
 
-def share(question: Asked) -> Answer:
-    return {(host,): share_of(host, minute) for host, minute in question.now.minutes.items()}
+def share(question: Question) -> Answer:
+    return {(host,): reserved_share(host, minute) for host, minute in question.now.minutes.items()}
 
 
-def mean_share(question: Asked) -> Answer:
+def mean_share(question: Question) -> Answer:
     shares: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     for each in question.range:
         for host, minute in each.minutes.items():
-            shares[host,].append(share_of(host, minute))
+            shares[host,].append(reserved_share(host, minute))
     return {host: sum(values) / len(values) for host, values in shares.items()}
 
 
-def idle_now(question: Asked, longer_than_s: float = 0) -> Answer:
+def idle_now(question: Question, longer_than_s: float = 0) -> Answer:
     found = {
         (host, hold.gpu, hold.user): 60.0 * (minute - hold.idle_from) + 20
         for host, minute in question.now.minutes.items()
@@ -456,7 +459,7 @@ def idle_now(question: Asked, longer_than_s: float = 0) -> Answer:
     return {key: seconds for key, seconds in found.items() if seconds > longer_than_s}
 
 
-def over_now(question: Asked) -> Answer:
+def over_now(question: Question) -> Answer:
     return {
         (host, gpu, user): used * MIB
         for host, minute in question.now.minutes.items()
@@ -464,7 +467,7 @@ def over_now(question: Asked) -> Answer:
     }
 
 
-def old_files(question: Asked) -> Answer:
+def old_files(question: Question) -> Answer:
     ages = {
         (f"{host}:9100",): question.now.at - 60 * minute
         for host, minute in question.now.minutes.items()
@@ -472,10 +475,10 @@ def old_files(question: Asked) -> Answer:
     return {host: age for host, age in ages.items() if age > 300}
 
 
-def number_of(count: Callable[[str, int], int | None]) -> Callable[[Asked], Answer]:
-    """Sum over the machines that are known at the moment; nothing if nothing is known of any."""
+def sum_of_machines(count: Callable[[str, int], int | None]) -> Callable[[Question], Answer]:
+    """Return a function that sums the counts of all known machines."""
 
-    def answer(question: Asked) -> Answer:
+    def answer(question: Question) -> Answer:
         counts = [count(*each) for each in question.now.minutes.items()]
         known = [each for each in counts if each is not None]
         return {(): sum(known)} if known else {}
@@ -484,7 +487,7 @@ def number_of(count: Callable[[str, int], int | None]) -> Callable[[Asked], Answ
 
 
 def idle_devices(host: str, minute: int) -> int | None:
-    """Count the devices that are idle, None if of no device it is known whether it is."""
+    """Return the number of idle devices, or None if it is unknown for all devices."""
     holds = active(HOLDS, host, minute)
     unknown = {
         gpu for gpu in {hold.gpu for hold in holds}
@@ -496,13 +499,7 @@ def idle_devices(host: str, minute: int) -> int | None:
     return len(list(idle_holds(host, minute)))
 
 
-def free_devices(host: str, minute: int) -> int:
-    reserved_ones = {hold.gpu for hold in active(HOLDS, host, minute)}
-    used = {stray.gpu for stray in active(STRAYS, host, minute)}
-    return len(MEMORY_MIB[host].keys() - reserved_ones - used)
-
-
-def waiting_now(question: Asked) -> Answer:
+def waiting_now(question: Question) -> Answer:
     found: defaultdict[tuple[str, ...], float] = defaultdict(float)
     for host, minute in question.now.minutes.items():
         for each in active(WAITS, host, minute):
@@ -510,10 +507,15 @@ def waiting_now(question: Asked) -> Answer:
     return dict(found)
 
 
-Expected: TypeAlias = "tuple[Callable[[Asked], Answer], tuple[str, ...]]"
+def free_devices(host: str, minute: int) -> int:
+    events = [*active(HOLDS, host, minute), *active(UNRESERVED, host, minute)]
+    return len(MEMORY_MIB[host].keys() - {each.gpu for each in events})
+
+
+Expected: TypeAlias = "tuple[Callable[[Question], Answer], tuple[str, ...]]"
 DEVICE = ("hostname", "index", "username")
-# By the heading that the query stands under.
-OF_PAGE: dict[str, Expected] = {
+# By the heading above the query.
+PAGE_ANSWERS: dict[str, Expected] = {
     "Hours reserved, by user": (hours(reserved), ("username",)),
     "Hours reserved, by user, with parts by size": (hours(by_size), ("username",)),
     "Hours idle, by user": (hours(idle), ("username",)),
@@ -527,12 +529,15 @@ OF_PAGE: dict[str, Expected] = {
     "Over the promise now": (over_now, DEVICE),
     "Machines with an outdated file": (old_files, ("instance",)),
 }
-# By the title of the panel, and what the query is called in it.
-OF_BOARD: dict[tuple[str, str], Expected] = {
-    ("Devices", "A"): (number_of(lambda *at: round(share_of(*at) * len(MEMORY_MIB[at[0]]))), ()),
-    ("Devices", "B"): (number_of(idle_devices), ()),
-    ("Devices", "C"): (number_of(free_devices), ()),
-    ("Devices", "D"): (number_of(lambda *at: len(active(STRAYS, *at))), ()),
+# By the title of the panel and the name of the query.
+DASHBOARD_ANSWERS: dict[tuple[str, str], Expected] = {
+    ("Devices", "A"): (
+        sum_of_machines(lambda *at: round(reserved_share(*at) * len(MEMORY_MIB[at[0]]))),
+        (),
+    ),
+    ("Devices", "B"): (sum_of_machines(idle_devices), ()),
+    ("Devices", "C"): (sum_of_machines(free_devices), ()),
+    ("Devices", "D"): (sum_of_machines(lambda *at: len(active(UNRESERVED, *at))), ()),
     ("Share of devices reserved", "A"): (share, ("hostname",)),
     ("Hours by user, in the chosen time range", "A"): (hours(reserved), ("username",)),
     ("Hours by user, in the chosen time range", "B"): (hours(by_size), ("username",)),
@@ -546,85 +551,89 @@ OF_BOARD: dict[tuple[str, str], Expected] = {
 }
 
 END = 60 * MINUTES + 30
-# Half a minute after a look: Prometheus 2 and 3 differ in whether a range has both of its ends.
+# At half minutes, because only Prometheus 2 includes both ends of a range.
 MOMENTS = [60 * minute + 30 for minute in (15, 65, 85, 125, 145, 203, 208, 240)] + [END]
 WEEK_S = 7 * 86400
 
 
-def queries() -> dict[str, str]:
-    """Return the queries of the page, by the headings that they stand under."""
+def page_queries() -> dict[str, str]:
+    """Return the queries of the page, by heading."""
     text = (DOCS / "formats.md").read_text()
     found = QUERY.findall(text)
-    assert len(found) == text.count("```promql"), "a query has no heading of its own"
+    assert len(found) == text.count("```promql"), "a query has no heading"
     return dict(found)
 
 
-def board() -> Any:
+def dashboard() -> Any:
     return json.loads((DOCS / "grafana.json").read_text())
 
 
-def expressions() -> dict[tuple[str, str], str]:
-    """Return the queries of the board, by panel and name."""
+def dashboard_queries() -> dict[tuple[str, str], str]:
+    """Return the queries of the dashboard, by panel and name."""
     return {
         (panel["title"], target["refId"]): target["expr"]
-        for panel in board()["panels"]
+        for panel in dashboard()["panels"]
         for target in panel["targets"]
     }
 
 
-# -- whether it does -------------------------------------------------------------------------------
+# -- tests -----------------------------------------------------------------------------------------
 
 
 def test_every_query_is_tested() -> None:
-    """Each query of the page and of the board has its numbers here."""
-    assert queries().keys() == OF_PAGE.keys()
-    assert expressions().keys() == OF_BOARD.keys()
+    """Every query of the page and of the dashboard is tested."""
+    assert page_queries().keys() == PAGE_ANSWERS.keys()
+    assert dashboard_queries().keys() == DASHBOARD_ANSWERS.keys()
 
 
 @pytest.mark.parametrize("interval", STARTS)
-@pytest.mark.parametrize("heading", OF_PAGE)
-def test_page(server: Server, heading: str, interval: int) -> None:
-    """A query of the page counts what has happened, whatever the scrape interval."""
-    count, labels = OF_PAGE[heading]
-    answers = [count(asked(interval, at, WEEK_S)) for at in MOMENTS]
-    assert any(answers), "nothing happens that this query could find"
+@pytest.mark.parametrize("heading", PAGE_ANSWERS)
+def test_page_query(server: Server, heading: str, interval: int) -> None:
+    """A query of the page counts the events, at every scrape interval."""
+    count, labels = PAGE_ANSWERS[heading]
+    answers = [count(question_at(interval, at, WEEK_S)) for at in MOMENTS]
+    assert any(answers), "no event for this query"
     for at, expected in zip(MOMENTS, answers, strict=True):
-        found = server.ask(queries()[heading], STARTS[interval] + at, *labels)
+        found = server.evaluate(page_queries()[heading], STARTS[interval] + at, *labels)
         assert found == pytest.approx(expected), at
 
 
 @pytest.mark.parametrize("hosts", [HOSTS, HOSTS[:1], HOSTS[1:]], ids=" ".join)
-@pytest.mark.parametrize(("panel", "name"), OF_BOARD)
-def test_board(server: Server, panel: str, name: str, hosts: tuple[str, ...]) -> None:
-    """A query of the board counts the chosen machines in the chosen range."""
-    count, labels = OF_BOARD[panel, name]
+@pytest.mark.parametrize(("panel", "name"), DASHBOARD_ANSWERS)
+def test_dashboard(server: Server, panel: str, name: str, hosts: tuple[str, ...]) -> None:
+    """A query of the dashboard counts the selected machines in the selected range."""
+    count, labels = DASHBOARD_ANSWERS[panel, name]
     chosen = ".*" if hosts == HOSTS else "|".join(hosts)
-    query = expressions()[panel, name].replace("$hostname", chosen).replace("$__range", "7200s")
+    query = (
+        dashboard_queries()[panel, name].replace("$hostname", chosen).replace("$__range", "7200s")
+    )
     assert "$" not in query
     answers = {
-        (interval, at): count(asked(interval, at, 7200, hosts))
+        (interval, at): count(question_at(interval, at, 7200, hosts))
         for interval in STARTS
         for at in MOMENTS
     }
-    assert any(answers.values()), "nothing happens that this query could find"
+    assert any(answers.values()), "no event for this query"
     for (interval, at), expected in answers.items():
-        assert server.ask(query, STARTS[interval] + at, *labels) == pytest.approx(expected), at
+        assert server.evaluate(query, STARTS[interval] + at, *labels) == pytest.approx(expected), at
 
 
-def test_variables_of_the_board(server: Server) -> None:
-    """The board asks for the machines by a metric and a label that there are."""
-    variables = {each["name"]: each for each in board()["templating"]["list"]}
+def test_dashboard_variables(server: Server) -> None:
+    """The dashboard lists the machines with an existing metric and label."""
+    variables = {each["name"]: each for each in dashboard()["templating"]["list"]}
     assert variables["datasource"]["query"] == "prometheus"
-    (asks,) = re.findall(r"^label_values\((\w+), (\w+)\)$", variables["hostname"]["query"]["query"])
-    metric, label = asks
+    (found_query,) = re.findall(
+        r"^label_values\((\w+), (\w+)\)$", variables["hostname"]["query"]["query"]
+    )
+    metric, label = found_query
     ends = {"start": str(STARTS[60]), "end": str(STARTS[60] + END)}
     found = server.get(f"label/{label}/values", **{"match[]": metric}, **ends)
     assert found == [*HOSTS]
 
 
-def test_the_board_needs_no_plugin() -> None:
-    """The board has panels that come with Grafana, and asks the chosen data source and machines."""
-    panels = board()["panels"]
+def test_dashboard_panels() -> None:
+    """The dashboard uses built-in panels, and queries the selected data source and machines."""
+    panels = dashboard()["panels"]
     assert {panel["type"] for panel in panels} == {"table", "timeseries"}
     assert len({panel["id"] for panel in panels}) == len(panels)
     chosen = {"type": "prometheus", "uid": "${datasource}"}
@@ -636,9 +645,9 @@ def test_the_board_needs_no_plugin() -> None:
             assert set(metrics) == {"{hostname=~"}
 
 
-def test_columns_of_the_board() -> None:
-    """Each column of a table has a name for people: each query's, and what it is counted by."""
-    for panel in board()["panels"]:
+def test_dashboard_columns() -> None:
+    """Each column of a table has a title."""
+    for panel in dashboard()["panels"]:
         if panel["type"] == "table":
             (names,) = (
                 each["options"]["renameByName"]
@@ -647,21 +656,14 @@ def test_columns_of_the_board() -> None:
             )
             queries_of = [target["refId"] for target in panel["targets"]]
             values = [f"Value #{name}" for name in queries_of] if queries_of[1:] else ["Value"]
-            labels = OF_BOARD[panel["title"], "A"][1]
+            labels = DASHBOARD_ANSWERS[panel["title"], "A"][1]
             assert names.keys() == {*labels, *values}
             assert panel["options"]["sortBy"][0]["displayName"] in names.values()
 
 
 @pytest.mark.parametrize("interval", STARTS)
-def test_hours_are_hours(server: Server, interval: int) -> None:
-    """Carol has an instance for 160 minutes, in 10 of which the machine is off: 2.5 hours."""
-    query = queries()["Hours reserved, by user"]
-    found = server.ask(query, STARTS[interval] + 195 * 60 + 30, "username")
+def test_hours_of_one_user(server: Server, interval: int) -> None:
+    """A reservation of 160 minutes, 10 of them with the machine off, counts 2.5 hours."""
+    query = page_queries()["Hours reserved, by user"]
+    found = server.evaluate(query, STARTS[interval] + 195 * 60 + 30, "username")
     assert found["carol",] == pytest.approx(2.5, abs=2 * interval / 3600)
-
-
-def test_without_the_step_hours_are_no_hours(server: Server) -> None:
-    """A sum over samples, as the page warns, is larger the more often Prometheus scrapes."""
-    query = 'sum(sum_over_time(reserve_gpu_reserved{username="carol"}[5h]))'
-    often, seldom = (server.ask(query, STARTS[each] + END)[()] for each in (15, 60))
-    assert often / seldom == pytest.approx(4, rel=0.02)
