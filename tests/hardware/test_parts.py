@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tests.hardware.test_reservations import CHECK
-from tests.support.hardware.machine import COMPUTE, CUDA, milliseconds, refusal, until
+from tests.support.hardware.machine import CHECK, COMPUTE, CUDA, milliseconds, refusal, until
 from tests.support.hardware.report import check
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.hardware.machine import (
+    CHECK,
     CLI,
     COMPUTE,
     CUDA,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from tests.support.machine import Kernel
 
 FRAMEWORKS = ("CUDA driver", "PyTorch", "TensorFlow", "JAX", "CuPy", "Numba")
-CHECK = "import json, reserve_gpu; print(json.dumps(reserve_gpu.check().to_dict()))"
 TORCH = """
 import torch
 x = torch.rand(2048, 2048, device='cuda')

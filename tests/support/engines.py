@@ -1,4 +1,4 @@
-"""What the tests of ipyparallel, Dask and Ray share: examples, hosts, what CUDA shows."""
+"""Examples, hosts and reports for the tests with ipyparallel, Dask and Ray."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GPUS = 4
-LIMIT_S = 200  # Ray alone starts seven processes, each with all of Python, on however few cores
+LIMIT_S = 200  # Ray starts seven Python processes
 
 
 def examples(title: str) -> list[str]:
-    """Return the code blocks of the section with that title in docs/clusters.md."""
+    """Return the code blocks of a section of docs/clusters.md."""
     page = (ROOT / "docs" / "clusters.md").read_text()
     section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
 
 
 def host(folder: Path, number: int = 0, gpus: int = GPUS) -> Machine:
-    """Return a machine with GPUs of its own, and locks of its own."""
+    """Return a machine with separate GPUs and locks."""
     folder.mkdir(exist_ok=True)
     machine = Machine(folder)
     devices = [f"gpu\n  uuid {name}" for name in uuids(number, gpus)]
@@ -41,21 +41,22 @@ def uuids(number: int = 0, gpus: int = GPUS) -> list[str]:
     return [f"GPU-{uuid.UUID(int=(number + 1) * 256 + index)}" for index in range(gpus)]
 
 
-def run(machine: Machine, *argv: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with engines below it to its end."""
+def run_python(machine: Machine, *argv: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run Python on a machine, and wait for its end."""
     return subprocess.run(
         [sys.executable, *argv], env=machine.environ(**extra), cwd=machine.folder, text=True,
         capture_output=True, timeout=LIMIT_S, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 
-def said(output: str) -> list[Any]:
-    """Return what a script told with `say`, in the midst of what engines print."""
-    return [json.loads(line[5:]) for line in output.splitlines() if line.startswith("SAID ")]
+def reported(output: str) -> list[Any]:
+    """Return the values that a script has passed to `report`."""
+    return [json.loads(text) for text in re.findall(r"^REPORTED (.*)$", output, re.MULTILINE)]
 
 
-def say(fact: object) -> None:
-    print("\nSAID", json.dumps(fact), flush=True)
+def report(fact: object) -> None:
+    """Print a value for `reported`, which ignores all other output."""
+    print("\nREPORTED", json.dumps(fact), flush=True)
 
 
 def visible() -> str | None:
@@ -63,7 +64,7 @@ def visible() -> str | None:
 
 
 def cuda() -> list[str]:
-    """Return the UUIDs of the GPUs that CUDA shows this process; starts CUDA."""
+    """Start CUDA, and return the UUIDs of its GPUs."""
     library = ctypes.CDLL("libcuda.so.1")
     library.cuInit(0)
     count, device, data = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
@@ -76,6 +77,6 @@ def cuda() -> list[str]:
     return found
 
 
-def look(_task: object = None) -> tuple[int, list[str]]:
-    """Return which process this is, and which GPUs CUDA shows it."""
+def pid_and_gpus(_task: object = None) -> tuple[int, list[str]]:
+    """Return the pid of this process, and the UUIDs of its GPUs from CUDA."""
     return os.getpid(), cuda()

@@ -1,4 +1,4 @@
-"""Dask workers, each with a GPU of its own: real schedulers, nannies and workers."""
+"""Dask workers that each reserve a GPU: real schedulers, nannies and workers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.engines import GPUS, examples, host, run, said, uuids
+from tests.support.engines import GPUS, examples, host, reported, run_python, uuids
 from tests.support.machine import LIMIT_S
+from tests.support.type_checks import assert_mypy_sees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,24 +23,19 @@ if TYPE_CHECKING:
     from tests.support.machine import Machine
 
 
-def engines(test: Any) -> Any:
-    """Mark a test that needs Dask, and takes long."""
-    return pytest.mark.full(pytest.mark.needs("engines")(test))
-
-
 PRELUDE = '''
 import os, signal, time, warnings
 import reserve_gpu
 from distributed import Client, LocalCluster
 from distributed.comm import CommClosedError
 from reserve_gpu.dask import ReserveGPU
-from tests.support.engines import cuda, look, say, visible
+from tests.support.engines import cuda, pid_and_gpus, report, visible
 
 def cluster(n, **more):
     return LocalCluster(n_workers=n, threads_per_worker=2, dashboard_address=None, **more)
 
 def run(client, function):
-    """On all workers; again if the connection to one that Dask replaces breaks meanwhile."""
+    """Call on all workers; repeat if a connection breaks because Dask replaces a worker."""
     while True:
         try:
             return client.run(function).values()
@@ -54,17 +50,17 @@ def seen(client):
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Make a host with four idle GPUs."""
+    """Return a host with four idle GPUs."""
     return host(tmp_path)
 
 
-# Else Dask gives up a worker that is killed within 15 s of a restart and slow to come back.
+# Otherwise Dask gives up a killed worker that takes more than 15 s to restart.
 PATIENT = {"DASK_DISTRIBUTED__DEPLOY__LOST_WORKER_TIMEOUT": "600s"}
 
 
-def script(machine: Machine, code: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run code that starts a cluster; a task and a warning each say what they see."""
-    done = run(machine, "-c", PRELUDE + code, **PATIENT, **extra)
+def run_script(machine: Machine, code: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run code that starts a cluster."""
+    done = run_python(machine, "-c", PRELUDE + code, **PATIENT, **extra)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -72,21 +68,21 @@ def script(machine: Machine, code: str, **extra: str) -> subprocess.CompletedPro
 PLUGIN = """
 shown = []
 warnings.showwarning = lambda message, *_: shown.append(str(message))
-say(seen(client))
+report(seen(client))
 holders = [h for r in reserve_gpu.status().rows for h in r.holders]
-say(sorted((h.record.who.command, h.notebook, h.note) for h in holders))
-say(client.scheduler.address)
+report(sorted((h.record.who.command, h.notebook, h.note) for h in holders))
+report(client.scheduler.address)
 
 client.restart()
-say(seen(client))
+report(seen(client))
 
 old = set(run(client, os.getpid))
-tasks = client.gather(client.map(look, range(50), pure=False))
+tasks = client.gather(client.map(pid_and_gpus, range(50), pure=False))
 os.kill(next(iter(old)), signal.SIGKILL)
-while {pid for pid, _ in tasks} <= old:  # until the one that replaces it has had a task
-    tasks += client.gather(client.map(look, range(50), pure=False))
-say(sorted({tuple(found) for _, found in tasks}))
-say(sorted(found for _, found in run(client, look)))
+while {pid for pid, _ in tasks} <= old:  # until the new worker has run a task
+    tasks += client.gather(client.map(pid_and_gpus, range(50), pure=False))
+report(sorted({tuple(found) for _, found in tasks}))
+report(sorted(found for _, found in run(client, pid_and_gpus)))
 
 client.cluster.scale(5)
 client.wait_for_workers(5)
@@ -94,28 +90,28 @@ deadline = time.monotonic() + 60
 while None in seen(client) or seen(client).count("") != 1:
     assert time.monotonic() < deadline, seen(client)
     time.sleep(0.1)
-say(seen(client))
-say([found for _, found in run(client, look) if len(found) != 1])
+report(seen(client))
+report([found for _, found in run(client, pid_and_gpus) if len(found) != 1])
 while not shown:
     assert time.monotonic() < deadline
     time.sleep(0.1)
-say(shown)
-say([line for log in client.get_worker_logs().values() for _, line in log if "no GPU" in line])
+report(shown)
+report([line for log in client.get_worker_logs().values() for _, line in log if "no GPU" in line])
 client.close()
 client.cluster.close()
 """
 
 
-@engines
+@pytest.mark.needs("engines")
 def test_plugin(machine: Machine) -> None:
-    """The page's plugin gives each worker its GPU, again after restart and kill -9; the fifth none.
+    """The plugin of the page gives each worker a GPU, even after a restart and kill -9.
 
-    No task ever sees another number of GPUs than one, and who got none says so, in its log and in
-    the client. Each is called by its name and its scheduler, not by the notebook that started it.
+    Every task sees one GPU. A worker without a GPU reports that in its log and to the client. Each
+    holder has the name of its worker and scheduler.
     """
     (plugin, _) = examples("Dask")
-    done = script(machine, plugin + PLUGIN, JPY_SESSION_NAME="/home/alice/train.ipynb")
-    first, holders, address, restarted, tasks, replaced, scaled, others, warned, logs = said(
+    done = run_script(machine, plugin + PLUGIN, JPY_SESSION_NAME="/home/alice/train.ipynb")
+    first, holders, address, restarted, tasks, replaced, scaled, others, warned, logs = reported(
         done.stdout
     )
     named = [f"Dask worker {number} of {address}" for number in range(GPUS)]
@@ -125,7 +121,7 @@ def test_plugin(machine: Machine) -> None:
     assert scaled == ["", "0", "1", "2", "3"]
     assert others == [[]]
     (log,) = logs
-    assert "got no GPU: Timed out after 10 s. No free GPU: 4 reserved." in log
+    assert "got no GPU: Timed out after 10 s. No free GPU" in log
     assert [one in log for one in warned] == [True]
 
 
@@ -137,7 +133,7 @@ tasks = []
 
 def until_left(count):
     while sum(nanny.status.name == "closed" for nanny in local.workers.values()) != count:
-        tasks.extend(client.gather(client.map(look, range(20), pure=False)))
+        tasks.extend(client.gather(client.map(pid_and_gpus, range(20), pure=False)))
 
 def slow(_):
     found = visible()
@@ -148,57 +144,56 @@ with cluster(5) as local, Client(local) as client:
     early = client.map(slow, range(1000))
     client.gather(early[0])
     client.register_plugin(ReserveGPU(required=True, wait=1))
-    say(client.gather(early))
+    report(client.gather(early))
     until_left(1)
-    say(seen(client))
+    report(seen(client))
     rival = [sys.executable, "-m", "reserve_gpu", "run", "--wait", "--", "sleep", "600"]
     rival = subprocess.Popen(rival)
     while not reserve_gpu.status().waiting:
         time.sleep(0.1)
     os.kill(next(iter(run(client, os.getpid))), signal.SIGKILL)
     until_left(2)
-    say(len(seen(client)))
-    say(sorted({len(found) for _, found in tasks}))
+    report(len(seen(client)))
+    report(sorted({len(found) for _, found in tasks}))
     while len(shown) != 2:
         time.sleep(0.1)
-    say(shown)
+    report(shown)
     rival.kill()
 """
 
 
-@engines
+@pytest.mark.needs("engines")
 def test_required(machine: Machine) -> None:
-    """A worker that gets no GPU leaves with its nanny, whether it has joined, or comes back.
+    """With `required`, a worker without a GPU leaves the cluster with its nanny.
 
-    It begins no task, and the clients are told why. The others stay.
+    It runs no task, and the clients get a warning. The other workers stay.
     """
-    early, first, left, seen, warned = said(script(machine, REQUIRED).stdout)
-    assert set(early) - {""} == {None, "0", "1", "2", "3"}  # all, until the plugin came
-    assert early.count("") <= 5 * 2  # what each thread of a worker was at just then
+    early, first, left, seen, warned = reported(run_script(machine, REQUIRED).stdout)
+    assert set(early) - {""} == {None, "0", "1", "2", "3"}  # no plugin yet
+    assert early.count("") <= 5 * 2  # the running tasks
     assert first == ["0", "1", "2", "3"]
     assert left == 3
     assert seen == [1]
-    refusal = "Timed out after 1 s. No free GPU: 4 reserved."
-    text = f"got no GPU and leaves the cluster: {refusal}"
+    text = "got no GPU and leaves the cluster: Timed out after 1 s. No free GPU"
     assert [text in one for one in warned] == [True, True]
 
 
-@engines
+@pytest.mark.needs("engines")
 def test_required_on_the_command_line(machine: Machine) -> None:
-    """`dask worker` goes on with the workers that got a GPU, and ends if none did."""
+    """`dask worker` continues with the workers that got a GPU, and ends if none did."""
     preload = ("--preload", "reserve_gpu.dask", "--required", "--wait", "0.5s")
     code = """
 client = Client({address!r})
 client.wait_for_workers(4)
 while seen(client) != list("0123"):
     time.sleep(0.1)
-say(sorted({{tuple(found) for _, found in client.gather(client.map(look, range(50)))}}))
+report(sorted({{tuple(found) for _, found in client.gather(client.map(pid_and_gpus, range(50)))}}))
 """
-    with scheduler(machine) as (address, _):
+    with start_scheduler(machine) as (address, _):
         argv = ("dask", "worker", address, "--no-dashboard")
-        with program(machine, *argv, "--nworkers", "5", *preload) as worker:
-            done = script(machine, code.format(address=address))
-            assert said(done.stdout) == [[[one] for one in uuids()]]
+        with start_program(machine, *argv, "--nworkers", "5", *preload) as worker:
+            done = run_script(machine, code.format(address=address))
+            assert reported(done.stdout) == [[[one] for one in uuids()]]
             for more in ((), ("--no-nanny",)):
                 late = machine.command(sys.executable, "-m", *argv, *more, *preload)
                 assert late.returncode == 0
@@ -206,44 +201,32 @@ say(sorted({{tuple(found) for _, found in client.gather(client.map(look, range(5
             assert worker.poll() is None
 
 
-TIMED = """
+TERMS = """
 terms = lambda: [str(value) for value in reserve_gpu.current().lease[2:4]]
-until = lambda: round((reserve_gpu.current().lease.until - time.time()) / 60)
-with cluster(2) as local, Client(local) as client:
-    client.register_plugin(ReserveGPU(for_="4h", idle="1h", if_wanted=True))
-    say(list(client.run(terms).values()))
-    say(list(client.run(until).values()))
-    client.restart()
-    say(list(client.run(until).values()))
-"""
-
-
-@engines
-def test_reservations_that_end(machine: Machine) -> None:
-    """Each worker holds its GPU for as long as the plugin says, counted from its own start."""
-    terms, minutes, again = said(script(machine, TIMED).stdout)
-    assert terms == [["3600.0", "True"]] * 2
-    assert minutes == again == [240, 240]
-
-
-PARTS = """
+minutes = lambda: round((reserve_gpu.current().lease.until - time.time()) / 60)
 with cluster(3) as local, Client(local) as client:
-    client.register_plugin(ReserveGPU(memory="2GiB"))
-    say(seen(client))
-    say(sorted(client.run(lambda: os.environ["CUDA_DEVICE_MEMORY"]).values()))
+    client.register_plugin(ReserveGPU(memory="2GiB", for_="4h", idle="1h", if_wanted=True))
+    report(seen(client))
+    report(sorted(client.run(lambda: os.environ["CUDA_DEVICE_MEMORY"]).values()))
+    report(list(client.run(terms).values()))
+    report(list(client.run(minutes).values()))
+    client.restart()
+    report(list(client.run(minutes).values()))
 """
 
 
-@engines
-def test_parts(machine: Machine) -> None:
-    """Workers that ask for parts share one GPU, as the fullest that has room is taken."""
-    first, sizes = said(script(machine, PARTS).stdout)
-    assert (first, sizes) == (["0", "0", "0"], ["2048"] * 3)
+@pytest.mark.needs("engines")
+def test_terms_of_the_plugin(machine: Machine) -> None:
+    """Each worker gets the plugin's part and lease, which starts again after a restart."""
+    visible, sizes, terms, minutes, again = reported(run_script(machine, TERMS).stdout)
+    assert (visible, sizes) == (["0", "0", "0"], ["2048"] * 3)
+    assert terms == [["3600.0", "True"]] * 3
+    assert minutes == again == [240] * 3
 
 
 @contextmanager
-def program(machine: Machine, *argv: str) -> Iterator[subprocess.Popen[str]]:
-    """Make a program of Dask in a session of its own, which is killed at the end with all in it."""
+def start_program(machine: Machine, *argv: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a program of Dask in a new session, which is killed at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", *argv], env=machine.environ(), cwd=machine.folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -257,76 +240,73 @@ def program(machine: Machine, *argv: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def scheduler(machine: Machine, *options: str) -> Iterator[tuple[str, str]]:
-    """Make a scheduler: its address, and what it had to say until it was there."""
+def start_scheduler(machine: Machine, *options: str) -> Iterator[tuple[str, str]]:
+    """Start a scheduler; yield its address, and its output during the start."""
     argv = ("dask", "scheduler", "--port", "0", "--host", "127.0.0.1", "--no-dashboard", *options)
-    with program(machine, *argv) as process:
+    with start_program(machine, *argv) as process:
         assert process.stdout
-        told = ""
+        output = ""
         for line in process.stdout:
-            told += line
-            if "Registering Worker plugin" in line:  # Dask's own, at the end of the start
+            output += line
+            if "Registering Worker plugin" in line:  # the last line of the start
                 break
-        yield told.partition("Scheduler at:")[2].split()[0], told
+        yield output.partition("Scheduler at:")[2].split()[0], output
 
 
 HOSTS = """
 def groups():
-    found = [one for one in client.run(look, on_error="return").values() if isinstance(one, tuple)]
+    found = client.run(pid_and_gpus, on_error="return").values()
+    found = [one for one in found if isinstance(one, tuple)]
     return sorted(found, key=lambda one: one[1])
 
 client = Client({address!r})
 client.wait_for_workers(8)
 first = groups()
-say([found for _, found in first])
+report([found for _, found in first])
 victims = [first[0][0], first[4][0]]
 for victim in victims:
     os.kill(victim, signal.SIGKILL)
 while len(now := groups()) != 8 or set(victims) & {{pid for pid, _ in now}}:
     time.sleep(0.1)
-say([found for _, found in now])
+report([found for _, found in now])
 client.close()
 """
 
 
-@engines
+@pytest.mark.needs("engines")
 def test_two_hosts(tmp_path: Path) -> None:
-    """The page's `--preload` on two hosts of four GPUs: eight workers, eight GPUs, each its host's.
+    """With `--preload`, each worker on two hosts gets a GPU of its host, even after kill -9.
 
-    Two that are killed with -9 come back with the same. The scheduler, told to preload it too,
-    reserves nothing and says so.
+    In the scheduler, `--preload` reserves nothing and reports that.
     """
     one, other = (host(tmp_path / name, number) for number, name in enumerate(("one", "other")))
     (_, line) = examples("Dask")
     with ExitStack() as stack:
         preload = ("--preload", "reserve_gpu.dask")
-        address, told = stack.enter_context(scheduler(one, *preload))
+        address, output = stack.enter_context(start_scheduler(one, *preload))
         for machine in (one, other):
             argv = line.replace("SCHEDULER", address).split()
-            stack.enter_context(program(machine, *argv, "--no-dashboard", "--nthreads", "1"))
-        done = script(one, HOSTS.format(address=address))
-        first, again = said(done.stdout)
+            stack.enter_context(start_program(machine, *argv, "--no-dashboard", "--nthreads", "1"))
+        done = run_script(one, HOSTS.format(address=address))
+        first, again = reported(done.stdout)
     assert first == again == [[uuid] for uuid in uuids(0) + uuids(1)]
-    assert "it does nothing for a Scheduler" in told
+    assert "it does nothing for a Scheduler" in output
 
 
-@engines
+@pytest.mark.needs("engines")
 @pytest.mark.parametrize(
-    ("argument", "told"),
+    ("argument", "message"),
     [
-        ("--min-memory fast", "'fast' is not a valid size."),
-        ("--frobnicate", "Unknown option --frobnicate. Choose from: "),
-        ("-n two", "'two' is not a valid number of GPUs. Example: -n 2.\n"),
-        ("--wait soon", "'soon' is not a valid duration."),
-        ("--for ever", "'ever' is not a valid duration."),
+        ("--min-memory fast", "'fast'"),
+        ("--frobnicate", "Unknown option --frobnicate"),
     ],
 )
-def test_preload_refuses_bad_options_at_once(machine: Machine, argument: str, told: str) -> None:
-    """`dask worker` ends with a usage error, before any worker starts and sees every GPU."""
+def test_invalid_options_of_preload(machine: Machine, argument: str, message: str) -> None:
+    """With an invalid option, `dask worker` ends before it starts a worker."""
     preload = ("worker", "tcp://127.0.0.1:1", "--preload", "reserve_gpu.dask")
     done = machine.command(sys.executable, "-m", "dask", *preload, *argument.split())
     assert done.returncode == 2
-    assert f"Error: {told}" in done.stderr
+    assert f"Error: {message}" in done.stderr
     assert machine.calls() == []
 
 
@@ -336,10 +316,10 @@ with cluster(1) as local, Client(local) as client:
     try:
         client.register_plugin(ReserveGPU())
     except reserve_gpu.TooLateError as error:
-        say(str(error))
-    say(seen(client))
+        report(str(error))
+    report(seen(client))
     client.restart()
-    say(seen(client))
+    report(seen(client))
     local.scale(0)
 
 with LocalCluster(n_workers=0, dashboard_address=None, preload="starts.py") as local:
@@ -351,9 +331,9 @@ with LocalCluster(n_workers=0, dashboard_address=None, preload="starts.py") as l
         pid = int(open("started").read())
         while os.path.exists(f"/proc/{pid}/fd/0"):
             time.sleep(0.1)
-        while client.scheduler_info()["workers"]:  # the scheduler hears of it a little later
+        while client.scheduler_info()["workers"]:  # the scheduler notices it later
             time.sleep(0.1)
-        say(client.run(visible, on_error="ignore"))
+        report(client.run(visible, on_error="ignore"))
 """
 STARTS = """
 import ctypes, os
@@ -365,14 +345,14 @@ def dask_setup(worker):
 """
 
 
-@engines
+@pytest.mark.needs("engines")
 def test_too_late(machine: Machine) -> None:
-    """Where CUDA has started, registering raises and restarting helps; a worker joining so ends."""
+    """If CUDA has started, registering the plugin raises, and a new worker leaves the cluster."""
     (machine.folder / "starts.py").write_text(STARTS)
-    done = script(machine, TOO_LATE)
-    error, unchanged, restarted, joined = said(done.stdout)
+    done = run_script(machine, TOO_LATE)
+    error, unchanged, restarted, joined = reported(done.stdout)
     assert "Too late: CUDA has already started" in error
-    assert error.endswith("To restart it, call client.restart().")
+    assert "client.restart()" in error
     assert unchanged == [None]
     assert restarted == ["0"]
     assert joined == {}
@@ -382,18 +362,18 @@ def test_too_late(machine: Machine) -> None:
 THREADS = """
 with cluster(3, processes=False) as local, Client(local) as client:
     client.register_plugin(ReserveGPU())
-    say(seen(client))
-    say([device.label for device in reserve_gpu.current().devices])
+    report(seen(client))
+    report([device.label for device in reserve_gpu.current().devices])
     client.register_plugin(ReserveGPU(name='none', wait=None))
-    say(seen(client))
-say(visible())
+    report(seen(client))
+report(visible())
 """
 
 
-@engines
-def test_workers_that_are_threads(machine: Machine) -> None:
-    """Workers in one process share its one reservation, which outlives them and a bad request."""
-    one, labels, kept, after = said(script(machine, THREADS).stdout)
+@pytest.mark.needs("engines")
+def test_threads_as_workers(machine: Machine) -> None:
+    """Workers in one process share one reservation, which outlives them."""
+    one, labels, kept, after = reported(run_script(machine, THREADS).stdout)
     assert one == kept == ["0", "0", "0"]
     assert labels == ["GPU0"]
     assert after == "0"
@@ -403,46 +383,46 @@ HOLDER = """
 reserve_gpu.reserve()
 with cluster(1) as local, Client(local) as client:
     client.register_plugin(ReserveGPU())
-    say(seen(client))
+    report(seen(client))
     reserve_gpu.release()
     client.restart()
-    say(seen(client))
+    report(seen(client))
 """
 
 
-@engines
-def test_cluster_of_a_process_that_holds_a_gpu(machine: Machine) -> None:
-    """Workers whose parent holds what they may use get none and are told so; letting go helps."""
-    done = script(machine, HOLDER)
-    assert said(done.stdout) == [[""], ["0"]]
+@pytest.mark.needs("engines")
+def test_cluster_of_a_holder(machine: Machine) -> None:
+    """Workers of a process that holds all its GPUs get none until the process releases them."""
+    done = run_script(machine, HOLDER)
+    assert reported(done.stdout) == [[""], ["0"]]
     assert "the process that started it has reserved all GPUs that it may use." in done.stderr
 
 
-@engines
+@pytest.mark.needs("engines")
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("RESERVE_GPU_IDLE_MEMORY", "rubbish"), ("RESERVE_GPU_LOCK_DIR", "/proc/none")],
 )
-def test_any_error_leaves_no_gpu(machine: Machine, setting: str, value: str) -> None:
-    """A worker sees no GPU also where reserving fails with an error that changes no variable."""
+def test_error_hides_all_gpus(machine: Machine, setting: str, value: str) -> None:
+    """After any error, a worker sees no GPU."""
     code = """
 with cluster(1) as local, Client(local) as client:
     client.register_plugin(ReserveGPU())
-    say(seen(client))
+    report(seen(client))
 """
-    done = script(machine, code, **{setting: value})
-    assert said(done.stdout) == [[""]]
+    done = run_script(machine, code, **{setting: value})
+    assert reported(done.stdout) == [[""]]
     assert "got no GPU: " in done.stderr
     assert value in done.stderr
 
 
-@engines
-def test_interrupting_a_wait(machine: Machine) -> None:
-    """Ctrl-C ends a worker that waits for a GPU without a limit."""
-    with scheduler(machine) as (address, _), machine.child() as holder:
+@pytest.mark.needs("engines")
+def test_interrupted_wait(machine: Machine) -> None:
+    """Ctrl-C ends a worker that waits without a timeout."""
+    with start_scheduler(machine) as (address, _), machine.child() as holder:
         holder.reserve(f"count={GPUS}")
         options = ("--no-nanny", "--preload", "reserve_gpu.dask", "--wait")
-        with program(machine, "dask", "worker", address, *options) as worker:
+        with start_program(machine, "dask", "worker", address, *options) as worker:
             deadline = time.monotonic() + LIMIT_S
             while holder.run("len(reserve_gpu.status().waiting)").value != 1:
                 assert time.monotonic() < deadline
@@ -450,30 +430,46 @@ def test_interrupting_a_wait(machine: Machine) -> None:
             assert worker.wait(LIMIT_S) == 0
 
 
-@engines
-def test_request_is_checked_where_it_is_made(machine: Machine) -> None:
-    """A plugin that makes no sense is refused in the notebook, before it reaches a worker."""
+@pytest.mark.needs("engines")
+def test_invalid_request(machine: Machine) -> None:
+    """An invalid request is refused where the plugin is created."""
     code = """
 for arguments in ({"count": 0}, {"devices": "x"}, {"wait": "soon"}, {"nonsense": 3}):
     try:
         ReserveGPU(**arguments)
     except (reserve_gpu.RequestError, TypeError) as error:
-        say(str(error))
+        report(f"{type(error).__name__} {error}")
 """
-    count, name, wait, unknown = said(script(machine, code).stdout)
-    assert count == "The number of GPUs must be 1 or more, not 0."
-    assert name.startswith("'x' is not a GPU name.")
-    assert wait.startswith("'soon' is not a valid duration.")
-    assert unknown == "ReserveGPU() got unexpected keyword arguments: nonsense."
+    count, name, wait, unknown = reported(run_script(machine, code).stdout)
+    assert count.startswith("RequestError ")
+    assert "'x'" in name
+    assert "'soon'" in wait
+    assert unknown.startswith("TypeError ")
+    assert "nonsense" in unknown
 
 
-@engines
-def test_a_plugin_takes_what_reserve_takes(machine: Machine) -> None:
-    """A plugin has the keywords of reserve(), but for the one that shows a wait."""
+@pytest.mark.needs("engines")
+def test_keywords_of_the_plugin(machine: Machine) -> None:
+    """A plugin accepts all keywords of reserve() except `progress`."""
     code = """
 import inspect
 from reserve_gpu.dask import RequestKeywords
 taken = {*inspect.signature(ReserveGPU).parameters, *RequestKeywords.__annotations__}
-say(sorted(taken ^ {*inspect.signature(reserve_gpu.reserve).parameters}))
+report(sorted(taken ^ {*inspect.signature(reserve_gpu.reserve).parameters}))
 """
-    assert said(script(machine, code).stdout) == [["keywords", "progress", "required"]]
+    assert reported(run_script(machine, code).stdout) == [["keywords", "progress", "required"]]
+
+
+TYPED = """\
+from reserve_gpu.dask import ReserveGPU
+
+ReserveGPU(wait="1h", count=2)
+ReserveGPU(nonsense=3)  # call-arg
+ReserveGPU(count="two")  # arg-type
+"""
+
+
+@pytest.mark.needs("lint")
+def test_types_of_a_plugin(tmp_path: Path) -> None:
+    """With mypy --strict, a wrong argument of the plugin is an error."""
+    assert_mypy_sees(TYPED, tmp_path)

@@ -508,8 +508,9 @@ def waiting_now(question: Question) -> Answer:
 
 
 def free_devices(host: str, minute: int) -> int:
-    events = [*active(HOLDS, host, minute), *active(UNRESERVED, host, minute)]
-    return len(MEMORY_MIB[host].keys() - {each.gpu for each in events})
+    held = {hold.gpu for hold in active(HOLDS, host, minute)}
+    used = {use.gpu for use in active(UNRESERVED, host, minute)}
+    return len(MEMORY_MIB[host].keys() - held - used)
 
 
 Expected: TypeAlias = "tuple[Callable[[Question], Answer], tuple[str, ...]]"

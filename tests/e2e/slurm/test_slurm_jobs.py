@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm: what is saved before their end, and who gets which of their GPUs."""
+"""Jobs of a real Slurm: their reservations, steps and arrays, and the end of their time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ END = "SLURM_JOB_END_TIME"
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """Make a cluster of two nodes, each with six GPUs."""
+    """Start a cluster of two nodes, each with six GPUs."""
     with cluster(tmp_path_factory.mktemp("slurm"), 2, 6) as made:
         yield made
 
@@ -39,7 +39,7 @@ def slurm(nodes: Slurm) -> Iterator[Slurm]:
     nodes.cancel()
 
 
-# As a newer Slurm sets it.
+# Newer versions of Slurm set this variable.
 WITH_END = f"""
 {END}=$(date -d "$(squeue --noheader --jobs=$SLURM_JOB_ID --format=%e)" +%s) && export {END}
 """
@@ -58,10 +58,10 @@ while True: pass
 """
 
 
-def test_a_crowd_saves_before_the_end(slurm: Slurm) -> None:
-    """Each of a dozen busy jobs has saved before its end by Slurm's word, and is ended by nobody.
+def test_jobs_save_before_their_end(slurm: Slurm) -> None:
+    """Each of twelve busy jobs saves before its end, without being killed.
 
-    Half of them know their end from the environment, the others by squeue.
+    Half of them know their end from the environment, the others from squeue.
     """
     (slurm.folder / "saves.py").write_text(SAVES)
     srun = ["srun", "--time=1", "--gres=gpu:1", "sh", "-c"]
@@ -92,28 +92,20 @@ def test_a_crowd_saves_before_the_end(slurm: Slurm) -> None:
 RESERVED = "[device.uuid for device in reserve_gpu.reserve(count={}).devices]"
 
 
-def allocated(slurm: Slurm, *options: str) -> str:
-    """Start a job in which nothing runs but its steps to come; returns its number."""
-    sbatch = ("sbatch", "--parsable", "--output=/dev/null", "--wrap=exec sleep 1000")
-    job = slurm.run(*sbatch, *options).strip()
-    slurm.until("RUNNING", "squeue", "--noheader", f"--jobs={job}", "--format=%T")
-    return job
-
-
 def test_steps_of_a_job(slurm: Slurm) -> None:
-    """Two steps, each with GPUs of its own, have all of the job's together, and no others."""
-    job = allocated(slurm, "--gres=gpu:4", "--cpus-per-task=4")
+    """Two steps with separate GPUs have all GPUs of the job, and no others."""
+    job = slurm.start_job("--gres=gpu:4", "--cpus-per-task=4")
     options = (f"--jobid={job}", "--exact", "--ntasks=1", "--cpus-per-task=1", "--gres=gpu:2")
     with slurm.job(*options) as one, slurm.job(*options) as other:
         refused = one.run("reserve_gpu.reserve(count=3)")
-        assert refused.text.startswith("There are 2 GPUs here; you asked for 3.")
+        assert "There are 2 GPUs here" in refused.text
         got = [uuid for step_ in (one, other) for uuid in step_.run(RESERVED.format(2)).value]
         assert len({*got}) == 4
 
 
 def test_steps_that_overlap(slurm: Slurm) -> None:
-    """Steps that overlap share the job's GPUs: nobody gets what another has, and all can be had."""
-    options = (f"--jobid={allocated(slurm, '--gres=gpu:4')}", "--overlap", "--ntasks=1")
+    """Overlapping steps share the job's GPUs, and a killed step frees its GPUs."""
+    options = (f"--jobid={slurm.start_job('--gres=gpu:4')}", "--overlap", "--ntasks=1")
     with ExitStack() as stack:
         steps = [stack.enter_context(slurm.job(*options)) for _ in range(4)]
         for each, count in zip(steps, (2, 1, 1), strict=False):
@@ -122,18 +114,18 @@ def test_steps_that_overlap(slurm: Slurm) -> None:
         assert len({*got}) == 4
         assert steps[3].reserve().error == "NoFreeDeviceError"
         steps[0].kill()
-        freed = steps[3].run(RESERVED.format("2, wait='1m'"))  # once Slurm has ended that step
+        freed = steps[3].run(RESERVED.format("2, wait='1m'"))  # when Slurm has ended the step
         assert freed.error is None, freed
         assert set(freed.value) == {*got[:2]}
 
 
 def test_srun_within_salloc(slurm: Slurm) -> None:
-    """A step within what salloc has gets all of its GPUs, and no others."""
+    """A step of salloc gets all GPUs of its allocation, and no others."""
     allocate = ("salloc", "--quiet", "--gres=gpu:3", "srun", "--unbuffered")
     child = Child(slurm.environ(), slurm.folder, *allocate)
     try:
         refused = child.run("reserve_gpu.reserve(count=4)")
-        assert refused.text.startswith("There are 3 GPUs here; you asked for 4.")
+        assert "There are 3 GPUs here" in refused.text
         assert len(set(child.run(RESERVED.format(3)).value)) == 3
     finally:
         child.kill()
@@ -153,8 +145,8 @@ time.sleep(1000)
 """
 
 
-def test_an_array(slurm: Slurm) -> None:
-    """Each task of an array has a GPU of its own, and is called by its number in a status."""
+def test_array(slurm: Slurm) -> None:
+    """Each task of an array gets a different GPU, and the status shows the task's number."""
     (slurm.folder / "task.sh").write_text(TASK)
     submit = ("sbatch", "--parsable", "--array=1-12", "--gres=gpu:1", "--output=/dev/null")
     array = slurm.run(*submit, "task.sh").strip()
@@ -166,11 +158,11 @@ def test_an_array(slurm: Slurm) -> None:
     assert sorted(map(int, named)) == [*range(1, 13)]
 
 
-def test_a_job_without_a_gpu_in_a_real_slurm(slurm: Slurm) -> None:
-    """The real sinfo names the partition that has GPUs, where a job has none."""
+def test_job_without_a_gpu(slurm: Slurm) -> None:
+    """The error in a job without a GPU names the partition that has GPUs."""
     with slurm.job() as child:
         child.run("os.environ['CUDA_VISIBLE_DEVICES'] = ''")
         job = child.run("os.environ['SLURM_JOB_ID']").value
-        options = "-p all --gres=gpu:1"
-        text = f"Job {job} has no GPU. Start a job that has one: srun {options} ..."
-        assert child.reserve().text == text
+        text = child.reserve().text
+        assert job in text
+        assert "srun -p all --gres=gpu:1" in text

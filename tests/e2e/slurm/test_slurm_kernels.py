@@ -1,8 +1,7 @@
-"""Kernels in jobs of a real Slurm: with their GPU, while they wait, and however they end."""
+"""Kernels in jobs of a real Slurm: running kernels, waiting kernels, and their ends."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -16,14 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.machine import LIMIT_S, ROOT, Kernel, kernel_manager
+from tests.support.machine import LIMIT_S, ROOT
 from tests.support.processes import US, is_running, wait_for
-from tests.support.slurm import Slurm, cluster, needs_slurm
+from tests.support.slurm import (
+    PRINT_JOB,
+    JobKernel,
+    Slurm,
+    cluster,
+    kernel_manager_of,
+    kernelspec,
+    needs_slurm,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from jupyter_client.manager import KernelManager
 
 pytest.importorskip("ipykernel.kernelspec")
 pytestmark = [
@@ -31,18 +37,16 @@ pytestmark = [
     pytest.mark.xdist_group("slurm: kernels"),
 ]
 
-NAME = "python3-gpu-slurm"
-WHO = "import os; print(os.environ['SLURM_JOB_ID'], os.environ['CUDA_VISIBLE_DEVICES'])"
-NAPS = "import time; print('on', flush=True)\nwhile True: time.sleep(0.05)"
-ALL = "--gres=gpu:4"  # of the only node
+PRINT_AND_SLEEP = "import time; print('on', flush=True)\nwhile True: time.sleep(0.05)"
+ALL_GPUS = "--gres=gpu:4"  # of the node
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """Make a cluster of one node with four GPUs, where the kernel is installed."""
-    with cluster(tmp_path_factory.mktemp("slurm")) as made:
-        made.run(*US, "kernel", "install", "--slurm", "--prefix", ".")
-        yield made
+    """Start a cluster of one node with four GPUs, and install the kernel."""
+    with cluster(tmp_path_factory.mktemp("slurm")) as slurm:
+        slurm.run(*US, "kernel", "install", "--slurm", "--prefix", ".")
+        yield slurm
 
 
 @pytest.fixture
@@ -52,91 +56,14 @@ def slurm(node: Slurm) -> Iterator[Slurm]:
     node.cancel()
 
 
-def spec(slurm: Slurm) -> dict[str, Any]:
-    path = slurm.folder / "share/jupyter/kernels" / NAME / "kernel.json"
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
-
-
-def manager(slurm: Slurm, found: dict[str, Any]) -> KernelManager:
-    """Return what starts a kernel by that kernelspec."""
-    from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
-
-    class Specs(KernelSpecManager):
-        def get_kernel_spec(self, kernel_name: str) -> KernelSpec:  # noqa: ARG002
-            return KernelSpec(resource_dir="", **found)
-
-    return kernel_manager(slurm.folder, kernel_name=NAME, kernel_spec_manager=Specs())
-
-
-class JobKernel(Kernel):
-    """A kernel that Jupyter's manager starts by our provisioner, as in JupyterLab.
-
-    given: more options for srun. changed: turns the line that starts it into another one.
-    """
-
-    def __init__(
-        self,
-        slurm: Slurm,
-        *given: str,
-        changed: Callable[[list[str]], list[str]] = lambda line: line,
-    ) -> None:
-        found = spec(slurm)
-        found["argv"] = changed([*found["argv"], *given])
-        self.manager = manager(slurm, found)
-        self._begin(slurm.environ(), slurm.folder)
-
-    @property
-    def relay(self) -> int:
-        """Return the pid of the process that is the kernel to its client."""
-        return int(self.manager.provisioner.pid)  # type: ignore[union-attr]
-
-    def close(self) -> None:
-        """Shut it down, and wait for the end of srun, which ends its job."""
-        job = self.manager.provisioner and self.manager.provisioner.job  # type: ignore[attr-defined]
-        super().close()
-        if job:
-            job.wait(LIMIT_S)
-
-    def until_on(self, message: str) -> None:
-        """Wait until a cell prints something."""
-        self.until("stream", message)
-
-    def until(self, kind: str, message: str, pattern: str = "") -> str:
-        """Wait until a cell is sent that, with such a text; returns the text."""
-        while True:
-            part = self.client.get_iopub_msg(timeout=LIMIT_S)
-            text = str(part["content"].get("text", part["content"].get("evalue", "")))
-            is_its = part["parent_header"].get("msg_id") == message
-            if is_its and part["msg_type"] == kind and re.search(pattern, text):
-                return text
-
-    def error(self, message: str) -> str:
-        """Return why a cell was not run, or not to its end; its reply says the same."""
-        text = self.until("error", message)
-        reply = self.reply(message)
-        assert (reply["status"], reply["evalue"]) == ("error", text)
-        return text
-
-    def visible(self) -> tuple[str, str]:
-        """Return the job that it is in, and the GPU that it sees."""
-        cell = self.run(WHO)
-        assert not cell.error, cell.all
-        job, visible = cell.stdout.split()
-        return job, visible
-
-
-def waiting(slurm: Slurm) -> list[str]:
-    """Return the numbers of the jobs of kernels that wait."""
+def waiting_jobs(slurm: Slurm) -> list[str]:
+    """Return the ids of the jobs of waiting kernels."""
     return slurm.jobs("--states=PENDING", "--name=jupyter")
 
 
-def block(slurm: Slurm) -> str:
-    """Let a job have all GPUs, as long as it is not cancelled; returns its number."""
-    sbatch = ("sbatch", "--parsable", "--output=/dev/null", "--wrap=exec sleep 1000")
-    job = slurm.run(*sbatch, ALL).strip()
-    slurm.until("RUNNING", "squeue", "--noheader", f"--jobs={job}", "--format=%T")
-    return job
+def occupy_gpus(slurm: Slurm) -> str:
+    """Start a job with all GPUs, and return its id."""
+    return slurm.start_job(ALL_GPUS)
 
 
 # -- a kernel that runs ----------------------------------------------------------------------------
@@ -144,13 +71,13 @@ def block(slurm: Slurm) -> str:
 
 @pytest.fixture(scope="module")
 def running(node: Slurm) -> Iterator[JobKernel]:
-    with closing(JobKernel(node)) as made:
-        yield made
+    with closing(JobKernel(node)) as kernel:
+        yield kernel
 
 
-def test_a_kernel_has_its_gpu(node: Slurm, running: JobKernel) -> None:
-    """It runs in a job of one GPU, has that one reserved, says so once, and gives results."""
-    job = running.run(WHO)
+def test_kernel_has_a_gpu(node: Slurm, running: JobKernel) -> None:
+    """A kernel runs in a job with one GPU, which it reserves and announces once."""
+    job = running.run(PRINT_JOB)
     assert job.stdout.split() == [*node.jobs("--states=RUNNING"), "0"]
     assert "This kernel has GPU0" in job.shown
     cell = running.run("6 * 7")
@@ -159,18 +86,18 @@ def test_a_kernel_has_its_gpu(node: Slurm, running: JobKernel) -> None:
     assert f"job {job.stdout.split()[0]}, part of jupyter" in node.run(*US, "status")
 
 
-def test_an_interrupt(running: JobKernel) -> None:
-    """An interrupt ends the cell that runs, and nothing else."""
+def test_interrupt(running: JobKernel) -> None:
+    """An interrupt ends only the running cell."""
     before = running.visible()
-    message = running.start(NAPS)
-    running.until_on(message)
+    message = running.start(PRINT_AND_SLEEP)
+    running.wait_for_message(message)
     running.manager.interrupt_kernel()
     assert running.reply(message)["ename"] == "KeyboardInterrupt"
     assert running.visible() == before
 
 
 def test_input(running: JobKernel) -> None:
-    """A cell that asks for input gets what is typed at the client."""
+    """A cell receives the input that the client sends."""
     message = running.client.execute("print(input('who? ')[::-1])", allow_stdin=True)
     asked = running.client.get_stdin_msg(timeout=LIMIT_S)
     assert asked["content"]["prompt"] == "who? "
@@ -179,7 +106,7 @@ def test_input(running: JobKernel) -> None:
 
 
 def test_large_messages(running: JobKernel) -> None:
-    """What is as large as a widget's data, 20 MB, comes whole in both directions."""
+    """A message of 20 MB is complete in both directions."""
     size = 20_000_000
     opened = running.client.session.msg(
         "comm_open", {"comm_id": "1", "target_name": "big", "data": {}}
@@ -196,8 +123,8 @@ def test_large_messages(running: JobKernel) -> None:
     assert (len(cell.stdout), {*cell.stdout}) == (size + 1, {"x", "\n"})
 
 
-def test_a_restart(running: JobKernel) -> None:
-    """A restarted kernel is another process in the same job, with the same GPU."""
+def test_restart(running: JobKernel) -> None:
+    """A restarted kernel is a new process in the same job, with the same GPU."""
     before, pid = running.visible(), running.pid
     running.run("kept = True")
     running.restart()
@@ -206,8 +133,8 @@ def test_a_restart(running: JobKernel) -> None:
     assert running.pid != pid
 
 
-def test_a_crash(node: Slurm, running: JobKernel) -> None:
-    """A kernel that crashes has died to Jupyter; started again it is in the same job."""
+def test_crash(node: Slurm, running: JobKernel) -> None:
+    """A crashed kernel is dead for Jupyter, and restarts in the same job."""
     before = running.visible()
     running.start("import os; os._exit(3)")
     wait_for(lambda: not running.manager.is_alive(), 0.05)
@@ -215,8 +142,8 @@ def test_a_crash(node: Slurm, running: JobKernel) -> None:
     assert running.visible() == before
 
 
-def test_a_relay_that_is_killed(node: Slurm, running: JobKernel) -> None:
-    """Where the process beside the client is killed, Jupyter starts the kernel again in the job."""
+def test_killed_relay(node: Slurm, running: JobKernel) -> None:
+    """If the process on the client's machine is killed, Jupyter restarts the kernel in the job."""
     before = running.visible()
     os.kill(running.relay, signal.SIGKILL)
     wait_for(lambda: not running.manager.is_alive(), 0.05)
@@ -225,24 +152,24 @@ def test_a_relay_that_is_killed(node: Slurm, running: JobKernel) -> None:
     assert len(node.jobs()) == 1
 
 
-def test_a_shutdown(node: Slurm, running: JobKernel) -> None:
-    """A kernel that is shut down takes its job along."""
+def test_shutdown(node: Slurm, running: JobKernel) -> None:
+    """The job of a kernel ends when the kernel is shut down."""
     running.close()
     node.until_free()
 
 
 def test_scancel_while_a_cell_runs(slurm: Slurm) -> None:
-    """Who runs a cell reads that the job has ended; a restart starts another one."""
-    with closing(JobKernel(slurm)) as made:
-        job, _ = made.visible()
-        message = made.start(NAPS)
-        made.until_on(message)
+    """After scancel, the running cell fails with the reason, and a restart starts a new job."""
+    with closing(JobKernel(slurm)) as kernel:
+        job, _ = kernel.visible()
+        message = kernel.start(PRINT_AND_SLEEP)
+        kernel.wait_for_message(message)
         slurm.run("scancel", job)
-        assert made.error(message).startswith("The job has ended: ")
-        assert "CANCELLED" in made.error(made.start("1 + 1"))
-        assert made.manager.is_alive()
-        made.restart()
-        again, _ = made.visible()
+        assert kernel.error(message).startswith("The job has ended: ")
+        assert "CANCELLED" in kernel.error(kernel.start("1 + 1"))
+        assert kernel.manager.is_alive()
+        kernel.restart()
+        again, _ = kernel.visible()
         assert again != job
 
 
@@ -250,7 +177,7 @@ def test_scancel_while_a_cell_runs(slurm: Slurm) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that no connection of another program gets until the kernel listens there."""
+    """Return ports outside the range of other programs' connections."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -261,7 +188,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class PlainKernel(JobKernel):
-    """A kernel that is started by the command in its kernelspec, as VS Code starts it."""
+    """A kernel that the command of its kernelspec starts, as in VS Code."""
 
     def __init__(self, slurm: Slurm) -> None:
         from jupyter_client.blocking.client import BlockingKernelClient
@@ -270,13 +197,13 @@ class PlainKernel(JobKernel):
         shell, iopub, stdin, hb, control = free_ports(5)
         file = slurm.folder / f"plain-{time.monotonic_ns()}.json"
         path, _ = write_connection_file(str(file), shell, iopub, stdin, hb, control_port=control)
-        argv = [word.replace("{connection_file}", path) for word in spec(slurm)["argv"]]
+        argv = [word.replace("{connection_file}", path) for word in kernelspec(slurm)["argv"]]
         self.process = subprocess.Popen(
             argv, env=slurm.environ(), cwd=slurm.folder, start_new_session=True
         )
         self.client = BlockingKernelClient(connection_file=path)
         self.client.load_connection_file()
-        self.client.start_channels(hb=False)  # without which one that is slow to start is none
+        self.client.start_channels(hb=False)  # a slow start would count as dead
         try:
             self.client.wait_for_ready(timeout=LIMIT_S)
         except BaseException:
@@ -289,40 +216,40 @@ class PlainKernel(JobKernel):
         self.process.wait(LIMIT_S)
 
 
-def test_a_plain_command(slurm: Slurm) -> None:
-    """Without our provisioner it runs, is interrupted by a message, and is shut down."""
-    with closing(PlainKernel(slurm)) as made:
-        assert made.visible()[1] == "0"
-        message = made.start(NAPS)
-        made.until_on(message)
-        client = made.client
+def test_plain_command(slurm: Slurm) -> None:
+    """Without our provisioner, a kernel runs, is interrupted by a message, and is shut down."""
+    with closing(PlainKernel(slurm)) as kernel:
+        assert kernel.visible()[1] == "0"
+        message = kernel.start(PRINT_AND_SLEEP)
+        kernel.wait_for_message(message)
+        client = kernel.client
         client.control_channel.send(client.session.msg("interrupt_request", {}))
-        assert made.reply(message)["ename"] == "KeyboardInterrupt"
+        assert kernel.reply(message)["ename"] == "KeyboardInterrupt"
         client.shutdown()
-        made.process.wait(LIMIT_S)
+        kernel.process.wait(LIMIT_S)
         slurm.until_free()
 
 
 @pytest.mark.parametrize("how", ["kill", "crash"])
-def test_a_plain_command_ends(slurm: Slurm, how: str) -> None:
-    """No job is left where that command is killed, or the kernel crashes, which ends it."""
-    with closing(PlainKernel(slurm)) as made:
-        made.visible()
+def test_end_of_a_plain_command(slurm: Slurm, how: str) -> None:
+    """The job ends when the command is killed or the kernel crashes."""
+    with closing(PlainKernel(slurm)) as kernel:
+        kernel.visible()
         if how == "kill":
-            made.process.kill()
+            kernel.process.kill()
         else:
-            made.start("import os; os._exit(3)")
-        assert made.process.wait(LIMIT_S) != 0
+            kernel.start("import os; os._exit(3)")
+        assert kernel.process.wait(LIMIT_S) != 0
         slurm.until_free()
 
 
-def test_a_plain_command_is_killed_in_the_queue(slurm: Slurm) -> None:
-    """Where that command is killed in the queue its job ends as soon as it would run."""
-    job = block(slurm)
-    with closing(PlainKernel(slurm)) as made:
-        wait_for(lambda: waiting(slurm), 0.05)
-        made.process.kill()
-        made.process.wait(LIMIT_S)
+def test_plain_command_killed_in_the_queue(slurm: Slurm) -> None:
+    """If the command is killed while it waits, the job ends as soon as it starts."""
+    job = occupy_gpus(slurm)
+    with closing(PlainKernel(slurm)) as kernel:
+        wait_for(lambda: waiting_jobs(slurm), 0.05)
+        kernel.process.kill()
+        kernel.process.wait(LIMIT_S)
         slurm.run("scancel", job)
         slurm.until_free()
 
@@ -330,52 +257,52 @@ def test_a_plain_command_is_killed_in_the_queue(slurm: Slurm) -> None:
 # -- in the queue ----------------------------------------------------------------------------------
 
 
-def test_a_kernel_that_waits(slurm: Slurm) -> None:
-    """The first cell shows why the job waits, and at which place; then all run, in their order."""
-    job = block(slurm)
-    slurm.run("sbatch", "--output=/dev/null", ALL, "--wrap=true")
-    with closing(JobKernel(slurm)) as made:
-        first, *more = (made.start(f"print({number})") for number in range(3))
-        text = made.until("stream", first, r"is waiting: \w+ \(position")
-        (own,) = waiting(slurm)
+def test_waiting_kernel(slurm: Slurm) -> None:
+    """The first cell shows why and where the job waits; then all cells run in order."""
+    job = occupy_gpus(slurm)
+    slurm.run("sbatch", "--output=/dev/null", ALL_GPUS, "--wrap=true")
+    with closing(JobKernel(slurm)) as kernel:
+        first, *more = (kernel.start(f"print({number})") for number in range(3))
+        text = kernel.wait_for_message(first, pattern=r"is waiting: \w+ \(position")
+        (own,) = waiting_jobs(slurm)
         pattern = rf"Job {own} is waiting: (Priority|Resources) \(position 2 of 2\).*"
         assert re.fullmatch(pattern, text)
         slurm.run("scancel", job)
-        made.until("clear_output", first)
-        printed = [made.finish(each).stdout.split()[-1] for each in (first, *more)]
+        kernel.wait_for_message(first, "clear_output")
+        printed = [kernel.finish(each).stdout.split()[-1] for each in (first, *more)]
         assert printed == ["0", "1", "2"]
-        assert [made.reply(each)["status"] for each in (first, *more)] == ["ok"] * 3
-        assert made.visible()[0] == own
+        assert [kernel.reply(each)["status"] for each in (first, *more)] == ["ok"] * 3
+        assert kernel.visible()[0] == own
 
 
-def test_what_people_do_in_the_queue(slurm: Slurm) -> None:
-    """In the queue an interrupt ends the cells, a restart keeps the job, scancel says so."""
-    block(slurm)
-    with closing(JobKernel(slurm)) as made:
-        wait_for(lambda: waiting(slurm), 0.05)
-        own = waiting(slurm)
-        message = made.start("1")
-        made.until_on(message)
-        made.manager.interrupt_kernel()
-        assert made.error(message) == "The job is still waiting."
-        made.restart()
-        assert waiting(slurm) == own
-        message = made.start("1")
-        made.until_on(message)
+def test_interrupt_restart_and_scancel_in_the_queue(slurm: Slurm) -> None:
+    """In the queue, an interrupt ends the cells, and a restart keeps the job."""
+    occupy_gpus(slurm)
+    with closing(JobKernel(slurm)) as kernel:
+        wait_for(lambda: waiting_jobs(slurm), 0.05)
+        own = waiting_jobs(slurm)
+        message = kernel.start("1")
+        kernel.wait_for_message(message)
+        kernel.manager.interrupt_kernel()
+        assert kernel.error(message) == "The job is still waiting."
+        kernel.restart()
+        assert waiting_jobs(slurm) == own
+        message = kernel.start("1")
+        kernel.wait_for_message(message)
         slurm.run("scancel", *own)
-        assert made.error(message).startswith("Slurm could not start a job: ")
-        assert not waiting(slurm)
+        assert kernel.error(message).startswith("Slurm could not start a job: ")
+        assert not waiting_jobs(slurm)
 
 
-def test_a_shutdown_in_the_queue(slurm: Slurm) -> None:
-    """A kernel that is shut down in the queue leaves no job there."""
-    job = block(slurm)
+def test_shutdown_in_the_queue(slurm: Slurm) -> None:
+    """A waiting kernel that is shut down leaves no job."""
+    job = occupy_gpus(slurm)
     with closing(JobKernel(slurm)):
-        wait_for(lambda: waiting(slurm), 0.05)
+        wait_for(lambda: waiting_jobs(slurm), 0.05)
     slurm.until(job, "squeue", "--noheader", "--format=%i")
 
 
-# -- where there is no job -------------------------------------------------------------------------
+# -- without a job ---------------------------------------------------------------------------------
 
 
 def without_srun(line: list[str]) -> list[str]:
@@ -387,24 +314,22 @@ def without_srun(line: list[str]) -> list[str]:
     ("given", "reason"),
     [
         ("--partition=nowhere", "invalid partition specified: nowhere"),
-        ("--gres=gpu:99", "Requested node configuration is not available"),
-        ("--nonsense", "unrecognized option '--nonsense'"),
         ("", "/nowhere/srun: No such file or directory"),
     ],
 )
 def test_no_job(slurm: Slurm, given: str, reason: str) -> None:
-    """Where Slurm starts no job the cell's error says why, in Slurm's words."""
+    """If Slurm starts no job, the error of the cell has Slurm's reason."""
     options = (given,) if given else ()
     changed = {} if given else {"changed": without_srun}
-    with closing(JobKernel(slurm, *options, **changed)) as made:
-        text = made.error(made.start("1"))
+    with closing(JobKernel(slurm, *options, **changed)) as kernel:
+        text = kernel.error(kernel.start("1"))
         assert text.startswith("Slurm could not start a job: ")
         assert reason in text
         assert "\n" not in text
-        assert made.manager.is_alive()
+        assert kernel.manager.is_alive()
 
 
-# Of the job's own: mounts in a namespace of its own, of which this machine sees nothing.
+# Mounts in a namespace of the job, invisible to this machine.
 READ_ONLY = "for each in /tmp /var/tmp; do mount --bind $each $each; mount -o remount,bind,ro $each"
 READ_ONLY = f"{READ_ONLY}; done; cd /proc"
 FULL = "mount -t tmpfs -o nr_inodes=2 full /var/tmp; export TMPDIR=/var/tmp"
@@ -415,37 +340,36 @@ FULL = "mount -t tmpfs -o nr_inodes=2 full /var/tmp; export TMPDIR=/var/tmp"
     [(READ_ONLY, "No usable temporary directory"), (FULL, "No space left on device")],
     ids=["read-only", "full"],
 )
-def test_no_room_on_the_node(slurm: Slurm, script: str, reason: str) -> None:
-    """Where the node has no room for the kernel's files the cell's error is one line about that."""
+def test_full_node(slurm: Slurm, script: str, reason: str) -> None:
+    """If the node has no space for the kernel's files, the error is one line with the reason."""
     can = subprocess.run(["unshare", "--mount", "true"], check=False, stderr=subprocess.DEVNULL)
     if can.returncode:
         pytest.skip("needs mount namespaces")
     inside = ("unshare", "--mount", "sh", "-ec", f'{script}; exec "$@"', "sh")
-    with closing(JobKernel(slurm, *inside)) as made:
-        text = made.error(made.start("1"))
+    with closing(JobKernel(slurm, *inside)) as kernel:
+        text = kernel.error(kernel.start("1"))
         assert reason in text
         assert "\n" not in text
     slurm.until_free()
 
 
-def test_a_gpu_that_somebody_has(slurm: Slurm) -> None:
-    """Where somebody outside of Slurm has the GPU that it gives, the kernel starts and says so."""
+def test_gpu_held_outside_slurm(slurm: Slurm) -> None:
+    """If a process outside Slurm holds the GPU, the kernel starts and reports that."""
     with slurm.machine.child() as outside:
         assert not outside.reserve("count=4").error
-        with closing(JobKernel(slurm)) as made:
-            shown = made.run("1").all
+        with closing(JobKernel(slurm)) as kernel:
+            shown = kernel.run("1").all
             assert "This kernel was started without a GPU of its own." in shown
 
 
-# -- clients that die ------------------------------------------------------------------------------
+# -- killed clients --------------------------------------------------------------------------------
 
-# A client in a process of its own.
+# A client in another process.
 CLIENT = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from tests.commands.slurm.test_slurm_kernels import JobKernel
-from tests.support.slurm import Slurm
+from tests.support.slurm import JobKernel, Slurm
 from tests.support.engines import host
 slurm = Slurm([host(Path.cwd() / "n0")], Path.cwd())
 kernel = JobKernel(slurm)
@@ -453,15 +377,15 @@ kernel = JobKernel(slurm)
 
 
 @pytest.mark.parametrize("is_queued", [False, True])
-def test_a_client_that_is_killed(slurm: Slurm, *, is_queued: bool) -> None:
-    """Where the client is killed with -9 its job ends, whether it runs or waits."""
-    jobs = [block(slurm)] if is_queued else []
+def test_killed_client(slurm: Slurm, *, is_queued: bool) -> None:
+    """The job of a killed client ends, whether it runs or waits."""
+    jobs = [occupy_gpus(slurm)] if is_queued else []
     with slurm.machine.child(SLURM_CONF=f"{slurm.folder}/slurm.conf") as client:
         assert client.run(f"os.chdir({str(slurm.folder)!r})").error is None
         answer = client.run(CLIENT)
         assert answer.error is None, answer
         if is_queued:
-            wait_for(lambda: waiting(slurm), 0.05)
+            wait_for(lambda: waiting_jobs(slurm), 0.05)
         else:
             assert client.run("kernel.visible()").value[1] == "0"
         relay = client.run("kernel.relay").value
@@ -470,25 +394,25 @@ def test_a_client_that_is_killed(slurm: Slurm, *, is_queued: bool) -> None:
         wait_for(lambda: not is_running(relay), 0.05)
 
 
-# -- many ------------------------------------------------------------------------------------------
+# -- many kernels ----------------------------------------------------------------------------------
 
 KERNELS = int(os.environ.get("KERNELS", "12"))  # tried with 20
-# What a kernel has, as the reply to a cell: that is lost nowhere, whoever listens from when on.
-HAS = {"has": "(os.environ['SLURM_JOB_ID'], reserve_gpu.current().devices[0].uuid)"}
+# Evaluated in the reply to a cell, which is never lost, unlike output.
+JOB_AND_GPU = {"has": "(os.environ['SLURM_JOB_ID'], reserve_gpu.current().devices[0].uuid)"}
 
 
 def test_many_kernels_for_four_gpus(slurm: Slurm) -> None:
-    """Each of many kernels gets a GPU, never two the same at once, and no job is left."""
+    """Each of many kernels gets a GPU that no other kernel has, and no job is left."""
     kernels: dict[str, Any] = {}
     has: dict[str, tuple[str, str]] = {}
     done = set[str]()
     try:
         for _ in range(KERNELS):
-            started = manager(slurm, spec(slurm))
+            started = kernel_manager_of(slurm, kernelspec(slurm))
             started.start_kernel(env=slurm.environ(), cwd=str(slurm.folder))
             client = started.client()
             client.start_channels(hb=False)
-            message = client.execute("import os, reserve_gpu", user_expressions=HAS)
+            message = client.execute("import os, reserve_gpu", user_expressions=JOB_AND_GPU)
             kernels[message] = started, client
         deadline = time.monotonic() + 200
         while len(done) < KERNELS:
@@ -499,12 +423,12 @@ def test_many_kernels_for_four_gpus(slurm: Slurm) -> None:
                 with suppress(Empty):
                     reply = client.get_shell_msg(timeout=0.02)
                     assert reply["content"]["status"] == "ok", reply["content"]
-                    said = reply["content"]["user_expressions"]["has"]["data"]["text/plain"]
-                    job, uuid = re.findall(r"'(.*?)'", said)
+                    text = reply["content"]["user_expressions"]["has"]["data"]["text/plain"]
+                    job, uuid = re.findall(r"'(.*?)'", text)
                     assert uuid not in {each for _, each in has.values()}
                     assert len(has) < 4
                     has[message] = job, uuid
-            if len(has) == min(4, KERNELS - len(done)):  # as many as there can be at once
+            if len(has) == min(4, KERNELS - len(done)):  # no more fit at the same time
                 for message in [*has]:
                     close(*kernels[message])
                     del has[message]

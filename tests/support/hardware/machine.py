@@ -63,6 +63,7 @@ def free_mib():
     return free.value >> 20
 """
 COMPUTE = f"{CUDA}start(); context(); take(1); work()"
+CHECK = "import json, reserve_gpu; print(json.dumps(reserve_gpu.check().to_dict()))"
 
 # Code for the process that reads NVML. `moment` returns the first time when a condition is true.
 READER = """
