@@ -1,4 +1,4 @@
-"""Starts a command as JupyterHub starts a user's server, says how it stands, and stops it."""
+"""Start a command as JupyterHub starts a user's server, print its state, and stop it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jupyterhub.user import User
 
 async def main() -> None:
     database = orm.new_session_factory(url="sqlite:///:memory:")()
-    owner = orm.User(name="somebody")
+    owner = orm.User(name="user")
     database.add(owner)
     database.commit()
     spawner = User(owner)._new_spawner("", spawner_class=SimpleLocalProcessSpawner, hub=Hub())
     spawner.server = Server()
     spawner.home_dir_template = os.getcwd()
-    spawner.env_keep = [*spawner.env_keep, *os.environ]  # the stand-in driver's
+    spawner.env_keep = [*spawner.env_keep, *os.environ]  # with the variables of the stand-in driver
     spawner.cmd = sys.argv[1:]
     await spawner.start()
     started = await asyncio.to_thread(Path("started").read_text)  # a pipe

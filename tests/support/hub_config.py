@@ -1,6 +1,6 @@
 """The configuration of a JupyterHub below a base URL, whose users are users of this machine.
 
-HUB_ADDRESS, HUB_PORTS and HUB_FOLDER say where it is; each user has a folder of that name there.
+HUB_ADDRESS and HUB_PORTS are its address and ports. HUB_FOLDER has a folder for each user.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ folder = os.environ["HUB_FOLDER"]
 
 
 def prepare(spawner: Any) -> None:
+    """Start the server as the user, in the user's folder."""
     user = spawner.user.name
     home = os.path.join(folder, user)
     spawner.cmd = [

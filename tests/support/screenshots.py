@@ -1,7 +1,7 @@
 """Create the pictures of README and docs/ (as root): `python -m tests.support.screenshots [NAME]`.
 
-All that is to be seen is real, but for the driver: users, kernels, reservations and waits, and a
-browser that shows them. Names, times and the host's name are this machine's in a namespace alone.
+Users, kernels, reservations, waits and the browser are real; only the driver is not. The names of
+users and of the host exist only in a namespace of this program.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOTEBOOKS = ("train.ipynb", "finetune.ipynb", "explore.ipynb", "sweep.ipynb")
 MINUTE_S, HOUR_S = 60, 3600
 TABS_PX, MARGIN_PX = 25, 10
 FRAME_S, LAST_FRAME_MS = 0.5, 4000
-COLORS = 256  # of an animation, as many as GIF allows
+COLORS = 256  # the most colors of a GIF
 MODEL = """
 gpu
   name NVIDIA A100-SXM4-80GB
@@ -46,7 +46,7 @@ gpu
   memory 81920
   reserved 620
 """
-LOST, UNREADABLE = 4, 5  # GPUs that have a trouble of their own
+LOST, UNREADABLE = 4, 5  # GPUs with a fault
 TROUBLE = f"""
 fail nvmlDeviceGetHandleByIndex_v2 {LOST} 15
 fail nvmlDeviceGetComputeRunningProcesses_v3 {UNREADABLE} 999
@@ -56,7 +56,7 @@ fail nvmlDeviceGetMemoryInfo_v2 {UNREADABLE} 4
 
 
 class Scene:
-    """A machine with eight GPUs and several people."""
+    """A machine with eight GPUs and several users."""
 
     def __init__(self, folder: Path) -> None:
         self.machine = Machine(folder)
@@ -66,24 +66,24 @@ class Scene:
         self._update()
 
     def use(self, gpu: int, pid: int, mib: int, percent: int) -> None:
-        """Let a process have memory on a GPU besides others, and the GPU be at work."""
+        """Add a process with memory to a GPU, and set the utilization."""
         self.uses.setdefault(gpu, []).extend([f"compute {pid} {mib}", f"utilisation {percent}"])
         self._update()
 
     def free(self, gpu: int) -> None:
-        """Let nobody have memory on a GPU any more."""
+        """Remove all processes from a GPU."""
         del self.uses[gpu]
         self._update()
 
     def person(self, user: str, notebook: str) -> Child:
-        """Start a Python of that user, as the kernel of a notebook."""
+        """Start a Python process of a user, as the kernel of a notebook."""
         environ = self.machine.environ(HOME="/nonexistent", JPY_SESSION_NAME=notebook)
         child = Child(environ, self.machine.folder, *as_user(user))
         self._people.callback(child.kill)
         return child
 
     def stranger(self, user: str, script: str) -> int:
-        """Start a script of that user that reserves nothing; return its pid."""
+        """Start a script of a user without a reservation, and return its pid."""
         path = self.machine.folder / script
         path.write_text("import time; time.sleep(900)")
         process = subprocess.Popen([*as_user(user), sys.executable, str(path)])
@@ -98,11 +98,11 @@ class Scene:
         *,
         since_s: float,
         idle_s: float = 0,
-        wishes: str = "",
+        request: str = "",
     ) -> Child:
-        """Let somebody reserve a GPU, or a part, as long ago as the record is made to say."""
+        """Reserve a GPU or a part for a user, with an earlier start."""
         child = self.person(user, notebook)
-        answer = child.reserve(f"{gpu}, {wishes}")
+        answer = child.reserve(f"{gpu}, {request}")
         assert answer.value == str(gpu), answer
         for path in self.machine.locks.glob("*.lock"):
             record = json.loads(path.read_text() or "{}")
@@ -111,13 +111,13 @@ class Scene:
         return child
 
     def pid_of(self, notebook: str) -> int:
-        """Return the pid of a notebook that holds a GPU, as it has written it."""
+        """Return the pid of a notebook that holds a GPU."""
         texts = [path.read_text() or "{}" for path in self.machine.locks.glob("GPU-*.lock")]
         (record,) = (r for r in map(json.loads, texts) if r.get("notebook") == notebook)
         return int(record["pid"])
 
     def close(self) -> None:
-        """Let everybody go."""
+        """End all processes."""
         self._people.close()
 
     def _update(self) -> None:
@@ -129,25 +129,27 @@ def as_user(user: str) -> list[str]:
     return ["setpriv", f"--reuid={user}", "--regid=65534", "--clear-groups"]
 
 
-def a_day(scene: Scene) -> None:
-    """Have a bit of everything, but for what the notebooks of the picture do."""
+def start_users(scene: Scene) -> None:
+    """Start the reservations and processes of all pictures."""
     alice = scene.holder(
-        "alice", "train.ipynb", 0, since_s=9.3 * HOUR_S, wishes="note='for the thesis'"
+        "alice", "train.ipynb", 0, since_s=9.3 * HOUR_S, request="note='for the thesis'"
     )
     scene.use(0, alice.pid, 70900, 97)
-    bob = scene.holder("bob", "finetune.ipynb", 1, since_s=130 * MINUTE_S, wishes="for_='3h'")
+    bob = scene.holder("bob", "finetune.ipynb", 1, since_s=130 * MINUTE_S, request="for_='3h'")
     scene.use(1, bob.pid, 38300, 64)
     scene.holder("carol", "explore.ipynb", 2, since_s=6 * HOUR_S, idle_s=5.4 * HOUR_S)
     scene.use(3, scene.stranger("dave", "train.py"), 21500, 88)
 
 
 def status(scene: Scene, lab: Lab, page: Page) -> None:
-    """Return a notebook gets a GPU and shows who has the others."""
-    take_after(lab, page, "status.png", "sweep.ipynb", "%reserve_gpu", "%reserve_gpu --status")
+    """Show a notebook that gets a GPU, and the status."""
+    run_and_take_picture(
+        lab, page, "status.png", "sweep.ipynb", "%reserve_gpu", "%reserve_gpu --status"
+    )
 
 
 def waiting(scene: Scene, lab: Lab, page: Page) -> None:
-    """Show two notebooks: one has the last free GPU, and the other waits for one."""
+    """Show two notebooks: one holds the last free GPU, and the other one waits."""
     bob = scene.holder("bob", "fold.ipynb", 7, since_s=25 * MINUTE_S)
     scene.use(7, bob.pid, 52000, 90)
     lab.write("baseline.ipynb", "%reserve_gpu")
@@ -156,17 +158,16 @@ def waiting(scene: Scene, lab: Lab, page: Page) -> None:
         closing(Notebook(page, "baseline.ipynb")) as left,
         closing(Notebook(page, "ablation.ipynb", left=left)) as right,
     ):
-        left.run(0)
-        left.finish(0)
+        left.execute(0)
         scene.person("carol", "/home/carol/explore.ipynb").send("reserve_gpu.reserve(wait=True)")
         wait_for(lambda: queue(scene.machine))
         right.run(0)
         right.see(0, "number 2 in the queue, 4 s so far")
-        take(page, "waiting.png", left, right)
+        take_picture(page, "waiting.png", left, right)
 
 
 def handover(scene: Scene, lab: Lab, page: Page) -> None:
-    """Film a notebook that waits, and gets the GPU that the other one releases."""
+    """Record a notebook that waits and gets the GPU that another one releases."""
     bob = scene.holder("bob", "fold.ipynb", 7, since_s=25 * MINUTE_S)
     scene.use(7, bob.pid, 52000, 90)
     lab.write("baseline.ipynb", "%reserve_gpu", "%reserve_gpu --release")
@@ -182,23 +183,21 @@ def handover(scene: Scene, lab: Lab, page: Page) -> None:
         closing(Notebook(page, "baseline.ipynb")) as left,
         closing(Notebook(page, "ablation.ipynb", left=left)) as right,
     ):
-        left.run(0)
-        left.finish(0)
+        left.execute(0)
         film(2)
         right.run(0)
         right.see(0, "in the queue, 1 s so far")
         film(8)
-        left.run(1)
-        left.finish(1)
+        left.execute(1)
         film(2)
         right.finish(0)
         film(1)
     bob.kill()
     scene.free(7)
-    save_film(frames, IMAGES / "handover.gif")
+    save_animation(frames, IMAGES / "handover.gif")
 
 
-def save_film(frames: Sequence[bytes], path: Path) -> None:
+def save_animation(frames: Sequence[bytes], path: Path) -> None:
     """Write the frames as an animation; the last frame stays for some seconds.
 
     The frames share a palette in which each color counts once. By its number of pixels, the green
@@ -217,37 +216,37 @@ def save_film(frames: Sequence[bytes], path: Path) -> None:
 
 
 def refusal(scene: Scene, lab: Lab, page: Page) -> None:
-    """Return a notebook asks for more GPUs than are free."""
+    """Show a request for more GPUs than are free."""
     del scene
-    take_after(lab, page, "refusal.png", "three.ipynb", "%reserve_gpu -n 3")
+    run_and_take_picture(lab, page, "refusal.png", "three.ipynb", "%reserve_gpu -n 3")
 
 
 def parts(scene: Scene, lab: Lab, page: Page) -> None:
-    """Return a notebook gets a part of a GPU, and shows who has the others."""
-    alice = scene.holder("alice", "probe.ipynb", 6, since_s=2 * HOUR_S, wishes="memory='10GiB'")
+    """Show a notebook that gets a part of a GPU, and the status."""
+    alice = scene.holder("alice", "probe.ipynb", 6, since_s=2 * HOUR_S, request="memory='10GiB'")
     scene.use(6, alice.pid, 12400, 71)
-    bob = scene.holder("bob", "fold.ipynb", 6, since_s=25 * MINUTE_S, wishes="memory='32GiB'")
+    bob = scene.holder("bob", "fold.ipynb", 6, since_s=25 * MINUTE_S, request="memory='32GiB'")
     scene.use(6, bob.pid, 9500, 71)
     cells = ("%reserve_gpu --memory 10GiB", "%reserve_gpu --status")
-    take_after(lab, page, "parts.png", "small.ipynb", *cells)
-    for child in (alice, bob):  # the next picture has that GPU whole
+    run_and_take_picture(lab, page, "parts.png", "small.ipynb", *cells)
+    for child in (alice, bob):  # the next picture needs the whole GPU
         child.kill()
     scene.free(6)
 
 
 def ends(scene: Scene, lab: Lab, page: Page) -> None:
-    """Return a notebook has a GPU for some hours, and sees until when others have theirs."""
+    """Show a notebook with a lease, and the ends of other leases."""
     scene.machine.rules.write_text('message = "Maintenance on Friday at 17:00"\n')
-    wishes = "idle='1h', if_wanted=True"
-    carol = scene.holder("carol", "demo.ipynb", 7, since_s=2600, idle_s=2400, wishes=wishes)
+    request = "idle='1h', if_wanted=True"
+    carol = scene.holder("carol", "demo.ipynb", 7, since_s=2600, idle_s=2400, request=request)
     cells = ("%reserve_gpu --for 4h", "%reserve_gpu --status")
-    take_after(lab, page, "ends.png", "sweep.ipynb", *cells)
+    run_and_take_picture(lab, page, "ends.png", "sweep.ipynb", *cells)
     carol.kill()
     scene.machine.rules.write_text("")
 
 
 def terminal(scene: Scene, lab: Lab, page: Page) -> None:
-    """Draw the status in a terminal of 120 columns, of the kind that JupyterLab has."""
+    """Show the status in a terminal of 120 columns."""
     del lab
     shown = scene.machine.command(
         *as_user("erin"), sys.executable, "-m", "reserve_gpu", "status",
@@ -258,7 +257,7 @@ def terminal(scene: Scene, lab: Lab, page: Page) -> None:
 
 
 def hosts(scene: Scene, lab: Lab, page: Page) -> None:
-    """Draw three machines in a terminal, of which one does not answer."""
+    """Show three machines in a terminal; one does not answer."""
     del lab
     folder = scene.machine.folder / "hosts"
     folder.mkdir()
@@ -285,34 +284,32 @@ def hosts(scene: Scene, lab: Lab, page: Page) -> None:
 
 
 def jupyterlab(scene: Scene, lab: Lab, page: Page) -> None:
-    """Show a notebook that has a GPU, with the status bar and the panel of the extension."""
+    """Show a notebook with a GPU, and the status bar and panel of the extension."""
     cells = ("%reserve_gpu --for 4h", "import torch\nmodel = torch.nn.Linear(512, 512)")
     lab.write("sweep.ipynb", *cells)
     with closing(Notebook(page, "sweep.ipynb")) as notebook:
         show_panel(page, 720)
-        notebook.run(0)
-        notebook.finish(0)
+        notebook.execute(0)
         scene.use(6, scene.pid_of("sweep.ipynb"), 12400, 71)
-        see(page, "GPU6 · 12.1 of 80.0 GiB · until")
+        wait_for_status(page, "GPU6 · 12.1 of 80.0 GiB · until")
         page.screenshot(path=IMAGES / "jupyterlab.png")
     scene.free(6)
 
 
 def jupyterlab_wanted(scene: Scene, lab: Lab, page: Page) -> None:
-    """Show an idle GPU for which somebody waits, and what is told of it."""
+    """Show an idle GPU with a waiter, and the notification."""
     bob = scene.holder("bob", "fold.ipynb", 7, since_s=25 * MINUTE_S)
     scene.use(7, bob.pid, 52000, 90)
     lab.write("baseline.ipynb", "%reserve_gpu")
     with closing(Notebook(page, "baseline.ipynb")) as notebook:
         show_panel(page, 300)
-        notebook.run(0)
-        notebook.finish(0)
+        notebook.execute(0)
         for path in scene.machine.locks.glob("GPU-*.lock"):
             if json.loads(path.read_text() or "{}").get("notebook") == "baseline.ipynb":
-                make_older(path, 12 * MINUTE_S)  # else it is not called idle
+                make_older(path, 12 * MINUTE_S)  # a young reservation is not idle
         carol = scene.person("carol", "/home/carol/explore.ipynb")
         carol.send("reserve_gpu.reserve(wait=True)")
-        see(page, "idle; carol is waiting for a GPU")
+        wait_for_status(page, "idle; carol is waiting for a GPU")
         page.evaluate("window.jupyterapp.commands.execute('apputils:display-notifications')")
         page.locator(".jp-Notification-Center").get_by_text("carol is waiting for a GPU").wait_for()
         page.screenshot(path=IMAGES / "jupyterlab_wanted.png")
@@ -322,18 +319,17 @@ def jupyterlab_wanted(scene: Scene, lab: Lab, page: Page) -> None:
 
 
 def jupyterlab_end(scene: Scene, lab: Lab, page: Page) -> None:
-    """Show the panel as narrow as it may be, with a reservation that ends soon."""
+    """Show the narrow panel with a reservation that ends soon."""
     lab.write("probe.ipynb", "%reserve_gpu --for 9m")
     with closing(Notebook(page, "probe.ipynb")) as notebook:
         show_panel(page, 300)
-        notebook.run(0)
-        notebook.finish(0)
-        see(page, "9 min left")
+        notebook.execute(0)
+        wait_for_status(page, "9 min left")
         page.screenshot(path=IMAGES / "jupyterlab_end.png")
 
 
 def show_panel(page: Page, width: int) -> None:
-    """Show the panel of the extension, as wide as that."""
+    """Show the panel of the extension with this width."""
     page.evaluate("window.jupyterapp.commands.execute('reserve-gpu:show')")
     edge = page.locator(".jp-ReserveGPU-panel").bounding_box()
     assert edge
@@ -343,44 +339,51 @@ def show_panel(page: Page, width: int) -> None:
     page.mouse.up()
 
 
-def see(page: Page, text: str) -> None:
-    """Wait until the status bar says that."""
+def wait_for_status(page: Page, text: str) -> None:
+    """Wait until the status bar contains the text."""
     page.locator(".jp-ReserveGPU-item", has_text=text).wait_for()
 
 
-# What terminals make of the codes that a status has.
+# The colors of a terminal.
 TERMINAL = """<body style="margin:0"><pre style="margin:0;padding:14px;width:max-content;
 font:14px 'DejaVu Sans Mono',monospace;line-height:1.25;background:#1e1e1e;color:#ddd">{}</pre>"""
-COLOURS = {"31": "#f47067", "32": "#6bc46d", "33": "#daaa3f", "35": "#dcbdfb", "36": "#76e3ea"}
+TERMINAL_COLORS = {
+    "31": "#f47067",
+    "32": "#6bc46d",
+    "33": "#daaa3f",
+    "35": "#dcbdfb",
+    "36": "#76e3ea",
+}
 
 
 def as_html(text: str) -> str:
-    """Return the text with its colours in HTML."""
+    """Return the text of a terminal as HTML."""
     made = ""
     for part in re.split("(\x1b\\[[0-9;]*m)", text):
         code = part[2:-1] if part.startswith("\x1b[") else None
         if code is None:
             made += html.escape(part)
             continue
-        styles = [f"color:{COLOURS[each]}" for each in code.split(";") if each in COLOURS]
+        styles = [
+            f"color:{TERMINAL_COLORS[each]}" for each in code.split(";") if each in TERMINAL_COLORS
+        ]
         styles += ["font-weight:bold"] if "1" in code.split(";") else []
         styles += ["opacity:0.7"] if code == "2" else []
         made += "</span>" if code == "0" else f'<span style="{";".join(styles)}">'
     return made
 
 
-def take_after(lab: Lab, page: Page, picture: str, name: str, *cells: str) -> None:
-    """Run the cells of a notebook of that name, and take a picture of it."""
+def run_and_take_picture(lab: Lab, page: Page, picture: str, name: str, *cells: str) -> None:
+    """Run the cells of a new notebook, and take a picture of it."""
     lab.write(name, *cells)
     with closing(Notebook(page, name)) as notebook:
         for cell in range(len(cells)):
-            notebook.run(cell)
-            notebook.finish(cell)
-        take(page, picture, notebook)
+            notebook.execute(cell)
+        take_picture(page, picture, notebook)
 
 
-def take(page: Page, name: str, *notebooks: Notebook) -> None:
-    """Take a picture of the notebooks, down to the end of the longest."""
+def take_picture(page: Page, name: str, *notebooks: Notebook) -> None:
+    """Take a picture of the notebooks, down to the end of the longest one."""
     panels = [notebook.panel.bounding_box() for notebook in notebooks]
     ends = [
         notebook.panel.locator(".jp-Notebook-cell").last.bounding_box() for notebook in notebooks
@@ -394,7 +397,7 @@ def take(page: Page, name: str, *notebooks: Notebook) -> None:
     page.screenshot(path=IMAGES / name, clip=clip)
 
 
-# The theme that the page starts with, what is drawn, and the size of the window.
+# The theme of the page, the function, and the size of the window.
 PICTURES: tuple[tuple[str, Callable[[Scene, Lab, Page], None], dict[str, int]], ...] = (
     ("light", status, {"width": 1130, "height": 1400}),
     ("light", refusal, {"width": 1130, "height": 1000}),
@@ -410,8 +413,8 @@ PICTURES: tuple[tuple[str, Callable[[Scene, Lab, Page], None], dict[str, int]], 
 )
 
 
-def name_people(folder: Path) -> None:
-    """Give the people and the host their names, which only this namespace knows."""
+def set_names(folder: Path) -> None:
+    """Set the names of the users and the host in this namespace."""
     passwd = folder / "passwd"
     people = "".join(f"{user}:x:{n}:{n}::/nonexistent:/bin/sh\n" for user, n in USERS.items())
     passwd.write_text(Path("/etc/passwd").read_text() + people)
@@ -420,12 +423,12 @@ def name_people(folder: Path) -> None:
 
 
 def draw(folder: Path, names: Sequence[str]) -> None:
-    """Make the pictures of these names, or all. folder: for everybody to write in."""
-    name_people(folder)
+    """Create the pictures with these names, or all. The folder is writable for all users."""
+    set_names(folder)
     with ExitStack() as opened:
         scene = Scene(folder)
         opened.callback(scene.close)
-        a_day(scene)
+        start_users(scene)
         lab = Lab(scene.machine, *as_user("erin"))
         opened.callback(lab.close)
         for theme, picture, viewport in PICTURES:
@@ -438,22 +441,17 @@ def draw(folder: Path, names: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Make the pictures, in a namespace of their own."""
+    """Create the pictures in a new namespace."""
     if os.geteuid():
-        sys.exit("python -m tests.support.screenshots: run it as root, as it shows several users.")
+        sys.exit(
+            "python -m tests.support.screenshots: run it as root, because it shows several users."
+        )
     inside = "--inside"
     if inside not in sys.argv:
-        again = [
-            *NAMESPACE,
-            sys.executable,
-            "-m",
-            "tests.support.screenshots",
-            inside,
-            *sys.argv[1:],
-        ]
-        sys.exit(subprocess.run(again, check=False).returncode)
+        program = [sys.executable, "-m", "tests.support.screenshots", inside, *sys.argv[1:]]
+        sys.exit(subprocess.run([*NAMESPACE, *program], check=False).returncode)
     IMAGES.mkdir(parents=True, exist_ok=True)
-    os.umask(0)  # in the folder, not for the pictures: all people write there
+    os.umask(0)  # all users write to the folder
     with tempfile.TemporaryDirectory(prefix="reserve_gpu-screenshots-") as folder:
         Path(folder).chmod(0o1777)
         require_python(folder)
@@ -463,15 +461,13 @@ def main() -> None:
 
 
 def require_python(folder: str) -> None:
-    """Leave with one line where the people can't run this Python, as their kernels have to."""
+    """Exit with a message if other users cannot run this Python."""
     kernel = (
         "import subprocess, sys; subprocess.check_call([sys.executable, '-m', 'ipykernel', '-h'])"
     )
     command = [*as_user("nobody"), sys.executable, "-c", kernel]
     if subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode:
-        sys.exit(
-            f"Other users can't run {sys.executable}; take the Python of a place that they can."
-        )
+        sys.exit(f"Other users can't run {sys.executable}. Use a Python that they can run.")
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ def test_killed_client_leaves_the_queue(lab: Lab) -> None:
 
 
 def test_twenty_for_six(lab: Lab) -> None:
-    """Of 20 kernels that start together, six get a GPU each, and the others an error."""
+    """If 20 kernels start together, six get a GPU each, and the others get an error."""
     kernel = lab.install("--hosts", "lab[1-3]", "--name", "crowd")
     with ExitStack() as stack:
         clients = [stack.enter_context(lab.client()) for _ in range(20)]
@@ -282,7 +282,7 @@ def test_killed_kernel(lab: Lab) -> None:
 
 
 def test_hanging_host(lab: Lab) -> None:
-    """If a host does not answer, the kernel starts on another one."""
+    """If a host does not answer, the next one is used."""
     kernel = lab.install("--hosts", "lab1", "lab2", "--name", "two-hosts")
     lab.hosts.freeze("lab1")
     try:
@@ -295,7 +295,7 @@ def test_hanging_host(lab: Lab) -> None:
 
 
 def test_dead_host(lab: Lab) -> None:
-    """If the host of a kernel dies, the next kernel starts on another one."""
+    """If the host of a kernel dies, the next kernel starts on a living host."""
     kernel = lab.install("--hosts", "lab3", "lab2", "--name", "dies")
     with lab.full("lab2") as (other,), lab.client() as client:
         home, _, _ = start_kernel(client, kernel)

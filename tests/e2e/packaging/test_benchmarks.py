@@ -1,4 +1,4 @@
-"""What the benchmarks compare does what it is compared for."""
+"""The benchmarks measure what they claim to compare."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.needs("benchmarks")]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m benchmarks`."""
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -33,12 +34,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("busy", [0, GPUS - 1, GPUS])
 @pytest.mark.parametrize("way", ways.CODE)
 def test_each_way_chooses(way: str, busy: int) -> None:
-    """Each way chooses an idle GPU; none, for setGPU's way and a part any, where there is none."""
+    """Each way chooses an idle GPU, if there is one."""
     with crowd(busy) as pids, stage(machine(GPUS, busy, pids)) as on:
         assert choose(on, way, GPUS, busy) > 0
 
 
-def test_a_wrong_choice_is_noticed() -> None:
+def test_wrong_choice() -> None:
     """A way that chooses a busy GPU, or none although one is free, ends the benchmark."""
     for answer in ("0", ""):
         with pytest.raises(RuntimeError, match="chose"):
@@ -46,16 +47,11 @@ def test_a_wrong_choice_is_noticed() -> None:
 
 
 def test_bars() -> None:
-    """A bar is met by the median, and up to the bar itself."""
-    assert str(table.slower("it", [3, 1, 9], [2, 2, 2], 1.5)) == (
-        "| it | 1.50 times (3.0 ms vs. 2.0 ms) | at most 1.5 times | met |"
-    )
-    assert str(table.faster("it", [1000], [1490], 1.5)) == (
-        "| it | 1.49 times faster (1.00 s vs. 1.49 s) | at least 1.5 times | **missed** |"
-    )
-    assert (
-        str(table.faster("it", [1], [2])) == "| it | 2.00 times faster (1.0 ms vs. 2.0 ms) |  |  |"
-    )
+    """A median that equals its limit meets it."""
+    assert "| met |" in str(table.slower("it", [3, 1, 9], [2, 2, 2], 1.5))
+    assert "| **missed** |" in str(table.faster("it", [1000], [1490], 1.5))
+    without_limit = table.faster("it", [1], [2])
+    assert str(without_limit) == "| it | 2.00 times faster (1.0 ms vs. 2.0 ms) |  |  |"
     assert str(table.Row("it", "a fact")) == "| it | a fact |  |  |"
 
 
@@ -77,7 +73,7 @@ def test_linear_growth(
 
 
 def test_growth_row() -> None:
-    """A linear cost misses its bar if the items add more time than allowed."""
+    """A linear cost misses its limit if the items add more time than allowed."""
     measured = table.Growth("it", "files", (0, 10, 1_000), (100, 101, 200), (50, 51, 150), 99)
     assert str(measured) == (
         "| it | 0 / 10 / 1,000 files | 100.0 ms / 101.0 ms / 200.0 ms "
@@ -90,7 +86,7 @@ def test_growth_row() -> None:
 
 @needs_root
 def test_simulated_waiters() -> None:
-    """The simulated waiters are in the queue, in order, for the GPU that they want."""
+    """The simulated waiters are in the queue, in order, for the requested GPU."""
     code = growth.WAIT.format(wants=growth.UUIDS[:1])
     with stage(machine(2)) as bench, growth.forked(bench, 66, code):
         done = bench.command(sys.executable, "-m", "reserve_gpu", "status", "--json")
@@ -100,9 +96,9 @@ def test_simulated_waiters() -> None:
     assert users == ["uid 60000"] * 64 + ["uid 60001"] * 2
 
 
-def test_prints_one_table() -> None:
-    """Each group adds its rows to one table in Markdown, with the bars that are met or missed."""
-    done = run("--quick", "load", "status", "memory")
+def test_table() -> None:
+    """Each group adds its rows to one Markdown table."""
+    done = run_benchmarks("--quick", "load", "status", "memory")
     assert done.returncode == 0, done.stderr
     here, empty, head, rule, *rows = done.stdout.splitlines()
     assert "Python" in here
@@ -114,8 +110,8 @@ def test_prints_one_table() -> None:
 
 
 def test_growth() -> None:
-    """The tables of growth and of the other groups have their own heads."""
-    done = run("--quick", "growth", "load")
+    """The tables of growth and of the other groups have different headers."""
+    done = run_benchmarks("--quick", "growth", "load")
     assert done.returncode == 0, done.stderr
     _, _, growing, others = (table.splitlines() for table in done.stdout.split("\n\n"))
     assert "how cost grows" in growing[0]
@@ -124,7 +120,7 @@ def test_growth() -> None:
 
 
 def test_real_gpu(tmp_path: Path) -> None:
-    """The benchmarks for a real GPU measure all their rows, here on the stand-in driver."""
+    """The benchmarks for a real GPU print all their rows on the stand-in driver."""
     (tmp_path / "contexts").mkdir()
     scenario = tmp_path / "scenario.txt"
     scenario.write_text(f"contexts contexts\n{machine(1)}")
@@ -141,13 +137,13 @@ def test_real_gpu(tmp_path: Path) -> None:
 def test_real_gpu_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The option --real is rejected on the stand-in driver."""
     monkeypatch.setenv("STAND_IN_SCENARIO", "scenario.txt")
-    done = run("--real")
+    done = run_benchmarks("--real")
     assert done.returncode == 2
     assert "this is the stand-in driver" in done.stderr
 
 
 def test_unknown_group() -> None:
-    """A group that is none is a mistake that names those there are."""
-    done = run("speed")
+    """An unknown group is an error that names the known ones."""
+    done = run_benchmarks("speed")
     assert done.returncode == 2
     assert "no such group: speed; choose from load, start" in done.stderr

@@ -1,4 +1,4 @@
-"""The wheel that pip builds from a checkout, and what `python -m build` makes to be published."""
+"""The wheel that pip builds, and the distributions that `python -m build` creates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PIP = ("-m", "pip", "--disable-pip-version-check")
 
 
 class Built(NamedTuple):
-    """What is published."""
+    """The published distributions."""
 
     sdist: Path
     wheel: Path
@@ -37,9 +37,9 @@ class Built(NamedTuple):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a copy to build from, as a build leaves files behind."""
+    """Copy the checkout, because a build leaves files behind."""
     folder = tmp_path_factory.mktemp("checkout") / "reserve_gpu"
-    # Other tests write into .hypothesis meanwhile.
+    # Parallel tests write to .hypothesis.
     names = (".git", ".*_cache", ".hypothesis", "__pycache__", "build", "*.egg-info")
     unwanted = shutil.ignore_patterns(*names)
     shutil.copytree(CHECKOUT, folder, ignore=unwanted)
@@ -57,17 +57,17 @@ def wheel(checkout: Path) -> ZipFile:
 
 @pytest.fixture(scope="module")
 def built(checkout: Path) -> Built:
-    """Make a source distribution, and the wheel made of that."""
+    """Build a source distribution, and a wheel from it."""
     folder = checkout.parent / "dist"
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, checkout)
+    run_command(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, checkout)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return Built(sdist, wheel)
 
 
-def run(*command: str | Path) -> str:
-    """Run a command to its end; what it said is in the error if it fails.
+def run_command(*command: str | Path) -> str:
+    """Run a command outside the checkout, and return its output.
 
-    Outside of the checkout: pip would take what a build left there for an installed package.
+    In the checkout, pip would take files of a build for an installed package.
     """
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
@@ -78,18 +78,18 @@ def run(*command: str | Path) -> str:
 
 
 PAGE = "reserve_gpu/commands/agents/SKILL.md"
-BESIDE = {"reserve_gpu/py.typed", *([PAGE] if (CHECKOUT / PAGE).exists() else [])}
+DATA_FILES = {"reserve_gpu/py.typed", *([PAGE] if (CHECKOUT / PAGE).exists() else [])}
 
 
 @pytest.mark.xdist_group("wheel")
-def test_holds_the_package_and_nothing_else(wheel: ZipFile) -> None:
-    """The wheel holds every module of reserve_gpu, and two files beside; no tests, no scripts."""
-    assert files_of_package(wheel) == modules() | BESIDE
+def test_files_of_the_wheel(wheel: ZipFile) -> None:
+    """The wheel contains all modules of reserve_gpu and two data files, and no tests."""
+    assert files_of_package(wheel) == modules() | DATA_FILES
 
 
 @pytest.mark.xdist_group("wheel")
 def test_metadata(wheel: ZipFile) -> None:
-    """The metadata names the licence, the Pythons, and few dependencies."""
+    """The metadata has the license, the Python versions and the dependencies."""
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     metadata = message_from_bytes(wheel.read(name))
     assert metadata["Name"] == "reserve_gpu"
@@ -99,13 +99,13 @@ def test_metadata(wheel: ZipFile) -> None:
     named = [line for line in metadata.get_all("Classifier", []) if line.startswith(python)]
     assert [line.removeprefix(python[:-2]) for line in named] == list(VERSIONS)
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
-    tomli = 'tomli>=2; python_version < "3.11"'  # which Python itself has from there on
+    tomli = 'tomli>=2; python_version < "3.11"'  # in the standard library since 3.11
     assert needed == ["ipython>=7.34", "nvidia-ml-py>=12.550", tomli]
 
 
 @pytest.mark.xdist_group("wheel")
-def test_an_index_shows_the_readme_with_its_pictures(wheel: ZipFile) -> None:
-    """What a package index shows is README.md, with addresses that lead to the repository."""
+def test_description(wheel: ZipFile) -> None:
+    """The description is README.md, with absolute links to the repository."""
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     text = str(message_from_bytes(wheel.read(name)).get_payload())
     addresses = re.findall(r"]\(([^)#]+)", text)
@@ -120,15 +120,15 @@ def test_an_index_shows_the_readme_with_its_pictures(wheel: ZipFile) -> None:
 
 
 @pytest.mark.xdist_group("wheel")
-def test_licence_is_inside(wheel: ZipFile) -> None:
-    """The text of the licence travels with the package."""
+def test_license(wheel: ZipFile) -> None:
+    """The wheel contains the license."""
     (name,) = (name for name in wheel.namelist() if name.endswith("/LICENSE"))
     assert wheel.read(name) == (CHECKOUT / "LICENSE").read_bytes()
 
 
 @pytest.mark.xdist_group("wheel")
-def test_command(wheel: ZipFile) -> None:
-    """The package brings the command `reserve-gpu` and kernel provisioners, and nothing else."""
+def test_entry_points(wheel: ZipFile) -> None:
+    """The entry points are the command `reserve-gpu` and the kernel provisioners."""
     (name,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
     assert wheel.read(name).decode().splitlines() == [
         "[console_scripts]",
@@ -141,25 +141,25 @@ def test_command(wheel: ZipFile) -> None:
 
 
 @pytest.mark.needs("build")
-def test_can_be_published(built: Built) -> None:
-    """`twine check --strict` finds nothing wrong with the description and the metadata."""
-    said = run(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built)
-    assert said.count("PASSED") == 2
+def test_twine_check(built: Built) -> None:
+    """The distributions pass `twine check --strict`."""
+    output = run_command(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built)
+    assert output.count("PASSED") == 2
 
 
 @pytest.mark.needs("build")
-def test_the_wheel_of_the_source_distribution(built: Built) -> None:
-    """The wheel made of the source distribution holds the package, and no test."""
+def test_wheel_from_the_source_distribution(built: Built) -> None:
+    """The wheel from the source distribution contains the package, and no tests."""
     with ZipFile(built.wheel) as wheel:
-        assert files_of_package(wheel) == modules() | BESIDE
+        assert files_of_package(wheel) == modules() | DATA_FILES
 
 
 @pytest.mark.needs("build")
-def test_the_source_distribution_is_the_repository(built: Built) -> None:
-    """Who packages it finds the tests, the documents and the scripts in the source distribution."""
+def test_files_of_the_source_distribution(built: Built) -> None:
+    """The source distribution contains all files of the repository."""
     if not (CHECKOUT / ".git").exists():
-        pytest.skip("this is no repository")
-    tracked = set(run("git", "-C", CHECKOUT, "ls-files").splitlines())
+        pytest.skip("needs a repository")
+    tracked = set(run_command("git", "-C", CHECKOUT, "ls-files").splitlines())
     with tarfile.open(built.sdist) as archive:
         found = {path.partition("/")[2] for path in archive.getnames()}
     assert tracked - found == {".gitignore"}
@@ -167,44 +167,44 @@ def test_the_source_distribution_is_the_repository(built: Built) -> None:
 
 @pytest.mark.needs("build")
 @pytest.mark.parametrize("kind", Built._fields)
-def test_reserves_when_installed(built: Built, kind: str, machine: Machine, tmp_path: Path) -> None:
-    """Installed from either into a fresh environment, the magic reserves a GPU."""
+def test_installed_distribution(built: Built, kind: str, machine: Machine, tmp_path: Path) -> None:
+    """Both distributions work in a new environment."""
     folder = tmp_path / "environment"
     venv.create(folder, with_pip=True, symlinks=True)
     python = folder / "bin" / "python"
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))  # the dependencies
     install = (*PIP, "install", "--quiet", "--ignore-installed", "--no-deps")
-    run(python, *install, getattr(built, kind))
+    run_command(python, *install, getattr(built, kind))
     assert_reserves(python, machine, folder)
 
 
 @pytest.mark.needs("build")
 @pytest.mark.parametrize("version", ENDS)
-def test_reserves_on_other_pythons(
+def test_other_python_versions(
     built: Built, version: str, machine: Machine, tmp_path: Path
 ) -> None:
-    """With the dependencies that pip chooses, the wheel works on the oldest and newest Python."""
+    """The wheel works on the oldest and the newest Python, with pip's choice of dependencies."""
     found = find_python(version)
     if found is None:
-        pytest.skip(f"there is no Python {version} here")
+        pytest.skip(f"needs Python {version}")
     folder = tmp_path / "environment"
-    run(found, "-m", "venv", folder)
+    run_command(found, "-m", "venv", folder)
     python = folder / "bin" / "python"
-    run(python, *PIP, "install", "--quiet", built.wheel)
+    run_command(python, *PIP, "install", "--quiet", built.wheel)
     assert_reserves(python, machine, folder)
 
 
 @pytest.mark.needs("build")
 @pytest.mark.parametrize("version", ENDS)
 def test_dependencies_need_no_compiler(built: Built, version: str, tmp_path: Path) -> None:
-    """For the oldest and newest Python there are binary packages of all dependencies."""
-    said = run(
+    """All dependencies have binary packages for the oldest and the newest Python."""
+    output = run_command(
         sys.executable, *PIP, "install", "--dry-run", "--ignore-installed", "--python-version",
         version, "--only-binary=:all:", "--target", tmp_path / "nowhere", built.wheel,
     )  # fmt: skip
     for name in ("reserve-gpu", "ipython", "nvidia-ml-py"):
-        assert f"{name}-" in said.replace("_", "-").lower()
+        assert f"{name}-" in output.replace("_", "-").lower()
 
 
 def files_of_package(wheel: ZipFile) -> set[str]:
@@ -212,7 +212,7 @@ def files_of_package(wheel: ZipFile) -> set[str]:
 
 
 def find_python(version: str) -> str | None:
-    """Return a Python of a version: by its name on the PATH, else one that pyenv has installed."""
+    """Return a Python of this version from PATH or pyenv, or None."""
     pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for name in (f"python{version}", *map(str, pyenv)):
         asks = [name, "-c", "import ensurepip, venv"]
@@ -225,7 +225,7 @@ def find_python(version: str) -> str | None:
 
 
 def assert_reserves(python: Path, machine: Machine, inside: Path) -> None:
-    """Return the package in an environment, and no other one, reserves a GPU of the machine."""
+    """Assert that the package in the environment reserves a GPU."""
     code = "%reserve_gpu\nimport reserve_gpu; print(reserve_gpu.__file__)"
     done = machine.command(
         str(python), "-m", "IPython", "--no-banner", "--colors=NoColor", "--ext=reserve_gpu",

@@ -1,1 +1,1 @@
-"""Stand-ins for frameworks; a child process has this folder on its PYTHONPATH."""
+"""Stand-ins for frameworks, in a folder that is on the PYTHONPATH of child processes."""

@@ -13,7 +13,7 @@ __version__ = "0.4.20"
 
 
 def devices(backend: str = "cuda") -> list[SimpleNamespace]:
-    """Return the devices; JAX takes a context on each of them."""
+    """Return the devices, after creating a context on each, as JAX does."""
     found = []
     for n in range(_cuda.start()):
         _cuda.take_context(n)

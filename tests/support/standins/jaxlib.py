@@ -1,4 +1,4 @@
-"""A stand-in for JAX's library, whose version once named the CUDA that it was built for."""
+"""A stand-in for JAX's library, whose old versions name the CUDA version."""
 
 from tests.support.standins.standin import trouble
 

@@ -1,6 +1,6 @@
-"""What the stand-in frameworks share: they ask libcuda, and get into the trouble they are told to.
+"""Code of all stand-in frameworks: the use of libcuda, and the simulated faults.
 
-`STAND_IN_TROUBLE=torch=cpu,cupy=hangs` says which framework gets into which.
+`STAND_IN_TROUBLE=torch=cpu,cupy=hangs` sets the faults.
 """
 
 from __future__ import annotations
@@ -13,25 +13,23 @@ import subprocess
 import sys
 import time
 
-TARGETS = ["sm_50", "sm_60", "sm_70", "sm_80", "sm_90"]  # what a build has code for
+TARGETS = ["sm_50", "sm_60", "sm_70", "sm_80", "sm_90"]  # the architectures of a build
 
 
 def trouble(name: str) -> str:
-    """Return the trouble that this framework is to get into, "" for none."""
-    told = dict(
-        part.split("=") for part in os.environ.get("STAND_IN_TROUBLE", "").split(",") if part
-    )
-    return told.get(name, "")
+    """Return the simulated fault of this framework, or an empty string."""
+    faults = os.environ.get("STAND_IN_TROUBLE", "").split(",")
+    return dict(fault.split("=") for fault in faults if fault).get(name, "")
 
 
 def arrive(name: str) -> None:
-    """Be imported."""
+    """Simulate the fault of the import."""
     what = trouble(name)
     if what == "noise":
         print('{"version": "noise", "is_done": true}', flush=True)
         os.write(1, b"\xff\x00 noise\n" * 20_000)
         os.write(2, b"\x1b[31m noise\n" * 20_000)
-    elif what == "ignores":  # as a package does that sets the variable at its import
+    elif what == "ignores":  # like packages that set the variable when they are imported
         os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     elif what == "hides":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -61,7 +59,7 @@ def _say_ready() -> None:
 
 
 class Cuda:
-    """The devices of this process, as a framework asks for them."""
+    """The devices that CUDA shows this process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -78,6 +76,6 @@ class Cuda:
         return 1 if trouble(self.name) == "fewer" else count.value
 
     def take_context(self, number: int) -> None:
-        """Take a context on that device."""
+        """Create a context on a device."""
         context = ctypes.byref(ctypes.c_void_p())
         ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxRetain(context, number)

@@ -16,7 +16,7 @@ __version__ = "2.19.0"
 def _count() -> int:
     try:
         return _cuda.start()
-    except RuntimeError as error:  # it says so in its log alone
+    except RuntimeError as error:  # TensorFlow only logs the error
         print(f"W external/gpu.cc] {error}; skipping registering GPU devices", file=sys.stderr)
         return 0
 
