@@ -377,7 +377,7 @@ def try_to_reserve(**arguments):
         pass
 sys.addaudithook(hook)
 {calls}
-[file for file in loaded if file != "<told>"]
+[file for file in loaded if file != "<sent>"]
 """
 CALLS = (
     "reserve_gpu.status()",
