@@ -1,4 +1,4 @@
-"""The fixtures that all tests share."""
+"""Options, layers and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.machine import Machine
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The modules that an extra brings; their tests import them, or run them as programs.
+# Extra: the modules that it installs.
 EXTRAS = {
     "browser": ("jupyterlab", "nbconvert", "notebook", "playwright"),
     "compiler": ("ziglang",),
@@ -49,7 +49,7 @@ pytest_plugins = ("tests.support.fixtures", "tests.support.hardware.plugin")
 
 BY_DEFAULT = "not full and (promise or not process)"  # as pyproject.toml says
 HOME = pytest.StashKey[Path]()
-# What says where programs keep their files; below the home of the session.
+# Variables for folders of programs: paths below the home of the session.
 FOLDERS = {
     "HOME": "",
     "IPYTHONDIR": ".ipython",
@@ -64,11 +64,11 @@ FOLDERS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the layers; and let signals do what tests prove of them.
+    """Choose the layers, create a home, and restore the default actions of signals.
 
-    Under nohup SIGHUP is ignored, in a job that a script has put into the background SIGINT.
+    SIGHUP is ignored under nohup, and SIGINT in a background job of a script.
     """
-    if not hasattr(config, "workerinput"):  # pytest-xdist's workers have their parent's
+    if not hasattr(config, "workerinput"):  # not a worker of pytest-xdist
         config.stash[HOME] = move_into_a_home()
         if config.option.markexpr != "gpu" or config.getoption("--gpu-stand-in"):
             driver.build()  # once, not by each worker
@@ -81,11 +81,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def import_share(worker: dict[str, Any]) -> None:
-    """Import every n-th file of tests, where there are n workers, before all of them import all.
+    """Import every n-th test module in one of n workers, before each worker imports all of them.
 
-    What pytest makes of the asserts of a file takes a while, and is kept: the others find it. In a
-    fresh clone each of them would do the same work otherwise. What fails is imported again, by who
-    reports it.
+    In a fresh clone, pytest rewrites the assertions of each module, which is slow, and caches the
+    result for the other workers. A module that can't be imported fails again during collection.
     """
     files = sorted(TESTS.rglob("test_*.py"))
     first = int(worker["workerid"].removeprefix("gw"))
@@ -96,11 +95,11 @@ def import_share(worker: dict[str, Any]) -> None:
 
 
 def move_into_a_home() -> Path:
-    """Give this session, and all that it starts, an empty home; returns it."""
+    """Return an empty home directory, which this process and its children use from now on."""
     home = Path(tempfile.mkdtemp(prefix="reserve_gpu-home-"))
     home.chmod(0o755)  # some tests run as other users
     os.environ.update({name: str(home / folder) for name, folder in FOLDERS.items()})
-    # As in an activated environment: hints name `reserve-gpu` without its path.
+    # As in an activated environment, so that hints contain `reserve-gpu` without its path.
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     os.environ["SHELL"] = "/bin/sh"
     os.environ.pop("XDG_RUNTIME_DIR", None)
@@ -114,11 +113,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def layers(expression: str, arguments: list[str]) -> str:
-    """Return the layers to run, as an expression of markers: never `full` unless that is asked for.
+    """Return an expression of markers that excludes `full`, unless the user mentioned it.
 
-    Of files that are named also `process` runs, and single tests run whatever their layer is.
-    expression: of the option -m; by default that of pyproject.toml, and empty for all layers.
-    arguments: the paths, or tests, that pytest was given.
+    A named file also runs its `process` tests. A single test runs regardless of its markers.
+
+    Args:
+        expression: The option -m: pyproject.toml's expression by default, empty for all tests.
+        arguments: The paths and tests on the command line.
     """
     if expression == BY_DEFAULT and are_named(arguments):
         return ""
@@ -128,26 +129,23 @@ def layers(expression: str, arguments: list[str]) -> str:
 
 
 def are_named(arguments: list[str]) -> bool:
-    """Tell whether it is single tests that were asked for, as `tests/test_x.py::test_y`."""
+    """Return whether all arguments are single tests, such as `FILE::test_x`."""
     return all("::" in argument for argument in arguments)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Use two processes more than cores; for one file or single tests only this one.
-
-    Many tests wait for other processes more than they compute.
-    """
+    """Use one worker more than cores, because many tests wait; for one file, only this process."""
     is_file = len(config.args) == 1 and config.args[0].endswith(".py")
-    return 0 if is_file or are_named(config.args) else len(os.sched_getaffinity(0)) + 2
+    return 0 if is_file or are_named(config.args) else len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run one after the other what is about one real GPU, or starts a crowd of processes.
+    """Add the markers of layers, and groups of tests that must not run at the same time.
 
-    The last takes longest and comes first; the rest runs beside it. Side by side crowds time out:
-    Ray gives its node half a minute to start.
+    Tests of one real GPU share it. Tests that start many processes time out next to each other:
+    Ray waits 30 s for its node. They take longest, so they run first.
     """
     crowd = []
     for item in items:
@@ -159,6 +157,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("crowd"))
             crowd.append(item)
     items[:] = [*crowd, *(item for item in items if item not in crowd)]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import tests that are all marked `full`, if `full` tests are excluded."""
+    is_full = LAYER_MARKERS.get(collection_path.name) == "full"
+    return True if is_full and "not full" in config.option.markexpr else None
 
 
 def mark_layer(item: pytest.Item) -> None:
@@ -191,20 +195,20 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Make a machine with two idle GPUs."""
+    """Return a simulated machine with two idle GPUs, for child processes."""
     return Machine(tmp_path)
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Here]:
-    """Make a machine with two idle GPUs, and the test process is on it."""
+    """Put the test process on a simulated machine with two idle GPUs."""
     with Here(tmp_path) as machine:
         yield machine
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    """Start two kernels that all tests of a file share; those are in one xdist_group."""
+    """Start two kernels for all tests of a file, which share an xdist_group."""
     machine = Here(tmp_path_factory.mktemp("two"))
     name = {"JPY_SESSION_NAME": "/home/alice/train.ipynb"}
     with machine.kernel(**name) as first, machine.kernel() as second:
@@ -213,7 +217,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
 
 @pytest.fixture
 def two(pair: Two) -> Two:
-    """Return the two kernels; neither holds anything, and all GPUs are idle."""
+    """Return two kernels without a reservation, on a machine with idle GPUs."""
     pair.machine.use("two")
     for kernel in (pair.first, pair.second):
         assert kernel.run("%reserve_gpu --release").error is None
@@ -223,20 +227,20 @@ def two(pair: Two) -> Two:
 
 @pytest.fixture(autouse=True)
 def _clean_environment() -> Iterator[None]:
-    """Fail a test that leaves a changed environment behind."""
+    """Fail a test that does not restore the environment variables."""
     before = _ours()
     yield
     assert _ours() == before
 
 
 def _ours() -> dict[str, str]:
-    """Return the variables that this package reads or sets."""
+    """Return the environment variables that this package reads or sets."""
     return {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "RESERVE_GPU_"))}
 
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let somebody sit at a terminal, as far as this process can tell."""
+    """Make stdin of this process a terminal."""
     master, slave = pty.openpty()
     with os.fdopen(master), os.fdopen(slave) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -245,7 +249,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Live where clocks go back on 2026-10-25 and forward on 2027-03-28, both at 01:00 UTC."""
+    """Set a time zone whose clocks change on 2026-10-25 and 2027-03-28, at 01:00 UTC."""
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
         time.tzset()
