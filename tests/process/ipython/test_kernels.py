@@ -70,7 +70,6 @@ two_kernels = pytest.mark.xdist_group("two kernels")
 
 
 @pytest.mark.ipython
-@pytest.mark.promise
 @two_kernels
 def test_children_of_a_kernel_inherit_the_variables(two: Two) -> None:
     """The variables are set for Python, for C libraries, and for child processes."""
@@ -337,7 +336,6 @@ def test_gpu_is_free_when_the_kernel_ends(plain: Here) -> None:
         assert held(plain) == []
 
 
-@pytest.mark.promise
 def test_gpu_is_free_when_children_outlive_the_kernel(plain: Here) -> None:
     """A kernel that is killed with SIGKILL frees its GPU although its child processes survive."""
     start_children = """

@@ -98,7 +98,6 @@ DISPLAY = {
 }
 
 
-@pytest.mark.promise
 def test_successful_request_loads_no_display(machine: Machine) -> None:
     """A kernel that gets a GPU imports no module that displays a wait or the table of GPUs."""
     with machine.kernel() as kernel:

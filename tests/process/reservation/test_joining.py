@@ -29,7 +29,6 @@ ENVIRON = "{k: v for k, v in os.environ.items() if k[:5] in ('CUDA_', 'XLA_C', '
 PRINT = f"import json, os; print(json.dumps({ENVIRON}))"
 
 
-@pytest.mark.promise
 @pytest.mark.parametrize(
     ("scenario", "wish"),
     [

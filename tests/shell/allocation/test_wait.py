@@ -731,7 +731,7 @@ def test_a_notebook_shows_a_wait_in_its_output(here: Here) -> None:
     here.write(BUSY)
     shell = here.shell(is_notebook=True)
     shell.run("import reserve_gpu")
-    for line in ("%reserve_gpu --wait 2s", "reserve_gpu.reserve(wait=2)"):
+    for line in ("%reserve_gpu --wait 1.1s", "reserve_gpu.reserve(wait=1.1)"):
         assert any("Waiting for a GPU" in each["text/plain"] for each in shell.run(line).values)
     silent = shell.run("reserve_gpu.reserve(wait=0.1, progress=None)")
     assert "Waiting" not in silent.all

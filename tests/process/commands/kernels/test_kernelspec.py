@@ -152,7 +152,6 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
         yield Started(machine, kernel, kernel.run(VISIBLE))
 
 
-@pytest.mark.promise
 @pytest.mark.xdist_group("a kernel with its GPU")
 def test_a_kernel_has_its_gpu_in_its_first_cell(started: Started) -> None:
     """The first cell also shows which GPU that is."""

@@ -194,7 +194,6 @@ def test_script_logs_once_that_it_is_overdue(busy: Machine) -> None:
     assert done.stderr.count("overdue since") == 1
 
 
-@pytest.mark.promise
 def test_cuda_that_is_starting_keeps_the_device(busy: Machine) -> None:
     """A cuInit that has read the variables before the end keeps the GPU."""
     busy.write(f"{busy.scenario.read_text()}\ndelay cuInit * 1")
