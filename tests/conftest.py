@@ -135,9 +135,9 @@ def are_named(arguments: list[str]) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Use one worker more than cores, because many tests wait; for one file, only this process."""
+    """Use two workers more than cores, because many tests wait; for one file, only this process."""
     is_file = len(config.args) == 1 and config.args[0].endswith(".py")
-    return 0 if is_file or are_named(config.args) else len(os.sched_getaffinity(0)) + 1
+    return 0 if is_file or are_named(config.args) else len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.hookimpl(tryfirst=True)
