@@ -191,7 +191,8 @@ def waiter_message(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) 
         is_late: Whether CUDA has started in this process. If so, only a restart frees the GPU
             memory.
     """
-    subject = recipient = sanitize(ticket.holder.user or "Another user")
+    recipient = sanitize(ticket.holder.user or "another user")
+    subject = recipient if ticket.holder.user else "Another user"
     if phrases.is_of(ticket.holder, procfs.user_of(os.getpid())):
         recipient = phrases.owner_or_own_process(ticket.holder, ticket.holder.user)
         subject = recipient[:1].upper() + recipient[1:]
