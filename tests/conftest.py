@@ -48,6 +48,18 @@ LAYER_MARKERS = {"process": "process", "e2e": "full", "driver": "full"}
 pytest_plugins = ("tests.support.fixtures", "tests.support.hardware.plugin")
 
 BY_DEFAULT = "not full and (promise or not process)"  # as pyproject.toml says
+if find_spec("hypothesis"):  # the tests on a real GPU run without it
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "reserve_gpu",
+        deadline=None,  # an example may be slow on a loaded machine
+        derandomize=True,
+        max_examples=150,
+        # All examples of a test use one machine, and leave it as it was.
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    settings.load_profile("reserve_gpu")
 HOME = pytest.StashKey[Path]()
 # Variables for folders of programs: paths below the home of the session.
 FOLDERS = {

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from reserve_gpu.gpus.usage import DRIVER_RESERVE_MIB, promisable_mib
 from reserve_gpu.model.devices import Device, Usage
-from tests.support import properties  # noqa: F401 - registers the Hypothesis profile
 from tests.support.platforms import on_a_host
 
 pytestmark = on_a_host
