@@ -17,6 +17,7 @@ from tests.support.hosts_cases import OLDER
 from tests.support.machine import ROOT, Machine
 from tests.support.profiles import Home
 from tests.support.queues import Queue
+from tests.support.users import for_users
 from tests.support.versions import Version, unpack_earlier
 
 if TYPE_CHECKING:
@@ -160,3 +161,10 @@ def home(tmp_path: Path) -> Home:
     """Return an empty home directory."""
     (tmp_path / "home").mkdir()
     return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def users() -> Iterator[Machine]:
+    """Return a simulated machine on which several Unix users can run processes."""
+    with for_users() as machine:
+        yield machine

@@ -1,4 +1,4 @@
-"""What tests of a wait need: a terminal to write to, and the tickets in the queue."""
+"""A terminal that records its text, and the tickets in the queue, for tests of waits."""
 
 from __future__ import annotations
 

@@ -15,11 +15,9 @@ from tests.support.locked import held
 from tests.support.machine import CHILD
 from tests.support.processes import US
 from tests.support.reserving import got, of_gpu, refused, would_be_refused
-from tests.support.users import DAEMON, NOBODY, child_of, for_users
+from tests.support.users import DAEMON, NOBODY, child_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.here import Here
     from tests.support.machine import Machine
 
@@ -228,13 +226,6 @@ def test_one_of_two_joined_processes_can_reserve_the_gpu_later(here: Here) -> No
 
 
 # -- users and quotas ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def users() -> Iterator[Machine]:
-    """Return a machine on which several Unix users can run processes."""
-    with for_users() as machine:
-        yield machine
 
 
 @pytest.mark.xdist_group("users")

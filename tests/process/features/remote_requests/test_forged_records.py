@@ -15,10 +15,9 @@ from reserve_gpu.reservation.remote_release import Choice
 from tests.support.locked import held
 from tests.support.processes import US, is_running, wait_for
 from tests.support.remote_release import release
-from tests.support.users import DAEMON, NOBODY, UUIDS, as_user, child_of, for_users
+from tests.support.users import DAEMON, NOBODY, UUIDS, as_user, child_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from reserve_gpu.model.holders import Reserved
@@ -28,13 +27,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.xdist_group("users")]
 
 SLEEP = ("sleep", "98765")
-
-
-@pytest.fixture
-def users() -> Iterator[Machine]:
-    """Make a machine with several users."""
-    with for_users() as machine:
-        yield machine
 
 
 @pytest.fixture

@@ -16,11 +16,10 @@ from tests.support.locked import held
 from tests.support.machine import CHILD
 from tests.support.processes import US, is_running, wait_for
 from tests.support.remote_release import LISTEN, RELEASED, is_heard, release, uid_of
-from tests.support.users import DAEMON, NOBODY, child_of, for_users
+from tests.support.users import DAEMON, NOBODY, child_of
 from tests.support.waiters import stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.here import Here, Two
@@ -194,13 +193,6 @@ def sockets_of(machine: Machine, pid: int) -> list[Path]:
     with suppress(FileNotFoundError):  # the last listener removes the folder
         return list(machine.locks.glob(f"asked-*/*-{pid}-*"))
     return []
-
-
-@pytest.fixture
-def users() -> Iterator[Machine]:
-    """Make a machine with several users."""
-    with for_users() as machine:
-        yield machine
 
 
 @pytest.mark.promise

@@ -24,7 +24,7 @@ from tests.support.executor import LOCK_IMPORTS
 from tests.support.locked import held, locked
 from tests.support.machine import TAKE_THE_MUTEX
 from tests.support.processes import US, is_running, queue, wait_for
-from tests.support.users import DAEMON, NOBODY, child_of, for_users
+from tests.support.users import DAEMON, NOBODY, child_of
 from tests.support.waiters import LONG_S, Waiter
 
 if TYPE_CHECKING:
@@ -53,13 +53,6 @@ def file(request: pytest.FixtureRequest) -> Iterator[Path]:
     yield path
     for process in keepers(path):
         process.kill()
-
-
-@pytest.fixture
-def users() -> Iterator[Machine]:
-    """Make a machine with several users."""
-    with for_users() as machine:
-        yield machine
 
 
 def keepers(file: Path) -> list[psutil.Process]:
