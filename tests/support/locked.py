@@ -46,6 +46,9 @@ OBSTACLES: dict[str, Callable[[Path], object]] = {
     "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o666),
     "device node": lambda path: os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3)),
 }
+# Fields of the record of a part's holder.
+SHARER: dict[str, Any] = {"part_mib": 1024}
+whole_and_shared = pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
 # CI runs the layer `process` as root, and the default layer as an ordinary user.
 AS_ROOT = (
     pytest.mark.process,

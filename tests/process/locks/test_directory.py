@@ -7,14 +7,14 @@ import os
 import platform
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import reserve_gpu
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model.errors import LockError
-from tests.support.locked import MUTEX, have, held, inodes
+from tests.support.locked import MUTEX, SHARER, have, held, inodes, whole_and_shared
 from tests.support.machine import TAKE_THE_MUTEX, TWO_GPUS, UUIDS, Child, Machine
 from tests.support.platforms import CONTAINER, behind
 from tests.support.reserving import got
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tests.support.here import Here
 
 GPU0 = f"{UUIDS[0]}.lock"
-SHARER: dict[str, Any] = {"part_mib": 1024}
-whole_and_shared = pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
 
 
 @pytest.fixture

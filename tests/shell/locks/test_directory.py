@@ -26,6 +26,7 @@ from reserve_gpu.model.holders import ProcessInfo, Record
 from reserve_gpu.model.requests import ReservationTerms, TicketAhead, WaitRequest
 from tests.support.locked import (
     MUTEX,
+    SHARER,
     have,
     held,
     inodes,
@@ -37,6 +38,7 @@ from tests.support.locked import (
     replace,
     texts,
     watched,
+    whole_and_shared,
 )
 from tests.support.machine import TWO_GPUS, UUIDS
 from tests.support.reserving import got, of_gpu, refused, variables
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
     from tests.support.here import Here
 
 GPU0, GPU1 = (f"{uuid}.lock" for uuid in UUIDS)
-SHARER: dict[str, Any] = {"part_mib": 1024}
-whole_and_shared = pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
 
 
 @pytest.fixture
