@@ -192,12 +192,11 @@ def changed(values: Variables, held: Sequence[Device], *, is_late: bool, is_rest
     ]
     text, gpus = f"{listed(changes)} after the reservation", labels(held)
     if is_late:
-        return f"{text}, so CUDA is not using exactly {gpus}: restart, and reserve again"
+        return f"{text}, so CUDA is not using exactly {gpus}: restart, and reserve again."
     if is_restored:
-        return f"{text}; the variables are set for {gpus} again"
-    return (
-        f"{text} of {gpus}. Undo the change, or run the %reserve_gpu cell again, before CUDA starts"
-    )
+        return f"{text}; the variables are set for {gpus} again."
+    undo = "Undo the change, or run the %reserve_gpu cell again, before CUDA starts."
+    return f"{text} of {gpus}. {undo}"
 
 
 def relocked(device: Device, path: str | None) -> str:
