@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import ctypes.util
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu.allocation.attempt import MOST_LOCKED
 from reserve_gpu.system.executor import wait_for
-from tests.support import processes
-from tests.support.locked import locked
 from tests.support.machine import LIMIT_S
-from tests.support.processes import interrupted
 from tests.support.reserving import got
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.here import Here
     from tests.support.machine import Child, Machine
 HANGING_S = 0.1  # a call that takes longer is hanging
@@ -42,13 +34,6 @@ def check_no_driver_in(child: Child) -> None:
 def test_no_driver(machine: Machine) -> None:
     """Without the driver's library, a reservation fails without changes."""
     with machine.child(LD_LIBRARY_PATH="", CUDA_VISIBLE_DEVICES="1") as child:
-        check_no_driver_in(child)
-
-
-def test_a_library_that_can_not_be_loaded(machine: Machine, tmp_path: Path) -> None:
-    """A file that is not a library is ignored in the search for the driver's library."""
-    (tmp_path / "libnvidia-ml.so.1").write_text("no library")
-    with machine.child(LD_LIBRARY_PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="1") as child:
         check_no_driver_in(child)
 
 
@@ -89,28 +74,3 @@ def test_a_slow_gpu_is_reserved_while_another_gpu_hangs(here: Here) -> None:
     delays = ("0 1000", "1 0.15")
     here.write("gpu\n" * 2 + "".join(f"delay nvmlDeviceGetComputeMode {each}\n" for each in delays))
     assert got() == "1"
-
-
-def test_gpus_are_locked_before_they_are_read(here: Here) -> None:
-    """When GPUs are read together, all of them are locked, and the others are still open."""
-    here.write("gpu\n" * 8 + "delay nvmlDeviceGetComputeMode 1 1000")
-    with here.child() as child:
-        child.send("reserve_gpu.reserve(count=8)")
-        assert wait_for(lambda: "nvmlDeviceGetComputeMode 1" in here.calls(), LIMIT_S, 0.01)
-        names = {here.uuid(str(number)): number for number in range(8)}
-        files = {name.removesuffix(".lock") for name in locked(here.locks)}
-        assert {names[file] for file in files & {*names}} == {*range(MOST_LOCKED)}
-
-
-def test_an_interrupt_stops_before_the_next_gpu(machine: Machine) -> None:
-    """After Ctrl-C during the initialization of a GPU, no further GPU is accessed."""
-    machine.write("gpu\n" * 4 + "delay nvmlDeviceGetUUID 1 100000")
-    code = "import reserve_gpu; reserve_gpu.status()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=machine.environ(), stderr=subprocess.PIPE, text=True
-    )
-    stderr = interrupted(
-        process, lambda: processes.wait_for(lambda: "nvmlDeviceGetUUID 1" in machine.calls())
-    )
-    assert "KeyboardInterrupt" in stderr
-    assert not any(call.endswith((" 2", " 3")) for call in machine.calls())

@@ -45,12 +45,11 @@ def test_a_sandbox_that_hides_the_device_files(machine: Machine) -> None:
 
 
 @needs_mounts
-@pytest.mark.parametrize("folder", ["/run/opengl-driver/lib", "/usr/local/nvidia/lib64"])
-def test_a_library_outside_the_loaders_path(machine: Machine, folder: str) -> None:
+def test_a_library_outside_the_loaders_path(machine: Machine) -> None:
     """The driver's library is loaded from a folder that the loader does not search."""
     libraries = machine.environ()["LD_LIBRARY_PATH"].split(":")[0]
-    above = "/run" if folder.startswith("/run") else "/usr/local"
-    script = f"mount -t tmpfs tmpfs {above} && mkdir -p {folder} && cp {libraries}/*.so.1 {folder}"
+    folder = "/run/opengl-driver/lib"
+    script = f"mount -t tmpfs tmpfs /run && mkdir -p {folder} && cp {libraries}/*.so.1 {folder}"
     done = reserve_with_mounts(machine, script, LD_LIBRARY_PATH="")
     assert done.returncode == 0, done.stderr
 

@@ -6,10 +6,7 @@ https://github.com/pytorch/pytorch/issues/54564
 
 from __future__ import annotations
 
-import subprocess
 from typing import TYPE_CHECKING
-
-import pytest
 
 from tests.support.platforms import CONTAINER, behind, on_a_host
 
@@ -32,20 +29,3 @@ def test_a_context_without_memory_in_a_container(here: Here) -> None:
         assert child.run(IS_USED_BY_CHILD).value is False
         here.write("gpu\n compute 5000001 0\ngpu")
         assert child.run(IS_USED_BY_CHILD).value is True
-
-
-@pytest.mark.ipython
-@pytest.mark.parametrize("mode", ["default", "exclusive_process"])
-def test_after_a_restart(here: Here, mode: str) -> None:
-    """A process without memory is not reported after a restart, unless it blocks the GPU."""
-    with here.kernel() as kernel, subprocess.Popen(["sleep", "99"]) as other:
-        try:
-            kernel.run("%reserve_gpu 0")
-            here.write(f"gpu\n mode {mode}\n compute {other.pid} 0\ngpu")
-            kernel.restart()
-            kernel.load()
-            cell = kernel.run("%reserve_gpu")
-        finally:
-            other.kill()
-        assert cell.error is None
-        assert (str(other.pid) in cell.all) is (mode != "default")

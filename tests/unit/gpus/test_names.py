@@ -28,15 +28,11 @@ EVERYTHING: list[Device | Fault] = [A, B, C, D, LOST]
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (2, ["2"]),
-        ("1,3", ["1", "3"]),
         (" 3 ,\t1,, ", ["3", "1"]),
         ("", []),
         (iter([3, "1,2"]), ["3", "1", "2"]),
         ("gpu2 GPU1:0 1:0", ["gpu2", "GPU1:0", "1:0"]),
-        ("MIG-GPU-8f2a/7/0", ["MIG-GPU-8f2a/7/0"]),
         ("0000:03:00.0 03:00.0 00000000:0a:1F.7", ["0000:03:00.0", "03:00.0", "00000000:0a:1F.7"]),
-        ("0-3", ["0", "1", "2", "3"]),
         ("7,gpu1-GPU2 2-2", ["7", "1", "2", "2"]),
         ("cuda:0 CUDA:1", ["cuda:0", "CUDA:1"]),
     ],
@@ -49,9 +45,8 @@ def test_parse(text: Any, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("-1", "1.5", "12345", "1:", ":0", "1:2:3", "1:1234", "GPU", "GPU-", "all", "1;2"),
-        *("3:00.0", "03:00.8", "0000:03:00.0.0", "3-0", "0-", "0-1-2", "0:1-2", "cuda:"),
-        *("cuda:0:1", "cuda:GPU0", "cuda:0-1", "GPU-8f2a:0", "\u0661", "GPU-\n1\x1b[31m"),
+        *("12345", "1:12", "GPU-", "3:00.0", "03:00.8", "3-0", "0:1-2"),
+        *("cuda:0-1", "\u0661", "GPU-\n1\x1b[31m"),
     ],
 )
 def test_parse_refuses(text: str) -> None:
@@ -61,38 +56,15 @@ def test_parse_refuses(text: str) -> None:
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize(
-    ("name", "index"),
-    [
-        ("2", 2),
-        ("gpu02", 2),
-        ("cuda:2", 2),
-        ("2:0", 2),
-        ("GPU2:3", 2),
-        ("GPU-2", None),
-        ("02:00.0", None),
-    ],
-)
-def test_index(name: str, index: int | None) -> None:
-    """The GPU's index is read from the names that contain one."""
-    assert names.gpu_index(name) == index
-
-
 MATCHING: list[tuple[str, list[Device]]] = [
     ("GPU1", [B]),
-    ("00", [A]),
     ("2", []),  # split: it is no device
     ("2:0", [C]),
     ("gpu2:3", [D]),
-    ("2:1", []),
-    ("GPU-aaaa1111-0000", [A]),
     ("gpu-AAAA1", [A]),
     ("GPU-aaaa", [A, B]),
-    ("GPU-b", []),
-    ("MIG-cccc", [C, D]),
     ("GPU-aaaa1111-0000-more", []),
     ("01:00.0", [A]),
-    ("0000:01:00.0", [A]),
     ("00000000:01:00.0", [A]),
     ("0001:0b:00.0", [B]),
     ("0b:00.0", []),  # without a domain it is domain 0
@@ -113,8 +85,6 @@ def test_matching(name: str, expected: list[Device]) -> None:
         ("3", [LOST], LOST),
         ("3:1", [LOST], LOST),
         ("2:5", [C, D, BROKEN], BROKEN),
-        ("2:0", [C, D, BROKEN], C),
-        ("GPU-aaaa1", EVERYTHING, A),
     ],
 )
 def test_pick(name: str, found: Sequence[Device | Fault], expected: Device | Fault) -> None:
@@ -122,22 +92,11 @@ def test_pick(name: str, found: Sequence[Device | Fault], expected: Device | Fau
     assert names.pick(name, found) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [("GPU-aaaa", EVERYTHING), ("2", [C, D]), ("2:4", [C, D, BROKEN]), ("0:1", [A]), ("9", [A])],
-)
+@pytest.mark.parametrize(("name", "found"), [("GPU-aaaa", EVERYTHING), ("2:4", [C, D, BROKEN])])
 def test_pick_refuses(name: str, found: Sequence[Device | Fault]) -> None:
     """A name that matches no device, or several, is refused."""
     with pytest.raises(RequestError):
         names.pick(name, found)
-
-
-def test_a_fault_is_quoted_safely() -> None:
-    """A fault's reason comes from the driver, so its control characters and length are limited."""
-    with pytest.raises(RequestError) as caught:
-        names.pick("GPU-ffff", [Fault(0, "\x1b[31mlost\n" + "x" * 999)])
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -147,12 +106,8 @@ def test_a_fault_is_quoted_safely() -> None:
         (A, ["1", "GPU-aaaa1"], True),
         (A, ["01:00.0"], True),
         (A, ["1"], False),
-        (A, [], False),
         (C, ["2"], True),  # a GPU includes its instances
         (C, ["2:3"], False),
-        (C, ["0"], False),
-        (LOST, ["3"], True),
-        (LOST, ["GPU-aaaa"], False),
         (BROKEN, ["2:5"], True),
         (BROKEN, ["2:0"], False),
     ],
@@ -163,51 +118,13 @@ def test_is_one_of(one: Device | Fault, wanted: list[str], expected: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("found", "twice"),
-    [([A, B, C, D, LOST, BROKEN], None), ([A, B, A], "GPU0"), ([C, D, D], "GPU2:3")],
-)
-def test_require_distinct(found: list[Device | Fault], twice: str | None) -> None:
-    """A device that is named twice is refused."""
-    if twice is None:
-        names.require_distinct(found)
-        return
-    with pytest.raises(RequestError, match=f"^{twice} "):
-        names.require_distinct(found)
-
-
-@pytest.mark.parametrize(
-    ("found", "is_mixed"),
-    [
-        ([A, B], False),
-        ([C, D], False),
-        ([C, BROKEN], False),
-        ([A, C], True),
-        ([LOST, D], True),
-        ([A, BROKEN], True),
-    ],
-)
-def test_require_one_kind(found: list[Device | Fault], *, is_mixed: bool) -> None:
-    """A request for a whole GPU and a MIG instance is refused, and one of each is named."""
-    if not is_mixed:
-        names.require_one_kind(found)
-        return
-    with pytest.raises(RequestError) as caught:
-        names.require_one_kind(found)
-    for device in found:
-        assert device.label in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("value", "expected"),
     [
         ("", []),
         ("00,+1, 2,3 ", [0, 1, 2, 3]),
         ("1gpu2,0x1,1.9", [1, 0, 1]),
-        ("0,,1", [0]),
-        ("GPU-8f2a,1,MIG-1", ["GPU-8f2a", 1, "MIG-1"]),
-        (" GPU-8f2a", ["GPU-8f2a"]),
+        (" GPU-8f2a,1,MIG-1", ["GPU-8f2a", 1, "MIG-1"]),
         ("0,gpu-8f2a,1", [0]),
-        ("MIG-GPU-8f2a/7/0", ["MIG-GPU-8f2a/7/0"]),
         ("\u0661", []),
     ],
 )
@@ -225,14 +142,10 @@ def test_entries_out_of_range(value: str) -> None:
 @pytest.mark.parametrize(
     ("listed", "expected"),
     [
-        ([], []),
         ([1, 0], [A, B]),
-        ([3], [LOST]),
         ([2], [C, D]),  # the GPU's instances
         ([0, 4, 1], [A]),
-        ([0, 0], []),
         ([0, 9, 0], [A]),
-        (["GPU-aaaa1"], [A]),
         ([0, "GPU-aaaa", 1], [A]),
         (["GPU-AAAA1"], [LOST]),  # the UUID might be that of the GPU that can't be read
         (["MIG-cccc2", "MIG-cccc1"], [C, D]),
@@ -246,45 +159,11 @@ def test_visible(listed: list[int | str], expected: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("listed", "count", "expected"),
-    [
-        ([3, 1], 4, [1, 3]),
-        ([1, 4, 2], 4, [1]),
-        ([4], 4, []),
-        ([1, 1], 4, []),
-        ([1, 4, 1], 4, [1]),
-        ([0, 1], 1, [0]),
-    ],
-)
-def test_numbers_within(listed: list[int], count: int, expected: list[int]) -> None:
-    """A list of only numbers has the same result as `visible`, which reads the devices."""
-    assert names.numbers_within(listed, count) == expected
-    devices: list[Device | Fault] = [Device(index, f"GPU-{index}") for index in range(count)]
-    visible = names.visible(listed, devices)
-    assert visible == [devices[index] for index in expected]
-
-
-@pytest.mark.parametrize(
-    ("uuid", "bare"),
-    [
-        ("GPU-8F2A-11", "8f2a-11"),
-        ("8f2a-11", "8f2a-11"),
-        ("MIG-GPU-8f2a/7/0", "8f2a/7/0"),  # before driver 470
-    ],
-)
-def test_bare_uuid(uuid: str, bare: str) -> None:
-    """CUDA's UUIDs have no prefix and are in lower case."""
-    assert names.bare_uuid(uuid) == bare
-
-
-@pytest.mark.parametrize(
     ("device", "model"),
     [
-        (Device(0, "GPU-a", name="Tesla T4"), "Tesla T4"),
         (Device(0, "GPU-a", name="A MIG thing"), "A MIG thing"),
         (Device(0, "GPU-a"), ""),
         (Device(0, "MIG-a", name="NVIDIA A100 MIG 1g.5gb", instance=0), "NVIDIA A100"),
-        (Device(0, "MIG-a", name="Odd", instance=0), "Odd"),
     ],
 )
 def test_model(device: Device, model: str) -> None:

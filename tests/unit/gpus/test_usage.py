@@ -30,16 +30,10 @@ PROHIBITED, EXCLUSIVE = ComputeMode.PROHIBITED, ComputeMode.EXCLUSIVE_PROCESS
         IDLE,
         Usage(compute=0, mps=0),  # no memory reading, but all processes are visible
         Usage(used_mib=0, total_mib=40960, sees_all=False),  # no process list, but memory
-        Usage(compute=0, mps=0, used_mib=3, total_mib=40960, sees_all=False),
-        IDLE._replace(used_mib=1024),
-        IDLE._replace(used_mib=204.8, total_mib=4096),
-        IDLE._replace(used_mib=640, total_mib=4096, reserve_known=False),
         IDLE._replace(used_mib=3048, graphics_mib=2024),
         IDLE._replace(used_mib=4096, graphics_mib=4096),
         IDLE._replace(used_mib=6144, graphics_mib=3072, total_mib=6144, has_host_memory=True),
         IDLE._replace(mode=EXCLUSIVE),
-        IDLE._replace(mode=ComputeMode.EXCLUSIVE_THREAD),
-        IDLE._replace(mode=None),  # also for a mode that NVML has no name for
     ],
 )
 def test_idle(reading: Usage) -> None:
@@ -52,16 +46,10 @@ def test_idle(reading: Usage) -> None:
     [
         IDLE._replace(compute=1),
         IDLE._replace(mps=1),
-        Usage(compute=1),
-        IDLE._replace(compute=1, sees_all=False),
-        IDLE._replace(used_mib=1025),
-        IDLE._replace(used_mib=205, total_mib=4096),
-        IDLE._replace(used_mib=641, total_mib=4096, reserve_known=False),
         IDLE._replace(used_mib=3049, graphics_mib=2024),
         IDLE._replace(used_mib=4097, graphics_mib=4097),
         IDLE._replace(used_mib=2049, graphics_mib=2049, total_mib=2048),
         IDLE._replace(graphics_mib=9000, has_host_memory=True),
-        Usage(used_mib=5000, total_mib=40960),
     ],
 )
 def test_busy(reading: Usage) -> None:
@@ -95,11 +83,8 @@ def test_prohibited(reading: Usage) -> None:
 @pytest.mark.parametrize(
     "reading",
     [
-        Usage(),
         Usage(compute=0, mps=0, sees_all=False),
         Usage(mps=0),
-        Usage(mode=ComputeMode.DEFAULT, total_mib=40960),
-        Usage(graphics_mib=100.0),
     ],
 )
 def test_unknown(reading: Usage) -> None:
@@ -111,12 +96,9 @@ def test_unknown(reading: Usage) -> None:
     ("reading", "configured", "limit"),
     [
         (Usage(), None, 1024),
-        (Usage(total_mib=20480), None, 1024),
         (Usage(total_mib=10240), None, 512),
-        (Usage(total_mib=2048), None, 102.4),
         (Usage(total_mib=2048, reserve_known=False), None, 640),
         (Usage(reserve_known=False), None, 1024),
-        (Usage(total_mib=2048), 3000.0, 3000),
         (Usage(total_mib=2048, reserve_known=False), 0.0, 0),
     ],
 )
@@ -130,10 +112,7 @@ def test_idle_limit(reading: Usage, configured: float | None, limit: float) -> N
     [
         ({"used_mib": 3000}, 3000.0, State.IDLE),
         ({"used_mib": 3001}, 3000.0, State.BUSY),
-        ({"used_mib": 1}, 0.0, State.BUSY),
         ({"used_mib": 5000, "graphics_mib": 5000}, 6000.0, State.IDLE),
-        ({"used_mib": 5000, "graphics_mib": 5000}, 0.0, State.BUSY),
-        ({"compute": 1}, 1e9, State.BUSY),
     ],
 )
 def test_configured_limit(changes: dict[str, int], configured: float, state: State) -> None:
@@ -144,12 +123,10 @@ def test_configured_limit(changes: dict[str, int], configured: float, state: Sta
 @pytest.mark.parametrize(
     ("reading", "expected"),
     [
-        (IDLE._replace(compute=3), True),
         (IDLE._replace(mode=PROHIBITED), False),
         (IDLE._replace(mode=EXCLUSIVE), True),
         (IDLE._replace(mode=EXCLUSIVE, compute=1), False),
         (IDLE._replace(mode=EXCLUSIVE, mps=1), False),
-        (Usage(mode=EXCLUSIVE), True),
     ],
 )
 def test_usable(reading: Usage, *, expected: bool) -> None:
@@ -161,7 +138,6 @@ def test_usable(reading: Usage, *, expected: bool) -> None:
     ("process", "mode", "expected"),
     [
         (Process(1, 0), None, True),
-        (Process(1, 0), ComputeMode.PROHIBITED, True),
         (Process(1, 0), ComputeMode.EXCLUSIVE_PROCESS, False),
         (Process(1, 0), ComputeMode.EXCLUSIVE_THREAD, False),
         (Process(1, 1), ComputeMode.DEFAULT, False),
@@ -214,7 +190,7 @@ def test_the_clock_of_samples_is_detected(clock: float) -> None:
 
 @pytest.mark.parametrize(
     "time_s",
-    [0.0, NOW.wall * 1000, NOW.wall + 6.0, NOW.wall - HOUR_S - 1.0],
+    [NOW.wall + 6.0, NOW.wall - HOUR_S - 1.0],
 )
 def test_a_sample_of_an_unknown_clock_is_inconclusive(time_s: float) -> None:
     """If a sample's time fits no clock, the use by its process is unknown."""
