@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import sys
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import users
-from tests.support.machine import ROOT as REPOSITORY
 from tests.support.machine import Child
 from tests.support.platforms import CONTAINER, behind
-from tests.support.processes import wait_for
 from tests.support.reserving import of_gpu
 from tests.support.users import DAEMON, NOBODY, ROOT, as_user, child_of
 from tests.support.waiters import Waiter, queued
@@ -162,62 +157,6 @@ def test_a_waiter_at_its_quota_keeps_no_gpu_from_others(machine: Machine) -> Non
         assert queued(machine) == []
 
 
-def wants(machine: Machine, waiter: Waiter) -> list[str]:
-    """Return the devices that the waiter's ticket names."""
-    records = [json.loads(path.read_text() or "{}") for path in machine.locks.glob("queue-*.lock")]
-    (record,) = (record for record in records if record.get("pid") == waiter.pid)
-    listed: list[str] = record["wants"]
-    return listed
-
-
-def test_a_waiter_whose_user_reaches_the_quota_wants_fewer_devices(machine: Machine) -> None:
-    """After another process of the user got a GPU, the waiter wants only that GPU."""
-    machine.rules.write_text(ONE_GPU)
-    with (
-        child_of(machine, ROOT) as root,
-        child_of(machine, DAEMON) as daemon,
-        child_of(machine, NOBODY) as one,
-        child_of(machine, NOBODY) as second,
-    ):
-        assert root.reserve().value == "0"
-        assert daemon.reserve().value == "1"
-        first, waiter = Waiter(machine, one), Waiter(machine, second)
-        assert wants(machine, waiter) == users.UUIDS
-        root.run("reserve_gpu.release()")
-        assert first.answer().value == "0"
-        wait_for(lambda: wants(machine, waiter) == users.UUIDS[:1])
-        one.run("reserve_gpu.release()")
-        assert waiter.answer().value == "0"
-
-
-@pytest.mark.full
-def test_a_changed_rule_applies_to_a_waiter(machine: Machine) -> None:
-    """A more generous rule ends the wait."""
-    machine.rules.write_text(ONE_GPU)
-    with child_of(machine, NOBODY) as holder, child_of(machine, NOBODY) as second:
-        assert holder.reserve().value == "0"
-        waiter = Waiter(machine, second)
-        waiter.sees(1, "reserved", "limited")
-        machine.rules.write_text("[limits]\ngpus = 2\n[devices]\ndrain = [1]\n")
-        waiter.sees(1, "reserved", "drained")
-        machine.rules.write_text("")
-        assert waiter.answer().value == "1"
-
-
-def test_the_progress_of_a_wait_names_the_rule(machine: Machine) -> None:
-    """It also names the user's process whose GPU counts towards the quota."""
-    machine.rules.write_text(ONE_GPU)
-    with child_of(machine, NOBODY) as holder, child_of(machine, NOBODY) as second:
-        assert holder.reserve().value == "0"
-        second.run(
-            "from reserve_gpu.render.pictures import wait\n"
-            "def show(waiting):\n    raise InterruptedError(wait(waiting).brief)"
-        )
-        brief = second.run("reserve_gpu.reserve(wait='1m', progress=show)").text
-        assert "gpus = 1 ([limits]" in brief
-        assert f"child.py (pid {holder.pid})" in brief
-
-
 def test_a_file_must_belong_to_root_or_to_the_user(machine: Machine) -> None:
     """A file of another user applies to that user alone."""
     machine.rules.write_text(ONE_GPU)
@@ -228,55 +167,6 @@ def test_a_file_must_belong_to_root_or_to_the_user(machine: Machine) -> None:
         (gpus, problem) = daemon.run(limits).value
         assert gpus is None
         assert "it belongs to nobody" in problem
-
-
-# Makes a fresh /etc with some users, and runs the documented commands.
-SETUP = """
-set -e
-cp -a /etc etc && mount --bind etc /etc && rm -f /etc/reserve_gpu.toml
-groupadd students && useradd -G students alice && useradd -G students bob && useradd carol
-mkdir bin
-printf '#!/bin/sh\nexec "$@"\n' >bin/sudo
-printf '#!/bin/sh\nexec "%s" -m reserve_gpu "$@"\n' "$PYTHON" >bin/reserve-gpu
-chmod 755 bin bin/*; export PATH="$PWD/bin:$PATH"
-{typed}
-for user in alice bob carol; do
-    setpriv --reuid=$user --regid=65534 --init-groups "$PYTHON" -m reserve_gpu status
-done
-"""
-
-
-def test_the_commands_in_the_administrators_page_work(machine: Machine) -> None:
-    """The shell commands in docs/rules.md create a file that applies to each user as described."""
-    machine.write("gpu\n uuid GPU-8f2a0000-0000-4000-8000-000000000000\ngpu\n")
-    page = (REPOSITORY / "docs" / "rules.md").read_text()
-    (typed,) = (block for block in re.findall("```sh\n(.*?)```", page, re.DOTALL) if "tee" in block)
-    script = SETUP.replace("{typed}", typed)
-    done = machine.command(
-        "unshare", "--mount", "sh", "-c", script, RESERVE_GPU_CONFIG="", PYTHON=sys.executable
-    )  # fmt: skip
-    if done.returncode and "unshare" in done.stderr:
-        pytest.skip(f"no mount namespace here: {done.stderr}")
-    assert done.returncode == 0, done.stderr
-    for user, gpus in (("root", "2 GPUs"), ("alice", "4 GPUs"), ("bob", "1 GPU"), ("carol", "2 G")):
-        assert f"Rules for {user} (/etc/reserve_gpu.toml): {gpus}" in done.stdout
-    assert done.stdout.count("Maintenance on Friday at 17:00\n1 of 2 GPUs is free: GPU1.") == 4
-    assert "Warning" not in done.stdout
-
-
-def test_rules_apply_to_a_user_without_a_name(machine: Machine) -> None:
-    """A container's user may have no name; the UID, the GID and [limits] still apply."""
-    rules = "[limits]\ngpus = 2\n[users.54321]\ngpus = 1\n[groups.54322]\nidle = '1h'"
-    machine.rules.write_text(rules)
-    become = ["setpriv", "--reuid=54321", "--regid=54322", "--clear-groups"]
-    one = Child(machine.environ(HOME="/nonexistent"), machine.folder, *become)
-    try:
-        assert one.reserve("count=2").error == "ImpossibleError"
-        assert one.reserve().value == "0"
-        assert one.run("reserve_gpu.current().lease.idle_s").value == 3600
-        assert "Rules for uid 54321" in one.run("str(reserve_gpu.status())").value
-    finally:
-        one.kill()
 
 
 def test_only_parts_count_across_pid_namespaces(machine: Machine) -> None:

@@ -125,10 +125,3 @@ def test_packages_are_installed_with_uv_or_pip(
     python = environment_without_pip(machine.folder / name, configuration)
     done = machine.command(str(python), "-c", INSTALL, PYTHONPATH=str(ROOT))
     assert done.stdout == expected.replace("{}", shlex.quote(str(python))) + "\n", done.stderr
-
-
-def test_missing_bindings_are_installed_with_uv(machine: Machine) -> None:
-    python = environment_without_pip(machine.folder / "uv", UV)
-    code = "import reserve_gpu; reserve_gpu.reserve()"
-    done = machine.command(str(python), "-c", code, PYTHONPATH=str(ROOT))
-    assert done.stderr.endswith(f" uv pip install --python {python} nvidia-ml-py\n")

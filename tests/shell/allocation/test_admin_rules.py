@@ -12,7 +12,7 @@ import reserve_gpu
 from reserve_gpu import ImpossibleError, NoFreeDeviceError, ReserveGPUWarning
 from reserve_gpu.allocation import admin_rules
 from reserve_gpu.model.devices import State
-from tests.support.admin_rules import ENDS
+from tests.support.lease import ENDS
 from tests.support.reserving import got, of_gpu, refused
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ def states(**request: Any) -> list[State]:
         ("gpus = 3", "gpus = 1", "claude", 1),
         ("gpus = 3", "gpus = 1", "", 3),  # not an agent
         ("gpus = 3", "gpus = 9", "claude", 3),
-        ("", "gpus = 1", "claude", 1),
-        ("gpus = 3", "", "claude", 3),
     ],
 )
 def test_the_stricter_limit_applies_to_an_agent(
@@ -78,9 +76,8 @@ def replace_by_pipe(file: Path) -> None:
         (lambda file: file.chmod(0o664), "other users can write to it"),
         (replace_by_link, "it is a symbolic link"),
         (replace_by_pipe, "it is not a regular file"),
-        (lambda file: file.unlink(), "No such file"),
     ],
-    ids=["others can write", "group can write", "link", "pipe", "missing"],
+    ids=["others can write", "group can write", "link", "pipe"],
 )
 def test_a_file_that_is_not_trusted_is_ignored_with_a_warning(
     here: Here, change: Callable[[Path], None], reason: str
@@ -93,15 +90,6 @@ def test_a_file_that_is_not_trusted_is_ignored_with_a_warning(
     (warning,) = (str(each.message) for each in caught)
     assert f"{here.rules} is ignored: {reason}" in warning
     assert warning in str(reserve_gpu.status())
-
-
-def test_an_empty_file_contains_no_rules(here: Here) -> None:
-    assert reserve_gpu.status().rules is None
-    here.rules.write_text("[limits]\ngpus = 0\n")
-    with pytest.raises(ImpossibleError):
-        reserve_gpu.reserve()
-    here.rules.write_text("")
-    assert got() == "0"
 
 
 # -- quotas ----------------------------------------------------------------------------------------
@@ -124,22 +112,13 @@ def test_a_user_with_as_many_gpus_as_the_rule_allows_gets_no_more(here: Here) ->
     assert got(count=2) == "0,1"
 
 
-def test_a_file_can_start_with_a_byte_order_mark(here: Here) -> None:
-    here.write(FOUR)
-    here.rules.write_text("\ufeff[limits]\ngpus = 1\n")
-    with pytest.raises(ImpossibleError, match="gpus = 1"):
-        got(count=2)
-
-
 def test_more_than_the_quota_is_impossible(here: Here) -> None:
     """Such a request fails at once, even if it would wait."""
     here.write(FOUR)
     here.rules.write_text("[limits]\ngpus = 2")
-    requests: list[dict[str, Any]] = [{"count": 3}, {"devices": "0-2"}]
-    for request in requests:
-        with pytest.raises(ImpossibleError) as caught:
-            reserve_gpu.reserve(**request, wait=30)
-        assert f"gpus = 2 ([limits] in {here.rules})" in str(caught.value)
+    with pytest.raises(ImpossibleError) as caught:
+        reserve_gpu.reserve(count=3, wait=30)
+    assert f"gpus = 2 ([limits] in {here.rules})" in str(caught.value)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
@@ -173,31 +152,6 @@ def test_a_new_rule_applies_to_new_requests(here: Here) -> None:
     with pytest.raises(ImpossibleError, match="gpus = 1"):
         reserve_gpu.reserve(count=3)
     assert got("0") == "0"
-
-
-@pytest.mark.parametrize("of", ["mutex.lock", "GPU"])
-@pytest.mark.parametrize("rules", ["", "[limits]\ngpus = 1\n"], ids=["no rules", "rules"])
-def test_a_hard_link_to_a_lock_file_reserves_nothing(here: Here, of: str, rules: str) -> None:
-    """A link under the name of a device's lock file does not count towards a quota."""
-    here.rules.write_text(rules)
-    assert got("0") == "0"
-    reserve_gpu.release()
-    link = here.locks / f"{here.uuid('1')}.lock"
-    os.link(here.locks / (of if of == "mutex.lock" else f"{here.uuid('0')}.lock"), link)
-    assert got() == "0"
-    if of == "mutex.lock":
-        row = reserve_gpu.status().rows[1]
-        assert row.holders == ()
-        assert f"hard link to mutex.lock. Run: rm {link}" in (row.reason or "")
-        reserve_gpu.release()
-        assert "hard link to mutex.lock. Run: rm " in refused("1")
-    else:
-        reserve_gpu.release()
-        with here.child() as other:
-            assert other.reserve("'0'").value == "0"
-            assert (
-                other.run("reserve_gpu.release()\nreserve_gpu.reserve('0').environ").error is None
-            )
 
 
 def test_a_forged_joined_process_counts_as_a_holder(here: Here) -> None:
@@ -236,24 +190,6 @@ def test_the_holder_of_a_drained_gpu_keeps_it(here: Here) -> None:
     assert got(count=2) == "0,1"
 
 
-@pytest.mark.usefixtures("terminal")
-def test_the_status_shows_the_holders_of_drained_gpus(here: Here) -> None:
-    """The status does not suggest that the user asks them to release the GPU."""
-    with here.child() as holder, here.child() as other:
-        assert holder.reserve("0, memory='1GiB'").value == "0"
-        assert other.reserve("1").value == "1"
-        here.rules.write_text('[devices]\ndrain = ["0"]\n')
-        status = reserve_gpu.status()
-        assert of_gpu(str(status)).startswith("drained")
-        assert f"(pid {holder.pid})" in of_gpu(str(status))
-        assert "You hold GPU1 in" in str(status)
-        assert "You hold GPU0" not in str(status)
-        assert "still available" not in str(status)
-        assert status.to_dict()["devices"][0]["holders"]
-    with here.rival("0"):
-        assert [row.state for row in reserve_gpu.status().rows] == [State.DRAINED, State.FREE]
-
-
 MIG = """
 gpu
   uuid GPU-aaaa0000-0000-4000-8000-000000000000
@@ -273,12 +209,8 @@ gpu
         ('"gpu-AAAA"', "GPU0"),
         ("0", "GPU0"),
         ('"1:0"', "GPU1:0"),
-        ('"MIG-dd"', "GPU1:1"),
         ('"1"', "GPU1:0 GPU1:1"),
-        ('"GPU-bbbb0000-0000-4000-8000-000000000000"', "GPU1:0 GPU1:1"),
-        ('"0-1"', "GPU0 GPU1:0 GPU1:1"),
         ('"GPU-ffff"', ""),
-        ('"7"', ""),
     ],
 )
 def test_a_drained_device_is_identified_by_its_names(here: Here, name: str, drained: str) -> None:
@@ -316,9 +248,3 @@ def test_the_status_contains_the_message_and_the_rules(here: Here) -> None:
         "drain_unmatched": [],
         "problems": [],
     }
-
-
-def test_a_refusal_warns_about_mistakes_in_the_file(here: Here) -> None:
-    here.rules.write_text("[limits]\ngpu = 2\n")
-    with here.rival("0"), here.rival("1"):
-        assert "unknown key 'gpu'" in refused()

@@ -9,7 +9,6 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.allocation.attempt import Denied, Granted, attempt
-from reserve_gpu.allocation.request import idle_mib
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model.devices import State
@@ -56,19 +55,6 @@ def test_a_gpu_that_the_first_waiter_leaves_goes_to_the_next_waiter(here: Here) 
         with Nvml() as gpus:
             newcomer = attempt(request_context("0", gpus, waiters.directory))
             assert states(newcomer) == [State.AWAITED]
-
-
-def test_a_gpu_that_is_idle_by_the_users_limit_is_awaited(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """$RESERVE_GPU_IDLE_MEMORY also decides whether a waiter could take a GPU."""
-    here.write("gpu\n name A\n memory 16384\n used 2048\n")
-    monkeypatch.setenv("RESERVE_GPU_IDLE_MEMORY", "3GiB")
-    with ExitStack() as stack:
-        waiters = Waiters(here.locks, stack)
-        waiters.join(here.uuid("0"))
-        context = request_context("0", stack.enter_context(Nvml()), waiters.directory)
-        assert states(attempt(context._replace(idle_mib=idle_mib()))) == [State.AWAITED]
 
 
 IN_USE = "gpu\n memory 16384\ngpu\n memory 16384\n compute 4321 9000\n"

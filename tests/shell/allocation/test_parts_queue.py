@@ -53,14 +53,6 @@ def test_a_smaller_part_on_another_gpu_as_well_passes_waiters(here: Here) -> Non
         assert part(2000, "0,1") == "0,1"
 
 
-@pytest.mark.parametrize("size", [-1, float("nan"), "10"], ids=repr)
-def test_a_waiter_for_an_invalid_size_waits_for_the_whole_gpu(here: Here, size: object) -> None:
-    here.write(ONE)
-    with promised(here, gpu0=[8000]), waiting(here, size):  # type: ignore[arg-type]
-        (row,) = would_be_refused(memory="1000MiB").rows
-        assert row.state is State.AWAITED
-
-
 @pytest.mark.parametrize(
     ("others_mib", "ahead_mib", "last"),
     [(6000, 8000, Denied), (6000, None, Denied), (1000, 8000, Granted)],

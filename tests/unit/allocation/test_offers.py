@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -47,16 +46,6 @@ def test_each_device_is_offered_for_its_own_time(waiters: Waiters) -> None:
     assert waiters.check_all(second, UUIDS) == [None, 0]
 
 
-def test_a_waiter_that_changes_its_request_keeps_no_device(waiters: Waiters) -> None:
-    """A waiter that wants another device at each check keeps none for longer than an offer."""
-    first, second = waiters.join(UUIDS[0]), waiters.join()
-    for number in range(int(STOPPED_S) + 2):
-        first.want([UUIDS[number % 2]])
-        found = waiters.check_all(second, UUIDS)
-        waiters.pass_time(1)
-    assert found == [None, None]
-
-
 def test_a_withdrawn_offer_has_no_known_end(waiters: Waiters) -> None:
     """While a free device is too small for a waiter, the end of its offer is unknown."""
     _, second = waiters.join(), waiters.join()
@@ -83,41 +72,9 @@ def test_an_offer_starts_again_after_the_device_was_in_use(
         assert waiters.check(second) == first
 
 
-def test_a_device_is_not_kept_for_a_waiter_that_does_not_want_it(waiters: Waiters) -> None:
-    waiters.join(UUIDS[1])
-    assert waiters.check(waiters.join()) is None
-
-
-def test_a_waiter_that_was_served_joins_again_at_the_end(waiters: Waiters) -> None:
-    first, second = waiters.join(), waiters.join()
-    assert waiters.check(second) == 0
-    first.is_served = True
-    first.__exit__()
-    waiters.entries.remove(first)
-    assert waiters.check(second) is None
-    assert waiters.check(waiters.join()) == 0
-
-
-@pytest.mark.parametrize("needs", ["2", True, 0, 1.5, [2]], ids=repr)
+@pytest.mark.parametrize("needs", ["2", 0], ids=repr)
 def test_a_ticket_with_an_invalid_count_needs_one_device(waiters: Waiters, needs: object) -> None:
     waiters.join(needs=needs)
     with waiters.directory.mutex():
         (ticket,) = waiters.directory.tickets()
     assert ticket.needs == 1
-
-
-def test_coarse_file_times_do_not_change_the_order(
-    waiters: Waiters, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a file system that rounds times, such as FAT, all waiters see the same order."""
-    exact, unit = os.utime, 2 * 10**9
-
-    def coarse(path: int, *, ns: tuple[int, int]) -> None:
-        exact(path, ns=(ns[0] // unit * unit, ns[1] // unit * unit))
-
-    monkeypatch.setattr(os, "utime", coarse)
-    entries = [waiters.join() for _ in range(3)]
-    with waiters.directory.mutex():
-        ahead = [[ticket.name for ticket in entry.ahead()] for entry in entries]
-        names = [ticket.name for ticket in waiters.directory.tickets()]
-    assert sorted(ahead) == [names[:number] for number in range(3)]

@@ -23,21 +23,16 @@ ONE_INSTANCE, SEVERAL_INSTANCES = "569.99", "570.26"  # driver versions
 @pytest.mark.parametrize(
     ("device", "request_", "driver", "reason"),
     [
-        (NAMELESS, Request(), None, None),
         (A100, Request(min_memory_mib=40960), None, None),
         (A100, Request(min_memory_mib=40960.5), None, Unfit.MEMORY),
         (NAMELESS, Request(min_memory_mib=1), None, Unfit.MEMORY_UNKNOWN),
         (A100, Request(model="SXM4-40gb"), None, None),
         (T4, Request(model="A100"), None, Unfit.MODEL),
         (NAMELESS, Request(model="A100"), None, Unfit.MODEL),
-        (T4, Request(model="T4", min_memory_mib=20000), None, Unfit.MEMORY),
-        (T4, Request(model="A100", min_memory_mib=20000), None, Unfit.MODEL),
         (MIG_0, Request(), ONE_INSTANCE, None),
         (MIG_0, Request(count=2), ONE_INSTANCE, Unfit.SECOND_INSTANCE),
-        (MIG_0, Request(("3:0", "3:1")), ONE_INSTANCE, Unfit.SECOND_INSTANCE),
         (MIG_0, Request(count=2), SEVERAL_INSTANCES, None),
         (MIG_0, Request(count=2), None, None),
-        (MIG_0, Request(count=2), "invalid", None),
         (A100, Request(count=2), ONE_INSTANCE, None),
         (LOST, Request(count=2), None, None),
         (LOST, Request(model="A100"), None, Unfit.UNREADABLE),
@@ -62,17 +57,12 @@ PART = Request(terms=ReservationTerms(Size(1024.0)))
     ("request_", "state", "reading", "expected"),
     [
         (Request(), State.IDLE, IDLE, True),
-        (PART, State.IDLE, IDLE, True),
         (Request(), State.BUSY, USED, False),
         (Request(), State.UNKNOWN, Usage(), False),
         (NAMED, State.BUSY, USED, True),
-        (NAMED, State.UNKNOWN, Usage(), True),
         (NAMED, State.BUSY, EXCLUSIVE, False),
-        (NAMED, State.PROHIBITED, Usage(mode=ComputeMode.PROHIBITED), False),
         (PART, State.BUSY, USED, True),
-        (PART, State.BUSY, EXCLUSIVE, False),
         (PART, State.UNKNOWN, Usage(), False),
-        (PART._replace(devices=("0",)), State.BUSY, USED, True),
     ],
 )
 def test_a_used_device_is_taken_only_by_name_or_for_a_part(
@@ -80,23 +70,6 @@ def test_a_used_device_is_taken_only_by_name_or_for_a_part(
 ) -> None:
     """A device that CUDA would not allow another process to use is never taken."""
     assert policy.should_take(request_, state, reading) is expected
-
-
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    [
-        (Request(), True),
-        (Request(count=1), True),
-        (Request(min_memory_mib=1, model="x"), True),
-        (Request(count=2), False),
-        (NAMED, False),
-        (PART, False),
-    ],
-)
-def test_the_first_free_device_satisfies_a_request_for_any_whole_device(
-    request_: Request, *, expected: bool
-) -> None:
-    assert policy.first_will_do(request_) is expected
 
 
 # -- whether waiting helps -------------------------------------------------------------------------
@@ -120,22 +93,16 @@ BROKEN = DeviceStatus(LOST, State.BROKEN)
 @pytest.mark.parametrize(
     ("given", "request_", "is_impossible", "may_come_free"),
     [
-        *((rows(state), Request(), False, True) for state in State if state.value in
-          ("busy", "reserved", "awaited", "unknown", "broken", "prohibited")),
         (rows(UNFIT, RESERVED), Request(), False, True),
-        (rows(FREE, BUSY), Request(count=2), False, True),
         (rows(RESERVED, UNFIT, AWAITED), Request(count=2), False, True),
         (rows(), Request(), False, False),  # an inherited limit that allows no device
-        (rows(UNFIT), Request(model="h100"), True, False),
         (rows(BUSY), Request(count=2), True, False),
-        (rows(FREE, UNFIT), Request(count=2), True, False),
-        (rows(BUSY, BUSY, instances=1), Request(), False, True),
         (rows(BUSY, BUSY, instances=1), Request(count=2), True, False),
         (rows(BUSY, BUSY, instances=2), Request(count=2), False, True),
         ([BROKEN], Request(), False, True),
         ([*rows(UNFIT), BROKEN], Request(), True, False),
     ],
-)  # fmt: skip
+)
 def test_a_request_is_possible_if_enough_devices_of_one_kind_are_suitable(
     given: list[DeviceStatus], request_: Request, *, is_impossible: bool, may_come_free: bool
 ) -> None:
@@ -152,15 +119,12 @@ def held_by(*pids: int, state: State = RESERVED, seen: bool = True) -> DeviceSta
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ([held_by(7)], True),
         ([held_by(7), DeviceStatus(T4, UNFIT)], True),
-        ([held_by(7), held_by(8)], True),
         ([held_by(7), held_by(9)], False),
         ([held_by(7), DeviceStatus(T4, BUSY)], False),
         ([held_by(7, seen=False)], False),
         ([held_by(9, 7)], True),
         ([held_by(7, state=State.FULL)], False),  # other holders of parts can make room
-        ([DeviceStatus(T4, UNFIT)], False),
         ([], False),
     ],
 )
@@ -176,14 +140,10 @@ def test_devices_can_all_be_reserved_by_ancestors(
     [
         ([RESERVED, UNFIT, FREE], False, True, 5.0),
         ([RESERVED, AWAITED], False, True, 1.0),  # the waiter ahead may be stopped
-        ([RESERVED, BUSY], False, True, 1.0),
-        ([RESERVED, State.FULL], False, True, 1.0),
-        ([State.UNKNOWN], False, True, 1.0),
+        *(([RESERVED, state], False, True, 1.0) for state in (BUSY, State.FULL, State.UNKNOWN)),
         ([State.BROKEN], False, True, 1.0),
-        ([State.PROHIBITED], False, True, 1.0),
         ([RESERVED], False, False, 1.0),
         ([RESERVED], True, True, 0.25),
-        ([BUSY], True, False, 0.25),
     ],
 )
 def test_a_waiter_checks_as_often_as_changes_can_go_unnoticed(
@@ -205,25 +165,14 @@ def test_each_waiter_checks_shortly_after_the_one_ahead() -> None:
     [
         ([], Request(), None),
         ([A100, T4], Request(), [A100, T4]),
-        ([A100, T4], Request(count=2), [A100, T4]),
         ([T4, A100], Request(count=1), [T4]),
         ([A100], Request(count=2), None),
-        ([A100], NAMED, [A100]),
-        ([A100], Request(("GPU-a",)), [A100]),
-        ([A100], Request(("1",)), None),
-        ([A100, T4], Request(("1",)), [T4]),
         ([A100, T4], Request(("1", "0"), 2), [T4, A100]),
         ([A100, T4], Request(("0", "GPU-a")), None),
         ([A100, T4], Request(("GPU-",)), None),  # ambiguous
         ([A100, T4], Request(("1", "2")), None),
-        ([MIG_0], Request(("3",)), None),
-        ([MIG_0, MIG_1], Request(("3:1",)), [MIG_1]),
         ([A100, T4], Request(min_memory_mib=40960), [A100]),
-        ([T4, A100], Request(min_memory_mib=40960, count=1), [A100]),
-        ([T4], Request(min_memory_mib=40960), None),
         ([T4], Request(model="a100"), None),
-        ([A100, T4], Request(("0", "1"), model="t4"), None),
-        ([A100], Request(terms=ReservationTerms(note="x")), [A100]),
     ],
 )
 def test_held_devices_that_satisfy_a_request_are_kept(
@@ -237,18 +186,12 @@ def test_held_devices_that_satisfy_a_request_are_kept(
     ("seen", "request_", "numbers"),
     [
         ([A100], Request(), ("0",)),
-        ([A100], Request(count=1, min_memory_mib=40960), ("0",)),
-        ([MIG_0], Request(("3:0",)), ("3:0",)),
         ([A100, T4], Request(count=2), ("0", "1")),
         ([T4, A100], Request(("1", "0")), ("1", "0")),
-        ([A100], Request(terms=ReservationTerms(note="x")), ("0",)),
-        ([A100], Request(("1",)), None),
         ([A100], Request(model="t4"), None),
-        ([A100], Request(count=2), None),
         ([A100, T4], Request(), None),
         ([A100, T4], NAMED, None),
         ([A100, T4], Request(("1", "0")), None),
-        ([A100, T4], Request(("0", "1", "2")), None),
         ([], Request(), None),
     ],
 )
@@ -287,26 +230,14 @@ def devices(indices: str) -> list[Device]:
     ("free", "count", "chosen"),
     [
         ("1234567", 2, "23"),
-        ("134567", 2, "45"),
-        ("1357", 2, "13"),
-        ("0367", 2, "67"),
         ("1246", 2, "12"),
         ("0134567", 4, "4567"),
-        ("0124567", 3, "012"),
         ("02467", 3, "467"),
-        ("0246", 3, "024"),
-        ("01234567", 8, "01234567"),
-        ("357", 1, "3"),
     ],
 )
 def test_the_devices_with_the_fastest_links_are_chosen(free: str, count: int, chosen: str) -> None:
     """NVLink is preferred to a PCIe switch, and equals are chosen in bus order."""
     assert policy.closest(devices(free), count, links_of_eight) == devices(chosen)
-
-
-@pytest.mark.parametrize("count", [1, 3, 8])
-def test_the_first_devices_are_chosen_if_all_links_are_equal(count: int) -> None:
-    assert policy.closest(devices("01234567"), count, same_link) == devices("01234567"[:count])
 
 
 CROWD = {
@@ -325,9 +256,6 @@ CROWD = {
         ([T4], Request(("1", "0")), None),
         ([A100, T4], Request(), [A100]),
         ([], Request(), None),
-        ([A100, T4, NAMELESS], PART, [NAMELESS]),
-        ([A100, T4], PART, [T4]),
-        ([A100], PART, [A100]),
         ([A100, T4, NAMELESS], PART._replace(count=2), [NAMELESS, T4]),
         ([A100, MIG_0], Request(count=2), None),
         ([A100, MIG_0, MIG_1], Request(count=2), [MIG_0, MIG_1]),

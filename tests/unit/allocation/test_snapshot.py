@@ -23,12 +23,8 @@ UNKNOWN = Process(17, 100)
         (COMPUTED_ON, [STRANGER], True),
         (COMPUTED_ON, [UNKNOWN], None),
         (COMPUTED_ON, [], None),  # the process can't be listed
-        (EMPTY._replace(compute=2), [STRANGER], None),
-        (EMPTY._replace(compute=2), [STRANGER, HOLDER], False),
         (EMPTY._replace(mps=1), [], None),
         (EMPTY._replace(compute=None), [], True),
-        (Usage(), [], None),
-        (IN_CONTAINER, [], True),
         (IN_CONTAINER._replace(used_mib=63), [], True),
         (IN_CONTAINER._replace(used_mib=64), [], None),
         (IN_CONTAINER._replace(reserve_known=False), [], None),

@@ -54,15 +54,6 @@ def test_a_low_terminal_shows_one_shortened_line(
     assert vt100.getvalue() == f"\r\x1b[J{line}...\n\r\x1b[1A\x1b[J"
 
 
-def test_the_cursor_is_below_the_picture(vt100: Terminal) -> None:
-    """The ^C that a terminal echoes then makes no line longer."""
-    with Live(vt100) as live:
-        live.show(waiting(user="alice"))
-        shown = vt100.getvalue()
-    assert shown.endswith("\n")
-    assert vt100.getvalue() == f"{shown}\r\x1b[{shown.count(chr(10))}A\x1b[J"
-
-
 def test_the_picture_follows_the_width_of_the_terminal(
     vt100: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
