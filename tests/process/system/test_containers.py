@@ -39,32 +39,12 @@ NO_RUN_LOCK = "chmod 755 /run/lock && mkdir -m 1777 /run/shm && mount --bind /ru
 
 
 @on_a_host
-@pytest.mark.parametrize(
-    ("script", "environ", "exit_code", "expected"),
-    [
-        (f"{PRIVATE_RUN} && touch /run/.containerenv", {}, 0, f"-v {LOCKS}:"),
-        (
-            f"{PRIVATE_RUN} && {NO_RUN_LOCK}",
-            {"APPTAINER_NAME": "x.sif"},
-            0,
-            f"--bind {LOCKS}, and set RESERVE_GPU_LOCK_DIR={LOCKS}",
-        ),
-        (
-            f"{PRIVATE_RUN} && mount -o remount,ro /run",
-            {"APPTAINER_NAME": "x.sif"},
-            78,
-            f"--bind {LOCKS}",
-        ),
-    ],
-    ids=["podman", "apptainer with another directory", "apptainer, read-only"],
-)
-def test_a_container_with_the_hosts_processes(
-    machine: Machine, script: str, environ: dict[str, str], exit_code: int, expected: str
-) -> None:
+def test_a_container_with_the_hosts_processes(machine: Machine) -> None:
     """A user in a container that shares the host's processes reads how to share its locks."""
+    script, environ = f"{PRIVATE_RUN} && {NO_RUN_LOCK}", {"APPTAINER_NAME": "x.sif"}
     done = with_mounts(machine, script, *RUN_TRUE, **environ, RESERVE_GPU_LOCK_DIR="")
-    assert expected in done.stderr
-    assert done.returncode == exit_code
+    assert f"--bind {LOCKS}, and set RESERVE_GPU_LOCK_DIR={LOCKS}" in done.stderr
+    assert done.returncode == 0
 
 
 @on_a_host

@@ -32,17 +32,8 @@ if not pid:
 os.read(told, 1)
 pid
 """
-MULTIPROCESSING = """
-import multiprocessing
-del sys.modules["__main__"].__file__  # as in a notebook, so the child imports no file
-context = multiprocessing.get_context("{method}")
-told, tell = context.Pipe(duplex=False)
-code = "import time; tell.send(1); time.sleep(1000)"
-process = context.Process(target=exec, args=(code, dict(tell=tell)), daemon=True)
-process.start()
-told.recv()
-process.pid
-"""
+
+
 # A script whose child reserves a GPU, and prints the result. A fork server starts first.
 CHILD_RESERVES = """
 import multiprocessing, os, sys
@@ -61,24 +52,19 @@ def run_process(context, target, *arguments):
     process.join()
 
 if __name__ == "__main__":
-    context = multiprocessing.get_context(sys.argv[1])
+    context = multiprocessing.get_context("forkserver")
     run_process(context, os.getpid)
     import reserve_gpu
-    if sys.argv[2]:
-        reserve_gpu.reserve(sys.argv[2])
+    if sys.argv[1]:
+        reserve_gpu.reserve(sys.argv[1])
     told, tell = context.Pipe(duplex=False)
     run_process(context, reserve, tell)
     print(*told.recv(), sep=", ")
 """
 CHILDREN = {
     "fork": FORKED.format(fork="os.fork(),"),
-    "forkpty": FORKED.format(fork="os.forkpty()"),
-    "multiprocessing fork": MULTIPROCESSING.format(method="fork"),
-    "multiprocessing spawn": MULTIPROCESSING.format(method="spawn"),
-    "multiprocessing forkserver": MULTIPROCESSING.format(method="forkserver"),
     "Popen with open files and code": "import subprocess; "
     "subprocess.Popen(['sleep', '1000'], close_fds=False, preexec_fn=os.setsid).pid",
-    "os.system": "os.system('sleep 1000 & echo $! >pid'); int(open('pid').read())",
     "posix_spawn": "os.posix_spawn('/bin/sleep', ['sleep', '1000'], os.environ)",
 }
 
@@ -184,7 +170,6 @@ locks = list(session()._held.locks.values())
     "code",
     [
         "reserve_gpu.release()",
-        "held.__exit__(None, None, None)",
         "[lock.release() for lock in locks]",
         "[reserve_gpu.current(), globals().pop('held'), __import__('gc').collect()]",
         "__import__('atexit')._run_exitfuncs()",
@@ -303,19 +288,19 @@ def test_a_fork_waits_until_another_thread_has_opened_its_lock(machine: Machine)
             assert str(machine.locks / "a.lock") not in paths
 
 
-# Forks the process when another thread reaches an audit event that matches the condition `{seen}`.
-# The child has a time limit.
+# Forks the process when another thread is inside the bindings, which have a lock of their own. The
+# child has a time limit.
 FORK_AT_EVENT = """
 import signal, threading
 there, forked = threading.Event(), threading.Event()
 def hook(event, arguments):
     if threading.current_thread() is not threading.main_thread() and not there.is_set():
-        if {seen}:
+        if event == "ctypes.dlsym" and "nvml" in arguments[1]:
             there.set()
             forked.wait(0.5)  # a fork that does not wait for this thread happens now
 def act():
     try:
-        return {code}
+        return reserve_gpu.reserve()
     except reserve_gpu.NoFreeDeviceError as error:
         return type(error).__name__
 sys.addaudithook(hook)
@@ -396,68 +381,6 @@ def test_no_fork_during_imports(machine: Machine, scenario: str, first: int) -> 
     assert answer.value == [], answer
 
 
-FORK_BEFORE_FIRST_CALL = """
-import signal, threading
-starting, opened, forked = (threading.Event() for _ in range(3))
-def before():
-    starting.set()
-    opened.wait(30)
-os.register_at_fork(before=before)
-def hook(event, arguments):
-    if event == "os.chmod" and arguments[1] == 0o666 and not opened.is_set():
-        opened.set()
-        forked.wait(0.5)
-def reserve():
-    starting.wait(30)
-    reserve_gpu.reserve(0)
-sys.addaudithook(hook)
-thread = threading.Thread(target=reserve)
-thread.start()
-pid = os.fork()
-if not pid:
-    signal.setitimer(signal.ITIMER_REAL, 10)
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the thread might have set it
-    reserve_gpu.reserve(1)
-    os._exit(0)
-forked.set()
-thread.join()
-os.waitpid(pid, 0)[1], opened.is_set()
-"""
-
-
-def test_a_fork_that_began_before_a_first_call(machine: Machine) -> None:
-    """A child whose fork started before another thread's first reservation can reserve."""
-    with machine.child() as child:
-        assert child.run(FORK_BEFORE_FIRST_CALL).value == [0, True]
-
-
-FORK_IN_A_CALL = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-pids = []
-def progress(waiting):
-    pids.append(os.fork())
-    if not pids[-1]:
-        os._exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)
-    if len(pids) == 2:
-        1 / 0
-try:
-    reserve_gpu.reserve(0, wait=60, progress=progress)
-except ZeroDivisionError:
-    pass
-[os.waitpid(pid, 0)[1] for pid in pids]
-"""
-
-
-def test_a_child_forked_in_a_call_can_be_interrupted(machine: Machine) -> None:
-    """A child that is forked during a call has the handler of Ctrl-C from before the call."""
-    with machine.child() as child, machine.child() as other:
-        assert other.reserve("0").value == "0"
-        answer = child.run(FORK_IN_A_CALL)
-    assert answer.value, answer
-    assert not any(answer.value)
-
-
 RESERVING_IN_A_THREAD = """
 import threading
 stop = threading.Event()
@@ -484,13 +407,12 @@ def test_a_fork_in_one_thread_while_another_reserves(machine: Machine) -> None:
     assert all(each.startswith("RequestError: GPU1 ") for each in refusals), refusals
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize(("held", "result"), [("1,0", "ReservedAboveError, 1,0"), ("", "GPU0, 0")])
-def test_a_child_of_multiprocessing(machine: Machine, method: str, held: str, result: str) -> None:
+def test_a_child_of_multiprocessing(machine: Machine, held: str, result: str) -> None:
     """A multiprocessing child sees its parent's GPUs, and can reserve if its parent holds none."""
     script = machine.folder / "reserving.py"
     script.write_text(CHILD_RESERVES)
-    done = machine.command(sys.executable, str(script), method, held)
+    done = machine.command(sys.executable, str(script), held)
     assert done.stdout.strip() == result, done
 
 
@@ -513,7 +435,6 @@ START_CUDA = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
     ("before", "after"),
     [
         ("reserve_gpu.reserve()", START_CUDA),
-        ("reserve_gpu.reserve(); reserve_gpu.release()", START_CUDA),
         (START_CUDA, "reserve_gpu.reserve()"),
     ],
 )
@@ -526,14 +447,3 @@ def test_a_forked_child_knows_that_cuda_had_started(
         child.run(before)
         child.run(after)
         assert in_fork(child, "reserve_gpu.reserve(0)").startswith("TooLateError")
-
-
-def test_a_spawned_child_can_reserve_after_cuda_has_started(machine: Machine) -> None:
-    """A spawned child of a process that has started CUDA can reserve."""
-    with machine.child() as child:
-        assert child.run(START_CUDA).value == 0
-        spawned = child.run(
-            "import subprocess; subprocess.check_output([sys.executable, '-c', "
-            "'import reserve_gpu; print(reserve_gpu.reserve(0).devices[0].label)'], text=True)"
-        )
-    assert spawned.value == "GPU0\n"

@@ -11,12 +11,9 @@ if TYPE_CHECKING:
 SETTINGS = [
     "",
     "logging.disable()",
-    "logger.disabled = True",
     "logger.setLevel(logging.ERROR)",
     "logger.addFilter(lambda record: False)",
     "logger.addFilter(lambda record: setattr(record, 'msg', 'changed %s') or True)",
-    "logger.propagate = False",
-    "logger.addHandler(logging.NullHandler())",
     "logging.basicConfig(format='%(levelname)s %(message)s')",
     "logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))",
     "logging.lastResort.setLevel(logging.ERROR)",

@@ -15,7 +15,7 @@ from reserve_gpu.reservation.session import session
 from reserve_gpu.system import executor
 from reserve_gpu.system.forks import no_fork
 from reserve_gpu.system.jupyter_kernel import cells
-from tests.support.executor import alarms_raise, no_threads
+from tests.support.executor import no_threads
 from tests.support.locked import locked
 from tests.support.processes import queue, wait_for
 from tests.support.reserving import got, variables
@@ -109,17 +109,6 @@ def test_release_while_another_thread_waits(here: Here) -> None:
         assert not any(name.startswith(here.uuid("1")) for name in locked(here.locks))
 
 
-def test_a_wait_behind_another_thread_can_be_interrupted(here: Here) -> None:
-    """Ctrl-C ends a wait behind the wait of another thread, which continues."""
-
-    def wait() -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        reserve_gpu.reserve("1", wait=LONG_S, progress=None)
-
-    with another_thread_waits(here), alarms_raise(), pytest.raises(TimeoutError):
-        wait()
-
-
 # -- no thread -------------------------------------------------------------------------------------
 
 
@@ -137,20 +126,3 @@ def test_no_thread(here: Here, held: str | None) -> None:
         reserve_gpu.release()
     assert (reserve_gpu.current(), locked(here.locks), variables()) == (None, set(), {})
     assert got("0") == "0"
-
-
-def test_a_block_ends_without_a_thread(here: Here) -> None:
-    """The end of a `with` block releases even if no thread can be started."""
-    with reserve_gpu.reserve(), no_threads():
-        pass
-    assert not locked(here.locks)
-    assert variables() == {}
-
-
-def test_a_cell_ends_without_a_thread(here: Here) -> None:
-    """A cell runs without an error even if no thread can be started."""
-    shell = here.shell()
-    reserve_gpu.reserve()
-    with no_threads():
-        assert "Error" not in shell.run("1").all
-    assert reserve_gpu.current()

@@ -24,12 +24,3 @@ def test_a_notebook(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     assert holder.record.who.cwd == str(here.folder)
     assert "train.ipynb" in phrases.holder(holder)
     assert "train.ipynb" in phrases.person(holder)
-
-
-def test_a_record_of_an_older_version(here: Here) -> None:
-    """The record of an older version has only a notebook, which may be a directory."""
-    with here.rival(notebook="~/thesis"):
-        (holder,) = reserve_gpu.status().rows[0].holders
-    who = holder.record.who
-    assert (holder.notebook, who.command, who.cwd) == ("~/thesis", None, None)
-    assert "~/thesis" in phrases.holder(holder)

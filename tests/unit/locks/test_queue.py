@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from reserve_gpu.locks.queue import wait_for_news
 from reserve_gpu.model.holders import Holder
 from reserve_gpu.model.queue import Ticket, in_order
 from reserve_gpu.model.requests import TicketAhead
-from reserve_gpu.system.executor import POLL_S
 
 
 def ticket(number: int, *ahead: int) -> Ticket:
@@ -33,22 +30,6 @@ def test_a_ticket_follows_the_tickets_that_it_lists(
 ) -> None:
     """A ticket follows the tickets that it lists; otherwise the numbers decide."""
     assert [each.number for each in in_order(tickets)] == order
-
-
-def test_a_wait_without_news_ends_at_the_given_time() -> None:
-    """A wait checks for news a few times a second, and ends at the given time."""
-    checks = 0
-
-    def is_news() -> bool:
-        nonlocal checks
-        checks += 1
-        return False
-
-    start = time.monotonic()
-    assert not wait_for_news(start + 3 * POLL_S, is_news)
-    waited_s = time.monotonic() - start
-    assert waited_s >= 3 * POLL_S
-    assert checks <= 1 + waited_s / POLL_S
 
 
 def test_a_wait_whose_time_has_passed_can_be_interrupted() -> None:

@@ -7,11 +7,9 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from reserve_gpu.system import executor
 from reserve_gpu.system.executor import Call, Executor, GivenUpError, report_progress, sleep
 from tests.support.executor import alarms_raise
 from tests.support.processes import wait_for
@@ -43,30 +41,6 @@ class Log:
     def living(self) -> int:
         """Return the number of threads that have not ended."""
         return sum(Path(f"/proc/self/task/{thread}").exists() for thread in self.threads)
-
-
-def test_calls_are_made_in_order() -> None:
-    """One thread makes the calls of all threads, in the order in which they were posted."""
-    executor, log, begin = Executor(no_step), Log(), threading.Event()
-
-    def work(name: str) -> None:
-        log.add(f"{name} begins")
-        log.add(f"{name} ends")
-
-    posted: list[Call[Any]] = [
-        Call(begin.wait, LONG_S),
-        *(Call(work, str(number)) for number in range(9)),
-    ]
-    executor.post(posted[0])
-    for call in posted[1:]:
-        thread = threading.Thread(target=executor.post, args=(call,))
-        thread.start()
-        thread.join()
-    begin.set()
-    assert all(call.wait() for call in posted)
-    assert log.entries == [f"{n} {does}" for n in range(9) for does in ("begins", "ends")]
-    assert len(log.threads) == 1
-    assert threading.get_native_id() not in log.threads
 
 
 def test_no_call_is_lost() -> None:
@@ -180,18 +154,3 @@ def test_a_call_that_was_abandoned_before_its_turn_is_never_made() -> None:
     begin.set()
     assert third.wait(limit_s=LONG_S)
     assert log.entries == ["third"]
-
-
-def test_an_interrupted_call_on_a_new_thread_ends() -> None:
-    """If the caller is interrupted, its call on a separate thread ends as well."""
-    log = Log()
-
-    def look() -> None:
-        log.add("look")
-        executor.report_progress(None)
-        executor.sleep(LONG_S)
-
-    with alarms_raise(), pytest.raises(TimeoutError):
-        executor.run_on_new_thread(look, show=raise_signal)
-    assert log.entries == ["look"]
-    wait_for(lambda: not log.living())
