@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 pytest.importorskip("ipykernel.kernelspec")
 
 START_CUDA = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
-HANG_S = 1000  # longer than any test
 
 
 def read_variables(kernel: Kernel) -> dict[str, str]:
@@ -67,23 +64,6 @@ def reply_status(kernel: Kernel, code: str) -> str:
 
 
 two_kernels = pytest.mark.xdist_group("two kernels")
-
-
-@pytest.mark.ipython
-@two_kernels
-def test_children_of_a_kernel_inherit_the_variables(two: Two) -> None:
-    """The variables are set for Python, for C libraries, and for child processes."""
-    kernel = two.first
-    assert kernel.run("%reserve_gpu 1").error is None
-    assert read_variables(kernel) == {
-        "CUDA_DEVICE_MEMORY": "4038",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": "1",
-    }
-    shell = kernel.run("!echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $CUDA_DEVICE_MEMORY")
-    assert shell.stdout.split() == ["1", "PCI_BUS_ID", "4038"]
-    getenv = "import ctypes; c = ctypes.CDLL(None).getenv; c.restype = ctypes.c_char_p"
-    assert kernel.run(f"{getenv}; print(c(b'CUDA_VISIBLE_DEVICES'))").stdout == "b'1'\n"
 
 
 @pytest.mark.promise
@@ -143,36 +123,6 @@ def test_completion(two: Two, code: str) -> None:
     assert "--status" in content["matches"]
     assert (content["cursor_start"], content["cursor_end"]) == (len(code) - 6, len(code))
     assert held(two.machine) == []
-
-
-@two_kernels
-def test_wait_updates_one_display(two: Two) -> None:
-    """A waiting cell updates one display, clears it at the end, and then prints its output."""
-    two.first.run("%reserve_gpu 0 --note thesis")
-    two.second.run("%reserve_gpu 1")
-    cell = two.second.start("%reserve_gpu 0 --wait")
-    shown = []
-    for kind, content in published_messages(two.second, cell):
-        shown.append((kind, content))
-        if sum("data" in content for _, content in shown) == 2:  # after a second
-            two.first.client.execute("%reserve_gpu --release")
-    displays = [(kind, content) for kind, content in shown if "data" in content]
-    assert displays[0][0] == "display_data"
-    assert {kind for kind, _ in displays[1:]} == {"update_display_data"}
-    assert len({content["transient"]["display_id"] for _, content in displays}) == 1
-    texts = [content["data"]["text/plain"] for _, content in displays]
-    assert texts[0].startswith("Waiting")
-    assert of_gpu(texts[0]).startswith("reserved: ")
-    assert f"train.ipynb (pid {two.first.pid})" in texts[0]
-    assert "thesis" in texts[0]
-    assert texts[-1] == ""
-    kinds = [kind for kind, content in shown if "data" in content or kind == "stream"]
-    assert kinds.index("stream") == len(displays)
-    (output,) = [content["text"] for _, content in shown if content.get("name") == "stdout"]
-    waited, released, reserving, *_ = output.splitlines()
-    assert re.search(r" \d+ s\b", waited)
-    assert "GPU1" in released
-    assert "GPU0" in reserving
 
 
 @two_kernels
@@ -259,15 +209,6 @@ one_kernel = pytest.mark.xdist_group("a kernel with CUDA")
 
 
 @one_kernel
-@pytest.mark.parametrize("words", ["", "1,2", "-n 2"])
-def test_same_request_changes_nothing(started: Started, words: str) -> None:
-    """After CUDA has started, the same request prints the same and changes nothing."""
-    again = started.kernel.run(f"%reserve_gpu {words}")
-    assert (again.stdout, again.stderr, again.error) == (started.first.stdout, "", None)
-    assert (read_variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
-
-
-@one_kernel
 def test_other_gpu_is_refused_after_cuda_has_started(started: Started) -> None:
     """The reservation stays, and the error suggests to restart the kernel."""
     for words in ("0", "0,1,2", "2,1"):
@@ -277,33 +218,6 @@ def test_other_gpu_is_refused_after_cuda_has_started(started: Started) -> None:
         assert "GPU1 and GPU2" in cell.traceback[0]
         assert "estart the kernel" in cell.traceback[0]
         assert (read_variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
-
-
-@one_kernel
-def test_smaller_request_keeps_all_after_cuda_has_started(started: Started) -> None:
-    """A warning names the GPU that stays reserved."""
-    cell = started.kernel.run("%reserve_gpu 1")
-    assert (cell.stdout, cell.error) == (started.first.stdout, None)
-    assert cell.shown.startswith("Warning: CUDA has started")
-    assert "GPU2" in cell.shown
-    assert (read_variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
-
-
-@one_kernel
-def test_released_gpus_can_be_reserved_again(started: Started) -> None:
-    """A released GPU can be reserved again after CUDA has started, if it is still free."""
-    released = started.kernel.run("%reserve_gpu --release").stdout
-    assert "GPU1 and GPU2" in released
-    assert "CUDA is still running" in released
-    assert held(started.machine) == []
-    with started.machine.child() as other:
-        assert other.reserve("2").value == "2"
-        refused = started.kernel.run("%reserve_gpu 1,2")
-        assert refused.error == "NoFreeDeviceError"
-        assert f"(pid {other.pid})" in refused.shown
-    cell = started.kernel.run("%reserve_gpu 1,2")
-    assert (cell.stdout, cell.error) == (started.first.stdout, None)
-    assert (read_variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
 
 
 # -- the end of kernels and cells ------------------------------------------------------------------
@@ -354,32 +268,6 @@ print(pid, subprocess.Popen(["sleep", "1000"], close_fds=False).pid)
         wait_for(lambda: not kernel.manager.is_alive())
         assert held(plain) == []
         assert [is_running(child) for child in children] == [True, True]
-
-
-def has_called(machine: Here, function: str) -> bool:
-    """Return whether a driver function was called."""
-    return any(call.startswith(function) for call in machine.calls())
-
-
-def test_interrupt_ends_a_hanging_driver_call(plain: Here) -> None:
-    """An interrupt ends the cell, and leaves no lock and no variable."""
-    functions = [
-        "nvmlDeviceGetMemoryInfo_v2",  # when the GPUs are listed
-        "nvmlDeviceGetComputeRunningProcesses_v3",  # when a locked GPU is read
-    ]
-    with plain.kernel() as kernel:
-        for function in functions:
-            plain.write(f"gpu\ngpu\ndelay {function} * {HANG_S}")
-            plain.log.unlink(missing_ok=True)
-            cell = kernel.start("%reserve_gpu")
-            wait_for(partial(has_called, plain, function))
-            kernel.manager.interrupt_kernel()
-            assert kernel.finish(cell).error == "KeyboardInterrupt"
-            assert read_variables(kernel) == {}
-            assert held(plain) == []
-            plain.write("gpu\ngpu")
-            with plain.child() as child:
-                assert child.reserve("'0,1'").value == "0,1"
 
 
 @pytest.mark.parametrize("line", ["%reserve_gpu", "%reserve_gpu --status"])

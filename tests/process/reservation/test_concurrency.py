@@ -30,21 +30,3 @@ def test_worker_processes_see_the_gpu_and_hold_nothing(machine: Machine, method:
     """)
     done = machine.command(sys.executable, str(script))
     assert done.stdout.splitlines() == ["{('1', None)} 1", "[(), ()] None"], done.stderr
-
-
-def test_a_request_in_a_child_names_the_parents_reservation(machine: Machine) -> None:
-    """The child of a holder is refused, and keeps the holder's variables."""
-    script = machine.folder / "script.py"
-    script.write_text(
-        "import multiprocessing, os, reserve_gpu\n"
-        "def job():\n"
-        "    try: reserve_gpu.reserve()\n"
-        "    except reserve_gpu.ReservedAboveError as error:\n"
-        "        print(error.rows[0].label, os.environ['CUDA_VISIBLE_DEVICES'])\n"
-        "if __name__ == '__main__':\n"
-        "    reserve_gpu.reserve(0)\n"
-        "    child = multiprocessing.get_context('spawn').Process(target=job)\n"
-        "    child.start(); child.join()\n"
-    )
-    done = machine.command(sys.executable, str(script))
-    assert done.stdout.splitlines() == ["GPU0 0"], done

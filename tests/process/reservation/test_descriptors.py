@@ -6,41 +6,38 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu.model.devices import State
-from tests.support.locked import held
-from tests.support.reserving import would_be_refused
+from reserve_gpu.model.errors import TOO_MANY_FILES
 
 if TYPE_CHECKING:
-    from tests.support.here import Here
     from tests.support.machine import Machine
 
-from tests.support.descriptors import BEFORE, assert_all_are_told
-
-# Code for a child, which closes all descriptors except the standard ones and the pipe to the test.
-CLOSE_ALL = """
-for number in range(3, 256):
-    try:
-        if not os.readlink(f"/proc/self/fd/{number}").startswith("pipe:"):
-            os.close(number)
-    except OSError:
-        pass
-"""
+# Code that loads the package without or with a first reservation.
+BEFORE = ["reserve_gpu.reserve", "reserve_gpu.reserve(); reserve_gpu.release()"]
 
 
-def test_a_device_is_locked_again_after_all_descriptors_were_closed(here: Here) -> None:
-    """This happens at the next request, or at the end of a cell."""
-    with here.child() as child:
-        assert child.reserve("0").value == "0"
-        assert child.run(CLOSE_ALL).error is None
-        assert held(here) == []
-        assert child.reserve("0").value == "0"
-        assert held(here) == [0]
-        assert would_be_refused("0").rows[0].state is State.RESERVED
-        child.run(CLOSE_ALL)
-        child.run("from reserve_gpu.ipython import magic")
-        (line,) = child.run("magic.end_cell()").value
-        assert "GPU0 has been locked again" in line
-        assert held(here) == [0]
+def assert_all_are_told(machine: Machine, before: str, options: str) -> None:
+    """Check that requests fail with the same error until there are enough free descriptors.
+
+    Args:
+        machine: The machine on which the process runs.
+        before: Code that the process runs before its descriptors are used up.
+        options: The arguments of the requests.
+    """
+    done = machine.python(
+        "import os, resource, reserve_gpu\n"
+        "del os.environ['STAND_IN_LOG']\n"
+        f"{before}\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "taken = [os.open('/dev/null', os.O_RDONLY) for _ in range(64 - 3)]\n"
+        "for left in range(60):\n"
+        f"    try: reserve_gpu.reserve({options})\n"
+        "    except reserve_gpu.ReserveGPUError as error: print(error)\n"
+        "    else: break\n"
+        "    assert 'CUDA_VISIBLE_DEVICES' not in os.environ\n"
+        "    os.close(taken.pop())\n"
+    )
+    assert done.stderr == ""
+    assert {*done.stdout.splitlines()} == {TOO_MANY_FILES}
 
 
 @pytest.mark.parametrize("before", BEFORE)

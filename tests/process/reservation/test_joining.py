@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import reserve_gpu
 from reserve_gpu.model.devices import State
 from tests.support.locked import held
 from tests.support.machine import CHILD
 from tests.support.processes import US
-from tests.support.reserving import got, of_gpu, refused, would_be_refused
+from tests.support.reserving import got, would_be_refused
 from tests.support.users import DAEMON, NOBODY, child_of
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ PRINT = f"import json, os; print(json.dumps({ENVIRON}))"
     [
         ("eight", "'5,2'"),
         ("eight", "'3', memory='10GB'"),
-        pytest.param("mig570", "'1:1'", marks=pytest.mark.full),
     ],
 )
 def test_a_joined_command_has_the_holders_variables(here: Here, scenario: str, wish: str) -> None:
@@ -67,18 +65,6 @@ def test_a_command_joins_the_reservation(here: Here) -> None:
         assert "already reserved GPU1 for both" in again.stderr
 
 
-def test_several_reservations_are_listed_with_the_commands_that_join_them(here: Here) -> None:
-    with here.child() as one, here.child() as other:
-        one.reserve("'0'")
-        other.reserve("'1'")
-        done = join(here, "--", "true")
-        assert done.returncode == 2
-        commands = [f"reserve-gpu join {child.pid}" for child in (one, other)]
-        assert [line for line in done.stderr.splitlines() if "join" in line] == commands
-        done = join(here, str(other.pid), "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
-        assert done.stdout == "1\n"
-
-
 @pytest.mark.promise
 @pytest.mark.parametrize("wish", ["'0'", "'0', memory='1GB'"])
 def test_a_gpu_is_reserved_until_both_processes_have_ended(here: Here, wish: str) -> None:
@@ -95,17 +81,6 @@ def test_a_gpu_is_reserved_until_both_processes_have_ended(here: Here, wish: str
         assert held(here) == []
 
 
-@pytest.mark.parametrize("wishes", [{}, {"memory": "1GB"}])
-def test_a_joined_process_keeps_a_whole_gpu_whole(here: Here, wishes: dict[str, Any]) -> None:
-    """After the holder has ended, other processes get no part of the GPU either."""
-    with here.child() as holder:
-        holder.reserve("'0'")
-        with guest(here):
-            holder.kill()
-            text = refused("0", **wishes)
-            assert "overdue" in of_gpu(text)
-
-
 def test_a_joined_process_has_the_holders_part(here: Here) -> None:
     """The part counts once, and the process keeps it after the holder has ended."""
     here.use("eight")
@@ -118,37 +93,6 @@ def test_a_joined_process_has_the_holders_part(here: Here) -> None:
             holder.kill()
             assert would_be_refused("3", memory="40GB").rows[0].state is State.FULL
         assert got("3", memory="40GB") == "3"
-
-
-def test_the_status_shows_the_holder_and_the_joined_process(here: Here) -> None:
-    """The use of both belongs to the reservation, and the use of another process does not."""
-    with here.child() as holder, here.child() as own:
-        holder.reserve("'1', note='thesis'")
-        with guest(here) as other:
-            users = "\n".join(f"compute {child.pid} 100" for child in (holder, other, own))
-            here.add(users)
-            status = reserve_gpu.status()
-            line = of_gpu(str(status), "1")
-            assert line.startswith("reserved")
-            for child in (holder, other, own):
-                assert f"(pid {child.pid})" in line
-            assert f"(pid {other.pid}) joined to {CHILD}" in line
-            assert f"not joined to {CHILD}: " in line
-            row = status.to_dict()["devices"][1]
-            assert row["is_used_without_reservation"] is False
-            assert [h["beside"] for h in row["holders"]] == [None, CHILD]
-
-
-def test_the_use_of_a_joined_process_counts_towards_the_part(here: Here) -> None:
-    here.use("eight")
-    with here.child() as holder:
-        holder.reserve("'3', memory='10GB'")
-        with guest(here) as other:
-            gpus = here.scenario.read_text().split("gpu\n")
-            gpus[4] += f"  compute {holder.pid} 6000\n  compute {other.pid} 6000\n"
-            here.write("gpu\n".join(gpus))
-            row = reserve_gpu.status().rows[3]
-            assert [h.is_over for h in row.holders if not h.beside] == [True]
 
 
 def test_deleted_lock_files_are_locked_again_by_both_processes(here: Here) -> None:
@@ -211,18 +155,6 @@ def test_a_joined_process_can_request_only_what_it_has(here: Here) -> None:
             with guest(here, "'1'") as other:
                 assert other.reserve().value == "1"
                 assert other.run("reserve_gpu.current().memory_mib").value == 1e9 / 2**20
-
-
-def test_one_of_two_joined_processes_can_reserve_the_gpu_later(here: Here) -> None:
-    """After the holder has ended, the other process has joined the new reservation."""
-    with here.child() as holder:
-        holder.reserve("'0'")
-        with guest(here) as one, guest(here, "'0'") as two:
-            holder.kill()
-            assert one.reserve().value == "0"
-            assert one.run("reserve_gpu.current().lease.until").error is None
-            two.run("from reserve_gpu.reservation import joining")
-            assert two.run(f"{SESSION}joining.has_lost_holder(session().held)").value is False
 
 
 # -- users and quotas ------------------------------------------------------------------------------

@@ -51,17 +51,6 @@ def test_a_gpu_is_refused_while_another_process_would_use_its_old_number(here: H
     assert got("1") == "1"
 
 
-def test_a_gpu_is_available_after_the_other_holder_has_its_new_number(here: Here) -> None:
-    here.write(A + B)
-    with here.child() as child:
-        child.reserve("1")
-        here.write(NEW + A + B)
-        refused("1")
-        assert child.reserve().value == "2"
-        assert got("1") == "1"
-        assert child.run(CUDA_DEVICE).value == "bbbbbbbb"
-
-
 def test_a_waiter_gets_its_gpu_by_the_new_number(here: Here) -> None:
     here.write(A + B)
     with here.child() as child:
@@ -108,67 +97,6 @@ def test_a_joined_process_keeps_the_working_gpus(here: Here) -> None:
         assert "GPU0 is lost" in joined.run("1").all
         assert "CUDA_VISIBLE_DEVICES = '1'" in joined.run("%reserve_gpu").stdout
         assert "CUDA_VISIBLE_DEVICES = '1'" in host.run("%reserve_gpu").stdout
-
-
-@pytest.mark.ipython
-def test_a_restarted_kernel_gets_another_gpu_for_a_lost_one(here: Here) -> None:
-    """A kernel that runs CUDA on the lost GPU is told to restart."""
-    here.write(A + B)
-    with here.kernel() as kernel:
-        kernel.run("%reserve_gpu 0")
-        kernel.run("import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)")
-        here.write(LOST.format(0) + A + B)
-        told = kernel.run("%reserve_gpu").all
-        assert "restart the kernel" in told
-        kernel.restart()
-        kernel.load()
-        cell = kernel.run("%reserve_gpu")
-        assert "Reserving GPU1" in cell.stdout
-        assert "GPU0 is lost" in cell.all
-        kernel.restart()
-        kernel.load()
-        assert "Reserving GPU1" in kernel.run("%reserve_gpu").stdout
-
-
-@pytest.mark.ipython
-def test_a_process_from_before_a_restart_is_the_users_own(here: Here) -> None:
-    """The message says how to end it."""
-    with here.kernel() as kernel:
-        kernel.run("%reserve_gpu 0")
-        code = "import subprocess as s; print(s.Popen(['sleep', '99'], start_new_session=True).pid)"
-        pid = int(kernel.run(code).stdout)
-        try:
-            here.write(f"gpu\n  compute {pid} 3000 until-dead\ngpu")
-            kernel.restart()
-            kernel.load()
-            told = kernel.run("%reserve_gpu").all
-        finally:
-            os.kill(pid, 9)
-        assert "your own process from before the restart" in told
-        assert f"\n!kill {pid}\n" in f"{told}\n"
-        assert "other processes" not in told
-
-
-# -- releases from another process -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("trouble", "word"),
-    [
-        (LOST.format(1), "1"),
-        ("fail nvmlInitWithFlags * 18\n", "train"),
-    ],
-)
-def test_a_gpu_can_be_released_despite_driver_errors(here: Here, trouble: str, word: str) -> None:
-    """The GPU may be lost, or the driver may not start."""
-    here.write(A + B)
-    with here.kernel(JPY_SESSION_NAME="train.ipynb") as kernel:
-        kernel.run("%reserve_gpu 1")
-        here.write(trouble + A + B)
-        done = here.command(sys.executable, "-m", "reserve_gpu", "release", word)
-        assert (done.returncode, f"(pid {kernel.pid})" in done.stdout) == (0, True)
-        here.write(A + B)
-        assert held(here) == []
 
 
 def test_a_number_means_the_gpu_that_has_it_now(here: Here) -> None:

@@ -6,12 +6,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 import reserve_gpu
-from reserve_gpu.model.requests import End
 from reserve_gpu.reservation.session import session
-from tests.support.history import logged_lines, open_lines
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
@@ -43,16 +39,3 @@ def test_lease_uses_the_check_of_the_history(logged: Here) -> None:
     session().run(step_with_both_due)
     assert count_connections(logged) == connections + 1
     assert timer._used > used
-
-
-def test_history_contains_the_terms_of_a_lease(logged: Here) -> None:
-    until = reserve_gpu.reserve(1, for_="4h", idle="1h").lease.until
-    (line,) = open_lines(logged)
-    assert (line["until"], line["idle_limit_s"]) == (pytest.approx(until, abs=0.001), 3600.0)
-
-
-def test_history_contains_the_end_of_a_lease(logged: Here) -> None:
-    reserve_gpu.reserve(1, for_=2)
-    wait_for(lambda: reserve_gpu.current() is None)
-    (line,) = logged_lines(logged)
-    assert line["how"] == End.OVER.value

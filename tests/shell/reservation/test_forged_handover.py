@@ -37,33 +37,19 @@ def handover(**changes: Any) -> dict[str, Any]:
 
 
 GENUINE = f"PID {json.dumps(handover())}"
-NONE_HELD = handover(devices=[], locks=[], reason="No GPU was free.")
 INVALID = {
     "closed": handover(locks=[[999, "GPU-x.lock"]]),
     "another file": handover(locks=[["OTHER", "GPU-x.lock"]]),
-    "another name": handover(locks=[["LOCK", "other.lock"]]),
-    "no name": handover(locks=[["LOCK", -1]]),
     "not locked": handover(locks=[["FREE", "GPU-x.lock"]]),
-    "negative": handover(locks=[[-1, "GPU-x.lock"]]),
     "enormous": handover(locks=[[1 << 80, "GPU-x.lock"]]),
-    "no number": handover(locks=[["3", "GPU-x.lock"]]),
     "other lengths": handover(locks=[]),
-    "no device": handover(devices=[7]),
     "another field": handover(devices=[DEVICE | {"nonsense": 1}]),
-    "another type": handover(devices=[DEVICE | {"name": 1}]),
-    "no text": handover(reason=1),
-    "a list": [],
     "huge": handover(record={"note": "x" * 110_000}),
 }
 FORGERIES = {name: f"PID {json.dumps(fields)}" for name, fields in INVALID.items()} | {
-    "empty": "",
-    "rubbish": "PID rubbish",
     "deep": "PID " + "[" * 50_000,
-    "no pid": json.dumps(handover()),
     "another pid": f"1 {json.dumps(handover())}",
     "an earlier process": f"PID {json.dumps({'began': 1, **handover()})}",
-    "no GPU of an earlier process": f"PID {json.dumps({'began': 1, **NONE_HELD})}",
-    "a large pid": "9" * 5000,
     "surrogates": "PID \udcff\udcfe",
 }
 
@@ -111,12 +97,7 @@ def memory_file(text: str, seals: int) -> int:
     return descriptor
 
 
-F_SEAL_EXEC = 0x20  # added by the kernel if the sysctl vm.memfd_noexec is set
-
-
-@pytest.mark.parametrize(
-    ("seals", "is_read"), [(SEALS, True), (SEALS | F_SEAL_EXEC, True), (0, False)]
-)
+@pytest.mark.parametrize(("seals", "is_read"), [(SEALS, True), (0, False)])
 def test_only_a_sealed_file_is_read(here: Here, *, seals: int, is_read: bool) -> None:
     """A file that can still be changed is neither read nor closed, even if its content is valid."""
     with variable(here, GENUINE):
@@ -127,7 +108,7 @@ def test_only_a_sealed_file_is_read(here: Here, *, seals: int, is_read: bool) ->
     assert os.path.exists(f"/proc/self/fd/{descriptor}") != is_read
 
 
-@pytest.mark.parametrize("descriptor", ["0", "999", "9" * 30, "-1", "x"])
+@pytest.mark.parametrize("descriptor", ["0", "9" * 30, "x"])
 def test_other_descriptor_is_ignored(here: Here, descriptor: str) -> None:
     """A descriptor that is not of a sealed file in memory is ignored."""
     with variable(here, f"{procfs.stamp(os.getpid())} {descriptor}"):

@@ -19,7 +19,6 @@ FAILURE = DeviceError("Unknown Error", 999)
     ("found", "seen", "is_late", "devices", "notices"),
     [
         (GPU1, [], False, (GPU1,), []),
-        (GPU1, ["bbbb"], True, (GPU1,), []),
         (GPU2, [], False, (GPU2,), [notice.renumbered(GPU1, GPU2, is_late=False)]),
         (GPU2, ["bbbb"], True, (GPU2,), [notice.renumbered(GPU1, GPU2, is_late=False)]),
         (GPU2, ["aaaa"], True, (GPU2,), [notice.renumbered(GPU1, GPU2, is_late=True)]),
